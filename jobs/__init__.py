@@ -1,0 +1,30 @@
+"""Transactional, idempotent background jobs for Django and Celery.
+
+The public names are loaded on first use: importing ``jobs`` imports no model, so it is safe in a
+``celery.py`` that runs before ``django.setup()``.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from kombu.transport import TRANSPORT_ALIASES
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from jobs.task import Task as Task
+
+_PUBLIC = {
+    "Task": "jobs.task",
+}
+
+__all__ = ["Task", "__version__"]
+
+# kombu accepts no dotted path in a broker URL; this makes ``jobs://`` one that it knows.
+TRANSPORT_ALIASES.setdefault("jobs", "jobs.transport:Transport")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        return getattr(import_module(_PUBLIC[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

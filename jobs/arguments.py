@@ -1,0 +1,129 @@
+"""What may be an argument of a job, decided at the call and not after the commit."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import json
+import math
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from celery.canvas import Signature
+from django.db.models import Model, QuerySet
+from django.utils.functional import Promise
+
+from jobs.conf import conf
+
+_CURES: tuple[tuple[type | tuple[type, ...], str], ...] = (
+    (Model, "pass its primary key (.pk) and read the row again in the task: the object may be stale when the task runs"),
+    (QuerySet, "pass a list of primary keys and read the rows again in the task"),
+    ((datetime.datetime, datetime.date, datetime.time), "pass .isoformat() and parse it in the task"),
+    (datetime.timedelta, "pass .total_seconds()"),
+    (decimal.Decimal, "pass str(value): a float would lose digits"),
+    (uuid.UUID, "pass str(value)"),
+    ((bytes, bytearray, memoryview), "pass base64 text, or store the file and pass its name"),
+    ((set, frozenset), "pass a sorted list"),
+    (Promise, "pass str(value): a lazy translation belongs to one language"),
+)
+
+
+def normalize(args: Any, kwargs: Any) -> tuple[list[Any], dict[str, Any]]:
+    """Return the call's arguments as JSON-native values.
+
+    Tuples become lists, subclasses of ``str``, ``int``, ``float`` and ``dict`` become the plain type,
+    signatures become their dict.
+
+    Raises:
+        TypeError: a value that is not JSON-native; names the argument and the cure.
+        ValueError: text or numbers that a database or a broker would refuse; more than
+            ``JOBS["MAX_ARGS_BYTES"]`` bytes of JSON.
+    """
+    args = () if args is None else args
+    kwargs = {} if kwargs is None else kwargs
+    if not isinstance(args, list | tuple):
+        raise TypeError(f"args must be a list or a tuple, not {type(args).__name__}: write ({args!r},) for one argument")
+    if not isinstance(kwargs, Mapping):
+        raise TypeError(f"kwargs must be a dict, not {type(kwargs).__name__}")
+    plain_args = [jsonable(value, f"args[{index}]") for index, value in enumerate(args)]
+    plain_kwargs = jsonable(dict(kwargs), "kwargs")
+    size = len(json.dumps([plain_args, plain_kwargs], ensure_ascii=False).encode())
+    if size > conf().MAX_ARGS_BYTES:
+        raise ValueError(
+            f"the arguments are {size} bytes of JSON, more than JOBS['MAX_ARGS_BYTES'] ({conf().MAX_ARGS_BYTES}): "
+            "store the data and pass its key"
+        )
+    return plain_args, plain_kwargs
+
+
+def jsonable(value: Any, where: str) -> Any:
+    """Return ``value`` as plain JSON data; ``where`` names it in errors.
+
+    Raises:
+        TypeError, ValueError: as :func:`normalize`.
+    """
+    try:
+        return _plain(value, where)
+    except RecursionError:
+        raise ValueError(f"{where} is nested too deeply or contains itself") from None
+
+
+def _plain(value: Any, where: str) -> Any:
+    if value is None or value is True or value is False:
+        return value
+    if isinstance(value, Promise):
+        return _refuse(value, where)
+    if isinstance(value, str):
+        return _text(str.__str__(value), where)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{where} is {value}, which JSON does not know: pass None or a string")
+        return float(value)
+    if isinstance(value, list | tuple):
+        return [_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
+    if isinstance(value, Signature):
+        return _signature(value, where)
+    if isinstance(value, dict):
+        return {_key(key, where): _plain(item, f"{where}[{key!r}]") for key, item in value.items()}
+    return _refuse(value, where)
+
+
+def _signature(value: Signature, where: str) -> Any:
+    # Celery's own encoder: the options of a signature may hold dates and nested signatures.
+    from kombu.utils.json import dumps
+
+    return _plain(json.loads(dumps(value)), where)
+
+
+def _key(key: Any, where: str) -> str:
+    if not isinstance(key, str):
+        raise TypeError(f"{where} has the key {key!r}; JSON keys are strings: convert it with str()")
+    return _text(str.__str__(key), where)
+
+
+def _text(value: str, where: str) -> str:
+    if "\0" in value:
+        raise ValueError(f"{where} contains a NUL character, which PostgreSQL refuses: remove it with .replace('\\0', '')")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"{where} contains a lone surrogate, which is no valid text: decode the bytes with errors='replace'"
+        ) from None
+    return value
+
+
+def _refuse(value: Any, where: str) -> Any:
+    cure = next((cure for kinds, cure in _CURES if isinstance(value, kinds)), "pass str, int, float, bool, None, lists or dicts")
+    raise TypeError(f"{where} is a {type(value).__name__}, which a job cannot carry: {cure}")
+
+
+def scrub(text: str, limit: int = 20_000) -> str:
+    """Return text that every database stores: NUL and lone surrogates escaped, the middle cut beyond ``limit``."""
+    text = text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
+    if len(text) > limit:
+        text = f"{text[: limit // 2]}\n... {len(text) - limit} characters cut ...\n{text[-limit // 2 :]}"
+    return text

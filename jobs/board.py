@@ -1,0 +1,130 @@
+"""What each process of this worker runs at the moment, in memory that they share.
+
+A pool child writes which job it runs and clears it after the settle; the companion process reads. So the
+node knows which running rows nobody runs any more, and whose death took which job along, without a
+statement per job. The memory is made when this module is imported, before the worker forks.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+_HEADER = 16
+_SLOT = struct.Struct("<qq16s")
+
+#: More processes and threads than one worker has. A slot is found by looking from pid % SLOTS on.
+SLOTS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Occupied:
+    """A slot as it was read: the process ``pid`` runs ``job`` under ``lease`` (0: about to claim)."""
+
+    index: int
+    pid: int
+    lease: int
+    job: uuid.UUID
+
+
+class Board:
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, _HEADER + SLOTS * _SLOT.size)
+        self._lock = threading.Lock()
+
+    @property
+    def node(self) -> uuid.UUID:
+        """The id under which this worker claims; it changes when the node was declared dead."""
+        return uuid.UUID(bytes=self._memory[:_HEADER])
+
+    @node.setter
+    def node(self, value: uuid.UUID) -> None:
+        self._memory[:_HEADER] = value.bytes
+
+    @contextmanager
+    def running(self, job: uuid.UUID) -> Iterator[Slot]:
+        """Occupy a slot for one run.
+
+        A process that is being ended from outside leaves its slot as it is: its death gives the job back.
+        """
+        slot = Slot(self, self._take(job))
+        try:
+            yield slot
+        except Exception:
+            slot.clear()
+            raise
+        slot.clear()
+
+    def occupied(self) -> list[Occupied]:
+        return [
+            Occupied(index, pid, lease, uuid.UUID(bytes=job))
+            for index, (pid, lease, job) in enumerate(_SLOT.iter_unpack(self._memory[_HEADER:]))
+            if pid
+        ]
+
+    def clear(self, slot: Occupied) -> None:
+        self._write(slot.index, 0, 0, uuid.UUID(int=0))
+
+    def wipe(self) -> None:
+        self._memory[_HEADER:] = bytes(SLOTS * _SLOT.size)
+
+    def _take(self, job: uuid.UUID) -> int:
+        # A dead process keeps its slot until the companion has seen it, so a successor never hides a crash.
+        with self._lock:
+            start = os.getpid()
+            for step in range(SLOTS):
+                index = (start + step) % SLOTS
+                if _SLOT.unpack_from(self._memory, _HEADER + index * _SLOT.size)[0] == 0:
+                    self._write(index, os.getpid(), 0, job)
+                    return index
+        raise RuntimeError(f"this worker runs more than {SLOTS} tasks at once")
+
+    def _write(self, index: int, pid: int, lease: int, job: uuid.UUID) -> None:
+        _SLOT.pack_into(self._memory, _HEADER + index * _SLOT.size, pid, lease, job.bytes)
+
+
+class Slot:
+    def __init__(self, board: Board, index: int) -> None:
+        self._board = board
+        self._offset = _HEADER + index * _SLOT.size
+
+    def lease(self, lease: int) -> None:
+        struct.pack_into("<q", self._board._memory, self._offset + 8, lease)
+
+    def clear(self) -> None:
+        struct.pack_into("<q", self._board._memory, self._offset, 0)
+
+
+board = Board()
+
+
+def _after_fork() -> None:
+    board._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process runs (or is stopped); a zombie that its parent has not reaped is dead."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            return stat.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except FileNotFoundError:
+        if os.path.exists("/proc/self/stat"):
+            return False
+    except ProcessLookupError:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,254 @@
+"""The process beside a worker: it beats for the node, gives back what fell, relays and prunes.
+
+It is a process of its own because every other place stops beating at the wrong time: a timer with a blocked
+event loop (``-P solo``, soft shutdown), a thread breaks the forks of the pool, a pool child has work to do.
+A supervisor, which does nothing else, starts it again when it dies alone. Both end when the worker's main
+process does: they read EOF from its pipe. The signals that stop a worker are sent to its whole group and are
+ignored here, so that a long warm shutdown is not taken for a death.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import threading
+import time
+import uuid
+from typing import Any
+
+from django.db import DatabaseError, connections
+
+from jobs import databases, lifecycle
+from jobs.board import Board, is_alive
+from jobs.conf import conf
+from jobs.databases import SideDatabase
+from jobs.maintenance import rescue
+from jobs.maintenance.prune import Prune
+from jobs.maintenance.relay import Relay
+from jobs.models import Node
+
+logger = logging.getLogger("jobs")
+
+#: Seconds between two looks at the pool's processes.
+LOOK = 0.25
+
+#: Seconds to wait for the pool's processes to die after their parent did.
+LAST_WAIT = 5.0
+
+
+class Companion:
+    """The worker's handle on its companion."""
+
+    def __init__(self, app: Any, board: Board, queues: list[str], tasks: list[str]) -> None:
+        self.app = app
+        self.board = board
+        self.queues = queues
+        self.tasks = tasks
+        self._pid = 0
+        self._pipe = -1
+        self._ready = -1
+        self._main = os.getpid()
+
+    def start(self) -> None:
+        """Fork the supervisor. Call it before anything else in this process forks or holds a connection."""
+        self.board.node = uuid.uuid4()
+        self.board.wipe()
+        connections.close_all()
+        pipe, self._pipe = os.pipe()
+        self._ready, ready = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            try:
+                os.close(self._pipe)
+                os.close(self._ready)
+                _supervise(self, pipe, ready)
+            finally:
+                os._exit(0)
+        os.close(pipe)
+        os.close(ready)
+        # A pool child that kept the pipe open would hide the main process's death.
+        os.register_at_fork(after_in_child=self._close_in_child)
+        atexit.register(self.stop)
+
+    def wait_until_registered(self, timeout: float) -> bool:
+        """Wait until the node is in the database, so that its children may claim."""
+        readable, _, _ = select.select([self._ready], [], [], timeout)
+        return bool(readable)
+
+    def tell(self, **note: Any) -> None:
+        """Hand a note to the companion; safe in a signal handler, never blocks for long, never raises."""
+        if os.getpid() != self._main or self._pipe < 0:
+            return
+        try:
+            os.write(self._pipe, json.dumps(note).encode() + b"\n")
+        except OSError:
+            logger.debug("the companion is gone", exc_info=True)
+
+    def stop(self) -> None:
+        """Let the companion end, and give it a moment to hand back and sign off."""
+        if os.getpid() != self._main or self._pipe < 0:
+            return
+        os.close(self._pipe)
+        self._pipe = -1
+        deadline = time.monotonic() + LAST_WAIT + 2
+        while time.monotonic() < deadline:
+            try:
+                if os.waitpid(self._pid, os.WNOHANG)[0]:
+                    return
+            except ChildProcessError:
+                return
+            select.select([], [], [], 0.02)
+
+    def _close_in_child(self) -> None:
+        if self._pipe >= 0 and os.getpid() != self._main:
+            try:
+                os.close(self._pipe)
+                os.close(self._ready)
+            except OSError:
+                pass
+            self._pipe = -1
+
+
+def _supervise(handle: Companion, pipe: int, ready: int) -> None:
+    for name in ("SIGTERM", "SIGINT", "SIGQUIT", "SIGHUP", "SIGUSR1", "SIGUSR2"):
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    while True:
+        child = os.fork()
+        if child == 0:
+            try:
+                _Process(handle, pipe, ready).main()
+            except BaseException:
+                logger.exception("the companion failed", extra={"action": "companion_failed"})
+                os._exit(1)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if status == 0:
+            return
+        logger.error("the companion died and is started again", extra={"action": "companion_restarted"})
+        # EOF means that the worker is gone as well; a new companion then only signs off.
+        select.select([pipe], [], [], 0.5)
+
+
+class _Process:
+    def __init__(self, handle: Companion, pipe: int, ready: int) -> None:
+        self.handle = handle
+        self.board = handle.board
+        self.pipe = pipe
+        self.ready = ready
+        self.side = SideDatabase()
+        self.own = rescue.OwnJobs(self.board)
+        self.registered = False
+        self._unread = b""
+        self._stopping = threading.Event()
+        self._wake = threading.Event()
+
+    def main(self) -> None:
+        maintenance = threading.Thread(target=self._maintain, name="jobs-maintenance", daemon=True)
+        maintenance.start()
+        next_beat = 0.0
+        while self._read_notes(LOOK):
+            if time.monotonic() >= next_beat:
+                next_beat = time.monotonic() + conf().HEARTBEAT
+                self._try(self._beat)
+            if self._try(self.own.settle_dead):
+                self._wake.set()
+        self._stopping.set()
+        self._wake.set()
+        self._sign_off()
+
+    def _read_notes(self, timeout: float) -> bool:
+        """Wait for a note or the timeout; False: the worker's main process is gone."""
+        readable, _, _ = select.select([self.pipe], [], [], timeout)
+        if not readable:
+            return True
+        data = os.read(self.pipe, 65536)
+        self._unread += data
+        *lines, self._unread = self._unread.split(b"\n")
+        for line in lines:
+            self._try(lambda line=line: self._note(**json.loads(line)))
+        return bool(data)
+
+    def _note(self, timed_out: str = "", limit: float = 0, revoked: str = "", kind: str = "", stopping: str = "") -> None:
+        if timed_out:
+            self.own.time_out(uuid.UUID(timed_out), limit)
+        if revoked:
+            for alias in conf().DATABASES:
+                lifecycle.cancel(uuid.UUID(revoked), alias, kind, f"{kind.lower()} at the worker")
+        if stopping:
+            self.own.is_stopping = True
+
+    def _beat(self) -> int:
+        if not self.registered:
+            self._register()
+        elif not rescue.beat(self.side, self.board.node):
+            # Somebody declared this node dead: under the old id it may neither claim nor settle again.
+            self.board.node = uuid.uuid4()
+            self._register()
+        elif self.own.hand_back_orphans():
+            self._wake.set()
+        return 0
+
+    def _register(self) -> None:
+        node_id = self.board.node
+        for alias in conf().DATABASES:
+            Node.objects.using(alias).get_or_create(
+                pk=node_id,
+                defaults={
+                    "hostname": socket.gethostname(),
+                    "pid": self.handle._main,
+                    "queues": self.handle.queues,
+                    "tasks": self.handle.tasks,
+                },
+            )
+        if not rescue.beat(self.side, node_id):
+            rescue.first_beat(self.side, node_id)
+        self.registered = True
+        logger.info("node %s is up", node_id, extra={"action": "node_up", "node": str(node_id)})
+        os.write(self.ready, b"1")
+
+    def _sign_off(self) -> None:
+        deadline = time.monotonic() + LAST_WAIT
+        while time.monotonic() < deadline and any(is_alive(slot.pid) for slot in self.board.occupied()):
+            select.select([], [], [], 0.02)
+        if any(is_alive(slot.pid) for slot in self.board.occupied()):
+            # Bodies outlive their parent: nobody may run their jobs yet. Rescue waits for the beat to stand still.
+            return
+        if self.own.is_stopping:
+            self._try(self.own.hand_back_all)
+        self._try(lambda: rescue.bury(self.board.node))
+        self._try(lambda: rescue.delete_beat(self.side, self.board.node))
+
+    def _maintain(self) -> None:
+        """Relay, rescue and prune, on connections of their own: a hung publish never stops the heartbeat."""
+        side = SideDatabase()
+        relay, watch, prune = Relay(self.handle.app), rescue.Rescue(side), Prune(side)
+        next_watch = next_prune = 0.0
+        while not self._stopping.is_set():
+            self._wake.clear()
+            now = time.monotonic()
+            if now >= next_watch:
+                next_watch = now + conf().HEARTBEAT
+                self._try(watch.run_once)
+            self._try(relay.run_once)
+            if now >= next_prune:
+                next_prune = now + conf().PRUNE_INTERVAL
+                self._try(prune.run_once)
+            self._wake.wait(conf().RELAY_INTERVAL)
+
+    def _try(self, action: Any) -> Any:
+        """Nothing that goes wrong in one tick stops the next."""
+        try:
+            return action()
+        except DatabaseError as exc:
+            logger.warning("the companion cannot reach the database: %s", exc, extra={"action": "database_away"})
+            for alias in conf().DATABASES:
+                databases.drop(alias)
+        except Exception:
+            logger.exception("the companion goes on after an error", extra={"action": "companion_error"})
+        return None

@@ -1,0 +1,181 @@
+"""The settings: ``settings.JOBS`` for this app, :func:`celery_settings` for Celery.
+
+Every key of ``JOBS`` is a field of :class:`Settings` and is documented there. An unknown key is an
+error of ``manage.py check`` and stops a worker from starting.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What ``settings.JOBS`` may hold. Times are in seconds, sizes in bytes."""
+
+    #: Aliases of the databases that jobs may live in. The first one is where nodes and, with the
+    #: ``jobs://`` broker, messages live. A job is committed with your data only if both are in the
+    #: same database.
+    DATABASES: Sequence[str] = ("default",)
+
+    #: Names of tasks that stay stock Celery although they use our base class; ``"legacy.*"`` matches
+    #: a prefix. Celery's built-ins (``celery.*``) always stay stock.
+    EXCLUDE: Sequence[str] = ()
+
+    #: How often a worker proves that it is alive.
+    HEARTBEAT: float = 3.0
+
+    #: A worker whose heartbeat stood still for this long is dead, and its jobs go back. At least
+    #: three heartbeats, or one slow beat makes a live worker look dead.
+    DEAD_AFTER: float = 15.0
+
+    #: How often due jobs (countdown, eta, retries) and jobs that were not published are published.
+    #: This is also how late a due job may be.
+    RELAY_INTERVAL: float = 1.0
+
+    #: A job that was published this long ago and has not started may have lost its message; it is
+    #: published again if the broker's queue shows that the message is gone. Doubles per copy.
+    GRACE: float = 20.0
+
+    #: How often finished jobs are pruned.
+    PRUNE_INTERVAL: float = 60.0
+
+    #: Jobs that ended ``succeeded`` or ``cancelled`` are deleted after this time; None keeps them.
+    RETENTION: float | None = 7 * 86400.0
+
+    #: Jobs that ended ``failed`` are deleted after this time; None keeps them.
+    RETENTION_FAILED: float | None = 30 * 86400.0
+
+    #: How many rows one statement of the relay, of rescue or of prune touches at the most.
+    BATCH: int = 500
+
+    #: A job whose body killed its process this often ends ``failed``. A task's own ``max_crashes`` wins.
+    MAX_CRASHES: int = 3
+
+    #: A job that lost its worker or its database this often ends ``failed``. Innocent jobs are lost
+    #: with every deploy that kills; keep it well above MAX_CRASHES.
+    MAX_NODE_LOSSES: int = 10
+
+    #: A job's arguments, as JSON, may be this long.
+    MAX_ARGS_BYTES: int = 256 * 1024
+
+    #: ``"inline"`` publishes in the caller's process right after the commit, ``"relay"`` leaves all
+    #: publishing to the workers (no broker connection in web processes, up to RELAY_INTERVAL later).
+    PUBLISH: str = "inline"
+
+    #: How long the publish after a commit may wait for a connection to the broker.
+    PUBLISH_CONNECT_TIMEOUT: float = 0.3
+
+    #: How long one read or write of that publish may take.
+    PUBLISH_TIMEOUT: float = 0.5
+
+    #: A transaction with very many jobs stops publishing them itself after this time; the relay goes on.
+    PUBLISH_BUDGET: float = 0.5
+
+    #: After a failed publish this process leaves publishing to the relay for this long.
+    BREAKER: float = 30.0
+
+
+def problems() -> list[str]:
+    """What is wrong with ``settings.JOBS``, a sentence each, with the cure."""
+    found = []
+    given = getattr(django_settings, "JOBS", {})
+    if not isinstance(given, dict):
+        return [f"JOBS must be a dict, not {type(given).__name__}."]
+    known = {f.name for f in fields(Settings)}
+    found += [
+        f"JOBS has no key {key!r}. Remove it; the keys are {', '.join(sorted(known))}." for key in given if key not in known
+    ]
+    values = Settings(**{key: value for key, value in given.items() if key in known})
+    for name in ("DATABASES", "EXCLUDE"):
+        if isinstance(getattr(values, name), str):
+            found.append(f"JOBS[{name!r}] must be a list, not a string.")
+    for name in ("HEARTBEAT", "DEAD_AFTER", "RELAY_INTERVAL", "GRACE", "PRUNE_INTERVAL", "BATCH", "MAX_ARGS_BYTES"):
+        value = getattr(values, name)
+        if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+            found.append(f"JOBS[{name!r}] must be a number above 0, not {value!r}.")
+    if not found and values.DEAD_AFTER < 3 * values.HEARTBEAT:
+        found.append("JOBS['DEAD_AFTER'] must be at least three times JOBS['HEARTBEAT'].")
+    if values.PUBLISH not in ("inline", "relay"):
+        found.append(f"JOBS['PUBLISH'] must be 'inline' or 'relay', not {values.PUBLISH!r}.")
+    for alias in values.DATABASES if not found else ():
+        if alias not in django_settings.DATABASES:
+            found.append(f"JOBS['DATABASES'] names {alias!r}, which settings.DATABASES does not have.")
+    if not found and not values.DATABASES:
+        found.append("JOBS['DATABASES'] must name at least one database.")
+    return found
+
+
+@cache
+def conf() -> Settings:
+    """The settings in force.
+
+    Raises:
+        ImproperlyConfigured: ``settings.JOBS`` has an unknown key or an unusable value.
+    """
+    if found := problems():
+        raise ImproperlyConfigured(" ".join(found))
+    return Settings(**getattr(django_settings, "JOBS", {}))
+
+
+def _forget(*, setting: str, **kwargs: Any) -> None:
+    if setting == "JOBS":
+        conf.cache_clear()
+
+
+setting_changed.connect(_forget, dispatch_uid="jobs.conf")
+
+
+def celery_settings(broker_url: str = "jobs://") -> dict[str, Any]:
+    """Celery settings under which the promise holds at the best speed, for the broker in use.
+
+    Give them to your app as defaults; what you configure yourself wins::
+
+        app.config_from_object("django.conf:settings", namespace="CELERY")
+        app.add_defaults(lambda: celery_settings(settings.CELERY_BROKER_URL))
+
+    Parameters:
+        broker_url: ``redis://``, ``rediss://``, ``sentinel://``, ``amqp://``, ``amqps://`` or ``jobs://``
+            (the database).
+
+    Returns:
+        New-style (lower-case) Celery settings, ``broker_url`` among them.
+    """
+    scheme = broker_url.partition("://")[0].partition("+")[0]
+    result: dict[str, Any] = {
+        "broker_url": broker_url,
+        # A message is acknowledged after its job was settled; the row decides what happens next,
+        # so a lost child's message is never redelivered by itself (it would loop without a count).
+        "task_acks_late": True,
+        "task_acks_on_failure": True,
+        "task_acks_on_timeout": True,
+        "task_reject_on_worker_lost": False,
+        "worker_prefetch_multiplier": 1,
+        # A task that never ends would hold its slot for ever.
+        "task_time_limit": 1800,
+        "task_soft_time_limit": 1740,
+        # Workers outlive their broker.
+        "broker_connection_retry_on_startup": True,
+        "broker_connection_max_retries": None,
+        "broker_channel_error_retry": True,
+        # A lost connection must not kill the bodies that run: the row fences them.
+        "worker_cancel_long_running_tasks_on_connection_loss": False,
+        "worker_lost_wait": 2.0,
+    }
+    if scheme in ("redis", "rediss", "sentinel", "redis+socket"):
+        result["broker_transport_options"] = {
+            "socket_connect_timeout": 3,
+            "socket_keepalive": True,
+            "unacked_restore_interval": 5,
+            "unacked_restore_throttle": 1,
+        }
+    elif scheme in ("amqp", "amqps", "pyamqp", "librabbitmq"):
+        # Without confirms a publish to a broker in trouble says OK and is lost; without the
+        # timeouts a memory alarm holds the publisher for ever.
+        result["broker_transport_options"] = {"confirm_publish": True, "read_timeout": 10, "write_timeout": 10}
+    return result

@@ -1,0 +1,216 @@
+"""Which database jobs live in, the connection beside it, and the care of reused connections."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakSet
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DatabaseError, InterfaceError, OperationalError, connections, router
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.utils import load_backend
+
+from jobs.conf import conf
+from jobs.models import Beat, Binding, Job, Message
+
+#: SQL for "now" in seconds since 1970, by the database's clock.
+EPOCH_NOW = {
+    "sqlite": "((julianday('now') - 2440587.5) * 86400.0)",
+    "postgresql": "EXTRACT(EPOCH FROM clock_timestamp())",
+    "mysql": "UNIX_TIMESTAMP(NOW(6))",
+}
+
+
+def job_alias(using: str | None = None) -> str:
+    """The database a new job is inserted into.
+
+    Raises:
+        ValueError: the alias is not one of ``JOBS["DATABASES"]``.
+    """
+    alias = using or router.db_for_write(Job)
+    if alias not in conf().DATABASES:
+        raise ValueError(
+            f"jobs do not live in the database {alias!r}: add it to JOBS['DATABASES'] ({list(conf().DATABASES)}) "
+            "and migrate it, or pass using="
+        )
+    return alias
+
+
+def home() -> str:
+    """The alias where nodes, beats and messages live."""
+    return conf().DATABASES[0]
+
+
+def is_lost(exc: BaseException, alias: str) -> bool:
+    """Whether ``exc`` means that the connection died, so that its transaction cannot have survived it."""
+    if not isinstance(exc, OperationalError | InterfaceError):
+        return False
+    connection = connections[alias]
+    return connection.connection is None or not connection.is_usable()
+
+
+def drop(alias: str) -> None:
+    """Close the connection whatever state it is in; the next query opens a new one.
+
+    A time limit that strikes in mid-query leaves a connection that Django takes for usable, and a
+    failed COMMIT one that is in no known state. Neither may reach the next task.
+    """
+    connection = connections[alias]
+    connection.in_atomic_block = False
+    connection.savepoint_ids = []
+    connection.atomic_blocks = []
+    connection.needs_rollback = False
+    connection.run_on_commit = []
+    connection.closed_in_transaction = False
+    try:
+        connection.close()
+    except DatabaseError:
+        connection.connection = None
+
+
+def tidy(alias: str) -> None:
+    """After a run: leave this thread a job connection that is safe to reuse, and close all others.
+
+    Costs no statement: psycopg knows its transaction status by itself.
+    """
+    for connection in connections.all(initialized_only=True):
+        if connection.alias != alias:
+            connection.close_if_unusable_or_obsolete()
+        elif connection.connection is not None and _is_busy(connection):
+            drop(alias)
+
+
+def _is_busy(connection: BaseDatabaseWrapper) -> bool:
+    if connection.in_atomic_block or connection.errors_occurred or not connection.get_autocommit():
+        connection.errors_occurred = False
+        return True
+    info = getattr(connection.connection, "info", None)
+    status = getattr(info, "transaction_status", None)
+    return status is not None and int(status) != 0  # psycopg.pq.TransactionStatus.IDLE
+
+
+class SideDatabase:
+    """A connection of its own for beats and messages.
+
+    On SQLite it opens another file beside the main one (same name, ``.broker`` appended): the main
+    file's single write lock is held by a body as long as it runs, and a heartbeat must not wait for
+    a body. On other databases it is a second connection to the same database, so that a message or
+    a beat never becomes part of a transaction of the caller.
+
+    Threads may share it. It is closed before every fork: SQLite forbids to carry a connection
+    across one, and two processes must not speak on one socket.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._connection: BaseDatabaseWrapper | None = None
+        _open_ones.add(self)
+
+    @contextmanager
+    def cursor(self) -> Iterator[Any]:
+        """A cursor in autocommit mode; the lock is held until the block ends.
+
+        Raises:
+            django.db.DatabaseError: as any query; a connection that broke is closed first.
+        """
+        with self._lock:
+            connection = self._open()
+            try:
+                with connection.cursor() as cursor:
+                    yield cursor
+            except (OperationalError, InterfaceError):
+                if not connection.is_usable():
+                    self.close()
+                raise
+
+    @property
+    def vendor(self) -> str:
+        return connections[home()].vendor
+
+    @property
+    def now(self) -> str:
+        """SQL for the database's clock, in seconds since 1970."""
+        return EPOCH_NOW[self.vendor]
+
+    def close(self) -> None:
+        with self._lock:
+            if self._connection is not None:
+                try:
+                    self._connection.close()
+                except DatabaseError:
+                    self._connection.connection = None
+                self._connection = None
+
+    def _open(self) -> BaseDatabaseWrapper:
+        if self._connection is None:
+            self._connection = _new_connection(home())
+            if self._connection.vendor == "sqlite":
+                _create_tables(self._connection)
+        return self._connection
+
+
+_open_ones: WeakSet[SideDatabase] = WeakSet()
+
+
+def _new_connection(alias: str) -> BaseDatabaseWrapper:
+    main = connections[alias]
+    settings = {**main.settings_dict, "CONN_MAX_AGE": None, "ATOMIC_REQUESTS": False, "AUTOCOMMIT": True}
+    if main.vendor == "sqlite":
+        name = str(settings["NAME"])
+        if ":memory:" in name or "mode=memory" in name:
+            raise ImproperlyConfigured(
+                f"the database {alias!r} is in memory, which no worker process can share: give it a file (NAME, and "
+                "TEST['NAME'] for tests)"
+            )
+        settings["NAME"] = f"{name}.broker"
+        settings["OPTIONS"] = {
+            "timeout": 20,
+            "transaction_mode": "IMMEDIATE",
+            "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
+        }
+    else:
+        settings["OPTIONS"] = {key: value for key, value in settings["OPTIONS"].items() if key != "pool"}
+    connection: BaseDatabaseWrapper = load_backend(settings["ENGINE"]).DatabaseWrapper(settings, alias)
+    connection.inc_thread_sharing()
+    return connection
+
+
+def _create_tables(connection: BaseDatabaseWrapper) -> None:
+    models = (Message, Binding, Beat)
+    if {model._meta.db_table for model in models} <= set(connection.introspection.table_names()):
+        return
+    with connection.schema_editor() as editor:
+        # Inside the write lock: another process may have been faster.
+        present = set(connection.introspection.table_names())
+        for model in models:
+            if model._meta.db_table not in present:
+                editor.create_model(model)
+
+
+def _before_fork() -> None:
+    for side in list(_open_ones):
+        side._lock.acquire()
+        side.close()
+
+
+def _after_fork_in_parent() -> None:
+    for side in list(_open_ones):
+        try:
+            side._lock.release()
+        except RuntimeError:
+            # Made by another thread while this one forked: it was never locked here.
+            continue
+
+
+def _after_fork_in_child() -> None:
+    for side in list(_open_ones):
+        side._lock = threading.RLock()
+
+
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
+)

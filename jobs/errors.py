@@ -1,0 +1,22 @@
+"""Exceptions that callers and task bodies may meet."""
+
+from celery.exceptions import Ignore
+
+
+class LostLease(Ignore):
+    """This run is no longer the one that owns the job: its effects were rolled back.
+
+    A subclass of Celery's ``Ignore``: the message is acknowledged, no result is stored, no errback runs.
+    """
+
+
+class TaskOutOfMemory(Exception):
+    """A task raised ``MemoryError``.
+
+    The job ends ``failed`` with the type ``MemoryError``; Celery gets this instead, because a real
+    ``MemoryError`` out of a task stops its whole worker (``celery.worker.request.Request.on_failure``).
+    """
+
+
+class TaskExited(Exception):
+    """A task called ``sys.exit()``. The job ends ``failed`` with the type ``SystemExit``."""

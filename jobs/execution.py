@@ -1,0 +1,330 @@
+"""The pipeline of a run, to be read from top to bottom: claim, body in its transaction, settle."""
+
+from __future__ import annotations
+
+import logging
+import time
+import traceback
+import uuid
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+from billiard.common import terminate_handler_fired
+from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
+from django.db import DatabaseError, InterfaceError, OperationalError, transaction
+
+from jobs import databases, lifecycle
+from jobs.arguments import jsonable, scrub
+from jobs.board import board
+from jobs.conf import conf
+from jobs.errors import LostLease, TaskExited, TaskOutOfMemory
+from jobs.models import Job, State
+from jobs.syncpoints import reach
+
+logger = logging.getLogger("jobs")
+
+#: Seconds between the attempts to reach a database that is away, and how often.
+RECONNECT = (0.0, 0.1, 0.5, 1.0, 2.0, 4.0)
+
+
+class Run:
+    """One claimed run of a job."""
+
+    def __init__(self, task: Any, request: Any, job: Job) -> None:
+        self.task = task
+        self.request = request
+        self.job = job
+        self.using: str = job._state.db or databases.home()
+        self.planned: Job | None = None
+
+    def is_retry(self, call: Job) -> bool:
+        """Whether a call of the task is ``Task.retry()`` sending this very job again."""
+        return call.pk == self.job.pk and call.retries == self.job.retries + 1
+
+    def plan_retry(self, call: Job) -> None:
+        self.planned = call
+
+    def log(self, level: int, text: str, action: str, **more: Any) -> None:
+        job = self.job
+        fields = {"action": action, "job": str(job.pk), "task": job.task, "queue": job.queue, "node": str(job.node_id)}
+        logger.log(level, f"{job.task}[{job.pk}] {text}", extra={**fields, "lease": job.lease, **more})
+
+
+def is_delivery(request: Any) -> bool:
+    """Whether this is the outermost call of a message that a worker received."""
+    return (
+        request is not None
+        and not request.called_directly
+        and not request.is_eager
+        and getattr(request, "jobs_run", None) is None
+    )
+
+
+def current_run(task: Any) -> Run | None:
+    """The run whose body is calling, if it is a run of this task."""
+    run = getattr(task.request_stack.top, "jobs_run", None)
+    return run if isinstance(run, Run) else None
+
+
+def run(task: Any, request: Any, args: Any, kwargs: Any) -> Any:
+    """Run a delivered message: returns or raises what Celery is to make of it.
+
+    Raises:
+        Ignore: there is nothing to do, or nothing more to say (duplicate, zombie, handback).
+        Exception: what the body raised, after it was settled.
+    """
+    header = getattr(request, "jobs", None)
+    using = header.get("db", databases.home()) if isinstance(header, dict) else databases.home()
+    try:
+        job_id = uuid.UUID(str(request.id))
+    except ValueError:
+        return _foreign(task, request, args, kwargs)
+    with board.running(job_id) as slot:
+        job = _claim(job_id, using)
+        if job is None:
+            return _unclaimed(task, request, args, kwargs, job_id, using, is_ours=header is not None)
+        slot.lease(job.lease)
+        reach("after_claim")
+        run = Run(task, request, job)
+        _take_from_row(request, job)
+        request.jobs_run = run
+        try:
+            return _perform(run)
+        finally:
+            _quietly(lambda: databases.tidy(using))
+
+
+def _take_from_row(request: Any, job: Job) -> None:
+    """The row wins over the message, which may be an old copy."""
+    embed = job.options["embed"]
+    request.update(
+        {
+            "args": job.args,
+            "kwargs": job.kwargs,
+            "retries": job.retries,
+            "callbacks": embed.get("callbacks"),
+            "errbacks": embed.get("errbacks"),
+            "chain": embed.get("chain"),
+            "chord": embed.get("chord"),
+        }
+    )
+
+
+def _claim(job_id: uuid.UUID, using: str) -> Job | None:
+    """Claim, over a connection that the server may have closed since the last task.
+
+    Raises:
+        Reject: the database is away; the message goes back to the broker.
+    """
+    for pause in RECONNECT:
+        time.sleep(pause)
+        try:
+            return lifecycle.claim(job_id, board.node, using)
+        except (OperationalError, InterfaceError) as exc:
+            # A claim whose answer was lost is found by rescue: running here, in no slot.
+            error = exc
+            databases.drop(using)
+    logger.error("no database to claim job %s: %s", job_id, error, extra={"action": "claim_failed", "job": str(job_id)})
+    raise Reject(str(error), requeue=True)
+
+
+def _unclaimed(
+    task: Any, request: Any, args: Any, kwargs: Any, job_id: uuid.UUID, using: str, *, is_ours: bool
+) -> Any:
+    """Nobody claimed: say why, and see that a job that should run gets another message."""
+    job = Job.objects.using(using).filter(pk=job_id).first()
+    fields = {"action": "duplicate", "job": str(job_id), "task": task.name, "node": str(board.node)}
+    if job is None:
+        if not is_ours:
+            return _foreign(task, request, args, kwargs)
+        logger.info("job %s is gone: pruned, or its transaction rolled back", job_id, extra=fields)
+    elif job.state == State.READY:
+        # Expired (the relay cancels it), or this node was declared dead and has not yet a new id.
+        lifecycle.release_message(job_id, using)
+        logger.warning("job %s was not claimed here; it is published again", job_id, extra={**fields, "action": "unclaimed"})
+    else:
+        logger.info("job %s is %s: a duplicate message", job_id, job.state, extra=fields)
+    raise Ignore()
+
+
+def _foreign(task: Any, request: Any, args: Any, kwargs: Any) -> Any:
+    """A message that no ``delay()`` of ours made (``send_task``, ``celery call``): Celery's own semantics."""
+    logger.warning(
+        "%s[%s] has no row: it was sent by name, not by delay(); it runs as a stock Celery task",
+        task.name,
+        request.id,
+        extra={"action": "foreign", "job": str(request.id), "task": task.name},
+    )
+    request.jobs_run = False
+    return task.run(*args, **kwargs)
+
+
+def _perform(run: Run) -> Any:
+    """Body and completion, in one transaction; every other outcome is settled after its rollback."""
+    job = run.job
+    settled = False
+    try:
+        with transaction.atomic(using=run.using) if run.task.atomic else nullcontext():
+            result = run.task.run(*job.args, **job.kwargs)
+            if run.planned is not None:
+                # retry(throw=False) and a normal return.
+                raise Retry(exc=None, when=None)
+            stored = _storable(run, result)
+            reach("before_commit")
+            settled = True
+            if not lifecycle.succeed(job, stored):
+                raise LostLease("this run lost its lease; its effects are rolled back")
+    except LostLease:
+        run.log(logging.WARNING, "was given to another run; this one rolled back", "lost_lease")
+        raise
+    except BaseException as exc:
+        if settled and _is_committed(run):
+            run.log(logging.WARNING, f"succeeded although {type(exc).__name__} was raised at its commit", "succeeded")
+            if isinstance(exc, Exception):
+                return result
+            raise
+        return _settle(run, exc, at_commit=settled)
+    reach("after_commit")
+    run.log(logging.INFO, "succeeded", "succeeded")
+    return result
+
+
+def _is_committed(run: Run) -> bool:
+    """The answer of a COMMIT can get lost: read the row on a new connection, and believe it."""
+
+    def read() -> bool:
+        databases.drop(run.using)
+        return (
+            Job.objects.using(run.using)
+            .filter(pk=run.job.pk, state=State.SUCCEEDED, lease=run.job.lease, token=run.job.token)
+            .exists()
+        )
+
+    return bool(_persistently(run, read))
+
+
+def _settle(run: Run, exc: BaseException, at_commit: bool) -> Any:
+    """After the rollback: write what the body's exception means, then tell Celery.
+
+    Raises:
+        Ignore, Retry, Exception: always, but for the shutdown of this process, which passes through.
+    """
+    job = run.job
+    if not isinstance(exc, Exception) and (
+        terminate_handler_fired() or not isinstance(exc, SystemExit) or isinstance(exc, WorkerShutdown | WorkerTerminate)
+    ):
+        # This process is being ended from outside: whoever sees it die gives the job back.
+        raise exc
+    if databases.is_lost(exc, run.using) or (at_commit and isinstance(exc, DatabaseError) and _may_pass(exc)):
+        error = _entry(run, exc)
+        _write(run, lambda: lifecycle.lose(job, error, conf().MAX_NODE_LOSSES))
+        run.log(logging.WARNING, f"lost its database: {exc}", "handed_back")
+        raise Ignore(str(exc)) from exc
+    if isinstance(exc, Retry):
+        _settle_retry(run, exc)
+    if isinstance(exc, Reject) and exc.requeue:
+        _write(run, lambda: lifecycle.hand_back(job, 1.0))
+        run.log(logging.INFO, "handed back", "handed_back")
+        raise Ignore(str(exc)) from exc
+    if isinstance(exc, Ignore):
+        error = _entry(run, exc, kind="Cancelled")
+        _write(run, lambda: lifecycle.cancel_running(job, error))
+        run.log(logging.INFO, "cancelled by its body", "cancelled")
+        raise exc
+    error = _entry(run, exc)
+    _write(run, lambda: lifecycle.fail(job, error))
+    run.log(logging.ERROR, f"failed: {error['type']}: {error['message']}", "failed")
+    raise _for_celery(exc)
+
+
+def _settle_retry(run: Run, exc: Retry) -> None:
+    planned = run.planned
+    job = run.job
+    if planned is None:
+        # Raised by hand, without retry(): the message would not be sent again by Celery either.
+        error = _entry(run, exc)
+        _write(run, lambda: lifecycle.fail(job, error))
+        raise exc
+    cause = exc.exc if isinstance(exc.exc, BaseException) else exc
+    error = _entry(run, cause)
+    run_at = planned.run_at if planned.state == State.SCHEDULED else None
+    changes = {
+        name: getattr(planned, name) for name in ("args", "kwargs", "options", "headers", "queue", "priority", "expires_at")
+    }
+    _write(run, lambda: lifecycle.retry(job, run_at, error, changes))
+    run.log(logging.INFO, f"will be retried: {error['type']}: {error['message']}", "retried", retries=job.retries + 1)
+    raise exc
+
+
+def _for_celery(exc: BaseException) -> BaseException:
+    if isinstance(exc, MemoryError):
+        return TaskOutOfMemory(str(exc) or "the task ran out of memory")
+    if isinstance(exc, SystemExit):
+        return TaskExited(f"the task called sys.exit({exc.code!r})")
+    return exc
+
+
+def _may_pass(exc: DatabaseError) -> bool:
+    """A refusal at the commit that another attempt may not meet: serialization failure, deadlock, shutdown."""
+    code = getattr(exc.__cause__, "sqlstate", None)
+    return code is None and isinstance(exc, OperationalError) or str(code)[:2] in ("40", "57", "08")
+
+
+def _write(run: Run, transition: Callable[[], bool]) -> None:
+    """Settle after the rollback, again and again while the database is away.
+
+    Raises:
+        LostLease: this run is a zombie; another one owns the job.
+        Ignore: the database stays away; the node hands the job back when it returns.
+    """
+    done = _persistently(run, transition)
+    if done is None:
+        run.log(logging.ERROR, "could not be settled: no database", "settle_failed")
+        raise Ignore("the database is away")
+    if not done:
+        run.log(logging.WARNING, "was given to another run", "lost_lease")
+        raise LostLease("this run lost its lease")
+
+
+def _persistently(run: Run, action: Callable[[], bool]) -> bool | None:
+    for pause in RECONNECT:
+        time.sleep(pause)
+        try:
+            databases.tidy(run.using)
+            return action()
+        except DatabaseError as exc:
+            logger.warning("job %s: %s", run.job.pk, exc, extra={"action": "settle_retried", "job": str(run.job.pk)})
+            _quietly(lambda: databases.drop(run.using))
+    return None
+
+
+def _quietly(action: Callable[[], None]) -> None:
+    try:
+        action()
+    except DatabaseError:
+        logger.debug("closing a broken connection", exc_info=True)
+
+
+def _storable(run: Run, result: Any) -> Any:
+    try:
+        return jsonable(result, "the result")
+    except (TypeError, ValueError) as exc:
+        run.log(logging.WARNING, f"returned something that is kept as its repr: {exc}", "result_repr")
+        return scrub(_repr(result), 4000)
+
+
+def _repr(value: Any) -> str:
+    try:
+        return repr(value)
+    except Exception as exc:
+        return f"<{type(value).__name__}, whose repr() raised {type(exc).__name__}>"
+
+
+def _entry(run: Run, exc: BaseException, kind: str | None = None) -> dict[str, Any]:
+    try:
+        message = str(exc)
+    except Exception:
+        message = _repr(exc)
+    text = "".join(traceback.format_exception(exc))
+    return lifecycle.error_entry(kind or type(exc).__name__, message, text, attempt=run.job.lease)

@@ -1,0 +1,278 @@
+"""The state machine: every transition of a job, each one conditional statement.
+
+Each function names the race that its condition decides. Out of ``running`` there is one door,
+:func:`_settle`, fenced by the claim (lease and token). Nobody else writes ``Job.state``.
+"""
+
+from __future__ import annotations
+
+import datetime
+import uuid
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from django.db import connections, transaction
+from django.db.models import Exists, F, Q, QuerySet
+from django.db.models.functions import Now
+from django.db.models.sql import UpdateQuery
+from django.utils import timezone
+
+from jobs.arguments import scrub
+from jobs.models import ENDED, Job, Node, State
+
+#: How many errors a job keeps: as many of the first, and as many of the last.
+KEPT_ERRORS = 20
+
+
+def now_plus(seconds: float) -> Any:
+    """An expression: the database's clock, ``seconds`` from now."""
+    return Now() + datetime.timedelta(seconds=seconds)
+
+
+def error_entry(kind: str, message: str, traceback: str = "", attempt: int = 0) -> dict[str, Any]:
+    """One entry of ``Job.error`` and ``Job.errors``; the text is scrubbed of what a database refuses."""
+    return {
+        "type": scrub(kind, 200),
+        "message": scrub(message, 4000),
+        "traceback": scrub(traceback),
+        "at": timezone.now().astimezone(datetime.UTC).isoformat(),
+        "attempt": attempt,
+    }
+
+
+def _with(errors: Sequence[Any], entry: dict[str, Any]) -> list[Any]:
+    kept = [*errors, entry]
+    return kept if len(kept) <= 2 * KEPT_ERRORS else kept[:KEPT_ERRORS] + kept[-KEPT_ERRORS:]
+
+
+# Into running
+
+
+def claim(job_id: uuid.UUID, node_id: uuid.UUID, using: str) -> Job | None:
+    """Move the job to ``running`` for this node, with a fresh token and the next lease.
+
+    Race: of any number of copies of a message, one finds the row ``ready``. A node that was declared
+    dead claims nothing. An expired row is not claimed.
+
+    Returns:
+        The row as it was claimed, or None: somebody else has it, or it is not due, or it ended.
+    """
+    rows = Job.objects.using(using).filter(
+        Q(expires_at=None) | Q(expires_at__gt=Now()),
+        Exists(Node.objects.using(using).filter(pk=node_id, dead_at=None)),
+        pk=job_id,
+        state=State.READY,
+    )
+    token = uuid.uuid4()
+    claimed = _update_returning(
+        rows, state=State.RUNNING, lease=F("lease") + 1, token=token, node_id=node_id, started_at=Now()
+    )
+    return claimed[0] if claimed else None
+
+
+def _update_returning(rows: QuerySet[Job], **values: Any) -> list[Job]:
+    """UPDATE and give the changed rows back, in one statement where the database can."""
+    connection = connections[rows.db]
+    query = rows.query.chain(UpdateQuery)
+    query.add_update_values(values)  # type: ignore[attr-defined]
+    if connection.vendor not in ("postgresql", "sqlite") or not connection.features.can_return_columns_from_insert:
+        with transaction.atomic(using=rows.db):
+            if not rows.update(**values):
+                return []
+            return list(Job.objects.using(rows.db).filter(token=values["token"]))
+    sql, params = query.get_compiler(rows.db).as_sql()
+    quote = connection.ops.quote_name
+    columns = ", ".join(f"{quote(Job._meta.db_table)}.{quote(f.column)}" for f in Job._meta.concrete_fields)
+    return list(Job.objects.db_manager(rows.db).raw(f"{sql} RETURNING {columns}", params, using=rows.db))
+
+
+# Out of running: the one door
+
+
+def _settle(job: Job, **values: Any) -> bool:
+    """Race: this run may be a zombie, whose job was given to another. Then no row matches: False."""
+    owned = Job.objects.using(job._state.db).filter(pk=job.pk, state=State.RUNNING, lease=job.lease, token=job.token)
+    return owned.update(**values) == 1
+
+
+def succeed(job: Job, result: Any) -> bool:
+    """The last statement of the body's own transaction, so that effects and completion are one commit."""
+    return _settle(job, state=State.SUCCEEDED, finished_at=Now(), result=result, error=None)
+
+
+def fail(job: Job, error: dict[str, Any], **counts: Any) -> bool:
+    return _settle(
+        job, state=State.FAILED, finished_at=Now(), error=error, errors=_with(job.errors, error), **counts
+    )
+
+
+def cancel_running(job: Job, error: dict[str, Any]) -> bool:
+    """The run itself asked for it (Celery's ``Ignore``)."""
+    return _settle(job, state=State.CANCELLED, finished_at=Now(), error=error)
+
+
+def retry(job: Job, run_at: Any, error: dict[str, Any], changes: dict[str, Any]) -> bool:
+    """Back to wait for ``run_at``; ``changes`` are the columns that ``Task.retry()`` was given anew."""
+    return _settle(
+        job,
+        **{**changes, "retries": F("retries") + 1},
+        **_waiting(run_at),
+        error=error,
+        errors=_with(job.errors, error),
+    )
+
+
+def hand_back(job: Job, delay: float) -> bool:
+    """The job gave up its run without fault of its own; it counts nowhere."""
+    return _settle(job, **_waiting(now_plus(delay) if delay > 0 else None))
+
+
+def lose(job: Job, error: dict[str, Any], limit: int) -> bool:
+    """The run is gone with its node or its database. Not the body's fault: its own count, its own cap."""
+    if job.node_losses + 1 >= limit:
+        return fail(job, error, node_losses=F("node_losses") + 1)
+    return _settle(
+        job,
+        **_waiting(_backoff(job.node_losses)),
+        node_losses=F("node_losses") + 1,
+        error=error,
+        errors=_with(job.errors, error),
+    )
+
+
+def crash(job: Job, error: dict[str, Any], limit: int) -> bool:
+    """The process died in exactly this body. A job that keeps doing that ends ``failed``."""
+    if job.crashes + 1 >= limit:
+        return fail(job, error, crashes=F("crashes") + 1)
+    return _settle(
+        job,
+        **_waiting(_backoff(job.crashes)),
+        crashes=F("crashes") + 1,
+        error=error,
+        errors=_with(job.errors, error),
+    )
+
+
+def _backoff(times: int) -> Any:
+    """None (at once) for the first time, then 1, 2, 4 ... 60 seconds."""
+    return now_plus(min(60.0, 2.0 ** (times - 1))) if times else None
+
+
+def _waiting(run_at: Any) -> dict[str, Any]:
+    """The columns of a job that waits: for its time, or (None) only for a message."""
+    return {
+        "state": State.READY if run_at is None else State.SCHEDULED,
+        "run_at": Now() if run_at is None else run_at,
+        "dispatched_at": None,
+        "republished": 0,
+    }
+
+
+# Waiting jobs
+
+
+def release_message(job_id: uuid.UUID, using: str) -> bool:
+    """A message was consumed and the job not claimed: let the relay publish another."""
+    return Job.objects.using(using).filter(pk=job_id, state=State.READY).update(dispatched_at=None) == 1
+
+
+def expire(using: str, limit: int) -> int:
+    """Cancel what waited beyond ``expires_at``. Race: a claim compares the same clock in its own statement."""
+    late = Job.objects.using(using).filter(state__in=(State.SCHEDULED, State.READY), expires_at__lte=Now())
+    ids = list(late.values_list("pk", flat=True)[:limit])
+    if not ids:
+        return 0
+    error = error_entry("Expired", "the job was not started before expires_at")
+    return late.filter(pk__in=ids).update(state=State.CANCELLED, finished_at=Now(), error=error)
+
+
+def cancel(job_id: uuid.UUID, using: str, kind: str = "Cancelled", why: str = "cancelled by hand") -> bool:
+    """Cancel a job that waits. Race: a claim at the same moment; one of the two finds the row changed."""
+    waiting = Job.objects.using(using).filter(pk=job_id, state__in=(State.SCHEDULED, State.READY))
+    return waiting.update(state=State.CANCELLED, finished_at=Now(), error=error_entry(kind, why)) == 1
+
+
+def replay(job_id: uuid.UUID, using: str) -> bool:
+    """Run a failed or cancelled job again, its counts at zero. ``lease`` stays: it is the fence."""
+    over = Job.objects.using(using).filter(pk=job_id, state__in=(State.FAILED, State.CANCELLED))
+    return (
+        over.update(
+            **_waiting(None), finished_at=None, expires_at=None, retries=0, crashes=0, node_losses=0, snoozes=0
+        )
+        == 1
+    )
+
+
+def due(using: str, limit: int) -> list[uuid.UUID]:
+    """What should be published now: its time has come, or its message is missing."""
+    rows = Job.objects.using(using)
+    ids = list(rows.filter(state=State.READY, dispatched_at=None).order_by("run_at").values_list("pk", flat=True)[:limit])
+    if len(ids) < limit:
+        scheduled = rows.filter(state=State.SCHEDULED, run_at__lte=Now()).order_by("run_at")
+        ids += scheduled.values_list("pk", flat=True)[: limit - len(ids)]
+    return ids
+
+
+def dispatch(ids: Iterable[uuid.UUID], using: str) -> list[Job]:
+    """Take jobs for publishing. Race: of several relays, each row goes to one; a locked row is skipped."""
+    with transaction.atomic(using=using):
+        rows = _lock(
+            Job.objects.using(using).filter(
+                Q(state=State.READY, dispatched_at=None) | Q(state=State.SCHEDULED, run_at__lte=Now()), pk__in=list(ids)
+            ),
+            using,
+        )
+        Job.objects.using(using).filter(pk__in=[job.pk for job in rows]).update(state=State.READY, dispatched_at=Now())
+    return sorted(rows, key=lambda job: job.run_at)
+
+
+def undispatch(ids: Iterable[uuid.UUID], using: str) -> int:
+    """These were not published after all."""
+    return Job.objects.using(using).filter(pk__in=list(ids), state=State.READY).update(dispatched_at=None)
+
+
+def dispatch_again(jobs: Iterable[Job], using: str) -> list[Job]:
+    """Take suspects for another copy of their message. Race: another relay did; ``dispatched_at`` decides."""
+    taken = []
+    for job in jobs:
+        same = Job.objects.using(using).filter(pk=job.pk, state=State.READY, dispatched_at=job.dispatched_at)
+        if same.update(dispatched_at=Now(), republished=F("republished") + 1):
+            taken.append(job)
+    return taken
+
+
+def running(using: str, **where: Any) -> list[Job]:
+    """Running jobs that nobody has locked: a zombie that sits on its row must not stop rescue."""
+    with transaction.atomic(using=using):
+        return _lock(Job.objects.using(using).filter(state=State.RUNNING, **where), using)
+
+
+def _lock(rows: QuerySet[Job], using: str) -> list[Job]:
+    features = connections[using].features
+    if features.has_select_for_update_skip_locked:
+        rows = rows.select_for_update(skip_locked=True)
+    return list(rows)
+
+
+# Nodes
+
+
+def bury(node_id: uuid.UUID, using: str) -> bool:
+    """Declare a node dead, for ever. Its jobs are given back only after this is committed."""
+    return Node.objects.using(using).filter(pk=node_id, dead_at=None).update(dead_at=Now()) == 1
+
+
+# History
+
+
+def ended(using: str, states: Sequence[str], age: float) -> QuerySet[Job]:
+    """Jobs that ended ``age`` seconds ago, oldest first."""
+    assert set(states) <= set(ENDED)
+    rows = Job.objects.using(using).filter(state__in=states, finished_at__lt=now_plus(-age), created_at__lt=now_plus(-age))
+    return rows.order_by("created_at")
+
+
+def delete_ended(using: str, states: Sequence[str], age: float, limit: int) -> int:
+    """Delete one batch. Race with a replay: the state is compared again by the DELETE."""
+    ids = list(ended(using, states, age).values_list("pk", flat=True)[:limit])
+    return Job.objects.using(using).filter(pk__in=ids, state__in=states)._raw_delete(using) if ids else 0

@@ -1,0 +1,56 @@
+"""Delete what ended long ago, in batches."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+
+from django.db.models import Exists, OuterRef
+
+from jobs import lifecycle
+from jobs.conf import conf
+from jobs.databases import SideDatabase
+from jobs.models import Job, Node, State
+from jobs.transport import prune_replies
+
+logger = logging.getLogger("jobs")
+
+#: Seconds for which a dead node is kept, for people to read.
+NODE_RETENTION = 7 * 86400.0
+
+
+class Prune:
+    def __init__(self, side: SideDatabase) -> None:
+        self.side = side
+
+    def run_once(self) -> dict[str, int]:
+        done: dict[str, int] = defaultdict(int)
+        for alias in conf().DATABASES:
+            for states, age in _kept():
+                if age is None:
+                    continue
+                while deleted := lifecycle.delete_ended(alias, states, age, conf().BATCH):
+                    done["jobs"] += deleted
+            running = Job.objects.using(alias).filter(state=State.RUNNING, node=OuterRef("pk"))
+            old = Node.objects.using(alias).filter(~Exists(running), dead_at__lt=lifecycle.now_plus(-NODE_RETENTION))
+            done["nodes"] += old._raw_delete(alias)
+        done["messages"] += prune_replies(self.side)
+        if done["jobs"]:
+            logger.info("pruned %s jobs", done["jobs"], extra={"action": "pruned", "count": done["jobs"]})
+        return dict(done)
+
+    def count(self) -> dict[str, int]:
+        """What ``run_once`` would delete."""
+        return {
+            "jobs": sum(
+                lifecycle.ended(alias, states, age).count()
+                for alias in conf().DATABASES
+                for states, age in _kept()
+                if age is not None
+            )
+        }
+
+
+def _kept() -> list[tuple[tuple[State, ...], float | None]]:
+    settings = conf()
+    return [((State.SUCCEEDED, State.CANCELLED), settings.RETENTION), ((State.FAILED,), settings.RETENTION_FAILED)]

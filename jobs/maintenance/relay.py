@@ -1,0 +1,157 @@
+"""Publish what is due, and what was published and never started."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import time
+import uuid
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from celery import current_app
+from django.db.models import Max
+from django.db.models.functions import Now
+
+from jobs import lifecycle, publisher
+from jobs.conf import conf
+from jobs.models import Job, Node, State
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+logger = logging.getLogger("jobs")
+
+#: How many suspects one look considers, and how many one dead node can have taken with it.
+SUSPECTS, HELD_BY_A_NODE = 2000, 100
+
+
+class Relay:
+    def __init__(self, app: Celery | None = None) -> None:
+        self.app = app or current_app._get_current_object()
+        self._suspects = {alias: Suspects(self.app, alias) for alias in conf().DATABASES}
+        self._next_look = 0.0
+
+    def run_once(self) -> dict[str, int]:
+        """Expire, publish what is due, and from time to time look for lost messages."""
+        done: dict[str, int] = defaultdict(int)
+        look = time.monotonic() >= self._next_look
+        for alias in conf().DATABASES:
+            done["expired"] += lifecycle.expire(alias, conf().BATCH)
+            done["published"] += self._publish_due(alias)
+            if look:
+                done["republished"] += self._suspects[alias].publish_again()
+        if look:
+            self._next_look = time.monotonic() + conf().GRACE / 4
+        return dict(done)
+
+    def _publish_due(self, using: str) -> int:
+        """Publish batch after batch until nothing is due, or the broker takes no more."""
+        published = 0
+        while ids := lifecycle.due(using, conf().BATCH):
+            if not publisher.is_up(self.app):
+                break
+            jobs = lifecycle.dispatch(ids, using)
+            left = publisher.publish(jobs, using, self.app)
+            lifecycle.undispatch([job.pk for job in left], using)
+            published += len(jobs) - len(left)
+            if left or len(ids) < conf().BATCH:
+                break
+        if published:
+            logger.info("relay published %s jobs", published, extra={"action": "relayed", "count": published})
+        return published
+
+
+class Suspects:
+    """Jobs that were published, whose message may be gone.
+
+    A fixed grace alone would flood the broker with copies under a long backlog. So a job older than its
+    grace is published again only if one of these says that its message cannot be in the queue any more:
+
+    * the broker's queue is empty;
+    * a job published later into the same queue, with the same priority, was running a grace ago;
+    * a node that consumed the queue died since (it may have held the message), up to a bound per node.
+    """
+
+    def __init__(self, app: Celery, using: str) -> None:
+        self.app = app
+        self.using = using
+        #: Per (queue, priority): the latest ``dispatched_at`` seen running, and the same a grace ago.
+        self._overtaken: dict[tuple[str, int | None], datetime.datetime] = {}
+        self._running: dict[tuple[str, int | None], datetime.datetime] = {}
+        self._rotated = time.monotonic()
+        self._mourned: set[uuid.UUID] = set()
+
+    def publish_again(self) -> int:
+        self._watch_running()
+        old = self._old()
+        if not old or not publisher.is_up(self.app):
+            return 0
+        lost = self._lost(old)
+        if not lost:
+            return 0
+        # The broker may have lost its queues and bindings with the messages: declare them again.
+        publisher.forget_connections()
+        jobs = lifecycle.dispatch_again(lost, self.using)
+        left = publisher.publish(jobs, self.using, self.app)
+        lifecycle.undispatch([job.pk for job in left], self.using)
+        logger.warning(
+            "relay published %s jobs again: their messages seem lost",
+            len(jobs) - len(left),
+            extra={"action": "republished", "count": len(jobs) - len(left)},
+        )
+        return len(jobs) - len(left)
+
+    def _watch_running(self) -> None:
+        rows = Job.objects.using(self.using).filter(state=State.RUNNING, dispatched_at__isnull=False)
+        for queue, priority, latest in rows.values_list("queue", "priority").annotate(Max("dispatched_at")):
+            key = (queue, priority)
+            self._running[key] = max(latest, self._running.get(key, latest))
+        if time.monotonic() - self._rotated > conf().GRACE:
+            self._overtaken, self._running = self._running, {}
+            self._rotated = time.monotonic()
+
+    def _old(self) -> list[Job]:
+        """Older than their grace, oldest first. The grace doubles with every copy."""
+        grace = conf().GRACE
+        rows = Job.objects.using(self.using).filter(
+            state=State.READY, dispatched_at__lt=lifecycle.now_plus(-grace)
+        )
+        return [
+            job
+            for job in rows.annotate(now=Now()).order_by("dispatched_at")[:SUSPECTS]
+            if job.dispatched_at is not None
+            and job.dispatched_at < job.now - datetime.timedelta(seconds=grace * 2 ** min(job.republished, 10))
+        ]
+
+    def _lost(self, old: list[Job]) -> list[Job]:
+        deaths = self._deaths(old[0])
+        depth: dict[str, int | None] = {}
+        lost = []
+        for job in old:
+            assert job.dispatched_at is not None
+            if job.queue not in depth:
+                depth[job.queue] = publisher.depth(self.app, job.queue)
+            overtaken = self._overtaken.get((job.queue, job.priority))
+            if depth[job.queue] == 0 or (overtaken is not None and job.dispatched_at < overtaken):
+                lost.append(job)
+                continue
+            for death in deaths:
+                if death.left and job.queue in death.queues and job.dispatched_at < death.at:
+                    death.left -= 1
+                    lost.append(job)
+                    break
+        return lost
+
+    def _deaths(self, oldest: Job) -> list[_Death]:
+        nodes = Node.objects.using(self.using).filter(dead_at__gt=oldest.dispatched_at).exclude(pk__in=self._mourned)
+        deaths = [_Death(set(node.queues), node.dead_at) for node in nodes if node.dead_at]
+        self._mourned.update(node.pk for node in nodes)
+        return deaths
+
+
+class _Death:
+    def __init__(self, queues: set[str], at: datetime.datetime) -> None:
+        self.queues = queues
+        self.at = at
+        self.left = HELD_BY_A_NODE

@@ -1,0 +1,173 @@
+"""The rows: a job, the node that runs it, and what the broker-less transport needs."""
+
+from __future__ import annotations
+
+import uuid
+from typing import ClassVar
+
+from django.db import models
+from django.db.models import Q
+from django.db.models.functions import Now
+from django.utils.translation import gettext_lazy as _
+
+
+class State(models.TextChoices):
+    SCHEDULED = "scheduled", _("scheduled")
+    READY = "ready", _("ready")
+    RUNNING = "running", _("running")
+    SUCCEEDED = "succeeded", _("succeeded")
+    FAILED = "failed", _("failed")
+    CANCELLED = "cancelled", _("cancelled")
+
+
+ENDED = (State.SUCCEEDED, State.FAILED, State.CANCELLED)
+
+
+class Node(models.Model):
+    """One start of a worker. A restarted worker is another node: a hostname says nothing."""
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    hostname = models.CharField(_("hostname"), max_length=255)
+    pid = models.PositiveIntegerField(_("process id"))
+    queues = models.JSONField(_("queues"), default=list)
+    tasks = models.JSONField(_("tasks"), default=list)
+    started_at = models.DateTimeField(_("started at"), default=Now)
+    #: Set once, by whoever first saw that the node is gone (or by the node itself when it stops).
+    #: Never unset: a node that was only paused takes a new id.
+    dead_at = models.DateTimeField(_("dead at"), null=True)
+
+    class Meta:
+        verbose_name = _("node")
+        verbose_name_plural = _("nodes")
+
+    def __str__(self) -> str:
+        return f"{self.hostname} ({str(self.id)[:8]})"
+
+
+class Beat(models.Model):
+    """A node's heartbeat. Apart from :class:`Node`, because on SQLite it lives in another file."""
+
+    node = models.UUIDField(primary_key=True)
+    count = models.BigIntegerField(default=0)
+
+    class Meta:
+        db_table = "jobs_beat"
+
+    def __str__(self) -> str:
+        return f"{self.node}: {self.count}"
+
+
+class Job(models.Model):
+    """A job: one call of a task, from the commit that made it to its end."""
+
+    State = State
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    task = models.CharField(_("task"), max_length=255)
+    args = models.JSONField(_("arguments"), default=list)
+    kwargs = models.JSONField(_("keyword arguments"), default=dict)
+    #: How the message is published: exchange, routing key, properties, links, ...
+    options = models.JSONField(_("options"), default=dict)
+    #: The message's headers as Celery and the caller's signals made them.
+    headers = models.JSONField(_("headers"), default=dict)
+    queue = models.CharField(_("queue"), max_length=255)
+    priority = models.SmallIntegerField(_("priority"), null=True)
+
+    state = models.CharField(_("state"), max_length=16, choices=State.choices, default=State.READY)
+    run_at = models.DateTimeField(_("run at"), default=Now)
+    expires_at = models.DateTimeField(_("expires at"), null=True)
+    #: When the message that is out was published; None: publish at the next tick.
+    dispatched_at = models.DateTimeField(_("published at"), null=True)
+    #: How often the message was published again because it seemed lost; doubles the next grace.
+    republished = models.PositiveSmallIntegerField(_("published again"), default=0)
+
+    #: Grows with every claim and never shrinks; with the token it is the fence of every settle
+    #: (Kleppmann, "How to do distributed locking", on fencing tokens).
+    lease = models.BigIntegerField(_("lease"), default=0)
+    #: Fresh with every claim: a claim that a database crash forgot is repeated under the same lease.
+    token = models.UUIDField(_("claim token"), null=True)
+    #: The node that runs the job, or ran it last. No database constraint: a claim then locks no node row,
+    #: and nodes are pruned without a scan of history.
+    node = models.ForeignKey(
+        Node, models.DO_NOTHING, null=True, db_constraint=False, db_index=False, related_name="jobs", verbose_name=_("node")
+    )
+
+    retries = models.PositiveIntegerField(_("retries"), default=0)
+    crashes = models.PositiveIntegerField(_("crashes"), default=0)
+    node_losses = models.PositiveIntegerField(_("node losses"), default=0)
+    snoozes = models.PositiveIntegerField(_("snoozes"), default=0)
+
+    created_at = models.DateTimeField(_("created at"), default=Now)
+    started_at = models.DateTimeField(_("started at"), null=True)
+    finished_at = models.DateTimeField(_("finished at"), null=True)
+
+    result = models.JSONField(_("result"), null=True)
+    error = models.JSONField(_("error"), null=True)
+    errors = models.JSONField(_("errors"), default=list)
+
+    parent_id = models.UUIDField(_("parent"), null=True)
+    root_id = models.UUIDField(_("root"), null=True)
+
+    class Meta:
+        verbose_name = _("job")
+        verbose_name_plural = _("jobs")
+        constraints: ClassVar = [
+            models.CheckConstraint(name="jobs_job_state", condition=Q(state__in=State.values)),
+            models.CheckConstraint(
+                name="jobs_job_owner",
+                condition=~Q(state="running") | Q(node__isnull=False, token__isnull=False, started_at__isnull=False),
+            ),
+            models.CheckConstraint(
+                name="jobs_job_finished",
+                condition=Q(state__in=ENDED, finished_at__isnull=False) | (~Q(state__in=ENDED) & Q(finished_at__isnull=True)),
+            ),
+            models.CheckConstraint(name="jobs_job_failed", condition=~Q(state="failed") | Q(error__isnull=False)),
+        ]
+        indexes: ClassVar = [
+            # Hot ones: live states only, so that history costs disk and not speed.
+            models.Index(name="jobs_job_scheduled", fields=["run_at"], condition=Q(state="scheduled")),
+            models.Index(name="jobs_job_ready", fields=["dispatched_at"], condition=Q(state="ready")),
+            models.Index(name="jobs_job_expires", fields=["expires_at"], condition=Q(state__in=("scheduled", "ready"), expires_at__isnull=False)),
+            models.Index(name="jobs_job_running", fields=["node"], condition=Q(state="running")),
+            # History, read by people and by prune: rows arrive at its right edge.
+            models.Index(name="jobs_job_created", fields=["created_at"]),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.task}[{self.id}]"
+
+
+class Message(models.Model):
+    """A message of the ``jobs://`` broker (``jobs.transport``)."""
+
+    id = models.BigAutoField(primary_key=True)
+    queue = models.CharField(max_length=255)
+    priority = models.SmallIntegerField(default=0)
+    payload = models.TextField()
+    #: Seconds since 1970 by the database's clock; a consumer that holds the message keeps moving it.
+    visible_at = models.FloatField()
+    deliveries = models.PositiveIntegerField(default=0)
+
+    class Meta:
+        indexes: ClassVar = [models.Index(name="jobs_message_next", fields=["queue", "priority", "id"])]
+
+    def __str__(self) -> str:
+        return f"{self.queue}:{self.id}"
+
+
+class Binding(models.Model):
+    """A queue bound to an exchange of the ``jobs://`` broker."""
+
+    id = models.BigAutoField(primary_key=True)
+    exchange = models.CharField(max_length=200)
+    routing_key = models.CharField(max_length=200)
+    pattern = models.CharField(max_length=200)
+    queue = models.CharField(max_length=200)
+
+    class Meta:
+        constraints: ClassVar = [
+            models.UniqueConstraint(name="jobs_binding_unique", fields=["exchange", "queue", "routing_key", "pattern"])
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.exchange} -> {self.queue}"

@@ -1,0 +1,74 @@
+"""Record jobs in the caller's transaction; publish them after its commit."""
+
+from __future__ import annotations
+
+from django.db import connections, transaction
+from django.db.models.functions import Now
+
+from jobs import publisher
+from jobs.conf import conf
+from jobs.models import Job, State
+
+
+class PublishAfterCommit:
+    """The on-commit hook of one savepoint level: publishes its jobs, and never raises."""
+
+    __qualname__ = "jobs.outbox.PublishAfterCommit"
+
+    def __init__(self, using: str) -> None:
+        self.using = using
+        self.jobs: list[Job] = []
+
+    def __call__(self) -> None:
+        publisher.publish_inline(self.jobs, self.using)
+
+
+def record(jobs: list[Job], using: str) -> None:
+    """Insert the jobs into the caller's transaction, with one statement.
+
+    Raises:
+        django.db.DatabaseError: as any INSERT. A broker in trouble raises nothing here.
+    """
+    if not jobs:
+        return
+    hook = _hook(using)
+    will_publish = hook is not None and publisher.may_publish_inline()
+    for job in jobs:
+        # The happy path writes no second time: the INSERT says that this process publishes.
+        job.dispatched_at = Now() if will_publish and job.state == State.READY else None
+    if len(jobs) == 1:
+        jobs[0].save(force_insert=True, using=using)
+    else:
+        Job.objects.using(using).bulk_create(jobs, batch_size=_batch_size(using))
+    if hook is None or not will_publish:
+        return
+    hook.jobs += [job for job in jobs if job.state == State.READY]
+    if not connections[using].in_atomic_block:
+        hook()
+
+
+def _hook(using: str) -> PublishAfterCommit | None:
+    """The hook for the current savepoint level, registered; None if nothing tells us of the commit.
+
+    Race with a rollback: a hook belongs to the savepoints that were open when it was registered, and is
+    dropped with them. One hook for the whole transaction would be lost with the first inner block that
+    rolls back; one per savepoint level is not. The last entry is extended only if it is ours and has
+    exactly the current savepoints.
+    """
+    connection = connections[using]
+    if not connection.in_atomic_block:
+        # Autocommit: the INSERT is the commit. Autocommit off: only the caller knows, the relay publishes.
+        return PublishAfterCommit(using) if connection.get_autocommit() else None
+    if connection.run_on_commit:
+        sids, function, _robust = connection.run_on_commit[-1]
+        if isinstance(function, PublishAfterCommit) and sids == set(connection.savepoint_ids):
+            return function
+    hook = PublishAfterCommit(using)
+    transaction.on_commit(hook, using=using, robust=True)
+    return hook
+
+
+def _batch_size(using: str) -> int | None:
+    features = connections[using].features
+    limit = features.max_query_params
+    return None if limit is None else max(1, min(conf().BATCH, limit // len(Job._meta.concrete_fields)))

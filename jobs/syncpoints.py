@@ -1,0 +1,63 @@
+"""Named points at which a test can kill, pause or wait. In production each is one comparison with None.
+
+``JOBS_SYNC_POINTS="before_commit=kill,after_publish=pause"`` together with ``JOBS_SYNC_DIR`` arms
+points in the processes that inherit the two variables. What happens at an armed point:
+
+``kill``
+    SIGKILL to this very process, once: the first process to arrive leaves ``<dir>/<point>.reached``.
+``pause``
+    As above, but wait until the file ``<dir>/<point>.go`` exists.
+``stop``
+    SIGSTOP to this process, once.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+POINTS = ("after_claim", "before_commit", "after_commit", "before_publish", "after_publish", "before_ack")
+
+_hook: Callable[[str], None] | None = None
+
+
+def reach(point: str) -> None:
+    """Say that execution is at ``point``."""
+    if _hook is not None:
+        _hook(point)
+
+
+def arm(hook: Callable[[str], None] | None) -> None:
+    """Call ``hook(point)`` at every point from now on; None disarms."""
+    global _hook
+    _hook = hook
+
+
+def _from_environment() -> None:
+    spec = os.environ.get("JOBS_SYNC_POINTS")
+    if not spec:
+        return
+    actions = dict(item.split("=", 1) for item in spec.split(","))
+    if unknown := set(actions) - set(POINTS):
+        raise ValueError(f"JOBS_SYNC_POINTS names unknown points {sorted(unknown)}; the points are {', '.join(POINTS)}")
+    directory = Path(os.environ["JOBS_SYNC_DIR"])
+
+    def hook(point: str) -> None:
+        action = actions.get(point)
+        if action is None:
+            return
+        try:
+            (directory / f"{point}.reached").open("x").write(str(os.getpid()))
+        except FileExistsError:
+            return
+        if action == "pause":
+            while not (directory / f"{point}.go").exists():
+                threading.Event().wait(0.01)
+        else:
+            os.kill(os.getpid(), signal.SIGKILL if action == "kill" else signal.SIGSTOP)
+
+    arm(hook)
+
+
+_from_environment()

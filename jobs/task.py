@@ -1,0 +1,188 @@
+"""The Task base class: the call side makes a row, the run side hands over to ``jobs.execution``."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+import celery
+from asgiref.sync import sync_to_async
+from celery.result import AsyncResult
+
+from jobs import execution, publisher
+from jobs.arguments import normalize
+from jobs.conf import conf
+from jobs.databases import job_alias
+
+
+class Task(celery.Task):
+    """A Celery task whose calls are rows of the caller's transaction.
+
+    Use it for a whole app, ``Celery("proj", task_cls="jobs.task:Task")``, or task by task,
+    ``@shared_task(base=jobs.Task)``. All of Celery's own task options work; these come on top:
+
+    atomic (bool, default True):
+        The body and the job's completion share one transaction. With False the body manages its own
+        transactions, and a crash between them and the completion runs it again.
+    max_crashes (int, default ``JOBS["MAX_CRASHES"]``):
+        A body that kills its process this often ends ``failed``.
+    """
+
+    abstract = True
+    Request = "jobs.worker:Request"
+
+    atomic: bool = True
+    max_crashes: int | None = None
+
+    @classmethod
+    def on_bound(cls, app: Any) -> None:
+        super().on_bound(app)
+        from jobs import worker
+
+        worker.install(app)
+
+    # The call
+
+    def delay_on_commit(self, *args: Any, **kwargs: Any) -> AsyncResult:
+        """The same as ``delay``, which always waits for the commit; returns the result."""
+        return self.delay(*args, **kwargs)
+
+    def apply_async_on_commit(self, *args: Any, **kwargs: Any) -> AsyncResult:
+        """The same as ``apply_async``, which always waits for the commit; returns the result."""
+        return self.apply_async(*args, **kwargs)
+
+    async def adelay(self, *args: Any, **kwargs: Any) -> AsyncResult:
+        """``delay`` for async code, on the thread that holds the caller's database connection."""
+        return await sync_to_async(self.delay)(*args, **kwargs)
+
+    async def aapply_async(self, *args: Any, **kwargs: Any) -> AsyncResult:
+        """``apply_async`` for async code."""
+        return await sync_to_async(self.apply_async)(*args, **kwargs)
+
+    def apply_async(
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        task_id: str | None = None,
+        producer: Any = None,
+        link: Any = None,
+        link_error: Any = None,
+        shadow: str | None = None,
+        using: str | None = None,
+        **options: Any,
+    ) -> AsyncResult:
+        """Record the call in the current transaction; its message leaves after the commit.
+
+        Takes all options of Celery's ``apply_async``; how the message travels (``producer``,
+        ``connection``, ``retry``, ...) is accepted and not kept.
+
+        Parameters:
+            using: the database alias to record the job in, one of ``JOBS["DATABASES"]``; by default
+                what the database routers say for ``Job``.
+
+        Raises:
+            TypeError: an argument that JSON does not know, or arguments that the task does not take.
+            ValueError: an option that cannot be kept, a ``task_id`` that is no UUID, data that is too large.
+            django.db.IntegrityError: a ``task_id`` that a job already has.
+        """
+        app = self._get_app()
+        if app.conf.task_always_eager or self.is_stock():
+            return super().apply_async(
+                args, kwargs, task_id=task_id, producer=producer, link=link, link_error=link_error, shadow=shadow, **options
+            )
+        job = self._compose(
+            args, kwargs, {"task_id": task_id, "link": link, "link_error": link_error, "shadow": shadow, **options}
+        )
+        run = execution.current_run(self)
+        if run is not None and run.is_retry(job):
+            # Task.retry() publishes the same id again: here it only notes what the settle will write.
+            run.plan_retry(job)
+        else:
+            from jobs import outbox
+
+            outbox.record([job], job_alias(using))
+        return self._result(job, options.get("add_to_parent", True))
+
+    def delay_many(
+        self, items: Iterable[tuple[Any, ...] | list[Any] | Mapping[str, Any]], using: str | None = None, **options: Any
+    ) -> list[AsyncResult]:
+        """Record many calls with one INSERT and publish them in one batch.
+
+        Parameters:
+            items: for each call a tuple (or list) of positional arguments, or a dict of keyword arguments.
+            options: as for :meth:`apply_async`, the same for all calls.
+
+        Raises:
+            TypeError, ValueError: as :meth:`apply_async`; names the item. Nothing is recorded then.
+        """
+        if "task_id" in options:
+            raise ValueError("task_id= cannot be given to delay_many: each call has its own; use apply_async")
+        calls = [({}, item) if isinstance(item, Mapping) else (item, {}) for item in items]
+        if self._get_app().conf.task_always_eager or self.is_stock():
+            return [self.apply_async(args or (), kwargs, **options) for args, kwargs in calls]
+        from jobs import outbox
+
+        jobs = []
+        for index, (args, kwargs) in enumerate(calls):
+            if isinstance(args, str | bytes) or not isinstance(args, tuple | list | dict):
+                raise TypeError(f"item {index} must be a tuple of arguments or a dict of keyword arguments, not {args!r}")
+            try:
+                jobs.append(self._compose(tuple(args), kwargs, dict(options)))
+            except (TypeError, ValueError) as exc:
+                raise type(exc)(f"item {index}: {exc}") from exc
+        outbox.record(jobs, job_alias(using))
+        return [self._result(job, options.get("add_to_parent", True)) for job in jobs]
+
+    def is_stock(self) -> bool:
+        """Whether ``JOBS["EXCLUDE"]`` leaves this task to Celery."""
+        name = self.name or ""
+        return name.startswith("celery.") or any(fnmatchcase(name, pattern) for pattern in conf().EXCLUDE)
+
+    def _compose(self, args: Any, kwargs: Any, options: dict[str, Any]) -> Any:
+        # The checks and merges of celery.Task.apply_async, then ours.
+        if self.soft_time_limit and self.time_limit and self.soft_time_limit > self.time_limit:
+            raise ValueError("soft_time_limit must be less than or equal to time_limit")
+        if self.typing and (check_arguments := getattr(self, "__header__", None)) is not None:
+            check_arguments(*(args or ()), **(kwargs or {}))
+        options["shadow"] = options.get("shadow") or self.shadow_name(args, kwargs, options)
+        options = {**self._get_exec_options(), **options}
+        if self._dump_pydantic_arguments is not None:
+            args, kwargs = self._dump_pydantic_arguments(args, kwargs)
+        options.setdefault("ignore_result", self.ignore_result)
+        args, kwargs = normalize(args, kwargs)
+        task_id = options.pop("task_id", None)
+        try:
+            task_id = str(uuid.UUID(str(task_id))) if task_id else str(uuid.uuid4())
+        except ValueError:
+            raise ValueError(f"task_id={task_id!r} is no UUID: leave it out, or pass str(uuid.uuid4())") from None
+        return publisher.compose(self._get_app(), self, task_id, args, kwargs, options)
+
+    def _result(self, job: Any, add_to_parent: bool) -> AsyncResult:
+        result = self.AsyncResult(str(job.pk))
+        result.ignored = job.headers.get("ignore_result")
+        if add_to_parent and (parent := self._get_app().current_worker_task):
+            parent.add_trail(result)
+        return result
+
+    # The run
+
+    @property
+    def job(self) -> Any:
+        """The row of the job that runs now, as it was claimed; None in a plain call."""
+        run = execution.current_run(self)
+        return run.job if run is not None else None
+
+    def replace(self, sig: Any) -> Any:
+        """Not supported for jobs: Celery publishes the replacement outside the job's transaction."""
+        if execution.current_run(self) is None:
+            return super().replace(sig)
+        raise NotImplementedError("a job cannot replace itself: call sig.delay() in the body and return")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        request = self.request_stack.top
+        if execution.is_delivery(request) and not self.is_stock():
+            return execution.run(self, request, args, kwargs)
+        # A plain call: from Python, from apply(), from a body that calls itself.
+        return super().__call__(*args, **kwargs)

@@ -1,0 +1,136 @@
+"""What ``celery worker`` gets from us: a node with its companion, kept connections, requests that know rows."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import celery.worker.request
+from billiard.einfo import ExceptionWithTraceback
+from celery import bootsteps, signals
+from celery._state import get_current_task
+from celery.exceptions import TimeLimitExceeded, WorkerLostError
+from celery.worker.state import task_ready
+from django.core.exceptions import ImproperlyConfigured
+
+from jobs import checks
+from jobs.board import board
+from jobs.companion import Companion
+from jobs.syncpoints import reach
+
+logger = logging.getLogger("jobs")
+
+#: Seconds between two complaints while the database cannot be reached at the start of a worker.
+PATIENCE = 10.0
+
+_companion: Companion | None = None
+
+
+def install(app: Any) -> None:
+    """Let workers of this Celery app run our step; done when the first of our tasks is bound to the app."""
+    app.steps["worker"].add(NodeStep)
+
+
+class NodeStep(bootsteps.StartStopStep):
+    """Registers this worker as a node, before it consumes."""
+
+    def create(self, parent: Any) -> None:
+        global _companion
+        found = checks.for_worker(parent)
+        errors = [message for message in found if message.is_serious()]
+        for message in found:
+            logger.log(message.level, str(message), extra={"action": "check", "check": message.id})
+        if errors:
+            raise ImproperlyConfigured("; ".join(f"({message.id}) {message.msg} {message.hint or ''}" for message in errors))
+        _keep_connections(parent.app)
+        queues = sorted(parent.app.amqp.queues.consume_from)
+        tasks = sorted(name for name in parent.app.tasks if not name.startswith("celery."))
+        _companion = Companion(parent.app, board, queues, tasks)
+        _companion.start()
+
+    def start(self, parent: Any) -> None:
+        assert _companion is not None
+        while not _companion.wait_until_registered(PATIENCE):
+            logger.error("the worker waits for its database to register itself", extra={"action": "node_waits"})
+
+
+def _keep_connections(app: Any) -> None:
+    """Keep Celery's Django fixup from closing the connections around each of our tasks.
+
+    It does so because a time limit in mid-query leaves a connection that Django takes for usable;
+    ``databases.tidy`` handles exactly that after each run. Other tasks keep the fixup's behaviour.
+    """
+    from jobs.task import Task
+
+    for fixup in getattr(app, "_fixups", ()):
+        worker_fixup = getattr(fixup, "worker_fixup", None)
+        close = getattr(worker_fixup, "close_database", None)
+        if close is None or getattr(close, "keeps_ours", False):
+            continue
+
+        def close_database(close: Any = close, **kwargs: Any) -> None:
+            task = get_current_task()
+            if not isinstance(task, Task) or task.is_stock():
+                close(**kwargs)
+
+        close_database.keeps_ours = True  # type: ignore[attr-defined]
+        worker_fixup.close_database = close_database
+
+
+@signals.worker_shutting_down.connect(dispatch_uid="jobs.worker")
+def _on_shutting_down(how: str = "", **kwargs: Any) -> None:
+    if _companion is not None:
+        _companion.tell(stopping=how)
+
+
+@signals.task_revoked.connect(dispatch_uid="jobs.worker")
+def _on_revoked(request: Any = None, terminated: bool = False, expired: bool = False, **kwargs: Any) -> None:
+    if _companion is not None and not terminated and getattr(request, "jobs", None):
+        _companion.tell(revoked=str(request.id), kind="Expired" if expired else "Revoked")
+
+
+class Request(celery.worker.request.Request):
+    """A request whose end is decided by the job's row, and not by what happened to a process."""
+
+    @property
+    def is_job(self) -> bool:
+        return "jobs" in self.request_dict and not self.task.is_stock()
+
+    def acknowledge(self) -> None:
+        reach("before_ack")
+        super().acknowledge()
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:
+        if soft or not self.is_job:
+            super().on_timeout(soft, timeout)
+            return
+        logger.error(
+            "%s[%s] ran longer than its hard time limit of %s s",
+            self.name,
+            self.id,
+            timeout,
+            extra={"action": "timed_out", "job": self.id, "task": self.name},
+        )
+        if _companion is not None:
+            _companion.tell(timed_out=str(self.id), limit=timeout)
+        task_ready(self)
+        self.acknowledge()
+
+    def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> None:
+        exc = exc_info.exception
+        if isinstance(exc, ExceptionWithTraceback):
+            exc = exc.exc
+        is_lost = isinstance(exc, WorkerLostError | TimeLimitExceeded | SystemExit | KeyboardInterrupt)
+        if not is_lost or return_ok or not self.is_job or self._already_cancelled or self._already_revoked:
+            super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
+            return
+        # Celery would fire errbacks and fail the chain here, for a job that the companion gives back.
+        logger.warning(
+            "the process of %s[%s] is gone: %s",
+            self.name,
+            self.id,
+            exc,
+            extra={"action": "process_lost", "job": self.id, "task": self.name},
+        )
+        task_ready(self)
+        self.acknowledge()

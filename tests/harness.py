@@ -1,0 +1,141 @@
+"""Real worker processes, and what the tests wait for."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from django.conf import settings
+from django.db import connection
+
+from jobs.board import is_alive
+from jobs.models import ENDED, Job, Node
+from tests.models import Effect
+from tests.servers import die_with_parent, wait_for
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def database_url() -> str:
+    database = connection.settings_dict
+    if connection.vendor == "sqlite":
+        return f"sqlite:///{database['NAME']}"
+    return f"postgresql://{database['USER']}@{database['HOST']}:{database['PORT']}/{database['NAME']}"
+
+
+def environment(**more: str) -> dict[str, str]:
+    """What a process of the project under test needs to see the test's database and broker."""
+    return {
+        **os.environ,
+        "DJANGO_SETTINGS_MODULE": "tests.settings",
+        "DATABASE_URL": database_url(),
+        "CELERY_BROKER_URL": settings.CELERY_BROKER_URL,
+        "PYTHONPATH": str(ROOT),
+        "PYTHONUNBUFFERED": "1",
+        "JOBS_TEST_SETTINGS": json.dumps({k: v for k, v in settings.JOBS.items() if not isinstance(v, tuple)}),
+        **more,
+    }
+
+
+class Worker:
+    """``celery -A shop worker`` in a process group of its own."""
+
+    def __init__(self, *options: str, concurrency: int = 2, wait: bool = True, sync: str = "", **env: str) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="jobs-worker-"))
+        if sync:
+            env |= {"JOBS_SYNC_POINTS": sync, "JOBS_SYNC_DIR": str(self.directory)}
+        self.log = self.directory / "log"
+        known = set(Node.objects.values_list("pk", flat=True))
+        command = [sys.executable, "-m", "celery", "-A", "shop", "worker", "-l", "INFO", "-c", str(concurrency)]
+        command += ["-n", f"{self.directory.name}@%h", *options]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                die_with_parent(*command), stdout=log, stderr=log, env=environment(**env), cwd=ROOT, start_new_session=True
+            )
+        self.node: Node | None = None
+        if wait:
+            self.wait_ready(known)
+
+    def wait_ready(self, known: set) -> None:
+        def ready() -> bool:
+            assert self.process.poll() is None, f"the worker ended: {self.text()[-4000:]}"
+            return " ready." in self.text()
+
+        wait_for(ready, 40, f"worker ready: {self.text()[-2000:]}")
+        self.node = wait_for(
+            lambda: Node.objects.filter(pid=self.process.pid, dead_at=None).exclude(pk__in=known).first(), 10, "node"
+        )
+
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def pids(self) -> list[int]:
+        """All processes of the worker's group."""
+        found = []
+        for entry in os.listdir("/proc"):
+            if entry.isdigit():
+                with contextlib.suppress(ProcessLookupError):
+                    if os.getpgid(int(entry)) == self.process.pid and is_alive(int(entry)):
+                        found.append(int(entry))
+        return found
+
+    def signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL to the whole group."""
+        self.signal(signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self, timeout: float = 30) -> int:
+        """SIGTERM to the main process: a warm shutdown."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        return self.process.returncode
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.signal(signal.SIGCONT)
+        self.kill()
+
+
+def wait_ended(*ids: object, timeout: float = 30.0) -> list[Job]:
+    keys = [str(key) for key in ids]
+
+    def ended() -> bool:
+        return Job.objects.filter(pk__in=keys, state__in=ENDED).count() == len(keys)
+
+    try:
+        wait_for(ended, timeout, "jobs ended")
+    except AssertionError as exc:
+        raise AssertionError(f"{exc}: {list(Job.objects.filter(pk__in=keys).values_list('state', 'error', 'lease'))}") from exc
+    jobs = {str(job.pk): job for job in Job.objects.filter(pk__in=keys)}
+    return [jobs[key] for key in keys]
+
+
+def wait_state(key: object, state: str, timeout: float = 20.0) -> Job:
+    return wait_for(lambda: Job.objects.filter(pk=str(key), state=state).first(), timeout, f"job is {state}")
+
+
+def wait_reached(directory: Path, point: str, timeout: float = 20.0) -> int:
+    """Wait until a process arrived at the sync point; return its pid."""
+    path = directory / f"{point}.reached"
+    return int(wait_for(lambda: path.exists() and path.read_text(), timeout, f"{point} reached"))
+
+
+def effects() -> Counter:
+    return Counter(Effect.objects.values_list("key", flat=True))

@@ -1,0 +1,18 @@
+from typing import ClassVar
+
+from django.db import models
+
+
+class Effect(models.Model):
+    """A ledger row per committed effect, with no unique constraint: a doubled effect shows as two rows."""
+
+    key = models.CharField(max_length=100, db_index=True)
+    pid = models.IntegerField(default=0)
+    note = models.CharField(max_length=200, default="")
+
+    class Meta:
+        app_label = "tests"
+        ordering: ClassVar = ["pk"]
+
+    def __str__(self) -> str:
+        return self.key

