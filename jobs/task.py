@@ -41,7 +41,20 @@ class Task(celery.Task):
         super().on_bound(app)
         from jobs import worker
 
+        cls._reconcile_limits(app)
+
         worker.install(app)
+
+    @classmethod
+    def _reconcile_limits(cls, app: Any) -> None:
+        """A task that sets one of its time limits must not collide with the app's default of the other."""
+        hard, soft = cls.time_limit, cls.soft_time_limit
+        if not hard or not soft or soft <= hard:
+            return
+        if soft == app.conf.task_soft_time_limit:
+            cls.soft_time_limit = None
+        elif hard == app.conf.task_time_limit:
+            cls.time_limit = soft + 60
 
     # The call
 

@@ -204,6 +204,10 @@ class Transport(virtual.Transport):
         self.side = SideDatabase()
         self._renewed = time.monotonic()
 
+    @property
+    def default_connection_params(self) -> dict[str, Any]:
+        return {}
+
     def driver_version(self) -> str:
         from jobs import __version__
 
