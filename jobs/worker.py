@@ -92,6 +92,13 @@ def _on_revoked(request: Any = None, terminated: bool = False, expired: bool = F
 class Request(celery.worker.request.Request):
     """A request whose end is decided by the job's row, and not by what happened to a process."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        hard, soft = (self.time_limits[0] or self.task.time_limit), (self.time_limits[1] or self.task.soft_time_limit)
+        if hard and soft and soft > hard:
+            # A call's own time_limit below the task's soft limit: the pool arms the soft one first.
+            self.time_limits = (hard, hard)
+
     @property
     def is_job(self) -> bool:
         return "jobs" in self.request_dict and not self.task.is_stock()

@@ -54,7 +54,7 @@ class Worker:
         self.log = self.directory / "log"
         known = set(Node.objects.values_list("pk", flat=True))
         command = [sys.executable, "-m", "celery", "-A", "shop", "worker", "-l", "INFO", "-c", str(concurrency)]
-        command += ["-n", f"{self.directory.name}@%h", *options]
+        command += ["-n", f"{self.directory.name}@%h", "--without-mingle", "--without-gossip", *options]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 die_with_parent(*command), stdout=log, stderr=log, env=environment(**env), cwd=ROOT, start_new_session=True
