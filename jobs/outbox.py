@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from django.db import connections, transaction
 from django.db.models.functions import Now
 
 from jobs import publisher
 from jobs.conf import conf
 from jobs.models import Job, State
+
+if TYPE_CHECKING:
+    from celery import Celery
 
 
 class PublishAfterCommit:
@@ -17,14 +22,18 @@ class PublishAfterCommit:
 
     def __init__(self, using: str) -> None:
         self.using = using
-        self.jobs: list[Job] = []
+        self.jobs: dict[Celery, list[Job]] = {}
 
     def __call__(self) -> None:
-        publisher.publish_inline(self.jobs, self.using)
+        for app, jobs in self.jobs.items():
+            publisher.publish_inline(jobs, self.using, app)
 
 
-def record(jobs: list[Job], using: str) -> None:
+def record(jobs: list[Job], using: str, app: Celery) -> None:
     """Insert the jobs into the caller's transaction, with one statement.
+
+    Parameters:
+        app: the Celery app whose broker they are published to.
 
     Raises:
         django.db.DatabaseError: as any INSERT. A broker in trouble raises nothing here.
@@ -42,7 +51,7 @@ def record(jobs: list[Job], using: str) -> None:
         Job.objects.using(using).bulk_create(jobs, batch_size=_batch_size(using))
     if hook is None or not will_publish:
         return
-    hook.jobs += [job for job in jobs if job.state == State.READY]
+    hook.jobs.setdefault(app, []).extend(job for job in jobs if job.state == State.READY)
     if not connections[using].in_atomic_block:
         hook()
 

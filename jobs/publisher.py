@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import kombu
-from celery import current_app, signals
+from celery import signals
 from celery.utils.functional import maybe_list
 from celery.utils.time import maybe_iso8601
 from django.utils import timezone
@@ -26,6 +26,7 @@ from kombu.connection import ConnectionPool
 from kombu.utils.json import dumps
 
 from jobs import lifecycle
+from jobs.arguments import jsonable, normalize
 from jobs.conf import conf
 from jobs.models import Job, State
 from jobs.syncpoints import reach
@@ -70,7 +71,7 @@ class _Recorder:
         raise _Composed(body, how)
 
 
-def compose(app: Celery, task: Any, task_id: str, args: list[Any], kwargs: dict[str, Any], options: dict[str, Any]) -> Job:
+def compose(app: Celery, task: Any, task_id: str, args: Any, kwargs: Any, options: dict[str, Any]) -> Job:
     """Build the unsaved row of a call, with the message that Celery itself would send.
 
     Routers and the receivers of ``before_task_publish`` run here, in the caller's context.
@@ -80,8 +81,10 @@ def compose(app: Celery, task: Any, task_id: str, args: list[Any], kwargs: dict[
             and ``eta`` are in seconds and an aware datetime.
 
     Raises:
-        TypeError, ValueError: an option that cannot be kept; names the option and the cure.
+        TypeError, ValueError: an argument or an option that cannot be kept; names it, and the cure.
     """
+    plain_args, plain_kwargs = normalize(args, kwargs)
+    args, kwargs = args or (), kwargs or {}
     options = {key: value for key, value in options.items() if key not in PLUMBING}
     _check_serializer(options.pop("serializer", None) or app.conf.task_serializer)
     run_at = _run_at(app, options.pop("eta", None), options.pop("countdown", None))
@@ -160,8 +163,8 @@ def compose(app: Celery, task: Any, task_id: str, args: list[Any], kwargs: dict[
     job = Job(
         id=uuid.UUID(task_id),
         task=task.name,
-        args=args,
-        kwargs=kwargs,
+        args=plain_args,
+        kwargs=plain_kwargs,
         options=stored,
         headers=_stored(headers, "headers"),
         queue=_queue_name(queue, declare, how),
@@ -225,13 +228,9 @@ def _queue_name(queue: Any, declare: Sequence[Any], how: Mapping[str, Any]) -> s
 
 def _stored(value: Any, where: str) -> Any:
     """Plain JSON of what Celery's own encoder makes of the value (signatures, dates, UUIDs)."""
-    from kombu.exceptions import EncodeError
-
-    from jobs.arguments import jsonable
-
     try:
         return jsonable(json.loads(dumps(value)), where)
-    except (TypeError, EncodeError) as exc:
+    except (TypeError, kombu.exceptions.EncodeError) as exc:
         raise TypeError(f"{where} of this call cannot be stored as JSON: {exc}") from exc
 
 
@@ -277,7 +276,7 @@ def send(producer: kombu.Producer, app: Celery, job: Job, using: str) -> None:
         app.amqp._event_dispatcher.publish("task-sent", event, producer, retry=False)
 
 
-def publish(jobs: Iterable[Job], using: str, app: Celery | None = None, budget: float | None = None) -> list[Job]:
+def publish(jobs: Iterable[Job], using: str, app: Celery, budget: float | None = None) -> list[Job]:
     """Publish what can be published; return the jobs whose message certainly or possibly did not leave.
 
     Never raises for a broker in trouble. One message that cannot be built is reported and does not stop
@@ -286,7 +285,6 @@ def publish(jobs: Iterable[Job], using: str, app: Celery | None = None, budget: 
     Parameters:
         budget: stop after this many seconds; the rest is returned.
     """
-    app = app or current_app._get_current_object()
     waiting = list(jobs)
     reach("before_publish")
     try:
@@ -373,14 +371,14 @@ def may_publish_inline() -> bool:
     return conf().PUBLISH == "inline" and not breaker.is_open
 
 
-def publish_inline(jobs: list[Job], using: str) -> None:
+def publish_inline(jobs: list[Job], using: str, app: Celery) -> None:
     """The one bounded publish after a commit. Never raises; what does not leave is left to the relay."""
     try:
         if not jobs:
             return
         left = jobs
         if not breaker.is_open:
-            left = publish(jobs, using, budget=conf().PUBLISH_BUDGET)
+            left = publish(jobs, using, app, budget=conf().PUBLISH_BUDGET)
             if len(left) == len(jobs):
                 breaker.trip()
         if left:

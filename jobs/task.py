@@ -12,7 +12,6 @@ from asgiref.sync import sync_to_async
 from celery.result import AsyncResult
 
 from jobs import execution, publisher
-from jobs.arguments import normalize
 from jobs.conf import conf
 from jobs.databases import job_alias
 
@@ -116,7 +115,7 @@ class Task(celery.Task):
         else:
             from jobs import outbox
 
-            outbox.record([job], job_alias(using))
+            outbox.record([job], job_alias(using), app)
         return self._result(job, options.get("add_to_parent", True))
 
     def delay_many(
@@ -146,7 +145,7 @@ class Task(celery.Task):
                 jobs.append(self._compose(tuple(args), kwargs, dict(options)))
             except (TypeError, ValueError) as exc:
                 raise type(exc)(f"item {index}: {exc}") from exc
-        outbox.record(jobs, job_alias(using))
+        outbox.record(jobs, job_alias(using), self._get_app())
         return [self._result(job, options.get("add_to_parent", True)) for job in jobs]
 
     def is_stock(self) -> bool:
@@ -165,7 +164,6 @@ class Task(celery.Task):
         if self._dump_pydantic_arguments is not None:
             args, kwargs = self._dump_pydantic_arguments(args, kwargs)
         options.setdefault("ignore_result", self.ignore_result)
-        args, kwargs = normalize(args, kwargs)
         task_id = options.pop("task_id", None)
         try:
             task_id = str(uuid.UUID(str(task_id))) if task_id else str(uuid.uuid4())
