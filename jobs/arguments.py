@@ -17,7 +17,10 @@ from django.utils.functional import Promise
 from jobs.conf import conf
 
 _CURES: tuple[tuple[type | tuple[type, ...], str], ...] = (
-    (Model, "pass its primary key (.pk) and read the row again in the task: the object may be stale when the task runs"),
+    (
+        Model,
+        "pass its primary key (.pk) and read the row again in the task: the object may be stale when the task runs",
+    ),
     (QuerySet, "pass a list of primary keys and read the rows again in the task"),
     ((datetime.datetime, datetime.date, datetime.time), "pass .isoformat() and parse it in the task"),
     (datetime.timedelta, "pass .total_seconds()"),
@@ -43,7 +46,9 @@ def normalize(args: Any, kwargs: Any) -> tuple[list[Any], dict[str, Any]]:
     args = () if args is None else args
     kwargs = {} if kwargs is None else kwargs
     if not isinstance(args, list | tuple):
-        raise TypeError(f"args must be a list or a tuple, not {type(args).__name__}: write ({args!r},) for one argument")
+        raise TypeError(
+            f"args must be a list or a tuple, not {type(args).__name__}: write ({args!r},) for one argument"
+        )
     if not isinstance(kwargs, Mapping):
         raise TypeError(f"kwargs must be a dict, not {type(kwargs).__name__}")
     plain_args = [jsonable(value, f"args[{index}]") for index, value in enumerate(args)]
@@ -106,7 +111,9 @@ def _key(key: Any, where: str) -> str:
 
 def _text(value: str, where: str) -> str:
     if "\0" in value:
-        raise ValueError(f"{where} contains a NUL character, which PostgreSQL refuses: remove it with .replace('\\0', '')")
+        raise ValueError(
+            f"{where} contains a NUL character, which PostgreSQL refuses: remove it with .replace('\\0', '')"
+        )
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -117,7 +124,9 @@ def _text(value: str, where: str) -> str:
 
 
 def _refuse(value: Any, where: str) -> Any:
-    cure = next((cure for kinds, cure in _CURES if isinstance(value, kinds)), "pass str, int, float, bool, None, lists or dicts")
+    cure = next(
+        (cure for kinds, cure in _CURES if isinstance(value, kinds)), "pass str, int, float, bool, None, lists or dicts"
+    )
     raise TypeError(f"{where} is a {type(value).__name__}, which a job cannot carry: {cure}")
 
 

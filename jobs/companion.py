@@ -174,7 +174,9 @@ class _Process:
             self._try(lambda line=line: self._note(**json.loads(line)))
         return bool(data)
 
-    def _note(self, timed_out: str = "", limit: float = 0, revoked: str = "", kind: str = "", stopping: str = "") -> None:
+    def _note(
+        self, timed_out: str = "", limit: float = 0, revoked: str = "", kind: str = "", stopping: str = ""
+    ) -> None:
         if timed_out:
             self.own.time_out(uuid.UUID(timed_out), limit)
         if revoked:

@@ -89,7 +89,9 @@ def problems() -> list[str]:
         return [f"JOBS must be a dict, not {type(given).__name__}."]
     known = {f.name for f in fields(Settings)}
     found += [
-        f"JOBS has no key {key!r}. Remove it; the keys are {', '.join(sorted(known))}." for key in given if key not in known
+        f"JOBS has no key {key!r}. Remove it; the keys are {', '.join(sorted(known))}."
+        for key in given
+        if key not in known
     ]
     values = Settings(**{key: value for key, value in given.items() if key in known})
     for name in ("DATABASES", "EXCLUDE"):

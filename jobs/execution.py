@@ -129,9 +129,7 @@ def _claim(job_id: uuid.UUID, using: str) -> Job | None:
     raise Reject(str(error), requeue=True)
 
 
-def _unclaimed(
-    task: Any, request: Any, args: Any, kwargs: Any, job_id: uuid.UUID, using: str, *, is_ours: bool
-) -> Any:
+def _unclaimed(task: Any, request: Any, args: Any, kwargs: Any, job_id: uuid.UUID, using: str, *, is_ours: bool) -> Any:
     """Nobody claimed: say why, and see that a job that should run gets another message."""
     job = Job.objects.using(using).filter(pk=job_id).first()
     fields = {"action": "duplicate", "job": str(job_id), "task": task.name, "node": str(board.node)}
@@ -142,7 +140,9 @@ def _unclaimed(
     elif job.state == State.READY:
         # Expired (the relay cancels it), or this node was declared dead and has not yet a new id.
         lifecycle.release_message(job_id, using)
-        logger.warning("job %s was not claimed here; it is published again", job_id, extra={**fields, "action": "unclaimed"})
+        logger.warning(
+            "job %s was not claimed here; it is published again", job_id, extra={**fields, "action": "unclaimed"}
+        )
     else:
         logger.info("job %s is %s: a duplicate message", job_id, job.state, extra=fields)
     raise Ignore()
@@ -212,7 +212,9 @@ def _settle(run: Run, exc: BaseException, at_commit: bool) -> Any:
     """
     job = run.job
     if not isinstance(exc, Exception) and (
-        terminate_handler_fired() or not isinstance(exc, SystemExit) or isinstance(exc, WorkerShutdown | WorkerTerminate)
+        terminate_handler_fired()
+        or not isinstance(exc, SystemExit)
+        or isinstance(exc, WorkerShutdown | WorkerTerminate)
     ):
         # This process is being ended from outside: whoever sees it die gives the job back.
         raise exc
@@ -250,7 +252,8 @@ def _settle_retry(run: Run, exc: Retry) -> None:
     error = _entry(run, cause)
     run_at = planned.run_at if planned.state == State.SCHEDULED else None
     changes = {
-        name: getattr(planned, name) for name in ("args", "kwargs", "options", "headers", "queue", "priority", "expires_at")
+        name: getattr(planned, name)
+        for name in ("args", "kwargs", "options", "headers", "queue", "priority", "expires_at")
     }
     _write(run, lambda: lifecycle.retry(job, run_at, error, changes))
     run.log(logging.INFO, f"will be retried: {error['type']}: {error['message']}", "retried", retries=job.retries + 1)
@@ -268,7 +271,7 @@ def _for_celery(exc: BaseException) -> BaseException:
 def _may_pass(exc: DatabaseError) -> bool:
     """A refusal at the commit that another attempt may not meet: serialization failure, deadlock, shutdown."""
     code = getattr(exc.__cause__, "sqlstate", None)
-    return code is None and isinstance(exc, OperationalError) or str(code)[:2] in ("40", "57", "08")
+    return (code is None and isinstance(exc, OperationalError)) or str(code)[:2] in ("40", "57", "08")
 
 
 def _write(run: Run, transition: Callable[[], bool]) -> None:

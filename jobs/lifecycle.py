@@ -101,9 +101,7 @@ def succeed(job: Job, result: Any) -> bool:
 
 
 def fail(job: Job, error: dict[str, Any], **counts: Any) -> bool:
-    return _settle(
-        job, state=State.FAILED, finished_at=Now(), error=error, errors=_with(job.errors, error), **counts
-    )
+    return _settle(job, state=State.FAILED, finished_at=Now(), error=error, errors=_with(job.errors, error), **counts)
 
 
 def cancel_running(job: Job, error: dict[str, Any]) -> bool:
@@ -196,9 +194,7 @@ def replay(job_id: uuid.UUID, using: str) -> bool:
     """Run a failed or cancelled job again, its counts at zero. ``lease`` stays: it is the fence."""
     over = Job.objects.using(using).filter(pk=job_id, state__in=(State.FAILED, State.CANCELLED))
     return (
-        over.update(
-            **_waiting(None), finished_at=None, expires_at=None, retries=0, crashes=0, node_losses=0, snoozes=0
-        )
+        over.update(**_waiting(None), finished_at=None, expires_at=None, retries=0, crashes=0, node_losses=0, snoozes=0)
         == 1
     )
 
@@ -206,7 +202,9 @@ def replay(job_id: uuid.UUID, using: str) -> bool:
 def due(using: str, limit: int) -> list[uuid.UUID]:
     """What should be published now: its time has come, or its message is missing."""
     rows = Job.objects.using(using)
-    ids = list(rows.filter(state=State.READY, dispatched_at=None).order_by("run_at").values_list("pk", flat=True)[:limit])
+    ids = list(
+        rows.filter(state=State.READY, dispatched_at=None).order_by("run_at").values_list("pk", flat=True)[:limit]
+    )
     if len(ids) < limit:
         scheduled = rows.filter(state=State.SCHEDULED, run_at__lte=Now()).order_by("run_at")
         ids += scheduled.values_list("pk", flat=True)[: limit - len(ids)]
@@ -268,7 +266,9 @@ def bury(node_id: uuid.UUID, using: str) -> bool:
 def ended(using: str, states: Sequence[str], age: float) -> QuerySet[Job]:
     """Jobs that ended ``age`` seconds ago, oldest first."""
     assert set(states) <= set(ENDED)
-    rows = Job.objects.using(using).filter(state__in=states, finished_at__lt=now_plus(-age), created_at__lt=now_plus(-age))
+    rows = Job.objects.using(using).filter(
+        state__in=states, finished_at__lt=now_plus(-age), created_at__lt=now_plus(-age)
+    )
     return rows.order_by("created_at")
 
 

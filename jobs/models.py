@@ -89,7 +89,13 @@ class Job(models.Model):
     #: The node that runs the job, or ran it last. No database constraint: a claim then locks no node row,
     #: and nodes are pruned without a scan of history.
     node = models.ForeignKey(
-        Node, models.DO_NOTHING, null=True, db_constraint=False, db_index=False, related_name="jobs", verbose_name=_("node")
+        Node,
+        models.DO_NOTHING,
+        null=True,
+        db_constraint=False,
+        db_index=False,
+        related_name="jobs",
+        verbose_name=_("node"),
     )
 
     retries = models.PositiveIntegerField(_("retries"), default=0)
@@ -119,7 +125,8 @@ class Job(models.Model):
             ),
             models.CheckConstraint(
                 name="jobs_job_finished",
-                condition=Q(state__in=ENDED, finished_at__isnull=False) | (~Q(state__in=ENDED) & Q(finished_at__isnull=True)),
+                condition=Q(state__in=ENDED, finished_at__isnull=False)
+                | (~Q(state__in=ENDED) & Q(finished_at__isnull=True)),
             ),
             models.CheckConstraint(name="jobs_job_failed", condition=~Q(state="failed") | Q(error__isnull=False)),
         ]
@@ -127,7 +134,11 @@ class Job(models.Model):
             # Hot ones: live states only, so that history costs disk and not speed.
             models.Index(name="jobs_job_scheduled", fields=["run_at"], condition=Q(state="scheduled")),
             models.Index(name="jobs_job_ready", fields=["dispatched_at"], condition=Q(state="ready")),
-            models.Index(name="jobs_job_expires", fields=["expires_at"], condition=Q(state__in=("scheduled", "ready"), expires_at__isnull=False)),
+            models.Index(
+                name="jobs_job_expires",
+                fields=["expires_at"],
+                condition=Q(state__in=("scheduled", "ready"), expires_at__isnull=False),
+            ),
             models.Index(name="jobs_job_running", fields=["node"], condition=Q(state="running")),
             # History, read by people and by prune: rows arrive at its right edge.
             models.Index(name="jobs_job_created", fields=["created_at"]),

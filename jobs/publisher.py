@@ -264,7 +264,11 @@ def send(producer: kombu.Producer, app: Celery, job: Job, using: str) -> None:
         body,
         serializer="json",
         headers=headers,
-        declare=[app.amqp.queues[name] for name in options["declare"] if name in app.amqp.queues or app.amqp.queues.create_missing],
+        declare=[
+            app.amqp.queues[name]
+            for name in options["declare"]
+            if name in app.amqp.queues or app.amqp.queues.create_missing
+        ],
         retry=False,
         **how,
     )
@@ -272,7 +276,12 @@ def send(producer: kombu.Producer, app: Celery, job: Job, using: str) -> None:
         sender=job.task, body=body, headers=headers, exchange=how.get("exchange"), routing_key=how.get("routing_key")
     )
     if options["event"]:
-        event = {**options["event"], "queue": job.queue, "exchange": how.get("exchange"), "routing_key": how.get("routing_key")}
+        event = {
+            **options["event"],
+            "queue": job.queue,
+            "exchange": how.get("exchange"),
+            "routing_key": how.get("routing_key"),
+        }
         app.amqp._event_dispatcher.publish("task-sent", event, producer, retry=False)
 
 
@@ -408,7 +417,10 @@ def _connection(app: Celery) -> kombu.Connection:
     probe = app.connection_for_write()
     driver = probe.transport.driver_type
     if driver == "redis":
-        options |= {"socket_connect_timeout": settings.PUBLISH_CONNECT_TIMEOUT, "socket_timeout": settings.PUBLISH_TIMEOUT}
+        options |= {
+            "socket_connect_timeout": settings.PUBLISH_CONNECT_TIMEOUT,
+            "socket_timeout": settings.PUBLISH_TIMEOUT,
+        }
         # Retries of the client library would multiply the bound, and they switch batches off.
         for name in ("retry_on_timeout", "retry_on_error", "retry"):
             options.pop(name, None)

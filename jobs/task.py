@@ -103,7 +103,14 @@ class Task(celery.Task):
         app = self._get_app()
         if app.conf.task_always_eager or self.is_stock():
             return super().apply_async(
-                args, kwargs, task_id=task_id, producer=producer, link=link, link_error=link_error, shadow=shadow, **options
+                args,
+                kwargs,
+                task_id=task_id,
+                producer=producer,
+                link=link,
+                link_error=link_error,
+                shadow=shadow,
+                **options,
             )
         job = self._compose(
             args, kwargs, {"task_id": task_id, "link": link, "link_error": link_error, "shadow": shadow, **options}
@@ -140,7 +147,9 @@ class Task(celery.Task):
         jobs = []
         for index, (args, kwargs) in enumerate(calls):
             if isinstance(args, str | bytes) or not isinstance(args, tuple | list | dict):
-                raise TypeError(f"item {index} must be a tuple of arguments or a dict of keyword arguments, not {args!r}")
+                raise TypeError(
+                    f"item {index} must be a tuple of arguments or a dict of keyword arguments, not {args!r}"
+                )
             try:
                 jobs.append(self._compose(tuple(args), kwargs, dict(options)))
             except (TypeError, ValueError) as exc:

@@ -129,7 +129,9 @@ class Channel(virtual.Channel):
 
     def _size(self, queue: str) -> int:
         with self.side.cursor() as cursor:
-            cursor.execute(f"SELECT COUNT(*) FROM jobs_message WHERE queue = %s AND visible_at <= {self.side.now}", [queue])
+            cursor.execute(
+                f"SELECT COUNT(*) FROM jobs_message WHERE queue = %s AND visible_at <= {self.side.now}", [queue]
+            )
             return int(cursor.fetchone()[0])
 
     def _purge(self, queue: str) -> int:
@@ -155,12 +157,14 @@ class Channel(virtual.Channel):
         values = [exchange, routing_key or "", pattern or "", queue]
         with self.side.cursor() as cursor:
             cursor.execute(
-                "SELECT 1 FROM jobs_binding WHERE exchange = %s AND routing_key = %s AND pattern = %s AND queue = %s", values
+                "SELECT 1 FROM jobs_binding WHERE exchange = %s AND routing_key = %s AND pattern = %s AND queue = %s",
+                values,
             )
             if cursor.fetchone() is None:
                 try:
                     cursor.execute(
-                        "INSERT INTO jobs_binding (exchange, routing_key, pattern, queue) VALUES (%s, %s, %s, %s)", values
+                        "INSERT INTO jobs_binding (exchange, routing_key, pattern, queue) VALUES (%s, %s, %s, %s)",
+                        values,
                     )
                 except DatabaseError:
                     # Another process bound the same queue in between; the unique constraint kept one.

@@ -41,7 +41,9 @@ class NodeStep(bootsteps.StartStopStep):
         for message in found:
             logger.log(message.level, str(message), extra={"action": "check", "check": message.id})
         if errors:
-            raise ImproperlyConfigured("; ".join(f"({message.id}) {message.msg} {message.hint or ''}" for message in errors))
+            raise ImproperlyConfigured(
+                "; ".join(f"({message.id}) {message.msg} {message.hint or ''}" for message in errors)
+            )
         _keep_connections(parent.app)
         queues = sorted(parent.app.amqp.queues.consume_from)
         tasks = sorted(name for name in parent.app.tasks if not name.startswith("celery."))

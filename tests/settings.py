@@ -18,7 +18,14 @@ if DATABASES["default"]["ENGINE"].endswith("sqlite3") and "DATABASE_URL" not in 
     DATABASES["default"]["TEST"] = {"NAME": f"{_directory}/test.sqlite3"}
 
 #: Short clocks; JOBS_TEST_CLOCKS="default" runs with those that users get.
-SHORT_CLOCKS = {"HEARTBEAT": 0.4, "DEAD_AFTER": 2.0, "RELAY_INTERVAL": 0.1, "GRACE": 2.0, "PRUNE_INTERVAL": 5.0, "BREAKER": 1.0}
+SHORT_CLOCKS = {
+    "HEARTBEAT": 0.4,
+    "DEAD_AFTER": 2.0,
+    "RELAY_INTERVAL": 0.1,
+    "GRACE": 2.0,
+    "PRUNE_INTERVAL": 5.0,
+    "BREAKER": 1.0,
+}
 JOBS = {} if os.environ.get("JOBS_TEST_CLOCKS") == "default" else dict(SHORT_CLOCKS)
 JOBS.update(json.loads(os.environ.get("JOBS_TEST_SETTINGS", "{}")))
 if "JOBS_TEST_BROKER_OPTIONS" in os.environ:

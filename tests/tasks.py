@@ -6,7 +6,8 @@ import sys
 import time
 from pathlib import Path
 
-from celery import Celery, shared_task
+import celery
+from celery import shared_task
 
 from jobs import Task
 from tests.models import Effect
@@ -155,7 +156,7 @@ def enqueues(key):
     return effect.delay(f"{key}-child").id
 
 
-@shared_task(base=Celery("stock", set_as_current=False).Task)
+@shared_task(base=celery.Task)
 def stock(key):
     Effect.objects.create(key=key)
 
@@ -163,3 +164,49 @@ def stock(key):
 @shared_task(base=Task)
 def based(key):
     Effect.objects.create(key=key)
+
+
+@shared_task
+def hooked(key):
+    """A hook of the project raises right after the COMMIT, out of atomic's exit."""
+    from django.db import transaction
+
+    def broken():
+        raise RuntimeError("a hook of the project")
+
+    Effect.objects.create(key=key)
+    transaction.on_commit(broken)
+    return "done"
+
+
+@shared_task(bind=True)
+def changes_course(self, key):
+    Effect.objects.create(key=key)
+    if key == "old":
+        raise self.retry(args=("new",), countdown=5, queue="mail", priority=4)
+
+
+@shared_task
+def steps_out(key, outcome):
+    from celery.exceptions import Ignore, Reject
+
+    Effect.objects.create(key=key)
+    if outcome == "ignore":
+        raise Ignore("not needed any more")
+    raise Reject("not here", requeue=outcome == "requeue")
+
+
+@shared_task
+def returns_object():
+    return object()
+
+
+@shared_task(atomic=False)
+def manages_itself(key):
+    Effect.objects.create(key=key)
+    raise ValueError("after its own commit")
+
+
+@shared_task(bind=True)
+def replaces(self):
+    return self.replace(effect.s("a"))

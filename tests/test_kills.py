@@ -170,7 +170,6 @@ def test_warm_shutdown_lets_a_long_body_finish_and_nobody_rescues_it(tmp_path):
         # Far beyond DEAD_AFTER, which is 2 seconds here: the companion still beats.
         wait_for(lambda: "Warm shutdown" in first.text(), 10, "warm shutdown")
 
-
         time.sleep(4)
         assert Job.objects.get(pk=job.id).state == "running"
         gate.touch()

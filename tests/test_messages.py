@@ -41,7 +41,15 @@ def make_app(base: type) -> Celery:
     def routed(x):
         return x
 
-    @app.task(name="parity.limited", shared=False, time_limit=60, soft_time_limit=50, priority=3, ignore_result=True, compression="zlib")
+    @app.task(
+        name="parity.limited",
+        shared=False,
+        time_limit=60,
+        soft_time_limit=50,
+        priority=3,
+        ignore_result=True,
+        compression="zlib",
+    )
     def limited(x):
         return x
 
@@ -76,7 +84,9 @@ def drain(app: Celery) -> list[dict]:
                 messages.append(
                     {
                         "queue": queue.name,
-                        "body": json.loads(message.decode() if isinstance(message.decode(), str) else json.dumps(message.decode())),
+                        "body": json.loads(
+                            message.decode() if isinstance(message.decode(), str) else json.dumps(message.decode())
+                        ),
                         "headers": dict(message.headers),
                         "properties": dict(message.properties),
                         "content": (message.content_type, message.content_encoding),

@@ -114,9 +114,7 @@ class Suspects:
     def _old(self) -> list[Job]:
         """Older than their grace, oldest first. The grace doubles with every copy."""
         grace = conf().GRACE
-        rows = Job.objects.using(self.using).filter(
-            state=State.READY, dispatched_at__lt=lifecycle.now_plus(-grace)
-        )
+        rows = Job.objects.using(self.using).filter(state=State.READY, dispatched_at__lt=lifecycle.now_plus(-grace))
         return [
             job
             for job in rows.annotate(now=Now()).order_by("dispatched_at")[:SUSPECTS]

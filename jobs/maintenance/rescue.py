@@ -147,7 +147,9 @@ class OwnJobs:
                     "WorkerLostError", f"the process {slot.pid} died in this task", attempt=job.lease
                 )
                 limit = max_crashes(job.task)
-                done += _each(job, "crashed", lambda job=job, error=error, limit=limit: lifecycle.crash(job, error, limit))
+                done += _each(
+                    job, "crashed", lambda job=job, error=error, limit=limit: lifecycle.crash(job, error, limit)
+                )
         return done
 
     def hand_back_orphans(self) -> int:

@@ -1,0 +1,108 @@
+"""What may be an argument is decided at the call; each refusal names the argument and the cure."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import enum
+import uuid
+
+import pytest
+from django.contrib.auth.models import User
+from django.db import models
+from django.utils.translation import gettext_lazy
+
+from jobs.arguments import normalize, scrub
+from tests import tasks
+
+
+class Colour(models.TextChoices):
+    RED = "red", "Red"
+
+
+class Level(enum.IntEnum):
+    HIGH = 3
+
+
+@pytest.mark.parametrize(
+    ("given", "stored"),
+    [
+        ((1, 2.5, "x", None, True), [1, 2.5, "x", None, True]),
+        (((1, (2,)),), [[1, [2]]]),
+        (({"a": (1,)},), [{"a": [1]}]),
+        ((Colour.RED, Level.HIGH), ["red", 3]),
+        (("ünï\U0001f600",), ["ünï\U0001f600"]),
+        ((2**80,), [2**80]),
+    ],
+)
+def test_json_native_values_are_stored_plainly(given, stored):
+    args, _ = normalize(given, {})
+    assert args == stored
+    assert all(type(a) is type(b) for a, b in zip(args, stored, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "cure"),
+    [
+        (User(pk=1), TypeError, r"\.pk"),
+        (User.objects.none(), TypeError, "list of primary keys"),
+        (datetime.datetime(2030, 1, 1), TypeError, "isoformat"),
+        (datetime.date(2030, 1, 1), TypeError, "isoformat"),
+        (datetime.timedelta(1), TypeError, "total_seconds"),
+        (decimal.Decimal("1.1"), TypeError, r"str\(value\)"),
+        (uuid.uuid4(), TypeError, r"str\(value\)"),
+        (b"x", TypeError, "base64"),
+        ({1, 2}, TypeError, "sorted list"),
+        (gettext_lazy("x"), TypeError, "lazy"),
+        (object(), TypeError, "pass str, int"),
+        ({1: "x"}, TypeError, r"str\(\)"),
+        (float("nan"), ValueError, "nan"),
+        (float("inf"), ValueError, "inf"),
+        ("a\0b", ValueError, "NUL"),
+        ("\ud800", ValueError, "surrogate"),
+        ({"k\0": 1}, ValueError, "NUL"),
+        ("x" * 300_000, ValueError, "MAX_ARGS_BYTES"),
+    ],
+)
+def test_a_refusal_names_the_argument_and_the_cure(value, error, cure):
+    with pytest.raises(error, match=cure) as caught:
+        normalize((1, value), {})
+    assert "args[1]" in str(caught.value) or "arguments are" in str(caught.value)
+    with pytest.raises(error, match=cure) as caught:
+        normalize((), {"user": [value]})
+    assert "user" in str(caught.value) or "arguments are" in str(caught.value)
+
+
+def test_a_value_that_contains_itself_is_refused():
+    loop: list = []
+    loop.append(loop)
+    with pytest.raises(ValueError, match="contains itself"):
+        normalize((loop,), {})
+
+
+def test_args_must_be_a_sequence():
+    with pytest.raises(TypeError, match="for one argument"):
+        normalize("abc", {})
+    with pytest.raises(TypeError, match="dict"):
+        normalize((), [1])
+
+
+def test_a_signature_is_accepted_as_its_dict():
+    [[signature]], _ = normalize(([tasks.add.s(1, 2)],), {})
+    assert type(signature) is dict
+    assert signature["task"] == "tests.tasks.add"
+
+
+def test_error_text_is_scrubbed_of_what_databases_refuse():
+    assert scrub("a\0b\ud800") == "a\\x00b\\ud800"
+    assert len(scrub("x" * 100_000)) < 21_000
+
+
+@pytest.mark.django_db
+def test_wrong_arity_raises_at_the_call():
+    with pytest.raises(TypeError, match="missing 1 required"):
+        tasks.add.delay(1)
+    with pytest.raises(TypeError, match="takes 2 positional"):
+        tasks.add.delay(1, 2, 3)
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        tasks.add.delay(1, z=2)

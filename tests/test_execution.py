@@ -1,0 +1,363 @@
+"""The pipeline of a run, in this process: claim, body in its transaction, fenced settle."""
+
+from __future__ import annotations
+
+import uuid
+
+import celery.exceptions
+import pytest
+from celery import current_app
+from celery.app.trace import build_tracer
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from jobs import lifecycle, publisher, syncpoints
+from jobs.board import board
+from jobs.models import Job, Node
+from tests import tasks
+from tests.harness import effects
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def node(settings):
+    settings.JOBS = {**settings.JOBS, "PUBLISH": "relay"}
+    board.node = uuid.uuid4()
+    board.wipe()
+    return Node.objects.create(pk=board.node, hostname="here", pid=1)
+
+
+def deliver(result, **more):
+    """Run the message of a job as a worker does; return (state, value) as Celery sees it."""
+    job = Job.objects.get(pk=result.id)
+    task = current_app.tasks[job.task]
+    request = {
+        **job.headers,
+        **job.options["embed"],
+        "id": str(job.pk),
+        "delivery_info": {"exchange": "", "routing_key": job.queue},
+        "jobs": {"v": 1, "db": "default"},
+        "is_eager": False,
+        "hostname": "here",
+        **more,
+    }
+    outcome = build_tracer(task.name, task, app=current_app)(str(job.pk), job.args, job.kwargs, request)
+    return (outcome.info.state, outcome.info.retval) if outcome.info else ("SUCCESS", outcome.retval)
+
+
+def test_a_run_commits_effect_and_completion_together():
+    result = tasks.effect.delay("a")
+    assert deliver(result)[0] == "SUCCESS"
+    job = Job.objects.get()
+    assert (job.state, job.result, job.lease, job.error) == ("succeeded", "a", 1, None)
+    assert job.started_at <= job.finished_at <= timezone.now()
+    assert job.node_id == board.node
+    assert effects() == {"a": 1}
+    assert board.occupied() == []
+
+
+def test_two_statements_per_run_beside_the_bodys_own():
+    warm, counted = tasks.noop.delay(), tasks.noop.delay()
+    deliver(warm)
+    job_free = Job.objects.get(pk=counted.id)
+    with CaptureQueriesContext(connection) as queries:
+        request = {
+            **job_free.headers,
+            **job_free.options["embed"],
+            "id": counted.id,
+            "jobs": {"db": "default"},
+            "is_eager": False,
+        }
+        request |= {"delivery_info": {}, "hostname": "here"}
+        tasks.noop.__trace__ = None
+        build_tracer(tasks.noop.name, current_app.tasks[tasks.noop.name], app=current_app)(counted.id, [], {}, request)
+    statements = [q["sql"] for q in queries.captured_queries if not q["sql"].startswith(("BEGIN", "COMMIT"))]
+    assert len(statements) == 2, statements
+    assert all(sql.startswith("UPDATE") for sql in statements)
+    assert Job.objects.get(pk=counted.id).state == "succeeded"
+
+
+def test_a_duplicate_message_is_ignored():
+    result = tasks.effect.delay("a")
+    assert deliver(result)[0] == "SUCCESS"
+    assert deliver(result)[0] == "IGNORED"
+    assert effects() == {"a": 1}
+
+
+def test_a_message_whose_row_is_gone_is_ignored():
+    result = tasks.effect.delay("a")
+    job = Job.objects.get()
+    Job.objects.all().delete()
+    outcome = build_tracer(job.task, current_app.tasks[job.task], app=current_app)(
+        result.id,
+        ["a"],
+        {},
+        {"id": result.id, "jobs": {"v": 1, "db": "default"}, "delivery_info": {}, "is_eager": False},
+    )
+    assert outcome.info.state == "IGNORED"
+    assert not effects()
+
+
+def test_the_row_wins_over_an_old_message():
+    result = tasks.effect.delay("old")
+    Job.objects.update(args=["new"], retries=2)
+    deliver(result, args=["old"], retries=0)
+    assert effects() == {"new": 1}
+
+
+def test_a_dead_node_claims_nothing_and_the_message_is_published_again(node):
+    result = tasks.effect.delay("a")
+    Job.objects.update(dispatched_at=timezone.now())
+    lifecycle.bury(node.pk, "default")
+    assert deliver(result)[0] == "IGNORED"
+    job = Job.objects.get()
+    assert (job.state, job.dispatched_at) == ("ready", None)
+    assert not effects()
+
+
+def test_a_failure_rolls_back_and_is_kept():
+    result = tasks.raises.delay("wrong", key="a")
+    state, value = deliver(result)
+    assert state == "FAILURE"
+    assert isinstance(value, ValueError)
+    job = Job.objects.get()
+    assert job.state == "failed"
+    assert job.error["type"] == "ValueError"
+    assert "tests/tasks.py" in job.error["traceback"]
+    assert job.error["attempt"] == 1
+    assert job.errors == [job.error]
+    assert not effects()
+
+
+@pytest.mark.parametrize(("kind", "name"), [("memory", "MemoryError"), ("exit", "SystemExit"), ("nul", "ValueError")])
+def test_ugly_exceptions_end_failed_under_their_names(kind, name):
+    state, value = deliver(tasks.raises.delay(kind))
+    assert state == "FAILURE"
+    assert not isinstance(value, MemoryError | SystemExit)
+    job = Job.objects.get()
+    assert (job.state, job.error["type"]) == ("failed", name)
+
+
+def test_a_lost_lease_rolls_the_effects_back():
+    """While the body runs, rescue gives the job to another node: this run must leave nothing."""
+    result = tasks.effect.delay("a")
+
+    def steal(point):
+        if point == "before_commit":
+            Job.objects.update(lease=2, token=uuid.uuid4())
+
+    syncpoints.arm(steal)
+    assert deliver(result)[0] == "IGNORED"
+    assert not effects()
+    job = Job.objects.get()
+    # The theft happened in the same connection, so it was rolled back as well: still this run's row.
+    assert (job.state, job.lease) == ("running", 1)
+
+
+@pytest.mark.parametrize(
+    "settle",
+    [
+        lambda job: lifecycle.succeed(job, None),
+        lambda job: lifecycle.fail(job, lifecycle.error_entry("E", "m")),
+        lambda job: lifecycle.retry(job, None, lifecycle.error_entry("E", "m"), {}),
+        lambda job: lifecycle.hand_back(job, 0),
+        lambda job: lifecycle.crash(job, lifecycle.error_entry("E", "m"), 3),
+        lambda job: lifecycle.lose(job, lifecycle.error_entry("E", "m"), 10),
+        lambda job: lifecycle.cancel_running(job, lifecycle.error_entry("E", "m")),
+    ],
+)
+@pytest.mark.parametrize("stolen", [{"lease": 9}, {"token": uuid.uuid4()}, {"state": "ready"}])
+def test_every_way_out_of_running_is_fenced(node, settle, stolen):
+    result = tasks.effect.delay("a")
+    job = lifecycle.claim(uuid.UUID(result.id), node.pk, "default")
+    assert job is not None
+    Job.objects.update(**stolen)
+    assert settle(job) is False
+    Job.objects.update(state="running", lease=job.lease, token=job.token)
+    assert settle(job) is True
+
+
+def test_a_commit_whose_answer_is_lost_is_believed_when_the_row_says_so():
+    """The COMMIT went through, and an exception was raised all the same: the job succeeded."""
+    result = tasks.hooked.delay("a")
+    state, value = deliver(result)
+    assert (state, value) == ("SUCCESS", "done")
+    assert Job.objects.get().state == "succeeded"
+    assert effects() == {"a": 1}
+
+
+def test_a_retry_is_a_row_that_waits_and_not_a_message():
+    result = tasks.retries.delay("a", 1)
+    state, value = deliver(result)
+    assert state == "RETRY"
+    assert isinstance(value, celery.exceptions.Retry)
+    job = Job.objects.get()
+    assert (job.state, job.retries, job.dispatched_at) == ("scheduled", 1, None)
+    assert job.error["type"] == "Retry"
+    assert Job.objects.count() == 1
+    assert not effects()
+    Job.objects.update(state="ready")
+    assert deliver(result)[0] == "SUCCESS"
+    assert Job.objects.get().result == 1
+    assert effects() == {"a": 1}
+
+
+def test_retry_without_throw_and_a_normal_return_settles_as_retry():
+    result = tasks.retries_quietly.delay("a")
+    assert deliver(result)[0] == "RETRY"
+    assert Job.objects.get().state == "ready"
+    assert not effects()
+    assert deliver(result)[0] == "SUCCESS"
+    assert Job.objects.get().result == "done"
+
+
+def test_autoretry_counts_by_the_row_and_ends_failed():
+    result = tasks.autoretries.delay("a")
+    for attempt in (1, 2):
+        assert deliver(result, retries=0)[0] == "RETRY"
+        job = Job.objects.get()
+        assert (job.retries, job.state, job.error["type"]) == (attempt, "scheduled", "ValueError")
+        Job.objects.update(state="ready")
+    assert deliver(result, retries=0)[0] == "FAILURE"
+    job = Job.objects.get()
+    assert (job.state, job.retries, len(job.errors)) == ("failed", 2, 3)
+    assert not effects()
+
+
+def test_retry_with_new_arguments_and_options():
+    result = tasks.changes_course.delay("old")
+    assert deliver(result)[0] == "RETRY"
+    job = Job.objects.get()
+    assert (job.args, job.queue, job.priority) == (["new"], "mail", 4)
+    Job.objects.update(state="ready")
+    assert deliver(result)[0] == "SUCCESS"
+    assert effects() == {"new": 1}
+
+
+def test_a_task_that_calls_itself_is_one_run():
+    result = tasks.counts_down.delay(3)
+    assert deliver(result)[0] == "SUCCESS"
+    assert Job.objects.count() == 1
+    assert Job.objects.get().result == 3
+    assert sum(effects().values()) == 4
+
+
+def test_a_plain_call_and_apply_make_no_row():
+    assert tasks.effect("a") == "a"
+    assert tasks.effect.apply(("b",)).get() == "b"
+    assert tasks.retries.apply(("c", 2)).get() == 2
+    assert not Job.objects.exists()
+
+
+def test_eager_mode_behaves_as_celery_users_expect():
+    current_app.conf.task_always_eager = True
+    try:
+        result = tasks.effect.delay("a")
+        assert result.get() == "a"
+        with pytest.raises(ValueError, match="wrong"):
+            tasks.raises.apply(("wrong",), throw=True)
+    finally:
+        current_app.conf.task_always_eager = False
+    assert not Job.objects.exists()
+    assert effects() == {"a": 1}
+
+
+def test_a_job_made_by_a_body_is_committed_with_it():
+    result = tasks.enqueues.delay("a")
+    deliver(result)
+    child = Job.objects.get(task="tests.tasks.effect")
+    assert child.parent_id == uuid.UUID(result.id)
+    assert child.root_id == uuid.UUID(result.id)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state", "celery_state", "kind"),
+    [
+        ("ignore", "cancelled", "IGNORED", "Cancelled"),
+        ("reject", "failed", "REJECTED", "Reject"),
+        ("requeue", "scheduled", "IGNORED", None),
+    ],
+)
+def test_ignore_and_reject_from_a_body(outcome, state, celery_state, kind):
+    result = tasks.steps_out.delay("a", outcome)
+    assert deliver(result)[0] == celery_state
+    job = Job.objects.get()
+    assert job.state == state
+    assert (job.error or {}).get("type") == kind
+    assert (job.retries, job.crashes, job.node_losses) == (0, 0, 0)
+    assert not effects()
+
+
+def test_a_result_that_is_not_json_is_kept_as_its_repr():
+    result = tasks.returns_object.delay()
+    assert deliver(result)[0] == "SUCCESS"
+    assert Job.objects.get().result.startswith("<object object")
+
+
+def test_atomic_false_leaves_transactions_to_the_body():
+    result = tasks.manages_itself.delay("a")
+    assert deliver(result)[0] == "FAILURE"
+    assert effects() == {"a": 1}
+    assert Job.objects.get().state == "failed"
+
+
+def test_an_expired_job_is_not_claimed():
+    result = tasks.effect.apply_async(("a",), expires=3600)
+    Job.objects.update(expires_at=timezone.now() - timezone.timedelta(seconds=1))
+    assert deliver(result)[0] == "IGNORED"
+    assert lifecycle.expire("default", 10) == 1
+    job = Job.objects.get()
+    assert (job.state, job.error["type"]) == ("cancelled", "Expired")
+    assert not effects()
+
+
+def test_a_message_sent_by_name_runs_as_stock_celery():
+    key = str(uuid.uuid4())
+    outcome = build_tracer("tests.tasks.effect", current_app.tasks["tests.tasks.effect"], app=current_app)(
+        key, ["a"], {}, {"id": key, "delivery_info": {}, "is_eager": False}
+    )
+    assert outcome.info is None
+    assert effects() == {"a": 1}
+    assert not Job.objects.exists()
+
+
+def test_replace_says_what_to_do_instead():
+    state, value = deliver(tasks.replaces.delay())
+    assert state == "FAILURE"
+    assert isinstance(value, NotImplementedError)
+    assert "delay()" in str(value)
+
+
+def test_errors_keep_the_first_and_the_last():
+    errors: list = []
+    for number in range(100):
+        errors = lifecycle._with(errors, {"n": number})
+    assert [entry["n"] for entry in errors] == [*range(20), *range(80, 100)]
+
+
+def test_a_replay_resets_the_counts_but_never_the_lease():
+    result = tasks.raises.delay("wrong")
+    deliver(result)
+    assert lifecycle.replay(uuid.UUID(result.id), "default")
+    job = Job.objects.get()
+    assert (job.state, job.retries, job.lease, job.finished_at) == ("ready", 0, 1, None)
+    deliver(result)
+    assert Job.objects.get().lease == 2
+
+
+def test_publishing_inside_a_body_waits_for_its_commit(monkeypatch, settings):
+    settings.JOBS = {**settings.JOBS, "PUBLISH": "inline"}
+    seen = []
+
+    def publish(jobs, using, app, budget=None):
+        seen.append((connection.in_atomic_block, [job.args for job in jobs]))
+        return []
+
+    monkeypatch.setattr(publisher, "publish", publish)
+    with transaction.atomic():
+        result = tasks.enqueues.delay("a")
+    seen.clear()
+    deliver(result)
+    assert seen == [(False, [["a-child"]])]
