@@ -133,20 +133,23 @@ def _forget(*, setting: str, **kwargs: Any) -> None:
 setting_changed.connect(_forget, dispatch_uid="jobs.conf")
 
 
-def celery_settings(broker_url: str = "jobs://") -> dict[str, Any]:
+def celery_settings(broker_url: str = "jobs://", prefix: str = "") -> dict[str, Any]:
     """Celery settings under which the promise holds at the best speed, for the broker in use.
 
-    Give them to your app as defaults; what you configure yourself wins::
+    In Django's settings, for an app with ``config_from_object("django.conf:settings", namespace="CELERY")``;
+    what you assign below that line wins::
 
-        app.config_from_object("django.conf:settings", namespace="CELERY")
-        app.add_defaults(lambda: celery_settings(settings.CELERY_BROKER_URL))
+        globals().update(celery_settings("redis://localhost/0", prefix="CELERY_"))
+
+    Without Django's settings: ``app.conf.update(celery_settings("redis://localhost/0"))``.
 
     Parameters:
         broker_url: ``redis://``, ``rediss://``, ``sentinel://``, ``amqp://``, ``amqps://`` or ``jobs://``
             (the database).
+        prefix: the namespace of your app's settings, with its underscore; the names are in upper case then.
 
     Returns:
-        New-style (lower-case) Celery settings, ``broker_url`` among them.
+        Celery settings, ``broker_url`` among them.
     """
     scheme = broker_url.partition("://")[0].partition("+")[0]
     result: dict[str, Any] = {
@@ -180,4 +183,4 @@ def celery_settings(broker_url: str = "jobs://") -> dict[str, Any]:
         # Without confirms a publish to a broker in trouble says OK and is lost; without the
         # timeouts a memory alarm holds the publisher for ever.
         result["broker_transport_options"] = {"confirm_publish": True, "read_timeout": 10, "write_timeout": 10}
-    return result
+    return {f"{prefix}{name.upper()}": value for name, value in result.items()} if prefix else result

@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 
 import kombu
 from celery import signals
+from celery.local import Proxy
 from celery.utils.functional import maybe_list
 from celery.utils.time import maybe_iso8601
 from django.utils import timezone
@@ -346,8 +347,7 @@ def _connect(connection: kombu.Connection) -> None:
 def _errors(app: Celery) -> tuple[type[BaseException], ...]:
     connection = _pool(app).connection
     return (
-        kombu.exceptions.OperationalError,
-        kombu.exceptions.LimitExceeded,
+        kombu.exceptions.KombuError,
         OSError,
         TimeoutError,
         *connection.connection_errors,
@@ -404,6 +404,8 @@ _pools_lock = threading.Lock()
 
 
 def _pool(app: Celery) -> ConnectionPool:
+    if isinstance(app, Proxy):
+        app = app._get_current_object()
     with _pools_lock:
         if app not in _pools:
             _pools[app] = _connection(app).Pool(limit=10)
@@ -458,8 +460,8 @@ def depth(app: Celery, queue: str) -> int | None:
                 connection.close()
                 raise
     except _errors(app) as exc:
-        if getattr(exc, "reply_code", None) == 404:
-            return 0
+        if str(getattr(exc, "reply_code", None)) == "404":
+            return 0  # no such queue: nothing waits in it
         logger.warning("the broker does not say how long %r is: %r", queue, exc, extra={"action": "broker_down"})
         return None
 

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 
 import pytest
+from celery import current_app
 from django.conf import settings
 
+from jobs import publisher, syncpoints
+from jobs.conf import celery_settings
 from tests import servers
 
 
@@ -50,26 +54,19 @@ def rabbitmq_server() -> servers.Server:
 @pytest.fixture(autouse=True)
 def _clean(request):
     """Each test starts with an empty broker, a closed breaker and no connection to the broker."""
-    from jobs import publisher, syncpoints
-
     yield
     syncpoints.arm(None)
     publisher.breaker.closed_again = 0.0
-    if "transactional_db" in request.fixturenames or any(m.kwargs.get("transaction") for m in request.node.iter_markers("django_db")):
+    if any(mark.kwargs.get("transaction") for mark in request.node.iter_markers("django_db")):
         _empty_broker()
     publisher.forget_connections()
 
 
 def _empty_broker() -> None:
-    from celery import current_app
-
     with current_app.connection_for_write() as connection:
-        channel = connection.default_channel
         for queue in ("celery", "mail"):
-            try:
-                channel.queue_purge(queue)
-            except Exception:
-                channel = connection.channel()
+            with contextlib.suppress(Exception):
+                connection.channel().queue_purge(queue)
     if settings.CELERY_BROKER_URL == "jobs://":
         from jobs.databases import SideDatabase
 
@@ -78,3 +75,22 @@ def _empty_broker() -> None:
             for table in ("jobs_message", "jobs_binding", "jobs_beat"):
                 cursor.execute(f"DELETE FROM {table}")
         side.close()
+
+
+@pytest.fixture
+def use_broker(settings):
+    """Point this process, and the workers that it starts, at another broker."""
+    conf = current_app.conf
+    before = {name: conf.get(name) for name in ("broker_url", "broker_transport_options")}
+
+    def use(url: str, **options: object) -> None:
+        settings.CELERY_BROKER_URL = url
+        conf.broker_url = url
+        conf.broker_transport_options = {**celery_settings(url).get("broker_transport_options", {}), **options}
+        if options:
+            settings.CELERY_BROKER_TRANSPORT_OPTIONS = conf.broker_transport_options
+        publisher.forget_connections()
+
+    yield use
+    conf.update(before)
+    publisher.forget_connections()

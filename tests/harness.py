@@ -39,6 +39,7 @@ def environment(**more: str) -> dict[str, str]:
         "CELERY_BROKER_URL": settings.CELERY_BROKER_URL,
         "PYTHONPATH": str(ROOT),
         "PYTHONUNBUFFERED": "1",
+        "JOBS_TEST_BROKER_OPTIONS": json.dumps(getattr(settings, "CELERY_BROKER_TRANSPORT_OPTIONS", None)),
         "JOBS_TEST_SETTINGS": json.dumps({k: v for k, v in settings.JOBS.items() if not isinstance(v, tuple)}),
         **more,
     }

@@ -28,8 +28,8 @@ SHORT_CLOCKS = {
 }
 JOBS = {} if os.environ.get("JOBS_TEST_CLOCKS") == "default" else dict(SHORT_CLOCKS)
 JOBS.update(json.loads(os.environ.get("JOBS_TEST_SETTINGS", "{}")))
-if "JOBS_TEST_BROKER_OPTIONS" in os.environ:
-    CELERY_BROKER_TRANSPORT_OPTIONS = json.loads(os.environ["JOBS_TEST_BROKER_OPTIONS"])
+if _options := json.loads(os.environ.get("JOBS_TEST_BROKER_OPTIONS", "null")):
+    CELERY_BROKER_TRANSPORT_OPTIONS = _options
 EMAIL_TIMEOUT = 3
 LOGGING = {
     "version": 1,
