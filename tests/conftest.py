@@ -64,7 +64,7 @@ def _clean(request):
 
 def _empty_broker() -> None:
     with current_app.connection_for_write() as connection:
-        for queue in ("celery", "mail"):
+        for queue in (current_app.conf.task_default_queue, "mail"):
             with contextlib.suppress(Exception):
                 connection.channel().queue_purge(queue)
     if settings.CELERY_BROKER_URL == "jobs://":

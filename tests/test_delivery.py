@@ -149,7 +149,7 @@ def test_rabbitmq_queue_purged_with_published_jobs(use_broker, rabbitmq_server):
     use_broker(rabbitmq_server.url)
     results = tasks.effect.delay_many([(f"k{n}",) for n in range(50)])
     with current_app.connection_for_write() as connection:
-        assert connection.default_channel.queue_purge("celery") == 50
+        assert connection.default_channel.queue_purge(current_app.conf.task_default_queue) == 50
     with Worker():
         wait_ended(*[result.id for result in results], timeout=40)
     assert effects() == {f"k{n}": 1 for n in range(50)}

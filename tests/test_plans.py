@@ -1,0 +1,81 @@
+"""The plan of every hot query at 100,000 rows of history: an index, and never a scan of the table."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from jobs import lifecycle
+from jobs.maintenance.relay import Relay, Suspects
+from jobs.models import Job, Node
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.core]
+
+ROWS = 100_000
+
+
+@pytest.fixture
+def history():
+    """100,000 finished jobs and a few of each live state, with fresh statistics."""
+    now = timezone.now()
+    template = {
+        "task": "tests.tasks.noop",
+        "queue": "celery",
+        "options": {},
+        "headers": {},
+        "result": None,
+    }
+    node = Node.objects.create(hostname="h", pid=1)
+    Job.objects.create(**template, state="succeeded", finished_at=now)
+    columns = [field.column for field in Job._meta.concrete_fields if field.column != "id"]
+    new_id = "gen_random_uuid()" if connection.vendor == "postgresql" else "lower(hex(randomblob(16)))"
+    names = ", ".join(columns)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {ROWS}) "
+            f"INSERT INTO jobs_job (id, {names}) SELECT {new_id}, {names} FROM jobs_job, n"
+        )
+    live = [Job(**template, state="ready", dispatched_at=now if n % 2 else None) for n in range(20)]
+    live += [Job(**template, state="scheduled", expires_at=now if n % 2 else None) for n in range(20)]
+    live += [Job(**template, state="running", node=node, token=uuid.uuid4(), started_at=now) for _ in range(20)]
+    Job.objects.bulk_create(live)
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE")
+    return node
+
+
+def plan(sql: str) -> str:
+    with connection.cursor() as cursor:
+        prefix = "EXPLAIN QUERY PLAN " if connection.vendor == "sqlite" else "EXPLAIN "
+        cursor.execute(prefix + sql)
+        return "\n".join(" ".join(str(value) for value in row) for row in cursor.fetchall())
+
+
+def hot_queries(node: Node) -> dict[str, object]:
+    suspects = Suspects(Relay().app, "default")
+    return {
+        "claim": lambda: lifecycle.claim(uuid.uuid4(), node.pk, "default"),
+        "due": lambda: lifecycle.due("default", 100),
+        "expire": lambda: lifecycle.expire("default", 100),
+        "suspects": suspects._old,
+        "watch": suspects._watch_running,
+        "own": lambda: lifecycle.running("default", node_id=node.pk),
+        "prune": lambda: lifecycle.delete_ended("default", ["succeeded"], 3600, 100),
+    }
+
+
+def test_every_hot_query_uses_an_index(history):
+    for name, query in hot_queries(history).items():
+        with CaptureQueriesContext(connection) as queries:
+            query()  # type: ignore[operator]
+        statements = [q["sql"] for q in queries if q["sql"].startswith(("SELECT", "UPDATE", "DELETE"))]
+        assert statements, name
+        for sql in statements:
+            text = plan(sql)
+            assert "Seq Scan on jobs_job" not in text, f"{name}: {sql}\n{text}"
+            scans = [line for line in text.splitlines() if "SCAN jobs_job" in line and "USING" not in line]
+            assert not scans, f"{name}: {sql}\n{text}"
