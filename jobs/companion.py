@@ -223,7 +223,7 @@ class _Process:
             return
         if self.own.is_stopping:
             self._try(self.own.hand_back_all)
-        self._try(lambda: rescue.bury(self.board.node))
+        self._try(lambda: rescue.bury(self.board.node, by_itself=True))
         self._try(lambda: rescue.delete_beat(self.side, self.board.node))
 
     def _maintain(self) -> None:

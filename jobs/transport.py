@@ -23,6 +23,9 @@ LEASE = 10.0
 #: Seconds between two looks at the queues: right after a message, and after a quiet while.
 BUSY_POLL, IDLE_POLL = 0.005, 0.1
 
+#: Seconds after which a waiting consumer looks up, for a shutdown or for leases to renew.
+LONGEST_WAIT = 0.5
+
 #: The reply queues of the remote control that nobody read for this long are deleted, in seconds.
 REPLY_TTL = 3600.0
 
@@ -223,7 +226,7 @@ class Transport(virtual.Transport):
             for channel in self.channels:
                 channel.renew()
             self._renewed = time.monotonic()
-        deadline = None if timeout is None else time.monotonic() + min(timeout, LEASE / 4)
+        deadline = None if timeout is None else time.monotonic() + min(timeout, LONGEST_WAIT)
         pause = BUSY_POLL
         while True:
             try:

@@ -21,6 +21,19 @@ def pytest_sessionfinish(session) -> None:
         shutil.rmtree(os.path.dirname(name), ignore_errors=True)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items) -> None:
+    """The matrix runs beside the other tests, and is asked for its results at the end."""
+    items.sort(key=lambda item: item.path.name == "test_matrix.py")
+
+
+def pytest_collection_finish(session) -> None:
+    if session.items and session.items[-1].path.name == "test_matrix.py" and not session.config.option.collectonly:
+        from tests.test_matrix import start_all
+
+        start_all()
+
+
 _running: dict[type, servers.Server] = {}
 
 

@@ -19,8 +19,8 @@ if DATABASES["default"]["ENGINE"].endswith("sqlite3") and "DATABASE_URL" not in 
 
 #: Short clocks; JOBS_TEST_CLOCKS="default" runs with those that users get.
 SHORT_CLOCKS = {
-    "HEARTBEAT": 0.4,
-    "DEAD_AFTER": 2.0,
+    "HEARTBEAT": 0.5,
+    "DEAD_AFTER": 3.0,
     "RELAY_INTERVAL": 0.1,
     "GRACE": 2.0,
     "PRUNE_INTERVAL": 5.0,

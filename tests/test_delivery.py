@@ -99,7 +99,7 @@ def test_enqueuing_process_killed(tmp_path, moment, sync, expected):
     assert effects() == dict.fromkeys(expected, 1)
 
 
-@pytest.mark.core
+@pytest.mark.wide
 @pytest.mark.parametrize("pool", ["solo", "threads"])
 def test_pool_smoke(pool):
     with Worker("-P", pool) as worker:

@@ -14,7 +14,7 @@ from tests import tasks
 from tests.harness import Worker, effects, wait_ended, wait_reached, wait_state
 from tests.servers import wait_for
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.core]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.wide]
 
 
 def in_body(job_id: str, started) -> int:
@@ -24,6 +24,7 @@ def in_body(job_id: str, started) -> int:
     return pid
 
 
+@pytest.mark.core
 def test_child_killed_in_mid_task_runs_again_and_commits_once(tmp_path):
     with Worker() as worker:
         started, gate = tmp_path / "started", tmp_path / "gate"
@@ -36,6 +37,7 @@ def test_child_killed_in_mid_task_runs_again_and_commits_once(tmp_path):
         assert worker.process.poll() is None
 
 
+@pytest.mark.core
 def test_whole_worker_killed_in_mid_task_a_second_worker_takes_over(tmp_path):
     started, gate = tmp_path / "started", tmp_path / "gate"
     with Worker(concurrency=1) as first, Worker(concurrency=1) as second:
@@ -76,6 +78,7 @@ def test_main_process_killed_alone(tmp_path):
     assert effects() == {"a": 1}
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("point", ["after_claim", "before_commit", "after_commit"])
 def test_child_killed_at(point):
     with Worker(sync=f"{point}=kill"):
@@ -180,6 +183,7 @@ def test_warm_shutdown_lets_a_long_body_finish_and_nobody_rescues_it(tmp_path):
     assert effects() == {"a": 1}
 
 
+@pytest.mark.core
 def test_paused_worker_rolls_its_effects_back(tmp_path):
     """SIGSTOP past its heartbeat, a second run elsewhere, SIGCONT: the zombie's effects never appear."""
     if connection.vendor == "sqlite":
@@ -194,7 +198,7 @@ def test_paused_worker_rolls_its_effects_back(tmp_path):
             assert (row.state, row.node_losses) == ("succeeded", 1)
             gate.touch()
             zombie.signal(signal.SIGCONT)
-            wait_for(lambda: "was given to another run" in zombie.text(), 20, "the zombie noticed")
+            wait_for(lambda: "given to another run" in zombie.text(), 20, "the zombie noticed")
             # It comes back as another node, and works again.
             wait_for(lambda: Node.objects.filter(pid=zombie.process.pid, dead_at=None).exists(), 10, "a new node")
     assert effects() == {"a": 1}

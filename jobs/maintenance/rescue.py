@@ -72,12 +72,13 @@ class Rescue:
             delete_beat(self.side, node_id)
 
 
-def bury(node_id: uuid.UUID) -> int:
+def bury(node_id: uuid.UUID, *, by_itself: bool = False) -> int:
     """Declare a node dead in every job database and give its jobs back; 1 if this call declared it."""
     aliases = conf().DATABASES
     declared = [lifecycle.bury(node_id, alias) for alias in aliases]
     if any(declared):
-        logger.warning("node %s is dead", node_id, extra={"action": "node_dead", "node": str(node_id)})
+        level, text = (logging.INFO, "signed off") if by_itself else (logging.WARNING, "is dead")
+        logger.log(level, f"node {node_id} {text}", extra={"action": "node_dead", "node": str(node_id)})
     for alias in aliases:
         give_back(node_id, alias)
     return int(any(declared))

@@ -1,0 +1,149 @@
+"""What a worker checks before it starts, and what its log lines say."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+
+import pytest
+from django.core.checks import run_checks
+from django.db import connection
+
+from jobs import execution, syncpoints
+from jobs.models import Node
+from tests import tasks
+from tests.harness import ROOT, Worker, environment, wait_ended
+from tests.servers import accepts, wait_for
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def start(*options: str, **env: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "celery", "-A", "shop", "worker", "-l", "INFO", "-c", "1", *options]
+    return subprocess.run(command, cwd=ROOT, env=environment(**env), capture_output=True, text=True, timeout=60)
+
+
+def test_a_worker_refuses_unknown_settings():
+    done = start(JOBS_TEST_SETTINGS=json.dumps({"RELAI": 1}))
+    assert done.returncode != 0
+    assert "jobs.E001" in done.stdout + done.stderr
+    assert "RELAI" in done.stdout + done.stderr
+
+
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="SQLite's own")
+def test_a_worker_refuses_sqlite_without_immediate_transactions(settings):
+    database = settings.DATABASES["default"]
+    options = database["OPTIONS"]
+    settings.DATABASES = {"default": {**database, "OPTIONS": {**options, "transaction_mode": "DEFERRED"}}}
+    assert "jobs.E002" in {message.id for message in run_checks()}
+    settings.DATABASES = {"default": database}
+    assert "jobs.E002" not in {message.id for message in run_checks()}
+
+
+def test_green_threads_are_refused():
+    from jobs.checks import for_worker
+
+    class Stub:
+        pool_cls = "celery.concurrency.gevent"
+
+        class app:
+            from jobs import Task
+
+    assert "jobs.E003" in {message.id for message in for_worker(Stub)}
+
+
+def test_a_task_class_that_is_not_ours_is_told():
+    import celery
+
+    from jobs.checks import for_worker
+
+    class Stub:
+        pool_cls = "celery.concurrency.prefork"
+
+        class app:
+            Task = celery.Task
+
+    assert {message.id for message in for_worker(Stub)} == {"jobs.W001"}
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"HEARTBEAT": 10, "DEAD_AFTER": 12}, "three times"),
+        ({"HEARTBEAT": "3"}, "number"),
+        ({"DATABASES": "default"}, "list"),
+        ({"DATABASES": ["nowhere"]}, "nowhere"),
+        ({"PUBLISH": "later"}, "inline"),
+        ({"DATABASES": []}, "at least one"),
+    ],
+)
+def test_an_unusable_setting_is_an_error_that_names_the_cure(settings, given, text):
+    settings.JOBS = given
+    [message] = [message for message in run_checks() if message.id == "jobs.E001"]
+    assert text in message.msg
+
+
+def test_log_lines_carry_job_task_and_node_as_fields(caplog):
+    class FakeJob:
+        pk, task, queue, node_id, lease = "id", "t", "q", "n", 4
+        _state = type("S", (), {"db": "default"})
+
+    run = execution.Run(None, None, FakeJob())  # type: ignore[arg-type]
+    with caplog.at_level(logging.INFO, "jobs"):
+        run.log(logging.INFO, "succeeded", "succeeded")
+    [record] = caplog.records
+    assert (record.job, record.task, record.node, record.action, record.lease) == ("id", "t", "n", "succeeded", 4)
+
+
+def test_a_stopped_worker_signs_off():
+    with Worker(concurrency=1) as worker:
+        wait_ended(tasks.noop.delay().id)
+        assert worker.stop() == 0
+        assert Node.objects.get(pk=worker.node.pk).dead_at is not None
+
+
+def test_a_revoked_job_is_cancelled(tmp_path):
+    from celery import current_app
+
+    started, gate = tmp_path / "started", tmp_path / "gate"
+    with Worker(concurrency=1) as worker:
+        blocker = tasks.waits.delay("blocker", str(started), str(gate))
+        wait_for(started.exists, 20, "the only child is busy")
+        victim = tasks.effect.delay("victim")
+        current_app.control.revoke(victim.id)
+        wait_for(lambda: "revoked" in worker.text(), 20, "the revoke arrived")
+        gate.touch()
+        wait_ended(blocker.id)
+        [job] = wait_ended(victim.id)
+    assert (job.state, job.error["type"]) == ("cancelled", "Revoked")
+
+
+def test_sync_points_are_disarmed_unless_a_test_arms_them():
+    assert syncpoints._hook is None
+    seen: list[str] = []
+    syncpoints.arm(seen.append)
+    syncpoints.reach("before_commit")
+    assert seen == ["before_commit"]
+
+
+STARTER = """
+import sys, time
+from tests.servers import Redis
+server = Redis()
+print(server.port, server.process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_server_dies_with_the_process_that_started_it(redis_server):
+    from jobs.board import is_alive
+
+    starter = subprocess.Popen([sys.executable, "-c", STARTER], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert starter.stdout is not None
+    port, pid = map(int, starter.stdout.readline().split())
+    assert accepts(port)
+    starter.kill()
+    starter.wait()
+    wait_for(lambda: not is_alive(pid) and not accepts(port), 10, "the server died")
