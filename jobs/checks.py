@@ -30,7 +30,10 @@ def check_sqlite(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) 
             found.append(
                 Error(
                     f"The SQLite database {alias!r} does not use IMMEDIATE transactions.",
-                    hint="Set OPTIONS = {'transaction_mode': 'IMMEDIATE', 'timeout': 20, 'init_command': 'PRAGMA journal_mode=WAL'}.",
+                    hint=(
+                        "Set OPTIONS = {'transaction_mode': 'IMMEDIATE', 'timeout': 20, "
+                        "'init_command': 'PRAGMA journal_mode=WAL'}."
+                    ),
                     id="jobs.E002",
                 )
             )

@@ -64,26 +64,23 @@ def claim(job_id: uuid.UUID, node_id: uuid.UUID, using: str) -> Job | None:
         state=State.READY,
     )
     token = uuid.uuid4()
-    claimed = _update_returning(
-        rows, state=State.RUNNING, lease=F("lease") + 1, token=token, node_id=node_id, started_at=Now()
-    )
-    return claimed[0] if claimed else None
+    return _take(rows, token, state=State.RUNNING, lease=F("lease") + 1, node_id=node_id, started_at=Now())
 
 
-def _update_returning(rows: QuerySet[Job], **values: Any) -> list[Job]:
-    """UPDATE and give the changed rows back, in one statement where the database can."""
+def _take(rows: QuerySet[Job], token: uuid.UUID, **values: Any) -> Job | None:
+    """UPDATE one row and give it back: in one statement where the database can, else found by its token."""
+    values["token"] = token
     connection = connections[rows.db]
     query = rows.query.chain(UpdateQuery)
     query.add_update_values(values)  # type: ignore[attr-defined]
     if connection.vendor not in ("postgresql", "sqlite") or not connection.features.can_return_columns_from_insert:
         with transaction.atomic(using=rows.db):
-            if not rows.update(**values):
-                return []
-            return list(Job.objects.using(rows.db).filter(token=values["token"]))
+            return Job.objects.using(rows.db).filter(token=token).first() if rows.update(**values) else None
     sql, params = query.get_compiler(rows.db).as_sql()
     quote = connection.ops.quote_name
-    columns = ", ".join(f"{quote(Job._meta.db_table)}.{quote(f.column)}" for f in Job._meta.concrete_fields)
-    return list(Job.objects.db_manager(rows.db).raw(f"{sql} RETURNING {columns}", params, using=rows.db))
+    columns = ", ".join(f"{quote(Job._meta.db_table)}.{quote(str(f.column))}" for f in Job._meta.concrete_fields)
+    taken = list(Job.objects.raw(f"{sql} RETURNING {columns}", tuple(params), using=rows.db))
+    return taken[0] if taken else None
 
 
 # Out of running: the one door

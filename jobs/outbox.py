@@ -69,7 +69,7 @@ def _hook(using: str) -> PublishAfterCommit | None:
         # Autocommit: the INSERT is the commit. Autocommit off: only the caller knows, the relay publishes.
         return PublishAfterCommit(using) if connection.get_autocommit() else None
     if connection.run_on_commit:
-        sids, function, _robust = connection.run_on_commit[-1]
+        sids, function = connection.run_on_commit[-1][:2]
         if isinstance(function, PublishAfterCommit) and sids == set(connection.savepoint_ids):
             return function
     hook = PublishAfterCommit(using)

@@ -139,7 +139,7 @@ class Task(celery.Task):
         """
         if "task_id" in options:
             raise ValueError("task_id= cannot be given to delay_many: each call has its own; use apply_async")
-        calls = [({}, item) if isinstance(item, Mapping) else (item, {}) for item in items]
+        calls: list[tuple[Any, Any]] = [({}, item) if isinstance(item, Mapping) else (item, {}) for item in items]
         if self._get_app().conf.task_always_eager or self.is_stock():
             return [self.apply_async(args or (), kwargs, **options) for args, kwargs in calls]
         from jobs import outbox

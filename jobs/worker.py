@@ -65,7 +65,7 @@ def _keep_connections(app: Any) -> None:
     from jobs.task import Task
 
     for fixup in getattr(app, "_fixups", ()):
-        worker_fixup = getattr(fixup, "worker_fixup", None)
+        worker_fixup: Any = getattr(fixup, "worker_fixup", None)
         close = getattr(worker_fixup, "close_database", None)
         if close is None or getattr(close, "keeps_ours", False):
             continue
@@ -93,6 +93,9 @@ def _on_revoked(request: Any = None, terminated: bool = False, expired: bool = F
 
 class Request(celery.worker.request.Request):
     """A request whose end is decided by the job's row, and not by what happened to a process."""
+
+    #: Hard and soft, in seconds; None where the task's own apply.
+    time_limits: tuple[float | None, float | None]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
