@@ -21,7 +21,7 @@ import time
 import uuid
 from typing import Any
 
-from django.db import DatabaseError, connections
+from django.db import Error, connections
 
 from jobs import databases, lifecycle
 from jobs.board import Board, is_alive
@@ -224,6 +224,8 @@ class _Process:
         if self.own.is_stopping:
             self._try(self.own.hand_back_all)
         self._try(lambda: rescue.bury(self.board.node, by_itself=True))
+        for alias in conf().DATABASES:
+            self._try(lambda alias=alias: rescue.give_back(self.board.node, alias))
         self._try(lambda: rescue.delete_beat(self.side, self.board.node))
 
     def _maintain(self) -> None:
@@ -247,7 +249,7 @@ class _Process:
         """Nothing that goes wrong in one tick stops the next."""
         try:
             return action()
-        except DatabaseError as exc:
+        except Error as exc:
             logger.warning("the companion cannot reach the database: %s", exc, extra={"action": "database_away"})
             for alias in conf().DATABASES:
                 databases.drop(alias)

@@ -10,7 +10,7 @@ from typing import Any
 from weakref import WeakSet
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DatabaseError, InterfaceError, OperationalError, connections, router
+from django.db import Error, InterfaceError, OperationalError, connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.utils import load_backend
 
@@ -68,7 +68,7 @@ def drop(alias: str) -> None:
     connection.closed_in_transaction = False
     try:
         connection.close()
-    except DatabaseError:
+    except Error:
         connection.connection = None
 
 
@@ -141,7 +141,7 @@ class SideDatabase:
             if self._connection is not None:
                 try:
                     self._connection.close()
-                except DatabaseError:
+                except Error:
                     self._connection.connection = None
                 self._connection = None
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from billiard.common import terminate_handler_fired
 from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
-from django.db import DatabaseError, InterfaceError, OperationalError, transaction
+from django.db import DatabaseError, Error, InterfaceError, OperationalError, transaction
 
 from jobs import databases, lifecycle
 from jobs.arguments import jsonable, scrub
@@ -296,7 +296,7 @@ def _persistently(run: Run, action: Callable[[], bool]) -> bool | None:
         try:
             databases.tidy(run.using)
             return action()
-        except DatabaseError as exc:
+        except Error as exc:
             logger.warning("job %s: %s", run.job.pk, exc, extra={"action": "settle_retried", "job": str(run.job.pk)})
             _quietly(lambda: databases.drop(run.using))
     return None
@@ -305,7 +305,7 @@ def _persistently(run: Run, action: Callable[[], bool]) -> bool | None:
 def _quietly(action: Callable[[], None]) -> None:
     try:
         action()
-    except DatabaseError:
+    except Error:
         logger.debug("closing a broken connection", exc_info=True)
 
 

@@ -171,6 +171,13 @@ def release_message(job_id: uuid.UUID, using: str) -> bool:
     return Job.objects.using(using).filter(pk=job_id, state=State.READY).update(dispatched_at=None) == 1
 
 
+def postpone(job: Job, seconds: float, exc: Exception) -> bool:
+    """The message of a ready job could not be built: try again later, and show why it waits."""
+    ready = Job.objects.using(job._state.db).filter(pk=job.pk, state=State.READY)
+    error = error_entry(type(exc).__name__, f"the message could not be built: {exc}", attempt=job.lease)
+    return ready.update(**_waiting(now_plus(seconds)), error=error, errors=_with(job.errors, error)) == 1
+
+
 def expire(using: str, limit: int) -> int:
     """Cancel what waited beyond ``expires_at``. Race: a claim compares the same clock in its own statement."""
     late = Job.objects.using(using).filter(state__in=(State.SCHEDULED, State.READY), expires_at__lte=Now())

@@ -40,6 +40,9 @@ logger = logging.getLogger("jobs")
 #: The version of our message header; a worker reads this version and the one before.
 HEADER_VERSION = 1
 
+#: Seconds until a message that could not be built is tried again; meanwhile it is in nobody's way.
+UNPUBLISHABLE_PAUSE = 60.0
+
 #: Accepted by ``apply_async`` because groups and beat pass them, and not kept: how a message travels is ours.
 PLUMBING = frozenset(
     {
@@ -289,8 +292,8 @@ def send(producer: kombu.Producer, app: Celery, job: Job, using: str) -> None:
 def publish(jobs: Iterable[Job], using: str, app: Celery, budget: float | None = None) -> list[Job]:
     """Publish what can be published; return the jobs whose message certainly or possibly did not leave.
 
-    Never raises for a broker in trouble. One message that cannot be built is reported and does not stop
-    the others.
+    Never raises for a broker in trouble. One message that cannot be built is reported, postponed, and does
+    not stop the others.
 
     Parameters:
         budget: stop after this many seconds; the rest is returned.
@@ -322,19 +325,19 @@ def _send_all(
     _connect(connection)
     producer = app.amqp.Producer(connection.default_channel, auto_declare=False)
     deadline = None if budget is None else time.monotonic() + budget
-    left: list[Job] = []
     with producer.batch(conf().BATCH):
         for index, job in enumerate(jobs):
             if deadline is not None and time.monotonic() > deadline:
-                return left + jobs[index:]
+                return jobs[index:]
             try:
                 send(producer, app, job, using)
             except _errors(app):
                 raise
-            except Exception:
+            except Exception as exc:
+                # Not the broker's doing: the row itself, or a queue that this process does not know.
                 logger.exception("job %s cannot be published", job.pk, extra=_fields(job, "publish_failed"))
-                left.append(job)
-    return left
+                lifecycle.postpone(job, UNPUBLISHABLE_PAUSE, exc)
+    return []
 
 
 def _connect(connection: kombu.Connection) -> None:

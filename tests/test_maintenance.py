@@ -113,12 +113,18 @@ def test_relays_side_by_side_publish_each_job_once(published):
     assert sorted(published.sent) == sorted(result.id for result in results)
 
 
-def test_one_message_that_cannot_be_built_does_not_stop_the_others(settings):
-    bad, good = tasks.noop.delay(), tasks.noop.delay()
-    Job.objects.filter(pk=bad.id).update(options={"broken": True})
-    Relay().run_once()
-    assert Job.objects.get(pk=bad.id).dispatched_at is None
+def test_messages_that_cannot_be_built_stop_nobody(settings):
+    settings.JOBS = {**settings.JOBS, "BATCH": 2}
+    bad = tasks.noop.delay_many([(n,) for n in range(4)])
+    Job.objects.update(options={"broken": True})
+    good = tasks.noop.delay()
+    relay = Relay()
+    for _ in range(3):
+        relay.run_once()
     assert Job.objects.get(pk=good.id).dispatched_at is not None
+    job = Job.objects.get(pk=bad[0].id)
+    assert (job.state, job.error["type"]) == ("scheduled", "KeyError")
+    assert "could not be built" in job.error["message"]
 
 
 def test_an_expired_job_is_cancelled(published):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
 
 from django.db.models import Exists, OuterRef
 
@@ -24,7 +23,7 @@ class Prune:
         self.side = side
 
     def run_once(self) -> dict[str, int]:
-        done: dict[str, int] = defaultdict(int)
+        done = {"jobs": 0, "nodes": 0, "messages": 0}
         for alias in conf().DATABASES:
             for states, age in _kept():
                 if age is None:
@@ -37,7 +36,7 @@ class Prune:
         done["messages"] += prune_replies(self.side)
         if done["jobs"]:
             logger.info("pruned %s jobs", done["jobs"], extra={"action": "pruned", "count": done["jobs"]})
-        return dict(done)
+        return done
 
     def count(self) -> dict[str, int]:
         """What ``run_once`` would delete."""

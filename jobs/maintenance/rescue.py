@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections import defaultdict
 
 from celery import current_app
-from django.db import DatabaseError
+from django.db import Error
 
 from jobs import lifecycle
 from jobs.board import Board, Occupied, is_alive
@@ -33,7 +32,7 @@ class Rescue:
         self._last_look = 0.0
 
     def run_once(self) -> dict[str, int]:
-        done: dict[str, int] = defaultdict(int)
+        done = {"nodes": 0, "jobs": 0}
         for node_id in self._silent():
             done["nodes"] += bury(node_id)
         for alias in conf().DATABASES:
@@ -42,7 +41,7 @@ class Rescue:
             for node_id in set(dead.values_list("node_id", flat=True)):
                 done["jobs"] += give_back(node_id, alias)
         self._forget_beats()
-        return dict(done)
+        return done
 
     def _silent(self) -> list[uuid.UUID]:
         now = time.monotonic()
@@ -73,14 +72,12 @@ class Rescue:
 
 
 def bury(node_id: uuid.UUID, *, by_itself: bool = False) -> int:
-    """Declare a node dead in every job database and give its jobs back; 1 if this call declared it."""
+    """Declare a node dead in every job database; 1 if this call declared it. Its jobs are given back after that."""
     aliases = conf().DATABASES
     declared = [lifecycle.bury(node_id, alias) for alias in aliases]
     if any(declared):
         level, text = (logging.INFO, "signed off") if by_itself else (logging.WARNING, "is dead")
         logger.log(level, f"node {node_id} {text}", extra={"action": "node_dead", "node": str(node_id)})
-    for alias in aliases:
-        give_back(node_id, alias)
     return int(any(declared))
 
 
@@ -97,7 +94,7 @@ def _each(job: Job, action: str, transition: object) -> int:
     """One bad row never stops the others."""
     try:
         changed = bool(transition())  # type: ignore[operator]
-    except DatabaseError:
+    except Error:
         logger.exception("job %s cannot be given back", job.pk, extra={"action": "rescue_failed", "job": str(job.pk)})
         return 0
     if changed:

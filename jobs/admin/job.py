@@ -1,0 +1,202 @@
+"""The jobs: a list that stays fast over a long history, and a page that tells all about one of them."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+import uuid
+from typing import Any
+
+from django.contrib import admin
+from django.contrib.admin.utils import flatten_fieldsets
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.urls import reverse
+from django.utils.dateparse import parse_datetime
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as translate
+from django.utils.translation import gettext_lazy as _
+
+from jobs.admin.changelist import UncountedChangeList
+from jobs.admin.readonly import NOTHING, ReadOnlyAdmin, moment
+from jobs.arguments import scrub
+from jobs.models import Job, Node, State
+
+#: Characters of JSON that the page shows of one field.
+SHOWN = 100_000
+
+#: An id, or the first digits of one as the list shows them.
+ID = re.compile(r"[0-9a-f]{8,32}")
+
+
+@admin.register(Job)
+class JobAdmin(ReadOnlyAdmin):
+    list_display = ("short_id", "task", "badge", "queue", "due", "created")
+    # Only what an index or the choices answer: a filter over all tasks or queues would read the whole table.
+    list_filter = ("state", "created_at")
+    list_per_page = 50
+    search_fields = ("id", "task")
+    search_help_text = _("The ID of a job (or its first 8 digits), or the beginning of a task's name.")
+    show_full_result_count = False
+    ordering = ("-created_at",)
+    fieldsets = (
+        (None, {"fields": ("id", "task", ("badge", "queue", "priority"))}),
+        (_("Call"), {"fields": ("arguments", "keyword_arguments", "shown_result")}),
+        (
+            _("Attempts"),
+            {"fields": ("ran_on", ("lease", "retries", "snoozes"), ("crashes", "node_losses", "republished"))},
+        ),
+        (_("Family"), {"fields": ("parent", "root")}),
+        (_("Message"), {"fields": ("shown_options", "shown_headers"), "classes": ("collapse",)}),
+    )
+    readonly_fields = tuple(flatten_fieldsets(fieldsets))
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[UncountedChangeList]:
+        return JobChangeList
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Job], search_term: str
+    ) -> tuple[QuerySet[Job], bool]:
+        """An id by the primary key, else the beginning of a task's name: nothing that starts with a wildcard."""
+        term = search_term.strip()
+        digits = term.replace("-", "").lower()
+        if ID.fullmatch(digits):
+            first, last = (uuid.UUID(digits.ljust(32, digit)) for digit in "0f")
+            queryset = queryset.filter(pk=first) if first == last else queryset.filter(pk__range=(first, last))
+        elif term:
+            queryset = queryset.filter(task__startswith=term)
+        return queryset, False
+
+    def render_change_form(
+        self,
+        request: HttpRequest,
+        context: dict[str, Any],
+        add: bool = False,
+        change: bool = False,
+        form_url: str = "",
+        obj: Job | None = None,
+    ) -> HttpResponse:
+        if obj is not None:
+            context |= {"times": times(obj), "error": error(obj.error), "earlier_errors": earlier_errors(obj)}
+        return super().render_change_form(request, context, add, change, form_url, obj)
+
+    @admin.display(description=_("ID"))
+    def short_id(self, job: Job) -> str:
+        return str(job.pk)[:8]
+
+    @admin.display(description=_("state"))
+    def badge(self, job: Job) -> SafeString:
+        return format_html('<span class="job-state job-{}">{}</span>', job.state, State(job.state).label)
+
+    @admin.display(description=_("run at"))
+    def due(self, job: Job) -> str:
+        return moment(job.run_at)
+
+    @admin.display(description=_("created at"))
+    def created(self, job: Job) -> str:
+        return moment(job.created_at)
+
+    @admin.display(description=_("arguments"))
+    def arguments(self, job: Job) -> SafeString:
+        return pretty(job.args)
+
+    @admin.display(description=_("keyword arguments"))
+    def keyword_arguments(self, job: Job) -> SafeString:
+        return pretty(job.kwargs)
+
+    @admin.display(description=_("result"))
+    def shown_result(self, job: Job) -> str:
+        return pretty(job.result) if job.state == State.SUCCEEDED else NOTHING
+
+    @admin.display(description=_("options"))
+    def shown_options(self, job: Job) -> SafeString:
+        return pretty(job.options)
+
+    @admin.display(description=_("headers"))
+    def shown_headers(self, job: Job) -> SafeString:
+        return pretty(job.headers)
+
+    @admin.display(description=_("node"))
+    def ran_on(self, job: Job) -> str:
+        if job.node_id is None:
+            return NOTHING
+        node = Node.objects.using(job._state.db).filter(pk=job.node_id).first()
+        if node is None:
+            return translate("%(id)s (no longer known)") % {"id": job.node_id}
+        return format_html('<a href="{}">{}</a>', reverse("admin:jobs_node_change", args=[node.pk]), node)
+
+    @admin.display(description=_("parent"))
+    def parent(self, job: Job) -> str:
+        return link(job, job.parent_id)
+
+    @admin.display(description=_("root"))
+    def root(self, job: Job) -> str:
+        return link(job, job.root_id)
+
+
+class JobChangeList(UncountedChangeList):
+    def get_queryset(self, request: HttpRequest, *args: Any, **kwargs: Any) -> QuerySet[Job]:
+        """Without the columns that may be large."""
+        rows = super().get_queryset(request, *args, **kwargs)
+        return rows.only("id", "task", "state", "queue", "run_at", "created_at")
+
+
+def pretty(value: Any) -> SafeString:
+    text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
+    return format_html('<pre class="job-json">{}</pre>', scrub(text, SHOWN))
+
+
+def link(job: Job, key: uuid.UUID | None) -> str:
+    """The other job, if it is (still) one of ours."""
+    if key is None:
+        return NOTHING
+    if key == job.pk:
+        return translate("this job")
+    other = Job.objects.using(job._state.db).filter(pk=key).only("id", "task", "state").first()
+    if other is None:
+        return translate("%(id)s (not a job here, or deleted)") % {"id": key}
+    url = reverse("admin:jobs_job_change", args=[other.pk])
+    return format_html('<a href="{}">{} {}</a> ({})', url, other.task, other.pk, State(other.state).label)
+
+
+def times(job: Job) -> list[dict[str, Any]]:
+    """The moments of the job's life that have come, in their order, with the seconds between the last two."""
+    moments = [
+        (_("created"), job.created_at),
+        (_("to run at"), job.run_at),
+        (_("published"), job.dispatched_at),
+        (_("started"), job.started_at),
+        (_("finished"), job.finished_at),
+        (_("expires"), job.expires_at),
+    ]
+    known = sorted(((at, label) for label, at in moments if at is not None), key=lambda pair: pair[0])
+    shown = []
+    previous: datetime.datetime | None = None
+    for at, label in known:
+        after = None if previous is None else f"{(at - previous).total_seconds():.3f}"
+        shown.append({"label": label, "at": moment(at), "after": after})
+        previous = at
+    return shown
+
+
+def error(entry: Any) -> dict[str, Any] | None:
+    """An entry of ``Job.errors`` for the template, whatever somebody wrote into it."""
+    if not entry:
+        return None
+    if not isinstance(entry, dict):
+        return {"type": "", "message": entry}
+    try:
+        at = parse_datetime(str(entry.get("at") or ""))
+    except ValueError:
+        at = None
+    return {**entry, "at": moment(at) if at else ""}
+
+
+def earlier_errors(job: Job) -> list[dict[str, Any] | None]:
+    """The kept errors, newest first, without the current one."""
+    kept = list(job.errors) if isinstance(job.errors, list) else [job.errors]
+    if kept and kept[-1] == job.error:
+        kept.pop()
+    return [error(entry) for entry in reversed(kept)]

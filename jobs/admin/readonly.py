@@ -1,0 +1,42 @@
+"""What both pages share: they are for reading, and show times to the second."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+from django.contrib import admin
+from django.http import HttpRequest
+from django.utils import timezone
+from django.utils.html import format_html
+
+
+class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # no generic at run time
+    """The view permission suffices, and no permission gives more."""
+
+    actions = None
+    list_max_show_all = 0
+    show_facets = admin.ShowFacets.NEVER
+    sortable_by = ()
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+
+#: What stands for a value that is not there.
+NOTHING = "-"
+
+
+def moment(value: datetime.datetime | None) -> str:
+    """To the second, in the reader's time zone; Django's own format would leave the seconds out."""
+    if value is None:
+        return NOTHING
+    local = timezone.localtime(value) if timezone.is_aware(value) else value
+    date, time = f"{local:%Y-%m-%d %H:%M:%S}".split()
+    return format_html('<time datetime="{}"><span>{}</span> <span>{}</span></time>', local.isoformat(), date, time)

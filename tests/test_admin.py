@@ -1,0 +1,327 @@
+"""The admin: everything can be seen, nothing changed, and no page costs more the longer the history is."""
+
+from __future__ import annotations
+
+import datetime
+import re
+import uuid
+
+import pytest
+from django.contrib.auth.models import Permission, User
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+from django.utils import timezone
+
+from jobs.models import Job, Node, State
+from tests.tasks import effect, noop
+
+pytestmark = pytest.mark.django_db
+
+LIST = reverse("admin:jobs_job_changelist")
+ERROR = {
+    "type": "ValueError",
+    "message": "the message",
+    "traceback": "Traceback of the newest",
+    "at": "2026-01-02T03:04:05.678+00:00",
+    "attempt": 3,
+}
+EVIL = "<script>alert(1)</script>"
+
+
+@pytest.fixture(autouse=True)
+def _left_to_the_relay(settings):
+    settings.JOBS = {**settings.JOBS, "PUBLISH": "relay"}
+
+
+@pytest.fixture
+def viewer(client):
+    """A client of somebody who may look at jobs and nodes, and do nothing else."""
+    user = User.objects.create_user("viewer", is_staff=True)
+    user.user_permissions.set(Permission.objects.filter(codename__in=("view_job", "view_node")))
+    client.force_login(user)
+    return client
+
+
+def make(state: str = "ready", **more) -> Job:
+    """A real row, moved into a state."""
+    key = effect.delay("x", note="y").id
+    now = timezone.now()
+    values = {"state": state, **more}
+    if state == "running":
+        node = Node.objects.create(hostname="web1", pid=4711)
+        values = {"node": node, "token": uuid.uuid4(), "started_at": now} | values
+    if state in ("succeeded", "failed", "cancelled"):
+        values = {"finished_at": now, "error": None if state == "succeeded" else ERROR} | values
+    Job.objects.filter(pk=key).update(**values)
+    return Job.objects.get(pk=key)
+
+
+def page(job: Job) -> str:
+    return reverse("admin:jobs_job_change", args=[job.pk])
+
+
+def listed(client, **query: object) -> list[str]:
+    """The ids on the list, short as they stand there."""
+    response = client.get(LIST, query)
+    assert response.status_code == 200, response
+    return re.findall(r'<th class="field-short_id"><a href="[^"]*">([0-9a-f]{8})</a>', response.content.decode())
+
+
+def short(*jobs: Job) -> list[str]:
+    return [str(job.pk)[:8] for job in jobs]
+
+
+# Cost
+
+
+def statements(client, url: str) -> list[str]:
+    with CaptureQueriesContext(connection) as queries:
+        assert client.get(url).status_code == 200
+    return [query["sql"] for query in queries]
+
+
+def test_list_takes_the_same_statements_for_5_jobs_and_for_60(viewer):
+    for _ in range(5):
+        make("running", parent_id=uuid.uuid4())
+    few = statements(viewer, LIST)
+    for _ in range(55):
+        make("failed", errors=[ERROR])
+    assert len(listed(viewer)) == 50
+    many = statements(viewer, LIST)
+    assert len(many) == len(few) <= 7
+
+
+@pytest.mark.parametrize(
+    "query", ["", "?p=2", "?state__exact=failed", "?q=tests.", "?all=", "?_facets=True", "?o=2.-3"]
+)
+def test_list_neither_counts_nor_sorts_the_table(viewer, query):
+    for _ in range(60):
+        make("failed")
+    sent = [sql for sql in statements(viewer, LIST + query) if '"jobs_job"' in sql]
+    assert len(sent) == 1
+    assert "COUNT(" not in sent[0]
+    assert "DISTINCT" not in sent[0]
+    assert 'ORDER BY "jobs_job"."created_at" DESC, "jobs_job"."id" DESC LIMIT 51' in sent[0]
+    assert "traceback" not in sent[0]
+    assert '"jobs_job"."headers"' not in sent[0]
+
+
+def test_page_of_a_job_takes_few_statements(viewer):
+    root, parent = make(), make("succeeded")
+    job = make("running", root_id=root.pk, parent_id=parent.pk, errors=[ERROR] * 40)
+    assert len(statements(viewer, page(job))) <= 9
+
+
+# The list
+
+
+def test_list_shows_each_state_as_text(viewer):
+    for state in State.values:
+        make(state)
+    text = viewer.get(LIST).content.decode()
+    for state in State.values:
+        assert f'<span class="job-state job-{state}">{state}</span>' in text
+    assert "tests.tasks.effect" in text
+
+
+def test_newest_job_is_first(viewer):
+    now = timezone.now()
+    jobs = [make(created_at=now - datetime.timedelta(minutes=minutes)) for minutes in (5, 1, 3)]
+    assert listed(viewer) == short(jobs[1], jobs[2], jobs[0])
+
+
+def test_empty_list_says_so(viewer):
+    assert listed(viewer) == []
+    assert "No jobs." in viewer.get(LIST).content.decode()
+
+
+def test_pages_follow_each_other_without_gap_or_repetition(viewer):
+    made = {str(make().pk)[:8] for _ in range(60)}
+    first, second = listed(viewer), listed(viewer, p=2)
+    assert (len(first), len(second)) == (50, 10)
+    assert set(first) | set(second) == made
+    text = viewer.get(LIST).content.decode()
+    assert 'href="?p=2" rel="next"' in text
+    assert 'rel="prev"' not in text
+    text = viewer.get(LIST, {"p": 2, "state__exact": "ready"}).content.decode()
+    assert 'href="?p=1&amp;state__exact=ready" rel="prev"' in text
+    assert 'rel="next"' not in text
+
+
+def test_exactly_one_page_has_no_next(viewer):
+    for _ in range(50):
+        make()
+    assert 'rel="next"' not in viewer.get(LIST).content.decode()
+
+
+@pytest.mark.parametrize("number", ["3", "0", "-1", "1001", str(10**30)])
+def test_page_that_does_not_exist_leads_back(viewer, number):
+    make()
+    response = viewer.get(LIST, {"p": number})
+    assert (response.status_code, response.url) == (302, f"{LIST}?e=1")
+
+
+@pytest.mark.parametrize("state", State.values)
+def test_filter_by_state(viewer, state):
+    jobs = {name: make(name) for name in State.values}
+    assert listed(viewer, state__exact=state) == short(jobs[state])
+
+
+def test_filter_by_date(viewer):
+    new = make()
+    make(created_at=timezone.now() - datetime.timedelta(days=3))
+    today = timezone.localtime().replace(hour=0, minute=0, second=0, microsecond=0)
+    assert listed(viewer, created_at__gte=str(today)) == short(new)
+
+
+def test_search_by_id(viewer):
+    job, _ = make(), make()
+    for text in (str(job.pk), job.pk.hex, str(job.pk).upper(), f"  {job.pk} ", *short(job), str(job.pk)[:20]):
+        assert listed(viewer, q=text) == short(job)
+    assert listed(viewer, q=uuid.uuid4()) == []
+
+
+def test_search_by_id_reads_the_primary_key(viewer):
+    job = make()
+    [sql] = [sql for sql in statements(viewer, f"{LIST}?q={job.pk}") if '"jobs_job"' in sql]
+    assert re.search(r'WHERE "jobs_job"."id" = ', sql)
+
+
+def test_search_by_the_beginning_of_the_task_name(viewer):
+    one = make()
+    other = Job.objects.get(pk=noop.delay().id)
+    assert listed(viewer, q="tests.tasks.eff") == short(one)
+    assert listed(viewer, q="tests.tasks.noop") == short(other)
+    assert listed(viewer, q="effect") == []
+    assert listed(viewer, q="tests.tasks.e%t") == []
+    for sql in statements(viewer, f"{LIST}?q=tests.tasks.eff"):
+        assert "'%" not in sql
+
+
+# The page of a job
+
+
+def test_page_shows_call_times_errors_and_family(viewer):
+    root = make("succeeded")
+    job = make(
+        "failed",
+        args=["some argument", 42],
+        kwargs={"größe": {"deep": [1, 2]}},
+        root_id=root.pk,
+        parent_id="0b7f8cc1-5a5b-4c39-9a3e-4a8a3ad4c1a0",
+        errors=[{**ERROR, "message": "the first one", "attempt": 1, "traceback": "Traceback of the first"}, ERROR],
+        error=ERROR,
+    )
+    text = viewer.get(page(job)).content.decode()
+    assert "some argument" in text
+    assert "größe" in text
+    assert text.count("Traceback of the newest") == 1
+    assert text.count("Traceback of the first") == 1
+    assert "<details open><summary>Traceback</summary><pre>Traceback of the newest" in text
+    assert "attempt 3" in text
+    assert "<span>2026-01-02</span> <span>03:04:05</span>" in text
+    assert f'<a href="{page(root)}">tests.tasks.effect {root.pk}</a> (succeeded)' in text
+    assert "0b7f8cc1-5a5b-4c39-9a3e-4a8a3ad4c1a0 (not a job here, or deleted)" in text
+    assert "<input" not in text.split('id="job_form"')[1].split("</form>")[0].replace('<input type="hidden"', "")
+
+
+@pytest.mark.parametrize("state", State.values)
+def test_each_state_has_a_page(viewer, state):
+    assert viewer.get(page(make(state))).status_code == 200
+
+
+def test_result_is_shown_once_the_job_succeeded(viewer):
+    assert "the result" in viewer.get(page(make("succeeded", result={"a": "the result"}))).content.decode()
+
+
+def test_page_survives_a_node_that_was_pruned_and_errors_of_another_shape(viewer):
+    gone = uuid.uuid4()
+    job = make("failed", node_id=gone, errors=["text", {"at": "2026-99-99"}, {}, None], error={"type": "T"})
+    text = viewer.get(page(job)).content.decode()
+    assert f"{gone} (no longer known)" in text
+    assert "<strong>T</strong>" in text
+
+
+def test_times_are_shown_in_the_time_zone_in_force(viewer):
+    job = make(created_at=datetime.datetime(2026, 5, 1, 20, 30, 15, tzinfo=datetime.UTC))
+    with timezone.override("Asia/Tokyo"):
+        for url in (LIST, page(job)):
+            assert "<span>2026-05-02</span> <span>05:30:15</span>" in viewer.get(url).content.decode()
+
+
+def test_unknown_id_leads_back_to_the_index(viewer):
+    for key in (uuid.uuid4(), "no-uuid"):
+        assert viewer.get(reverse("admin:jobs_job_change", args=[key])).status_code == 302
+
+
+# Safety
+
+
+def test_nothing_that_a_job_says_becomes_markup(viewer):
+    entry = {"type": EVIL, "message": EVIL, "traceback": EVIL, "at": EVIL, "attempt": EVIL}
+    parent = make(task=EVIL)
+    job = make(
+        "failed", task=EVIL, queue=EVIL, args=[EVIL], kwargs={EVIL: EVIL}, options={"x": EVIL}, headers={"x": EVIL},
+        error=entry, errors=[entry, {**entry, "attempt": 2}], parent_id=parent.pk,
+        node=Node.objects.create(hostname=EVIL, pid=1),
+    )  # fmt: skip
+    done = make("succeeded", result=EVIL)
+    node = reverse("admin:jobs_node_change", args=[job.node_id])
+    for url in (LIST, page(job), page(done), node, reverse("admin:jobs_node_changelist"), f"{LIST}?q={EVIL}"):
+        text = viewer.get(url).content.decode()
+        assert "<script>alert" not in text
+        assert "&lt;script&gt;alert(1)" in text
+
+
+def test_staff_without_permission_sees_nothing(client):
+    client.force_login(User.objects.create_user("staff", is_staff=True))
+    job = make("running")
+    for url in (LIST, page(job), reverse("admin:jobs_node_changelist")):
+        assert client.get(url).status_code == 403
+
+
+def test_anonymous_is_sent_to_the_login(client):
+    assert client.get(LIST).status_code == 302
+
+
+def test_nobody_can_change_anything(viewer, admin_client):
+    job = make("failed")
+    before = Job.objects.values().get()
+    for client in (viewer, admin_client):
+        assert client.post(page(job), {"state": "ready", "task": "other", "_save": "1"}).status_code == 403
+        assert client.post(reverse("admin:jobs_job_add"), {}).status_code == 403
+        assert client.post(reverse("admin:jobs_job_delete", args=[job.pk]), {"post": "yes"}).status_code == 403
+        client.post(LIST, {"action": "delete_selected", "_selected_action": str(job.pk), "index": "0", "post": "yes"})
+        assert "_save" not in client.get(page(job)).content.decode()
+    assert Job.objects.values().get() == before
+
+
+def luminance(color: str) -> float:
+    """WCAG 2, relative luminance."""
+    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("state", State.values)
+def test_badge_is_legible(viewer, state):
+    text = viewer.get(LIST).content.decode()
+    colors = re.search(rf"\.job-{state} {{ color: (#\w{{6}}); background: (#\w{{6}}); }}", text)
+    dark, light = sorted(luminance(color) for color in colors.groups())
+    assert (light + 0.05) / (dark + 0.05) >= 4.5
+
+
+# Nodes
+
+
+def test_nodes_are_listed_with_who_is_alive(viewer):
+    Node.objects.create(hostname="alive1", pid=1, queues=["celery", "mail"])
+    dead = Node.objects.create(hostname="dead1", pid=2, dead_at=timezone.now(), tasks=["tests.tasks.effect"])
+    text = viewer.get(reverse("admin:jobs_node_changelist")).content.decode()
+    assert text.count("icon-yes") == 1
+    assert text.count("icon-no") == 1
+    assert '<td class="field-queue_count">2</td>' in text
+    text = viewer.get(reverse("admin:jobs_node_change", args=[dead.pk])).content.decode()
+    assert "tests.tasks.effect" in text
+    assert "_save" not in text

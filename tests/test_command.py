@@ -1,0 +1,367 @@
+"""``manage.py jobs``: what it says is true, what it does goes through the state machine, and its loops survive."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from io import StringIO
+
+import pytest
+from celery import Celery
+from django.core.management import CommandError, call_command
+from django.db import OperationalError, connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from jobs import lifecycle
+from jobs.conf import conf
+from jobs.databases import SideDatabase
+from jobs.maintenance import rescue
+from jobs.maintenance.relay import Relay
+from jobs.management.commands import jobs as command
+from jobs.models import Job, Node
+from tests.harness import ROOT, environment
+from tests.servers import die_with_parent, wait_for
+from tests.tasks import effect
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+ERROR = {"type": "ValueError", "message": "no", "traceback": "", "at": "2026-01-02T03:04:05+00:00", "attempt": 1}
+
+
+@pytest.fixture(autouse=True)
+def _left_to_the_relay(settings):
+    settings.JOBS = {**settings.JOBS, "PUBLISH": "relay"}
+
+
+def make(state: str = "ready", age: float = 0.0, **more) -> Job:
+    """A real row, moved into a state; ``age`` in seconds."""
+    key = effect.apply_async(("x",), queue=more.pop("queue", None)).id
+    at = timezone.now() - datetime.timedelta(seconds=age)
+    values = {"state": state, "created_at": at, "run_at": at, **more}
+    if state == "running":
+        values = {"node": more.get("node") or make_node(), "token": uuid.uuid4(), "started_at": at, "lease": 1} | values
+    if state in ("succeeded", "failed", "cancelled"):
+        values = {"finished_at": at, "error": None if state == "succeeded" else ERROR} | values
+    Job.objects.filter(pk=key).update(**values)
+    return Job.objects.get(pk=key)
+
+
+def make_node(**more) -> Node:
+    return Node.objects.create(**{"hostname": "web1", "pid": 4711, "queues": ["celery", "mail"], **more})
+
+
+def run(*args: str) -> str:
+    out = StringIO()
+    call_command("jobs", *args, stdout=out, no_color=True)
+    return out.getvalue()
+
+
+def refused(*args: str) -> tuple[str, str]:
+    out = StringIO()
+    with pytest.raises(CommandError) as caught:
+        call_command("jobs", *args, stdout=out, no_color=True)
+    return out.getvalue(), str(caught.value)
+
+
+# Status
+
+
+def test_status_as_json_counts_by_state_and_queue():
+    node = make_node()
+    make_node(dead_at=timezone.now())
+    make("scheduled", age=-60)
+    make("scheduled", age=7)
+    make("ready", age=30, dispatched_at=timezone.now())
+    make("ready", age=12, queue="mail")
+    make("running", node=node)
+    make("succeeded")
+    make("failed")
+    make("failed")
+    found = json.loads(run("status", "--json"))
+    assert list(found) == ["jobs", "queues", "nodes", "dead_nodes", "oldest_ready_seconds", "relay"]
+    assert found["jobs"] == {"scheduled": 2, "ready": 2, "running": 1, "succeeded": 1, "failed": 2, "cancelled": 0}
+    assert found["queues"] == {
+        "celery": {"scheduled": 2, "ready": 1, "running": 1},
+        "mail": {"scheduled": 0, "ready": 1, "running": 0},
+    }
+    [alive] = found["nodes"]
+    assert (alive["id"], alive["hostname"], alive["pid"]) == (str(node.pk), "web1", 4711)
+    assert (alive["queues"], alive["running"]) == (["celery", "mail"], 1)
+    assert 0 <= alive["age_seconds"] < 20
+    assert found["dead_nodes"] == 1
+    assert 30 <= found["oldest_ready_seconds"] < 50
+    assert found["relay"]["due"] == 2
+    assert 12 <= found["relay"]["lag_seconds"] < 30
+
+
+def test_status_of_an_empty_database_has_the_same_keys():
+    found = json.loads(run("status", "--json"))
+    assert set(found["jobs"].values()) == {0}
+    assert (found["queues"], found["nodes"], found["oldest_ready_seconds"]) == ({}, [], None)
+    assert found["relay"] == {"due": 0, "lag_seconds": 0.0}
+    assert "no live workers" in run("status")
+
+
+def test_live_status_reads_no_history():
+    make("succeeded")
+    make("ready")
+    with CaptureQueriesContext(connection) as queries:
+        found = json.loads(run("status", "--live", "--json"))
+    assert found["jobs"] == {
+        "scheduled": 0, "ready": 1, "running": 0, "succeeded": None, "failed": None, "cancelled": None
+    }  # fmt: skip
+    assert not [q["sql"] for q in queries if "succeeded" in q["sql"]]
+
+
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="a small table is scanned by PostgreSQL")
+def test_live_status_uses_the_partial_indexes():
+    make("ready")
+    with CaptureQueriesContext(connection) as queries:
+        run("status", "--live")
+    plans = []
+    for query in [q["sql"] for q in queries if 'FROM "jobs_job"' in q["sql"]]:
+        with connection.cursor() as cursor:
+            cursor.execute(f"EXPLAIN QUERY PLAN {query}")
+            plans += [row[3] for row in cursor.fetchall() if "jobs_job" in row[3]]
+    assert len(plans) >= 7
+    assert all("USING INDEX jobs_job_" in plan or "USING COVERING INDEX jobs_job_" in plan for plan in plans), plans
+
+
+def test_status_as_text_is_a_table_in_line():
+    make("running", node=make_node())
+    make("ready", queue="mail", age=200)
+    text = run("status")
+    assert re.search(r"^queue +scheduled +ready +running$", text, re.M)
+    assert re.search(r"^mail +0 +1 +0$", text, re.M)
+    assert re.search(r"^total +0 +1 +1$", text, re.M)
+    assert re.search(r"web1 +4711 +\d\.\d s +1 +celery, mail$", text, re.M)
+    assert "waits since 3.3 min" in text
+    lines = text.splitlines()
+    assert len({len(line) for line in lines[:3]}) == 1
+
+
+# Retry and cancel
+
+
+@pytest.mark.parametrize("state", ["failed", "cancelled"])
+def test_retry_makes_an_ended_job_ready(state):
+    job = make(state, retries=3)
+    assert run("retry", str(job.pk)) == f"{job.pk} retried (was {state})\n"
+    job.refresh_from_db()
+    assert (job.state, job.retries, job.finished_at) == ("ready", 0, None)
+
+
+@pytest.mark.parametrize("state", ["scheduled", "ready"])
+def test_cancel_ends_a_waiting_job(state):
+    job = make(state)
+    assert run("cancel", str(job.pk)) == f"{job.pk} cancelled (was {state})\n"
+    job.refresh_from_db()
+    assert (job.state, job.error["type"]) == ("cancelled", "Cancelled")
+
+
+@pytest.mark.parametrize(
+    ("verb", "state", "answer"),
+    [
+        ("retry", "succeeded", "is succeeded: nothing to retry"),
+        ("retry", "running", "is running: nothing to retry"),
+        ("retry", "ready", "is ready: nothing to retry"),
+        ("cancel", "succeeded", "is succeeded: nothing to cancel"),
+        ("cancel", "failed", "is failed: nothing to cancel"),
+        ("cancel", "running", "is running: a running job cannot be cancelled yet; it was left alone"),
+    ],
+)
+def test_what_cannot_be_done_says_why_and_changes_nothing(verb, state, answer):
+    job = make(state)
+    before = Job.objects.filter(pk=job.pk).values().get()
+    out, error = refused(verb, str(job.pk))
+    assert out == f"{job.pk} {answer}\n"
+    assert error.startswith("1 of 1 could not be")
+    assert Job.objects.filter(pk=job.pk).values().get() == before
+
+
+def test_each_id_gets_its_own_answer_and_one_bad_one_stops_no_other():
+    job, unknown = make("failed"), uuid.uuid4()
+    out, error = refused("retry", "no-uuid", str(unknown), str(job.pk), str(job.pk))
+    assert out.splitlines() == [
+        "no-uuid is no valid UUID",
+        f"{unknown} is unknown",
+        f"{job.pk} retried (was failed)",
+    ]
+    assert error == "2 of 3 could not be retried."
+
+
+@pytest.mark.parametrize(
+    ("verb", "state", "answer"),
+    [("retry", "failed", "would be retried (is failed)"), ("cancel", "ready", "would be cancelled (is ready)")],
+)
+def test_dry_run_changes_nothing(verb, state, answer):
+    job = make(state)
+    assert run(verb, "--dry-run", str(job.pk)) == f"{job.pk} {answer}\n"
+    job.refresh_from_db()
+    assert job.state == state
+
+
+def test_a_job_that_was_claimed_in_between_is_left_alone(monkeypatch):
+    job, node = make("ready"), make_node()
+    cancel = lifecycle.cancel
+
+    def late(key, alias):
+        assert lifecycle.claim(key, node.pk, alias)
+        return cancel(key, alias)
+
+    monkeypatch.setattr(lifecycle, "cancel", late)
+    out, _ = refused("cancel", str(job.pk))
+    assert "is running: a running job cannot be cancelled yet" in out
+
+
+def manage(*args: str) -> subprocess.CompletedProcess:
+    command_line = [sys.executable, "manage.py", "jobs", *args]
+    return subprocess.run(command_line, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=60)
+
+
+def test_exit_status_is_1_if_a_job_could_not_be_retried():
+    good, bad = make("failed"), make("succeeded")
+    done = manage("retry", str(good.pk), "--no-color")
+    assert (done.returncode, done.stdout) == (0, f"{good.pk} retried (was failed)\n")
+    done = manage("retry", str(bad.pk), "--settings", "tests.settings")
+    assert done.returncode == 1
+    assert "nothing to retry" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+# Maintenance
+
+
+def test_relay_once_publishes_what_is_due():
+    due, later = make("ready"), make("scheduled", age=-60)
+    assert json.loads(run("relay", "--once", "--json")) == {"published": 1, "republished": 0, "expired": 0}
+    due.refresh_from_db()
+    later.refresh_from_db()
+    assert due.dispatched_at is not None
+    assert (later.state, later.dispatched_at) == ("scheduled", None)
+    assert run("relay", "--once") == "relay: nothing to do\n"
+
+
+def test_relay_refuses_to_publish_without_the_project_app(monkeypatch):
+    class Proxy:
+        def _get_current_object(self):
+            return Celery("default", set_as_current=False)
+
+    monkeypatch.setattr(command, "current_app", Proxy())
+    make("ready")
+    _, error = refused("relay", "--once")
+    assert "import it in the __init__.py" in error
+    assert Job.objects.get().dispatched_at is None
+
+
+def test_relay_loop_is_quiet_survives_errors_and_ends_at_a_signal(monkeypatch, caplog):
+    ticks = [OperationalError("gone"), ValueError("odd"), {"published": 0}, {"published": 2, "expired": 1}]
+
+    def run_once(self):
+        tick = ticks.pop(0)
+        if not ticks:
+            os.kill(os.getpid(), signal.SIGTERM)
+        if isinstance(tick, Exception):
+            raise tick
+        return tick
+
+    monkeypatch.setattr(Relay, "run_once", run_once)
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    out = run("relay")
+    assert out.splitlines() == [
+        f"relay: one look every {conf().RELAY_INTERVAL:g} s until a signal comes",
+        "relay: published 2, expired 1",
+    ]
+    assert [(r.levelname, r.action) for r in caplog.records if hasattr(r, "action")] == [
+        ("WARNING", "database_away"),
+        ("ERROR", "relay_error"),
+    ]
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+    assert Job.objects.count() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_relay_process_publishes_and_stops_within_a_second(number):
+    process = subprocess.Popen(
+        die_with_parent(sys.executable, "manage.py", "jobs", "relay", "--json"),
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        key = effect.delay("x").id
+        wait_for(lambda: Job.objects.filter(pk=key, dispatched_at__isnull=False).exists(), 30, "published")
+        begin = time.monotonic()
+        process.send_signal(number)
+        out, _ = process.communicate(timeout=10)
+        assert time.monotonic() - begin < 1.0
+        assert process.returncode == 0
+        assert json.loads(out) == {"published": 1, "republished": 0, "expired": 0}
+    finally:
+        process.kill()
+
+
+def test_rescue_once_watches_and_gives_back_the_jobs_of_the_dead_only():
+    alive, dead = make_node(), make_node(hostname="gone")
+    kept, lost = make("running", node=alive), make("running", node=dead)
+    side, stop = SideDatabase(), threading.Event()
+    rescue.first_beat(side, alive.pk)
+    rescue.first_beat(side, dead.pk)
+
+    def beats() -> None:
+        while not stop.wait(0.2):
+            rescue.beat(side, alive.pk)
+
+    thread = threading.Thread(target=beats)
+    thread.start()
+    try:
+        out = run("rescue", "--once")
+    finally:
+        stop.set()
+        thread.join()
+        side.close()
+    first, last = out.splitlines()
+    heartbeat, watch = conf().HEARTBEAT, conf().DEAD_AFTER + 2 * conf().HEARTBEAT
+    assert first == f"rescue: one look every {heartbeat:g} s for {watch:g} s: only then is a silent worker dead"
+    assert last.startswith("rescue: nodes 1")
+    lost.refresh_from_db()
+    kept.refresh_from_db()
+    assert (lost.state, lost.node_losses, kept.state) == ("ready", 1, "running")
+
+
+def test_prune_deletes_what_ended_long_ago():
+    old, fresh = make("succeeded", age=8 * 86400), make("succeeded")
+    assert json.loads(run("prune", "--dry-run", "--json")) == {"jobs": 1}
+    assert run("prune", "--dry-run") == "prune: would delete jobs 1\n"
+    assert Job.objects.count() == 2
+    assert run("prune", "--once") == "prune: jobs 1\n"
+    assert list(Job.objects.all()) == [fresh]
+    assert old.pk != fresh.pk
+
+
+# Help
+
+
+@pytest.mark.parametrize("name", ["status", "retry", "cancel", "relay", "rescue", "prune"])
+def test_each_subcommand_has_help_with_examples(name, capsys):
+    with pytest.raises(SystemExit) as caught:
+        call_command("jobs", name, "--help")
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    assert "examples:\n" in text
+    assert f"  manage.py jobs {name}" in text
+
+
+def test_without_a_subcommand_it_says_which_there_are():
+    with pytest.raises(CommandError, match="subcommand"):
+        call_command("jobs")
