@@ -302,14 +302,14 @@ def publish(jobs: Iterable[Job], using: str, app: Celery, budget: float | None =
     reach("before_publish")
     try:
         with _pool(app).acquire(block=True, timeout=conf().PUBLISH_CONNECT_TIMEOUT) as connection:
-            was_open = connection.connected
+            was_open, began = connection.connected, time.monotonic()
             try:
                 left = _send_all(connection, app, waiting, using, budget)
             except _errors(app):
-                connection.close()
-                if not was_open:
+                _abandon(connection)
+                if not was_open or time.monotonic() - began > conf().PUBLISH_CONNECT_TIMEOUT:
                     raise
-                # The connection may only have grown stale while this process was idle.
+                # It failed at once: the connection may only have grown stale while this process was idle.
                 left = _send_all(connection, app, waiting, using, budget)
     except _errors(app) as exc:
         # What left and what did not is unknown, and a batch is discarded as a whole.
@@ -440,6 +440,14 @@ def _connection(app: Celery) -> kombu.Connection:
     )
 
 
+def _abandon(connection: kombu.Connection) -> None:
+    """Close without waiting: a RabbitMQ that hangs would not answer the goodbye either."""
+    if connection.transport.driver_type == "amqp":
+        connection.collect()
+    else:
+        connection.close()
+
+
 def is_up(app: Celery) -> bool:
     """Whether the broker can be reached; cheap while a connection is open."""
     try:
@@ -460,7 +468,7 @@ def depth(app: Celery, queue: str) -> int | None:
                 with connection.channel() as channel:
                     return int(channel.queue_declare(queue=queue, passive=True).message_count)
             except _errors(app):
-                connection.close()
+                _abandon(connection)
                 raise
     except _errors(app) as exc:
         if str(getattr(exc, "reply_code", None)) == "404":

@@ -134,6 +134,27 @@ def test_broker_down_while_jobs_come_in(kind, use_broker, request):
 
 
 @pytest.mark.servers
+@pytest.mark.parametrize("kind", [Redis, RabbitMQ])
+def test_a_broker_that_hangs_holds_nobody_up_for_long(kind, use_broker, request):
+    """Stopped, not killed: the kernel still accepts connections, and nobody answers."""
+    server = request.getfixturevalue(f"{kind.name}_server")
+    use_broker(server.url)
+    tasks.noop.delay()
+    server.process.send_signal(signal.SIGSTOP)
+    try:
+        slowest = 0.0
+        for _ in range(5):
+            publisher.breaker.closed_again = 0.0  # every call pays, as the first of a process does
+            began = time.monotonic()
+            tasks.noop.delay()
+            slowest = max(slowest, time.monotonic() - began)
+    finally:
+        server.process.send_signal(signal.SIGCONT)
+    assert slowest < 1.5
+    assert Job.objects.filter(dispatched_at=None).count() == 5
+
+
+@pytest.mark.servers
 def test_redis_flushed_with_published_jobs(use_broker, redis_server):
     use_broker(redis_server.url)
     results = tasks.effect.delay_many([(f"k{n}",) for n in range(200)])
