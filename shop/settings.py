@@ -5,6 +5,8 @@ from pathlib import Path
 
 import dj_database_url
 
+from jobs.conf import celery_settings
+
 BASE_DIR = Path(__file__).resolve().parent.parent
 
 SECRET_KEY = os.environ.get("SECRET_KEY", "only for the demo and the tests")
@@ -49,7 +51,9 @@ TIME_ZONE = "UTC"
 USE_TZ = True
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
-DATABASES = {"default": dj_database_url.parse(os.environ.get("DATABASE_URL") or f"sqlite:///{BASE_DIR / 'shop.sqlite3'}")}
+DATABASES = {
+    "default": dj_database_url.parse(os.environ.get("DATABASE_URL") or f"sqlite:///{BASE_DIR / 'shop.sqlite3'}")
+}
 if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
     # Writers wait for each other instead of failing; readers never wait.
     DATABASES["default"]["OPTIONS"] = {
@@ -59,7 +63,9 @@ if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
     }
 DATABASES["default"]["CONN_MAX_AGE"] = 60
 
-CELERY_BROKER_URL = os.environ.get("CELERY_BROKER_URL") or "jobs://"
+# Safe settings for the broker in use; your own CELERY_... settings go below this line and win.
+globals().update(celery_settings(os.environ.get("CELERY_BROKER_URL") or "jobs://", prefix="CELERY_"))
+CELERY_TASK_DEFAULT_QUEUE = os.environ.get("CELERY_TASK_DEFAULT_QUEUE") or "celery"
 
 CACHE_URL = os.environ.get("CACHE_URL")
 CACHES = {
@@ -79,6 +85,10 @@ JOBS: dict[str, object] = {}
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
-    "handlers": {"console": {"class": "logging.StreamHandler"}},
-    "loggers": {"jobs": {"handlers": ["console"], "level": "WARNING"}},
+    "formatters": {"console": {"format": "{asctime} {levelname} {message}", "style": "{"}},
+    "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "console"}},
+    # Not propagated: the worker's own handler would write each line a second time.
+    "loggers": {
+        "jobs": {"handlers": ["console"], "level": os.environ.get("LOG_LEVEL") or "WARNING", "propagate": False}
+    },
 }

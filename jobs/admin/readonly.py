@@ -11,7 +11,7 @@ from django.utils import timezone
 from django.utils.html import format_html
 
 
-class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # no generic at run time
+class ReadOnlyAdmin(admin.ModelAdmin):
     """The view permission suffices, and no permission gives more."""
 
     actions = None

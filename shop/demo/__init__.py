@@ -1,0 +1,1 @@
+"""What ``manage.py demo`` shows: customers sign up while workers, deliveries and transactions fail."""

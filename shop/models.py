@@ -1,0 +1,53 @@
+import uuid
+
+from django.db import models
+from django.db.models.functions import Lower
+from django.urls import reverse
+from django.utils.translation import gettext_lazy as _
+
+
+class Customer(models.Model):
+    #: Stands in addresses, where a primary key could be counted up.
+    public_id = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    email = models.EmailField(_("e-mail address"))
+    name = models.CharField(_("name"), max_length=100)
+    created_at = models.DateTimeField(_("signed up at"), auto_now_add=True)
+    is_welcome_email_sent = models.BooleanField(_("welcome e-mail sent"), default=False)
+    #: The id of the job. No foreign key: jobs that ended are pruned, customers stay.
+    welcome_job = models.UUIDField(_("welcome job"), null=True, blank=True, editable=False)
+
+    class Meta:
+        verbose_name = _("customer")
+        verbose_name_plural = _("customers")
+        ordering = ["-created_at"]
+        constraints = [
+            models.UniqueConstraint(
+                Lower("email"),
+                name="shop_customer_email_unique",
+                violation_error_code="unique",
+                violation_error_message=_("A customer with this e-mail address has already signed up."),
+            )
+        ]
+
+    def __str__(self) -> str:
+        return self.email
+
+    def get_absolute_url(self) -> str:
+        return reverse("customer", args=[self.public_id])
+
+
+class WelcomeEffect(models.Model):
+    """A ledger: one row for every time that the welcome task's effects were committed.
+
+    No constraint keeps it at one row per customer, so that ``manage.py demo`` can count.
+    """
+
+    customer = models.ForeignKey(Customer, models.CASCADE, related_name="welcome_effects", verbose_name=_("customer"))
+    created_at = models.DateTimeField(_("created at"), auto_now_add=True)
+
+    class Meta:
+        verbose_name = _("welcome effect")
+        verbose_name_plural = _("welcome effects")
+
+    def __str__(self) -> str:
+        return f"{self.customer_id}: {self.created_at:%Y-%m-%d %H:%M:%S}"

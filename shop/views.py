@@ -1,0 +1,33 @@
+from django.db import IntegrityError
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_http_methods, require_safe
+
+from jobs.models import Job
+from shop.forms import SignUpForm
+from shop.models import Customer
+from shop.services import sign_up
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def sign_up_view(request: HttpRequest) -> HttpResponse:
+    form = SignUpForm(request.POST if request.method == "POST" else None)
+    if form.is_valid():
+        try:
+            return redirect(sign_up(form.save(commit=False)))
+        except IntegrityError:
+            # Somebody took the e-mail address after the form was validated; now validation sees it.
+            form.full_clean()
+            if form.is_valid():
+                raise
+    return render(request, "shop/sign_up.html", {"form": form})
+
+
+@require_safe
+@never_cache
+def customer_view(request: HttpRequest, public_id: str) -> HttpResponse:
+    customer = get_object_or_404(Customer, public_id=public_id)
+    # None if there is no job (any more): jobs that ended are pruned after some days.
+    job = Job.objects.filter(pk=customer.welcome_job).first()
+    return render(request, "shop/customer.html", {"customer": customer, "job": job})

@@ -1,0 +1,242 @@
+"""The example site: what a newcomer copies must be right."""
+
+from __future__ import annotations
+
+import re
+import smtplib
+import uuid
+
+import pytest
+from django.core import mail
+from django.db import IntegrityError, transaction
+from django.test import Client
+from django.urls import reverse
+
+from jobs.models import Job
+from shop import views
+from shop.forms import SignUpForm
+from shop.models import Customer, WelcomeEffect
+from shop.services import sign_up
+from shop.tasks import send_welcome_email
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+ADA = {"name": "Ada", "email": "ada@example.com"}
+
+
+@pytest.fixture
+def ada() -> Customer:
+    return Customer.objects.create(**ADA)
+
+
+def text(response) -> str:
+    return " ".join(re.sub(r"<[^>]+>", " ", response.content.decode()).split())
+
+
+def labelled_inputs(page: str) -> set[str]:
+    return set(re.findall(r'<label for="([^"]+)"', page)) & set(re.findall(r'<input[^>]* id="([^"]+)"', page))
+
+
+# Signing up
+
+
+def test_form_is_a_labelled_page_with_a_language(client):
+    page = client.get("/").content.decode()
+    assert '<html lang="en"' in page
+    assert labelled_inputs(page) == {"id_name", "id_email"}
+    assert "<main>" in page
+    assert "<script" not in page
+
+
+def test_sign_up_saves_the_customer_and_exactly_one_job(client):
+    response = client.post("/", ADA)
+    customer = Customer.objects.get()
+    job = Job.objects.get()
+    assert (customer.name, customer.email, customer.is_welcome_email_sent) == ("Ada", "ada@example.com", False)
+    assert (job.pk, job.task, job.args) == (customer.welcome_job, "shop.tasks.send_welcome_email", [customer.pk])
+    assert response.status_code == 302
+    assert response["Location"] == customer.get_absolute_url()
+
+
+@pytest.mark.parametrize("data", [{}, {**ADA, "email": "ada"}, {**ADA, "name": " "}, {**ADA, "name": "x" * 101}])
+def test_invalid_sign_up_is_explained_and_saves_nothing(client, data):
+    response = client.post("/", {"name": "", "email": "", **data})
+    assert response.status_code == 200
+    assert 'aria-invalid="true"' in response.content.decode()
+    assert 'role="alert"' in response.content.decode()
+    assert not Customer.objects.exists()
+    assert not Job.objects.exists()
+
+
+def test_an_empty_post_is_an_invalid_sign_up(client):
+    assert "This field is required." in text(client.post("/"))
+
+
+def test_taken_address_is_an_error_of_the_email_field_whatever_its_case(client, ada):
+    response = client.post("/", {**ADA, "email": "ADA@example.com"})
+    assert response.context["form"].errors == {"email": ["A customer with this e-mail address has already signed up."]}
+    assert Customer.objects.get() == ada
+    assert not Job.objects.exists()
+
+
+def lose_the_race(monkeypatch) -> None:
+    """Somebody else signs up with the address after the form was validated."""
+
+    def somebody_was_faster(customer: Customer) -> Customer:
+        Customer.objects.create(name="Somebody", email=customer.email.upper())
+        return sign_up(customer)
+
+    monkeypatch.setattr(views, "sign_up", somebody_was_faster)
+
+
+def test_address_that_is_taken_in_the_last_moment_is_the_same_form_error(client, monkeypatch):
+    lose_the_race(monkeypatch)
+    response = client.post("/", ADA)
+    assert response.context["form"].errors == {"email": ["A customer with this e-mail address has already signed up."]}
+    assert Customer.objects.get().name == "Somebody"
+    assert not Job.objects.exists()
+
+
+def test_lost_race_leaves_an_outer_transaction_usable(client, monkeypatch):
+    lose_the_race(monkeypatch)
+    with transaction.atomic():
+        assert client.post("/", ADA).status_code == 200
+        assert Customer.objects.get().name == "Somebody"
+
+
+def test_other_integrity_errors_are_not_taken_for_a_taken_address(client, monkeypatch):
+    def fail(customer: Customer) -> Customer:
+        raise IntegrityError("another constraint")
+
+    monkeypatch.setattr(views, "sign_up", fail)
+    with pytest.raises(IntegrityError, match="another constraint"):
+        client.post("/", ADA)
+
+
+def test_post_without_csrf_token_is_refused():
+    assert Client(enforce_csrf_checks=True).post("/", ADA).status_code == 403
+    assert not Customer.objects.exists()
+
+
+def test_error_after_the_delay_leaves_neither_customer_nor_job(client, monkeypatch):
+    def fail(self, *args, **kwargs):
+        if kwargs.get("update_fields"):
+            assert Job.objects.count() == 1
+            raise RuntimeError("the power failed")
+        return save(self, *args, **kwargs)
+
+    save = Customer.save
+    monkeypatch.setattr(Customer, "save", fail)
+    with pytest.raises(RuntimeError, match="the power failed"):
+        client.post("/", ADA)
+    assert not Customer.objects.exists()
+    assert not Job.objects.exists()
+
+
+# The customer's page
+
+
+def test_page_shows_the_sign_up_and_its_job(client):
+    page = text(client.post("/", ADA, follow=True))
+    assert "Welcome, Ada" in page
+    assert "ada@example.com" in page
+    assert f"ready ( {Job.objects.get().pk} )" in page
+    assert "not sent yet" in page
+
+
+def test_page_lives_longer_than_the_job(client):
+    customer = sign_up(Customer(**ADA))
+    Job.objects.all().delete()
+    assert "no longer kept" in text(client.get(customer.get_absolute_url()))
+
+
+def test_page_escapes_what_customers_typed(client):
+    customer = sign_up(Customer(name="<script>alert(1)</script>", email="ada@example.com"))
+    assert b"<script" not in client.get(customer.get_absolute_url()).content
+
+
+def test_pages_of_customers_cannot_be_counted_up(client, ada):
+    assert client.get(reverse("customer", args=[uuid.uuid4()])).status_code == 404
+    assert client.get(f"/customer/{ada.pk}/").status_code == 404
+
+
+def test_customers_are_in_the_admin(admin_client, ada):
+    assert "ada@example.com" in text(admin_client.get("/admin/shop/customer/"))
+    assert admin_client.get(f"/admin/shop/customer/{ada.pk}/change/").status_code == 200
+
+
+# The welcome e-mail
+
+
+def welcome(customer_id: int, **options):
+    """Run the task here, in a transaction as a worker does."""
+    with transaction.atomic():
+        return send_welcome_email.apply((customer_id,), **options)
+
+
+def test_welcome_email_has_text_html_and_the_job_id_as_message_id(ada):
+    result = welcome(ada.pk)
+    [message] = mail.outbox
+    assert result.successful()
+    assert message.to == ["ada@example.com"]
+    assert message.subject == "Welcome to the shop"
+    assert message.message()["Message-ID"] == f"<{result.id}@shop.example.com>"
+    assert message.body.startswith("Hello Ada,\n")
+    [html] = message.alternatives
+    assert html.mimetype == "text/html"
+    assert "<p>Hello Ada,</p>" in html.content
+
+
+def test_names_are_escaped_in_html_only():
+    customer = Customer.objects.create(name="O'Hara & <Sons>", email="ada@example.com")
+    welcome(customer.pk)
+    [message] = mail.outbox
+    assert "Hello O'Hara & <Sons>," in message.body
+    assert "Hello O&#x27;Hara &amp; &lt;Sons&gt;," in message.alternatives[0].content
+
+
+def test_second_run_sends_nothing(ada):
+    for _ in range(2):
+        welcome(ada.pk)
+    assert len(mail.outbox) == 1
+    assert WelcomeEffect.objects.filter(customer=ada).count() == 1
+    ada.refresh_from_db()
+    assert ada.is_welcome_email_sent
+
+
+def test_customer_who_left_gets_nothing():
+    assert welcome(4711).successful()
+    assert not mail.outbox
+
+
+@pytest.mark.parametrize("error", [smtplib.SMTPDataError(451, b"later"), ConnectionRefusedError(), TimeoutError()])
+def test_mail_server_in_trouble_means_a_later_try_and_no_effect(ada, monkeypatch, error):
+    def fail(*args):
+        raise error
+
+    monkeypatch.setattr("django.core.mail.backends.locmem.EmailBackend.send_messages", fail)
+    result = welcome(ada.pk, retries=send_welcome_email.max_retries)
+    assert isinstance(result.result, type(error))
+    assert send_welcome_email.max_retries == 8
+    ada.refresh_from_db()
+    assert not ada.is_welcome_email_sent
+    assert not WelcomeEffect.objects.exists()
+
+
+def test_mail_server_that_recovers_is_tried_again_with_the_same_message_id(ada, monkeypatch):
+    seen = []
+
+    def fail_twice(self, messages):
+        seen.extend(message.message()["Message-ID"] for message in messages)
+        if len(seen) < 3:
+            raise smtplib.SMTPServerDisconnected("gone")
+        return 1
+
+    monkeypatch.setattr("django.core.mail.backends.locmem.EmailBackend.send_messages", fail_twice)
+    result = welcome(ada.pk)
+    assert result.successful()
+    assert seen == [f"<{result.id}@shop.example.com>"] * 3
+
+
+def test_form_does_not_let_customers_set_what_is_not_theirs():
+    assert set(SignUpForm().fields) == {"name", "email"}
