@@ -11,7 +11,7 @@ import celery
 from asgiref.sync import sync_to_async
 from celery.result import AsyncResult
 
-from jobs import execution, publisher
+from jobs import execution, message
 from jobs.conf import conf
 from jobs.databases import job_alias
 
@@ -178,7 +178,7 @@ class Task(celery.Task):
             task_id = str(uuid.UUID(str(task_id))) if task_id else str(uuid.uuid4())
         except ValueError:
             raise ValueError(f"task_id={task_id!r} is no UUID: leave it out, or pass str(uuid.uuid4())") from None
-        return publisher.compose(self._get_app(), self, task_id, args, kwargs, options)
+        return message.compose(self._get_app(), self, task_id, args, kwargs, options)
 
     def _result(self, job: Any, add_to_parent: bool) -> AsyncResult:
         result = self.AsyncResult(str(job.pk))

@@ -103,6 +103,7 @@ def use_broker(settings):
         if options:
             settings.CELERY_BROKER_TRANSPORT_OPTIONS = conf.broker_transport_options
         publisher.forget_connections()
+        _empty_broker()
 
     yield use
     conf.update(before)

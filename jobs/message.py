@@ -1,0 +1,226 @@
+"""The message of a call, composed at the call by Celery's own functions and stored with the row.
+
+Whoever publishes it later (the caller after its commit, a relay after a retry) sends the same message.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import kombu
+from celery.utils.functional import maybe_list
+from celery.utils.time import maybe_iso8601
+from django.utils import timezone
+from kombu.utils.json import dumps
+
+from jobs import lifecycle
+from jobs.arguments import jsonable, normalize
+from jobs.models import Job, State
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+#: Accepted by ``apply_async`` because groups and beat pass them, and not kept: how a message travels is ours.
+PLUMBING = frozenset(
+    {
+        "producer",
+        "connection",
+        "publisher",
+        "router",
+        "add_to_parent",
+        "result_cls",
+        "retry",
+        "retry_policy",
+        "timeout",
+        "confirm_timeout",
+        "task_type",
+        "event_dispatcher",
+    }
+)
+
+
+class _Composed(Exception):
+    """Carries a finished message out of Celery's sender, in place of publishing it."""
+
+
+class _Recorder:
+    """Stands where Celery expects a producer and takes the message instead of sending it."""
+
+    connection = None
+
+    def publish(self, body: Any, **how: Any) -> None:
+        raise _Composed(body, how)
+
+
+def compose(app: Celery, task: Any, task_id: str, args: Any, kwargs: Any, options: dict[str, Any]) -> Job:
+    """Build the unsaved row of a call, with the message that Celery itself would send.
+
+    Routers and the receivers of ``before_task_publish`` run here, in the caller's context.
+
+    Parameters:
+        options: what ``apply_async`` was given, merged with the task's own execution options; ``countdown``
+            and ``eta`` are in seconds and an aware datetime.
+
+    Raises:
+        TypeError, ValueError: an argument or an option that cannot be kept; names it, and the cure.
+    """
+    plain_args, plain_kwargs = normalize(args, kwargs)
+    args, kwargs = args or (), kwargs or {}
+    options = {key: value for key, value in options.items() if key not in PLUMBING}
+    _check_serializer(options.pop("serializer", None) or app.conf.task_serializer)
+    run_at = _run_at(app, options.pop("eta", None), options.pop("countdown", None))
+    expires_at = _moment(app, options.pop("expires", None), "expires")
+    for name in ("queue", "exchange"):
+        options[name] = _by_name(app, name, options.get(name))
+
+    retries = options.pop("retries", 0)
+    ignore_result = options.pop("ignore_result", None)
+    options = app.amqp.router.route(
+        {key: value for key, value in options.items() if value is not None or key not in ("queue", "exchange")},
+        options.pop("route_name", None) or task.name,
+        args,
+        kwargs,
+        task,
+    )
+    root_id, parent_id = options.pop("root_id", None), options.pop("parent_id", None)
+    if parent := app.current_worker_task:
+        root_id = root_id or parent.request.root_id or parent.request.id
+        parent_id = parent_id or parent.request.id
+        if app.conf.task_inherit_parent_priority:
+            options.setdefault("priority", (parent.request.delivery_info or {}).get("priority"))
+    reply_to = options.pop("reply_to", None) or app.thread_oid
+    message = app.amqp.create_task_message(
+        task_id,
+        task.name,
+        args,
+        kwargs,
+        None,
+        None,
+        options.pop("group_id", None),
+        options.pop("group_index", None),
+        expires_at,
+        retries,
+        options.pop("chord", None),
+        maybe_list(options.pop("link", None)),
+        maybe_list(options.pop("link_error", None)),
+        reply_to,
+        options.pop("time_limit", None),
+        options.pop("soft_time_limit", None),
+        app.conf.task_send_sent_event,
+        root_id,
+        parent_id,
+        options.pop("shadow", None),
+        options.pop("chain", None),
+        ignore_result=ignore_result,
+        replaced_task_nesting=options.pop("replaced_task_nesting", 0),
+        **options,
+    )
+    for stamp in options.pop("stamped_headers", None) or []:
+        options.pop(stamp)
+    queue = options.get("queue")
+    try:
+        app.amqp.send_task_message(_Recorder(), task.name, message, retry=False, **options)
+    except _Composed as composed:
+        body, how = composed.args
+    else:  # pragma: no cover
+        raise RuntimeError("Celery did not publish the message it composed")
+    headers = how.pop("headers")
+    for name in ("retry", "retry_policy", "serializer", "timeout", "confirm_timeout", "expiration"):
+        how.pop(name, None)
+    declare = how.pop("declare", None) or []
+    priority = how.get("priority")
+    for name in ("immediate", "mandatory"):
+        if how.get(name) is None:
+            how.pop(name, None)
+    stored = _stored(
+        {
+            "publish": {key: getattr(value, "name", value) for key, value in how.items() if value is not None},
+            "declare": [entity.name for entity in declare],
+            "embed": body[2],
+            "event": message.sent_event,
+        },
+        "the options",
+    )
+    job = Job(
+        id=uuid.UUID(task_id),
+        task=task.name,
+        args=plain_args,
+        kwargs=plain_kwargs,
+        options=stored,
+        headers=_stored(headers, "headers"),
+        queue=_queue_name(queue, declare, how),
+        priority=priority,
+        expires_at=expires_at,
+        retries=retries,
+        parent_id=_as_uuid(parent_id),
+        root_id=_as_uuid(root_id) or uuid.UUID(task_id),
+        state=State.READY if run_at is None else State.SCHEDULED,
+    )
+    if run_at is not None:
+        job.run_at = run_at
+    return job
+
+
+def _check_serializer(name: str) -> None:
+    if name not in ("json", "application/json"):
+        raise ValueError(f"serializer={name!r} cannot be kept: a job's arguments are JSON; remove the option")
+
+
+def _run_at(app: Celery, eta: Any, countdown: Any) -> Any:
+    """None for now; an expression on the database's clock for a countdown; the moment itself for an eta."""
+    if eta:
+        moment = _moment(app, eta, "eta")
+        return None if moment is None or moment <= timezone.now() else moment
+    if countdown:
+        seconds = float(countdown)
+        return lifecycle.now_plus(seconds) if seconds > 0 else None
+    return None
+
+
+def _moment(app: Celery, value: Any, name: str) -> datetime.datetime | None:
+    if value is None:
+        return None
+    if isinstance(value, int | float):
+        return timezone.now() + datetime.timedelta(seconds=value)
+    if isinstance(value, str):
+        value = maybe_iso8601(value)
+    if isinstance(value, datetime.datetime):
+        return value if timezone.is_aware(value) else value.replace(tzinfo=app.timezone)
+    raise TypeError(f"{name} must be a datetime or a number of seconds, not {type(value).__name__}")
+
+
+def _by_name(app: Celery, name: str, value: Any) -> Any:
+    """A kombu entity is stored by its name, so the app of whoever publishes later has to know it."""
+    if isinstance(value, kombu.Queue):
+        if value.name not in app.amqp.queues:
+            raise ValueError(f"queue={value!r} cannot be kept: add it to the setting task_queues, then pass its name")
+        return value.name
+    if isinstance(value, kombu.Exchange):
+        if all(queue.exchange.name != value.name for queue in app.amqp.queues.values()):
+            raise ValueError(f"exchange={value!r} cannot be kept: use it in a queue of the setting task_queues")
+        return value.name
+    return value
+
+
+def _queue_name(queue: Any, declare: Sequence[Any], how: Mapping[str, Any]) -> str:
+    name = getattr(queue, "name", queue) or next((entity.name for entity in declare), None) or how.get("routing_key")
+    return str(name or "")
+
+
+def _stored(value: Any, where: str) -> Any:
+    """Plain JSON of what Celery's own encoder makes of the value (signatures, dates, UUIDs)."""
+    try:
+        return jsonable(json.loads(dumps(value)), where)
+    except (TypeError, kombu.exceptions.EncodeError) as exc:
+        raise TypeError(f"{where} of this call cannot be stored as JSON: {exc}") from exc
+
+
+def _as_uuid(value: Any) -> uuid.UUID | None:
+    try:
+        return uuid.UUID(str(value)) if value else None
+    except ValueError:
+        return uuid.uuid5(uuid.NAMESPACE_OID, str(value))
