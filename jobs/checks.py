@@ -40,9 +40,22 @@ def check_sqlite(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) 
     return found
 
 
+@register("jobs")
+def check_time_zones(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    if settings.USE_TZ:
+        return []
+    return [
+        Error(
+            "Jobs need USE_TZ = True: naive times are ambiguous when clocks change.",
+            hint="Set USE_TZ = True; TIME_ZONE may be whatever you like.",
+            id="jobs.E004",
+        )
+    ]
+
+
 def for_worker(worker: Any) -> list[CheckMessage]:
     """What a worker checks before it starts; Celery itself runs Django's checks and throws the result away."""
-    found = [*check_settings(), *check_sqlite()]
+    found = [*check_settings(), *check_sqlite(), *check_time_zones()]
     pool = worker.pool_cls if isinstance(worker.pool_cls, str) else worker.pool_cls.__module__
     if pool.rpartition(".")[2] in ("gevent", "eventlet"):
         found.append(

@@ -19,6 +19,9 @@ import socket
 import threading
 import time
 import uuid
+from collections.abc import Callable
+from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 from django.db import Error, connections
@@ -36,6 +39,9 @@ logger = logging.getLogger("jobs")
 
 #: Seconds between two looks at the pool's processes.
 LOOK = 0.25
+
+#: Seconds of one round of pruning; the rest waits for the next round.
+PRUNE_BUDGET = 2.0
 
 #: Seconds to wait for the pool's processes to die after their parent did.
 LAST_WAIT = 5.0
@@ -71,6 +77,8 @@ class Companion:
                 os._exit(0)
         os.close(pipe)
         os.close(ready)
+        # A companion that hangs must not hang the worker; a note is shorter than PIPE_BUF: all of it or nothing.
+        os.set_blocking(self._pipe, False)
         # A pool child that kept the pipe open would hide the main process's death.
         os.register_at_fork(after_in_child=self._close_in_child)
         atexit.register(self.stop)
@@ -81,13 +89,13 @@ class Companion:
         return bool(readable)
 
     def tell(self, **note: Any) -> None:
-        """Hand a note to the companion; safe in a signal handler, never blocks for long, never raises."""
+        """Hand a note to the companion; safe in a signal handler, never blocks, never raises."""
         if os.getpid() != self._main or self._pipe < 0:
             return
         try:
             os.write(self._pipe, json.dumps(note).encode() + b"\n")
         except OSError:
-            logger.debug("the companion is gone", exc_info=True)
+            logger.debug("the companion takes no note", exc_info=True)
 
     def stop(self) -> None:
         """Let the companion end, and give it a moment to hand back and sign off."""
@@ -113,6 +121,13 @@ class Companion:
                 pass
             self._pipe = -1
 
+    def is_alive(self) -> bool:
+        """Whether the supervisor is there; asked by the worker's main process, its parent."""
+        try:
+            return os.waitpid(self._pid, os.WNOHANG)[0] == 0
+        except ChildProcessError:
+            return False
+
 
 def _supervise(handle: Companion, pipe: int, ready: int) -> None:
     for name in ("SIGTERM", "SIGINT", "SIGQUIT", "SIGHUP", "SIGUSR1", "SIGUSR2"):
@@ -136,6 +151,11 @@ def _supervise(handle: Companion, pipe: int, ready: int) -> None:
 
 
 class _Process:
+    """Three threads, each with connections of its own, so that none waits for another's queries.
+
+    The main one beats and listens to the worker. ``rescue`` settles what fell. ``relay`` publishes and prunes.
+    """
+
     def __init__(self, handle: Companion, pipe: int, ready: int) -> None:
         self.handle = handle
         self.board = handle.board
@@ -145,25 +165,38 @@ class _Process:
         self.own = rescue.OwnJobs(self.board)
         self.registered = False
         self._unread = b""
+        self._notes: SimpleQueue[dict[str, Any]] = SimpleQueue()
         self._stopping = threading.Event()
-        self._wake = threading.Event()
+        self._fell = threading.Event()
+        self._due = threading.Event()
 
     def main(self) -> None:
-        maintenance = threading.Thread(target=self._maintain, name="jobs-maintenance", daemon=True)
-        maintenance.start()
+        threads = [
+            threading.Thread(target=target, name=f"jobs-{target.__name__}", daemon=True)
+            for target in (self._rescue, self._relay)
+        ]
+        for thread in threads:
+            thread.start()
         next_beat = 0.0
-        while self._read_notes(LOOK):
+        while self._listen(LOOK):
             if time.monotonic() >= next_beat:
                 next_beat = time.monotonic() + conf().HEARTBEAT
                 self._try(self._beat)
-            if self._try(self.own.settle_dead):
-                self._wake.set()
+            if self.own.has_dead():
+                self._fell.set()
+            if not all(thread.is_alive() for thread in threads):
+                raise RuntimeError("a thread of the companion ended")
         self._stopping.set()
-        self._wake.set()
+        self._fell.set()
+        self._due.set()
+        for thread in threads:
+            thread.join(LAST_WAIT)
         self._sign_off()
 
-    def _read_notes(self, timeout: float) -> bool:
-        """Wait for a note or the timeout; False: the worker's main process is gone."""
+    # The main thread
+
+    def _listen(self, timeout: float) -> bool:
+        """Wait for notes or the timeout; False: the worker's main process is gone."""
         readable, _, _ = select.select([self.pipe], [], [], timeout)
         if not readable:
             return True
@@ -171,30 +204,24 @@ class _Process:
         self._unread += data
         *lines, self._unread = self._unread.split(b"\n")
         for line in lines:
-            self._try(lambda line=line: self._note(**json.loads(line)))
+            note = json.loads(line)
+            # These two need no database, and have to be known before the death that they announce is seen.
+            if "stopping" in note:
+                self.own.is_stopping = True
+            elif "ended" in note:
+                self.own.expect_end(uuid.UUID(note["ended"]), note["why"], note.get("limit", 0.0))
+            else:
+                self._notes.put(note)
+                self._fell.set()
         return bool(data)
 
-    def _note(
-        self, timed_out: str = "", limit: float = 0, revoked: str = "", kind: str = "", stopping: str = ""
-    ) -> None:
-        if timed_out:
-            self.own.time_out(uuid.UUID(timed_out), limit)
-        if revoked:
-            for alias in conf().DATABASES:
-                lifecycle.cancel(uuid.UUID(revoked), alias, kind, f"{kind.lower()} at the worker")
-        if stopping:
-            self.own.is_stopping = True
-
-    def _beat(self) -> int:
+    def _beat(self) -> None:
         if not self.registered:
             self._register()
         elif not rescue.beat(self.side, self.board.node):
             # Somebody declared this node dead: under the old id it may neither claim nor settle again.
             self.board.node = uuid.uuid4()
             self._register()
-        elif self.own.hand_back_orphans():
-            self._wake.set()
-        return 0
 
     def _register(self) -> None:
         node_id = self.board.node
@@ -225,27 +252,48 @@ class _Process:
             self._try(self.own.hand_back_all)
         self._try(lambda: rescue.bury(self.board.node, by_itself=True))
         for alias in conf().DATABASES:
-            self._try(lambda alias=alias: rescue.give_back(self.board.node, alias))
+            self._try(partial(rescue.give_back_all, alias))
         self._try(lambda: rescue.delete_beat(self.side, self.board.node))
 
-    def _maintain(self) -> None:
-        """Relay, rescue and prune, on connections of their own: a hung publish never stops the heartbeat."""
-        side = SideDatabase()
-        relay, watch, prune = Relay(self.handle.app), rescue.Rescue(side), Prune(side)
-        next_watch = next_prune = 0.0
-        while not self._stopping.is_set():
-            self._wake.clear()
-            now = time.monotonic()
-            if now >= next_watch:
-                next_watch = now + conf().HEARTBEAT
-                self._try(watch.run_once)
-            self._try(relay.run_once)
-            if now >= next_prune:
-                next_prune = now + conf().PRUNE_INTERVAL
-                self._try(prune.run_once)
-            self._wake.wait(conf().RELAY_INTERVAL)
+    # The two others
 
-    def _try(self, action: Any) -> Any:
+    def _rescue(self) -> None:
+        watch = rescue.Rescue(SideDatabase())
+        next_watch = 0.0
+        while not self._stopping.is_set():
+            self._fell.clear()
+            self._try(self._read_notes)
+            if self._try(self.own.settle_dead):
+                self._due.set()
+            if time.monotonic() >= next_watch:
+                next_watch = time.monotonic() + conf().HEARTBEAT
+                if self.registered and self._try(self.own.hand_back_orphans):
+                    self._due.set()
+                self._try(watch.run_once)
+            self._fell.wait(max(0.0, next_watch - time.monotonic()))
+
+    def _read_notes(self) -> None:
+        """Jobs that the worker was told to drop: revoked by remote control, or expired on the way."""
+        while not self._notes.empty():
+            note = self._notes.get()
+            for alias in conf().DATABASES:
+                if note.get("expired"):
+                    lifecycle.expire(alias, conf().BATCH)
+                else:
+                    lifecycle.cancel(uuid.UUID(note["revoked"]), alias, "Revoked", "revoked at the worker")
+
+    def _relay(self) -> None:
+        relay, prune = Relay(self.handle.app), Prune(SideDatabase())
+        next_prune = 0.0
+        while not self._stopping.is_set():
+            self._due.clear()
+            self._try(relay.run_once)
+            if time.monotonic() >= next_prune:
+                next_prune = time.monotonic() + conf().PRUNE_INTERVAL
+                self._try(lambda: prune.run_once(budget=PRUNE_BUDGET))
+            self._due.wait(conf().RELAY_INTERVAL)
+
+    def _try(self, action: Callable[[], Any]) -> Any:
         """Nothing that goes wrong in one tick stops the next."""
         try:
             return action()

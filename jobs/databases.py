@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 from django.core.exceptions import ImproperlyConfigured
@@ -16,6 +17,10 @@ from django.db.utils import load_backend
 
 from jobs.conf import conf
 from jobs.models import Beat, Binding, Job, Message
+
+logger = logging.getLogger("jobs")
+
+T = TypeVar("T")
 
 #: SQL for "now" in seconds since 1970, by the database's clock.
 EPOCH_NOW = {
@@ -51,6 +56,16 @@ def is_lost(exc: BaseException, alias: str) -> bool:
         return False
     connection = connections[alias]
     return connection.connection is None or not connection.is_usable()
+
+
+def guarded(alias: str, action: Callable[[], T]) -> T | None:
+    """Run one database's part of a tick: a database that is away does not stop the parts of the others."""
+    try:
+        return action()
+    except Error as exc:
+        logger.warning("the database %s: %s", alias, exc, extra={"action": "database_away", "database": alias})
+        drop(alias)
+    return None
 
 
 def drop(alias: str) -> None:
@@ -168,7 +183,7 @@ def _new_connection(alias: str) -> BaseDatabaseWrapper:
             )
         settings["NAME"] = f"{name}.broker"
         settings["OPTIONS"] = {
-            "timeout": 20,
+            "timeout": 5,
             "transaction_mode": "IMMEDIATE",
             "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
         }

@@ -19,4 +19,7 @@ class TaskOutOfMemory(Exception):
 
 
 class TaskExited(Exception):
-    """A task called ``sys.exit()``. The job ends ``failed`` with the type ``SystemExit``."""
+    """A task called ``sys.exit()``, or raised something else that is no ``Exception``.
+
+    The job ends ``failed`` under that name; Celery would take it for the death of a process.
+    """

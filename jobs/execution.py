@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 import traceback
 import uuid
@@ -12,7 +13,7 @@ from typing import Any
 
 from billiard.common import terminate_handler_fired
 from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
-from django.db import DatabaseError, Error, InterfaceError, OperationalError, transaction
+from django.db import Error, InterfaceError, OperationalError, ProgrammingError, connections, transaction
 
 from jobs import databases, lifecycle
 from jobs.arguments import jsonable, scrub
@@ -100,6 +101,9 @@ def _take_from_row(request: Any, job: Job) -> None:
     embed = job.options["embed"]
     request.update(
         {
+            **job.headers,
+            "headers": request._get_custom_headers(job.headers),
+            "expires": job.expires_at and job.expires_at.isoformat(),
             "args": job.args,
             "kwargs": job.kwargs,
             "retries": job.retries,
@@ -163,28 +167,35 @@ def _foreign(task: Any, request: Any, args: Any, kwargs: Any) -> Any:
 def _perform(run: Run) -> Any:
     """Body and completion, in one transaction; every other outcome is settled after its rollback."""
     job = run.job
-    settled = False
+    entered = settled = False
     try:
         with transaction.atomic(using=run.using) if run.task.atomic else nullcontext():
+            entered = True
             result = run.task.run(*job.args, **job.kwargs)
             if run.planned is not None:
                 # retry(throw=False) and a normal return.
                 raise Retry(exc=None, when=None)
+            if not connections[run.using].get_autocommit() and not run.task.atomic:
+                raise ProgrammingError(
+                    "the body returned with autocommit off: its work would be lost; commit, and set it on"
+                )
             stored = _storable(run, result)
             reach("before_commit")
             settled = True
             if not lifecycle.succeed(job, stored):
-                raise LostLease("this run lost its lease; its effects are rolled back")
+                raise LostLease("this run lost its lease; its transaction is rolled back")
     except LostLease:
-        run.log(logging.WARNING, "was given to another run; this one rolled back", "lost_lease")
+        run.log(logging.WARNING, "was given to another run", "lost_lease")
         raise
     except BaseException as exc:
+        # Asked first: reading the row opens a new connection.
+        lost = databases.is_lost(exc, run.using) or (isinstance(exc, Error) and not entered)
         if settled and _is_committed(run):
             run.log(logging.WARNING, f"succeeded although {type(exc).__name__} was raised at its commit", "succeeded")
             if isinstance(exc, Exception):
                 return result
             raise
-        return _settle(run, exc, at_commit=settled)
+        return _settle(run, exc, lost=lost or (settled and _may_pass(exc)))
     reach("after_commit")
     run.log(logging.INFO, "succeeded", "succeeded")
     return result
@@ -204,21 +215,20 @@ def _is_committed(run: Run) -> bool:
     return bool(_persistently(run, read))
 
 
-def _settle(run: Run, exc: BaseException, at_commit: bool) -> Any:
+def _settle(run: Run, exc: BaseException, lost: bool) -> Any:
     """After the rollback: write what the body's exception means, then tell Celery.
+
+    Parameters:
+        lost: the database failed the run, and not the body.
 
     Raises:
         Ignore, Retry, Exception: always, but for the shutdown of this process, which passes through.
     """
     job = run.job
-    if not isinstance(exc, Exception) and (
-        terminate_handler_fired()
-        or not isinstance(exc, SystemExit)
-        or isinstance(exc, WorkerShutdown | WorkerTerminate)
-    ):
-        # This process is being ended from outside: whoever sees it die gives the job back.
+    if _is_shutdown(exc):
+        # Whoever sees this process die gives the job back.
         raise exc
-    if databases.is_lost(exc, run.using) or (at_commit and isinstance(exc, DatabaseError) and _may_pass(exc)):
+    if lost:
         error = _entry(run, exc)
         _write(run, lambda: lifecycle.lose(job, error, conf().MAX_NODE_LOSSES))
         run.log(logging.WARNING, f"lost its database: {exc}", "handed_back")
@@ -260,18 +270,27 @@ def _settle_retry(run: Run, exc: Retry) -> None:
     raise exc
 
 
+def _is_shutdown(exc: BaseException) -> bool:
+    """Whether the exception ends this process from outside: a signal to a pool child, or to a worker without one."""
+    if isinstance(exc, Exception):
+        return False
+    if terminate_handler_fired() or isinstance(exc, WorkerShutdown | WorkerTerminate):
+        return True
+    return isinstance(exc, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
+
+
 def _for_celery(exc: BaseException) -> BaseException:
     if isinstance(exc, MemoryError):
         return TaskOutOfMemory(str(exc) or "the task ran out of memory")
-    if isinstance(exc, SystemExit):
-        return TaskExited(f"the task called sys.exit({exc.code!r})")
-    return exc
+    return exc if isinstance(exc, Exception) else TaskExited(f"the task raised {exc!r}")
 
 
-def _may_pass(exc: DatabaseError) -> bool:
+def _may_pass(exc: BaseException) -> bool:
     """A refusal at the commit that another attempt may not meet: serialization failure, deadlock, shutdown."""
     code = getattr(exc.__cause__, "sqlstate", None)
-    return (code is None and isinstance(exc, OperationalError)) or str(code)[:2] in ("40", "57", "08")
+    if code is None:
+        return isinstance(exc, OperationalError | InterfaceError)
+    return isinstance(exc, Error) and str(code)[:2] in ("40", "57", "08")
 
 
 def _write(run: Run, transition: Callable[[], bool]) -> None:

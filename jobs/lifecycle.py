@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from django.db import connections, transaction
@@ -64,18 +64,21 @@ def claim(job_id: uuid.UUID, node_id: uuid.UUID, using: str) -> Job | None:
         state=State.READY,
     )
     token = uuid.uuid4()
-    return _take(rows, token, state=State.RUNNING, lease=F("lease") + 1, node_id=node_id, started_at=Now())
+    return _take(rows, token=token, state=State.RUNNING, lease=F("lease") + 1, node_id=node_id, started_at=Now())
 
 
-def _take(rows: QuerySet[Job], token: uuid.UUID, **values: Any) -> Job | None:
-    """UPDATE one row and give it back: in one statement where the database can, else found by its token."""
-    values["token"] = token
+def _take(rows: QuerySet[Job], **values: Any) -> Job | None:
+    """UPDATE one row and give it back, in one statement where the database can."""
     connection = connections[rows.db]
     query = rows.query.chain(UpdateQuery)
     query.add_update_values(values)  # type: ignore[attr-defined]
     if connection.vendor not in ("postgresql", "sqlite") or not connection.features.can_return_columns_from_insert:
         with transaction.atomic(using=rows.db):
-            return Job.objects.using(rows.db).filter(token=token).first() if rows.update(**values) else None
+            job = rows.select_for_update().first()
+            if job is not None:
+                Job.objects.using(rows.db).filter(pk=job.pk).update(**values)
+                job.refresh_from_db()
+            return job
     sql, params = query.get_compiler(rows.db).as_sql()
     quote = connection.ops.quote_name
     columns = ", ".join(f"{quote(Job._meta.db_table)}.{quote(str(f.column))}" for f in Job._meta.concrete_fields)
@@ -244,10 +247,15 @@ def dispatch_again(jobs: Iterable[Job], using: str) -> list[Job]:
     return taken
 
 
-def running(using: str, **where: Any) -> list[Job]:
-    """Running jobs that nobody has locked: a zombie that sits on its row must not stop rescue."""
+def settle_running(key: uuid.UUID, using: str, transition: Callable[[Job], bool], **where: Any) -> bool:
+    """Settle a running job from outside of its run, unless somebody has locked its row.
+
+    Race: a zombie may sit on the row, between its fenced UPDATE and its COMMIT, for as long as it is paused.
+    Whoever rescues does not wait for it, and comes again.
+    """
     with transaction.atomic(using=using):
-        return _lock(Job.objects.using(using).filter(state=State.RUNNING, **where), using)
+        rows = _lock(Job.objects.using(using).filter(pk=key, state=State.RUNNING, **where), using)
+        return bool(rows) and transition(rows[0])
 
 
 def _lock(rows: QuerySet[Job], using: str) -> list[Job]:

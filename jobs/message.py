@@ -12,9 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import kombu
+import kombu.compression
 from celery.utils.functional import maybe_list
 from celery.utils.time import maybe_iso8601
 from django.utils import timezone
+from kombu.common import Broadcast
 from kombu.utils.json import dumps
 
 from jobs import lifecycle
@@ -74,18 +76,21 @@ def compose(app: Celery, task: Any, task_id: str, args: Any, kwargs: Any, option
     _check_serializer(options.pop("serializer", None) or app.conf.task_serializer)
     run_at = _run_at(app, options.pop("eta", None), options.pop("countdown", None))
     expires_at = _moment(app, options.pop("expires", None), "expires")
-    for name in ("queue", "exchange"):
-        options[name] = _by_name(app, name, options.get(name))
-
+    if app.conf.task_protocol != 2:
+        raise ValueError("the setting task_protocol must be 2, Celery's default: jobs keep no older message")
+    if compression := options.get("compression") or app.conf.task_compression:
+        kombu.compression.get_encoder(compression)
+    _check_known(app, options)
     retries = options.pop("retries", 0)
     ignore_result = options.pop("ignore_result", None)
     options = app.amqp.router.route(
-        {key: value for key, value in options.items() if value is not None or key not in ("queue", "exchange")},
+        options,
         options.pop("route_name", None) or task.name,
         args,
         kwargs,
         task,
     )
+    _check_known(app, options)
     root_id, parent_id = options.pop("root_id", None), options.pop("parent_id", None)
     if parent := app.current_worker_task:
         root_id = root_id or parent.request.root_id or parent.request.id
@@ -171,14 +176,12 @@ def _check_serializer(name: str) -> None:
 
 
 def _run_at(app: Celery, eta: Any, countdown: Any) -> Any:
-    """None for now; an expression on the database's clock for a countdown; the moment itself for an eta."""
-    if eta:
-        moment = _moment(app, eta, "eta")
-        return None if moment is None or moment <= timezone.now() else moment
+    """None for now; an expression on the database's clock for a countdown, which wins; the moment itself for an eta."""
     if countdown:
         seconds = float(countdown)
         return lifecycle.now_plus(seconds) if seconds > 0 else None
-    return None
+    moment = _moment(app, eta, "eta") if eta else None
+    return None if moment is None or moment <= timezone.now() else moment
 
 
 def _moment(app: Celery, value: Any, name: str) -> datetime.datetime | None:
@@ -193,17 +196,23 @@ def _moment(app: Celery, value: Any, name: str) -> datetime.datetime | None:
     raise TypeError(f"{name} must be a datetime or a number of seconds, not {type(value).__name__}")
 
 
-def _by_name(app: Celery, name: str, value: Any) -> Any:
+def _check_known(app: Celery, options: Mapping[str, Any]) -> None:
     """A kombu entity is stored by its name, so the app of whoever publishes later has to know it."""
-    if isinstance(value, kombu.Queue):
-        if value.name not in app.amqp.queues:
+    known = list(app.amqp.queues.values())
+    for name in ("queue", "exchange"):
+        value = options.get(name)
+        if isinstance(value, Broadcast):
+            raise ValueError(
+                f"{name}={value!r} cannot be kept: a job is run once, and not by every worker; "
+                "leave the task to Celery with JOBS['EXCLUDE']"
+            )
+        if isinstance(value, kombu.Queue) and value.name not in app.amqp.queues:
             raise ValueError(f"queue={value!r} cannot be kept: add it to the setting task_queues, then pass its name")
-        return value.name
-    if isinstance(value, kombu.Exchange):
-        if all(queue.exchange.name != value.name for queue in app.amqp.queues.values()):
+        if isinstance(value, kombu.Exchange) and all(queue.exchange.name != value.name for queue in known):
             raise ValueError(f"exchange={value!r} cannot be kept: use it in a queue of the setting task_queues")
-        return value.name
-    return value
+    for entity in options.get("declare") or ():
+        if not isinstance(entity, kombu.Queue) or entity.name not in app.amqp.queues:
+            raise ValueError(f"declare={entity!r} cannot be kept: name a queue of the setting task_queues")
 
 
 def _queue_name(queue: Any, declare: Sequence[Any], how: Mapping[str, Any]) -> str:

@@ -8,7 +8,6 @@ from django.db import connections, transaction
 from django.db.models.functions import Now
 
 from jobs import publisher
-from jobs.conf import conf
 from jobs.models import Job, State
 
 if TYPE_CHECKING:
@@ -78,6 +77,8 @@ def _hook(using: str) -> PublishAfterCommit | None:
 
 
 def _batch_size(using: str) -> int | None:
-    features = connections[using].features
-    limit = features.max_query_params
-    return None if limit is None else max(1, min(conf().BATCH, limit // len(Job._meta.concrete_fields)))
+    connection = connections[using]
+    limit = connection.features.max_query_params
+    if limit is None and connection.settings_dict["OPTIONS"].get("server_side_binding"):
+        limit = 65_535
+    return None if limit is None else max(1, limit // len(Job._meta.concrete_fields))

@@ -8,13 +8,13 @@ import threading
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import kombu
 from celery import signals
+from celery.backends.rpc import RPCBackend
 from celery.local import Proxy
+from celery.utils.nodenames import anon_nodename
 from django.utils import timezone
-from kombu.connection import ConnectionPool
 
 from jobs import lifecycle
 from jobs.conf import conf
@@ -43,12 +43,16 @@ def send(producer: kombu.Producer, app: Celery, job: Job, using: str) -> None:
     headers = {
         **job.headers,
         "retries": job.retries,
+        "expires": job.expires_at and job.expires_at.isoformat(),
         "jobs": {"v": HEADER_VERSION, "db": using, "at": time.time()},
     }
     how = dict(options["publish"])
     if job.expires_at is not None:
         how["expiration"] = max(0.0, (job.expires_at - timezone.now()).total_seconds())
     body = (job.args, job.kwargs, options["embed"])
+    if isinstance(app.backend, RPCBackend) and headers.get("origin") == anon_nodename():
+        # The caller's own reply queue has to be there before the result is.
+        app.backend.on_task_call(producer, str(job.pk))
     producer.publish(
         body,
         serializer="json",
@@ -74,77 +78,113 @@ def send(producer: kombu.Producer, app: Celery, job: Job, using: str) -> None:
         app.amqp._event_dispatcher.publish("task-sent", event, producer, retry=False)
 
 
-def publish(jobs: Iterable[Job], using: str, app: Celery, budget: float | None = None) -> list[Job]:
+def publish(
+    jobs: Iterable[Job], using: str, app: Celery, budget: float | None = None, patient: bool = False
+) -> list[Job]:
     """Publish what can be published; return the jobs whose message certainly or possibly did not leave.
 
-    Never raises for a broker in trouble. One message that cannot be built is reported, postponed, and does
-    not stop the others.
+    Never raises for a broker in trouble. A message that cannot be built, or that the broker refuses, is
+    reported, postponed, and does not stop the others.
 
     Parameters:
         budget: stop after this many seconds; the rest is returned.
+        patient: wait for the broker as long as a worker may, not as short as a request must.
     """
     waiting = list(jobs)
+    broker = _broker(app, patient)
+    deadline = None if budget is None else time.monotonic() + budget
     reach("before_publish")
     try:
-        with _pool(app).acquire(block=True, timeout=conf().PUBLISH_CONNECT_TIMEOUT) as connection:
-            was_open, began = connection.connected, time.monotonic()
-            try:
-                left = _send_all(connection, app, waiting, using, budget)
-            except _errors(app):
-                _abandon(connection)
-                if not was_open or time.monotonic() - began > conf().PUBLISH_CONNECT_TIMEOUT:
-                    raise
-                # It failed at once: the connection may only have grown stale while this process was idle.
-                left = _send_all(connection, app, waiting, using, budget)
-    except _errors(app) as exc:
-        # What left and what did not is unknown, and a batch is discarded as a whole.
-        logger.warning("the broker took no message: %r", exc, extra={"action": "broker_down"})
+        with broker.connection() as connection:
+            stale = connection.connected
+            while waiting:
+                began = time.monotonic()
+                try:
+                    waiting = _send_all(broker, connection, waiting, using, deadline)
+                    break
+                except _Refused as refused:
+                    broker.abandon(connection)
+                    _postpone(refused.job, refused.reason)
+                    waiting = refused.unsent
+                except _Lost as lost:
+                    broker.abandon(connection)
+                    waiting = lost.unsent
+                    # It failed at once: the connection may only have grown stale while this process was idle.
+                    if not stale or time.monotonic() - began > broker.connect_timeout:
+                        raise
+                    stale = False
+    except _Lost as lost:
+        logger.warning("the broker took no message: %r", lost.__cause__, extra={"action": "broker_down"})
+        return waiting
+    except broker.lost_errors as exc:
+        logger.warning("no connection to the broker is free: %r", exc, extra={"action": "broker_down"})
         return waiting
     reach("after_publish")
-    return left
+    return waiting
+
+
+class _Lost(Exception):
+    """The connection failed; what did not certainly leave is ``unsent``."""
+
+    def __init__(self, unsent: list[Job]) -> None:
+        super().__init__()
+        self.unsent = unsent
+
+
+class _Refused(_Lost):
+    """The broker answered, and refused this one message (its queue, its exchange)."""
+
+    def __init__(self, unsent: list[Job], job: Job, reason: Exception) -> None:
+        super().__init__(unsent)
+        self.job = job
+        self.reason = reason
 
 
 def _send_all(
-    connection: kombu.Connection, app: Celery, jobs: list[Job], using: str, budget: float | None
+    broker: _Broker, connection: kombu.Connection, jobs: list[Job], using: str, deadline: float | None
 ) -> list[Job]:
-    _connect(connection)
-    producer = app.amqp.Producer(connection.default_channel, auto_declare=False)
-    deadline = None if budget is None else time.monotonic() + budget
-    with producer.batch(conf().BATCH):
-        for index, job in enumerate(jobs):
-            if deadline is not None and time.monotonic() > deadline:
-                return jobs[index:]
-            try:
-                send(producer, app, job, using)
-            except _errors(app):
-                raise
-            except Exception as exc:
-                # Not the broker's doing: the row itself, or a queue that this process does not know.
-                logger.exception("job %s cannot be published", job.pk, extra=_fields(job, "publish_failed"))
-                lifecycle.postpone(job, UNPUBLISHABLE_PAUSE, exc)
+    """Returns what the deadline left over.
+
+    Raises:
+        _Lost, _Refused: the connection or its channel is of no use any more.
+    """
+    index = 0
+    batches = False
+    try:
+        broker.connect(connection)
+        producer = broker.app.amqp.Producer(connection.default_channel, auto_declare=False)
+        batches = producer.supports_batch_publish
+        with producer.batch(conf().BATCH):
+            for index, job in enumerate(jobs):
+                if deadline is not None and time.monotonic() > deadline:
+                    return jobs[index:]
+                try:
+                    send(producer, broker.app, job, using)
+                except (*broker.lost_errors, *broker.refused_errors):
+                    raise
+                except Exception as exc:
+                    # Not the broker's doing: the row itself, or a queue that this process does not know.
+                    _postpone(job, exc)
+            index = len(jobs)
+    except broker.lost_errors as exc:
+        # Whether the last one left is unknown; a batch is discarded as a whole.
+        raise _Lost(jobs if batches else jobs[index:]) from exc
+    except broker.refused_errors as exc:
+        unsent = jobs if batches else jobs[index:]
+        refused = jobs[min(index, len(jobs) - 1)]
+        raise _Refused([job for job in unsent if job is not refused], refused, exc) from exc
     return []
 
 
-def _connect(connection: kombu.Connection) -> None:
-    """Connect once, to the first broker of the list that answers."""
-    if not connection.connected:
-        tries = max(1, len(connection.alt))
-        connection.ensure_connection(max_retries=tries - 1, timeout=tries * conf().PUBLISH_CONNECT_TIMEOUT)
-
-
-def _errors(app: Celery) -> tuple[type[BaseException], ...]:
-    connection = _pool(app).connection
-    return (
-        kombu.exceptions.KombuError,
-        OSError,
-        TimeoutError,
-        *connection.connection_errors,
-        *connection.channel_errors,
+def _postpone(job: Job, exc: Exception) -> None:
+    logger.error(
+        "job %s cannot be published: %r",
+        job.pk,
+        exc,
+        exc_info=exc,
+        extra={"action": "publish_failed", "job": str(job.pk), "task": job.task, "queue": job.queue},
     )
-
-
-def _fields(job: Job, action: str) -> dict[str, Any]:
-    return {"action": action, "job": str(job.pk), "task": job.task, "queue": job.queue}
+    lifecycle.postpone(job, UNPUBLISHABLE_PAUSE, exc)
 
 
 class _Breaker:
@@ -187,75 +227,92 @@ def publish_inline(jobs: list[Job], using: str, app: Celery) -> None:
 
 # Connections
 
-_pools: WeakKeyDictionary[Any, ConnectionPool] = WeakKeyDictionary()
-_pools_lock = threading.Lock()
+
+class _Broker:
+    """Connections of our own to an app's broker: a request must not wait as long as a worker may."""
+
+    def __init__(self, app: Celery, patient: bool) -> None:
+        self.app = app
+        settings = conf()
+        self.connect_timeout = (
+            float(app.conf.broker_connection_timeout) if patient else settings.PUBLISH_CONNECT_TIMEOUT
+        )
+        answer_timeout = 10.0 if patient else settings.PUBLISH_TIMEOUT
+        options = dict(app.conf.broker_transport_options or {})
+        self.driver = app.connection_for_write().transport.driver_type
+        if self.driver == "redis":
+            options |= {"socket_connect_timeout": self.connect_timeout, "socket_timeout": answer_timeout}
+            # Retries of the client library would multiply the bound, and they switch batches off.
+            for name in ("retry_on_timeout", "retry_on_error", "retry"):
+                options.pop(name, None)
+        elif self.driver == "amqp":
+            options |= {"confirm_publish": True, "read_timeout": answer_timeout, "write_timeout": answer_timeout}
+        template = app.connection_for_write(
+            connect_timeout=self.connect_timeout, transport_options=options, heartbeat=0
+        )
+        self.pool = template.Pool(limit=10)
+        self.lost_errors: tuple[type[Exception], ...] = (
+            kombu.exceptions.KombuError,
+            OSError,
+            *template.connection_errors,
+        )
+        self.refused_errors: tuple[type[Exception], ...] = tuple(template.channel_errors)
+
+    def connection(self) -> Any:
+        return self.pool.acquire(block=True, timeout=self.connect_timeout)
+
+    def connect(self, connection: kombu.Connection) -> None:
+        """Connect once, to the first broker of the list that answers."""
+        if not connection.connected:
+            tries = max(1, len(connection.alt))
+            connection.ensure_connection(max_retries=tries - 1, timeout=tries * self.connect_timeout)
+
+    def abandon(self, connection: kombu.Connection) -> None:
+        """Close without waiting: a RabbitMQ that hangs would not answer the goodbye either."""
+        if self.driver == "amqp":
+            connection.collect()
+        else:
+            connection.close()
 
 
-def _pool(app: Celery) -> ConnectionPool:
+_brokers: dict[tuple[Celery, bool], _Broker] = {}
+_brokers_lock = threading.Lock()
+
+
+def _broker(app: Celery, patient: bool) -> _Broker:
     if isinstance(app, Proxy):
         app = app._get_current_object()
-    with _pools_lock:
-        if app not in _pools:
-            _pools[app] = _connection(app).Pool(limit=10)
-        return _pools[app]
-
-
-def _connection(app: Celery) -> kombu.Connection:
-    """A connection of our own: a request must not wait for the broker as long as a worker may."""
-    settings = conf()
-    options = dict(app.conf.broker_transport_options or {})
-    probe = app.connection_for_write()
-    driver = probe.transport.driver_type
-    if driver == "redis":
-        options |= {
-            "socket_connect_timeout": settings.PUBLISH_CONNECT_TIMEOUT,
-            "socket_timeout": settings.PUBLISH_TIMEOUT,
-        }
-        # Retries of the client library would multiply the bound, and they switch batches off.
-        for name in ("retry_on_timeout", "retry_on_error", "retry"):
-            options.pop(name, None)
-    elif driver == "amqp":
-        options |= {
-            "confirm_publish": True,
-            "read_timeout": settings.PUBLISH_TIMEOUT,
-            "write_timeout": settings.PUBLISH_TIMEOUT,
-        }
-    return app.connection_for_write(
-        connect_timeout=settings.PUBLISH_CONNECT_TIMEOUT, transport_options=options, heartbeat=0
-    )
-
-
-def _abandon(connection: kombu.Connection) -> None:
-    """Close without waiting: a RabbitMQ that hangs would not answer the goodbye either."""
-    if connection.transport.driver_type == "amqp":
-        connection.collect()
-    else:
-        connection.close()
+    with _brokers_lock:
+        if (app, patient) not in _brokers:
+            _brokers[app, patient] = _Broker(app, patient)
+        return _brokers[app, patient]
 
 
 def is_up(app: Celery) -> bool:
     """Whether the broker can be reached; cheap while a connection is open."""
+    broker = _broker(app, patient=True)
     try:
-        with _pool(app).acquire(block=True, timeout=conf().PUBLISH_CONNECT_TIMEOUT) as connection:
-            _connect(connection)
+        with broker.connection() as connection:
+            broker.connect(connection)
             return True
-    except _errors(app) as exc:
+    except broker.lost_errors as exc:
         logger.debug("the broker cannot be reached: %r", exc)
         return False
 
 
 def depth(app: Celery, queue: str) -> int | None:
     """How many messages wait in the broker's queue; None if the broker does not say."""
+    broker = _broker(app, patient=True)
     try:
-        with _pool(app).acquire(block=True, timeout=conf().PUBLISH_CONNECT_TIMEOUT) as connection:
+        with broker.connection() as connection:
             try:
-                _connect(connection)
+                broker.connect(connection)
                 with connection.channel() as channel:
                     return int(channel.queue_declare(queue=queue, passive=True).message_count)
-            except _errors(app):
-                _abandon(connection)
+            except (*broker.lost_errors, *broker.refused_errors):
+                broker.abandon(connection)
                 raise
-    except _errors(app) as exc:
+    except (*broker.lost_errors, *broker.refused_errors) as exc:
         if str(getattr(exc, "reply_code", None)) == "404":
             return 0  # no such queue: nothing waits in it
         logger.warning("the broker does not say how long %r is: %r", queue, exc, extra={"action": "broker_down"})
@@ -264,20 +321,20 @@ def depth(app: Celery, queue: str) -> int | None:
 
 def forget_connections() -> None:
     """Close what is open, so that the next publish declares its queues again (the broker may be empty)."""
-    with _pools_lock:
-        for pool in _pools.values():
-            pool.force_close_all()
-        _pools.clear()
+    with _brokers_lock:
+        for broker in _brokers.values():
+            broker.pool.force_close_all()
+        _brokers.clear()
 
 
 _inherited: list[Any] = []
 
 
 def _after_fork() -> None:
-    global _pools, _pools_lock
+    global _brokers, _brokers_lock
     # The parent's sockets: kept, so that no finalizer says a word on them, and never used.
-    _inherited.append(_pools)
-    _pools, _pools_lock = WeakKeyDictionary(), threading.Lock()
+    _inherited.append(_brokers)
+    _brokers, _brokers_lock = {}, threading.Lock()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -1,7 +1,9 @@
 """A kombu transport over the database: ``broker_url = "jobs://"``, the broker when there is none.
 
 Messages are rows. A consumer hides the row it took for :data:`LEASE` seconds and keeps renewing while
-it lives, so a killed worker's messages come back by themselves; an acknowledgement deletes the row.
+it listens, so a killed worker's messages come back by themselves; an acknowledgement deletes the row. (With
+``-P solo`` a long body keeps the consumer from listening: its message comes back while it runs. Jobs ignore the
+second copy; a stock task may run twice.)
 Exchanges with several queues (remote control, events) fan out over :class:`jobs.models.Binding`.
 """
 
@@ -244,10 +246,12 @@ class Transport(virtual.Transport):
 
 
 def prune_replies(side: SideDatabase) -> int:
-    """Delete the reply queues that nobody reads any more; return how many messages went."""
+    """Delete the queues of remote control and events that nobody reads any more; return how many messages went."""
+    stale = f"visible_at < {side.now} - %s AND (queue LIKE %s OR queue LIKE %s)"
+    params = [REPLY_TTL, "%.celery.pidbox", "celeryev.%"]
     with side.cursor() as cursor:
         cursor.execute(
-            f"DELETE FROM jobs_message WHERE visible_at < {side.now} - %s AND (queue LIKE %s OR queue LIKE %s)",
-            [REPLY_TTL, "%.reply.celery.pidbox", "%.celery.pidbox"],
+            f"DELETE FROM jobs_binding WHERE queue IN (SELECT queue FROM jobs_message WHERE {stale})", params
         )
+        cursor.execute(f"DELETE FROM jobs_message WHERE {stale}", params)
         return int(cursor.rowcount)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 from typing import Any
 
 import celery.worker.request
@@ -54,6 +56,13 @@ class NodeStep(bootsteps.StartStopStep):
         assert _companion is not None
         while not _companion.wait_until_registered(PATIENCE):
             logger.error("the worker waits for its database to register itself", extra={"action": "node_waits"})
+        parent.timer.call_repeatedly(PATIENCE, self._watch)
+
+    def _watch(self) -> None:
+        """Without its companion this worker would take messages and could claim nothing."""
+        if _companion is not None and not _companion.is_alive():
+            logger.critical("the companion is gone: this worker stops", extra={"action": "companion_gone"})
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _keep_connections(app: Any) -> None:
@@ -87,8 +96,8 @@ def _on_shutting_down(how: str = "", **kwargs: Any) -> None:
 
 @signals.task_revoked.connect(dispatch_uid="jobs.worker")
 def _on_revoked(request: Any = None, terminated: bool = False, expired: bool = False, **kwargs: Any) -> None:
-    if _companion is not None and not terminated and getattr(request, "jobs", None):
-        _companion.tell(revoked=str(request.id), kind="Expired" if expired else "Revoked")
+    if _companion is not None and request is not None and not terminated and getattr(request, "jobs", None):
+        _companion.tell(revoked=str(request.id), expired=expired)
 
 
 class Request(celery.worker.request.Request):
@@ -112,6 +121,12 @@ class Request(celery.worker.request.Request):
         reach("before_ack")
         super().acknowledge()
 
+    def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
+        # A cold shutdown kills the pool's processes before it announces itself: not their own fault.
+        if _companion is not None and self.is_job:
+            _companion.tell(ended=str(self.id), why="cancelled")
+        super().cancel(pool, signal=signal, emit_retry=emit_retry)
+
     def on_timeout(self, soft: bool, timeout: float) -> None:
         if soft or not self.is_job:
             super().on_timeout(soft, timeout)
@@ -124,7 +139,7 @@ class Request(celery.worker.request.Request):
             extra={"action": "timed_out", "job": self.id, "task": self.name},
         )
         if _companion is not None:
-            _companion.tell(timed_out=str(self.id), limit=timeout)
+            _companion.tell(ended=str(self.id), why="timed_out", limit=timeout)
         task_ready(self)
         self.acknowledge()
 

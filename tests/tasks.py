@@ -210,3 +210,23 @@ def manages_itself(key):
 @shared_task(bind=True)
 def replaces(self):
     return self.replace(effect.s("a"))
+
+
+@shared_task
+def raises_no_exception(name):
+    import asyncio
+
+    raise {"CancelledError": asyncio.CancelledError, "GeneratorExit": GeneratorExit}[name]("odd")
+
+
+@shared_task(atomic=False)
+def leaves_autocommit_off(key):
+    from django.db import connection
+
+    connection.set_autocommit(False)
+    Effect.objects.create(key=key)
+
+
+@shared_task(bind=True)
+def shows_request(self):
+    return [self.request.headers["tenant"], self.request.time_limit, self.request.soft_time_limit]

@@ -10,6 +10,7 @@ import time
 import pytest
 from celery import current_app
 from django.db import connection
+from kombu import Exchange, Queue
 
 from jobs import publisher
 from jobs.models import Job
@@ -163,6 +164,27 @@ def test_redis_flushed_with_published_jobs(use_broker, redis_server):
     with Worker():
         wait_ended(*[result.id for result in results], timeout=40)
     assert effects() == {f"k{n}": 1 for n in range(200)}
+
+
+@pytest.mark.servers
+def test_a_message_that_the_broker_refuses_stops_nobody(use_broker, rabbitmq_server):
+    """Somebody declared a queue with other arguments: RabbitMQ closes the channel at our declaration."""
+    use_broker(rabbitmq_server.url)
+    with current_app.connection_for_write() as connection:
+        Queue("odd", Exchange("odd"), routing_key="odd", durable=False)(connection.default_channel).declare()
+    before = [tasks.effect.delay(f"before{n}") for n in range(3)]
+    many = [tasks.effect.apply_async((name,), queue=queue, countdown=0.5) for name, queue in MIXED]
+    with Worker():
+        good = [result for result, (_, queue) in zip(many, MIXED, strict=True) if queue is None]
+        wait_ended(*[result.id for result in [*before, *good]])
+    refused = Job.objects.get(queue="odd")
+    assert (refused.state, refused.lease) == ("scheduled", 0)
+    assert "PRECONDITION" in refused.error["message"] or "inequivalent" in refused.error["message"]
+    assert set(effects().values()) == {1}
+    assert len(effects()) == 9
+
+
+MIXED = [("a", None), ("b", None), ("c", None), ("refused", "odd"), ("d", None), ("e", None), ("f", None)]
 
 
 @pytest.mark.servers

@@ -8,12 +8,13 @@ import celery.exceptions
 import pytest
 from celery import current_app
 from celery.app.trace import build_tracer
-from django.db import connection, transaction
+from django.db import InterfaceError, OperationalError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from jobs import lifecycle, publisher, syncpoints
 from jobs.board import board
+from jobs.errors import TaskExited
 from jobs.models import Job, Node
 from tests import tasks
 from tests.harness import effects
@@ -361,3 +362,78 @@ def test_publishing_inside_a_body_waits_for_its_commit(monkeypatch, settings):
     seen.clear()
     deliver(result)
     assert seen == [(False, [["a-child"]])]
+
+
+@pytest.mark.parametrize("name", ["CancelledError", "GeneratorExit"])
+def test_what_is_no_exception_fails_the_job_and_frees_its_slot(name):
+    """Celery takes it for the death of a process, which under threads and solo does not die."""
+    state, value = deliver(tasks.raises_no_exception.delay(name))
+    assert state == "FAILURE"
+    assert isinstance(value, TaskExited)
+    job = Job.objects.get()
+    assert (job.state, job.error["type"]) == ("failed", name)
+    assert board.occupied() == []
+
+
+def test_a_database_error_before_the_body_is_not_the_bodys_failure(monkeypatch):
+    """On SQLite the transaction's BEGIN waits for the one write lock, and gives up after its timeout."""
+    real = transaction.atomic
+    calls = []
+
+    def atomic(*args, **kwargs):
+        if not calls:
+            calls.append(1)
+            raise OperationalError("database is locked")
+        return real(*args, **kwargs)
+
+    result = tasks.effect.delay("a")
+    monkeypatch.setattr("jobs.execution.transaction.atomic", atomic)
+    assert deliver(result)[0] == "IGNORED"
+    job = Job.objects.get()
+    assert (job.state, job.node_losses, job.error["message"]) == ("ready", 1, "database is locked")
+
+
+def test_an_interface_error_at_the_commit_runs_the_job_again(monkeypatch):
+    def broken(job, result):
+        raise InterfaceError("connection already closed")
+
+    result = tasks.effect.delay("a")
+    with monkeypatch.context() as patch:
+        patch.setattr(lifecycle, "succeed", broken)
+        assert deliver(result)[0] == "IGNORED"
+    assert Job.objects.get().state == "ready"
+    assert not effects()
+    assert deliver(result)[0] == "SUCCESS"
+    assert effects() == {"a": 1}
+
+
+def test_a_body_that_leaves_autocommit_off_fails():
+    state, _ = deliver(tasks.leaves_autocommit_off.delay("a"))
+    assert state == "FAILURE"
+    job = Job.objects.get()
+    assert (job.state, job.error["type"]) == ("failed", "ProgrammingError")
+    assert connection.get_autocommit()
+
+
+def test_headers_and_limits_come_from_the_row():
+    result = tasks.shows_request.apply_async(headers={"tenant": "old"})
+    row = Job.objects.get()
+    Job.objects.update(headers={**row.headers, "tenant": "new", "timelimit": [77, 66]})
+    assert deliver(result, tenant="old", timelimit=[1, 1])[0] == "SUCCESS"
+    assert Job.objects.get().result == ["new", 77, 66]
+
+
+def test_a_replayed_job_no_longer_expires():
+    result = tasks.effect.apply_async(("a",), expires=1)
+    Job.objects.update(expires_at=timezone.now() - timezone.timedelta(seconds=1))
+    lifecycle.expire("default", 10)
+    assert lifecycle.replay(uuid.UUID(result.id), "default")
+    sent = []
+
+    class Producer:
+        def publish(self, body, **how):
+            sent.append(how)
+
+    publisher.send(Producer(), current_app._get_current_object(), Job.objects.get(), "default")  # type: ignore[arg-type]
+    assert sent[0]["headers"]["expires"] is None
+    assert "expiration" not in sent[0]

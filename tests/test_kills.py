@@ -203,3 +203,21 @@ def test_paused_worker_rolls_its_effects_back(tmp_path):
             wait_for(lambda: Node.objects.filter(pid=zombie.process.pid, dead_at=None).exists(), 10, "a new node")
     assert effects() == {"a": 1}
     assert Job.objects.get(pk=job.id).state == "succeeded"
+
+
+def test_cold_shutdown_counts_nowhere(tmp_path):
+    """Three deploys that stop at once must not make poison of an innocent long job."""
+    started, gate = tmp_path / "started", tmp_path / "gate"
+    job = tasks.waits.delay("a", str(started), str(gate))
+    for _ in range(3):
+        with Worker(concurrency=1) as worker:
+            wait_state(job.id, "running")
+            worker.process.send_signal(signal.SIGQUIT)
+            worker.process.wait(30)
+            wait_state(job.id, "ready")
+    row = Job.objects.get(pk=job.id)
+    assert (row.crashes, row.node_losses, row.retries) == (0, 0, 0)
+    gate.touch()
+    with Worker(concurrency=1):
+        wait_ended(job.id)
+    assert effects() == {"a": 1}

@@ -40,7 +40,7 @@ def published(monkeypatch):
     broker = Broker()
     broker.sent = []
 
-    def publish(jobs, using, app, budget=None):
+    def publish(jobs, using, app, **how):
         jobs = list(jobs)
         if not broker.up:
             return jobs

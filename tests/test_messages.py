@@ -11,6 +11,7 @@ import celery
 import pytest
 from celery import Celery, chain, chord, group, signals
 from kombu import Exchange, Queue
+from kombu.common import Broadcast
 
 from jobs import publisher
 from jobs.models import Job
@@ -268,6 +269,9 @@ def test_after_task_publish_is_sent_once_when_it_was_published(ours):
         ({"serializer": "pickle"}, ValueError, "serializer"),
         ({"queue": Queue("unknown-queue")}, ValueError, "task_queues"),
         ({"exchange": Exchange("unknown")}, ValueError, "task_queues"),
+        ({"queue": Broadcast("everybody")}, ValueError, "EXCLUDE"),
+        ({"declare": [Exchange("unknown")]}, ValueError, "task_queues"),
+        ({"compression": "bogus"}, KeyError, "bogus"),
         ({"task_id": "not-a-uuid"}, ValueError, "UUID"),
         ({"eta": "yesterday?"}, ValueError, "."),
         ({"expires": object()}, TypeError, "expires"),
@@ -302,3 +306,9 @@ def test_body_is_plain_json(ours):
         publisher.send(ours.amqp.Producer(channel, auto_declare=False), ours, job, "default")
         raw = channel._get("celery")
     assert json.loads(base64.b64decode(raw["body"]))[0] == [1]
+
+
+def test_countdown_wins_over_eta_as_in_celery(ours):
+    ours.tasks["parity.add"].apply_async((1,), eta=LATER, countdown=10)
+    job = Job.objects.get()
+    assert job.run_at.year < LATER.year

@@ -10,6 +10,8 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from jobs import lifecycle
+from jobs.board import board
+from jobs.maintenance import rescue
 from jobs.maintenance.relay import Relay, Suspects
 from jobs.models import Job, Node
 
@@ -61,9 +63,10 @@ def hot_queries(node: Node) -> dict[str, object]:
         "claim": lambda: lifecycle.claim(uuid.uuid4(), node.pk, "default"),
         "due": lambda: lifecycle.due("default", 100),
         "expire": lambda: lifecycle.expire("default", 100),
-        "suspects": suspects._old,
+        "suspects": lambda: list(suspects._old(["elsewhere"])[:100]),
         "watch": suspects._watch_running,
-        "own": lambda: lifecycle.running("default", node_id=node.pk),
+        "orphans": lambda: rescue.OwnJobs(board).hand_back_orphans(),
+        "dead nodes": lambda: rescue.give_back_all("default"),
         "prune": lambda: lifecycle.delete_ended("default", ["succeeded"], 3600, 100),
     }
 

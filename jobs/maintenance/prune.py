@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import time
+from functools import partial
 
 from django.db.models import Exists, OuterRef
 
-from jobs import lifecycle
+from jobs import databases, lifecycle
 from jobs.conf import conf
 from jobs.databases import SideDatabase
 from jobs.models import Job, Node, State
@@ -22,21 +24,27 @@ class Prune:
     def __init__(self, side: SideDatabase) -> None:
         self.side = side
 
-    def run_once(self) -> dict[str, int]:
+    def run_once(self, budget: float | None = None) -> dict[str, int]:
+        """Delete batch after batch; stop after ``budget`` seconds, and go on the next time."""
         done = {"jobs": 0, "nodes": 0, "messages": 0}
+        deadline = None if budget is None else time.monotonic() + budget
         for alias in conf().DATABASES:
-            for states, age in _kept():
-                if age is None:
-                    continue
-                while deleted := lifecycle.delete_ended(alias, states, age, conf().BATCH):
-                    done["jobs"] += deleted
-            running = Job.objects.using(alias).filter(state=State.RUNNING, node=OuterRef("pk"))
-            old = Node.objects.using(alias).filter(~Exists(running), dead_at__lt=lifecycle.now_plus(-NODE_RETENTION))
-            done["nodes"] += old._raw_delete(alias)
+            databases.guarded(alias, partial(self._run, alias, deadline, done))
         done["messages"] += prune_replies(self.side)
         if done["jobs"]:
             logger.info("pruned %s jobs", done["jobs"], extra={"action": "pruned", "count": done["jobs"]})
         return done
+
+    def _run(self, using: str, deadline: float | None, done: dict[str, int]) -> None:
+        for states, age in _kept():
+            while age is not None and (deadline is None or time.monotonic() < deadline):
+                deleted = lifecycle.delete_ended(using, states, age, conf().BATCH)
+                done["jobs"] += deleted
+                if not deleted:
+                    break
+        running = Job.objects.using(using).filter(state=State.RUNNING, node=OuterRef("pk"))
+        old = Node.objects.using(using).filter(~Exists(running), dead_at__lt=lifecycle.now_plus(-NODE_RETENTION))
+        done["nodes"] += old._raw_delete(using)
 
     def count(self) -> dict[str, int]:
         """What ``run_once`` would delete."""

@@ -6,13 +6,13 @@ import datetime
 import logging
 import time
 import uuid
+from functools import partial
 from typing import TYPE_CHECKING
 
 from celery import current_app
-from django.db.models import Max
-from django.db.models.functions import Now
+from django.db.models import Max, Q, QuerySet
 
-from jobs import lifecycle, publisher
+from jobs import databases, lifecycle, publisher
 from jobs.conf import conf
 from jobs.models import Job, Node, State
 
@@ -21,8 +21,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("jobs")
 
-#: How many suspects one look considers, and how many one dead node can have taken with it.
+#: How many suspects one look takes from the queues that it has not yet cleared of suspicion, and how many
+#: messages one dead node can have taken with it.
 SUSPECTS, HELD_BY_A_NODE = 2000, 100
+
+#: The grace of a job doubles with every copy, so often at the most.
+MOST_DOUBLINGS = 10
+
+#: Seconds after which publishing gives way to the other work of a tick.
+LONGEST_TICK = 5.0
 
 
 class Relay:
@@ -35,29 +42,33 @@ class Relay:
         """Expire, publish what is due, and from time to time look for lost messages."""
         done = {"expired": 0, "published": 0, "republished": 0}
         look = time.monotonic() >= self._next_look
-        for alias in conf().DATABASES:
-            done["expired"] += lifecycle.expire(alias, conf().BATCH)
-            done["published"] += self._publish_due(alias)
-            if look:
-                done["republished"] += self._suspects[alias].publish_again()
         if look:
             self._next_look = time.monotonic() + conf().GRACE / 4
+        for alias in conf().DATABASES:
+            databases.guarded(alias, partial(self._run, alias, look, done))
         return done
 
+    def _run(self, using: str, look: bool, done: dict[str, int]) -> None:
+        done["expired"] += lifecycle.expire(using, conf().BATCH)
+        done["published"] += self._publish_due(using)
+        if look:
+            done["republished"] += self._suspects[using].publish_again()
+
     def _publish_due(self, using: str) -> int:
-        """Publish batch after batch until nothing is due, or the broker takes no more."""
+        """Publish batch after batch until nothing is due, the broker takes no more, or the tick has lasted enough."""
         published = 0
-        while ids := lifecycle.due(using, conf().BATCH):
+        deadline = time.monotonic() + LONGEST_TICK
+        while time.monotonic() < deadline and (ids := lifecycle.due(using, conf().BATCH)):
             if not publisher.is_up(self.app):
                 break
             jobs = lifecycle.dispatch(ids, using)
-            left = publisher.publish(jobs, using, self.app)
+            left = publisher.publish(jobs, using, self.app, patient=True)
             lifecycle.undispatch([job.pk for job in left], using)
             published += len(jobs) - len(left)
-            if left or len(ids) < conf().BATCH:
+            if left:
                 break
         if published:
-            logger.info("relay published %s jobs", published, extra={"action": "relayed", "count": published})
+            logger.info("relay handled %s due jobs", published, extra={"action": "relayed", "count": published})
         return published
 
 
@@ -79,20 +90,26 @@ class Suspects:
         self._overtaken: dict[tuple[str, int | None], datetime.datetime] = {}
         self._running: dict[tuple[str, int | None], datetime.datetime] = {}
         self._rotated = time.monotonic()
-        self._mourned: set[uuid.UUID] = set()
+        self._deaths: dict[uuid.UUID, _Death] = {}
 
     def publish_again(self) -> int:
         self._watch_running()
-        old = self._old()
-        if not old or not publisher.is_up(self.app):
+        if not self._old([]).exists() or not publisher.is_up(self.app):
             return 0
-        lost = self._lost(old)
+        lost: list[Job] = []
+        cleared: list[str] = []
+        # A long backlog of one queue must not hide what the others lost.
+        while suspects := list(self._old(cleared)[:SUSPECTS]):
+            lost += self._lost(suspects)
+            if len(suspects) < SUSPECTS:
+                break
+            cleared += {job.queue for job in suspects}
         if not lost:
             return 0
         # The broker may have lost its queues and bindings with the messages: declare them again.
         publisher.forget_connections()
         jobs = lifecycle.dispatch_again(lost, self.using)
-        left = publisher.publish(jobs, self.using, self.app)
+        left = publisher.publish(jobs, self.using, self.app, patient=True)
         lifecycle.undispatch([job.pk for job in left], self.using)
         logger.warning(
             "relay published %s jobs again: their messages seem lost",
@@ -110,19 +127,19 @@ class Suspects:
             self._overtaken, self._running = self._running, {}
             self._rotated = time.monotonic()
 
-    def _old(self) -> list[Job]:
-        """Older than their grace, oldest first. The grace doubles with every copy."""
+    def _old(self, cleared: list[str]) -> QuerySet[Job]:
+        """Published and older than their grace, which doubles with every copy; oldest first."""
         grace = conf().GRACE
-        rows = Job.objects.using(self.using).filter(state=State.READY, dispatched_at__lt=lifecycle.now_plus(-grace))
-        return [
-            job
-            for job in rows.annotate(now=Now()).order_by("dispatched_at")[:SUSPECTS]
-            if job.dispatched_at is not None
-            and job.dispatched_at < job.now - datetime.timedelta(seconds=grace * 2 ** min(job.republished, 10))
-        ]
+        doubled = Q(republished__gt=MOST_DOUBLINGS, dispatched_at__lt=lifecycle.now_plus(-grace * 2**MOST_DOUBLINGS))
+        for copies in range(MOST_DOUBLINGS + 1):
+            doubled |= Q(republished=copies, dispatched_at__lt=lifecycle.now_plus(-grace * 2**copies))
+        rows = Job.objects.using(self.using).filter(
+            doubled, state=State.READY, dispatched_at__lt=lifecycle.now_plus(-grace)
+        )
+        return rows.exclude(queue__in=cleared).order_by("dispatched_at")
 
     def _lost(self, old: list[Job]) -> list[Job]:
-        deaths = self._deaths(old[0])
+        deaths = self._died(old[0])
         depth: dict[str, int | None] = {}
         lost = []
         for job in old:
@@ -140,11 +157,11 @@ class Suspects:
                     break
         return lost
 
-    def _deaths(self, oldest: Job) -> list[_Death]:
-        nodes = Node.objects.using(self.using).filter(dead_at__gt=oldest.dispatched_at).exclude(pk__in=self._mourned)
-        deaths = [_Death(set(node.queues), node.dead_at) for node in nodes if node.dead_at]
-        self._mourned.update(node.pk for node in nodes)
-        return deaths
+    def _died(self, oldest: Job) -> list[_Death]:
+        nodes = Node.objects.using(self.using).filter(dead_at__gt=oldest.dispatched_at)
+        return [
+            self._deaths.setdefault(node.pk, _Death(set(node.queues), node.dead_at)) for node in nodes if node.dead_at
+        ]
 
 
 class _Death:

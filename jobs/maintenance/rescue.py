@@ -5,11 +5,15 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from celery import current_app
 from django.db import Error
+from django.db.models import QuerySet
 
-from jobs import lifecycle
+from jobs import databases, lifecycle
 from jobs.board import Board, Occupied, is_alive
 from jobs.conf import conf
 from jobs.databases import SideDatabase
@@ -36,10 +40,7 @@ class Rescue:
         for node_id in self._silent():
             done["nodes"] += bury(node_id)
         for alias in conf().DATABASES:
-            # Also the jobs of nodes that somebody else buried, and could not finish.
-            dead = Job.objects.using(alias).filter(state=State.RUNNING, node__dead_at__isnull=False)
-            for node_id in set(dead.values_list("node_id", flat=True)):
-                done["jobs"] += give_back(node_id, alias)
+            done["jobs"] += databases.guarded(alias, partial(give_back_all, alias)) or 0
         self._forget_beats()
         return done
 
@@ -50,7 +51,7 @@ class Rescue:
             # We were away ourselves, and cannot know what was written meanwhile.
             self._seen.clear()
         self._last_look = now
-        alive = set(Node.objects.using(conf().DATABASES[0]).filter(dead_at=None).values_list("pk", flat=True))
+        alive = set(Node.objects.using(databases.home()).filter(dead_at=None).values_list("pk", flat=True))
         silent = []
         for node_id in alive:
             count = beats.get(node_id, -1)
@@ -66,41 +67,57 @@ class Rescue:
         beats = read_beats(self.side)
         if not beats:
             return
-        dead = Node.objects.using(conf().DATABASES[0]).filter(pk__in=beats, dead_at__isnull=False)
+        dead = Node.objects.using(databases.home()).filter(pk__in=beats, dead_at__isnull=False)
         for node_id in dead.values_list("pk", flat=True):
             delete_beat(self.side, node_id)
 
 
 def bury(node_id: uuid.UUID, *, by_itself: bool = False) -> int:
     """Declare a node dead in every job database; 1 if this call declared it. Its jobs are given back after that."""
-    aliases = conf().DATABASES
-    declared = [lifecycle.bury(node_id, alias) for alias in aliases]
+    # The home database last: as long as it calls the node alive, somebody comes again for the others.
+    declared = [lifecycle.bury(node_id, alias) for alias in reversed(conf().DATABASES)]
     if any(declared):
         level, text = (logging.INFO, "signed off") if by_itself else (logging.WARNING, "is dead")
         logger.log(level, f"node {node_id} {text}", extra={"action": "node_dead", "node": str(node_id)})
     return int(any(declared))
 
 
-def give_back(node_id: uuid.UUID, using: str) -> int:
-    """The jobs that a dead node was running; a row that a zombie has locked is left for the next time."""
-    done = 0
-    for job in lifecycle.running(using, node_id=node_id):
-        error = lifecycle.error_entry("NodeLost", f"the worker {node_id} died", attempt=job.lease)
-        done += _each(job, "rescued", lambda job=job, error=error: lifecycle.lose(job, error, conf().MAX_NODE_LOSSES))
-    return done
+def give_back_all(using: str) -> int:
+    """The jobs that dead nodes were running, whoever buried them."""
+    rows = Job.objects.using(using).filter(state=State.RUNNING, node__dead_at__isnull=False)
+    return sum(_settle(key, using, "rescued", _lose("NodeLost", "the worker died")) for key in _keys(rows))
 
 
-def _each(job: Job, action: str, transition: object) -> int:
+def _keys(rows: QuerySet[Job]) -> list[uuid.UUID]:
+    return list(rows.values_list("pk", flat=True))
+
+
+def _lose(kind: str, message: str) -> Callable[[Job], bool]:
+    return lambda job: lifecycle.lose(
+        job, lifecycle.error_entry(kind, message, attempt=job.lease), conf().MAX_NODE_LOSSES
+    )
+
+
+def _hand_back(job: Job) -> bool:
+    return lifecycle.hand_back(job, 0)
+
+
+def _settle(key: uuid.UUID, using: str, action: str, transition: Callable[[Job], bool], **where: Any) -> int:
     """One bad row never stops the others."""
+    fields = {"action": action, "job": str(key)}
+
+    def settle(job: Job) -> bool:
+        fields.update(task=job.task, node=str(job.node_id))
+        return transition(job)
+
     try:
-        changed = bool(transition())  # type: ignore[operator]
+        if not lifecycle.settle_running(key, using, settle, **where):
+            return 0
     except Error:
-        logger.exception("job %s cannot be given back", job.pk, extra={"action": "rescue_failed", "job": str(job.pk)})
+        logger.exception("job %s cannot be given back", key, extra={**fields, "action": "rescue_failed"})
         return 0
-    if changed:
-        fields = {"action": action, "job": str(job.pk), "task": job.task, "node": str(job.node_id), "lease": job.lease}
-        logger.warning("%s[%s] %s", job.task, job.pk, action, extra=fields)
-    return int(changed)
+    logger.warning("%s[%s] %s", fields["task"], key, action, extra=fields)
+    return 1
 
 
 class OwnJobs:
@@ -109,46 +126,54 @@ class OwnJobs:
     def __init__(self, board: Board) -> None:
         self.board = board
         self._unseen: dict[tuple[uuid.UUID, int], int] = {}
-        #: Jobs that Celery is ending by their hard time limit: the limit, and when we were told.
-        self._timed_out: dict[uuid.UUID, tuple[float, float]] = {}
-        #: Set when the worker was told to stop at once: its children do not die by their own fault.
+        #: What the worker's main process told of jobs whose process it ends: why, the limit, and when.
+        self._ended: dict[uuid.UUID, tuple[str, float, float]] = {}
+        #: The worker stops: a child that dies now does not die by its own fault.
         self.is_stopping = False
 
-    def time_out(self, job_id: uuid.UUID, limit: float) -> None:
-        """The worker ends this job's process because of its hard time limit, in seconds."""
+    def expect_end(self, job_id: uuid.UUID, why: str, limit: float = 0.0) -> None:
+        """The worker ends this job's process itself: because of its hard time limit (seconds), or to stop."""
         now = time.monotonic()
-        self._timed_out = {key: value for key, value in self._timed_out.items() if now - value[1] < 60}
-        self._timed_out[job_id] = (limit, now)
+        self._ended = {key: value for key, value in self._ended.items() if now - value[2] < 60}
+        self._ended[job_id] = (why, limit, now)
+
+    def has_dead(self) -> bool:
+        """Whether a process died in its body. Costs no statement."""
+        return any(not is_alive(slot.pid) for slot in self.board.occupied())
 
     def settle_dead(self) -> int:
         """Settle the jobs of processes that died in their body. Memory only, as long as none did."""
         done = 0
-        for slot in self.board.occupied():
-            if not is_alive(slot.pid):
-                done += sum(self._settle(slot, alias) for alias in conf().DATABASES)
+        slots = self.board.occupied()
+        for slot in slots:
+            if is_alive(slot.pid):
+                continue
+            if slot.lease == 0 and any(other.job == slot.job for other in slots if other is not slot):
+                # It died over a duplicate message: the job itself runs in another process.
+                self.board.clear(slot)
+                continue
+            where = {"node_id": self.board.node, **({"lease": slot.lease} if slot.lease else {})}
+            for alias in conf().DATABASES:
+                done += _settle(slot.job, alias, "crashed", partial(self._end, slot), **where)
+            left = (
+                Job.objects.using(alias).filter(pk=slot.job, state=State.RUNNING, **where) for alias in conf().DATABASES
+            )
+            if not any(rows.exists() for rows in left):
+                # Else its row is locked by what is left of the process, and the next look settles it.
                 self.board.clear(slot)
         return done
 
-    def _settle(self, slot: Occupied, using: str) -> int:
-        done = 0
-        for job in lifecycle.running(using, pk=slot.job, node_id=self.board.node):
-            if slot.lease and job.lease != slot.lease:
-                continue
-            if job.pk in self._timed_out:
-                limit, _ = self._timed_out.pop(job.pk)
-                error = lifecycle.error_entry("TimeLimitExceeded", f"TimeLimitExceeded({limit})", attempt=job.lease)
-                done += _each(job, "failed", lambda job=job, error=error: lifecycle.fail(job, error))
-            elif self.is_stopping:
-                done += _each(job, "handed_back", lambda job=job: lifecycle.hand_back(job, 0))
-            else:
-                error = lifecycle.error_entry(
-                    "WorkerLostError", f"the process {slot.pid} died in this task", attempt=job.lease
-                )
-                limit = max_crashes(job.task)
-                done += _each(
-                    job, "crashed", lambda job=job, error=error, limit=limit: lifecycle.crash(job, error, limit)
-                )
-        return done
+    def _end(self, slot: Occupied, job: Job) -> bool:
+        why, limit, _ = self._ended.pop(job.pk, ("", 0.0, 0.0))
+        if why == "timed_out":
+            error = lifecycle.error_entry("TimeLimitExceeded", f"TimeLimitExceeded({limit})", attempt=job.lease)
+            return lifecycle.fail(job, error)
+        if why == "cancelled" or self.is_stopping:
+            return lifecycle.hand_back(job, 0)
+        text = f"the process {slot.pid} died in this task"
+        return lifecycle.crash(
+            job, lifecycle.error_entry("WorkerLostError", text, attempt=job.lease), max_crashes(job.task)
+        )
 
     def hand_back_orphans(self) -> int:
         """Rows that run here, and in no process for two beats (a settle that failed, an answer that was lost)."""
@@ -161,21 +186,18 @@ class OwnJobs:
                 beats = self._unseen.get((job_id, lease), 0) + 1
                 if beats < 3:
                     unseen[job_id, lease] = beats
-                    continue
-                for job in lifecycle.running(alias, pk=job_id, lease=lease):
-                    error = lifecycle.error_entry("Orphaned", "no process of the worker ran it", attempt=lease)
-                    done += _each(
-                        job, "rescued", lambda job=job, error=error: lifecycle.lose(job, error, conf().MAX_NODE_LOSSES)
-                    )
+                else:
+                    orphan = _lose("Orphaned", "no process of the worker ran it")
+                    done += _settle(job_id, alias, "rescued", orphan, lease=lease)
         self._unseen = unseen
         return done
 
     def hand_back_all(self) -> int:
         """The worker stops: what it still runs goes back, and counts nowhere."""
         return sum(
-            _each(job, "handed_back", lambda job=job: lifecycle.hand_back(job, 0))
+            _settle(key, alias, "handed_back", _hand_back)
             for alias in conf().DATABASES
-            for job in lifecycle.running(alias, node_id=self.board.node)
+            for key in _keys(Job.objects.using(alias).filter(state=State.RUNNING, node_id=self.board.node))
         )
 
 
