@@ -1,4 +1,7 @@
-"""The rows: a job, the node that runs it, and what the broker-less transport needs."""
+"""The rows: a job, the node that runs it, and what the broker-less transport needs.
+
+The tables' names are fixed, so that a project may give the app another label.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +40,7 @@ class Node(models.Model):
     dead_at = models.DateTimeField(_("dead at"), null=True)
 
     class Meta:
+        db_table = "jobs_node"
         verbose_name = _("node")
         verbose_name_plural = _("nodes")
 
@@ -115,6 +119,7 @@ class Job(models.Model):
     root_id = models.UUIDField(_("root"), null=True)
 
     class Meta:
+        db_table = "jobs_job"
         verbose_name = _("job")
         verbose_name_plural = _("jobs")
         constraints: ClassVar = [
@@ -160,6 +165,7 @@ class Message(models.Model):
     deliveries = models.PositiveIntegerField(default=0)
 
     class Meta:
+        db_table = "jobs_message"
         indexes: ClassVar = [models.Index(name="jobs_message_next", fields=["queue", "priority", "id"])]
 
     def __str__(self) -> str:
@@ -176,6 +182,7 @@ class Binding(models.Model):
     queue = models.CharField(max_length=200)
 
     class Meta:
+        db_table = "jobs_binding"
         constraints: ClassVar = [
             models.UniqueConstraint(name="jobs_binding_unique", fields=["exchange", "queue", "routing_key", "pattern"])
         ]

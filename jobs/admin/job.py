@@ -40,6 +40,9 @@ class JobAdmin(ReadOnlyAdmin):
     search_fields = ("id", "task")
     search_help_text = _("The ID of a job (or its first 8 digits), or the beginning of a task's name.")
     show_full_result_count = False
+    # By name, because a project may give the app another label.
+    change_list_template = "admin/jobs/job/change_list.html"
+    change_form_template = "admin/jobs/job/change_form.html"
     ordering = ("-created_at",)
     fieldsets = (
         (None, {"fields": ("id", "task", ("badge", "queue", "priority"))}),
@@ -125,7 +128,9 @@ class JobAdmin(ReadOnlyAdmin):
         node = Node.objects.using(job._state.db).filter(pk=job.node_id).first()
         if node is None:
             return translate("%(id)s (no longer known)") % {"id": job.node_id}
-        return format_html('<a href="{}">{}</a>', reverse("admin:jobs_node_change", args=[node.pk]), node)
+        return format_html(
+            '<a href="{}">{}</a>', reverse(f"admin:{Node._meta.app_label}_node_change", args=[node.pk]), node
+        )
 
     @admin.display(description=_("parent"))
     def parent(self, job: Job) -> str:
@@ -157,7 +162,7 @@ def link(job: Job, key: uuid.UUID | None) -> str:
     other = Job.objects.using(job._state.db).filter(pk=key).only("id", "task", "state").first()
     if other is None:
         return translate("%(id)s (not a job here, or deleted)") % {"id": key}
-    url = reverse("admin:jobs_job_change", args=[other.pk])
+    url = reverse(f"admin:{Job._meta.app_label}_job_change", args=[other.pk])
     return format_html('<a href="{}">{} {}</a> ({})', url, other.task, other.pk, State(other.state).label)
 
 
