@@ -65,9 +65,7 @@ def for_worker(worker: Any) -> list[CheckMessage]:
                 id="jobs.E003",
             )
         )
-    from jobs.task import Task
-
-    if not issubclass(worker.app.Task, Task):
+    if not getattr(worker.app.Task, "is_transactional", False):
         found.append(
             Warning(
                 "The app's task_cls is not jobs.Task: only tasks with base=jobs.Task are transactional.",

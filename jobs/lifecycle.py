@@ -127,28 +127,20 @@ def hand_back(job: Job, delay: float) -> bool:
 
 def lose(job: Job, error: dict[str, Any], limit: int) -> bool:
     """The run is gone with its node or its database. Not the body's fault: its own count, its own cap."""
-    if job.node_losses + 1 >= limit:
-        return fail(job, error, node_losses=F("node_losses") + 1)
-    return _settle(
-        job,
-        **_waiting(_backoff(job.node_losses)),
-        node_losses=F("node_losses") + 1,
-        error=error,
-        errors=_with(job.errors, error),
-    )
+    return _give_back(job, "node_losses", error, limit)
 
 
 def crash(job: Job, error: dict[str, Any], limit: int) -> bool:
     """The process died in exactly this body. A job that keeps doing that ends ``failed``."""
-    if job.crashes + 1 >= limit:
-        return fail(job, error, crashes=F("crashes") + 1)
-    return _settle(
-        job,
-        **_waiting(_backoff(job.crashes)),
-        crashes=F("crashes") + 1,
-        error=error,
-        errors=_with(job.errors, error),
-    )
+    return _give_back(job, "crashes", error, limit)
+
+
+def _give_back(job: Job, count: str, error: dict[str, Any], limit: int) -> bool:
+    times = getattr(job, count)
+    counted = {count: F(count) + 1}
+    if times + 1 >= limit:
+        return fail(job, error, **counted)
+    return _settle(job, **_waiting(_backoff(times)), **counted, error=error, errors=_with(job.errors, error))
 
 
 def _backoff(times: int) -> Any:

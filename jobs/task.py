@@ -32,6 +32,9 @@ class Task(celery.Task):
     abstract = True
     Request = "jobs.worker:Request"
 
+    #: By which lower rooms know a task of ours.
+    is_transactional = True
+
     atomic: bool = True
     max_crashes: int | None = None
 

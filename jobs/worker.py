@@ -71,8 +71,6 @@ def _keep_connections(app: Any) -> None:
     It does so because a time limit in mid-query leaves a connection that Django takes for usable;
     ``databases.tidy`` handles exactly that after each run. Other tasks keep the fixup's behaviour.
     """
-    from jobs.task import Task
-
     for fixup in getattr(app, "_fixups", ()):
         worker_fixup: Any = getattr(fixup, "worker_fixup", None)
         close = getattr(worker_fixup, "close_database", None)
@@ -81,7 +79,7 @@ def _keep_connections(app: Any) -> None:
 
         def close_database(close: Any = close, **kwargs: Any) -> None:
             task = get_current_task()
-            if not isinstance(task, Task) or task.is_stock():
+            if not getattr(task, "is_transactional", False) or task.is_stock():
                 close(**kwargs)
 
         close_database.keeps_ours = True  # type: ignore[attr-defined]
