@@ -34,19 +34,22 @@ def pytest_collection_finish(session) -> None:
         start_all()
 
 
-_running: dict[type, servers.Server] = {}
+_running: dict[tuple[type, str], servers.Server] = {}
 
 
-def server(kind: type) -> servers.Server:
-    """The session's server of a kind, started when the first test asks for it."""
-    if kind not in _running:
+def server(kind: type, user: str = "these tests") -> servers.Server:
+    """The session's server of a kind, started when the first test asks for it.
+
+    Tests stop and flush it; the cells of the matrix run meanwhile, and have servers of their own.
+    """
+    if (kind, user) not in _running:
         try:
-            _running[kind] = kind()
+            _running[kind, user] = kind()
         except servers.Missing as exc:
             if os.environ.get("JOBS_TEST_REQUIRE_SERVERS"):
                 raise
             pytest.skip(f"not installed: {exc}")
-    return _running[kind]
+    return _running[kind, user]
 
 
 @pytest.fixture

@@ -39,9 +39,9 @@ def start_all() -> None:
         env = {key: value for key, value in os.environ.items() if key not in ("DATABASE_URL", "CELERY_BROKER_URL")}
         try:
             if database is not None:
-                env["DATABASE_URL"] = server(database).create_database(name)  # type: ignore[attr-defined]
+                env["DATABASE_URL"] = server(database, "matrix").create_database(name)  # type: ignore[attr-defined]
             if broker is not None:
-                env["CELERY_BROKER_URL"] = server(broker).url
+                env["CELERY_BROKER_URL"] = server(broker, "matrix").url
         except pytest.skip.Exception as missing:
             _missing[name] = str(missing)
             continue
