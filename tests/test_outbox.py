@@ -174,6 +174,7 @@ def test_async_callers(published):
     assert Job.objects.get(pk=second.id).state == "scheduled"
 
 
+@pytest.mark.core
 def test_delay_many_is_one_insert_and_one_batch(published):
     with (
         transaction.atomic(),
@@ -217,6 +218,7 @@ def test_future_jobs_wait_in_the_database(published, options, state):
     assert published == ([[result.id]] if state == "ready" else [])
 
 
+@pytest.mark.core
 def test_one_insert_per_enqueue(published):
     tasks.effect.delay("warm")
     with transaction.atomic(), CaptureQueriesContext(connection) as queries:
