@@ -247,7 +247,8 @@ def test_a_connection_killed_in_mid_body_runs_the_job_again(tmp_path):
         wait_for(started.exists, 20, "the body runs")
         with connection.cursor() as cursor:
             cursor.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE state = 'idle in transaction' AND datname = current_database()"
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE state = 'idle in transaction' AND datname = current_database()"
             )
         gate.touch()
         [job] = wait_ended(result.id)
