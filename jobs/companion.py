@@ -298,7 +298,7 @@ class _Process:
         try:
             return action()
         except Error as exc:
-            logger.warning("the companion cannot reach the database: %s", exc, extra={"action": "database_away"})
+            databases.complain(exc, databases.home())
             for alias in conf().DATABASES:
                 databases.drop(alias)
         except Exception:

@@ -97,10 +97,12 @@ def problems() -> list[str]:
     for name in ("DATABASES", "EXCLUDE"):
         if isinstance(getattr(values, name), str):
             found.append(f"JOBS[{name!r}] must be a list, not a string.")
-    for name in ("HEARTBEAT", "DEAD_AFTER", "RELAY_INTERVAL", "GRACE", "PRUNE_INTERVAL", "BATCH", "MAX_ARGS_BYTES"):
-        value = getattr(values, name)
+    for field in fields(Settings):
+        value = getattr(values, field.name)
+        if field.name in ("DATABASES", "EXCLUDE", "PUBLISH") or (value is None and field.name.startswith("RETENTION")):
+            continue
         if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
-            found.append(f"JOBS[{name!r}] must be a number above 0, not {value!r}.")
+            found.append(f"JOBS[{field.name!r}] must be a number above 0, not {value!r}.")
     if not found and values.DEAD_AFTER < 3 * values.HEARTBEAT:
         found.append("JOBS['DEAD_AFTER'] must be at least three times JOBS['HEARTBEAT'].")
     if values.PUBLISH not in ("inline", "relay"):

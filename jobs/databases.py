@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 from weakref import WeakSet
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import Error, InterfaceError, OperationalError, connections, router
+from django.db import Error, InterfaceError, OperationalError, ProgrammingError, connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.utils import load_backend
 
@@ -21,6 +22,9 @@ from jobs.models import Beat, Binding, Job, Message
 logger = logging.getLogger("jobs")
 
 T = TypeVar("T")
+
+#: Seconds after which the same complaint about a database is logged again.
+REPEAT = 30.0
 
 #: SQL for "now" in seconds since 1970, by the database's clock.
 EPOCH_NOW = {
@@ -63,9 +67,26 @@ def guarded(alias: str, action: Callable[[], T]) -> T | None:
     try:
         return action()
     except Error as exc:
-        logger.warning("the database %s: %s", alias, exc, extra={"action": "database_away", "database": alias})
+        complain(exc, alias)
         drop(alias)
     return None
+
+
+def complain(exc: Error, alias: str) -> None:
+    """Log what a database refuses: when it is new, and every :data:`REPEAT` seconds while it stays the same."""
+    text, now = str(exc).strip(), time.monotonic()
+    if now - _complaints.get((alias, text), -REPEAT) < REPEAT:
+        return
+    if len(_complaints) > 100:
+        _complaints.clear()
+    _complaints[alias, text] = now
+    cure = (
+        " (not migrated? run manage.py migrate)" if isinstance(exc, ProgrammingError) or "no such table" in text else ""
+    )
+    logger.error("the database %s: %s%s", alias, text, cure, extra={"action": "database_away", "database": alias})
+
+
+_complaints: dict[tuple[str, str], float] = {}
 
 
 def drop(alias: str) -> None:
@@ -166,6 +187,16 @@ class SideDatabase:
             if self._connection.vendor == "sqlite":
                 _create_tables(self._connection)
         return self._connection
+
+
+@contextmanager
+def side() -> Iterator[SideDatabase]:
+    """A connection to beats and messages for one block."""
+    opened = SideDatabase()
+    try:
+        yield opened
+    finally:
+        opened.close()
 
 
 _open_ones: WeakSet[SideDatabase] = WeakSet()

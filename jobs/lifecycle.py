@@ -260,9 +260,10 @@ def _lock(rows: QuerySet[Job], using: str) -> list[Job]:
 # Nodes
 
 
-def bury(node_id: uuid.UUID, using: str) -> bool:
+def bury(node_id: uuid.UUID, using: str, signed_off: bool = False) -> bool:
     """Declare a node dead, for ever. Its jobs are given back only after this is committed."""
-    return Node.objects.using(using).filter(pk=node_id, dead_at=None).update(dead_at=Now()) == 1
+    alive = Node.objects.using(using).filter(pk=node_id, dead_at=None)
+    return alive.update(dead_at=Now(), signed_off=signed_off) == 1
 
 
 # History

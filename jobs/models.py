@@ -38,6 +38,8 @@ class Node(models.Model):
     #: Set once, by whoever first saw that the node is gone (or by the node itself when it stops).
     #: Never unset: a node that was only paused takes a new id.
     dead_at = models.DateTimeField(_("dead at"), null=True)
+    #: The node stopped in good order, and declared itself dead.
+    signed_off = models.BooleanField(_("signed off"), default=False)
 
     class Meta:
         db_table = "jobs_node"
@@ -52,7 +54,10 @@ class Beat(models.Model):
     """A node's heartbeat. Apart from :class:`Node`, because on SQLite it lives in another file."""
 
     node = models.UUIDField(primary_key=True)
+    #: What rescue watches, by a clock of its own.
     count = models.BigIntegerField(default=0)
+    #: For people: seconds since 1970 by the database's clock.
+    at = models.FloatField(default=0)
 
     class Meta:
         db_table = "jobs_beat"

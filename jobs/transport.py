@@ -14,8 +14,14 @@ import time
 from queue import Empty
 from typing import Any
 
+import django
+from django.apps import apps
 from django.db import DatabaseError, InterfaceError, OperationalError
 from kombu.transport import virtual
+
+if not apps.ready and not apps.loading:
+    # `celery inspect` and its like load the Celery app, and no Django.
+    django.setup()
 
 from jobs.databases import SideDatabase
 

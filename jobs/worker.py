@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import time
 from typing import Any
 
 import celery.worker.request
@@ -12,7 +13,7 @@ from billiard.einfo import ExceptionWithTraceback
 from celery import bootsteps, signals
 from celery._state import get_current_task
 from celery.exceptions import TimeLimitExceeded, WorkerLostError
-from celery.worker.state import task_ready
+from celery.worker.state import maybe_shutdown, task_ready
 from django.core.exceptions import ImproperlyConfigured
 
 from jobs import checks
@@ -54,8 +55,13 @@ class NodeStep(bootsteps.StartStopStep):
 
     def start(self, parent: Any) -> None:
         assert _companion is not None
-        while not _companion.wait_until_registered(PATIENCE):
-            logger.error("the worker waits for its database to register itself", extra={"action": "node_waits"})
+        complained = time.monotonic()
+        while not _companion.wait_until_registered(0.5):
+            # Raises if the worker was told to stop meanwhile.
+            maybe_shutdown()
+            if time.monotonic() - complained > PATIENCE:
+                complained = time.monotonic()
+                logger.error("the worker waits for its database to register itself", extra={"action": "node_waits"})
         parent.timer.call_repeatedly(PATIENCE, self._watch)
 
     def _watch(self) -> None:

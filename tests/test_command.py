@@ -21,7 +21,7 @@ from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from jobs import lifecycle
+from jobs import databases, lifecycle
 from jobs.conf import conf
 from jobs.databases import SideDatabase
 from jobs.maintenance import rescue
@@ -103,12 +103,31 @@ def test_status_as_json_counts_by_state_and_queue():
     assert 12 <= found["relay"]["lag_seconds"] < 30
 
 
+@pytest.mark.django_db(transaction=True)
+def test_status_tells_workers_that_beat_from_those_that_fell_silent():
+    """Nobody is left to declare them dead when all of them died."""
+    beating, silent = make_node(), make_node()
+    make_node(dead_at=timezone.now())
+    make_node(dead_at=timezone.now(), signed_off=True)
+    with databases.side() as side:
+        rescue.first_beat(side, beating.pk)
+        rescue.first_beat(side, silent.pk)
+        with side.cursor() as cursor:
+            cursor.execute("UPDATE jobs_beat SET at = at - 60 WHERE node = %s", [rescue._key(side, silent.pk)])
+    found = json.loads(run("status", "--json"))
+    seen = {node["id"]: node for node in found["nodes"]}
+    assert (seen[str(beating.pk)]["alive"], seen[str(silent.pk)]["alive"]) == (True, False)
+    assert 60 <= seen[str(silent.pk)]["beat_seconds"] < 80
+    assert found["dead_nodes"] == 1, "the one that signed off stopped in good order"
+    assert "workers: 1 alive, 1 silent, 1 died" in run("status")
+
+
 def test_status_of_an_empty_database_has_the_same_keys():
     found = json.loads(run("status", "--json"))
     assert set(found["jobs"].values()) == {0}
     assert (found["queues"], found["nodes"], found["oldest_ready_seconds"]) == ({}, [], None)
     assert found["relay"] == {"due": 0, "lag_seconds": 0.0}
-    assert "no live workers" in run("status")
+    assert "workers: 0 alive, 0 silent, 0 died" in run("status")
 
 
 def test_live_status_reads_no_history():
@@ -143,7 +162,7 @@ def test_status_as_text_is_a_table_in_line():
     assert re.search(r"^queue +scheduled +ready +running$", text, re.M)
     assert re.search(r"^mail +0 +1 +0$", text, re.M)
     assert re.search(r"^total +0 +1 +1$", text, re.M)
-    assert re.search(r"web1 +4711 +\d\.\d s +1 +celery, mail$", text, re.M)
+    assert re.search(r"web1 +4711 +\d\.\d s +never \(silent\) +1 +celery, mail$", text, re.M)
     assert "waits since 3.3 min" in text
     lines = text.splitlines()
     assert len({len(line) for line in lines[:3]}) == 1

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from django.conf import settings
 from django.core.checks import run_checks
 from django.db import connection
 
@@ -102,6 +103,24 @@ def test_a_stopped_worker_signs_off():
         wait_ended(tasks.noop.delay().id)
         assert worker.stop() == 0
         assert Node.objects.get(pk=worker.node.pk).dead_at is not None
+
+
+def test_a_worker_without_its_tables_says_so_and_can_be_stopped(tmp_path):
+    env = {"DATABASE_URL": f"sqlite:///{tmp_path}/empty.sqlite3"}
+    with Worker(concurrency=1, wait=False, **env) as worker:
+        wait_for(lambda: "run manage.py migrate" in worker.text(), 20, "the cure is named")
+        worker.process.terminate()
+        worker.process.wait(15)
+        assert worker.text().count("run manage.py migrate") < 8, "not again and again"
+
+
+@pytest.mark.skipif(settings.CELERY_BROKER_URL != "jobs://", reason="the broker without a server")
+def test_celery_commands_work_without_django_being_set_up():
+    with Worker(concurrency=1) as worker:
+        command = [sys.executable, "-m", "celery", "-A", "shop", "status", "--timeout", "3"]
+        done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert worker.directory.name in done.stdout
 
 
 def test_a_revoked_job_is_cancelled(tmp_path):

@@ -15,7 +15,7 @@ class NodeAdmin(ReadOnlyAdmin):
     list_filter = (("dead_at", admin.EmptyFieldListFilter),)
     search_fields = ("hostname__startswith",)
     ordering = ("-started_at",)
-    fields = ("id", "is_alive", "hostname", "pid", "started", "died", "queues", "tasks")
+    fields = ("id", "is_alive", "hostname", "pid", "started", "died", "signed_off", "queues", "tasks")
     readonly_fields = fields
 
     @admin.display(description=_("ID"))

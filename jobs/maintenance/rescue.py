@@ -75,7 +75,7 @@ class Rescue:
 def bury(node_id: uuid.UUID, *, by_itself: bool = False) -> int:
     """Declare a node dead in every job database; 1 if this call declared it. Its jobs are given back after that."""
     # The home database last: as long as it calls the node alive, somebody comes again for the others.
-    declared = [lifecycle.bury(node_id, alias) for alias in reversed(conf().DATABASES)]
+    declared = [lifecycle.bury(node_id, alias, by_itself) for alias in reversed(conf().DATABASES)]
     if any(declared):
         level, text = (logging.INFO, "signed off") if by_itself else (logging.WARNING, "is dead")
         logger.log(level, f"node {node_id} {text}", extra={"action": "node_dead", "node": str(node_id)})
@@ -215,15 +215,23 @@ def read_beats(side: SideDatabase) -> dict[uuid.UUID, int]:
         return {uuid.UUID(str(node)): count for node, count in cursor.fetchall()}
 
 
+def read_silence(side: SideDatabase) -> dict[uuid.UUID, float]:
+    """Seconds since each node's last beat, for people; rescue itself judges by :func:`read_beats`."""
+    with side.cursor() as cursor:
+        cursor.execute(f"SELECT node, {side.now} - at FROM jobs_beat")
+        return {uuid.UUID(str(node)): max(0.0, float(seconds)) for node, seconds in cursor.fetchall()}
+
+
 def first_beat(side: SideDatabase, node_id: uuid.UUID) -> None:
     with side.cursor() as cursor:
-        cursor.execute("INSERT INTO jobs_beat (node, count) VALUES (%s, 0)", [_key(side, node_id)])
+        cursor.execute(f"INSERT INTO jobs_beat (node, count, at) VALUES (%s, 0, {side.now})", [_key(side, node_id)])
 
 
 def beat(side: SideDatabase, node_id: uuid.UUID) -> bool:
     """Prove to be alive; False: this node was declared dead and has to take a new id."""
     with side.cursor() as cursor:
-        cursor.execute("UPDATE jobs_beat SET count = count + 1 WHERE node = %s", [_key(side, node_id)])
+        sql = f"UPDATE jobs_beat SET count = count + 1, at = {side.now} WHERE node = %s"
+        cursor.execute(sql, [_key(side, node_id)])
         return bool(cursor.rowcount == 1)
 
 

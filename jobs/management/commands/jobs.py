@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import logging
+import math
 import signal
 import threading
 import time
@@ -26,6 +27,7 @@ from django.utils.text import capfirst
 from jobs import databases, lifecycle
 from jobs.conf import conf
 from jobs.databases import SideDatabase
+from jobs.maintenance import rescue
 from jobs.maintenance.prune import Prune
 from jobs.maintenance.relay import Relay
 from jobs.maintenance.rescue import Rescue
@@ -336,6 +338,8 @@ def gather(live: bool) -> dict[str, Any]:
             due += late["n"]
             lag = max(lag, _seconds(late["age"])) if late["n"] else lag
     nodes = Node.objects.using(databases.home())
+    with databases.side() as side:
+        silence = rescue.read_silence(side)
     return {
         "jobs": {str(state): count for state, count in states.items()},
         "queues": {name: {str(s): n for s, n in queues[name].items()} for name in sorted(queues)},
@@ -346,6 +350,8 @@ def gather(live: bool) -> dict[str, Any]:
                 "pid": node.pid,
                 "queues": node.queues,
                 "age_seconds": _seconds(node.age),
+                "beat_seconds": round(silence[node.pk], 3) if node.pk in silence else None,
+                "alive": silence.get(node.pk, math.inf) < conf().DEAD_AFTER,
                 "running": running[node.pk],
             }
             for node in nodes.filter(dead_at=None)
@@ -353,7 +359,7 @@ def gather(live: bool) -> dict[str, Any]:
             .annotate(age=_age("started_at"))
             .defer("tasks")
         ],
-        "dead_nodes": nodes.filter(dead_at__isnull=False).count(),
+        "dead_nodes": nodes.filter(dead_at__isnull=False, signed_off=False).count(),
         "oldest_ready_seconds": oldest,
         "relay": {"due": due, "lag_seconds": lag},
     }
@@ -383,16 +389,26 @@ def as_text(found: dict[str, Any]) -> Iterator[str]:
         yield table([["ended", *ended], ["total", *ended.values()]])
     if found["nodes"]:
         yield table(
-            [["worker", "host", "pid", "age", "running", "queues"]]
+            [["worker", "host", "pid", "up for", "last beat", "running", "queues"]]
             + [
-                [n["id"][:8], n["hostname"], n["pid"], duration(n["age_seconds"]), n["running"], ", ".join(n["queues"])]
+                [
+                    n["id"][:8],
+                    n["hostname"],
+                    n["pid"],
+                    duration(n["age_seconds"]),
+                    ("never" if n["beat_seconds"] is None else f"{duration(n['beat_seconds'])} ago")
+                    + ("" if n["alive"] else " (silent)"),
+                    n["running"],
+                    ", ".join(n["queues"]),
+                ]
                 for n in found["nodes"]
             ]
         )
+    alive = sum(node["alive"] for node in found["nodes"])
     oldest = found["oldest_ready_seconds"]
     relay = found["relay"]
     lines = [
-        f"{len(found['nodes']) or 'no'} live workers, {found['dead_nodes']} dead",
+        f"workers: {alive} alive, {len(found['nodes']) - alive} silent, {found['dead_nodes']} died",
         "no job is ready" if oldest is None else f"the oldest ready job waits since {duration(oldest)}",
         f"due and not published: {relay['due']}"
         + (f", the oldest since {duration(relay['lag_seconds'])}" if relay["due"] else ""),
