@@ -26,6 +26,9 @@ T = TypeVar("T")
 #: Seconds after which the same complaint about a database is logged again.
 REPEAT = 30.0
 
+#: psycopg.pq.TransactionStatus
+IDLE, ACTIVE = 0, 1
+
 #: SQL for "now" in seconds since 1970, by the database's clock.
 EPOCH_NOW = {
     "sqlite": "((julianday('now') - 2440587.5) * 86400.0)",
@@ -102,10 +105,23 @@ def drop(alias: str) -> None:
     connection.needs_rollback = False
     connection.run_on_commit = []
     connection.closed_in_transaction = False
+    cancel_query(alias)
     try:
         connection.close()
     except Error:
         connection.connection = None
+
+
+def cancel_query(alias: str) -> None:
+    """A query that a time limit left behind would go on in the server, and keep its transaction's locks."""
+    connection = connections[alias]
+    raw = connection.connection
+    if raw is None or _transaction_status(connection) != ACTIVE:
+        return
+    try:
+        raw.cancel_safe(timeout=2.0)
+    except Exception:
+        logger.debug("the query that was left behind could not be cancelled", exc_info=True)
 
 
 def tidy(alias: str) -> None:
@@ -124,9 +140,14 @@ def _is_busy(connection: BaseDatabaseWrapper) -> bool:
     if connection.in_atomic_block or connection.errors_occurred or not connection.get_autocommit():
         connection.errors_occurred = False
         return True
+    return _transaction_status(connection) not in (None, IDLE)
+
+
+def _transaction_status(connection: BaseDatabaseWrapper) -> int | None:
+    """What psycopg knows of its connection without asking the server; None with other drivers."""
     info = getattr(connection.connection, "info", None)
     status = getattr(info, "transaction_status", None)
-    return status is not None and int(status) != 0  # psycopg.pq.TransactionStatus.IDLE
+    return None if status is None else int(status)
 
 
 class SideDatabase:

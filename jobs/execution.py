@@ -171,7 +171,12 @@ def _perform(run: Run) -> Any:
     try:
         with transaction.atomic(using=run.using) if run.task.atomic else nullcontext():
             entered = True
-            result = run.task.run(*job.args, **job.kwargs)
+            try:
+                result = run.task.run(*job.args, **job.kwargs)
+            except BaseException:
+                # Before the rollback, which would close the connection and leave the query running.
+                databases.cancel_query(run.using)
+                raise
             if run.planned is not None:
                 # retry(throw=False) and a normal return.
                 raise Retry(exc=None, when=None)

@@ -54,8 +54,7 @@ class Task(celery.Task):
         if not hard or not soft or soft <= hard:
             return
         if soft == app.conf.task_soft_time_limit:
-            # Not None: the pool would fall back to the default, and never get to the hard limit.
-            cls.soft_time_limit = hard
+            cls.soft_time_limit = None
         elif hard == app.conf.task_time_limit:
             cls.time_limit = soft + 60
 

@@ -92,6 +92,16 @@ def _keep_connections(app: Any) -> None:
         worker_fixup.close_database = close_database
 
 
+@signals.worker_init.connect(dispatch_uid="jobs.worker")
+def _on_init(sender: Any = None, **kwargs: Any) -> None:
+    """Tasks carry the default soft limit themselves; the pool must not add it to those that have none.
+
+    A pool that knows a soft limit arms that one first, and a hard limit below it never strikes.
+    """
+    if sender is not None and sender.soft_time_limit == sender.app.conf.task_soft_time_limit:
+        sender.soft_time_limit = None
+
+
 @signals.worker_shutting_down.connect(dispatch_uid="jobs.worker")
 def _on_shutting_down(how: str = "", **kwargs: Any) -> None:
     if _companion is not None:
