@@ -103,6 +103,8 @@ def problems() -> list[str]:
             continue
         if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
             found.append(f"JOBS[{field.name!r}] must be a number above 0, not {value!r}.")
+        elif isinstance(field.default, int) and not isinstance(value, int):
+            found.append(f"JOBS[{field.name!r}] must be a whole number, not {value!r}.")
     if not found and values.DEAD_AFTER < 3 * values.HEARTBEAT:
         found.append("JOBS['DEAD_AFTER'] must be at least three times JOBS['HEARTBEAT'].")
     if values.PUBLISH not in ("inline", "relay"):

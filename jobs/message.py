@@ -198,7 +198,6 @@ def _moment(app: Celery, value: Any, name: str) -> datetime.datetime | None:
 
 def _check_known(app: Celery, options: Mapping[str, Any]) -> None:
     """A kombu entity is stored by its name, so the app of whoever publishes later has to know it."""
-    known = list(app.amqp.queues.values())
     for name in ("queue", "exchange"):
         value = options.get(name)
         if isinstance(value, Broadcast):
@@ -208,7 +207,9 @@ def _check_known(app: Celery, options: Mapping[str, Any]) -> None:
             )
         if isinstance(value, kombu.Queue) and value.name not in app.amqp.queues:
             raise ValueError(f"queue={value!r} cannot be kept: add it to the setting task_queues, then pass its name")
-        if isinstance(value, kombu.Exchange) and all(queue.exchange.name != value.name for queue in known):
+        if isinstance(value, kombu.Exchange) and all(
+            queue.exchange.name != value.name for queue in app.amqp.queues.values()
+        ):
             raise ValueError(f"exchange={value!r} cannot be kept: use it in a queue of the setting task_queues")
     for entity in options.get("declare") or ():
         if not isinstance(entity, kombu.Queue) or entity.name not in app.amqp.queues:

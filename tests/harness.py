@@ -15,7 +15,10 @@ from pathlib import Path
 from django.conf import settings
 from django.db import connection
 
+from jobs import databases
 from jobs.board import is_alive
+from jobs.conf import conf
+from jobs.maintenance.rescue import read_beats
 from jobs.models import ENDED, Job, Node
 from tests.models import Effect
 from tests.servers import die_with_parent, wait_for
@@ -137,6 +140,24 @@ def wait_ended(*ids: object, timeout: float = 30.0) -> list[Job]:
 
 def wait_state(key: object, state: str, timeout: float = 20.0) -> Job:
     return wait_for(lambda: Job.objects.filter(pk=str(key), state=state).first(), timeout, f"job is {state}")
+
+
+def in_body(key: object, started: Path) -> int:
+    """Wait until the body runs, and has left its mark; return the pid of its process."""
+    pid = int(wait_for(lambda: started.exists() and started.read_text(), 20, "the body runs"))
+    wait_state(key, "running")
+    return pid
+
+
+def wait_beats(node: object) -> None:
+    """Wait until the node has beaten for twice the time after which silence would be death."""
+    with databases.side() as side:
+
+        def count() -> int:
+            return read_beats(side)[node]  # type: ignore[index]
+
+        enough = count() + round(2 * conf().DEAD_AFTER / conf().HEARTBEAT)
+        wait_for(lambda: count() >= enough, 6 * conf().DEAD_AFTER, "the node beats on")
 
 
 def wait_reached(directory: Path, point: str, timeout: float = 20.0) -> int:

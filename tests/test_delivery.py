@@ -15,7 +15,7 @@ from kombu import Exchange, Queue
 from jobs import publisher
 from jobs.models import Job
 from tests import tasks
-from tests.harness import ROOT, Worker, effects, environment, wait_ended, wait_reached, wait_state
+from tests.harness import ROOT, Worker, effects, environment, wait_beats, wait_ended, wait_reached, wait_state
 from tests.servers import RabbitMQ, Redis, wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -262,7 +262,7 @@ def test_a_child_paused_at_the_commit_is_not_disturbed(tmp_path):
     with Worker(concurrency=1, sync="before_commit=pause") as worker:
         result = tasks.effect.delay("a")
         wait_reached(worker.directory, "before_commit")
-        time.sleep(2.5)
+        wait_beats(worker.node.pk)
         wait_state(result.id, "running")
         (worker.directory / "before_commit.go").touch()
         [job] = wait_ended(result.id)

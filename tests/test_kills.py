@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 
 import pytest
 from django.db import connection
 
 from jobs.models import Job, Node
 from tests import tasks
-from tests.harness import Worker, effects, wait_ended, wait_reached, wait_state
+from tests.harness import Worker, effects, in_body, wait_beats, wait_ended, wait_reached, wait_state
 from tests.servers import wait_for
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.wide]
-
-
-def in_body(job_id: str, started) -> int:
-    """Wait until the body runs; return the pid of its process."""
-    pid = int(wait_for(lambda: started.exists() and started.read_text(), 20, "the body runs"))
-    wait_state(job_id, "running")
-    return pid
 
 
 @pytest.mark.core
@@ -170,10 +162,9 @@ def test_warm_shutdown_lets_a_long_body_finish_and_nobody_rescues_it(tmp_path):
         for pid in first.pids():
             if pid != body:
                 os.kill(pid, signal.SIGTERM)
-        # Far beyond DEAD_AFTER, which is 2 seconds here: the companion still beats.
         wait_for(lambda: "Warm shutdown" in first.text(), 10, "warm shutdown")
-
-        time.sleep(4)
+        # The companion beats on, so nobody calls the node dead.
+        wait_beats(owner)
         assert Job.objects.get(pk=job.id).state == "running"
         gate.touch()
         [row] = wait_ended(job.id)

@@ -10,7 +10,7 @@ import pytest
 
 from jobs.models import Job
 from tests import tasks
-from tests.harness import Worker, effects, wait_ended, wait_state
+from tests.harness import Worker, effects, in_body, wait_ended
 from tests.servers import wait_for
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow, pytest.mark.timeout(200)]
@@ -27,12 +27,6 @@ def broker(request, use_broker):
     if request.param != "jobs":
         use_broker(request.getfixturevalue(f"{request.param}_server").url)
     return request.param
-
-
-def in_body(job_id: str, started) -> int:
-    pid = int(wait_for(lambda: started.exists() and started.read_text(), 20, "the body runs"))
-    wait_state(job_id, "running")
-    return pid
 
 
 def test_killed_child_is_made_good_within_5_seconds(broker, tmp_path):

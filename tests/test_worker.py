@@ -74,6 +74,9 @@ def test_a_task_class_that_is_not_ours_is_told():
     [
         ({"HEARTBEAT": 10, "DEAD_AFTER": 12}, "three times"),
         ({"HEARTBEAT": "3"}, "number"),
+        ({"BATCH": 1.5}, "whole number"),
+        ({"BREAKER": -1}, "above 0"),
+        ({"RETENTION": "7 days"}, "number"),
         ({"DATABASES": "default"}, "list"),
         ({"DATABASES": ["nowhere"]}, "nowhere"),
         ({"PUBLISH": "later"}, "inline"),
