@@ -107,6 +107,10 @@ class Job(models.Model):
         verbose_name=_("node"),
     )
 
+    #: The database server's process that serves the run (PostgreSQL), so that rescue can end a zombie that
+    #: sits on its locks; None if a pooler stands between.
+    backend = models.IntegerField(_("database process"), null=True)
+
     retries = models.PositiveIntegerField(_("retries"), default=0)
     crashes = models.PositiveIntegerField(_("crashes"), default=0)
     node_losses = models.PositiveIntegerField(_("node losses"), default=0)
@@ -156,6 +160,39 @@ class Job(models.Model):
 
     def __str__(self) -> str:
         return f"{self.task}[{self.id}]"
+
+
+class Cancellation(models.Model):
+    """Somebody wants a running job to end.
+
+    Beside the job and not on it: the row of a running job belongs to its run, which may hold it locked.
+    """
+
+    job = models.UUIDField(primary_key=True)
+    at = models.DateTimeField(default=Now)
+    #: ``Cancelled`` or ``Revoked``, as it will stand in the job's error.
+    kind = models.CharField(max_length=32, default="Cancelled")
+    reason = models.TextField(default="")
+
+    class Meta:
+        db_table = "jobs_cancellation"
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.job}"
+
+
+class Instance(models.Model):
+    """Which database this is: a restored copy carries the mark of its original, and runs nothing until adopted."""
+
+    id = models.PositiveSmallIntegerField(primary_key=True, default=1)
+    mark = models.CharField(max_length=255)
+    adopted_at = models.DateTimeField(default=Now)
+
+    class Meta:
+        db_table = "jobs_instance"
+
+    def __str__(self) -> str:
+        return self.mark
 
 
 class Message(models.Model):
