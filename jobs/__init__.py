@@ -12,13 +12,15 @@ from kombu.transport import TRANSPORT_ALIASES
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from jobs.errors import Cancel as Cancel
     from jobs.task import Task as Task
 
 _PUBLIC = {
+    "Cancel": "jobs.errors",
     "Task": "jobs.task",
 }
 
-__all__ = ["Task", "__version__"]
+__all__ = ["Cancel", "Task", "__version__"]
 
 # kombu accepts no dotted path in a broker URL; this makes ``jobs://`` one that it knows.
 TRANSPORT_ALIASES.setdefault("jobs", "jobs.transport:Transport")

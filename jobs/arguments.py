@@ -13,6 +13,8 @@ from typing import Any
 from celery.canvas import Signature
 from django.db.models import Model, QuerySet
 from django.utils.functional import Promise
+from kombu.exceptions import EncodeError
+from kombu.utils.json import dumps
 
 from jobs.conf import conf
 
@@ -74,6 +76,26 @@ def jsonable(value: Any, where: str) -> Any:
         raise ValueError(f"{where} is nested too deeply or contains itself") from None
 
 
+def storable(value: Any, where: str) -> Any:
+    """Plain JSON of what Celery's own encoder makes of the value (signatures, dates, UUIDs).
+
+    Raises:
+        TypeError, ValueError: as :func:`normalize`.
+    """
+    try:
+        return jsonable(json.loads(dumps(value)), where)
+    except (TypeError, EncodeError) as exc:
+        raise TypeError(f"{where} of this call cannot be stored as JSON: {exc}") from exc
+
+
+def as_uuid(value: Any) -> uuid.UUID | None:
+    """The id of a job; an id of somebody else's that is no UUID becomes its uuid5."""
+    try:
+        return uuid.UUID(str(value)) if value else None
+    except ValueError:
+        return uuid.uuid5(uuid.NAMESPACE_OID, str(value))
+
+
 def _plain(value: Any, where: str) -> Any:
     if value is None or value is True or value is False:
         return value
@@ -98,8 +120,6 @@ def _plain(value: Any, where: str) -> Any:
 
 def _signature(value: Signature, where: str) -> Any:
     # Celery's own encoder: the options of a signature may hold dates and nested signatures.
-    from kombu.utils.json import dumps
-
     return _plain(json.loads(dumps(value)), where)
 
 

@@ -11,13 +11,20 @@ import mmap
 import os
 import struct
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-_HEADER = 16
+from jobs.errors import NotSettled
+
+#: The node's id and the time of its last beat, on the machine's monotonic clock.
+_HEADER, _BEAT = 24, struct.Struct("<d")
 _SLOT = struct.Struct("<qq16s")
+
+#: Added to the pid of a slot whose run could not be settled: the process lives, and the job is nobody's.
+_LEFT = 1 << 40
 
 #: More processes and threads than one worker has. A slot is found by looking from pid % SLOTS on.
 SLOTS = 1024
@@ -31,6 +38,13 @@ class Occupied:
     pid: int
     lease: int
     job: uuid.UUID
+    #: The run is over, and could not be settled or claimed for want of a database.
+    is_left: bool = False
+
+    @property
+    def is_dead(self) -> bool:
+        """Nobody runs the job any more."""
+        return self.is_left or not is_alive(self.pid)
 
 
 class Board:
@@ -41,21 +55,34 @@ class Board:
     @property
     def node(self) -> uuid.UUID:
         """The id under which this worker claims; it changes when the node was declared dead."""
-        return uuid.UUID(bytes=self._memory[:_HEADER])
+        return uuid.UUID(bytes=self._memory[:16])
 
     @node.setter
     def node(self, value: uuid.UUID) -> None:
-        self._memory[:_HEADER] = value.bytes
+        self._memory[:16] = value.bytes
+
+    def note_beat(self) -> None:
+        _BEAT.pack_into(self._memory, 16, time.monotonic())
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the node's last beat was written; 0 where nobody beats (outside of a worker)."""
+        (at,) = _BEAT.unpack_from(self._memory, 16)
+        return time.monotonic() - at if at else 0.0
 
     @contextmanager
     def running(self, job: uuid.UUID) -> Iterator[Slot]:
         """Occupy a slot for one run.
 
-        A process that is being ended from outside leaves its slot as it is: its death gives the job back.
+        A process that is being ended from outside leaves its slot as it is: its death gives the job back. So does
+        a run that found no database to settle itself: the companion settles it when there is one again.
         """
         slot = Slot(self, self._take(job))
         try:
             yield slot
+        except NotSettled:
+            slot.leave()
+            raise
         except Exception:
             slot.clear()
             raise
@@ -63,7 +90,7 @@ class Board:
 
     def occupied(self) -> list[Occupied]:
         return [
-            Occupied(index, pid, lease, uuid.UUID(bytes=job))
+            Occupied(index, pid % _LEFT, lease, uuid.UUID(bytes=job), pid >= _LEFT)
             for index, (pid, lease, job) in enumerate(_SLOT.iter_unpack(self._memory[_HEADER:]))
             if pid
         ]
@@ -72,7 +99,7 @@ class Board:
         self._write(slot.index, 0, 0, uuid.UUID(int=0))
 
     def wipe(self) -> None:
-        self._memory[_HEADER:] = bytes(SLOTS * _SLOT.size)
+        self._memory[16:] = bytes(_HEADER - 16 + SLOTS * _SLOT.size)
 
     def _take(self, job: uuid.UUID) -> int:
         # A dead process keeps its slot until the companion has seen it, so a successor never hides a crash.
@@ -99,6 +126,9 @@ class Slot:
 
     def clear(self) -> None:
         struct.pack_into("<q", self._board._memory, self._offset, 0)
+
+    def leave(self) -> None:
+        struct.pack_into("<q", self._board._memory, self._offset, os.getpid() + _LEFT)
 
 
 board = Board()

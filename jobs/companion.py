@@ -14,19 +14,22 @@ import json
 import logging
 import os
 import select
+import shutil
 import signal
 import socket
+import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 from django.db import Error, connections
 
-from jobs import databases, lifecycle
+from jobs import databases, lifecycle, strays
 from jobs.board import Board, is_alive
 from jobs.conf import conf
 from jobs.databases import SideDatabase
@@ -64,6 +67,8 @@ class Companion:
         """Fork the supervisor. Call it before anything else in this process forks or holds a connection."""
         self.board.node = uuid.uuid4()
         self.board.wipe()
+        #: Where the main process puts messages aside.
+        self.directory = Path(tempfile.mkdtemp(prefix="jobs-strays-"))
         connections.close_all()
         pipe, self._pipe = os.pipe()
         self._ready, ready = os.pipe()
@@ -165,7 +170,10 @@ class _Process:
         self.own = rescue.OwnJobs(self.board)
         self.registered = False
         self._unread = b""
-        self._notes: SimpleQueue[dict[str, Any]] = SimpleQueue()
+        self._revoked: SimpleQueue[uuid.UUID] = SimpleQueue()
+        #: When the bodies that still run have to give up; None as long as they need not.
+        self._stop_at: float | None = None
+        self._last_look = time.monotonic()
         self._stopping = threading.Event()
         self._fell = threading.Event()
         self._due = threading.Event()
@@ -177,12 +185,14 @@ class _Process:
         ]
         for thread in threads:
             thread.start()
+        threading.Thread(target=self._guard, name="jobs-guard", daemon=True).start()
         next_beat = 0.0
         while self._listen(LOOK):
+            self._last_look = time.monotonic()
             if time.monotonic() >= next_beat:
                 next_beat = time.monotonic() + conf().HEARTBEAT
                 self._try(self._beat)
-            if self.own.has_dead():
+            if self.own.has_dead() or self._is_overdue():
                 self._fell.set()
             if not all(thread.is_alive() for thread in threads):
                 raise RuntimeError("a thread of the companion ended")
@@ -207,13 +217,30 @@ class _Process:
             note = json.loads(line)
             # These two need no database, and have to be known before the death that they announce is seen.
             if "stopping" in note:
-                self.own.is_stopping = True
+                self._stop()
             elif "ended" in note:
                 self.own.expect_end(uuid.UUID(note["ended"]), note["why"], note.get("limit", 0.0))
             else:
-                self._notes.put(note)
+                if "revoked" in note:
+                    self._revoked.put(uuid.UUID(note["revoked"]))
                 self._fell.set()
         return bool(data)
+
+    def _stop(self) -> None:
+        self.own.is_stopping = True
+        timeout = conf().STOP_TIMEOUT
+        if timeout is not None and self._stop_at is None:
+            self._stop_at = time.monotonic() + timeout
+
+    def _is_overdue(self) -> bool:
+        return self._stop_at is not None and time.monotonic() > self._stop_at
+
+    def _guard(self) -> None:
+        """A beat that hangs on a dead link would hang for hours: start again, with new connections."""
+        while not self._stopping.wait(1.0):
+            if time.monotonic() - self._last_look > 2 * conf().DEAD_AFTER:
+                logger.error("the heartbeat hangs: the companion starts again", extra={"action": "companion_hangs"})
+                os._exit(1)
 
     def _beat(self) -> None:
         if not self.registered:
@@ -222,6 +249,7 @@ class _Process:
             # Somebody declared this node dead: under the old id it may neither claim nor settle again.
             self.board.node = uuid.uuid4()
             self._register()
+        self.board.note_beat()
 
     def _register(self) -> None:
         node_id = self.board.node
@@ -254,6 +282,9 @@ class _Process:
         for alias in conf().DATABASES:
             self._try(partial(rescue.give_back_all, alias))
         self._try(lambda: rescue.delete_beat(self.side, self.board.node))
+        self._try(lambda: strays.keep_all(self.handle.directory))
+        if not any(self.handle.directory.glob("*.json")):
+            shutil.rmtree(self.handle.directory, ignore_errors=True)
 
     # The two others
 
@@ -262,7 +293,10 @@ class _Process:
         next_watch = 0.0
         while not self._stopping.is_set():
             self._fell.clear()
-            self._try(self._read_notes)
+            self._try(self._revoke)
+            self._try(lambda: strays.keep_all(self.handle.directory))
+            if self._is_overdue():
+                self._try(self._give_up)
             if self._try(self.own.settle_dead):
                 self._due.set()
             if time.monotonic() >= next_watch:
@@ -272,15 +306,23 @@ class _Process:
                 self._try(watch.run_once)
             self._fell.wait(max(0.0, next_watch - time.monotonic()))
 
-    def _read_notes(self) -> None:
-        """Jobs that the worker was told to drop: revoked by remote control, or expired on the way."""
-        while not self._notes.empty():
-            note = self._notes.get()
+    def _revoke(self) -> None:
+        """Cancel jobs that the worker was told to drop by remote control."""
+        why = ("Revoked", "revoked at the worker")
+        while not self._revoked.empty():
+            key = self._revoked.get()
             for alias in conf().DATABASES:
-                if note.get("expired"):
-                    lifecycle.expire(alias, conf().BATCH)
-                else:
-                    lifecycle.cancel(uuid.UUID(note["revoked"]), alias, "Revoked", "revoked at the worker")
+                if not lifecycle.cancel(key, alias, *why):
+                    lifecycle.ask_to_end(key, alias, *why)
+
+    def _give_up(self) -> None:
+        """The time to stop is over: the jobs that still run go back, and then their processes end."""
+        self.own.hand_back_all()
+        for slot in self.board.occupied():
+            try:
+                os.kill(slot.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
 
     def _relay(self) -> None:
         relay, prune = Relay(self.handle.app), Prune(SideDatabase())

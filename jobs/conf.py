@@ -34,6 +34,12 @@ class Settings:
     #: three heartbeats, or one slow beat makes a live worker look dead.
     DEAD_AFTER: float = 15.0
 
+    #: After SIGTERM a worker waits this long for the bodies that run. Then their jobs are handed back (which counts
+    #: nowhere), their processes are killed, and the worker ends. Set it a little below the time after which your
+    #: process manager kills (systemd's TimeoutStopSec, Kubernetes' terminationGracePeriodSeconds). None waits as long
+    #: as the bodies need.
+    STOP_TIMEOUT: float | None = None
+
     #: How often due jobs (countdown, eta, retries) and jobs that were not published are published.
     #: This is also how late a due job may be.
     RELAY_INTERVAL: float = 1.0
@@ -81,6 +87,10 @@ class Settings:
     BREAKER: float = 30.0
 
 
+#: Keys that may be None.
+NULLABLE = ("STOP_TIMEOUT", "RETENTION", "RETENTION_FAILED")
+
+
 def problems() -> list[str]:
     """What is wrong with ``settings.JOBS``, a sentence each, with the cure."""
     found = []
@@ -99,7 +109,7 @@ def problems() -> list[str]:
             found.append(f"JOBS[{name!r}] must be a list, not a string.")
     for field in fields(Settings):
         value = getattr(values, field.name)
-        if field.name in ("DATABASES", "EXCLUDE", "PUBLISH") or (value is None and field.name.startswith("RETENTION")):
+        if field.name in ("DATABASES", "EXCLUDE", "PUBLISH") or (value is None and field.name in NULLABLE):
             continue
         if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
             found.append(f"JOBS[{field.name!r}] must be a number above 0, not {value!r}.")

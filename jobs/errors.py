@@ -23,3 +23,14 @@ class TaskExited(Exception):
 
     The job ends ``failed`` under that name; Celery would take it for the death of a process.
     """
+
+
+class NotSettled(Ignore):
+    """There was no database to claim or to settle this run: its node gives the job back when there is one again."""
+
+
+class Cancel(Ignore):
+    """Raised in a task's body: roll back, and end the job ``cancelled``.
+
+    A subclass of Celery's ``Ignore``, because ``autoretry_for=(Exception,)`` would swallow anything else.
+    """

@@ -9,17 +9,17 @@ import traceback
 import uuid
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NoReturn
 
 from billiard.common import terminate_handler_fired
 from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
 from django.db import Error, InterfaceError, OperationalError, ProgrammingError, connections, transaction
 
-from jobs import databases, lifecycle
-from jobs.arguments import jsonable, scrub
+from jobs import databases, lifecycle, strays
+from jobs.arguments import as_uuid, jsonable, scrub
 from jobs.board import board
 from jobs.conf import conf
-from jobs.errors import LostLease, TaskExited, TaskOutOfMemory
+from jobs.errors import Cancel, LostLease, NotSettled, TaskExited, TaskOutOfMemory
 from jobs.models import Job, State
 from jobs.syncpoints import reach
 
@@ -68,6 +68,19 @@ def current_run(task: Any) -> Run | None:
     return run if isinstance(run, Run) else None
 
 
+def checkpoint(run: Run) -> None:
+    """Ask the database whether this run should go on.
+
+    Raises:
+        Cancel: somebody asked the job to end.
+        LostLease: the job was given to another run.
+    """
+    if (note := lifecycle.asked_to_end(run.job)) is not None:
+        raise Cancel(note.reason)
+    if not lifecycle.owns(run.job):
+        raise LostLease("this run lost its lease")
+
+
 def run(task: Any, request: Any, args: Any, kwargs: Any) -> Any:
     """Run a delivered message: returns or raises what Celery is to make of it.
 
@@ -76,15 +89,20 @@ def run(task: Any, request: Any, args: Any, kwargs: Any) -> Any:
         Exception: what the body raised, after it was settled.
     """
     header = getattr(request, "jobs", None)
+    is_ours = isinstance(header, dict)
     using = header.get("db", databases.home()) if isinstance(header, dict) else databases.home()
-    try:
-        job_id = uuid.UUID(str(request.id))
-    except ValueError:
-        return _foreign(task, request, args, kwargs)
+    job_id = as_uuid(request.id)
+    assert job_id is not None
     with board.running(job_id) as slot:
+        if not is_ours:
+            try:
+                using = _adopt(task.name, request, args, kwargs)
+            except (TypeError, ValueError) as exc:
+                return _run_stock(task, request, args, kwargs, exc)
+        reach("before_claim")
         job = _claim(job_id, using)
         if job is None:
-            return _unclaimed(task, request, args, kwargs, job_id, using, is_ours=header is not None)
+            _unclaimed(task, job_id, using)
         slot.lease(job.lease)
         reach("after_claim")
         run = Run(task, request, job)
@@ -118,28 +136,70 @@ def _take_from_row(request: Any, job: Job) -> None:
 def _claim(job_id: uuid.UUID, using: str) -> Job | None:
     """Claim, over a connection that the server may have closed since the last task.
 
+    A node that could not beat for half of the time after which it is dead claims nothing: others may be about to
+    call it dead.
+
     Raises:
-        Reject: the database is away; the message goes back to the broker.
+        NotSettled: the database is away. The companion has the job published again, or gives it back if it was
+            claimed and only the answer got lost.
+    """
+    reason = ""
+    for pause in RECONNECT:
+        time.sleep(pause)
+        if board.silence > conf().DEAD_AFTER / 2:
+            reason = f"this node could not beat for {board.silence:.1f} s"
+            continue
+        try:
+            return lifecycle.claim(job_id, board.node, using)
+        except (OperationalError, InterfaceError) as exc:
+            reason = str(exc)
+            databases.drop(using)
+    logger.error(
+        "no database to claim job %s: %s",
+        job_id,
+        reason,
+        extra={"action": "claim_failed", "job": str(job_id), "node": str(board.node)},
+    )
+    raise NotSettled(reason)
+
+
+def _adopt(task: str, request: Any, args: Any, kwargs: Any) -> str:
+    """A message that no ``delay()`` of ours made gets its row. Race: of several copies, one inserts.
+
+    Raises:
+        Reject: the database is away; nothing but the message knows of this job, so it goes back to the broker.
+        TypeError, ValueError: what it carries cannot be kept.
     """
     for pause in RECONNECT:
         time.sleep(pause)
         try:
-            return lifecycle.claim(job_id, board.node, using)
+            return strays.adopt(task, request, args, kwargs)
         except (OperationalError, InterfaceError) as exc:
-            # A claim whose answer was lost is found by rescue: running here, in no slot.
             error = exc
-            databases.drop(using)
-    logger.error("no database to claim job %s: %s", job_id, error, extra={"action": "claim_failed", "job": str(job_id)})
+            databases.drop(databases.job_alias())
     raise Reject(str(error), requeue=True)
 
 
-def _unclaimed(task: Any, request: Any, args: Any, kwargs: Any, job_id: uuid.UUID, using: str, *, is_ours: bool) -> Any:
+def _run_stock(task: Any, request: Any, args: Any, kwargs: Any, exc: Exception) -> Any:
+    logger.warning(
+        "%s[%s] was sent by name and not by delay(), and cannot be kept as a job; it runs as a stock Celery task: %s",
+        task.name,
+        request.id,
+        exc,
+        extra={"action": "foreign", "job": str(request.id), "task": task.name, "node": str(board.node)},
+    )
+    request.jobs_run = False
+    return task.run(*args, **kwargs)
+
+
+def _unclaimed(task: Any, job_id: uuid.UUID, using: str) -> NoReturn:
     """Nobody claimed: say why, and see that a job that should run gets another message."""
-    job = Job.objects.using(using).filter(pk=job_id).first()
+    try:
+        job = Job.objects.using(using).filter(pk=job_id).first()
+    except (OperationalError, InterfaceError) as exc:
+        raise NotSettled(str(exc)) from exc
     fields = {"action": "duplicate", "job": str(job_id), "task": task.name, "node": str(board.node)}
     if job is None:
-        if not is_ours:
-            return _foreign(task, request, args, kwargs)
         logger.info("job %s is gone: pruned, or its transaction rolled back", job_id, extra=fields)
     elif job.state == State.READY:
         # Expired (the relay cancels it), or this node was declared dead and has not yet a new id.
@@ -150,18 +210,6 @@ def _unclaimed(task: Any, request: Any, args: Any, kwargs: Any, job_id: uuid.UUI
     else:
         logger.info("job %s is %s: a duplicate message", job_id, job.state, extra=fields)
     raise Ignore()
-
-
-def _foreign(task: Any, request: Any, args: Any, kwargs: Any) -> Any:
-    """A message that no ``delay()`` of ours made (``send_task``, ``celery call``): Celery's own semantics."""
-    logger.warning(
-        "%s[%s] has no row: it was sent by name, not by delay(); it runs as a stock Celery task",
-        task.name,
-        request.id,
-        extra={"action": "foreign", "job": str(request.id), "task": task.name},
-    )
-    request.jobs_run = False
-    return task.run(*args, **kwargs)
 
 
 def _perform(run: Run) -> Any:
@@ -189,9 +237,11 @@ def _perform(run: Run) -> Any:
             settled = True
             if not lifecycle.succeed(job, stored):
                 raise LostLease("this run lost its lease; its transaction is rolled back")
+            reach("after_completion")
     except LostLease:
-        run.log(logging.WARNING, "was given to another run", "lost_lease")
-        raise
+        _write(run, lambda: lifecycle.heed(job))
+        run.log(logging.INFO, "cancelled: it was asked to end", "cancelled")
+        raise Cancel("the job was asked to end") from None
     except BaseException as exc:
         # Asked first: reading the row opens a new connection.
         lost = databases.is_lost(exc, run.using) or (isinstance(exc, Error) and not entered)
@@ -246,7 +296,7 @@ def _settle(run: Run, exc: BaseException, lost: bool) -> Any:
         raise Ignore(str(exc)) from exc
     if isinstance(exc, Ignore):
         error = _entry(run, exc, kind="Cancelled")
-        _write(run, lambda: lifecycle.cancel_running(job, error))
+        _write(run, lambda: lifecycle.heed(job) or lifecycle.cancel_running(job, error))
         run.log(logging.INFO, "cancelled by its body", "cancelled")
         raise exc
     error = _entry(run, exc)
@@ -303,12 +353,12 @@ def _write(run: Run, transition: Callable[[], bool]) -> None:
 
     Raises:
         LostLease: this run is a zombie; another one owns the job.
-        Ignore: the database stays away; the node hands the job back when it returns.
+        NotSettled: the database stays away; the node hands the job back when it returns.
     """
     done = _persistently(run, transition)
     if done is None:
         run.log(logging.ERROR, "could not be settled: no database", "settle_failed")
-        raise Ignore("the database is away")
+        raise NotSettled("the database is away")
     if not done:
         run.log(logging.WARNING, "was given to another run", "lost_lease")
         raise LostLease("this run lost its lease")

@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from django.db import connections, transaction
-from django.db.models import Exists, F, Q, QuerySet
+from django.db.models import Exists, F, OuterRef, Q, QuerySet
+from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 from django.db.models.sql import UpdateQuery
 from django.utils import timezone
 
 from jobs.arguments import scrub
-from jobs.models import ENDED, Job, Node, State
+from jobs.models import ENDED, Cancellation, Job, Node, State
 
 #: How many errors a job keeps: as many of the first, and as many of the last.
 KEPT_ERRORS = 20
@@ -63,8 +64,21 @@ def claim(job_id: uuid.UUID, node_id: uuid.UUID, using: str) -> Job | None:
         pk=job_id,
         state=State.READY,
     )
-    token = uuid.uuid4()
-    return _take(rows, token=token, state=State.RUNNING, lease=F("lease") + 1, node_id=node_id, started_at=Now())
+    claimed = {"state": State.RUNNING, "lease": F("lease") + 1, "token": uuid.uuid4(), "backend": _backend(using)}
+    return _take(rows, **claimed, node_id=node_id, started_at=Now())
+
+
+def _backend(using: str) -> Any:
+    """The server's process behind this connection, which the body will use as well.
+
+    A pooler tells its clients another number than the server does: None then, because the process would be
+    anybody's by the time somebody ends it.
+    """
+    connection = connections[using]
+    if connection.vendor != "postgresql":
+        return None
+    connection.ensure_connection()
+    return RawSQL("CASE WHEN pg_backend_pid() = %s THEN pg_backend_pid() END", [connection.connection.info.backend_pid])
 
 
 def _take(rows: QuerySet[Job], **values: Any) -> Job | None:
@@ -89,15 +103,22 @@ def _take(rows: QuerySet[Job], **values: Any) -> Job | None:
 # Out of running: the one door
 
 
-def _settle(job: Job, **values: Any) -> bool:
+def _settle(job: Job, *conditions: Any, **values: Any) -> bool:
     """Race: this run may be a zombie, whose job was given to another. Then no row matches: False."""
-    owned = Job.objects.using(job._state.db).filter(pk=job.pk, state=State.RUNNING, lease=job.lease, token=job.token)
-    return owned.update(**values) == 1
+    return _owned(job).filter(*conditions).update(**values) == 1
+
+
+def _owned(job: Job) -> QuerySet[Job]:
+    return Job.objects.using(job._state.db).filter(pk=job.pk, state=State.RUNNING, lease=job.lease, token=job.token)
 
 
 def succeed(job: Job, result: Any) -> bool:
-    """The last statement of the body's own transaction, so that effects and completion are one commit."""
-    return _settle(job, state=State.SUCCEEDED, finished_at=Now(), result=result, error=None)
+    """The last statement of the body's own transaction, so that effects and completion are one commit.
+
+    False as well if the run was asked to end: see :func:`heed`.
+    """
+    noted = Cancellation.objects.using(job._state.db).filter(pk=OuterRef("pk"))
+    return _settle(job, ~Exists(noted), state=State.SUCCEEDED, finished_at=Now(), result=result, error=None)
 
 
 def fail(job: Job, error: dict[str, Any], **counts: Any) -> bool:
@@ -111,18 +132,13 @@ def cancel_running(job: Job, error: dict[str, Any]) -> bool:
 
 def retry(job: Job, run_at: Any, error: dict[str, Any], changes: dict[str, Any]) -> bool:
     """Back to wait for ``run_at``; ``changes`` are the columns that ``Task.retry()`` was given anew."""
-    return _settle(
-        job,
-        **{**changes, "retries": F("retries") + 1},
-        **_waiting(run_at),
-        error=error,
-        errors=_with(job.errors, error),
-    )
+    values = {**changes, "retries": F("retries") + 1, "error": error, "errors": _with(job.errors, error)}
+    return _wait(job, run_at, **values)
 
 
 def hand_back(job: Job, delay: float) -> bool:
     """The job gave up its run without fault of its own; it counts nowhere."""
-    return _settle(job, **_waiting(now_plus(delay) if delay > 0 else None))
+    return _wait(job, now_plus(delay) if delay > 0 else None)
 
 
 def lose(job: Job, error: dict[str, Any], limit: int) -> bool:
@@ -140,7 +156,12 @@ def _give_back(job: Job, count: str, error: dict[str, Any], limit: int) -> bool:
     counted = {count: F(count) + 1}
     if times + 1 >= limit:
         return fail(job, error, **counted)
-    return _settle(job, **_waiting(_backoff(times)), **counted, error=error, errors=_with(job.errors, error))
+    return _wait(job, _backoff(times), **counted, error=error, errors=_with(job.errors, error))
+
+
+def _wait(job: Job, run_at: Any, **values: Any) -> bool:
+    """Out of running, to wait again; a run that was asked to end does not come back."""
+    return heed(job) or _settle(job, **_waiting(run_at), **values)
 
 
 def _backoff(times: int) -> Any:
@@ -158,6 +179,53 @@ def _waiting(run_at: Any) -> dict[str, Any]:
     }
 
 
+# A running job is asked to end
+
+
+def ask_to_end(job_id: uuid.UUID, using: str, kind: str = "Cancelled", why: str = "cancelled by hand") -> bool:
+    """Leave a note for a running job, which its run heeds at its next checkpoint or at its end.
+
+    Race: the run may end at this moment, or go back to wait. The relay finds the note then, and the job is
+    cancelled before it is published: :func:`sweep_cancellations`.
+    """
+    if not Job.objects.using(using).filter(pk=job_id, state=State.RUNNING).exists():
+        return False
+    note = Cancellation(job=job_id, kind=kind, reason=scrub(why, 4000))
+    Cancellation.objects.using(using).bulk_create([note], ignore_conflicts=True)
+    return True
+
+
+def asked_to_end(job: Job) -> Cancellation | None:
+    return Cancellation.objects.using(job._state.db).filter(pk=job.pk).first()
+
+
+def heed(job: Job) -> bool:
+    """End the run that was asked to; False: it was not, or it is not the owner any more."""
+    note = asked_to_end(job)
+    if note is None:
+        return False
+    done = cancel_running(job, error_entry(note.kind, note.reason, attempt=job.lease))
+    if done:
+        note.delete(using=job._state.db)
+    return done
+
+
+def owns(job: Job) -> bool:
+    """Whether this run still owns the job."""
+    return _owned(job).exists()
+
+
+def sweep_cancellations(using: str, limit: int) -> int:
+    """Cancel jobs that were asked to end and wait again, and drop the notes of those that ended."""
+    done = 0
+    for note in Cancellation.objects.using(using).order_by("at")[:limit]:
+        cancelled = cancel(note.pk, using, note.kind, note.reason)
+        if cancelled or not Job.objects.using(using).filter(pk=note.pk, state=State.RUNNING).exists():
+            note.delete(using=using)
+        done += cancelled
+    return done
+
+
 # Waiting jobs
 
 
@@ -166,11 +234,12 @@ def release_message(job_id: uuid.UUID, using: str) -> bool:
     return Job.objects.using(using).filter(pk=job_id, state=State.READY).update(dispatched_at=None) == 1
 
 
-def postpone(job: Job, seconds: float, exc: Exception) -> bool:
-    """The message of a ready job could not be built: try again later, and show why it waits."""
+def postpone(job: Job, seconds: float, error: dict[str, Any]) -> bool:
+    """A ready job cannot be published, or nobody who got it knows it: try again later, and show why it waits."""
     ready = Job.objects.using(job._state.db).filter(pk=job.pk, state=State.READY)
-    error = error_entry(type(exc).__name__, f"the message could not be built: {exc}", attempt=job.lease)
-    return ready.update(**_waiting(now_plus(seconds)), error=error, errors=_with(job.errors, error)) == 1
+    known = any((entry["type"], entry["message"]) == (error["type"], error["message"]) for entry in job.errors[-1:])
+    errors = job.errors if known else _with(job.errors, error)
+    return ready.update(**_waiting(now_plus(seconds)), error=error, errors=errors) == 1
 
 
 def expire(using: str, limit: int) -> int:
@@ -192,6 +261,7 @@ def cancel(job_id: uuid.UUID, using: str, kind: str = "Cancelled", why: str = "c
 def replay(job_id: uuid.UUID, using: str) -> bool:
     """Run a failed or cancelled job again, its counts at zero. ``lease`` stays: it is the fence."""
     over = Job.objects.using(using).filter(pk=job_id, state__in=(State.FAILED, State.CANCELLED))
+    Cancellation.objects.using(using).filter(pk=job_id).delete()
     return (
         over.update(**_waiting(None), finished_at=None, expires_at=None, retries=0, crashes=0, node_losses=0, snoozes=0)
         == 1

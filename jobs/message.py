@@ -6,7 +6,6 @@ Whoever publishes it later (the caller after its commit, a relay after a retry) 
 from __future__ import annotations
 
 import datetime
-import json
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,10 +16,9 @@ from celery.utils.functional import maybe_list
 from celery.utils.time import maybe_iso8601
 from django.utils import timezone
 from kombu.common import Broadcast
-from kombu.utils.json import dumps
 
 from jobs import lifecycle
-from jobs.arguments import jsonable, normalize
+from jobs.arguments import as_uuid, normalize, storable
 from jobs.models import Job, State
 
 if TYPE_CHECKING:
@@ -141,7 +139,7 @@ def compose(app: Celery, task: Any, task_id: str, args: Any, kwargs: Any, option
     for name in ("immediate", "mandatory"):
         if how.get(name) is None:
             how.pop(name, None)
-    stored = _stored(
+    stored = storable(
         {
             "publish": {key: getattr(value, "name", value) for key, value in how.items() if value is not None},
             "declare": [entity.name for entity in declare],
@@ -156,13 +154,13 @@ def compose(app: Celery, task: Any, task_id: str, args: Any, kwargs: Any, option
         args=plain_args,
         kwargs=plain_kwargs,
         options=stored,
-        headers=_stored(headers, "headers"),
+        headers=storable(headers, "headers"),
         queue=_queue_name(queue, declare, how),
         priority=priority,
         expires_at=expires_at,
         retries=retries,
-        parent_id=_as_uuid(parent_id),
-        root_id=_as_uuid(root_id) or uuid.UUID(task_id),
+        parent_id=as_uuid(parent_id),
+        root_id=as_uuid(root_id) or uuid.UUID(task_id),
         state=State.READY if run_at is None else State.SCHEDULED,
     )
     if run_at is not None:
@@ -219,18 +217,3 @@ def _check_known(app: Celery, options: Mapping[str, Any]) -> None:
 def _queue_name(queue: Any, declare: Sequence[Any], how: Mapping[str, Any]) -> str:
     name = getattr(queue, "name", queue) or next((entity.name for entity in declare), None) or how.get("routing_key")
     return str(name or "")
-
-
-def _stored(value: Any, where: str) -> Any:
-    """Plain JSON of what Celery's own encoder makes of the value (signatures, dates, UUIDs)."""
-    try:
-        return jsonable(json.loads(dumps(value)), where)
-    except (TypeError, kombu.exceptions.EncodeError) as exc:
-        raise TypeError(f"{where} of this call cannot be stored as JSON: {exc}") from exc
-
-
-def _as_uuid(value: Any) -> uuid.UUID | None:
-    try:
-        return uuid.UUID(str(value)) if value else None
-    except ValueError:
-        return uuid.uuid5(uuid.NAMESPACE_OID, str(value))

@@ -33,8 +33,11 @@ HEADER_VERSION = 1
 UNPUBLISHABLE_PAUSE = 60.0
 
 
-def send(producer: kombu.Producer, app: Celery, job: Job, using: str) -> None:
+def send(producer: kombu.Producer, app: Celery, job: Job, using: str, by_caller: bool = True) -> None:
     """Publish the job's message once, without retries.
+
+    Parameters:
+        by_caller: in the process whose clock set ``expires_at``.
 
     Raises:
         kombu.exceptions.OperationalError, and what the transport raises.
@@ -47,7 +50,8 @@ def send(producer: kombu.Producer, app: Celery, job: Job, using: str) -> None:
         "jobs": {"v": HEADER_VERSION, "db": using, "at": time.time()},
     }
     how = dict(options["publish"])
-    if job.expires_at is not None:
+    if job.expires_at is not None and by_caller:
+        # Another machine's clock must not have the broker drop a message before its time.
         how["expiration"] = max(0.0, (job.expires_at - timezone.now()).total_seconds())
     body = (job.args, job.kwargs, options["embed"])
     if isinstance(app.backend, RPCBackend) and headers.get("origin") == anon_nodename():
@@ -159,7 +163,7 @@ def _send_all(
                 if deadline is not None and time.monotonic() > deadline:
                     return jobs[index:]
                 try:
-                    send(producer, broker.app, job, using)
+                    send(producer, broker.app, job, using, by_caller=not broker.patient)
                 except (*broker.lost_errors, *broker.refused_errors):
                     raise
                 except Exception as exc:
@@ -184,7 +188,8 @@ def _postpone(job: Job, exc: Exception) -> None:
         exc_info=exc,
         extra={"action": "publish_failed", "job": str(job.pk), "task": job.task, "queue": job.queue},
     )
-    lifecycle.postpone(job, UNPUBLISHABLE_PAUSE, exc)
+    error = lifecycle.error_entry(type(exc).__name__, f"the message could not be built: {exc}", attempt=job.lease)
+    lifecycle.postpone(job, UNPUBLISHABLE_PAUSE, error)
 
 
 class _Breaker:
@@ -233,6 +238,7 @@ class _Broker:
 
     def __init__(self, app: Celery, patient: bool) -> None:
         self.app = app
+        self.patient = patient
         settings = conf()
         self.connect_timeout = (
             float(app.conf.broker_connection_timeout) if patient else settings.PUBLISH_CONNECT_TIMEOUT

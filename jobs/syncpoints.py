@@ -17,7 +17,16 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-POINTS = ("after_claim", "before_commit", "after_commit", "before_publish", "after_publish", "before_ack")
+POINTS = (
+    "before_claim",
+    "after_claim",
+    "before_commit",
+    "after_completion",
+    "after_commit",
+    "before_publish",
+    "after_publish",
+    "before_ack",
+)
 
 _hook: Callable[[str], None] | None = None
 

@@ -114,10 +114,13 @@ class Task(celery.Task):
                 shadow=shadow,
                 **options,
             )
+        run = execution.current_run(self)
+        if run is not None and task_id == run.request.id:
+            # Task.retry(); an adopted message may have an id that is no UUID.
+            task_id = str(run.job.pk)
         job = self._compose(
             args, kwargs, {"task_id": task_id, "link": link, "link_error": link_error, "shadow": shadow, **options}
         )
-        run = execution.current_run(self)
         if run is not None and run.is_retry(job):
             # Task.retry() publishes the same id again: here it only notes what the settle will write.
             run.plan_retry(job)
@@ -196,6 +199,16 @@ class Task(celery.Task):
         """The row of the job that runs now, as it was claimed; None in a plain call."""
         run = execution.current_run(self)
         return run.job if run is not None else None
+
+    def checkpoint(self) -> None:
+        """Ask, in a long body, whether to go on; costs two small queries. Does nothing in a plain call.
+
+        Raises:
+            jobs.Cancel: somebody cancelled the job; let it pass, and the job ends ``cancelled``.
+            LostLease: the job was given to another run (this worker was taken for dead).
+        """
+        if (run := execution.current_run(self)) is not None:
+            execution.checkpoint(run)
 
     def replace(self, sig: Any) -> Any:
         """Not supported for jobs: Celery publishes the replacement outside the job's transaction."""

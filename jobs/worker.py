@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Callable
 from typing import Any
 
 import celery.worker.request
@@ -13,10 +14,11 @@ from billiard.einfo import ExceptionWithTraceback
 from celery import bootsteps, signals
 from celery._state import get_current_task
 from celery.exceptions import TimeLimitExceeded, WorkerLostError
-from celery.worker.state import maybe_shutdown, task_ready
+from celery.worker.state import active_requests, maybe_shutdown, task_ready
 from django.core.exceptions import ImproperlyConfigured
 
-from jobs import checks
+from jobs import checks, strays
+from jobs.arguments import as_uuid
 from jobs.board import board
 from jobs.companion import Companion
 from jobs.syncpoints import reach
@@ -29,9 +31,14 @@ PATIENCE = 10.0
 _companion: Companion | None = None
 
 
+#: Seconds after which RabbitMQ, by default, closes the channel of a message that was not acknowledged.
+CONSUMER_TIMEOUT = 1800.0
+
+
 def install(app: Any) -> None:
-    """Let workers of this Celery app run our step; done when the first of our tasks is bound to the app."""
+    """Let workers of this Celery app run our steps; done when the first of our tasks is bound to the app."""
     app.steps["worker"].add(NodeStep)
+    app.steps["consumer"].add(StraysStep)
 
 
 class NodeStep(bootsteps.StartStopStep):
@@ -63,12 +70,70 @@ class NodeStep(bootsteps.StartStopStep):
                 complained = time.monotonic()
                 logger.error("the worker waits for its database to register itself", extra={"action": "node_waits"})
         parent.timer.call_repeatedly(PATIENCE, self._watch)
+        if holding := _holding_time(parent.app):
+            parent.timer.call_repeatedly(min(PATIENCE, holding / 8), _acknowledge_long_ones, (holding / 2,))
 
     def _watch(self) -> None:
         """Without its companion this worker would take messages and could claim nothing."""
         if _companion is not None and not _companion.is_alive():
             logger.critical("the companion is gone: this worker stops", extra={"action": "companion_gone"})
             os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _holding_time(app: Any) -> float | None:
+    """Seconds after which the broker takes a message that was not acknowledged for lost."""
+    driver = app.connection_for_read().transport.driver_type
+    if driver == "redis":
+        return float(app.conf.broker_transport_options.get("visibility_timeout") or 3600)
+    return CONSUMER_TIMEOUT if driver == "amqp" else None
+
+
+def _acknowledge_long_ones(age: float) -> None:
+    """The message of a job that runs for long has done its work: the row is the truth.
+
+    Kept any longer, the broker would deliver it again (Redis), or close the channel with all others (RabbitMQ).
+    """
+    for request in list(active_requests):
+        began = request.time_start if isinstance(request, Request) and request.has_row else None
+        if began and time.time() - began > age and not request.acknowledged:
+            request.acknowledge()
+
+
+class StraysStep(bootsteps.StartStopStep):
+    """No message stops this worker, and none is gone in silence: what cannot be run here is put aside as a row."""
+
+    def __init__(self, c: Any, **kwargs: Any) -> None:
+        super().__init__(c, **kwargs)
+        handlers = c.create_task_handler
+
+        def create_task_handler(*args: Any, **kwargs: Any) -> Callable[[Any], Any]:
+            handle = handlers(*args, **kwargs)
+            # Trouble with the connection is Celery's to handle.
+            passing = (*c.connection_errors, *c.channel_errors)
+
+            def on_task_received(message: Any) -> Any:
+                try:
+                    return handle(message)
+                except passing:
+                    raise
+                except Exception as exc:
+                    return put_aside("MalformedMessage", message, exc)
+
+            return on_task_received
+
+        def put_aside(kind: str, message: Any, exc: Exception) -> None:
+            assert _companion is not None
+            key = strays.put_aside(_companion.directory, kind, message, exc)
+            text = f"message {key} cannot be run here ({kind}): {exc!r}; it is put aside"
+            logger.error(text, extra={"action": "stray", "job": key, "node": str(board.node)})
+            _companion.tell(stray=True)
+            message.ack_log_error(logger, c.connection_errors)
+
+        c.create_task_handler = create_task_handler
+        c.on_decode_error = lambda message, exc: put_aside("DecodeError", message, exc)
+        c.on_unknown_message = lambda body, message: put_aside("MalformedMessage", message, ValueError("no task"))
+        c.on_unknown_task = lambda body, message, exc: put_aside("NotRegistered", message, exc)
+        c.on_invalid_task = lambda body, message, exc: put_aside("InvalidTaskError", message, exc)
 
 
 def _keep_connections(app: Any) -> None:
@@ -109,9 +174,9 @@ def _on_shutting_down(how: str = "", **kwargs: Any) -> None:
 
 
 @signals.task_revoked.connect(dispatch_uid="jobs.worker")
-def _on_revoked(request: Any = None, terminated: bool = False, expired: bool = False, **kwargs: Any) -> None:
-    if _companion is not None and request is not None and not terminated and getattr(request, "jobs", None):
-        _companion.tell(revoked=str(request.id), expired=expired)
+def _on_revoked(request: Any = None, **kwargs: Any) -> None:
+    if _companion is not None and getattr(request, "jobs", None):
+        _companion.tell(revoked=str(as_uuid(request.id)))
 
 
 class Request(celery.worker.request.Request):
@@ -129,7 +194,16 @@ class Request(celery.worker.request.Request):
 
     @property
     def is_job(self) -> bool:
-        return "jobs" in self.request_dict and not self.task.is_stock()
+        return not self.task.is_stock()
+
+    @property
+    def has_row(self) -> bool:
+        """A foreign message gets its row only when it is run."""
+        return "jobs" in self.request_dict and self.is_job
+
+    def maybe_expire(self) -> bool | None:
+        # The claim decides, by the database's clock; this machine's may be wrong.
+        return False if self.has_row else super().maybe_expire()
 
     def acknowledge(self) -> None:
         reach("before_ack")
@@ -138,7 +212,7 @@ class Request(celery.worker.request.Request):
     def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
         # A cold shutdown kills the pool's processes before it announces itself: not their own fault.
         if _companion is not None and self.is_job:
-            _companion.tell(ended=str(self.id), why="cancelled")
+            _companion.tell(ended=str(as_uuid(self.id)), why="cancelled")
         super().cancel(pool, signal=signal, emit_retry=emit_retry)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
@@ -153,9 +227,8 @@ class Request(celery.worker.request.Request):
             extra={"action": "timed_out", "job": self.id, "task": self.name},
         )
         if _companion is not None:
-            _companion.tell(ended=str(self.id), why="timed_out", limit=timeout)
-        task_ready(self)
-        self.acknowledge()
+            _companion.tell(ended=str(as_uuid(self.id)), why="timed_out", limit=timeout)
+        self._end()
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> None:
         exc = exc_info.exception
@@ -173,5 +246,12 @@ class Request(celery.worker.request.Request):
             exc,
             extra={"action": "process_lost", "job": self.id, "task": self.name},
         )
+        self._end()
+
+    def _end(self) -> None:
         task_ready(self)
-        self.acknowledge()
+        if self.has_row:
+            self.acknowledge()
+        else:
+            # Whether it got its row is not known here; if it did, the next copy is a duplicate.
+            self.reject(requeue=True)

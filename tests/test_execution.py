@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import uuid
 
 import celery.exceptions
@@ -13,6 +14,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from jobs import lifecycle, publisher, syncpoints
+from jobs.arguments import as_uuid
 from jobs.board import board
 from jobs.errors import TaskExited
 from jobs.models import Job, Node
@@ -316,14 +318,26 @@ def test_an_expired_job_is_not_claimed():
     assert not effects()
 
 
-def test_a_message_sent_by_name_runs_as_stock_celery():
-    key = str(uuid.uuid4())
-    outcome = build_tracer("tests.tasks.effect", current_app.tasks["tests.tasks.effect"], app=current_app)(
-        key, ["a"], {}, {"id": key, "delivery_info": {}, "is_eager": False}
+def _deliver(key, *args):
+    return build_tracer("tests.tasks.effect", current_app.tasks["tests.tasks.effect"], app=current_app)(
+        key, list(args), {}, {"id": key, "delivery_info": {"routing_key": "celery"}, "is_eager": False}
     )
-    assert outcome.info is None
+
+
+@pytest.mark.parametrize("key", [str(uuid.uuid4()), "no-uuid:7"])
+def test_a_message_sent_by_name_is_adopted(key):
+    """From another service, or from before the switch: it gets its row, and its copies are duplicates."""
+    outcomes = [_deliver(key, "a") for _ in range(2)]
+    assert outcomes[0].info is None
     assert effects() == {"a": 1}
+    job = Job.objects.get()
+    assert (job.pk, job.task, job.state, job.queue) == (as_uuid(key), "tests.tasks.effect", "succeeded", "celery")
+
+
+def test_a_message_sent_by_name_that_json_cannot_keep_runs_as_stock_celery():
+    _deliver(str(uuid.uuid4()), "a", datetime.datetime(2026, 1, 1))
     assert not Job.objects.exists()
+    assert len(effects()) == 1
 
 
 def test_replace_says_what_to_do_instead():

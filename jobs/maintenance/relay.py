@@ -50,6 +50,7 @@ class Relay:
 
     def _run(self, using: str, look: bool, done: dict[str, int]) -> None:
         done["expired"] += lifecycle.expire(using, conf().BATCH)
+        lifecycle.sweep_cancellations(using, conf().BATCH)
         done["published"] += self._publish_due(using)
         if look:
             done["republished"] += self._suspects[using].publish_again()

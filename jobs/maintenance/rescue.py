@@ -14,9 +14,10 @@ from django.db import Error
 from django.db.models import QuerySet
 
 from jobs import databases, lifecycle
-from jobs.board import Board, Occupied, is_alive
+from jobs.board import Board, Occupied
 from jobs.conf import conf
 from jobs.databases import SideDatabase
+from jobs.maintenance.zombies import end_backends
 from jobs.models import Job, Node, State
 
 logger = logging.getLogger("jobs")
@@ -84,8 +85,10 @@ def bury(node_id: uuid.UUID, *, by_itself: bool = False) -> int:
 
 def give_back_all(using: str) -> int:
     """The jobs that dead nodes were running, whoever buried them."""
-    rows = Job.objects.using(using).filter(state=State.RUNNING, node__dead_at__isnull=False)
-    return sum(_settle(key, using, "rescued", _lose("NodeLost", "the worker died")) for key in _keys(rows))
+    keys = _keys(Job.objects.using(using).filter(state=State.RUNNING, node__dead_at__isnull=False))
+    # First, so that the next run does not wait for the locks of this one.
+    end_backends(keys, using)
+    return sum(_settle(key, using, "rescued", _lose("NodeLost", "the worker died")) for key in keys)
 
 
 def _keys(rows: QuerySet[Job]) -> list[uuid.UUID]:
@@ -113,7 +116,9 @@ def _settle(key: uuid.UUID, using: str, action: str, transition: Callable[[Job],
     try:
         if not lifecycle.settle_running(key, using, settle, **where):
             return 0
-    except Error:
+    except Error as exc:
+        if databases.is_lost(exc, using):
+            raise
         logger.exception("job %s cannot be given back", key, extra={**fields, "action": "rescue_failed"})
         return 0
     logger.warning("%s[%s] %s", fields["task"], key, action, extra=fields)
@@ -139,22 +144,29 @@ class OwnJobs:
 
     def has_dead(self) -> bool:
         """Whether a process died in its body. Costs no statement."""
-        return any(not is_alive(slot.pid) for slot in self.board.occupied())
+        return any(slot.is_dead for slot in self.board.occupied())
 
     def settle_dead(self) -> int:
-        """Settle the jobs of processes that died in their body. Memory only, as long as none did."""
+        """Settle the jobs that their process left or died in. Memory only, as long as none did."""
         done = 0
         slots = self.board.occupied()
         for slot in slots:
-            if is_alive(slot.pid):
+            if not slot.is_dead:
                 continue
             if slot.lease == 0 and any(other.job == slot.job for other in slots if other is not slot):
-                # It died over a duplicate message: the job itself runs in another process.
+                # Over a duplicate message: the job itself runs in another process.
                 self.board.clear(slot)
                 continue
             where = {"node_id": self.board.node, **({"lease": slot.lease} if slot.lease else {})}
             for alias in conf().DATABASES:
-                done += _settle(slot.job, alias, "crashed", partial(self._end, slot), **where)
+                if not slot.is_left:
+                    end_backends([slot.job], alias)
+                done += _settle(
+                    slot.job, alias, "handed_back" if slot.is_left else "crashed", partial(self._end, slot), **where
+                )
+                if slot.lease == 0:
+                    # The message was taken, and may be gone with the process.
+                    done += lifecycle.release_message(slot.job, alias)
             left = (
                 Job.objects.using(alias).filter(pk=slot.job, state=State.RUNNING, **where) for alias in conf().DATABASES
             )
@@ -164,6 +176,8 @@ class OwnJobs:
         return done
 
     def _end(self, slot: Occupied, job: Job) -> bool:
+        if slot.is_left:
+            return _lose("DatabaseLost", "there was no database to settle the run")(job)
         why, limit, _ = self._ended.pop(job.pk, ("", 0.0, 0.0))
         if why == "timed_out":
             error = lifecycle.error_entry("TimeLimitExceeded", f"TimeLimitExceeded({limit})", attempt=job.lease)

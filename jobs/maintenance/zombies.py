@@ -1,0 +1,51 @@
+"""End what a dead run left behind in the database server: its transaction, and with it its locks.
+
+A process that is paused in its body, or a machine that lost its power, leaves a server process that waits for
+the next statement, for hours if TCP keepalive decides. The next run of the job, and web requests, would wait for
+its locks.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Sequence
+
+from django.db import Error, connections
+
+from jobs.databases import is_lost
+
+logger = logging.getLogger("jobs")
+
+#: The claim recorded the server process. It is ended if it is older than the claim (else its number was used
+#: again), in a transaction, and no other run uses the same connection by now.
+_END = """
+SELECT j.id, pg_terminate_backend(a.pid)
+FROM pg_stat_activity a JOIN jobs_job j ON j.backend = a.pid
+WHERE j.state = 'running' AND j.id = ANY(%s::uuid[])
+  AND a.datname = current_database() AND a.state <> 'idle' AND a.backend_start <= j.started_at
+  AND NOT EXISTS (
+    SELECT 1 FROM jobs_job o WHERE o.state = 'running' AND o.backend = j.backend AND o.started_at > j.started_at
+  )
+"""
+
+
+def end_backends(keys: Sequence[uuid.UUID], using: str) -> int:
+    """End the server processes of running jobs whose run is known to be over; returns how many it ended."""
+    if not keys or connections[using].vendor != "postgresql":
+        return 0
+    try:
+        with connections[using].cursor() as cursor:
+            cursor.execute(_END, [list(keys)])
+            ended = [key for key, done in cursor.fetchall() if done]
+    except Error as exc:
+        if is_lost(exc, using):
+            raise
+        # Another role's process, say. The locks stay until the server notices by itself.
+        logger.error("cannot end the connections of dead runs: %s", exc, extra={"action": "zombie_kept"})
+        return 0
+    for key in ended:
+        logger.warning(
+            "ended the connection that job %s left behind", key, extra={"action": "zombie_ended", "job": str(key)}
+        )
+    return len(ended)

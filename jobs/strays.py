@@ -1,0 +1,189 @@
+"""Stray messages: without a row, or of no use to the worker that got them. They become rows; nothing is silent.
+
+A message that no ``delay()`` of ours made (``send_task`` by name, ``celery call``, another service, a producer from
+before the switch) is adopted: it gets the row that it lacks, and is a job from then on.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from celery.utils.time import maybe_iso8601
+from django.db.models.functions import Now
+from django.utils import timezone
+
+from jobs import databases, lifecycle
+from jobs.arguments import as_uuid, normalize, scrub, storable
+from jobs.models import Job, State
+
+logger = logging.getLogger("jobs")
+
+#: Seconds until a job is published again that went to a worker which does not know its task (a rolling deploy).
+UNKNOWN_PAUSE = 5.0
+
+#: Seconds until a job is published again whose message could not be read.
+UNREADABLE_PAUSE = 60.0
+
+#: The headers of Celery's message protocol; others are the caller's own.
+HEADERS: tuple[str, ...] = (
+    "lang",
+    "task",
+    "id",
+    "shadow",
+    "group",
+    "group_index",
+    "retries",
+    "timelimit",
+    "root_id",
+    "parent_id",
+)
+HEADERS += ("argsrepr", "kwargsrepr", "origin", "ignore_result", "replaced_task_nesting", "stamped_headers", "stamps")
+
+
+def adopt(task: str, request: Any, args: Any, kwargs: Any) -> str:
+    """Give a foreign message its row, if it has none yet; returns the row's database alias.
+
+    Raises:
+        TypeError, ValueError: what it carries cannot be kept as JSON.
+        django.db.Error: no database; nothing was written, or the row is there.
+    """
+    headers = {name: getattr(request, name, None) for name in HEADERS} | (request.headers or {}) | {"task": task}
+    embed = {name: getattr(request, name, None) for name in ("callbacks", "errbacks", "chain", "chord")}
+    properties = {"reply_to": request.reply_to, "correlation_id": request.correlation_id}
+    job = _row(headers | {"expires": request.expires}, args, kwargs, embed, request.delivery_info or {}, properties)
+    # Its message is here: nobody has to publish another.
+    job.dispatched_at = Now()
+    using = databases.job_alias()
+    Job.objects.using(using).bulk_create([job], ignore_conflicts=True)
+    return using
+
+
+def _row(
+    headers: Mapping[str, Any],
+    args: Any,
+    kwargs: Any,
+    embed: Any,
+    delivery: Mapping[str, Any],
+    properties: Mapping[str, Any],
+) -> Job:
+    plain_args, plain_kwargs = normalize(args, kwargs)
+    key = as_uuid(headers.get("id")) or uuid.uuid4()
+    queue = str(delivery.get("routing_key") or "")
+    publish = {
+        "exchange": delivery.get("exchange") or "",
+        "routing_key": queue,
+        "delivery_mode": 2,
+        "correlation_id": properties.get("correlation_id") or str(key),
+        "reply_to": properties.get("reply_to"),
+        "priority": delivery.get("priority"),
+    }
+    publish = {name: value for name, value in publish.items() if value is not None}
+    expires = maybe_iso8601(headers.get("expires"))
+    if expires is not None and timezone.is_naive(expires):
+        expires = timezone.make_aware(expires, timezone.get_default_timezone())
+    job = Job(
+        id=key,
+        task=_text(headers.get("task"), 255),
+        args=plain_args,
+        kwargs=plain_kwargs,
+        options=storable({"publish": publish, "declare": [], "embed": embed, "event": None}, "the options"),
+        headers=storable({**headers, "eta": None}, "headers"),
+        queue=_text(queue, 255),
+        priority=delivery.get("priority"),
+        expires_at=expires,
+        retries=headers.get("retries") or 0,
+        parent_id=as_uuid(headers.get("parent_id")),
+        root_id=as_uuid(headers.get("root_id")) or key,
+        state=State.READY,
+    )
+    job.headers.pop("expires", None)
+    return job
+
+
+def _text(value: Any, limit: int) -> str:
+    return scrub(str(value or ""))[:limit] or "?"
+
+
+# Put aside: the worker's main process has no database connection, and leaves it to its companion
+
+
+def put_aside(directory: Path, kind: str, message: Any, exc: BaseException) -> str:
+    """Write a message that cannot be run here into a file for :func:`keep`; returns its id."""
+    headers = message.headers if isinstance(message.headers, Mapping) else {}
+    try:
+        payload = message.payload
+    except Exception:
+        payload = None
+    if isinstance(payload, Mapping):
+        # Celery's first protocol: all in the body.
+        headers = {**payload, **headers}
+        payload = [headers.pop("args", ()), headers.pop("kwargs", {}), {}]
+    if not (isinstance(payload, list | tuple) and len(payload) == 3):
+        payload = None
+    stray = {
+        "kind": kind,
+        "headers": dict(headers),
+        "payload": payload,
+        "body": repr(message.body)[:2000],
+        "delivery": {**(message.delivery_info or {}), "priority": (message.properties or {}).get("priority")},
+        "properties": {name: (message.properties or {}).get(name) for name in ("reply_to", "correlation_id")},
+        "error": f"{type(exc).__name__}: {exc}",
+    }
+    name = str(uuid.uuid4())
+    partial = directory / f"{name}.part"
+    partial.write_text(json.dumps(stray, default=repr))
+    partial.rename(directory / f"{name}.json")
+    return str(headers.get("id"))
+
+
+def keep_all(directory: Path) -> int:
+    """Keep what was put aside as rows; a file goes only after its row was written."""
+    done = 0
+    for path in sorted(directory.glob("*.json")):
+        stray = json.loads(path.read_text())
+        try:
+            keep(stray)
+        except (TypeError, ValueError, ArithmeticError):
+            logger.exception(
+                "a stray message cannot be kept: %s", path.read_text()[:2000], extra={"action": "stray_lost"}
+            )
+        path.unlink()
+        done += 1
+    return done
+
+
+def keep(stray: dict[str, Any]) -> None:
+    """Postpone the job that the message belongs to; a foreign message gets a row of its own.
+
+    One whose task is unknown here waits for a worker that knows it. One that cannot be read is kept ``failed``.
+    """
+    headers = stray["headers"]
+    is_unknown = stray["kind"] == "NotRegistered" and stray["payload"] is not None
+    text = f"no worker that got it knows the task {headers.get('task')!r}" if is_unknown else stray["error"]
+    error = lifecycle.error_entry(stray["kind"], text if is_unknown else f"{text}; the message: {stray['body']}")
+    pause = UNKNOWN_PAUSE if is_unknown else UNREADABLE_PAUSE
+    ours = headers.get("jobs")
+    using = ours["db"] if isinstance(ours, dict) else databases.job_alias()
+    key = as_uuid(headers.get("id"))
+    if key is not None and (job := Job.objects.using(using).filter(pk=key).first()) is not None:
+        lifecycle.postpone(job, pause, error)
+        return
+    if ours:
+        return  # pruned, or never committed
+    try:
+        args, kwargs, embed = stray["payload"] or ((), {}, {})
+        job = _row(headers, args, kwargs, embed, stray["delivery"], stray["properties"])
+    except (TypeError, ValueError):
+        is_unknown = False
+        job = _row({"id": headers.get("id"), "task": headers.get("task")}, (), {}, {}, stray["delivery"], {})
+    job.error, job.errors = error, [error]
+    if is_unknown:
+        job.state, job.run_at = State.SCHEDULED, lifecycle.now_plus(pause)
+    else:
+        job.state, job.finished_at = State.FAILED, Now()
+    Job.objects.using(using).bulk_create([job], ignore_conflicts=True)
