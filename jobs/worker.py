@@ -17,7 +17,7 @@ from celery.exceptions import TimeLimitExceeded, WorkerLostError
 from celery.worker.state import active_requests, maybe_shutdown, task_ready
 from django.core.exceptions import ImproperlyConfigured
 
-from jobs import checks, strays
+from jobs import checks, databases, strays
 from jobs.arguments import as_uuid
 from jobs.board import board
 from jobs.companion import Companion
@@ -55,6 +55,7 @@ class NodeStep(bootsteps.StartStopStep):
                 "; ".join(f"({message.id}) {message.msg} {message.hint or ''}" for message in errors)
             )
         _keep_connections(parent.app)
+        databases.watch_links()
         queues = sorted(parent.app.amqp.queues.consume_from)
         tasks = sorted(name for name in parent.app.tasks if not name.startswith("celery."))
         _companion = Companion(parent.app, board, queues, tasks)
