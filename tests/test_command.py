@@ -21,12 +21,12 @@ from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from jobs import databases, lifecycle
+from jobs import databases, lifecycle, project
+from jobs.commands import SUBCOMMANDS
 from jobs.conf import conf
 from jobs.databases import SideDatabase
 from jobs.maintenance import rescue
 from jobs.maintenance.relay import Relay
-from jobs.management.commands import jobs as command
 from jobs.models import Job, Node
 from tests.harness import ROOT, environment
 from tests.servers import die_with_parent, wait_for
@@ -275,7 +275,7 @@ def test_relay_refuses_to_publish_without_the_project_app(monkeypatch):
         def _get_current_object(self):
             return Celery("default", set_as_current=False)
 
-    monkeypatch.setattr(command, "current_app", Proxy())
+    monkeypatch.setattr(project, "current_app", Proxy())
     make("ready")
     _, error = refused("relay", "--once")
     assert "import it in the __init__.py" in error
@@ -371,7 +371,7 @@ def test_prune_deletes_what_ended_long_ago():
 # Help
 
 
-@pytest.mark.parametrize("name", ["status", "retry", "cancel", "relay", "rescue", "prune"])
+@pytest.mark.parametrize("name", [subcommand.name for subcommand in SUBCOMMANDS])
 def test_each_subcommand_has_help_with_examples(name, capsys):
     with pytest.raises(SystemExit) as caught:
         call_command("jobs", name, "--help")

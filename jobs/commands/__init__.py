@@ -1,0 +1,20 @@
+"""The subcommands of ``manage.py jobs``: a family each in a file, which says all of its help.
+
+A new one is a :class:`jobs.commands.base.Subcommand`, and a line here; the order is that of the help.
+"""
+
+from jobs.commands.base import Subcommand
+from jobs.commands.change import Cancel, Retry
+from jobs.commands.maintain import RunPrune, RunRelay, RunRescue
+from jobs.commands.status import Status
+
+SUBCOMMANDS: tuple[type[Subcommand], ...] = (
+    Status,
+    Retry,
+    Cancel,
+    RunRelay,
+    RunRescue,
+    RunPrune,
+)
+
+__all__ = ["SUBCOMMANDS", "Subcommand"]
