@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import celery
-from celery import shared_task
+from celery import shared_task, signals
 
 from jobs import Task
 from tests.models import Effect
@@ -230,3 +230,20 @@ def leaves_autocommit_off(key):
 @shared_task(bind=True)
 def shows_request(self):
     return [self.request.headers["tenant"], self.request.time_limit, self.request.soft_time_limit]
+
+
+@shared_task(bind=True, atomic=False)
+def checks(self, key, started, seconds=60.0):
+    """Long, and asks now and then whether to go on."""
+    once_only(started)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        self.checkpoint()
+        time.sleep(0.05)
+    Effect.objects.create(key=key, pid=os.getpid())
+
+
+@signals.celeryd_after_setup.connect
+def forget(sender, instance, **kwargs):
+    """A worker of the release before, which does not know this task."""
+    instance.app.tasks.pop(os.environ.get("JOBS_TEST_FORGET"), None)

@@ -27,7 +27,7 @@ from jobs.conf import conf
 from jobs.databases import SideDatabase
 from jobs.maintenance import rescue
 from jobs.maintenance.relay import Relay
-from jobs.models import Job, Node
+from jobs.models import Cancellation, Job, Node
 from tests.harness import ROOT, environment
 from tests.servers import die_with_parent, wait_for
 from tests.tasks import effect
@@ -195,7 +195,6 @@ def test_cancel_ends_a_waiting_job(state):
         ("retry", "ready", "is ready: nothing to retry"),
         ("cancel", "succeeded", "is succeeded: nothing to cancel"),
         ("cancel", "failed", "is failed: nothing to cancel"),
-        ("cancel", "running", "is running: a running job cannot be cancelled yet; it was left alone"),
     ],
 )
 def test_what_cannot_be_done_says_why_and_changes_nothing(verb, state, answer):
@@ -220,16 +219,21 @@ def test_each_id_gets_its_own_answer_and_one_bad_one_stops_no_other():
 
 @pytest.mark.parametrize(
     ("verb", "state", "answer"),
-    [("retry", "failed", "would be retried (is failed)"), ("cancel", "ready", "would be cancelled (is ready)")],
+    [
+        ("retry", "failed", "would be retried (is failed)"),
+        ("cancel", "ready", "would be cancelled (is ready)"),
+        ("cancel", "running", "would be asked to end (is running)"),
+    ],
 )
 def test_dry_run_changes_nothing(verb, state, answer):
     job = make(state)
     assert run(verb, "--dry-run", str(job.pk)) == f"{job.pk} {answer}\n"
     job.refresh_from_db()
     assert job.state == state
+    assert not Cancellation.objects.exists()
 
 
-def test_a_job_that_was_claimed_in_between_is_left_alone(monkeypatch):
+def test_a_job_that_was_claimed_in_between_is_asked_to_end(monkeypatch):
     job, node = make("ready"), make_node()
     cancel = lifecycle.cancel
 
@@ -238,8 +242,8 @@ def test_a_job_that_was_claimed_in_between_is_left_alone(monkeypatch):
         return cancel(key, alias)
 
     monkeypatch.setattr(lifecycle, "cancel", late)
-    out, _ = refused("cancel", str(job.pk))
-    assert "is running: a running job cannot be cancelled yet" in out
+    assert "asked to end at its next checkpoint or at its end" in run("cancel", str(job.pk))
+    assert Cancellation.objects.filter(pk=job.pk).exists()
 
 
 def manage(*args: str) -> subprocess.CompletedProcess:

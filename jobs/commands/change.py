@@ -53,10 +53,11 @@ class Change(Subcommand):
                 return True, f"{self.participle} (was {state})"
             # Race: somebody else was faster. The answer is what the row says now.
             state = now.first() or state
-            if self.name == "cancel" and state == State.RUNNING:
-                return False, "is running: a running job cannot be cancelled yet; it was left alone"
-            return False, f"is {state}: nothing to {self.name}"
+            return self.otherwise(key, alias, state, dry_run)
         return False, "is unknown"
+
+    def otherwise(self, key: uuid.UUID, using: str, state: str, dry_run: bool) -> tuple[bool, str]:
+        return False, f"is {state}: nothing to {self.name}"
 
 
 class Retry(Change):
@@ -73,11 +74,23 @@ class Retry(Change):
 
 class Cancel(Change):
     name = "cancel"
-    summary = "cancel scheduled or ready jobs"
-    more = "A running job is left alone. The exit status is 1 if a job could not be cancelled."
+    summary = "cancel jobs that have not ended"
+    more = (
+        "A running job is asked to end: it does so at its next self.checkpoint(), or at its end, when all that it did\n"
+        "in its transaction is rolled back. The exit status is 1 if a job could not be cancelled."
+    )
     examples = ("cancel 6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11", "cancel --dry-run ID ID ID")
     participle = "cancelled"
     states = (State.SCHEDULED, State.READY)
 
     def transition(self, key: uuid.UUID, using: str) -> bool:
         return lifecycle.cancel(key, using)
+
+    def otherwise(self, key: uuid.UUID, using: str, state: str, dry_run: bool) -> tuple[bool, str]:
+        if state != State.RUNNING:
+            return super().otherwise(key, using, state, dry_run)
+        if dry_run:
+            return True, "would be asked to end (is running)"
+        if lifecycle.ask_to_end(key, using):
+            return True, "asked to end at its next checkpoint or at its end (is running)"
+        return self.attempt(str(key), dry_run)

@@ -1,0 +1,97 @@
+"""Messages that cannot be run: put aside as rows, and nobody stops."""
+
+from __future__ import annotations
+
+import json
+import uuid
+
+import pytest
+from celery import current_app
+
+from jobs.models import Job
+from tests import tasks
+from tests.harness import Worker, effects, wait_ended
+from tests.servers import wait_for
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.core]
+
+
+def send(body: str, *, content_type: str = "application/json", **headers: object) -> None:
+    with current_app.connection_for_write() as connection:
+        producer = current_app.amqp.Producer(connection)
+        producer.publish(
+            body,
+            content_type=content_type,
+            content_encoding="utf-8",
+            headers=headers,
+            routing_key=current_app.conf.task_default_queue,
+            exchange="",
+            declare=[current_app.amqp.queues[current_app.conf.task_default_queue]],
+        )
+
+
+def kept(key: str) -> Job:
+    return wait_for(lambda: Job.objects.filter(pk=key).first(), 10, "the message became a row")
+
+
+def test_messages_that_nobody_can_read_become_rows_and_stop_nobody():
+    good, name = json.dumps([["x"], {}, {}]), "tests.tasks.effect"
+    cases = {
+        str(uuid.uuid4()): ("{broken", {"task": name}),
+        str(uuid.uuid4()): ('"no triple"', {"task": name}),
+        str(uuid.uuid4()): (good, {"task": name, "eta": "soon"}),
+        str(uuid.uuid4()): (good, {"task": name, "expires": "never"}),
+        str(uuid.uuid4()): (good, {"not": "a task"}),
+    }
+    with Worker(concurrency=1) as worker:
+        for key, (body, headers) in cases.items():
+            send(body, id=key, lang="py", **headers)
+        send(good, task=name, lang="py")  # no id
+        send("no headers at all")
+        for key in cases:
+            job = kept(key)
+            assert (job.state, bool(job.error["message"])) == ("failed", True)
+        wait_for(lambda: Job.objects.count() == len(cases) + 2, 10, "those without an id as well")
+        wait_ended(tasks.effect.delay("after").id)
+        assert worker.process.poll() is None
+        assert "Unrecoverable" not in worker.text()
+    assert effects() == {"after": 1}
+
+
+def test_an_undecodable_copy_of_a_job_leaves_the_job_alone():
+    result = tasks.effect.apply_async(("a",), countdown=1)
+    with Worker(concurrency=1):
+        send("{broken", id=result.id, task="tests.tasks.effect", lang="py", jobs={"v": 1, "db": "default", "at": 0})
+        [job] = wait_ended(result.id)
+    assert (job.state, job.lease) == ("succeeded", 1)
+
+
+def test_a_task_that_no_worker_knows_waits_for_one_that_does():
+    """A rolling deploy: the old worker gets the new task first."""
+    ours = tasks.effect.delay("ours")
+    foreign = str(uuid.uuid4())
+    with Worker(concurrency=1, JOBS_TEST_FORGET="tests.tasks.effect"):
+        send(json.dumps([["foreign"], {}, {}]), id=foreign, task="tests.tasks.effect", lang="py")
+        for key in (ours.id, foreign):
+            job = wait_for(lambda key=key: Job.objects.filter(pk=key, error__isnull=False).first(), 10, "put aside")
+            assert (job.state, job.error["type"], job.lease) == ("scheduled", "NotRegistered", 0)
+            assert "tests.tasks.effect" in job.error["message"]
+    with Worker(concurrency=1):
+        jobs = wait_ended(ours.id, foreign)
+    assert [(job.state, len(job.errors)) for job in jobs] == [("succeeded", 1)] * 2
+    assert effects() == {"ours": 1, "foreign": 1}
+
+
+def test_a_message_by_name_becomes_a_job():
+    with Worker(concurrency=1):
+        result = current_app.send_task("tests.tasks.effect", ("a",), countdown=0.2)
+        [job] = wait_for(lambda: Job.objects.filter(pk=result.id), 10, "adopted") and wait_ended(result.id)
+    assert (job.state, job.lease) == ("succeeded", 1)
+    assert effects() == {"a": 1}
+
+
+def test_a_message_by_name_whose_process_dies_runs_in_the_end(tmp_path):
+    with Worker(concurrency=1, sync="before_claim=kill"):
+        result = current_app.send_task("tests.tasks.effect", ("a",))
+        wait_for(lambda: Job.objects.filter(pk=result.id, state="succeeded").exists(), 20, "it ran")
+    assert effects() == {"a": 1}
