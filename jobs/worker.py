@@ -109,8 +109,9 @@ class StraysStep(bootsteps.StartStopStep):
 
         def create_task_handler(*args: Any, **kwargs: Any) -> Callable[[Any], Any]:
             handle = handlers(*args, **kwargs)
-            # Trouble with the connection is Celery's to handle.
-            passing = (*c.connection_errors, *c.channel_errors)
+            # Trouble with the connection is Celery's to handle. (kombu takes Redis' KeyError for such.)
+            trouble = (*c.connection_errors, *c.channel_errors)
+            passing = tuple(kind for kind in trouble if not issubclass(kind, LookupError | ValueError | TypeError))
 
             def on_task_received(message: Any) -> Any:
                 try:
