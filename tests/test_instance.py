@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.conf import settings
+from django.core.management import CommandError, call_command
 from django.db import connection, connections, transaction
 
 from jobs import instance, lifecycle
@@ -83,8 +86,7 @@ def test_a_copy_runs_nothing_until_it_is_adopted(copied):
         assert (job.state, job.lease) == ("ready", 0)
         assert Node.objects.count() == nodes, "the refused worker left no trace"
 
-        assert instance.survey("default")["jobs"] == {"scheduled": 0, "ready": 1, "running": 0}
-        instance.adopt("default")
+        assert adopt()["default"]["jobs"] == {"scheduled": 0, "ready": 1, "running": 0}
         with Worker(concurrency=1):
             wait_ended(waiting)
         assert effects() == {"mail": 1}
@@ -194,6 +196,68 @@ def test_a_role_without_privileges_can_tell_the_database():
         transaction.set_rollback(True)
 
 
+@pytest.mark.parametrize("subcommand", ["relay", "rescue", "prune"])
+@pytest.mark.parametrize("once", [[], ["--once"]])
+def test_maintenance_refuses_a_copy(subcommand, once):
+    node = Node.objects.create(hostname="original", pid=1)
+    job = effect.delay("running")
+    lifecycle.claim(job.id, node.pk, "default")
+    Instance.objects.create(mark="another")
+    with pytest.raises(CommandError, match="manage.py jobs adopt"):
+        call_command("jobs", subcommand, *once)
+    assert Job.objects.get().state == "running"
+
+
+def test_maintenance_marks_a_fresh_database():
+    call_command("jobs", "prune", "--once", stdout=StringIO())
+    assert Instance.objects.get().mark == instance.mark_of("default")
+
+
+def adopt(*options: str) -> dict[str, Any]:
+    out = StringIO()
+    call_command("jobs", "adopt", "--json", *options, stdout=out)
+    return json.loads(out.getvalue())
+
+
+def say(*options: str) -> str:
+    out = StringIO()
+    call_command("jobs", "adopt", *options, stdout=out)
+    return out.getvalue()
+
+
+def test_adopt_says_what_will_run():
+    Instance.objects.create(mark="another")
+    effect.delay("ready")
+    effect.apply_async(["scheduled"], countdown=60)
+    would = say("--dry-run")
+    assert "was marked as 'another', would be adopted as" in would
+    assert "1 scheduled, 1 ready and 0 running jobs" in would
+    with pytest.raises(NotAdopted):
+        instance.check_all()
+    assert "is adopted as" in say()
+    instance.check_all()
+    assert "is marked as itself already" in say()
+    assert not adopt()["default"]["adopted"]
+
+
+def test_a_database_that_is_marked_as_itself_keeps_its_jobs():
+    """Whoever types ``adopt --cancel`` into production's terminal loses nothing."""
+    instance.check_all()
+    effect.delay("a")
+    with pytest.raises(CommandError, match="nothing was cancelled"):
+        call_command("jobs", "adopt", "--cancel")
+    assert Job.objects.get().state == "ready"
+
+
+def test_a_copy_is_not_adopted_while_somebody_works_on_it(monkeypatch):
+    Instance.objects.create(mark="another")
+    effect.delay("a")
+    monkeypatch.setattr(lifecycle, "cancel_waiting", lambda using, limit, why: 0)
+    with pytest.raises(CommandError, match="was not adopted"):
+        call_command("jobs", "adopt", "--cancel")
+    assert Instance.objects.get().mark == "another"
+
+
 def test_cancelling_a_copy_ends_what_its_original_runs():
     node = Node.objects.create(hostname="original", pid=1)
     ended, running = noop.delay().id, effect.delay("running").id
@@ -201,10 +265,11 @@ def test_cancelling_a_copy_ends_what_its_original_runs():
     claimed = lifecycle.claim(running, node.pk, "default")
     waiting = [effect.delay("ready").id, effect.apply_async(["scheduled"], countdown=60).id]
     assert claimed is not None
-    assert instance.survey("default")["jobs"] == {"scheduled": 1, "ready": 1, "running": 1}
-    assert instance.survey("default")["messages"] == (3 if settings.CELERY_BROKER_URL == "jobs://" else 0)
-
-    assert instance.cancel_all("default") == 3
+    Instance.objects.create(mark="another")
+    found = adopt("--cancel")["default"]
+    assert found["jobs"] == {"scheduled": 1, "ready": 1, "running": 1}
+    assert found["messages"] == (3 if settings.CELERY_BROKER_URL == "jobs://" else 0)
+    assert (found["cancelled"], found["adopted"]) == (3, True)
     assert instance.survey("default")["jobs"] == {"scheduled": 0, "ready": 0, "running": 0}
     assert instance.survey("default")["messages"] == 0
     for job in Job.objects.filter(pk__in=[running, *waiting]):
