@@ -22,6 +22,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -29,10 +30,11 @@ from typing import Any
 
 from django.db import Error, connections
 
-from jobs import databases, lifecycle, strays
+from jobs import databases, instance, lifecycle, strays
 from jobs.board import Board, is_alive
 from jobs.conf import conf
 from jobs.databases import SideDatabase
+from jobs.instance import NotAdopted
 from jobs.maintenance import rescue
 from jobs.maintenance.prune import Prune
 from jobs.maintenance.relay import Relay
@@ -48,6 +50,9 @@ PRUNE_BUDGET = 2.0
 
 #: Seconds to wait for the pool's processes to die after their parent did.
 LAST_WAIT = 5.0
+
+#: What the companion says when its node is in the database. Anything else is the reason why it is not.
+REGISTERED = b"1"
 
 
 class Companion:
@@ -89,9 +94,25 @@ class Companion:
         atexit.register(self.stop)
 
     def wait_until_registered(self, timeout: float) -> bool:
-        """Wait until the node is in the database, so that its children may claim."""
+        """Wait until the node is in the database, so that its children may claim.
+
+        Raises:
+            NotAdopted: the database is a copy of another one; the companion has ended.
+        """
         readable, _, _ = select.select([self._ready], [], [], timeout)
-        return bool(readable)
+        if not readable:
+            return False
+        if reason := self.last_words():
+            raise NotAdopted(reason)
+        return True
+
+    def last_words(self) -> str:
+        """Why the companion ended, or is about to; empty if it did not say."""
+        os.set_blocking(self._ready, False)
+        try:
+            return os.read(self._ready, 1 << 16).lstrip(REGISTERED).decode(errors="replace")
+        except BlockingIOError:
+            return ""
 
     def tell(self, **note: Any) -> None:
         """Hand a note to the companion; safe in a signal handler, never blocks, never raises."""
@@ -143,6 +164,12 @@ def _supervise(handle: Companion, pipe: int, ready: int) -> None:
         if child == 0:
             try:
                 _Process(handle, pipe, ready).main()
+            except NotAdopted as exc:
+                # At once: a database that is not ours is not even signed off from.
+                os.write(ready, str(exc).encode()[: select.PIPE_BUF])
+                with suppress(OSError):
+                    handle.directory.rmdir()
+                os._exit(0)
             except BaseException:
                 logger.exception("the companion failed", extra={"action": "companion_failed"})
                 os._exit(1)
@@ -174,6 +201,8 @@ class _Process:
         #: When the bodies that still run have to give up; None as long as they need not.
         self._stop_at: float | None = None
         self._last_look = time.monotonic()
+        #: The database is ours: maintenance may begin.
+        self._admitted = threading.Event()
         self._stopping = threading.Event()
         self._fell = threading.Event()
         self._due = threading.Event()
@@ -197,6 +226,7 @@ class _Process:
             if not all(thread.is_alive() for thread in threads):
                 raise RuntimeError("a thread of the companion ended")
         self._stopping.set()
+        self._admitted.set()
         self._fell.set()
         self._due.set()
         for thread in threads:
@@ -251,8 +281,14 @@ class _Process:
             self._register()
         self.board.note_beat()
 
+    def _admit(self) -> bool:
+        instance.check_all()
+        self._admitted.set()
+        return True
+
     def _register(self) -> None:
         node_id = self.board.node
+        self._admit()
         for alias in conf().DATABASES:
             Node.objects.using(alias).get_or_create(
                 pk=node_id,
@@ -267,9 +303,11 @@ class _Process:
             rescue.first_beat(self.side, node_id)
         self.registered = True
         logger.info("node %s is up", node_id, extra={"action": "node_up", "node": str(node_id)})
-        os.write(self.ready, b"1")
+        os.write(self.ready, REGISTERED)
 
     def _sign_off(self) -> None:
+        if not self.registered and not self._try(self._admit):
+            return
         deadline = time.monotonic() + LAST_WAIT
         while time.monotonic() < deadline and any(is_alive(slot.pid) for slot in self.board.occupied()):
             select.select([], [], [], 0.02)
@@ -291,6 +329,7 @@ class _Process:
     def _rescue(self) -> None:
         watch = rescue.Rescue(SideDatabase())
         next_watch = 0.0
+        self._admitted.wait()
         while not self._stopping.is_set():
             self._fell.clear()
             self._try(self._revoke)
@@ -327,6 +366,7 @@ class _Process:
     def _relay(self) -> None:
         relay, prune = Relay(self.handle.app), Prune(SideDatabase())
         next_prune = 0.0
+        self._admitted.wait()
         while not self._stopping.is_set():
             self._due.clear()
             self._try(relay.run_once)
@@ -339,6 +379,8 @@ class _Process:
         """Nothing that goes wrong in one tick stops the next."""
         try:
             return action()
+        except NotAdopted:
+            raise
         except Error as exc:
             databases.complain(exc, databases.home())
             for alias in conf().DATABASES:

@@ -86,6 +86,11 @@ class Settings:
     #: After a failed publish this process leaves publishing to the relay for this long.
     BREAKER: float = 30.0
 
+    #: Which installation this is: ``"production"``, ``"staging"``. Workers refuse a database that another one
+    #: marked, until ``manage.py jobs adopt``. None: the database is known by its server's own identifiers, which a
+    #: copy of a disk (a snapshot, the clone of a managed database) has in common with its original.
+    INSTANCE: str | None = None
+
 
 #: Keys that may be None.
 NULLABLE = ("STOP_TIMEOUT", "RETENTION", "RETENTION_FAILED")
@@ -109,7 +114,7 @@ def problems() -> list[str]:
             found.append(f"JOBS[{name!r}] must be a list, not a string.")
     for field in fields(Settings):
         value = getattr(values, field.name)
-        if field.name in ("DATABASES", "EXCLUDE", "PUBLISH") or (value is None and field.name in NULLABLE):
+        if field.name in ("DATABASES", "EXCLUDE", "PUBLISH", "INSTANCE") or (value is None and field.name in NULLABLE):
             continue
         if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
             found.append(f"JOBS[{field.name!r}] must be a number above 0, not {value!r}.")
@@ -117,6 +122,8 @@ def problems() -> list[str]:
             found.append(f"JOBS[{field.name!r}] must be a whole number, not {value!r}.")
     if not found and values.DEAD_AFTER < 3 * values.HEARTBEAT:
         found.append("JOBS['DEAD_AFTER'] must be at least three times JOBS['HEARTBEAT'].")
+    if values.INSTANCE is not None and not (isinstance(values.INSTANCE, str) and 0 < len(values.INSTANCE) <= 200):
+        found.append(f"JOBS['INSTANCE'] must be a name of at most 200 characters, or None, not {values.INSTANCE!r}.")
     if values.PUBLISH not in ("inline", "relay"):
         found.append(f"JOBS['PUBLISH'] must be 'inline' or 'relay', not {values.PUBLISH!r}.")
     for alias in values.DATABASES if not found else ():

@@ -258,6 +258,14 @@ def cancel(job_id: uuid.UUID, using: str, kind: str = "Cancelled", why: str = "c
     return waiting.update(state=State.CANCELLED, finished_at=Now(), error=error_entry(kind, why)) == 1
 
 
+def cancel_waiting(using: str, limit: int, why: str) -> int:
+    """Cancel one batch of all that waits. Race with a claim: as in :func:`cancel`."""
+    waiting = Job.objects.using(using).filter(state__in=(State.SCHEDULED, State.READY))
+    ids = list(waiting.values_list("pk", flat=True)[:limit])
+    error = error_entry("Cancelled", why)
+    return waiting.filter(pk__in=ids).update(state=State.CANCELLED, finished_at=Now(), error=error) if ids else 0
+
+
 def replay(job_id: uuid.UUID, using: str) -> bool:
     """Run a failed or cancelled job again, its counts at zero. ``lease`` stays: it is the fence."""
     over = Job.objects.using(using).filter(pk=job_id, state__in=(State.FAILED, State.CANCELLED))

@@ -13,7 +13,8 @@ import celery.worker.request
 from billiard.einfo import ExceptionWithTraceback
 from celery import bootsteps, signals
 from celery._state import get_current_task
-from celery.exceptions import TimeLimitExceeded, WorkerLostError
+from celery.exceptions import TimeLimitExceeded, WorkerLostError, WorkerShutdown
+from celery.platforms import EX_FAILURE
 from celery.worker.state import active_requests, maybe_shutdown, task_ready
 from django.core.exceptions import ImproperlyConfigured
 
@@ -21,6 +22,7 @@ from jobs import checks, databases, strays
 from jobs.arguments import as_uuid
 from jobs.board import board
 from jobs.companion import Companion
+from jobs.instance import NotAdopted
 from jobs.syncpoints import reach
 
 logger = logging.getLogger("jobs")
@@ -63,21 +65,29 @@ class NodeStep(bootsteps.StartStopStep):
 
     def start(self, parent: Any) -> None:
         assert _companion is not None
+        try:
+            self._wait_until_registered(_companion)
+        except NotAdopted as exc:
+            logger.critical("this worker does not start: %s", exc, extra={"action": "not_adopted"})
+            raise WorkerShutdown(EX_FAILURE) from None
+        parent.timer.call_repeatedly(PATIENCE, self._watch)
+        if holding := _holding_time(parent.app):
+            parent.timer.call_repeatedly(min(PATIENCE, holding / 8), _acknowledge_long_ones, (holding / 2,))
+
+    def _wait_until_registered(self, companion: Companion) -> None:
         complained = time.monotonic()
-        while not _companion.wait_until_registered(0.5):
+        while not companion.wait_until_registered(0.5):
             # Raises if the worker was told to stop meanwhile.
             maybe_shutdown()
             if time.monotonic() - complained > PATIENCE:
                 complained = time.monotonic()
                 logger.error("the worker waits for its database to register itself", extra={"action": "node_waits"})
-        parent.timer.call_repeatedly(PATIENCE, self._watch)
-        if holding := _holding_time(parent.app):
-            parent.timer.call_repeatedly(min(PATIENCE, holding / 8), _acknowledge_long_ones, (holding / 2,))
 
     def _watch(self) -> None:
         """Without its companion this worker would take messages and could claim nothing."""
         if _companion is not None and not _companion.is_alive():
-            logger.critical("the companion is gone: this worker stops", extra={"action": "companion_gone"})
+            reason = _companion.last_words() or "it died"
+            logger.critical("the companion is gone, this worker stops: %s", reason, extra={"action": "companion_gone"})
             os.kill(os.getpid(), signal.SIGTERM)
 
 

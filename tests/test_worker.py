@@ -81,6 +81,7 @@ def test_a_task_class_that_is_not_ours_is_told():
         ({"DATABASES": ["nowhere"]}, "nowhere"),
         ({"PUBLISH": "later"}, "inline"),
         ({"DATABASES": []}, "at least one"),
+        ({"INSTANCE": ""}, "name"),
     ],
 )
 def test_an_unusable_setting_is_an_error_that_names_the_cure(settings, given, text):

@@ -3,6 +3,7 @@
 A new one is a :class:`jobs.commands.base.Subcommand`, and a line here; the order is that of the help.
 """
 
+from jobs.commands.adopt import Adopt
 from jobs.commands.base import Subcommand
 from jobs.commands.change import Cancel, Retry
 from jobs.commands.maintain import RunPrune, RunRelay, RunRescue
@@ -15,6 +16,7 @@ SUBCOMMANDS: tuple[type[Subcommand], ...] = (
     RunRelay,
     RunRescue,
     RunPrune,
+    Adopt,
 )
 
 __all__ = ["SUBCOMMANDS", "Subcommand"]

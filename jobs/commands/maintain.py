@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from django.core.management.base import CommandError
 from django.db import Error
 
-from jobs import databases
+from jobs import databases, instance
 from jobs.commands.base import AS_JSON, DRY_RUN, ONCE, Option, Subcommand
 from jobs.conf import conf
 from jobs.databases import SideDatabase
@@ -54,10 +54,16 @@ class Maintain(Subcommand):
             self.say(f"{self.name}: one look every {interval:g} s {until}")
         total: Counter[str] = Counter()
         deadline = time.monotonic() + watch
+        is_admitted = False
         with _stopped_by_signals() as stopping:
             while not stopping.is_set():
                 try:
+                    if not is_admitted:
+                        instance.check_all()
+                        is_admitted = True
                     done = run_once()
+                except instance.NotAdopted as exc:
+                    raise CommandError(str(exc)) from exc
                 except Exception as exc:
                     if once:
                         raise
