@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 from celery import current_app
@@ -11,6 +12,27 @@ from django.conf import settings
 from jobs import publisher, syncpoints
 from jobs.conf import celery_settings
 from tests import servers
+
+FAULTS = Path(__file__).parent / "faults"
+
+
+def pytest_addoption(parser) -> None:
+    parser.addoption(
+        "--faults",
+        choices=("quick", "rotate", "all"),
+        help="also run tests/faults: the quick ones, each in one cell, or each in every cell (default: not at all, "
+        "rotate if tests/faults is named)",
+    )
+
+
+def faults_mode(config) -> str | None:
+    named = (Path(config.invocation_params.dir, arg.partition("::")[0]).resolve() for arg in config.args)
+    return config.option.faults or ("rotate" if any(FAULTS in (path, *path.parents) for path in named) else None)
+
+
+def pytest_ignore_collect(collection_path, config) -> bool | None:
+    """Faults take their time: only where they are asked for."""
+    return True if collection_path == FAULTS and faults_mode(config) is None else None
 
 
 def pytest_sessionfinish(session) -> None:

@@ -16,3 +16,16 @@ class Effect(models.Model):
 
     def __str__(self) -> str:
         return self.key
+
+
+class Order(models.Model):
+    """A business row, committed in one transaction with its job: where it is, the job's effect has to be."""
+
+    key = models.CharField(max_length=100, unique=True)
+    job = models.UUIDField()
+
+    class Meta:
+        app_label = "tests"
+
+    def __str__(self) -> str:
+        return self.key

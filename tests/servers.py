@@ -47,6 +47,19 @@ def accepts(port: int) -> bool:
         return sock.connect_ex(("127.0.0.1", port)) == 0
 
 
+def family(pid: int) -> list[int]:
+    """The process and all its descendants."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{entry}/stat") as stat:
+                children.setdefault(int(stat.read().rpartition(")")[2].split()[1]), []).append(int(entry))
+    found = [pid]
+    for member in found:
+        found += children.get(member, [])
+    return found
+
+
 def die_with_parent(*command: str) -> list[str]:
     setpriv = shutil.which("setpriv")
     if setpriv is None:
@@ -92,10 +105,32 @@ class Server:
 
         wait_for(ready, 60, f"{self.name} on port {self.port}")
 
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
     def kill(self) -> None:
+        """SIGKILL to all processes of the server."""
         assert self.process is not None
-        self.process.send_signal(signal.SIGKILL)
+        self.signal(signal.SIGKILL)
         self.process.wait()
+
+    def pause(self) -> None:
+        """SIGSTOP: the kernel still accepts connections, and nobody answers."""
+        self.signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self.signal(signal.SIGCONT)
+
+    def signal(self, number: int) -> None:
+        if self.is_running:
+            assert self.process is not None
+            for pid in family(self.process.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+
+    def wipe(self) -> None:
+        """Empty the disk of a server that is not running."""
 
     def stop(self) -> None:
         if self.process is not None and self.process.poll() is None:
@@ -222,12 +257,18 @@ class Postgres(Server):
     def url(self) -> str:
         return f"postgresql://jobs@127.0.0.1:{self.port}/postgres"
 
-    def create_database(self, name: str) -> str:
+    def create_database(self, name: str, template: str = "template1") -> str:
+        self.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
+        return self.url.rpartition("/")[0] + f"/{name}"
+
+    def drop_database(self, name: str) -> None:
+        self.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+    def execute(self, statement: str) -> None:
         import psycopg
 
         with psycopg.connect(self.url, autocommit=True) as connection:
-            connection.execute(f'CREATE DATABASE "{name}"')  # type: ignore[arg-type]
-        return self.url.rpartition("/")[0] + f"/{name}"
+            connection.execute(statement)  # type: ignore[arg-type]
 
 
 class RabbitMQ(Server):
@@ -287,6 +328,9 @@ class RabbitMQ(Server):
         except Exception:
             return False
         return True
+
+    def wipe(self) -> None:
+        shutil.rmtree(self.directory / "mnesia", ignore_errors=True)
 
     @property
     def url(self) -> str:

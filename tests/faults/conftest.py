@@ -1,0 +1,107 @@
+"""The cells in which scenarios run, and what a scenario is given: ``database``, ``broker``, ``ledger``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from tests import servers
+from tests.conftest import faults_mode, server
+from tests.faults.broker import Broker
+from tests.faults.database import Database, PostgresTemplate, SqliteTemplate
+from tests.faults.ledger import Ledger
+
+DATABASES = {"postgres": servers.Postgres, "sqlite": None}
+BROKERS = {"redis": servers.Redis, "rabbitmq": servers.RabbitMQ, "jobs": None}
+
+HERE = Path(__file__).parent
+
+
+def pytest_generate_tests(metafunc) -> None:
+    """One cell per scenario, the next for each next scenario; every cell in which it can occur with --faults=all."""
+    if "cell" not in metafunc.fixturenames:
+        return
+    marks = {mark.name: mark.args for mark in metafunc.definition.iter_markers()}
+    cells = list(product(marks.get("databases", ("postgres",)), marks.get("brokers", tuple(BROKERS))))
+    if faults_mode(metafunc.config) != "all":
+        cells = [cells[_turn(metafunc) % len(cells)]]
+    metafunc.parametrize("cell", cells, ids=["-".join(cell) for cell in cells])
+
+
+def _turn(metafunc) -> int:
+    """The scenario's place in its file and the file's place, so that it does not depend on what else is selected."""
+    names = [name for name in vars(metafunc.module) if name.startswith("test_")]
+    files = sorted(path.name for path in HERE.glob("test_*.py"))
+    return names.index(metafunc.function.__name__) + files.index(metafunc.definition.path.name)
+
+
+def pytest_collection_modifyitems(config, items) -> None:
+    ours = [item for item in items if HERE in item.path.parents]
+    for item in ours:
+        if "Guard:" not in (item.function.__doc__ or ""):
+            raise pytest.UsageError(f"{item.nodeid}: the docstring has to name its guard, after 'Guard:'")
+        item.add_marker(pytest.mark.timeout(300, method="signal"))
+    if faults_mode(config) == "quick":
+        slow = [item for item in ours if item.get_closest_marker("quick") is None]
+        items[:] = [item for item in items if item not in slow]
+        config.hook.pytest_deselected(items=slow)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem) -> Iterator[None]:
+    result = yield
+    ledger = pyfuncitem.funcargs.get("ledger")
+    if ledger is not None:
+        assert ledger.recovered is not None, "a scenario ends with ledger.check(within=...)"
+        pyfuncitem.user_properties.append(("recovered", f"{ledger.recovered:.1f}"))
+    return result
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    reports = [report for report in terminalreporter.getreports("passed") if report.when == "call"]
+    rows = [(dict(report.user_properties).get("recovered"), report) for report in reports]
+    if rows := [(recovered, report) for recovered, report in rows if recovered is not None]:
+        terminalreporter.section("seconds to recover, and in all")
+        for recovered, report in rows:
+            terminalreporter.line(f"{recovered:>6} {report.duration:6.1f}  {report.nodeid}")
+
+
+@pytest.fixture(scope="session")
+def templates(tmp_path_factory, django_db_blocker):
+    """The migrated databases, each made when the first scenario asks for it."""
+    made: dict[str, PostgresTemplate | SqliteTemplate] = {}
+
+    def template(name: str) -> PostgresTemplate | SqliteTemplate:
+        if name not in made:
+            made[name] = (
+                PostgresTemplate(server(servers.Postgres, "faults"))  # type: ignore[arg-type]
+                if name == "postgres"
+                else SqliteTemplate(tmp_path_factory.mktemp("template"))
+            )
+        return made[name]
+
+    return template
+
+
+@pytest.fixture
+def database(cell, templates, tmp_path, django_db_blocker) -> Iterator[Database]:
+    with django_db_blocker.unblock(), templates(cell[0]).copy(tmp_path) as database:
+        yield database
+
+
+@pytest.fixture
+def broker(cell, database, use_broker) -> Iterator[Broker]:
+    kind = BROKERS[cell[1]]
+    broker = Broker(cell[1], server(kind, "faults") if kind else None)
+    use_broker(broker.url)
+    broker.drop_messages()
+    yield broker
+    broker.mend()
+
+
+@pytest.fixture
+def ledger(broker) -> Ledger:
+    return Ledger(broker)

@@ -1,0 +1,114 @@
+"""The database of a scenario: its own, a copy of a migrated one."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import dj_database_url
+from django.core.management import call_command
+from django.db import connections
+
+from jobs import publisher
+from tests.servers import Postgres, Server
+
+SQLITE_OPTIONS = {
+    "transaction_mode": "IMMEDIATE",
+    "timeout": 20,
+    "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
+}
+
+
+class Database:
+    """PostgreSQL or SQLite; ``server`` is PostgreSQL's, to kill, pause and start again."""
+
+    name = ""
+
+    def __init__(self, url: str, server: Server | None = None) -> None:
+        self.url = url
+        self._server = server
+
+    @property
+    def server(self) -> Server:
+        assert self._server is not None, f"{self.name} has no server"
+        return self._server
+
+    def kill(self) -> None:
+        """SIGKILL to all processes of the server; what was committed is there again after ``start``."""
+        self.server.kill()
+
+    def start(self) -> None:
+        self.server.start()
+
+    def pause(self) -> None:
+        self.server.pause()
+
+    def resume(self) -> None:
+        self.server.resume()
+
+    def mend(self) -> None:
+        if self._server is not None:
+            self._server.resume()
+            if not self._server.is_running:
+                self._server.start()
+
+
+class PostgresTemplate:
+    """A migrated database on a PostgreSQL server, of which every scenario gets a copy."""
+
+    def __init__(self, server: Postgres) -> None:
+        self.server = server
+        with use(server.create_database("template")):
+            call_command("migrate", run_syncdb=True, verbosity=0)
+        self._copies = 0
+
+    @contextmanager
+    def copy(self, directory: Path) -> Iterator[Database]:
+        self._copies += 1
+        name = f"scenario{self._copies}"
+        database = Database(self.server.create_database(name, template="template"), self.server)
+        try:
+            with use(database.url):
+                yield database
+        finally:
+            database.mend()
+            self.server.drop_database(name)
+
+
+class SqliteTemplate:
+    """A migrated file, of which every scenario gets a copy."""
+
+    def __init__(self, directory: Path) -> None:
+        self.file = directory / "template.sqlite3"
+        with use(f"sqlite:///{self.file}"):
+            call_command("migrate", run_syncdb=True, verbosity=0)
+
+    @contextmanager
+    def copy(self, directory: Path) -> Iterator[Database]:
+        file = shutil.copy(self.file, directory / "scenario.sqlite3")
+        with use(f"sqlite:///{file}"):
+            yield Database(f"sqlite:///{file}")
+
+
+@contextmanager
+def use(url: str) -> Iterator[None]:
+    """Point this process, and the processes that it starts, at the database."""
+    before = connections.settings["default"]
+    config: dict[str, Any] = {**dj_database_url.parse(url, conn_max_age=60)}
+    if url.startswith("sqlite"):
+        config["OPTIONS"] = dict(SQLITE_OPTIONS)
+    _replace(connections.configure_settings({"default": config})["default"])
+    try:
+        yield
+    finally:
+        _replace(before)
+
+
+def _replace(config: dict[str, Any]) -> None:
+    publisher.forget_connections()
+    connections["default"].close()
+    del connections["default"]
+    connections.settings["default"] = config

@@ -1,0 +1,182 @@
+"""The books of a scenario: what was committed, and whether the promise was kept."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from django.db import Error, connection, transaction
+from django.db.models import Count
+
+from jobs.conf import conf
+from jobs.models import ENDED, Job
+from tests import tasks
+from tests.faults.broker import Broker
+from tests.models import Effect, Order
+from tests.servers import wait_for
+
+#: Each scenario commits at least so many jobs with an effect.
+LEAST = 300
+
+#: The bounds of recovery, in seconds, from the end of the fault: what users are told, for the clocks in force, and on
+#: top the time that a busy machine takes for the jobs themselves.
+WORK = 20.0
+LOST_CHILD = 5.0 + WORK
+LOST_WORKER = 2 * conf().DEAD_AFTER + WORK
+LOST_MESSAGES = 3 * conf().GRACE + WORK
+
+#: Jobs that the load of a scenario enqueues in a second.
+PACE = 100
+
+
+class _RollBack(Exception):
+    pass
+
+
+class Ledger:
+    """Enqueues jobs in transactions together with business rows, and compares them with the effects.
+
+    The business rows (``Order``) are the truth: a job must have run if and only if its order is there. So it does not
+    matter whether a caller was killed, or never heard the answer of its COMMIT.
+    """
+
+    def __init__(self, broker: Broker | None = None) -> None:
+        self.broker = broker
+        #: Keys whose COMMIT was answered.
+        self.committed: list[str] = []
+        self.recovered: float | None = None
+        self._numbers = itertools.count()
+        self._transactions = itertools.count()
+
+    def enqueue(self, jobs: int = LEAST, task: Any = tasks.effect, **options: Any) -> list[str]:
+        """Commit ``jobs`` calls of ``task(key)``, 1 to 9 in a transaction; some transactions roll back."""
+        keys: list[str] = []
+        while len(keys) < jobs:
+            keys += self._transaction(task, options)
+        return keys
+
+    @contextmanager
+    def load(self, jobs: int = LEAST, forgive: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+        """Callers that go on enqueueing in the background, until the block ends and ``jobs`` were committed.
+
+        No exception may reach them from a broker in trouble; ``forgive`` those of a database that is.
+        """
+        ends, failures = threading.Event(), []
+        until = len(self.committed) + jobs
+
+        def run() -> None:
+            try:
+                while not ends.is_set() or len(self.committed) < until:
+                    try:
+                        keys = self._transaction(tasks.effect, {})
+                    except forgive:
+                        connection.close()
+                        keys = []
+                    time.sleep(max(1, len(keys)) / PACE)
+            except Exception as exc:
+                failures.append(exc)
+            finally:
+                connection.close()
+
+        thread = threading.Thread(target=run, name="load", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ends.set()
+            thread.join(120)
+        assert not thread.is_alive(), "the callers are held up"
+        assert not failures, f"a caller met {failures[0]!r}"
+
+    def wait_committed(self, more: int = 50) -> None:
+        """Wait until the callers of the load have committed so many more jobs."""
+        enough = len(self.committed) + more
+        wait_for(lambda: len(self.committed) >= enough, 60, f"{more} more jobs committed")
+
+    def wait_effects(self, more: int = 50) -> None:
+        """Wait until the workers have committed so many more effects: they are in the middle of their work."""
+        enough = Effect.objects.count() + more
+        wait_for(lambda: Effect.objects.count() >= enough, 60, f"{more} more effects")
+
+    def check(self, within: float, otherwise: Mapping[str, str] | None = None) -> None:
+        """Wait until nothing is under way, and hold what is there against the promise.
+
+        Parameters:
+            within: the seconds that recovery may take, from now.
+            otherwise: keys that end in another state than ``succeeded``, without an effect.
+        """
+        began = time.monotonic()
+        _patiently(lambda: not _stuck(), within, lambda: f"all jobs ended within {within} s: {_describe_stuck()}")
+        self.recovered = time.monotonic() - began
+        if self.broker is not None:
+            # Copies that are still out may do harm.
+            _patiently(lambda: self.broker.depth() == 0, WORK, lambda: "the broker is empty")
+        self._compare(dict(otherwise or {}))
+
+    def _compare(self, otherwise: dict[str, str]) -> None:
+        orders = {str(job): key for key, job in Order.objects.values_list("key", "job")}
+        keys = set(orders.values())
+        states = {str(pk): state for pk, state in Job.objects.values_list("pk", "state")}
+        effects = Counter(Effect.objects.values_list("key", flat=True))
+        expected = {job: otherwise.get(key, "succeeded") for job, key in orders.items()}
+        broken = {
+            "committed orders that are not there": set(self.committed) - keys,
+            "lost": {key for job, key in orders.items() if expected[job] == "succeeded" and not effects[key]},
+            "effects twice": {key for key, count in effects.items() if count > 1},
+            "effects of what was rolled back": set(effects) - keys | set(effects) & set(otherwise),
+            "jobs of what was rolled back": set(states) - set(orders),
+            "in the wrong state": {
+                (orders[job], states.get(job), state) for job, state in expected.items() if states.get(job) != state
+            },
+        }
+        # The one place for `manage.py jobs verify`: broken["verify"] = what jobs.verify finds.
+        found = {what: sorted(which, key=str)[:10] for what, which in broken.items() if which}
+        assert not found, found
+        assert len(keys) >= LEAST, f"{len(keys)} jobs are too few for a scenario"
+
+    def _transaction(self, task: Any, options: dict[str, Any]) -> list[str]:
+        number = next(self._transactions)
+        keys = [f"{os.getpid()}-{next(self._numbers)}" for _ in range(1 + number % 9)]
+        try:
+            with transaction.atomic():
+                for key in keys:
+                    Order.objects.create(key=key, job=task.apply_async((key,), **options).id)
+                if number % 7 == 6:
+                    raise _RollBack
+        except _RollBack:
+            return []
+        self.committed += keys
+        return keys
+
+
+def _stuck() -> int:
+    return Job.objects.exclude(state__in=ENDED).count()
+
+
+def _describe_stuck() -> str:
+    rows = Job.objects.exclude(state__in=ENDED)
+    counts = list(rows.values_list("state").annotate(Count("pk")))
+    sample = rows.values_list("state", "lease", "dispatched_at", "republished", "crashes", "node_losses", "error")[:5]
+    return f"{counts}, such as {list(sample)}"
+
+
+def _patiently(condition: Callable[[], bool], timeout: float, what: Callable[[], str]) -> None:
+    """Wait, over a connection that the fault may have broken."""
+
+    def holds() -> bool:
+        try:
+            return condition()
+        except Error:
+            connection.close()
+            return False
+
+    try:
+        wait_for(holds, timeout, step=0.1)
+    except AssertionError:
+        raise AssertionError(f"in vain: {what()}") from None

@@ -1,0 +1,61 @@
+"""A process that only enqueues, as a web server does; to be killed between its COMMIT and its publish, or paused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests import harness
+from tests.faults.process import Process
+from tests.servers import die_with_parent
+
+
+class Producer(Process):
+    """Enqueues ``jobs`` through a ledger of its own, in transactions with business rows, and ends."""
+
+    def __init__(self, jobs: int = 300, *, sync: str = "", **env: str) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="jobs-producer-"))
+        if sync:
+            env |= {"JOBS_SYNC_POINTS": sync, "JOBS_SYNC_DIR": str(self.directory)}
+        self.log = self.directory / "log"
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                die_with_parent(sys.executable, "-m", "tests.faults.producer", str(jobs)),
+                stdout=log,
+                stderr=log,
+                env=harness.environment(**env),
+                cwd=harness.ROOT,
+            )
+        super().__init__(self.process.pid)
+
+    def reached(self, point: str) -> None:
+        harness.wait_reached(self.directory, point)
+
+    def wait(self, timeout: float = 60) -> int:
+        """Wait for its end; the exit code, -9 if it was killed."""
+        code = self.process.wait(timeout)
+        assert code in (0, -9), self.log.read_text(errors="replace")[-3000:]
+        return code
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.kill()
+        self.process.wait()
+
+
+def main(jobs: int) -> None:
+    import django
+
+    django.setup()
+    import shop.celery  # noqa: F401
+    from tests.faults.ledger import Ledger
+
+    Ledger().enqueue(jobs)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,24 @@
+"""Messages arrive more often than once, late, and in any order."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults import messages
+from tests.faults.ledger import WORK
+from tests.faults.worker import workers
+
+
+@pytest.mark.quick
+def test_every_message_delivered_two_to_five_times_in_any_order(ledger, broker):
+    """At once to four processes of two workers, and all of them again when the jobs have ended.
+
+    Guard: the claim's condition ``state=READY`` (``lifecycle.claim``).
+    """
+    ledger.enqueue(300)
+    broker.drop_messages()
+    messages.repeat(times=(2, 5))
+    with workers(2):
+        ledger.check(within=WORK)
+        messages.repeat(times=(1, 1))
+        ledger.check(within=WORK)
