@@ -1,16 +1,19 @@
 """Bodies for the tests. Each leaves a ledger row; some misbehave."""
 
+import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
 import celery
 from celery import shared_task, signals
+from django.db import connection
 
 from jobs import Task
-from tests.models import Effect
+from tests.models import Effect, Order
 
 
 def wait_for_file(path: str, timeout: float = 60.0) -> None:
@@ -133,8 +136,6 @@ def never_ends(key):
 @shared_task(soft_time_limit=1)
 def sleeps_in_the_database(key):
     """The soft limit strikes in mid-query and leaves a connection that Django takes for usable."""
-    from django.db import connection
-
     Effect.objects.create(key=key)
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_sleep(20)")
@@ -142,8 +143,6 @@ def sleeps_in_the_database(key):
 
 @shared_task
 def backend_pid():
-    from django.db import connection
-
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_backend_pid()")
         return cursor.fetchone()[0]
@@ -221,8 +220,6 @@ def raises_no_exception(name):
 
 @shared_task(atomic=False)
 def leaves_autocommit_off(key):
-    from django.db import connection
-
     connection.set_autocommit(False)
     Effect.objects.create(key=key)
 
@@ -241,6 +238,83 @@ def checks(self, key, started, seconds=60.0):
         self.checkpoint()
         time.sleep(0.05)
     Effect.objects.create(key=key, pid=os.getpid())
+
+
+@shared_task
+def takes_turns(key):
+    """All bodies want the same row."""
+    Order.objects.select_for_update().order_by("pk").first()
+    Effect.objects.create(key=key, pid=os.getpid())
+
+
+class Unspeakable(Exception):
+    """Cannot be pickled, and has no text."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+
+    def __str__(self):
+        raise ValueError("no text")
+
+
+@shared_task(time_limit=20)
+def misbehaves(key, how, marker=None):
+    """Leave an effect, and then go wrong; with a marker only the first time."""
+    Effect.objects.create(key=key, pid=os.getpid())
+    if marker and not once_only(f"{marker}-{key}"):
+        return
+    match how:
+        case "memory":
+            raise MemoryError("no memory")
+        case "exit":
+            sys.exit(3)
+        case "segfault":
+            ctypes.string_at(0)
+        case "abort":
+            os.abort()
+        case "nul":
+            raise ValueError("a\0b \ud800")
+        case "unspeakable":
+            raise Unspeakable
+        case "recursion":
+            misbehaves.run(key + "-", how)
+        case "deadline":
+            raise TimeoutError("the provider does not answer")
+        case _:
+            raise ValueError(how)
+
+
+@shared_task
+def returns_nonsense(key):
+    Effect.objects.create(key=key, pid=os.getpid())
+    return {1: {2, 3}, "lock": threading.Lock(), "text": "a\0b \ud800"}
+
+
+@shared_task(soft_time_limit=1, time_limit=20)
+def sleeps_softly(key, where="python"):
+    _sleep(key, where)
+
+
+@shared_task(time_limit=2)
+def sleeps_hard(key, where="python"):
+    _sleep(key, where)
+
+
+def _sleep(key, where):
+    """Meet a limit in mid-body, in mid-query, or inside the COMMIT (see ``Database.slow_commits``)."""
+    Effect.objects.create(key=key, note="slow commit" if where == "commit" else "")
+    if where == "query":
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_sleep(60)")
+    if where == "python":
+        time.sleep(60)
+
+
+@shared_task(autoretry_for=(TimeoutError,), max_retries=2, default_retry_delay=0, retry_backoff=False)
+def gives_up(key, cured=None):
+    Effect.objects.create(key=key, pid=os.getpid())
+    if not (cured and Path(cured).exists()):
+        raise TimeoutError("not yet")
 
 
 @signals.celeryd_after_setup.connect

@@ -10,7 +10,7 @@ from typing import Any
 
 import dj_database_url
 from django.core.management import call_command
-from django.db import connections
+from django.db import connection, connections
 
 from jobs import publisher
 from tests.servers import Postgres, Server
@@ -48,6 +48,18 @@ class Database:
 
     def resume(self) -> None:
         self.server.resume()
+
+    def slow_commits(self, seconds: float) -> None:
+        """Let a transaction that left an effect with the note "slow commit" take its time inside the COMMIT."""
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "CREATE FUNCTION slow_commit() RETURNS trigger LANGUAGE plpgsql AS "
+                f"$$ BEGIN PERFORM pg_sleep({seconds}); RETURN NULL; END $$"
+            )
+            cursor.execute(
+                "CREATE CONSTRAINT TRIGGER slow_commit AFTER INSERT ON tests_effect DEFERRABLE INITIALLY DEFERRED "
+                "FOR EACH ROW WHEN (NEW.note = 'slow commit') EXECUTE FUNCTION slow_commit()"
+            )
 
     def mend(self) -> None:
         if self._server is not None:

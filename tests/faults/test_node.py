@@ -1,0 +1,133 @@
+"""A whole machine dies, is paused, or loses its database; another one takes over."""
+
+from __future__ import annotations
+
+import pytest
+
+from jobs.conf import conf
+from jobs.databases import side
+from jobs.maintenance.rescue import read_silence
+from jobs.models import Job, Node
+from tests import tasks
+from tests.faults.ledger import LOST_WORKER, WORK
+from tests.faults.proxy import Proxy
+from tests.faults.worker import Worker, workers
+from tests.servers import wait_for
+
+
+def dead(worker: Worker) -> bool:
+    return Node.objects.filter(pk=worker.node.pk, dead_at__isnull=False).exists()
+
+
+def silence(worker: Worker) -> float:
+    with side() as database:
+        return read_silence(database)[worker.node.pk]
+
+
+@pytest.mark.quick
+def test_worker_killed_under_load(ledger):
+    """SIGKILL to the whole group.
+
+    Guard: rescue gives back the jobs of dead nodes (``rescue.give_back_all``).
+    """
+    with workers(2) as [first, _]:
+        with ledger.load(300):
+            ledger.wait_effects(50)
+            first.kill()
+        ledger.check(within=LOST_WORKER)
+
+
+def test_all_workers_lose_power_at_once(ledger, database):
+    """Their connections stay open at the database server, in transactions that hold locks; nobody closes them.
+
+    Guard: rescue ends the connections of dead runs (``zombies.end_backends``).
+    """
+    ledger.enqueue(300, tasks.takes_turns)
+    with Proxy(database.url) as link:
+        with workers(2, DATABASE_URL=link.url) as machines:
+            ledger.wait_effects(20)
+            link.half_open()
+            for machine in machines:
+                machine.kill()
+        with Worker():
+            ledger.check(within=LOST_WORKER)
+
+
+@pytest.mark.parametrize("point", ["before_commit", "after_completion"])
+def test_zombie_paused_with_a_row_lock(ledger, point):
+    """Suspended in mid-body, or between its fenced UPDATE and its COMMIT; it comes to itself when all is done.
+
+    Guard: rescue ends the connections of dead runs (``zombies.end_backends``), and the fence (``lifecycle._settle``).
+    """
+    ledger.enqueue(300, tasks.takes_turns)
+    with Worker(sync=f"{point}=pause") as zombie, Worker():
+        zombie.reached(point)
+        zombie.pause()
+        ledger.check(within=LOST_WORKER)
+        zombie.go(point)
+        zombie.resume()
+        zombie.said("was given to another run")
+        ledger.check(within=WORK)
+
+
+def test_a_node_that_wakes_up_takes_another_id(ledger):
+    """A node that was declared dead is dead; its worker goes on as another one.
+
+    Guard: a beat that changes no row takes a new id (``companion._Process._beat``).
+    """
+    with Worker() as sleeper:
+        with Worker():
+            ledger.enqueue(150)
+            sleeper.pause()
+            wait_for(lambda: dead(sleeper), LOST_WORKER, "the sleeper is declared dead")
+            sleeper.resume()
+        wait_for(lambda: Node.objects.filter(pid=sleeper.process.pid, dead_at=None).exists(), 10, "a new node")
+        ledger.enqueue(150)
+        ledger.check(within=LOST_WORKER)
+
+
+def test_hostname_is_used_again(ledger):
+    """The next worker of that name is up before anybody has noticed the death of the first.
+
+    Guard: a node is one start of a worker, and not a name (``Node.id``).
+    """
+    ledger.enqueue(300)
+    with Worker("-n", "same@host", sync="before_commit=pause") as first:
+        first.reached("before_commit")
+        first.kill()
+    with Worker("-n", "same@host"):
+        assert not dead(first)
+        ledger.check(within=LOST_WORKER)
+    assert set(Job.objects.filter(node_losses__gt=0).values_list("node_losses", flat=True)) == {1}
+
+
+def test_worker_cut_off_from_its_database(ledger, database):
+    """The network parts one machine from the database, for longer than it takes to be called dead.
+
+    Guard: the fence (``lifecycle._settle``), and a beat that changes no row (``companion._Process._beat``).
+    """
+    ledger.enqueue(300)
+    with Proxy(database.url) as link, Worker(DATABASE_URL=link.url) as island, Worker():
+        ledger.wait_effects(20)
+        link.half_open()
+        wait_for(lambda: dead(island), LOST_WORKER, "the island is declared dead")
+        ledger.check(within=LOST_WORKER)
+        link.restore()
+        wait_for(lambda: Node.objects.filter(pid=island.process.pid, dead_at=None).exists(), 30, "it is back")
+        ledger.enqueue(100)
+        ledger.check(within=WORK)
+
+
+def test_a_node_that_cannot_beat_claims_nothing(ledger):
+    """Its companion hangs, and its children are well: they must not take jobs that are given away in a moment.
+
+    Guard: no claim after half of ``DEAD_AFTER`` without a beat (``execution._claim``).
+    """
+    with Worker() as mute:
+        mute.companion.pause()
+        wait_for(lambda: silence(mute) > conf().DEAD_AFTER / 2, 60, "the node is silent")
+        ledger.enqueue(300)
+        mute.said("could not beat")
+        with Worker() as other:
+            ledger.check(within=LOST_WORKER)
+            assert set(Job.objects.values_list("node", flat=True)) == {other.node.pk}

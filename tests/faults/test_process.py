@@ -1,0 +1,115 @@
+"""One process of a worker dies, or does not come to an end."""
+
+from __future__ import annotations
+
+import pytest
+
+from jobs.models import Job
+from tests import tasks
+from tests.faults.ledger import LOST_CHILD, LOST_WORKER
+from tests.faults.worker import Worker, workers
+
+
+@pytest.mark.parametrize(
+    "point", ["before_claim", "after_claim", "before_commit", "after_completion", "after_commit", "before_ack"]
+)
+def test_process_killed_at(ledger, point):
+    """SIGKILL in each phase of a run; before the acknowledgement it hits the main process, and so the worker.
+
+    Guard: the board of what each process runs (``rescue.OwnJobs.settle_dead``), and for the main process the rescue by
+    heartbeat (``rescue.Rescue``).
+    """
+    ledger.enqueue(300)
+    with Worker(sync=f"{point}=kill") as worker, Worker():
+        worker.reached(point)
+        ledger.check(within=LOST_WORKER if point == "before_ack" else LOST_CHILD)
+    assert sum(Job.objects.values_list("crashes", flat=True)) <= 1
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("how", ["segfault", "abort"])
+def test_a_body_that_kills_its_process_now_and_then(ledger, tmp_path, how):
+    """The crash of one is not the crash of its neighbours, and the next time it goes well.
+
+    Guard: crashes count only the body whose process died (``rescue.OwnJobs._end``).
+    """
+    fragile = ledger.enqueue(5, tasks.misbehaves, kwargs={"how": how, "marker": str(tmp_path / "once")})
+    ledger.enqueue(300)
+    with Worker(concurrency=4):
+        ledger.check(within=LOST_CHILD)
+    assert Job.objects.filter(crashes=1).count() == len(fragile)
+    assert Job.objects.filter(crashes=0).count() == len(ledger.committed) - len(fragile)
+
+
+@pytest.mark.parametrize("how", ["segfault", "abort"])
+def test_poison_ends_failed(ledger, how):
+    """A body that always kills its process, among innocent ones.
+
+    Guard: ``max_crashes`` (``lifecycle._give_back``).
+    """
+    poison = ledger.enqueue(5, tasks.misbehaves, kwargs={"how": how})
+    ledger.enqueue(300)
+    with workers(2):
+        ledger.check(within=2 * LOST_CHILD, otherwise=dict.fromkeys(poison, "failed"))
+    assert set(Job.objects.filter(state="failed").values_list("crashes", "error__type")) == {(3, "WorkerLostError")}
+
+
+@pytest.mark.parametrize("how", ["memory", "exit", "recursion"])
+def test_an_exception_that_ends_a_process_ends_only_the_job(ledger, how):
+    """``MemoryError`` and ``SystemExit`` out of a stock task stop the worker, or look like its death.
+
+    Guard: what leaves a body is translated (``execution._for_celery``).
+    """
+    failing = ledger.enqueue(20, tasks.misbehaves, kwargs={"how": how})
+    ledger.enqueue(300)
+    with Worker() as worker:
+        ledger.check(within=LOST_CHILD, otherwise=dict.fromkeys(failing, "failed"))
+        assert worker.main.is_alive
+        assert "Unrecoverable" not in worker.text()
+    assert set(Job.objects.filter(state="failed").values_list("crashes", "lease")) == {(0, 1)}
+
+
+@pytest.mark.parametrize("where", ["python", "query", "commit"])
+def test_hard_time_limit(ledger, database, where):
+    """The process is killed in mid-body, while the database works for it, or while it commits.
+
+    Guard: the board of what each process runs (``rescue.OwnJobs.settle_dead``); the completion is fenced, and a row
+    that committed is not running any more.
+    """
+    database.slow_commits(seconds=4)
+    late = ledger.enqueue(4, tasks.sleeps_hard, kwargs={"where": where})
+    ledger.enqueue(300)
+    with Worker(concurrency=4):
+        ledger.check(within=2 * LOST_CHILD, otherwise=dict.fromkeys(late, "failed"))
+    errors = Job.objects.filter(state="failed").values_list("error__type", "crashes")
+    assert set(errors) == {("TimeLimitExceeded", 0)}
+
+
+@pytest.mark.parametrize("where", ["python", "query", "commit"])
+def test_soft_time_limit(ledger, database, where):
+    """An exception in mid-body, in mid-query, or inside the COMMIT; the connection serves the next job.
+
+    Guard: the connection is dropped if it is busy (``databases.tidy``), and what the server still does is cancelled
+    (``databases.cancel_query``).
+    """
+    database.slow_commits(seconds=4)
+    late = ledger.enqueue(4, tasks.sleeps_softly, kwargs={"where": where})
+    ledger.enqueue(300)
+    with Worker(concurrency=2):
+        ledger.check(within=2 * LOST_CHILD, otherwise=dict.fromkeys(late, "failed"))
+    errors = Job.objects.filter(state="failed").values_list("error__type", "lease")
+    assert set(errors) == {("SoftTimeLimitExceeded", 1)}
+
+
+def test_companion_killed_under_load(ledger):
+    """Who watches the watcher: its supervisor.
+
+    Guard: the supervisor starts it again (``companion._supervise``).
+    """
+    with Worker() as worker:
+        with ledger.load(300):
+            ledger.wait_effects(30)
+            worker.companion.kill()
+            worker.said("died and is started again")
+            ledger.enqueue(20, countdown=1)
+        ledger.check(within=LOST_CHILD)

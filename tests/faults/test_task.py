@@ -1,0 +1,125 @@
+"""The task itself goes wrong."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from jobs import lifecycle
+from jobs.models import Job
+from tests import tasks
+from tests.faults.ledger import LOST_CHILD, LOST_MESSAGES, WORK
+from tests.faults.worker import Worker, workers
+from tests.models import Order
+from tests.servers import wait_for
+from tests.test_strays import send
+
+
+@pytest.mark.parametrize("how", ["deadline", "nul", "unspeakable"])
+def test_exception_rolls_back_and_is_kept(ledger, how):
+    """Also one that cannot be pickled and has no text, and one whose text no database stores.
+
+    Guard: the error's text is scrubbed, and a failing ``str()`` survived (``execution._entry``).
+    """
+    failing = ledger.enqueue(100, tasks.misbehaves, kwargs={"how": how})
+    ledger.enqueue(200)
+    with workers(2):
+        ledger.check(within=WORK, otherwise=dict.fromkeys(failing, "failed"))
+    assert all(error["type"] and error["traceback"] for error in failed().values_list("error", flat=True))
+
+
+def test_retries_exhausted_and_replayed(ledger, tmp_path):
+    """Kept in ``failed`` with every attempt's error; replayed when the cause is gone, it succeeds once.
+
+    Guard: ``lifecycle.replay`` (the counts at zero, the lease kept).
+    """
+    cured = tmp_path / "cured"
+    exhausted = ledger.enqueue(100, tasks.gives_up, kwargs={"cured": str(cured)})
+    ledger.enqueue(200)
+    with workers(2):
+        ledger.check(within=WORK, otherwise=dict.fromkeys(exhausted, "failed"))
+        assert {len(errors) for errors in failed().values_list("errors", flat=True)} == {3}
+        cured.touch()
+        for key in failed().values_list("pk", flat=True):
+            assert lifecycle.replay(key, "default")
+        ledger.check(within=WORK)
+
+
+def test_result_that_cannot_be_stored(ledger):
+    """The work is done: the job succeeds, and keeps the result's repr.
+
+    Guard: ``execution._storable``.
+    """
+    ledger.enqueue(100, tasks.returns_nonsense)
+    ledger.enqueue(200)
+    with workers(2):
+        ledger.check(within=WORK)
+    assert all(
+        "lock" in result for result in Job.objects.filter(task__endswith="nonsense").values_list("result", flat=True)
+    )
+
+
+@pytest.mark.quick
+def test_unknown_task_during_a_rolling_deploy(ledger):
+    """Half of the workers do not know the new task yet, and get its messages as well.
+
+    Guard: a message of an unknown task is put aside, and its row waits (``worker.StraysStep``, ``strays.keep``).
+    """
+    ledger.enqueue(300)
+    with Worker(JOBS_TEST_FORGET="tests.tasks.effect") as old:
+        old.said("cannot be run here (NotRegistered)")
+        with Worker():
+            ledger.check(within=LOST_MESSAGES)
+            assert old.main.is_alive
+
+
+def test_undecodable_bodies(ledger, broker):
+    """Every message arrives broken, once.
+
+    Guard: what cannot be read is put aside, and the row is published again (``worker.StraysStep``, ``strays.keep``).
+    """
+    ledger.enqueue(300)
+    broker.drop_messages()
+    for job in Job.objects.all():
+        send("{broken", **{**job.headers, "jobs": {"v": 1, "db": "default", "at": 0}})
+    with workers(2) as [first, second]:
+        wait_for(
+            lambda: Job.objects.filter(error__type="DecodeError").count() == len(ledger.committed), 60, "all were met"
+        )
+        Job.objects.filter(state="scheduled").update(run_at=lifecycle.now_plus(0))
+        ledger.check(within=LOST_MESSAGES)
+        assert first.main.is_alive
+        assert second.main.is_alive
+
+
+def test_arguments_of_an_older_signature(ledger):
+    """Enqueued by yesterday's code, run by today's: failed at once, with an error that says why, and replayable.
+
+    Guard: a ``TypeError`` is the body's own failure (``execution._settle``).
+    """
+    old = ledger.enqueue(100)
+    for job in Job.objects.all():
+        Job.objects.filter(pk=job.pk).update(args=[*job.args, "note", "an argument that is gone"])
+    ledger.enqueue(200)
+    with workers(2):
+        ledger.check(within=WORK, otherwise=dict.fromkeys(old, "failed"))
+    assert set(failed().values_list("error__type", "lease")) == {("TypeError", 1)}
+
+
+def test_messages_sent_by_name(ledger):
+    """From another service, or from before the switch: jobs as all others, each delivered twice.
+
+    Guard: a message without a row is adopted (``strays.adopt``), and its copy is a duplicate.
+    """
+    for number in range(300):
+        order = Order.objects.create(key=f"foreign-{number}", job=f"00000000-0000-4000-8000-{number:012}")
+        for _ in range(2):
+            send(json.dumps([[order.key], {}, {}]), id=str(order.job), task="tests.tasks.effect", lang="py")
+    with workers(2):
+        wait_for(lambda: Job.objects.count() == 300, LOST_CHILD, "all adopted")
+        ledger.check(within=LOST_CHILD)
+
+
+def failed():
+    return Job.objects.filter(state="failed")
