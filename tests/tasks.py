@@ -39,6 +39,13 @@ def effect(key, note=""):
 
 
 @shared_task
+def lingers(key):
+    """Long enough for a second run to meet the first one."""
+    Effect.objects.create(key=key, pid=os.getpid())
+    time.sleep(0.02)
+
+
+@shared_task
 def noop(*args, **kwargs):
     return None
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from django.db import Error, connection, transaction
-from django.db.models import Count
+from django.db.models import Count, Max
 
 from jobs.conf import conf
 from jobs.models import ENDED, Job
@@ -113,11 +113,15 @@ class Ledger:
         """
         began = time.monotonic()
         _patiently(lambda: not _stuck(), within, lambda: f"all jobs ended within {within} s: {_describe_stuck()}")
-        self.recovered = time.monotonic() - began
+        self.recovered = max(self.recovered or 0.0, time.monotonic() - began)
         if self.broker is not None:
             # Copies that are still out may do harm.
             _patiently(lambda: self.broker.depth() == 0, WORK, lambda: "the broker is empty")
         self._compare(dict(otherwise or {}))
+
+    def most_claims(self) -> int:
+        """How often the job was claimed that was claimed most often."""
+        return Job.objects.aggregate(most=Max("lease"))["most"]
 
     def _compare(self, otherwise: dict[str, str]) -> None:
         orders = {str(job): key for key, job in Order.objects.values_list("key", "job")}

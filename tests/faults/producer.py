@@ -11,6 +11,15 @@ from tests import harness
 from tests.faults.process import Process
 from tests.servers import die_with_parent
 
+#: What it runs; the imports need Django to be set up.
+PROGRAM = """
+import django
+django.setup()
+import shop.celery
+from tests.faults.ledger import Ledger
+Ledger().enqueue({jobs})
+"""
+
 
 class Producer(Process):
     """Enqueues ``jobs`` through a ledger of its own, in transactions with business rows, and ends."""
@@ -22,7 +31,7 @@ class Producer(Process):
         self.log = self.directory / "log"
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                die_with_parent(sys.executable, "-m", "tests.faults.producer", str(jobs)),
+                die_with_parent(sys.executable, "-c", PROGRAM.format(jobs=jobs)),
                 stdout=log,
                 stderr=log,
                 env=harness.environment(**env),
@@ -45,17 +54,5 @@ class Producer(Process):
     def __exit__(self, *exc: object) -> None:
         self.kill()
         self.process.wait()
-
-
-def main(jobs: int) -> None:
-    import django
-
-    django.setup()
-    import shop.celery  # noqa: F401
-    from tests.faults.ledger import Ledger
-
-    Ledger().enqueue(jobs)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))
+        if exc[0] is not None:
+            sys.stderr.write(f"\n--- producer {self.pid}, {self.log} ---\n{self.log.read_text()[-3000:]}\n")
