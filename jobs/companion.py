@@ -194,7 +194,7 @@ class _Process:
         self.pipe = pipe
         self.ready = ready
         self.side = SideDatabase()
-        self.own = rescue.OwnJobs(self.board)
+        self.own = rescue.OwnJobs(self.board, handle._main)
         self.registered = False
         self._unread = b""
         self._revoked: SimpleQueue[uuid.UUID] = SimpleQueue()

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from typing import Any, NoReturn
 
 from billiard.common import terminate_handler_fired
-from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
+from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded, WorkerShutdown, WorkerTerminate
 from django.db import Error, InterfaceError, OperationalError, ProgrammingError, connections, transaction
 
 from jobs import databases, lifecycle, strays
@@ -243,6 +243,7 @@ def _perform(run: Run) -> Any:
         run.log(logging.INFO, "cancelled: it was asked to end", "cancelled")
         raise Cancel("the job was asked to end") from None
     except BaseException as exc:
+        exc = _first_cause(exc)
         # Asked first: reading the row opens a new connection.
         lost = databases.is_lost(exc, run.using) or (isinstance(exc, Error) and not entered)
         if settled and _is_committed(run):
@@ -254,6 +255,14 @@ def _perform(run: Run) -> Any:
     reach("after_commit")
     run.log(logging.INFO, "succeeded", "succeeded")
     return result
+
+
+def _first_cause(exc: BaseException) -> BaseException:
+    """A soft limit inside COMMIT comes out as the driver's complaint about the interrupted connection."""
+    cause = exc
+    while isinstance(cause, Error) and cause.__context__ is not None:
+        cause = cause.__context__
+    return cause if isinstance(cause, SoftTimeLimitExceeded) else exc
 
 
 def _is_committed(run: Run) -> bool:

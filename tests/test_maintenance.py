@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import uuid
@@ -250,7 +251,7 @@ def test_rows_that_run_here_in_no_process_go_back_after_two_beats():
     job = run(tasks.effect.delay("a").id)
     board.node = job.node_id
     board.wipe()
-    own = rescue.OwnJobs(board)
+    own = rescue.OwnJobs(board, os.getpid())
     assert own.hand_back_orphans() == 0
     assert own.hand_back_orphans() == 0
     assert own.hand_back_orphans() == 1
@@ -260,7 +261,7 @@ def test_rows_that_run_here_in_no_process_go_back_after_two_beats():
 def test_a_row_that_runs_in_a_process_here_stays():
     job = run(tasks.effect.delay("a").id)
     board.node = job.node_id
-    own = rescue.OwnJobs(board)
+    own = rescue.OwnJobs(board, os.getpid())
     with board.running(job.pk):
         for _ in range(5):
             assert own.hand_back_orphans() == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 
 import pytest
@@ -65,7 +66,7 @@ def hot_queries(node: Node) -> dict[str, object]:
         "expire": lambda: lifecycle.expire("default", 100),
         "suspects": lambda: list(suspects._old(["elsewhere"])[:100]),
         "watch": suspects._watch_running,
-        "orphans": lambda: rescue.OwnJobs(board).hand_back_orphans(),
+        "orphans": lambda: rescue.OwnJobs(board, os.getpid()).hand_back_orphans(),
         "dead nodes": lambda: rescue.give_back_all("default"),
         "prune": lambda: lifecycle.delete_ended("default", ["succeeded"], 3600, 100),
     }

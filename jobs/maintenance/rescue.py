@@ -14,7 +14,7 @@ from django.db import Error
 from django.db.models import QuerySet
 
 from jobs import databases, lifecycle
-from jobs.board import Board, Occupied
+from jobs.board import Board, Occupied, is_alive
 from jobs.conf import conf
 from jobs.databases import SideDatabase
 from jobs.maintenance.zombies import end_backends
@@ -128,8 +128,10 @@ def _settle(key: uuid.UUID, using: str, action: str, transition: Callable[[Job],
 class OwnJobs:
     """The jobs of this very node: those whose process died, and those that no process runs."""
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: Board, main: int) -> None:
         self.board = board
+        #: The process id of the worker's main process.
+        self.main = main
         self._unseen: dict[tuple[uuid.UUID, int], int] = {}
         #: What the worker's main process told of jobs whose process it ends: why, the limit, and when.
         self._ended: dict[uuid.UUID, tuple[str, float, float]] = {}
@@ -184,6 +186,9 @@ class OwnJobs:
             return lifecycle.fail(job, error)
         if why == "cancelled" or self.is_stopping:
             return lifecycle.hand_back(job, 0)
+        if not is_alive(self.main):
+            # The kernel, or a closed pipe, took the process along.
+            return _lose("NodeLost", "the worker died")(job)
         text = f"the process {slot.pid} died in this task"
         return lifecycle.crash(
             job, lifecycle.error_entry("WorkerLostError", text, attempt=job.lease), max_crashes(job.task)
