@@ -243,7 +243,8 @@ def _perform(run: Run) -> Any:
         run.log(logging.INFO, "cancelled: it was asked to end", "cancelled")
         raise Cancel("the job was asked to end") from None
     except BaseException as exc:
-        exc = _first_cause(exc)
+        if settled:
+            exc = _what_struck(exc)
         # Asked first: reading the row opens a new connection.
         lost = databases.is_lost(exc, run.using) or (isinstance(exc, Error) and not entered)
         if settled and _is_committed(run):
@@ -257,12 +258,12 @@ def _perform(run: Run) -> Any:
     return result
 
 
-def _first_cause(exc: BaseException) -> BaseException:
+def _what_struck(exc: BaseException) -> BaseException:
     """A soft limit inside COMMIT comes out as the driver's complaint about the interrupted connection."""
-    cause = exc
-    while isinstance(cause, Error) and cause.__context__ is not None:
+    cause: BaseException | None = exc
+    while cause is not None and not isinstance(cause, SoftTimeLimitExceeded):
         cause = cause.__context__
-    return cause if isinstance(cause, SoftTimeLimitExceeded) else exc
+    return cause or exc
 
 
 def _is_committed(run: Run) -> bool:
