@@ -12,6 +12,7 @@ from kombu.transport import TRANSPORT_ALIASES
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from jobs import signals as signals
     from jobs.errors import Cancel as Cancel
     from jobs.task import Task as Task
 
@@ -20,7 +21,7 @@ _PUBLIC = {
     "Task": "jobs.task",
 }
 
-__all__ = ["Cancel", "Task", "__version__"]
+__all__ = ["Cancel", "Task", "__version__", "signals"]
 
 # kombu accepts no dotted path in a broker URL; this makes ``jobs://`` one that it knows.
 TRANSPORT_ALIASES.setdefault("jobs", "jobs.transport:Transport")
@@ -29,4 +30,6 @@ TRANSPORT_ALIASES.setdefault("jobs", "jobs.transport:Transport")
 def __getattr__(name: str) -> Any:
     if name in _PUBLIC:
         return getattr(import_module(_PUBLIC[name]), name)
+    if name == "signals":
+        return import_module("jobs.signals")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

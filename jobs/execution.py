@@ -15,7 +15,7 @@ from billiard.common import terminate_handler_fired
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded, WorkerShutdown, WorkerTerminate
 from django.db import Error, InterfaceError, OperationalError, ProgrammingError, connections, transaction
 
-from jobs import databases, lifecycle, strays
+from jobs import databases, lifecycle, logs, reports, signals, strays
 from jobs.arguments import as_uuid, jsonable, scrub
 from jobs.board import board
 from jobs.conf import conf
@@ -46,10 +46,12 @@ class Run:
     def plan_retry(self, call: Job) -> None:
         self.planned = call
 
-    def log(self, level: int, text: str, action: str, **more: Any) -> None:
-        job = self.job
-        fields = {"action": action, "job": str(job.pk), "task": job.task, "queue": job.queue, "node": str(job.node_id)}
-        logger.log(level, f"{job.task}[{job.pk}] {text}", extra={**fields, "lease": job.lease, **more})
+    def log(self, level: int, text: str, action: str) -> None:
+        logs.log(level, self.job, text, action)
+
+    def report(self, level: int, text: str, action: str, **more: Any) -> None:
+        """Say what became of the run, in the log and by a signal."""
+        reports.report(self.job, self.using, action, text, level, **more)
 
 
 def is_delivery(request: Any) -> bool:
@@ -109,6 +111,7 @@ def run(task: Any, request: Any, args: Any, kwargs: Any) -> Any:
         _take_from_row(request, job)
         request.jobs_run = run
         try:
+            signals.started.tell(job, using)
             return _perform(run)
         finally:
             _quietly(lambda: databases.tidy(using))
@@ -240,7 +243,7 @@ def _perform(run: Run) -> Any:
             reach("after_completion")
     except LostLease:
         _write(run, lambda: lifecycle.heed(job))
-        run.log(logging.INFO, "cancelled: it was asked to end", "cancelled")
+        run.report(logging.INFO, "cancelled: it was asked to end", "cancelled")
         raise Cancel("the job was asked to end") from None
     except BaseException as exc:
         if settled:
@@ -248,13 +251,15 @@ def _perform(run: Run) -> Any:
         # Asked first: reading the row opens a new connection.
         lost = databases.is_lost(exc, run.using) or (isinstance(exc, Error) and not entered)
         if settled and _is_committed(run):
-            run.log(logging.WARNING, f"succeeded although {type(exc).__name__} was raised at its commit", "succeeded")
+            run.report(
+                logging.WARNING, f"succeeded although {type(exc).__name__} was raised at its commit", "succeeded"
+            )
             if isinstance(exc, Exception):
                 return result
             raise
         return _settle(run, exc, lost=lost or (settled and _may_pass(exc)))
     reach("after_commit")
-    run.log(logging.INFO, "succeeded", "succeeded")
+    run.report(logging.INFO, "succeeded", "succeeded")
     return result
 
 
@@ -296,22 +301,22 @@ def _settle(run: Run, exc: BaseException, lost: bool) -> Any:
     if lost:
         error = _entry(run, exc)
         _write(run, lambda: lifecycle.lose(job, error, conf().MAX_NODE_LOSSES))
-        run.log(logging.WARNING, f"lost its database: {exc}", "handed_back")
+        run.report(logging.WARNING, f"lost its database: {exc}", "handed_back")
         raise Ignore(str(exc)) from exc
     if isinstance(exc, Retry):
         _settle_retry(run, exc)
     if isinstance(exc, Reject) and exc.requeue:
         _write(run, lambda: lifecycle.hand_back(job, 1.0))
-        run.log(logging.INFO, "handed back", "handed_back")
+        run.report(logging.INFO, "handed back", "handed_back")
         raise Ignore(str(exc)) from exc
     if isinstance(exc, Ignore):
         error = _entry(run, exc, kind="Cancelled")
         _write(run, lambda: lifecycle.heed(job) or lifecycle.cancel_running(job, error))
-        run.log(logging.INFO, "cancelled by its body", "cancelled")
+        run.report(logging.INFO, "cancelled by its body", "cancelled")
         raise exc
     error = _entry(run, exc)
     _write(run, lambda: lifecycle.fail(job, error))
-    run.log(logging.ERROR, f"failed: {error['type']}: {error['message']}", "failed")
+    run.report(logging.ERROR, f"failed: {error['type']}: {error['message']}", "failed")
     raise _for_celery(exc)
 
 
@@ -322,6 +327,7 @@ def _settle_retry(run: Run, exc: Retry) -> None:
         # Raised by hand, without retry(): the message would not be sent again by Celery either.
         error = _entry(run, exc)
         _write(run, lambda: lifecycle.fail(job, error))
+        run.report(logging.ERROR, f"failed: {error['type']}: {error['message']}", "failed")
         raise exc
     cause = exc.exc if isinstance(exc.exc, BaseException) else exc
     error = _entry(run, cause)
@@ -331,7 +337,8 @@ def _settle_retry(run: Run, exc: Retry) -> None:
         for name in ("args", "kwargs", "options", "headers", "queue", "priority", "expires_at")
     }
     _write(run, lambda: lifecycle.retry(job, run_at, error, changes))
-    run.log(logging.INFO, f"will be retried: {error['type']}: {error['message']}", "retried", retries=job.retries + 1)
+    text = f"will be retried: {error['type']}: {error['message']}"
+    run.report(logging.INFO, text, "retried", retries=planned.retries)
     raise exc
 
 

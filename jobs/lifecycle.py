@@ -20,6 +20,7 @@ from django.utils import timezone
 
 from jobs.arguments import scrub
 from jobs.models import ENDED, Cancellation, Job, Node, State
+from jobs.reports import report_cancelled
 
 #: How many errors a job keeps: as many of the first, and as many of the last.
 KEPT_ERRORS = 20
@@ -105,7 +106,12 @@ def _take(rows: QuerySet[Job], **values: Any) -> Job | None:
 
 def _settle(job: Job, *conditions: Any, **values: Any) -> bool:
     """Race: this run may be a zombie, whose job was given to another. Then no row matches: False."""
-    return _owned(job).filter(*conditions).update(**values) == 1
+    if _owned(job).filter(*conditions).update(**values) != 1:
+        return False
+    for name, value in values.items():
+        setattr(job, name, value)
+    job.forget_computed()
+    return True
 
 
 def _owned(job: Job) -> QuerySet[Job]:
@@ -249,13 +255,18 @@ def expire(using: str, limit: int) -> int:
     if not ids:
         return 0
     error = error_entry("Expired", "the job was not started before expires_at")
-    return late.filter(pk__in=ids).update(state=State.CANCELLED, finished_at=Now(), error=error)
+    done = late.filter(pk__in=ids).update(state=State.CANCELLED, finished_at=Now(), error=error)
+    report_cancelled(ids, using)
+    return done
 
 
 def cancel(job_id: uuid.UUID, using: str, kind: str = "Cancelled", why: str = "cancelled by hand") -> bool:
     """Cancel a job that waits. Race: a claim at the same moment; one of the two finds the row changed."""
     waiting = Job.objects.using(using).filter(pk=job_id, state__in=(State.SCHEDULED, State.READY))
-    return waiting.update(state=State.CANCELLED, finished_at=Now(), error=error_entry(kind, why)) == 1
+    done = waiting.update(state=State.CANCELLED, finished_at=Now(), error=error_entry(kind, why)) == 1
+    if done:
+        report_cancelled([job_id], using)
+    return done
 
 
 def cancel_waiting(using: str, limit: int, why: str) -> int:

@@ -161,6 +161,12 @@ class Job(models.Model):
     def __str__(self) -> str:
         return f"{self.task}[{self.id}]"
 
+    def forget_computed(self) -> None:
+        """Read what the database computed (times, counts) from the row, when somebody asks for it."""
+        for name, value in list(self.__dict__.items()):
+            if hasattr(value, "resolve_expression"):
+                del self.__dict__[name]
+
 
 class Cancellation(models.Model):
     """Somebody wants a running job to end.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from django.db import connections, transaction
 from django.db.models.functions import Now
 
-from jobs import publisher
+from jobs import publisher, signals
 from jobs.models import Job, State
 
 if TYPE_CHECKING:
@@ -15,17 +15,21 @@ if TYPE_CHECKING:
 
 
 class PublishAfterCommit:
-    """The on-commit hook of one savepoint level: publishes its jobs, and never raises."""
+    """The on-commit hook of one savepoint level: publishes its jobs, tells of them, and never raises."""
 
     __qualname__ = "jobs.outbox.PublishAfterCommit"
 
     def __init__(self, using: str) -> None:
         self.using = using
         self.jobs: dict[Celery, list[Job]] = {}
+        self.recorded: list[Job] = []
 
     def __call__(self) -> None:
         for app, jobs in self.jobs.items():
             publisher.publish_inline(jobs, self.using, app)
+        for job in self.recorded:
+            job.forget_computed()
+            signals.enqueued.tell(job, self.using)
 
 
 def record(jobs: list[Job], using: str, app: Celery) -> None:
@@ -48,9 +52,12 @@ def record(jobs: list[Job], using: str, app: Celery) -> None:
         jobs[0].save(force_insert=True, using=using)
     else:
         Job.objects.using(using).bulk_create(jobs, batch_size=_batch_size(using))
-    if hook is None or not will_publish:
+    if hook is None:
         return
-    hook.jobs.setdefault(app, []).extend(job for job in jobs if job.state == State.READY)
+    if will_publish:
+        hook.jobs.setdefault(app, []).extend(job for job in jobs if job.state == State.READY)
+    if signals.enqueued.receivers:
+        hook.recorded.extend(jobs)
     if not connections[using].in_atomic_block:
         hook()
 

@@ -1,6 +1,7 @@
 """Bodies for the tests. Each leaves a ledger row; some misbehave."""
 
 import ctypes
+import json
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ from celery import shared_task, signals
 from django.db import connection
 
 from jobs import Task
+from jobs import signals as job_signals
 from tests.models import Effect, Order
 
 
@@ -328,3 +330,18 @@ def gives_up(key, cured=None):
 def forget(sender, instance, **kwargs):
     """A worker of the release before, which does not know this task."""
     instance.app.tasks.pop(os.environ.get("JOBS_TEST_FORGET"), None)
+
+
+def _write_signals(path):
+    """What the signals of this process tell, a line of JSON each."""
+    for name in ("enqueued", "started", "succeeded", "retried", "failed", "cancelled", "rescued"):
+
+        def hear(job, name=name, **kwargs):
+            with open(path, "a") as file:
+                file.write(json.dumps({"signal": name, "job": str(job.pk), "pid": os.getpid()}) + "\n")
+
+        getattr(job_signals, name).connect(hear, weak=False)
+
+
+if "JOBS_TEST_SIGNALS" in os.environ:
+    _write_signals(os.environ["JOBS_TEST_SIGNALS"])

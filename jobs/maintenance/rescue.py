@@ -13,12 +13,13 @@ from celery import current_app
 from django.db import Error
 from django.db.models import QuerySet
 
-from jobs import databases, lifecycle
+from jobs import databases, lifecycle, logs
 from jobs.board import Board, Occupied, is_alive
 from jobs.conf import conf
 from jobs.databases import SideDatabase
 from jobs.maintenance.zombies import end_backends
 from jobs.models import Job, Node, State
+from jobs.reports import report
 
 logger = logging.getLogger("jobs")
 
@@ -107,10 +108,10 @@ def _hand_back(job: Job) -> bool:
 
 def _settle(key: uuid.UUID, using: str, action: str, transition: Callable[[Job], bool], **where: Any) -> int:
     """One bad row never stops the others."""
-    fields = {"action": action, "job": str(key)}
+    found: list[Job] = []
 
     def settle(job: Job) -> bool:
-        fields.update(task=job.task, node=str(job.node_id))
+        found.append(job)
         return transition(job)
 
     try:
@@ -119,9 +120,10 @@ def _settle(key: uuid.UUID, using: str, action: str, transition: Callable[[Job],
     except Error as exc:
         if databases.is_lost(exc, using):
             raise
+        fields = logs.fields(found[0]) if found else {"job": str(key)}
         logger.exception("job %s cannot be given back", key, extra={**fields, "action": "rescue_failed"})
         return 0
-    logger.warning("%s[%s] %s", fields["task"], key, action, extra=fields)
+    report(found[0], using, action, action.replace("_", " "), logging.WARNING)
     return 1
 
 

@@ -1,0 +1,51 @@
+"""What became of a run: one line in the log, and one signal."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from django.db import connections, transaction
+
+from jobs import signals
+from jobs.logs import log
+from jobs.models import Job, State
+
+
+def report(job: Job, using: str, action: str, text: str, level: int = logging.INFO, **more: Any) -> None:
+    """Say what became of a run, after its settle was committed.
+
+    The row decides, not what was wanted: a run that asked for a retry may have been asked to end, and a job that
+    should go back may have reached its limit.
+
+    Parameters:
+        action: ``succeeded``, ``retried``, ``failed``, ``cancelled``, or why it waits again: see ``signals.rescued``.
+    """
+    # An error of this run; that of an earlier one may still stand in the row.
+    error = job.error if job.error and job.error["attempt"] == job.lease else None
+    if job.state == State.CANCELLED and action != "cancelled":
+        action, text, level = "cancelled", "cancelled: it was asked to end", logging.INFO
+    elif job.state == State.FAILED and action != "failed":
+        assert error is not None
+        action, text, level = "failed", f"failed: {error['type']}: {error['message']}", logging.ERROR
+    log(level, job, text, action, **more)
+    if action == "succeeded":
+        signals.succeeded.tell(job, using)
+    elif action in ("retried", "failed", "cancelled"):
+        getattr(signals, action).tell(job, using, error=error)
+    else:
+        signals.rescued.tell(job, using, action=action, error=error)
+
+
+def report_cancelled(ids: Sequence[uuid.UUID], using: str) -> None:
+    """Jobs that waited were cancelled: tell after the commit. Reads their rows, and only if somebody listens."""
+    if signals.cancelled.receivers and (connections[using].in_atomic_block or connections[using].get_autocommit()):
+        transaction.on_commit(partial(_tell_cancelled, ids, using), using=using, robust=True)
+
+
+def _tell_cancelled(ids: Sequence[uuid.UUID], using: str) -> None:
+    for job in Job.objects.using(using).filter(pk__in=ids, state=State.CANCELLED):
+        signals.cancelled.tell(job, using, error=job.error)

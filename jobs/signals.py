@@ -1,0 +1,101 @@
+"""Signals: what happens to jobs, told to your code while it happens.
+
+Django's signals, whose sender is the task's name; ``connect`` takes the task itself as well::
+
+    @receiver(signals.failed, sender=send_welcome_email)
+    def alert(job, error, **kwargs): ...
+
+Every receiver gets ``job`` (a :class:`jobs.models.Job`), ``using`` (the alias of its database), and what is said
+below. The instance has the values that were written; what the database computed (times, counts) is
+read from the row when you ask for it, and may be newer by then.
+
+A receiver is called where the thing happens: in the caller's process, in the worker's, or, for what the
+maintenance does, in the companion's. It is called after the fact is committed, and what it raises is logged and
+changes nothing. It is also called at most once, and not at all if the process dies at that moment. So: metrics,
+alerts, caches. What must happen belongs into the task's own transaction, or into a job.
+
+``started`` is followed by exactly one of ``succeeded``, ``retried``, ``failed``, ``cancelled`` and ``rescued``, if
+nobody dies in between. Keep receivers short: a pool process, or the rescue of other jobs, waits for them.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from django.dispatch import Signal
+
+from jobs.logs import log
+
+if TYPE_CHECKING:
+    from jobs.models import Job
+
+#: The names of tasks, each once: Django compares senders by identity.
+_senders: dict[str, str] = {}
+
+
+class JobSignal(Signal):
+    """A signal that is sent by tasks, known by name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def connect(self, receiver: Any, sender: Any = None, weak: bool = True, dispatch_uid: Any = None) -> None:
+        """As Django's; ``sender`` is a task or its name, None stands for all."""
+        super().connect(receiver, sender=_sender(sender), weak=weak, dispatch_uid=dispatch_uid)
+
+    def disconnect(self, receiver: Any = None, sender: Any = None, dispatch_uid: Any = None) -> bool:
+        return super().disconnect(receiver, sender=_sender(sender), dispatch_uid=dispatch_uid)
+
+    def tell(self, job: Job, using: str, **more: Any) -> None:
+        """Call the receivers. Never raises what they raise; costs nothing where there are none."""
+        if not self.receivers:
+            return
+        try:
+            answers: list[tuple[Any, Any]] = self.send_robust(_sender(job.task), job=job, using=using, **more)
+        except Exception as exc:
+            # Django's own report of a receiver that failed can fail.
+            answers = [(self, exc)]
+        for receiver, answer in answers:
+            if isinstance(answer, Exception):
+                # Its traceback is in the log as well: Django writes it to "django.dispatch".
+                name = getattr(receiver, "__qualname__", type(receiver).__name__)
+                text = f"a receiver of the signal {self.name} failed: {name}: {answer!r}"
+                log(logging.ERROR, job, text, "receiver_failed", signal=self.name, receiver=name)
+
+
+def _sender(task: Any) -> str | None:
+    if task is None:
+        return None
+    name = task if isinstance(task, str) else task.name
+    return _senders.setdefault(name, name)
+
+
+#: The job was recorded, and its transaction committed. Sent by the caller's process after it published; not in a
+#: transaction that rolls back, not with autocommit off (nothing tells of the commit there), and not for
+#: messages that were sent by name. A retry is the same job, and is not enqueued again.
+enqueued = JobSignal("enqueued")
+
+#: A worker claimed the job; its body comes next, and is not in its transaction yet.
+started = JobSignal("started")
+
+#: The body's transaction was committed, together with the job's completion. ``job.result`` is the result.
+succeeded = JobSignal("succeeded")
+
+#: The body asked for another attempt (``retry()``, ``autoretry_for``). ``error``: the entry of ``Job.errors``.
+retried = JobSignal("retried")
+
+#: The job ended ``failed``: by its body, or because its crashes or losses reached their limit.
+#: ``error``: the entry of ``Job.errors``.
+failed = JobSignal("failed")
+
+#: The job ended ``cancelled``: by its body, by hand, by remote control, or because it expired.
+#: ``error``: its ``type`` is ``Cancelled``, ``Revoked`` or ``Expired``. ``jobs adopt --cancel`` sends none.
+cancelled = JobSignal("cancelled")
+
+#: A run ended without a result, and the job waits again. ``action``: ``"rescued"`` (its worker died, or nobody ran
+#: it), ``"crashed"`` (its process died in it) or ``"handed_back"`` (its worker stopped, its database went away,
+#: or its body raised ``Reject(requeue=True)``). ``error``: the entry of ``Job.errors``, None for a
+#: hand-back that counts nowhere.
+rescued = JobSignal("rescued")

@@ -1,0 +1,378 @@
+"""Signals tell what was committed, to whom it may concern, and decide nothing."""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from collections import defaultdict
+from functools import partial
+from typing import Any
+
+import pytest
+from django.db import IntegrityError, connection, transaction
+from django.dispatch import receiver
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from jobs import lifecycle, signals
+from jobs.board import Board, board
+from jobs.maintenance import rescue
+from jobs.maintenance.relay import Relay
+from jobs.models import Job, Node
+from tests import tasks
+from tests.harness import Worker, effects, wait_ended
+from tests.servers import wait_for
+from tests.test_execution import deliver
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+ALL = ("enqueued", "started", "succeeded", "retried", "failed", "cancelled", "rescued")
+
+
+@pytest.fixture(autouse=True)
+def node(settings):
+    settings.JOBS = {**settings.JOBS, "PUBLISH": "relay"}
+    board.node = uuid.uuid4()
+    board.wipe()
+    return Node.objects.create(pk=board.node, hostname="here", pid=1)
+
+
+@pytest.fixture
+def told():
+    """Every signal that was sent: (name, what the receiver got)."""
+    seen: list[tuple[str, dict[str, Any]]] = []
+    receivers = {}
+    for name in ALL:
+
+        def hear(signal, name=name, **kwargs):
+            seen.append((name, kwargs))
+
+        receivers[name] = hear
+        getattr(signals, name).connect(hear)
+    yield seen
+    for name, hear in receivers.items():
+        assert getattr(signals, name).disconnect(hear)
+
+
+def claim(key: object, node: Node) -> Job:
+    job = lifecycle.claim(uuid.UUID(str(key)), node.pk, "default")
+    assert job is not None
+    # By another connection than that of whoever rescues.
+    Job.objects.filter(pk=job.pk).update(backend=None)
+    return job
+
+
+def names(told) -> list[str]:
+    return [name for name, _ in told]
+
+
+@pytest.fixture
+def broken():
+    """A receiver of every signal that raises."""
+    connected = []
+    for name in ALL:
+
+        def fail(**kwargs):
+            raise RuntimeError("a receiver of the project")
+
+        connected.append((getattr(signals, name), fail))
+        getattr(signals, name).connect(fail)
+    yield
+    for signal, fail in connected:
+        assert signal.disconnect(fail)
+
+
+def test_enqueued_is_sent_after_the_commit_and_not_without_one(told):
+    with transaction.atomic():
+        first = tasks.effect.delay("a")
+        tasks.effect.apply_async(["b"], countdown=60)
+        assert told == []
+    assert names(told) == ["enqueued"] * 2
+    what = told[0][1]
+    assert (what["sender"], what["using"], str(what["job"].pk)) == (tasks.effect.name, "default", first.id)
+    assert what["job"].created_at <= timezone.now(), "what the database computed can be read"
+    told.clear()
+
+    with pytest.raises(ZeroDivisionError), transaction.atomic():
+        tasks.effect.delay("c")
+        with transaction.atomic():
+            tasks.effect.delay("d")
+        raise ZeroDivisionError
+    assert told == []
+
+    with transaction.atomic():
+        with pytest.raises(ZeroDivisionError), transaction.atomic():
+            tasks.effect.delay("rolled back")
+            raise ZeroDivisionError
+        tasks.effect.delay_many([("e",), ("f",)])
+    assert [what["job"].args for _, what in told] == [["e"], ["f"]]
+    told.clear()
+
+    tasks.effect.delay("autocommit")
+    assert names(told) == ["enqueued"]
+
+
+def test_a_transaction_still_publishes_once_with_receivers_connected(told, settings, monkeypatch):
+    from jobs import publisher
+
+    batches: list[int] = []
+    monkeypatch.setattr(publisher, "publish_inline", lambda jobs, using, app: batches.append(len(jobs)))
+    settings.JOBS = {**settings.JOBS, "PUBLISH": "inline"}
+    with transaction.atomic():
+        tasks.effect.delay("a")
+        tasks.effect.delay("b")
+    assert batches == [2]
+    assert names(told) == ["enqueued"] * 2
+
+
+def test_with_autocommit_off_nothing_tells_of_the_commit(told):
+    connection.set_autocommit(False)
+    try:
+        tasks.effect.delay("a")
+        connection.commit()
+    finally:
+        connection.set_autocommit(True)
+    assert Job.objects.count() == 1
+    assert told == []
+
+
+def test_a_run_that_succeeds(told):
+    result = tasks.effect.delay("a")
+    told.clear()
+
+    committed: list[bool] = []
+
+    def look(job, **kwargs):
+        committed.append(not connection.in_atomic_block and Job.objects.get(pk=job.pk).state == "succeeded")
+
+    signals.succeeded.connect(look)
+    try:
+        deliver(result)
+    finally:
+        signals.succeeded.disconnect(look)
+    assert names(told) == ["started", "succeeded"]
+    assert committed == [True], "after the commit"
+    job = told[1][1]["job"]
+    assert (job.state, job.result, job.lease) == ("succeeded", "a", 1)
+    assert job.started_at <= job.finished_at
+
+
+def test_a_body_that_raises(told):
+    result = tasks.raises.delay("no")
+    told.clear()
+    deliver(result)
+    assert names(told) == ["started", "failed"]
+    what = told[1][1]
+    assert (what["error"]["type"], what["error"]["message"]) == ("ValueError", "no")
+    assert what["error"] == Job.objects.get().error
+    assert what["job"].state == "failed"
+
+
+def test_a_retry(told):
+    result = tasks.retries.delay("a", 1)
+    told.clear()
+    deliver(result)
+    assert names(told) == ["started", "retried"]
+    what = told[1][1]
+    assert (what["job"].state, what["job"].retries) == ("scheduled", 1)
+    assert what["error"]["attempt"] == 1
+
+
+def test_a_retry_that_was_asked_to_end_is_cancelled(told, caplog):
+    result = tasks.retries.delay("a", 1)
+    told.clear()
+    signals.started.connect(ask := lambda job, using, **kwargs: lifecycle.ask_to_end(job.pk, using))
+    try:
+        with caplog.at_level(logging.INFO, "jobs"):
+            deliver(result)
+    finally:
+        signals.started.disconnect(ask)
+    assert names(told) == ["started", "cancelled"]
+    assert told[1][1]["error"]["message"] == "cancelled by hand"
+    assert [record.action for record in caplog.records if hasattr(record, "action")] == ["cancelled"]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "signal", "state"), [("ignore", "cancelled", "cancelled"), ("requeue", "rescued", "scheduled")]
+)
+def test_a_body_that_steps_out(told, outcome, signal, state):
+    result = tasks.steps_out.delay("a", outcome)
+    told.clear()
+    deliver(result)
+    assert names(told) == ["started", signal]
+    assert told[1][1]["job"].state == state
+    if signal == "rescued":
+        assert (told[1][1]["action"], told[1][1]["error"]) == ("handed_back", None)
+
+
+def test_a_duplicate_tells_nothing(told):
+    result = tasks.effect.delay("a")
+    deliver(result)
+    told.clear()
+    deliver(result)
+    assert told == []
+
+
+def test_a_dead_workers_job_is_rescued_and_fails_at_its_limit(told, node, settings):
+    result = tasks.effect.delay("a")
+    told.clear()
+    for _ in range(2):
+        claim(result.id, node)
+        lifecycle.bury(node.pk, "default")
+        settings.JOBS = {**settings.JOBS, "MAX_NODE_LOSSES": 2}
+        rescue.give_back_all("default")
+        node = Node.objects.create(hostname="next", pid=2)
+    assert names(told) == ["rescued", "failed"]
+    assert told[0][1]["action"] == "rescued"
+    assert told[0][1]["job"].state == "ready"
+    assert told[0][1]["error"]["type"] == told[1][1]["error"]["type"] == "NodeLost"
+    assert Job.objects.get().state == "failed"
+
+
+def test_a_process_that_died_and_one_that_was_too_slow(told, node):
+    own = rescue.OwnJobs(own_board := Board())
+    own_board.node = node.pk
+    dead = 2**22 + 1
+    crashed, slow = tasks.effect.delay("a"), tasks.effect.delay("b")
+    told.clear()
+    for index, result in enumerate((crashed, slow)):
+        job = claim(result.id, node)
+        own_board._write(index, dead, job.lease, job.pk)
+    own.expect_end(uuid.UUID(slow.id), "timed_out", 2.0)
+    own.settle_dead()
+    assert [(name, what.get("action"), what["error"]["type"]) for name, what in told] == [
+        ("rescued", "crashed", "WorkerLostError"),
+        ("failed", None, "TimeLimitExceeded"),
+    ]
+
+
+def test_jobs_that_wait_are_cancelled_or_expire(told):
+    cancelled, expired = tasks.effect.delay("a"), tasks.effect.apply_async(["b"], expires=3600)
+    Job.objects.filter(pk=expired.id).update(expires_at=timezone.now())
+    told.clear()
+    with transaction.atomic():
+        assert lifecycle.cancel(uuid.UUID(cancelled.id), "default")
+        assert told == []
+    assert not lifecycle.cancel(uuid.UUID(cancelled.id), "default")
+    Relay().run_once()
+    assert [(name, str(what["job"].pk), what["error"]["type"]) for name, what in told if name == "cancelled"] == [
+        ("cancelled", cancelled.id, "Cancelled"),
+        ("cancelled", expired.id, "Expired"),
+    ]
+
+
+def test_a_receiver_that_raises_changes_no_jobs_fate(broken, caplog, node):
+    results = {
+        "succeeded": tasks.effect.delay("a"),
+        "failed": tasks.raises.delay("no"),
+        "scheduled": tasks.retries.delay("b", 1),
+        "cancelled": tasks.steps_out.delay("c", "ignore"),
+    }
+    with transaction.atomic():
+        tasks.effect.delay("in a transaction")
+    states = {state: deliver(result)[0] for state, result in results.items()}
+    assert states == {"succeeded": "SUCCESS", "failed": "FAILURE", "scheduled": "RETRY", "cancelled": "IGNORED"}
+    assert {state: Job.objects.get(pk=result.id).state for state, result in results.items()} == {s: s for s in results}
+    assert effects() == {"a": 1}
+    job = Job.objects.get(state="ready")
+    claim(job.pk, node)
+    lifecycle.bury(node.pk, "default")
+    assert rescue.give_back_all("default") == 1
+    assert Job.objects.get(pk=job.pk).state == "ready"
+
+    lines = [record for record in caplog.records if getattr(record, "action", "") == "receiver_failed"]
+    assert {record.signal for record in lines} == set(ALL)
+    assert all("a receiver of the project" in record.getMessage() for record in lines)
+    assert {record.job for record in lines} == {str(job.pk) for job in Job.objects.all()}
+
+
+@pytest.mark.core
+def test_a_receiver_with_a_failed_query_leaves_the_body_a_sound_connection():
+    other = Node.objects.create(hostname="x", pid=1)
+
+    def collide(**kwargs):
+        with transaction.atomic():
+            Node.objects.create(pk=other.pk, hostname="x", pid=1)
+
+    def collide_in_autocommit(**kwargs):
+        Node.objects.create(pk=other.pk, hostname="x", pid=1)
+
+    with pytest.raises(IntegrityError):
+        collide()
+    for receiver_ in (collide, collide_in_autocommit):
+        for name in ALL:
+            getattr(signals, name).connect(receiver_)
+        try:
+            with transaction.atomic():
+                result = tasks.effect.delay(receiver_.__name__)
+            assert deliver(result)[0] == "SUCCESS"
+        finally:
+            for name in ALL:
+                getattr(signals, name).disconnect(receiver_)
+    assert effects() == {"collide": 1, "collide_in_autocommit": 1}
+
+
+def test_a_receiver_that_is_no_function_can_raise_as_well(caplog):
+    """Django's own report of it asks for a name that it has not."""
+
+    def fail(reason, **kwargs):
+        raise RuntimeError(reason)
+
+    partial_ = partial(fail, "no name")
+    signals.started.connect(partial_)
+    try:
+        result = tasks.effect.delay("a")
+        assert deliver(result)[0] == "SUCCESS"
+    finally:
+        signals.started.disconnect(partial_)
+    assert "receiver_failed" in {getattr(record, "action", "") for record in caplog.records}
+
+
+def test_the_sender_is_a_task_or_its_name():
+    heard = defaultdict(list)
+
+    @receiver(signals.started, sender=tasks.effect)
+    def by_task(sender, job, **kwargs):
+        heard["task"].append(sender)
+
+    # Another object of the same text.
+    @receiver([signals.started, signals.succeeded], sender="".join(["tests.tasks", ".effect"]))
+    def by_name(sender, **kwargs):
+        heard["name"].append(sender)
+
+    try:
+        deliver(tasks.effect.delay("a"))
+        deliver(tasks.noop.delay())
+    finally:
+        assert signals.started.disconnect(by_task, sender=tasks.effect)
+        assert signals.started.disconnect(by_name, sender=tasks.effect.name)
+        assert signals.succeeded.disconnect(by_name, sender=tasks.effect)
+    assert heard == {"task": [tasks.effect.name], "name": [tasks.effect.name] * 2}
+
+
+def test_no_statement_more_for_signals(told):
+    result = tasks.effect.delay("a")
+    with CaptureQueriesContext(connection) as queries:
+        deliver(result)
+    written = [query["sql"] for query in queries.captured_queries if query["sql"].startswith(("UPDATE", "INSERT"))]
+    read = [query["sql"] for query in queries.captured_queries if query["sql"].startswith("SELECT")]
+    assert (len(written), len(read)) == (3, 1), "claim, effect, completion; deliver() reads the row itself"
+    assert names(told) == ["enqueued", "started", "succeeded"]
+
+
+def test_signals_of_real_processes(tmp_path, settings):
+    """The pool's processes tell of runs, the companion of what it settles."""
+    settings.JOBS = {key: value for key, value in settings.JOBS.items() if key != "PUBLISH"}
+    log = tmp_path / "signals"
+
+    def heard(job: str) -> list[str]:
+        lines = map(json.loads, log.read_text().splitlines()) if log.exists() else ()
+        return [line["signal"] for line in lines if line["job"] == job]
+
+    with Worker(concurrency=1, JOBS_TEST_SIGNALS=str(log)):
+        done, killer = tasks.effect.delay("a"), tasks.kills_once.delay("b", str(tmp_path / "marker"))
+        wait_ended(done.id, killer.id)
+        wait_for(lambda: heard(killer.id)[-1:] == ["succeeded"], 10, "told")
+        assert heard(done.id) == ["started", "succeeded"]
+        assert heard(killer.id) == ["started", "rescued", "started", "succeeded"]
