@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 import re
@@ -27,36 +26,18 @@ from jobs.conf import conf
 from jobs.databases import SideDatabase
 from jobs.maintenance import rescue
 from jobs.maintenance.relay import Relay
-from jobs.models import Cancellation, Job, Node
+from jobs.models import Cancellation, Job
 from tests.harness import ROOT, environment
+from tests.rows import make, make_node
 from tests.servers import die_with_parent, wait_for
 from tests.tasks import effect
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-ERROR = {"type": "ValueError", "message": "no", "traceback": "", "at": "2026-01-02T03:04:05+00:00", "attempt": 1}
-
 
 @pytest.fixture(autouse=True)
 def _left_to_the_relay(settings):
     settings.JOBS = {**settings.JOBS, "PUBLISH": "relay"}
-
-
-def make(state: str = "ready", age: float = 0.0, **more) -> Job:
-    """A real row, moved into a state; ``age`` in seconds."""
-    key = effect.apply_async(("x",), queue=more.pop("queue", None)).id
-    at = timezone.now() - datetime.timedelta(seconds=age)
-    values = {"state": state, "created_at": at, "run_at": at, **more}
-    if state == "running":
-        values = {"node": more.get("node") or make_node(), "token": uuid.uuid4(), "started_at": at, "lease": 1} | values
-    if state in ("succeeded", "failed", "cancelled"):
-        values = {"finished_at": at, "error": None if state == "succeeded" else ERROR} | values
-    Job.objects.filter(pk=key).update(**values)
-    return Job.objects.get(pk=key)
-
-
-def make_node(**more) -> Node:
-    return Node.objects.create(**{"hostname": "web1", "pid": 4711, "queues": ["celery", "mail"], **more})
 
 
 def run(*args: str) -> str:

@@ -8,6 +8,7 @@ from jobs.commands.base import Subcommand
 from jobs.commands.change import Cancel, Retry
 from jobs.commands.maintain import RunPrune, RunRelay, RunRescue
 from jobs.commands.status import Status
+from jobs.commands.verify import Verify
 
 SUBCOMMANDS: tuple[type[Subcommand], ...] = (
     Status,
@@ -16,6 +17,7 @@ SUBCOMMANDS: tuple[type[Subcommand], ...] = (
     RunRelay,
     RunRescue,
     RunPrune,
+    Verify,
     Adopt,
 )
 

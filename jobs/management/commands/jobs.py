@@ -50,3 +50,4 @@ def _add_common_options(parser: ArgumentParser) -> None:
         parser.add_argument(flag, default=SUPPRESS, help=SUPPRESS)
     for flag in ("--traceback", "--no-color", "--force-color"):
         parser.add_argument(flag, action="store_true", default=SUPPRESS, help=SUPPRESS)
+    parser.add_argument("-v", "--verbosity", type=int, choices=range(4), default=SUPPRESS, help=SUPPRESS)

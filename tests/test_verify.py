@@ -1,0 +1,575 @@
+"""``manage.py jobs verify``: each rule sees the row that breaks it, and nothing is called broken that recovers."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import sqlite3
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import StringIO
+
+import pytest
+from django.apps import apps
+from django.core.management import CommandError, call_command
+from django.db import connection, connections
+from django.db.backends.base.base import NO_DB_ALIAS
+from django.db.utils import load_backend
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from jobs import databases, lifecycle, project, publisher
+from jobs.maintenance import rescue
+from jobs.maintenance.relay import Relay
+from jobs.maintenance.rescue import Rescue
+from jobs.models import Cancellation, Job, Node
+from jobs.verify import RULES, SHAPES, WINDOW, Finding, Report, Unverifiable, suspicion, verify
+from tests import tasks
+from tests.harness import Worker, wait_ended
+from tests.rows import ERROR, make, make_node
+from tests.servers import wait_for
+from tests.test_plans import plan
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.core]
+
+LONG = 900.0
+
+
+def ago(seconds: float) -> datetime.datetime:
+    return timezone.now() - datetime.timedelta(seconds=seconds)
+
+
+@pytest.fixture(autouse=True)
+def _left_to_the_relay(settings):
+    settings.JOBS = {**settings.JOBS, "PUBLISH": "relay"}
+
+
+def beat(node: Node, silence: float = 0.0) -> Node:
+    with databases.side() as side:
+        rescue.first_beat(side, node.pk)
+        with side.cursor() as cursor:
+            cursor.execute(
+                f"UPDATE jobs_beat SET at = {side.now} - %s WHERE node = %s", [silence, rescue._key(side, node.pk)]
+            )
+    return node
+
+
+@pytest.fixture
+def worker() -> Node:
+    """One that has been there for an hour, and does nothing."""
+    return beat(make_node(started_at=ago(3600)))
+
+
+@contextmanager
+def unguarded() -> Iterator[None]:
+    """Without the CHECK constraints, as in a database that somebody has been at."""
+    quote = connection.ops.quote_name
+    with connection.cursor() as cursor:
+        if connection.vendor == "sqlite":
+            cursor.execute("PRAGMA ignore_check_constraints = ON")
+        else:
+            present = connection.introspection.get_constraints(cursor, "jobs_job")
+            for name in [name for name, what in present.items() if what["check"]]:
+                cursor.execute(f"ALTER TABLE jobs_job DROP CONSTRAINT {quote(name)}")
+    try:
+        yield
+    finally:
+        Job.objects.all().delete()
+        with connection.cursor() as cursor:
+            if connection.vendor == "sqlite":
+                cursor.execute("PRAGMA ignore_check_constraints = OFF")
+        if connection.vendor != "sqlite":
+            with connection.schema_editor() as editor:
+                for constraint in Job._meta.constraints:
+                    editor.add_constraint(Job, constraint)
+
+
+def succeeded(**more) -> Job:
+    node = more.pop("node", None) or make_node(dead_at=timezone.now())
+    run = {"node": node, "token": uuid.uuid4(), "started_at": timezone.now(), "lease": 1}
+    return make("succeeded", **{**run, **more})
+
+
+def found(report: Report) -> dict[str, Finding]:
+    return {finding.rule: finding for finding in report.findings}
+
+
+def broken(report: Report) -> dict[str, int]:
+    return {finding.rule: finding.violations for finding in report.findings if finding.violations}
+
+
+def recovering(report: Report) -> dict[str, int]:
+    return {finding.rule: finding.recovering for finding in report.findings if finding.recovering}
+
+
+# What breaks each rule
+
+
+def _dead_node_that_runs() -> object:
+    return make("running", node=make_node(dead_at=ago(LONG))).pk
+
+
+def _silent_node_that_runs() -> object:
+    return make("running", node=beat(make_node(started_at=ago(2 * LONG)), LONG)).pk
+
+
+def _silent_node() -> object:
+    return beat(make_node(started_at=ago(2 * LONG)), LONG).pk
+
+
+def _node_that_never_beat() -> object:
+    return make_node(started_at=ago(LONG)).pk
+
+
+def _dead_node_with_a_beat() -> object:
+    return beat(make_node(dead_at=ago(LONG))).pk
+
+
+def _note(state: str, **more) -> object:
+    return Cancellation.objects.create(job=make(state, **more).pk, at=ago(LONG)).pk
+
+
+def _hidden_message() -> object:
+    with databases.side() as side, side.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO jobs_message (queue, priority, payload, visible_at, deliveries) "
+            f"VALUES ('elsewhere', 0, '{{}}', {side.now} + 600, 1)"
+        )
+        cursor.execute("SELECT id FROM jobs_message WHERE queue = 'elsewhere'")
+        return cursor.fetchone()[0]
+
+
+def _published_long_ago(seconds: float = LONG, **more) -> object:
+    return make("ready", age=seconds, queue=f"empty-{uuid.uuid4().hex}", dispatched_at=ago(seconds), **more).pk
+
+
+#: For each rule the ways to break it; each returns the key that is named.
+BREAKERS: list[tuple[str, Callable[[], object]]] = [
+    ("state-known", lambda: make("lost", finished_at=timezone.now()).pk),
+    ("live-not-finished", lambda: make("scheduled", age=-LONG, finished_at=timezone.now()).pk),
+    ("live-not-finished", lambda: make("ready", finished_at=timezone.now(), dispatched_at=timezone.now()).pk),
+    ("live-not-finished", lambda: make("running", node=worker_node(), finished_at=timezone.now()).pk),
+    ("ended-finished", lambda: make("failed", finished_at=None).pk),
+    ("failure-explained", lambda: make("failed", error=None).pk),
+    ("failure-explained", lambda: make("cancelled", error=None).pk),
+    ("success-without-error", lambda: succeeded(error=ERROR).pk),
+    ("success-claimed", lambda: succeeded(lease=0).pk),
+    ("success-claimed", lambda: succeeded(token=None).pk),
+    ("success-claimed", lambda: make("succeeded", lease=1, token=uuid.uuid4(), started_at=timezone.now()).pk),
+    ("success-claimed", lambda: succeeded(started_at=None).pk),
+    ("running-claimed", lambda: make("running", node=worker_node(), token=None).pk),
+    ("running-claimed", lambda: make("running", node=worker_node(), lease=0).pk),
+    ("running-claimed", lambda: make("running", node=worker_node(), started_at=None).pk),
+    ("running-claimed", lambda: make("running", node=None).pk),
+    ("counts-add-up", lambda: make("failed", retries=-1).pk),
+    ("counts-add-up", lambda: make("scheduled", age=-LONG, republished=-1).pk),
+    ("counts-add-up", lambda: make("failed", lease=2, node_losses=2, crashes=1, errors=[ERROR]).pk),
+    ("losses-explained", lambda: make("scheduled", age=-LONG, lease=3, crashes=1).pk),
+    ("losses-explained", lambda: succeeded(lease=3, node_losses=1).pk),
+    ("running-on-a-node", lambda: make("running", node=uuid.uuid4()).pk),
+    ("dead-node-rescued", _dead_node_that_runs),
+    ("silent-node-rescued", _silent_node_that_runs),
+    ("silent-node-dead", _silent_node),
+    ("silent-node-dead", _node_that_never_beat),
+    ("dead-node-silent", _dead_node_with_a_beat),
+    ("due-published", lambda: make("ready", age=LONG).pk),
+    ("due-published", lambda: make("scheduled", age=LONG).pk),
+    ("lost-published-again", _published_long_ago),
+    ("lost-published-again", lambda: _published_long_ago(republished=2)),
+    ("lost-published-again", lambda: _published_long_ago(40_000, republished=30)),
+    ("expired-cancelled", lambda: make("scheduled", age=-LONG, expires_at=ago(LONG)).pk),
+    ("expired-cancelled", lambda: make("ready", dispatched_at=timezone.now(), expires_at=ago(LONG)).pk),
+    ("cancellation-heeded", lambda: _note("scheduled", age=-LONG)),
+    ("cancellation-heeded", lambda: _note("failed")),
+    ("messages-come-back", _hidden_message),
+]
+
+#: Broken by something else than a row; tested below.
+OTHERS = {"dead-everywhere", "schema-complete"}
+
+
+def worker_node() -> Node:
+    return Node.objects.get(started_at__lt=ago(3000))
+
+
+@pytest.mark.parametrize(("rule", "break_it"), BREAKERS, ids=[f"{n}-{rule}" for n, (rule, _) in enumerate(BREAKERS)])
+def test_each_rule_sees_what_breaks_it(worker, rule, break_it):
+    with unguarded():
+        key = break_it()
+        report = verify(patient=False)
+        assert found(report)[rule].examples == [str(key)]
+        allowed = {rule, "silent-node-dead"} if rule == "silent-node-rescued" else {rule}
+        if connection.vendor != "sqlite":
+            allowed.add("schema-complete")  # unguarded() dropped constraints
+        assert set(broken(report)) <= allowed
+        assert found(report)[rule].violations == 1
+
+
+def test_each_rule_is_seen_broken():
+    every = [each.id for each in (*SHAPES, *RULES)]
+    assert len(every) == len(set(every))
+    assert set(every) == {rule for rule, _ in BREAKERS} | OTHERS
+
+
+# What breaks none
+
+
+def test_a_database_in_which_all_is_well(worker):
+    make("scheduled", age=-60)
+    make("scheduled", age=1)
+    make("ready", dispatched_at=timezone.now())
+    make("ready", age=1)
+    make("ready", expires_at=ago(1), dispatched_at=timezone.now())
+    running = make("running", node=worker, age=LONG)
+    succeeded()
+    # Adopted from somebody else's message, which brings its own number.
+    make("failed", retries=5)
+    make("cancelled")
+    Cancellation.objects.create(job=running.pk, at=ago(LONG))
+    make_node(dead_at=timezone.now(), signed_off=True)
+    report = verify()
+    assert broken(report) == {}
+    assert recovering(report) == {"due-published": 2, "expired-cancelled": 1}
+    assert report.workers == 1
+
+
+WITH_A_BOUND = {rule.id for rule in RULES if rule.bound is not None}
+
+
+@pytest.mark.parametrize(
+    ("rule", "break_it"),
+    [(rule, break_it) for rule, break_it in BREAKERS if rule in WITH_A_BOUND],
+    ids=[f"{n}-{rule}" for n, (rule, _) in enumerate(BREAKERS) if rule in WITH_A_BOUND],
+)
+@pytest.mark.parametrize("age", [None, 2.0])
+def test_nothing_is_broken_as_long_as_nobody_could_put_it_right(rule, break_it, age):
+    """Without a worker, or with one that has just come."""
+    if age is not None:
+        beat(make_node(started_at=ago(age)))
+    break_it()
+    report = verify()
+    assert broken(report) == {}
+    assert found(report)[rule].recovering >= 1
+
+
+@pytest.mark.parametrize("reason", ["down", "no app"])
+def test_jobs_wait_for_a_broker_that_is_away(worker, monkeypatch, reason):
+    if reason == "down":
+        monkeypatch.setattr(publisher, "is_up", lambda app: False)
+    else:
+        monkeypatch.setattr(project, "celery_app", lambda: None)
+    make("ready", age=LONG)
+    _published_long_ago()
+    report = verify()
+    assert broken(report) == {}
+    assert recovering(report) == {"due-published": 1, "lost-published-again": 1}
+
+
+def test_a_long_backlog_breaks_nothing(worker, monkeypatch):
+    """What waits behind others in the broker's queue may wait as long as it takes."""
+    monkeypatch.setattr(publisher, "depth", lambda app, queue: 1)
+    _published_long_ago()
+    report = verify()
+    assert (broken(report), recovering(report)) == ({}, {"lost-published-again": 1})
+
+
+def test_a_cancelled_run_that_goes_on_breaks_nothing(worker):
+    _note("running", node=worker)
+    report = verify()
+    assert (broken(report), recovering(report)) == ({}, {})
+
+
+# The watch
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Bounds of a second or two."""
+    for name, value in {"SLACK": 0.2, "LONGEST_TICK": 0.2, "PRUNE_BUDGET": 0.1}.items():
+        monkeypatch.setattr(f"jobs.verify.delivery.{name}", value)
+    monkeypatch.setattr(suspicion, "STEP", 0.05)
+
+
+def test_what_recovers_while_it_is_watched_is_not_broken(worker, short):
+    """After an outage of the database all times are old."""
+    job = make("ready", age=LONG)
+    told: list[str] = []
+
+    def relay(line: str) -> None:
+        told.append(line)
+        lifecycle.dispatch([job.pk], "default")
+
+    assert broken(verify(tell=relay)) == {}
+    assert told == ["1 rows should have recovered by now: watching them for up to 1 s"]
+    Job.objects.filter(pk=job.pk).update(dispatched_at=None)
+    assert broken(verify(patient=False)) == {"due-published": 1}, "the time in the row alone"
+
+
+def test_what_nobody_touches_is_broken_when_its_bound_is_over(worker, short):
+    make("ready", age=LONG)
+    began = time.monotonic()
+    assert broken(verify()) == {"due-published": 1}
+    assert 0.5 < time.monotonic() - began < 5
+
+
+def test_a_worker_that_dies_during_the_watch_is_not_blamed(worker, short):
+    make("ready", age=LONG)
+    report = verify(tell=lambda line: Node.objects.update(dead_at=timezone.now()) and None)
+    assert (broken(report), recovering(report)["due-published"]) == ({}, 1)
+
+
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="SQLite's one write lock")
+def test_what_waits_for_a_body_on_sqlite_is_not_broken(worker, short):
+    """A body holds the only write lock as long as it runs: no relay can do anything."""
+    make("ready", age=LONG)
+    body = sqlite3.connect(connection.settings_dict["NAME"], isolation_level=None)
+    body.execute("BEGIN IMMEDIATE")
+    try:
+        report = verify()
+    finally:
+        body.close()
+    assert (broken(report), recovering(report)) == ({}, {"due-published": 1})
+    assert broken(verify()) == {"due-published": 1}
+    with connection.cursor() as cursor:
+        assert cursor.execute("PRAGMA busy_timeout").fetchone() == (20_000,), "as it was"
+
+
+@pytest.mark.parametrize("relay_works", [True, False])
+def test_more_than_one_batch_is_broken_only_if_none_of_it_moves(worker, short, settings, relay_works):
+    settings.JOBS = {**settings.JOBS, "BATCH": 3}
+    first, *_ = [make("ready", age=LONG - n).pk for n in range(5)]
+    report = verify(tell=lambda line: lifecycle.dispatch([first], "default") and None if relay_works else None)
+    assert broken(report) == ({} if relay_works else {"due-published": 5})
+    assert recovering(report) == ({"due-published": 4} if relay_works else {})
+
+
+def test_a_row_that_comes_back_under_another_lease_is_not_the_same(worker, short, monkeypatch):
+    monkeypatch.setattr("jobs.verify.ownership.SLACK", 0.2)
+    dead = make_node(dead_at=ago(LONG))
+    job = make("running", node=dead)
+    report = verify(tell=lambda line: Job.objects.filter(pk=job.pk).update(lease=2) and None)
+    assert (broken(report), recovering(report)) == ({}, {"dead-node-rescued": 1})
+
+
+# Several databases
+
+
+@pytest.fixture
+def second(tmp_path, settings, transactional_db):
+    """Another database that jobs live in, on SQLite."""
+    options = {"transaction_mode": "IMMEDIATE", "timeout": 20}
+    template = {**connections.settings["default"], "ENGINE": "django.db.backends.sqlite3", "OPTIONS": options}
+    connections.settings["second"] = {**template, "NAME": str(tmp_path / "second.sqlite3")}
+    # Django's tests refuse to open a database that they did not make, unless it goes by this name.
+    backend = load_backend("django.db.backends.sqlite3")
+    wrapper = backend.DatabaseWrapper(connections.settings["second"], NO_DB_ALIAS)
+    connections["second"] = connections[NO_DB_ALIAS] = wrapper
+    try:
+        with connections["second"].schema_editor() as editor:
+            for model in apps.get_app_config(Job._meta.app_label).get_models():
+                editor.create_model(model)
+        settings.JOBS = {**settings.JOBS, "DATABASES": ["default", "second"]}
+        yield "second"
+    finally:
+        wrapper.close()
+        del connections["second"], connections[NO_DB_ALIAS]
+        del connections.settings["second"]
+
+
+def test_a_node_that_is_dead_at_home_is_dead_everywhere(second):
+    buried, forgotten, alive = make_node(dead_at=timezone.now()), make_node(dead_at=timezone.now()), make_node()
+    for node, dead_at in ((buried, timezone.now()), (forgotten, None), (alive, None)):
+        Node.objects.using(second).create(pk=node.pk, hostname="web1", pid=1, dead_at=dead_at)
+    report = verify()
+    assert broken(report) == {"dead-everywhere": 1}
+    assert found(report)["dead-everywhere"].examples == [f"second:{forgotten.pk}"]
+
+
+def test_all_databases_are_verified(second, worker):
+    key = uuid.uuid4()
+    Job.objects.using(second).create(pk=key, task="t", queue="q", state="failed", finished_at=timezone.now(), error={})
+    lost = make("failed", crashes=1, lease=1)
+    Job.objects.using(second).filter(pk=key).update(node_losses=1, lease=1)
+    report = verify()
+    assert broken(report) == {"losses-explained": 2}
+    assert found(report)["losses-explained"].examples == [f"default:{lost.pk}", f"second:{key}"]
+
+
+def test_a_database_without_tables_is_named(second):
+    with connections[second].cursor() as cursor:
+        cursor.execute("DROP TABLE jobs_cancellation")
+    with pytest.raises(Unverifiable, match=r"'second' cannot be verified: .*run manage.py migrate"):
+        verify()
+
+
+# The schema
+
+
+def test_a_constraint_that_was_dropped_is_named(monkeypatch):
+    what = next(each for each in Job._meta.constraints if each.name == "jobs_job_owner")
+    with monkeypatch.context() as patch, connection.schema_editor() as editor:
+        # SQLite makes the table again, from the model.
+        patch.setattr(Job._meta, "constraints", [each for each in Job._meta.constraints if each is not what])
+        editor.remove_constraint(Job, what)
+    try:
+        report = verify()
+        assert broken(report) == {"schema-complete": 1}
+        assert found(report)["schema-complete"].examples == ["jobs_job_owner"]
+    finally:
+        with connection.schema_editor() as editor:
+            editor.add_constraint(Job, what)
+
+
+def test_an_index_that_was_dropped_is_named():
+    what = next(each for each in Job._meta.indexes if each.name == "jobs_job_ready")
+    with connection.schema_editor() as editor:
+        editor.remove_index(Job, what)
+    try:
+        assert found(verify())["schema-complete"].examples == ["jobs_job_ready"]
+    finally:
+        with connection.schema_editor() as editor:
+            editor.add_index(Job, what)
+
+
+# What it costs
+
+
+def test_history_is_read_back_to_the_window_or_all_of_it():
+    make("failed", age=WINDOW + 60, crashes=1, lease=1)
+    assert broken(verify()) == {}
+    assert broken(verify(everything=True)) == {"losses-explained": 1}
+    # A live job is live, however old it is.
+    make("scheduled", age=WINDOW + 60, run_at=ago(-LONG), crashes=1, lease=1)
+    assert broken(verify()) == {"losses-explained": 1}
+
+
+def test_it_only_reads_and_by_its_indexes(worker):
+    template = succeeded(age=2 * WINDOW)
+    names = ", ".join(field.column for field in Job._meta.concrete_fields if field.column != "id")
+    new_id = "gen_random_uuid()" if connection.vendor == "postgresql" else "lower(hex(randomblob(16)))"
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 50000) "
+            f"INSERT INTO jobs_job (id, {names}) SELECT {new_id}, {names} FROM jobs_job, n"
+        )
+    assert template.state == "succeeded"
+    for _ in range(5):
+        make("scheduled", age=LONG, expires_at=ago(LONG))
+        make("ready", age=LONG)
+        _published_long_ago()
+        make("running", node=make_node(dead_at=ago(LONG)))
+        make("running", node=worker)
+        make("failed")
+        _note("failed")
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE")
+    with CaptureQueriesContext(connection) as queries:
+        assert len(broken(verify(patient=False))) == 5
+    statements = [query["sql"] for query in queries]
+    assert not [sql for sql in statements if not sql.lstrip().startswith(("SELECT", "PRAGMA", "BEGIN", "ROLLBACK"))]
+    for sql in [sql for sql in statements if "jobs_job" in sql and "sqlite_master" not in sql and "pg_" not in sql]:
+        text = plan(sql)
+        assert "Seq Scan on jobs_job" not in text, f"{sql}\n{text}"
+        scans = [line for line in text.splitlines() if "SCAN jobs_job" in line and "USING" not in line]
+        assert not scans, f"{sql}\n{text}"
+
+
+# The command
+
+
+def run(*args: str) -> tuple[int, str, str]:
+    """The exit status, and what was written."""
+    out, err = StringIO(), StringIO()
+    try:
+        call_command("jobs", "verify", *args, stdout=out, stderr=err, no_color=True)
+    except CommandError as exc:
+        return exc.returncode, out.getvalue(), str(exc)
+    return 0, out.getvalue(), err.getvalue()
+
+
+def test_a_line_for_each_rule_and_exit_status_0():
+    status, out, _ = run()
+    lines = out.splitlines()
+    assert status == 0
+    assert [line.split()[0] for line in lines[:-1]] == [each.id for each in (*SHAPES, *RULES)]
+    assert {line.split()[1] for line in lines[:-1]} == {"ok"}
+    assert lines[-1] == f"{len(lines) - 1} rules, 0 violations, 0 recovering, 0 workers: nothing recovers without one"
+
+
+def test_violations_are_counted_named_and_exit_status_1(worker):
+    keys = {str(make("failed", crashes=1, lease=1).pk) for _ in range(7)}
+    make("ready", age=1)
+    status, out, error = run()
+    assert (status, error) == (1, "7 violations of the promise.")
+    assert "losses-explained       violations 7   each job" in out
+    assert "due-published          recovering 1   a job" in out
+    assert not any(key in out for key in keys)
+    _, out, _ = run("--verbosity", "2")
+    assert sum(key in out for key in keys) == 5
+    status, out, _ = run("--json")
+    report = json.loads(out)
+    assert (status, report["violations"], report["recovering"], report["workers"]) == (1, 7, 1, 1)
+    by_rule = {rule["rule"]: rule for rule in report["rules"]}
+    assert by_rule["losses-explained"]["violations"] == 7
+    assert len(by_rule["losses-explained"]["examples"]) == 5
+    assert set(by_rule["losses-explained"]["examples"]) < keys
+
+
+def test_a_database_that_is_away_is_exit_status_2(monkeypatch):
+    def away() -> None:
+        raise Unverifiable("the database 'default' cannot be verified: gone")
+
+    monkeypatch.setattr("jobs.verify._look", away)
+    assert run("--json") == (2, "", "the database 'default' cannot be verified: gone")
+
+
+# In a live system
+
+
+def test_a_busy_system_that_recovers_breaks_nothing(tmp_path):
+    """Under load, with processes and a worker that are killed, and right after."""
+    reports: list[Report] = []
+    ended = threading.Event()
+    failures: list[BaseException] = []
+
+    def verify_all_the_time() -> None:
+        try:
+            while not ended.is_set():
+                reports.append(verify(everything=True))
+        except BaseException as exc:
+            failures.append(exc)
+        finally:
+            connection.close()
+
+    with Worker(concurrency=2) as first, Worker(concurrency=2):
+        verifier = threading.Thread(target=verify_all_the_time)
+        verifier.start()
+        try:
+            ids = [tasks.effect.apply_async((f"e{n}",), countdown=n % 3).id for n in range(80)]
+            ids += [tasks.kills_once.delay(f"k{n}", str(tmp_path / f"k{n}")).id for n in range(3)]
+            gone = tasks.waits.delay("w", str(tmp_path / "started"), str(tmp_path / "gate")).id
+            wait_for((tmp_path / "started").exists, 30, "a body runs")
+            first.kill()
+            (tmp_path / "gate").touch()
+            wait_ended(*ids, gone, timeout=60)
+        finally:
+            ended.set()
+            verifier.join(60)
+    assert not failures
+    assert len(reports) > 3
+    assert [broken(report) for report in reports if report.violations] == []
+    assert broken(verify(everything=True)) == {}
+
+
+def test_rescue_and_relay_put_right_what_recovers(worker):
+    make("running", node=make_node(dead_at=timezone.now()))
+    make("scheduled", age=1)
+    make("ready", expires_at=ago(1), dispatched_at=timezone.now())
+    assert recovering(verify()) == {"dead-node-rescued": 1, "due-published": 1, "expired-cancelled": 1}
+    with databases.side() as side:
+        Rescue(side).run_once()
+    Relay().run_once()
+    assert recovering(verify()) == {}
