@@ -37,3 +37,7 @@ LOGGING = {
     "handlers": {"console": {"class": "logging.StreamHandler"}},
     "loggers": {"jobs": {"handlers": ["console"], "level": "INFO", "propagate": True}},
 }
+#: Celery's own settings, for the workers that a scenario starts.
+globals().update(
+    {f"CELERY_{name.upper()}": value for name, value in json.loads(os.environ.get("JOBS_TEST_CELERY", "{}")).items()}
+)

@@ -319,6 +319,12 @@ def _sleep(key, where):
         time.sleep(60)
 
 
+@shared_task
+def commits_slowly(key):
+    """The COMMIT takes its time (see ``Database.slow_commits``)."""
+    Effect.objects.create(key=key, pid=os.getpid(), note="slow commit")
+
+
 @shared_task(autoretry_for=(TimeoutError,), max_retries=2, default_retry_delay=0, retry_backoff=False)
 def gives_up(key, cured=None):
     Effect.objects.create(key=key, pid=os.getpid())

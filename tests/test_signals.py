@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import uuid
 from collections import defaultdict
 from functools import partial
@@ -231,7 +232,7 @@ def test_a_dead_workers_job_is_rescued_and_fails_at_its_limit(told, node, settin
 
 
 def test_a_process_that_died_and_one_that_was_too_slow(told, node):
-    own = rescue.OwnJobs(own_board := Board())
+    own = rescue.OwnJobs(own_board := Board(), os.getpid())
     own_board.node = node.pk
     dead = 2**22 + 1
     crashed, slow = tasks.effect.delay("a"), tasks.effect.delay("b")

@@ -13,7 +13,7 @@ from django.core.management import call_command
 from django.db import connection, connections
 
 from jobs import publisher
-from tests.servers import Postgres, Server
+from tests.servers import Postgres, Server, wait_for
 
 SQLITE_OPTIONS = {
     "transaction_mode": "IMMEDIATE",
@@ -60,6 +60,16 @@ class Database:
                 "CREATE CONSTRAINT TRIGGER slow_commit AFTER INSERT ON tests_effect DEFERRABLE INITIALLY DEFERRED "
                 "FOR EACH ROW WHEN (NEW.note = 'slow commit') EXECUTE FUNCTION slow_commit()"
             )
+
+    def wait_inside_commit(self) -> None:
+        sql = "SELECT count(*) FROM pg_stat_activity WHERE query ILIKE 'COMMIT%' AND wait_event = 'PgSleep'"
+
+        def found() -> int:
+            with connection.cursor() as cursor:
+                cursor.execute(sql)
+                return int(cursor.fetchone()[0])
+
+        wait_for(found, 30, "somebody is inside a slow COMMIT")
 
     def mend(self) -> None:
         if self._server is not None:

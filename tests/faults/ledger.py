@@ -16,6 +16,7 @@ from django.db.models import Count, Max
 
 from jobs.conf import conf
 from jobs.models import ENDED, Job
+from jobs.verify import verify
 from tests import tasks
 from tests.faults.broker import Broker
 from tests.models import Effect, Order
@@ -60,6 +61,11 @@ class Ledger:
         while len(keys) < jobs:
             keys += self._transaction(task, options)
         return keys
+
+    def note(self, key: str, result: Any) -> None:
+        """Take a job into the books that the scenario enqueued itself."""
+        Order.objects.create(key=key, job=result.id)
+        self.committed.append(key)
 
     @contextmanager
     def load(self, jobs: int = LEAST, forgive: tuple[type[Exception], ...] = ()) -> Iterator[None]:
@@ -129,7 +135,7 @@ class Ledger:
         states = {str(pk): state for pk, state in Job.objects.values_list("pk", "state")}
         effects = Counter(Effect.objects.values_list("key", flat=True))
         expected = {job: otherwise.get(key, "succeeded") for job, key in orders.items()}
-        broken = {
+        broken: dict[str, set] = {
             "committed orders that are not there": set(self.committed) - keys,
             "lost": {key for job, key in orders.items() if expected[job] == "succeeded" and not effects[key]},
             "effects twice": {key for key, count in effects.items() if count > 1},
@@ -139,7 +145,11 @@ class Ledger:
                 (orders[job], states.get(job), state) for job, state in expected.items() if states.get(job) != state
             },
         }
-        # The one place for `manage.py jobs verify`: broken["verify"] = what jobs.verify finds.
+        broken["verify"] = {
+            (finding.says, finding.violations, *finding.examples)
+            for finding in verify(patient=False).findings
+            if finding.violations
+        }
         found = {what: sorted(which, key=str)[:10] for what, which in broken.items() if which}
         assert not found, found
         assert len(keys) >= LEAST, f"{len(keys)} jobs are too few for a scenario"
