@@ -44,10 +44,16 @@ def pytest_collection_modifyitems(config, items) -> None:
         if "Guard:" not in (item.function.__doc__ or ""):
             raise pytest.UsageError(f"{item.nodeid}: the docstring has to name its guard, after 'Guard:'")
         item.add_marker(pytest.mark.timeout(300, method="signal"))
-    if faults_mode(config) == "quick":
-        slow = [item for item in ours if item.get_closest_marker("quick") is None]
-        items[:] = [item for item in items if item not in slow]
-        config.hook.pytest_deselected(items=slow)
+    mode = faults_mode(config)
+    left = [
+        item
+        for item in ours
+        if (mode == "quick" and item.get_closest_marker("quick") is None)
+        or (mode != "all" and item.get_closest_marker("long") is not None)
+    ]
+    if left:
+        items[:] = [item for item in items if item not in left]
+        config.hook.pytest_deselected(items=left)
 
 
 @pytest.hookimpl(wrapper=True)

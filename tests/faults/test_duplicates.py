@@ -6,11 +6,13 @@ import pytest
 
 from tests import tasks
 from tests.faults import messages
+from tests.faults.guards import guard
 from tests.faults.ledger import WORK
 from tests.faults.worker import workers
 
 
 @pytest.mark.quick
+@guard("jobs/lifecycle.py", "        pk=job_id,\n        state=State.READY,\n", "        pk=job_id,\n")
 def test_every_message_delivered_two_to_five_times_in_any_order(ledger, broker):
     """At once to four processes of two workers, and all of them again when the jobs have ended: one run each.
 
