@@ -219,8 +219,9 @@ class _Process:
         while self._listen(LOOK):
             self._last_look = time.monotonic()
             if time.monotonic() >= next_beat:
-                next_beat = time.monotonic() + conf().HEARTBEAT
-                self._try(self._beat)
+                # A beat that failed is repeated soon: nothing is claimed here as long as the node is silent.
+                pause = conf().HEARTBEAT if self._try(self._beat) else min(1.0, conf().HEARTBEAT)
+                next_beat = time.monotonic() + pause
             if self.own.has_dead() or self._is_overdue():
                 self._fell.set()
             if not all(thread.is_alive() for thread in threads):
@@ -272,7 +273,7 @@ class _Process:
                 logger.error("the heartbeat hangs: the companion starts again", extra={"action": "companion_hangs"})
                 os._exit(1)
 
-    def _beat(self) -> None:
+    def _beat(self) -> bool:
         if not self.registered:
             self._register()
         elif not rescue.beat(self.side, self.board.node):
@@ -280,6 +281,7 @@ class _Process:
             self.board.node = uuid.uuid4()
             self._register()
         self.board.note_beat()
+        return True
 
     def _admit(self) -> bool:
         instance.check_all()

@@ -26,7 +26,7 @@ from jobs.syncpoints import reach
 logger = logging.getLogger("jobs")
 
 #: Seconds between the attempts to reach a database that is away, and how often.
-RECONNECT = (0.0, 0.1, 0.5, 1.0, 2.0, 4.0)
+RECONNECT = (0.0, 0.1, 0.4, *[0.5] * 14)
 
 
 class Run:

@@ -19,9 +19,9 @@ FAULTS = Path(__file__).parent / "faults"
 def pytest_addoption(parser) -> None:
     parser.addoption(
         "--faults",
-        choices=("quick", "rotate", "all"),
-        help="also run tests/faults: the quick ones, each in one cell, or each in every cell (default: not at all, "
-        "rotate if tests/faults is named)",
+        choices=("quick", "rotate", "all", "bounds"),
+        help="also run tests/faults: the quick ones, each in one cell, each in every cell, or the bounds with default "
+        "clocks (default: not at all, rotate if tests/faults is named)",
     )
 
 

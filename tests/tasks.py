@@ -40,6 +40,11 @@ def effect(key, note=""):
     return key
 
 
+@shared_task(atomic=False)
+def naps(key):
+    time.sleep(0.5)
+
+
 @shared_task
 def lingers(key):
     """Long enough for a second run to meet the first one."""

@@ -26,7 +26,7 @@ def pytest_generate_tests(metafunc) -> None:
         return
     marks = {mark.name: mark.args for mark in metafunc.definition.iter_markers()}
     cells = list(product(marks.get("databases", ("postgres",)), marks.get("brokers", tuple(BROKERS))))
-    if faults_mode(metafunc.config) != "all":
+    if faults_mode(metafunc.config) not in ("all", "bounds"):
         cells = [cells[_turn(metafunc) % len(cells)]]
     metafunc.parametrize("cell", cells, ids=["-".join(cell) for cell in cells])
 
@@ -50,6 +50,7 @@ def pytest_collection_modifyitems(config, items) -> None:
         for item in ours
         if (mode == "quick" and item.get_closest_marker("quick") is None)
         or (mode != "all" and item.get_closest_marker("long") is not None)
+        or (mode == "bounds") != (item.get_closest_marker("bounds") is not None)
     ]
     if left:
         items[:] = [item for item in items if item not in left]
@@ -63,6 +64,7 @@ def pytest_pyfunc_call(pyfuncitem) -> Iterator[None]:
     if ledger is not None:
         assert ledger.recovered is not None, "a scenario ends with ledger.check(within=...)"
         pyfuncitem.user_properties.append(("recovered", f"{ledger.recovered:.1f}"))
+        pyfuncitem.user_properties.append(("measured", ledger.measured))
     return result
 
 
@@ -73,6 +75,12 @@ def pytest_terminal_summary(terminalreporter) -> None:
         terminalreporter.section("seconds to recover, and in all")
         for recovered, report in rows:
             terminalreporter.line(f"{recovered:>6} {report.duration:6.1f}  {report.nodeid}")
+    measured = [(report.nodeid, dict(report.user_properties).get("measured")) for report in reports]
+    if measured := [(nodeid, text) for nodeid, text in measured if text]:
+        terminalreporter.section("the bounds: scenario, broker, lost, twice, stuck, measured")
+        for nodeid, text in sorted(measured):
+            name, _, cell = nodeid.rpartition("::test_")[2].rstrip("]").partition("[")
+            terminalreporter.line(f"| {name.replace('_', ' ')} | {cell.split('-')[1]} | 0 | 0 | 0 | {text} |")
 
 
 @pytest.fixture(scope="session")

@@ -52,6 +52,8 @@ class Ledger:
         #: Keys whose COMMIT was answered.
         self.committed: list[str] = []
         self.recovered: float | None = None
+        #: What a scene of the bounds measured, for the README's table.
+        self.measured = ""
         self._numbers = itertools.count()
         self._transactions = itertools.count()
 
@@ -109,6 +111,14 @@ class Ledger:
         """Wait until the workers have committed so many more effects: they are in the middle of their work."""
         enough = Effect.objects.count() + more
         wait_for(lambda: Effect.objects.count() >= enough, 60, f"{more} more effects")
+
+    def measure(self, bound: float, action: Callable[[], Any]) -> None:
+        """Hold the seconds that ``action`` takes against a bound that users are told."""
+        began = time.monotonic()
+        action()
+        seconds = time.monotonic() - began
+        self.measured = f"{seconds:.1f} s"
+        assert seconds < bound, f"{seconds:.1f} s, and not {bound:g} s"
 
     def check(self, within: float, otherwise: Mapping[str, str] | None = None) -> None:
         """Wait until nothing is under way, and hold what is there against the promise.

@@ -1,0 +1,128 @@
+"""The bounds that users are told, measured with the clocks that they get.
+
+    pytest tests/faults --faults=bounds
+
+The summary at the end is the README's table. Each scene has a bound in seconds, and runs on every broker.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+from django.db import connection
+from django.db.models import Sum
+
+from jobs.models import Job
+from tests import tasks
+from tests.faults.ledger import Ledger
+from tests.faults.process import Process
+from tests.faults.worker import Worker, workers
+from tests.harness import in_body, wait_ended
+
+pytestmark = pytest.mark.bounds
+
+
+@pytest.fixture(autouse=True)
+def default_clocks(settings, monkeypatch):
+    settings.JOBS = {}
+    monkeypatch.setenv("JOBS_TEST_CLOCKS", "default")
+
+
+def held_up(ledger: Ledger, tmp_path, key: str):
+    """A job whose first run holds its transaction open, and whose second does not; its id and its process."""
+    started = tmp_path / "started"
+    job = tasks.gated.delay(key, str(started), str(tmp_path / "gate"))
+    ledger.note(key, job)
+    return job.id, Process(in_body(job.id, started))
+
+
+def test_child_dead(ledger, tmp_path):
+    """A pool process is killed in its body.
+
+    Guard: the board of what each process runs (``rescue.OwnJobs.settle_dead``).
+    """
+    ledger.enqueue(300)
+    with workers(2):
+        key, child = held_up(ledger, tmp_path, "held")
+        child.kill()
+        ledger.measure(5, lambda: wait_ended(key))
+        ledger.check(within=60)
+
+
+def test_node_dead(ledger, tmp_path):
+    """A whole worker is killed.
+
+    Guard: rescue gives back the jobs of dead nodes (``rescue.give_back_all``).
+    """
+    ledger.enqueue(300)
+    with Worker(concurrency=1) as first:
+        key, _ = held_up(ledger, tmp_path, "held")
+        with Worker():
+            first.kill()
+            ledger.measure(30, lambda: wait_ended(key))
+            ledger.check(within=60)
+
+
+@pytest.mark.brokers("redis", "rabbitmq")
+def test_broker_back(ledger, broker):
+    """The broker is killed under load, and comes back after half a minute.
+
+    Guard: the relay publishes what did not leave (``Relay._publish_due``).
+    """
+    with workers(2) as both:
+        with ledger.load(200):
+            ledger.wait_effects(50)
+            broker.kill()
+            time.sleep(30)
+            ledger.wait_committed(50)
+        broker.start()
+        ledger.measure(10, lambda: ledger.check(within=60))
+        assert all(worker.main.is_alive for worker in both)
+
+
+def test_database_back(ledger, database):
+    """PostgreSQL is killed, and comes back after 40 seconds. Nobody is declared dead for it.
+
+    Guard: who was away himself judges nobody (``rescue.Rescue._silent``).
+    """
+    ledger.enqueue(600, tasks.lingers)
+    with workers(2):
+        ledger.wait_effects(50)
+        database.kill()
+        time.sleep(40)
+        database.start()
+        ledger.measure(10, lambda: ledger.check(within=60))
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM jobs_node WHERE dead_at IS NOT NULL")
+            assert cursor.fetchone() == (0,)
+    assert not Job.objects.filter(crashes__gt=0).exists()
+
+
+def test_broker_emptied(ledger, broker):
+    """Everything that was published is gone.
+
+    Guard: the relay looks for lost messages (``Suspects.publish_again``).
+    """
+    ledger.enqueue(300)
+    assert broker.drop_messages() > 100
+    with workers(2):
+        ledger.measure(60, lambda: ledger.check(within=90))
+
+
+@pytest.mark.timeout(900)
+def test_backlog(ledger):
+    """100,000 jobs wait for one slow worker, for several times the grace.
+
+    Guard: a published job is suspect only if its message cannot be in the queue any more (``relay.Suspects``).
+    """
+    for first in range(0, 100_000, 10_000):
+        tasks.naps.delay_many([(f"n{number}",) for number in range(first, first + 10_000)])
+    with Worker(concurrency=1):
+        time.sleep(float(os.environ.get("JOBS_BACKLOG_SECONDS") or 60))
+        copies = Job.objects.aggregate(Sum("republished"))["republished__sum"]
+        assert Job.objects.filter(lease__gt=0).count() > 50
+    ledger.measured = f"{copies / 1000:.2f} % published again"
+    ledger.recovered = 0.0
+    assert copies <= 1000
