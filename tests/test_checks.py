@@ -24,6 +24,8 @@ from tests.harness import ROOT
 def _only_their_own_tasks(monkeypatch):
     """The apps made here do not share the tasks of other tests."""
     monkeypatch.setattr(_state, "_on_app_finalizers", set())
+    # Celery prefers it to any setting.
+    monkeypatch.delenv("CELERY_BROKER_URL", raising=False)
 
 
 def body() -> None:
