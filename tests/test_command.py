@@ -242,6 +242,15 @@ def test_exit_status_is_1_if_a_job_could_not_be_retried():
     assert "Traceback" not in done.stderr
 
 
+def test_exit_status_is_2_if_the_settings_are_unusable():
+    """And not 1, with which verify says that the promise is broken."""
+    command_line = [sys.executable, "manage.py", "jobs", "verify"]
+    env = environment(JOBS_TEST_SETTINGS=json.dumps({"RELAI": 1}))
+    done = subprocess.run(command_line, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "jobs.E001" in done.stderr
+
+
 # Maintenance
 
 

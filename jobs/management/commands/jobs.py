@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import SUPPRESS, ArgumentParser, RawDescriptionHelpFormatter
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandParser, DjangoHelpFormatter
+from django.core.management.base import BaseCommand, CommandParser, DjangoHelpFormatter, SystemCheckError
 from django.utils.text import capfirst
 
 from jobs.commands import SUBCOMMANDS
@@ -38,6 +38,14 @@ class Command(BaseCommand):
             for flag, settings in subcommand.options:
                 sub.add_argument(flag, **settings)
             _add_common_options(sub)
+
+    def check(self, *args: Any, **kwargs: Any) -> None:
+        try:
+            super().check(*args, **kwargs)
+        except SystemCheckError as exc:
+            # 1 is a subcommand's own answer (verify: the promise is broken), and none was run.
+            exc.returncode = 2
+            raise
 
     def handle(self, *args: Any, subcommand: str, **options: Any) -> None:
         chosen = next(each for each in SUBCOMMANDS if each.name == subcommand)

@@ -1,0 +1,329 @@
+"""System checks: each says what it should, with a cure, and nothing is said about our own settings."""
+
+from __future__ import annotations
+
+import logging
+import re
+import socket
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import celery
+import pytest
+from celery import Celery, _state, signals
+from django.core.checks import CheckMessage, run_checks
+from django.db import connections
+
+from jobs import checks, project
+from jobs.conf import celery_settings
+from tests.harness import ROOT
+
+
+@pytest.fixture(autouse=True)
+def _only_their_own_tasks(monkeypatch):
+    """The apps made here do not share the tasks of other tests."""
+    monkeypatch.setattr(_state, "_on_app_finalizers", set())
+    # Celery prefers it to any setting.
+    monkeypatch.delenv("CELERY_BROKER_URL", raising=False)
+
+
+def body() -> None:
+    """Of every task here."""
+
+
+def app(url: str = "jobs://", **settings) -> Celery:
+    made = Celery("checked", task_cls="jobs.task:Task", set_as_current=False, fixups=[])
+    made.conf.update({**celery_settings(url), **settings})
+    return made
+
+
+def worker(of: Celery | None = None, **more) -> SimpleNamespace:
+    pool = {"pool_cls": "celery.concurrency.prefork:TaskPool", "pool_start_method": "fork", "prefetch_multiplier": 1}
+    return SimpleNamespace(**{"app": of or app(), "time_limit": None, **pool, **more})
+
+
+def ids(messages: list[CheckMessage]) -> list[str]:
+    for message in messages:
+        assert message.hint
+    return [message.id for message in messages]
+
+
+# What is well
+
+
+@pytest.mark.parametrize("url", ["jobs://", "redis://localhost/0", "rediss://localhost/0", "amqp://localhost//"])
+def test_nothing_is_said_about_our_own_settings(url):
+    own = app(url)
+
+    own.task(name="t.job")(body)
+    own.task(name="t.stock", base=celery.Task)(body)
+    assert checks.check_celery(own) == []
+    assert checks.for_worker(worker(own)) == []
+
+
+def test_nothing_is_said_about_the_example():
+    assert [message for message in run_checks() if message.id.startswith("jobs.")] == []
+
+
+# Celery's settings
+
+
+@pytest.mark.parametrize(
+    ("expected", "url", "settings", "text"),
+    [
+        ("jobs.E008", "jobs://", {"task_protocol": 1}, "task_protocol is 1"),
+        ("jobs.E009", "jobs://", {"accept_content": ["pickle"]}, "['pickle']"),
+        ("jobs.W002", "jobs://", {"task_always_eager": True}, "in their caller"),
+        ("jobs.W005", "jobs://", {"task_acks_late": False}, "GRACE"),
+        ("jobs.W006", "jobs://", {"task_acks_on_failure": False}, "task_acks_on_failure = False:"),
+        ("jobs.W006", "jobs://", {"task_acks_on_timeout": False}, "task_acks_on_timeout = False:"),
+        ("jobs.W006", "jobs://", {"task_reject_on_worker_lost": True}, "task_reject_on_worker_lost = True:"),
+        (
+            "jobs.W006",
+            "jobs://",
+            {
+                "task_acks_on_failure_or_timeout": False,
+                "task_acks_on_failure": None,
+                "task_acks_on_timeout": None,
+            },
+            "task_acks_on_failure = False, task_acks_on_timeout = False:",
+        ),
+        ("jobs.W007", "jobs://", {"worker_cancel_long_running_tasks_on_connection_loss": True}, "blinks"),
+        ("jobs.W008", "jobs://", {"broker_connection_max_retries": 100}, "broker_connection_max_retries = 100"),
+        ("jobs.W008", "jobs://", {"broker_connection_retry": False}, "broker_connection_retry = False"),
+        ("jobs.W008", "jobs://", {"broker_connection_retry_on_startup": False}, "retry_on_startup = False"),
+        ("jobs.W008", "amqp://", {"broker_channel_error_retry": False}, "broker_channel_error_retry = False"),
+        ("jobs.W009", "amqp://", {"broker_transport_options": {}}, "does not confirm"),
+    ],
+)
+def test_a_setting_of_celery_that_harms(expected, url, settings, text):
+    found = checks.check_celery(app(url, **settings))
+    assert ids(found) == [expected]
+    assert text in found[0].msg
+    assert checks.for_worker(worker(app(url, **settings))) == found
+
+
+def test_deprecated_settings_that_others_override_harm_nobody():
+    assert checks.check_celery(app(task_acks_on_failure_or_timeout=False)) == []
+    assert checks.check_celery(app("redis://localhost", broker_channel_error_retry=False)) == []
+
+
+def test_the_defaults_of_celery_are_warnings_and_no_errors():
+    plain = Celery("plain", broker="amqp://", task_cls="jobs.task:Task", set_as_current=False, fixups=[])
+    found = checks.check_celery(plain)
+    assert ids(found) == ["jobs.W005", "jobs.W008", "jobs.W009"]
+    assert not any(message.is_serious() for message in found)
+
+
+def test_manage_py_check_looks_at_the_project_app(monkeypatch):
+    monkeypatch.setattr(project, "celery_app", lambda: app(task_protocol=1))
+    assert "jobs.E008" in ids(run_checks(tags=["jobs"]))
+    monkeypatch.setattr(project, "celery_app", lambda: None)
+    assert ids(run_checks(tags=["jobs"])) == ["jobs.W016"]
+
+
+# Databases
+
+
+class Router:
+    """``routes``: the database of each app label; ``kept_out``: those that no table of ours may be in."""
+
+    routes: dict[str, str] = {}
+    kept_out: tuple[str, ...] = ()
+
+    def db_for_write(self, model, **hints):
+        return self.routes.get(model._meta.app_label)
+
+    def allow_migrate(self, db, app_label, **hints):
+        return False if db in self.kept_out and app_label == "jobs" else None
+
+
+@pytest.fixture
+def route(settings):
+    def use(routes: dict[str, str], kept_out: tuple[str, ...] = ()) -> None:
+        router = Router()
+        router.routes, router.kept_out = routes, kept_out
+        settings.DATABASE_ROUTERS = [router]
+
+    return use
+
+
+def test_jobs_that_are_routed_out_of_their_databases(route):
+    route({"jobs": "elsewhere"})
+    [message] = checks.check_routing()
+    assert (message.id, "'elsewhere'" in message.msg, "'elsewhere'" in message.hint) == ("jobs.E005", True, True)
+    assert "jobs.E005" in ids(checks.for_worker(worker()))
+
+
+def test_tables_that_the_routers_keep_out(route):
+    route({}, kept_out=("default",))
+    assert ids(checks.check_routing()) == ["jobs.E006"]
+
+
+def test_jobs_that_live_apart_from_the_data(route):
+    route({"shop": "data", "tests": "data"})
+    [message] = checks.check_routing()
+    assert (message.id, "(data)" in message.hint) == ("jobs.W003", True)
+    # Some other data may well be elsewhere.
+    route({"shop": "data"})
+    assert checks.check_routing() == []
+
+
+def test_a_database_that_does_not_commit(settings, monkeypatch):
+    monkeypatch.setitem(settings.DATABASES["default"], "AUTOCOMMIT", False)
+    assert ids(checks.check_transactions()) == ["jobs.E007"]
+
+
+def test_another_isolation_level(settings, monkeypatch):
+    monkeypatch.setattr(connections["default"], "vendor", "postgresql")
+    for level, expected in ((None, []), (2, []), (3, ["jobs.W004"]), (4, ["jobs.W004"])):
+        monkeypatch.setitem(settings.DATABASES["default"]["OPTIONS"], "isolation_level", level)
+        assert ids(checks.check_transactions()) == expected
+
+
+def test_naive_times(settings):
+    settings.USE_TZ = False
+    assert ids(checks.check_time_zones()) == ["jobs.E004"]
+
+
+def test_unusable_settings_are_said_once(settings):
+    settings.JOBS = {"RELAI": 1}
+    assert ids(checks.for_worker(worker())) == ["jobs.E001"]
+
+
+# Workers
+
+
+@pytest.mark.parametrize(
+    ("expected", "more"),
+    [
+        ("jobs.E003", {"pool_cls": "celery.concurrency.gevent:TaskPool"}),
+        ("jobs.E003", {"pool_cls": "celery.concurrency.eventlet"}),
+        ("jobs.E011", {"pool_start_method": "spawn"}),
+        ("jobs.W012", {"prefetch_multiplier": 0}),
+    ],
+)
+def test_an_option_of_a_worker_that_harms(expected, more):
+    assert ids(checks.for_worker(worker(**more))) == [expected]
+
+
+def test_a_database_in_memory(settings, monkeypatch):
+    monkeypatch.setitem(settings.DATABASES["default"], "ENGINE", "django.db.backends.sqlite3")
+    monkeypatch.setitem(settings.DATABASES["default"], "NAME", "file:memorydb?mode=memory&cache=shared")
+    monkeypatch.setitem(settings.DATABASES["default"], "OPTIONS", {"transaction_mode": "IMMEDIATE"})
+    assert ids(checks.for_worker(worker())) == ["jobs.E012"]
+    # Django's tests run on such ones.
+    assert [message for message in run_checks() if message.id.startswith("jobs.")] == []
+
+
+def test_an_app_whose_tasks_are_stock():
+    plain = Celery("plain", set_as_current=False, fixups=[])
+    plain.conf.update(celery_settings())
+    assert ids(checks.for_worker(worker(plain))) == ["jobs.W001"]
+
+
+def test_tasks_with_another_serializer():
+    own = app(task_serializer="pickle", accept_content=["json", "pickle"])
+    own.task(name="t.odd")(body)
+    own.task(name="t.even", serializer="json")(body)
+    own.task(name="t.stock", base=celery.Task)(body)
+    [message] = checks.for_worker(worker(own))
+    assert (message.id, "raise: t.odd." in message.msg) == ("jobs.E010", True)
+
+
+def test_tasks_without_a_time_limit():
+    own = app(task_time_limit=None, task_soft_time_limit=None)
+    for number in range(7):
+        own.task(name=f"t.{number}")(body)
+    own.task(name="t.limited", time_limit=60)(body)
+    own.task(name="t.stock", base=celery.Task)(body)
+    [message] = checks.for_worker(worker(own))
+    assert (message.id, "t.0, t.1, t.2, t.3, t.4 and 2 more" in message.msg) == ("jobs.W011", True)
+    assert checks.for_worker(worker(own, time_limit=900)) == [], "celery worker --time-limit"
+    threads = worker(own, pool_cls="celery.concurrency.thread:TaskPool")
+    assert checks.for_worker(threads) == [], "has no time limits at all"
+
+
+def test_stock_tasks_that_redis_would_deliver_twice():
+    own = app("redis://localhost", broker_transport_options={"visibility_timeout": 60})
+    own.task(name="t.job")(body)
+    own.task(name="t.short", base=celery.Task, time_limit=50)(body)
+    assert checks.for_worker(worker(own)) == [], "a second delivery of a job is ignored"
+    own.task(name="t.stock", base=celery.Task)(body)
+    [message] = checks.for_worker(worker(own))
+    assert (message.id, "no jobs: t.stock." in message.msg) == ("jobs.W010", True)
+
+
+def test_a_broker_that_no_other_process_shares():
+    assert ids(checks.for_worker(worker(app("memory://")))) == ["jobs.W014"]
+
+
+def test_a_check_that_was_silenced_is_silent(settings):
+    settings.SILENCED_SYSTEM_CHECKS = ["jobs.W014"]
+    assert checks.for_worker(worker(app("memory://"))) == []
+
+
+def test_a_check_that_fails_stops_nobody_and_keeps_what_it_found(monkeypatch):
+    monkeypatch.setattr(Celery, "connection_for_write", lambda self: 1 / 0)
+    found = checks.check_celery(app(task_protocol=1))
+    assert ids(found) == ["jobs.E008", "jobs.W015"]
+    assert "ZeroDivisionError" in found[1].msg
+
+
+# Redis
+
+
+@pytest.mark.servers
+def test_a_redis_that_throws_messages_away(redis_server, caplog):
+    own = app(redis_server.url)
+    own.task(name="t.job")(body)
+    with own.connection_for_write() as connection, connection.channel() as channel:
+        client = channel.client
+        try:
+            for memory, policy, expected in (
+                (0, "allkeys-lru", []),
+                (10**8, "noeviction", []),
+                (10**8, "volatile-lru", []),
+                (10**8, "allkeys-lru", ["jobs.W013"]),
+            ):
+                client.config_set("maxmemory", memory)
+                client.config_set("maxmemory-policy", policy)
+                assert ids(checks.check_redis(own)) == expected, (memory, policy)
+            signals.worker_ready.send(sender=type("Consumer", (), {"app": own}))
+            assert [record.check for record in caplog.records if hasattr(record, "check")] == ["jobs.W013"]
+        finally:
+            client.config_set("maxmemory", 0)
+            client.config_set("maxmemory-policy", "noeviction")
+
+
+@pytest.mark.parametrize("how", ["refuses", "hangs"])
+def test_a_redis_that_is_away_holds_nobody_up(how):
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        if how == "hangs":
+            listening.listen()
+        began = time.monotonic()
+        assert checks.check_redis(app(f"redis://127.0.0.1:{listening.getsockname()[1]}")) == []
+        assert time.monotonic() - began < 3
+
+
+def test_other_brokers_are_not_asked(monkeypatch, caplog):
+    monkeypatch.setattr(Celery, "connection_for_write", app().connection_for_write)
+    with caplog.at_level(logging.DEBUG, "jobs"):
+        assert checks.check_redis(app()) == []
+    assert caplog.records == []
+
+
+# The book of ids
+
+
+def test_the_readme_names_every_check():
+    source = "".join(path.read_text() for path in (ROOT / "jobs" / "checks").glob("*.py"))
+    known = set(re.findall(r'id="jobs\.([EW]\d{3})"', source))
+    named = set(re.findall(r"^\| `([EW]\d{3})` \|", (ROOT / "README.md").read_text(), re.M))
+    assert known == named
+    assert {int(name[1:]) for name in known if name[0] == "E"} == set(range(1, 13))
+    assert {int(name[1:]) for name in known if name[0] == "W"} == set(range(1, 17))
+    tested = set(re.findall(r"jobs\.([EW]\d{3})", Path(__file__).read_text()))
+    assert known - tested <= {"E002"}, "is tested with the workers"
