@@ -288,15 +288,10 @@ def replay(job_id: uuid.UUID, using: str) -> bool:
 
 
 def due(using: str, limit: int) -> list[uuid.UUID]:
-    """What should be published now: its time has come, or its message is missing."""
-    rows = Job.objects.using(using)
-    ids = list(
-        rows.filter(state=State.READY, dispatched_at=None).order_by("run_at").values_list("pk", flat=True)[:limit]
-    )
-    if len(ids) < limit:
-        scheduled = rows.filter(state=State.SCHEDULED, run_at__lte=Now()).order_by("run_at")
-        ids += scheduled.values_list("pk", flat=True)[: limit - len(ids)]
-    return ids
+    """What should be published now: up to ``limit`` jobs whose message is missing, and as many whose time has come."""
+    rows = Job.objects.using(using).order_by("run_at").values_list("pk", flat=True)
+    missing = rows.filter(state=State.READY, dispatched_at=None)[:limit]
+    return [*missing, *rows.filter(state=State.SCHEDULED, run_at__lte=Now())[:limit]]
 
 
 def dispatch(ids: Iterable[uuid.UUID], using: str) -> list[Job]:
@@ -317,15 +312,14 @@ def undispatch(ids: Iterable[uuid.UUID], using: str) -> int:
     return Job.objects.using(using).filter(pk__in=list(ids), state=State.READY).update(dispatched_at=None)
 
 
-def dispatch_again(jobs: Iterable[Job], using: str) -> list[Job]:
-    """Take suspects for another copy of their message. Race: another relay did; ``dispatched_at`` decides."""
-    taken = []
-    for job in jobs:
-        # Not "=": SQLite's clock writes three digits of the second, and Django six.
-        same = Job.objects.using(using).filter(pk=job.pk, state=State.READY, dispatched_at__lte=job.dispatched_at)
-        if same.update(dispatched_at=Now(), republished=F("republished") + 1):
-            taken.append(job)
-    return taken
+def dispatch_again(ids: Iterable[uuid.UUID], until: datetime.datetime, using: str) -> list[Job]:
+    """Take jobs that were published before ``until`` for another copy. Race: as :func:`dispatch`."""
+    with transaction.atomic(using=using):
+        old = Job.objects.using(using).filter(state=State.READY, dispatched_at__lte=until, pk__in=list(ids))
+        rows = _lock(old, using)
+        taken = Job.objects.using(using).filter(pk__in=[job.pk for job in rows])
+        taken.update(dispatched_at=Now(), republished=F("republished") + 1)
+    return sorted(rows, key=lambda job: job.run_at)
 
 
 def settle_running(key: uuid.UUID, using: str, transition: Callable[[Job], bool], **where: Any) -> bool:

@@ -155,6 +155,25 @@ def test_an_empty_queue_brings_published_jobs_back_and_doubles_their_grace(publi
     assert Relay().run_once()["republished"] == 1
 
 
+def test_an_empty_queue_brings_all_of_a_long_backlog_back(published, settings, monkeypatch):
+    """The first copies fill the queue again, and must not hide what else was lost."""
+    settings.JOBS = {**settings.JOBS, "BATCH": 20}
+    tasks.noop.delay_many([(n,) for n in range(90)])
+    Job.objects.update(dispatched_at=ago(60))
+    relay = Relay()
+    publish = publisher.publish
+
+    def fill(*args, **kwargs):
+        published.depth = 20
+        return publish(*args, **kwargs)
+
+    monkeypatch.setattr(publisher, "publish", fill)
+    assert relay.run_once()["republished"] == 90
+    assert len(set(published.sent)) == 90
+    relay._next_look = 0
+    assert relay.run_once()["republished"] == 0
+
+
 def test_a_long_backlog_is_not_published_again(published):
     tasks.noop.delay_many([(n,) for n in range(50)])
     Job.objects.update(dispatched_at=ago(3600))

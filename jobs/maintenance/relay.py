@@ -41,7 +41,7 @@ class Relay:
     def run_once(self) -> dict[str, int]:
         """Expire, publish what is due, and from time to time look for lost messages."""
         done = {"expired": 0, "published": 0, "republished": 0}
-        look = time.monotonic() >= self._next_look
+        look = time.monotonic() >= self._next_look or any(each.is_behind for each in self._suspects.values())
         if look:
             self._next_look = time.monotonic() + conf().GRACE / 4
         for alias in conf().DATABASES:
@@ -49,7 +49,11 @@ class Relay:
         return done
 
     def _run(self, using: str, look: bool, done: dict[str, int]) -> None:
-        done["expired"] += lifecycle.expire(using, conf().BATCH)
+        deadline = time.monotonic() + LONGEST_TICK
+        while expired := lifecycle.expire(using, conf().BATCH):
+            done["expired"] += expired
+            if time.monotonic() > deadline:
+                break
         lifecycle.sweep_cancellations(using, conf().BATCH)
         done["published"] += self._publish_due(using)
         if look:
@@ -92,32 +96,58 @@ class Suspects:
         self._running: dict[tuple[str, int | None], datetime.datetime] = {}
         self._rotated = time.monotonic()
         self._deaths: dict[uuid.UUID, _Death] = {}
+        #: Queues that were seen empty: what was published into them until then is lost, were it a million.
+        self._emptied: dict[str, datetime.datetime] = {}
 
     def publish_again(self) -> int:
         self._watch_running()
         if not self._old([]).exists() or not publisher.is_up(self.app):
             return 0
+        lost = self._find_lost()
+        if not lost and not self._emptied:
+            return 0
+        # The broker may have lost its queues and bindings with the messages: declare them again.
+        publisher.forget_connections()
+        done = (
+            self._publish([job.pk for job in lost], max(job.dispatched_at for job in lost if job.dispatched_at))
+            if lost
+            else 0
+        )
+        deadline = time.monotonic() + LONGEST_TICK
+        for queue, until in list(self._emptied.items()):
+            rows = self._old([]).filter(queue=queue, dispatched_at__lte=until).values_list("pk", flat=True)
+            while ids := list(rows[: conf().BATCH]):
+                published = self._publish(ids, until)
+                done += published
+                if published < len(ids) or time.monotonic() > deadline:
+                    break
+            else:
+                del self._emptied[queue]
+        text = "relay published %s jobs again: their messages seem lost"
+        logger.warning(text, done, extra={"action": "republished", "count": done})
+        return done
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether more is known to be lost than one tick could publish."""
+        return bool(self._emptied)
+
+    def _publish(self, ids: list[uuid.UUID], until: datetime.datetime) -> int:
+        jobs = lifecycle.dispatch_again(ids, until, self.using)
+        left = publisher.publish(jobs, self.using, self.app, patient=True)
+        lifecycle.undispatch([job.pk for job in left], self.using)
+        return len(jobs) - len(left)
+
+    def _find_lost(self) -> list[Job]:
         lost: list[Job] = []
-        cleared: list[str] = []
+        cleared: list[str] = list(self._emptied)
         # A long backlog of one queue must not hide what the others lost.
         while suspects := list(self._old(cleared)[:SUSPECTS]):
             lost += self._lost(suspects)
             if len(suspects) < SUSPECTS:
                 break
             cleared += {job.queue for job in suspects}
-        if not lost:
-            return 0
-        # The broker may have lost its queues and bindings with the messages: declare them again.
-        publisher.forget_connections()
-        jobs = lifecycle.dispatch_again(lost, self.using)
-        left = publisher.publish(jobs, self.using, self.app, patient=True)
-        lifecycle.undispatch([job.pk for job in left], self.using)
-        logger.warning(
-            "relay published %s jobs again: their messages seem lost",
-            len(jobs) - len(left),
-            extra={"action": "republished", "count": len(jobs) - len(left)},
-        )
-        return len(jobs) - len(left)
+        return [job for job in lost if job.queue not in self._emptied]
 
     def _watch_running(self) -> None:
         rows = Job.objects.using(self.using).filter(state=State.RUNNING, dispatched_at__isnull=False)
@@ -147,8 +177,11 @@ class Suspects:
             assert job.dispatched_at is not None
             if job.queue not in depth:
                 depth[job.queue] = publisher.depth(self.app, job.queue)
+                if depth[job.queue] == 0:
+                    latest = self._old([]).filter(queue=job.queue).aggregate(Max("dispatched_at"))
+                    self._emptied[job.queue] = latest["dispatched_at__max"] or job.dispatched_at
             overtaken = self._overtaken.get((job.queue, job.priority))
-            if depth[job.queue] == 0 or (overtaken is not None and job.dispatched_at < overtaken):
+            if overtaken is not None and job.dispatched_at < overtaken:
                 lost.append(job)
                 continue
             for death in deaths:

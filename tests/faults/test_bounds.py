@@ -87,7 +87,7 @@ def test_database_back(ledger, database):
 
     Guard: who was away himself judges nobody (``rescue.Rescue._silent``).
     """
-    ledger.enqueue(600, tasks.lingers)
+    ledger.enqueue(400, tasks.lingers)
     with workers(2):
         ledger.wait_effects(50)
         database.kill()
