@@ -114,6 +114,10 @@ class Companion:
         except BlockingIOError:
             return ""
 
+    def about(self, action: str) -> dict[str, str]:
+        """The fields of a line about this worker (see ``jobs.logs``)."""
+        return {"action": action, "node": str(self.board.node)}
+
     def tell(self, **note: Any) -> None:
         """Hand a note to the companion; safe in a signal handler, never blocks, never raises."""
         if os.getpid() != self._main or self._pipe < 0:
@@ -121,7 +125,7 @@ class Companion:
         try:
             os.write(self._pipe, json.dumps(note).encode() + b"\n")
         except OSError:
-            logger.debug("the companion takes no note", exc_info=True)
+            logger.debug("the companion takes no note", exc_info=True, extra=self.about("note_lost"))
 
     def stop(self) -> None:
         """Let the companion end, and give it a moment to hand back and sign off."""
@@ -171,13 +175,13 @@ def _supervise(handle: Companion, pipe: int, ready: int) -> None:
                     handle.directory.rmdir()
                 os._exit(0)
             except BaseException:
-                logger.exception("the companion failed", extra={"action": "companion_failed"})
+                logger.exception("the companion failed", extra=handle.about("companion_failed"))
                 os._exit(1)
             os._exit(0)
         _, status = os.waitpid(child, 0)
         if status == 0:
             return
-        logger.error("the companion died and is started again", extra={"action": "companion_restarted"})
+        logger.error("the companion died and is started again", extra=handle.about("companion_restarted"))
         # EOF means that the worker is gone as well; a new companion then only signs off.
         select.select([pipe], [], [], 0.5)
 
@@ -270,7 +274,9 @@ class _Process:
         """A beat that hangs on a dead link would hang for hours: start again, with new connections."""
         while not self._stopping.wait(1.0):
             if time.monotonic() - self._last_look > 2 * conf().DEAD_AFTER:
-                logger.error("the heartbeat hangs: the companion starts again", extra={"action": "companion_hangs"})
+                logger.error(
+                    "the heartbeat hangs: the companion starts again", extra=self.handle.about("companion_hangs")
+                )
                 os._exit(1)
 
     def _beat(self) -> bool:
@@ -304,7 +310,7 @@ class _Process:
         if not rescue.beat(self.side, node_id):
             rescue.first_beat(self.side, node_id)
         self.registered = True
-        logger.info("node %s is up", node_id, extra={"action": "node_up", "node": str(node_id)})
+        logger.info("node %s is up", node_id, extra=self.handle.about("node_up"))
         os.write(self.ready, REGISTERED)
 
     def _sign_off(self) -> None:
@@ -388,5 +394,5 @@ class _Process:
             for alias in conf().DATABASES:
                 databases.drop(alias)
         except Exception:
-            logger.exception("the companion goes on after an error", extra={"action": "companion_error"})
+            logger.exception("the companion goes on after an error", extra=self.handle.about("companion_error"))
         return None

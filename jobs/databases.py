@@ -122,7 +122,7 @@ def cancel_query(alias: str) -> None:
     try:
         raw.cancel_safe(timeout=2.0)
     except Exception:
-        logger.debug("the query that was left behind could not be cancelled", exc_info=True)
+        logger.debug("a query that was left behind goes on", exc_info=True, extra={"action": "query_kept"})
 
 
 #: Of a worker's connections to PostgreSQL, at its own end (libpq): a dead link shows in about 20 seconds, and not in

@@ -38,6 +38,7 @@ class Run:
         self.job = job
         self.using: str = job._state.db or databases.home()
         self.planned: Job | None = None
+        self._began = time.monotonic()
 
     def is_retry(self, call: Job) -> bool:
         """Whether a call of the task is ``Task.retry()`` sending this very job again."""
@@ -51,7 +52,8 @@ class Run:
 
     def report(self, level: int, text: str, action: str, **more: Any) -> None:
         """Say what became of the run, in the log and by a signal."""
-        reports.report(self.job, self.using, action, text, level, **more)
+        runtime = round(time.monotonic() - self._began, 6)
+        reports.report(self.job, self.using, action, text, level, runtime=runtime, **more)
 
 
 def is_delivery(request: Any) -> bool:
@@ -102,7 +104,7 @@ def run(task: Any, request: Any, args: Any, kwargs: Any) -> Any:
             except (TypeError, ValueError) as exc:
                 return _run_stock(task, request, args, kwargs, exc)
         reach("before_claim")
-        job = _claim(job_id, using)
+        job = _claim(task, job_id, using)
         if job is None:
             _unclaimed(task, job_id, using)
         slot.lease(job.lease)
@@ -111,6 +113,7 @@ def run(task: Any, request: Any, args: Any, kwargs: Any) -> Any:
         _take_from_row(request, job)
         request.jobs_run = run
         try:
+            run.log(logging.DEBUG, "started", "started")
             signals.started.tell(job, using)
             return _perform(run)
         finally:
@@ -136,7 +139,7 @@ def _take_from_row(request: Any, job: Job) -> None:
     )
 
 
-def _claim(job_id: uuid.UUID, using: str) -> Job | None:
+def _claim(task: Any, job_id: uuid.UUID, using: str) -> Job | None:
     """Claim, over a connection that the server may have closed since the last task.
 
     A node that could not beat for half of the time after which it is dead claims nothing: others may be about to
@@ -158,10 +161,11 @@ def _claim(job_id: uuid.UUID, using: str) -> Job | None:
             reason = str(exc)
             databases.drop(using)
     logger.error(
-        "no database to claim job %s: %s",
+        "%s[%s] cannot be claimed, there is no database: %s",
+        task.name,
         job_id,
         reason,
-        extra={"action": "claim_failed", "job": str(job_id), "node": str(board.node)},
+        extra={"action": "claim_failed", "job": str(job_id), "task": task.name, "node": str(board.node)},
     )
     raise NotSettled(reason)
 
@@ -201,7 +205,10 @@ def _unclaimed(task: Any, job_id: uuid.UUID, using: str) -> NoReturn:
         job = Job.objects.using(using).filter(pk=job_id).first()
     except (OperationalError, InterfaceError) as exc:
         raise NotSettled(str(exc)) from exc
-    fields = {"action": "duplicate", "job": str(job_id), "task": task.name, "node": str(board.node)}
+    # Not the node of the row: it is this one that got the message.
+    fields: dict[str, Any] = {"action": "duplicate", "job": str(job_id), "task": task.name, "node": str(board.node)}
+    if job is not None:
+        fields |= {"queue": job.queue, "lease": job.lease}
     if job is None:
         logger.info("job %s is gone: pruned, or its transaction rolled back", job_id, extra=fields)
     elif job.state == State.READY:
@@ -259,7 +266,8 @@ def _perform(run: Run) -> Any:
             raise
         return _settle(run, exc, lost=lost or (settled and _may_pass(exc)))
     reach("after_commit")
-    run.report(logging.INFO, "succeeded", "succeeded")
+    # At INFO Celery says so itself, with the runtime and the result.
+    run.report(logging.DEBUG, "succeeded", "succeeded")
     return result
 
 
@@ -388,7 +396,7 @@ def _persistently(run: Run, action: Callable[[], bool]) -> bool | None:
             databases.tidy(run.using)
             return action()
         except Error as exc:
-            logger.warning("job %s: %s", run.job.pk, exc, extra={"action": "settle_retried", "job": str(run.job.pk)})
+            run.log(logging.WARNING, f"is not settled yet: {exc}", "settle_retried")
             _quietly(lambda: databases.drop(run.using))
     return None
 
@@ -397,7 +405,7 @@ def _quietly(action: Callable[[], None]) -> None:
     try:
         action()
     except Error:
-        logger.debug("closing a broken connection", exc_info=True)
+        logger.debug("closing a broken connection", exc_info=True, extra={"action": "connection_closed"})
 
 
 def _storable(run: Run, result: Any) -> Any:

@@ -2,11 +2,13 @@
 
 ``action``
     is in every line: what happened, in one word.
-``job``, ``task``, ``queue``, ``node``, ``lease``
-    are in every line about a job: its id, its task's name, its queue, the worker that runs or ran it (None before its
-    first claim), and the number of its claim. Where nothing but a message is known, so are only some.
+``job``, ``task``, ``node``
+    are in every line about a job: its id, its task's name, and the worker that runs or ran it, or that has its
+    message (None: no worker had it yet).
+``queue``, ``lease``
+    too, where the row is known: its queue, and the number of its claim.
 ``node``
-    is in every line about a worker: its id.
+    is in every line of a worker about itself: its id.
 """
 
 from __future__ import annotations
@@ -33,5 +35,7 @@ def fields(job: Job) -> dict[str, Any]:
 
 def log(level: int, job: Job, text: str, action: str, exc_info: Any = None, **more: Any) -> None:
     """One line about a job; it begins with the task's name and the job's id."""
+    if not logger.isEnabledFor(level):
+        return
     extra = {"action": action, **fields(job), **more}
     logger.log(level, "%s[%s] %s", job.task, job.pk, text, exc_info=exc_info, extra=extra)

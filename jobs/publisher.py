@@ -18,6 +18,7 @@ from django.utils import timezone
 
 from jobs import lifecycle
 from jobs.conf import conf
+from jobs.logs import log
 from jobs.models import Job
 from jobs.syncpoints import reach
 
@@ -181,13 +182,7 @@ def _send_all(
 
 
 def _postpone(job: Job, exc: Exception) -> None:
-    logger.error(
-        "job %s cannot be published: %r",
-        job.pk,
-        exc,
-        exc_info=exc,
-        extra={"action": "publish_failed", "job": str(job.pk), "task": job.task, "queue": job.queue},
-    )
+    log(logging.ERROR, job, f"cannot be published: {exc!r}", "publish_failed", exc_info=exc)
     error = lifecycle.error_entry(type(exc).__name__, f"the message could not be built: {exc}", attempt=job.lease)
     lifecycle.postpone(job, UNPUBLISHABLE_PAUSE, error)
 
@@ -227,7 +222,11 @@ def publish_inline(jobs: list[Job], using: str, app: Celery) -> None:
             lifecycle.undispatch([job.pk for job in left], using)
     except Exception:
         # The row stays, and the relay publishes it after its grace.
-        logger.exception("publish after the commit failed", extra={"action": "publish_failed"})
+        logger.exception(
+            "publish of %s jobs after the commit failed",
+            len(jobs),
+            extra={"action": "publish_failed", "count": len(jobs)},
+        )
 
 
 # Connections
@@ -302,7 +301,7 @@ def is_up(app: Celery) -> bool:
             broker.connect(connection)
             return True
     except broker.lost_errors as exc:
-        logger.debug("the broker cannot be reached: %r", exc)
+        logger.debug("the broker cannot be reached: %r", exc, extra={"action": "broker_down"})
         return False
 
 

@@ -24,8 +24,7 @@ def report(job: Job, using: str, action: str, text: str, level: int = logging.IN
     Parameters:
         action: ``succeeded``, ``retried``, ``failed``, ``cancelled``, or why it waits again: see ``signals.rescued``.
     """
-    # An error of this run; that of an earlier one may still stand in the row.
-    error = job.error if job.error and job.error["attempt"] == job.lease else None
+    error = error_of_run(job)
     if job.state == State.CANCELLED and action != "cancelled":
         action, text, level = "cancelled", "cancelled: it was asked to end", logging.INFO
     elif job.state == State.FAILED and action != "failed":
@@ -38,6 +37,11 @@ def report(job: Job, using: str, action: str, text: str, level: int = logging.IN
         getattr(signals, action).tell(job, using, error=error)
     else:
         signals.rescued.tell(job, using, action=action, error=error)
+
+
+def error_of_run(job: Job) -> dict[str, Any] | None:
+    """The error that this run was settled with; that of an earlier run may still stand in the row."""
+    return job.error if job.error and job.error["attempt"] == job.lease else None
 
 
 def report_cancelled(ids: Sequence[uuid.UUID], using: str) -> None:

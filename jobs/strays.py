@@ -19,6 +19,7 @@ from django.utils import timezone
 
 from jobs import databases, lifecycle
 from jobs.arguments import as_uuid, normalize, scrub, storable
+from jobs.board import board
 from jobs.models import Job, State
 
 logger = logging.getLogger("jobs")
@@ -112,8 +113,8 @@ def _text(value: Any, limit: int) -> str:
 # Put aside: the worker's main process has no database connection, and leaves it to its companion
 
 
-def put_aside(directory: Path, kind: str, message: Any, exc: BaseException) -> str:
-    """Write a message that cannot be run here into a file for :func:`keep`; returns its id."""
+def put_aside(directory: Path, kind: str, message: Any, exc: BaseException) -> dict[str, str]:
+    """Write a message that cannot be run here into a file for :func:`keep`; returns the fields of a line about it."""
     headers = message.headers if isinstance(message.headers, Mapping) else {}
     try:
         payload = message.payload
@@ -138,7 +139,12 @@ def put_aside(directory: Path, kind: str, message: Any, exc: BaseException) -> s
     partial = directory / f"{name}.part"
     partial.write_text(json.dumps(stray, default=repr))
     partial.rename(directory / f"{name}.json")
-    return str(headers.get("id"))
+    return _about(headers)
+
+
+def _about(headers: Mapping[str, Any]) -> dict[str, str]:
+    key = headers.get("id")
+    return {"job": str(as_uuid(key) or key), "task": str(headers.get("task"))}
 
 
 def keep_all(directory: Path) -> int:
@@ -150,7 +156,9 @@ def keep_all(directory: Path) -> int:
             keep(stray)
         except (TypeError, ValueError, ArithmeticError):
             logger.exception(
-                "a stray message cannot be kept: %s", path.read_text()[:2000], extra={"action": "stray_lost"}
+                "a stray message cannot be kept: %s",
+                path.read_text()[:2000],
+                extra={"action": "stray_lost", "node": str(board.node), **_about(stray["headers"])},
             )
         path.unlink()
         done += 1

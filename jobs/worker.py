@@ -37,6 +37,11 @@ _companion: Companion | None = None
 CONSUMER_TIMEOUT = 1800.0
 
 
+def _here(action: str, **more: Any) -> dict[str, Any]:
+    """The fields of a line of this worker (see ``jobs.logs``)."""
+    return {"action": action, "node": str(board.node), **more}
+
+
 def install(app: Any) -> None:
     """Let workers of this Celery app run our steps; done when the first of our tasks is bound to the app."""
     app.steps["worker"].add(NodeStep)
@@ -81,13 +86,13 @@ class NodeStep(bootsteps.StartStopStep):
             maybe_shutdown()
             if time.monotonic() - complained > PATIENCE:
                 complained = time.monotonic()
-                logger.error("the worker waits for its database to register itself", extra={"action": "node_waits"})
+                logger.error("the worker waits for its database to register itself", extra=_here("node_waits"))
 
     def _watch(self) -> None:
         """Without its companion this worker would take messages and could claim nothing."""
         if _companion is not None and not _companion.is_alive():
             reason = _companion.last_words() or "it died"
-            logger.critical("the companion is gone, this worker stops: %s", reason, extra={"action": "companion_gone"})
+            logger.critical("the companion is gone, this worker stops: %s", reason, extra=_here("companion_gone"))
             os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -135,11 +140,12 @@ class StraysStep(bootsteps.StartStopStep):
 
         def put_aside(kind: str, message: Any, exc: Exception) -> None:
             assert _companion is not None
-            key = strays.put_aside(_companion.directory, kind, message, exc)
-            text = f"message {key} cannot be run here ({kind}): {exc!r}; it is put aside"
-            logger.error(text, extra={"action": "stray", "job": key, "node": str(board.node)})
+            about = strays.put_aside(_companion.directory, kind, message, exc)
+            text = "%s[%s] cannot be run here (%s): %r; its message is put aside"
+            logger.error(text, about["task"], about["job"], kind, exc, extra=_here("stray", **about))
             _companion.tell(stray=True)
-            message.ack_log_error(logger, c.connection_errors)
+            # kombu's own line, if it cannot.
+            message.ack_log_error(logging.LoggerAdapter(logger, _here("ack_failed", **about)), c.connection_errors)
 
         c.create_task_handler = create_task_handler
         c.on_decode_error = lambda message, exc: put_aside("DecodeError", message, exc)
@@ -236,7 +242,7 @@ class Request(celery.worker.request.Request):
             self.name,
             self.id,
             timeout,
-            extra={"action": "timed_out", "job": self.id, "task": self.name},
+            extra=_here("timed_out", job=str(as_uuid(self.id)), task=self.name),
         )
         if _companion is not None:
             _companion.tell(ended=str(as_uuid(self.id)), why="timed_out", limit=timeout)
@@ -256,7 +262,7 @@ class Request(celery.worker.request.Request):
             self.name,
             self.id,
             exc,
-            extra={"action": "process_lost", "job": self.id, "task": self.name},
+            extra=_here("process_lost", job=str(as_uuid(self.id)), task=self.name),
         )
         self._end()
 

@@ -59,8 +59,6 @@ def told():
 def claim(key: object, node: Node) -> Job:
     job = lifecycle.claim(uuid.UUID(str(key)), node.pk, "default")
     assert job is not None
-    # By another connection than that of whoever rescues.
-    Job.objects.filter(pk=job.pk).update(backend=None)
     return job
 
 
@@ -231,20 +229,22 @@ def test_a_dead_workers_job_is_rescued_and_fails_at_its_limit(told, node, settin
     assert Job.objects.get().state == "failed"
 
 
-def test_a_process_that_died_and_one_that_was_too_slow(told, node):
+def test_processes_that_died_were_too_slow_or_were_dropped(told, node):
     own = rescue.OwnJobs(own_board := Board(), os.getpid())
     own_board.node = node.pk
     dead = 2**22 + 1
-    crashed, slow = tasks.effect.delay("a"), tasks.effect.delay("b")
+    crashed, slow, dropped = (tasks.effect.delay(key) for key in "abc")
     told.clear()
-    for index, result in enumerate((crashed, slow)):
+    for index, result in enumerate((crashed, slow, dropped)):
         job = claim(result.id, node)
         own_board._write(index, dead, job.lease, job.pk)
     own.expect_end(uuid.UUID(slow.id), "timed_out", 2.0)
+    own.expect_end(uuid.UUID(dropped.id), "cancelled")
     own.settle_dead()
-    assert [(name, what.get("action"), what["error"]["type"]) for name, what in told] == [
+    assert [(name, what.get("action"), what["error"] and what["error"]["type"]) for name, what in told] == [
         ("rescued", "crashed", "WorkerLostError"),
         ("failed", None, "TimeLimitExceeded"),
+        ("rescued", "handed_back", None),
     ]
 
 

@@ -136,7 +136,7 @@ def check_redis(app: Celery) -> Iterator[CheckMessage]:
             with connection.channel() as channel:
                 memory = channel.client.info("memory")
     except Exception as exc:
-        logger.debug("Redis does not say how it evicts: %r", exc)
+        logger.debug("Redis does not say how it evicts: %r", exc, extra={"action": "check"})
         return
     policy = str(memory.get("maxmemory_policy", ""))
     # The other policies throw away only what has a time to live, and messages have none.

@@ -19,7 +19,7 @@ from jobs.conf import conf
 from jobs.databases import SideDatabase
 from jobs.maintenance.zombies import end_backends
 from jobs.models import Job, Node, State
-from jobs.reports import report
+from jobs.reports import error_of_run, report
 
 logger = logging.getLogger("jobs")
 
@@ -123,7 +123,12 @@ def _settle(key: uuid.UUID, using: str, action: str, transition: Callable[[Job],
         fields = logs.fields(found[0]) if found else {"job": str(key)}
         logger.exception("job %s cannot be given back", key, extra={**fields, "action": "rescue_failed"})
         return 0
-    report(found[0], using, action, action.replace("_", " "), logging.WARNING)
+    job = found[0]
+    if action == "crashed":
+        # Its process is gone; whether by its own doing, the settle has decided.
+        error = error_of_run(job)
+        action = "handed_back" if error is None else "rescued" if error["type"] == "NodeLost" else action
+    report(job, using, action, action.replace("_", " "), logging.WARNING)
     return 1
 
 

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from django.db import Error, connections
 
 from jobs.databases import is_lost
+from jobs.logs import log
+from jobs.models import Job
 
 logger = logging.getLogger("jobs")
 
@@ -24,6 +26,7 @@ SELECT j.id, pg_terminate_backend(a.pid)
 FROM pg_stat_activity a JOIN jobs_job j ON j.backend = a.pid
 WHERE j.state = 'running' AND j.id = ANY(%s::uuid[])
   AND a.datname = current_database() AND a.state <> 'idle' AND a.backend_start <= j.started_at
+  AND a.pid <> pg_backend_pid()
   AND NOT EXISTS (
     SELECT 1 FROM jobs_job o WHERE o.state = 'running' AND o.backend = j.backend AND o.started_at > j.started_at
   )
@@ -44,8 +47,6 @@ def end_backends(keys: Sequence[uuid.UUID], using: str) -> int:
         # Another role's process, say. The locks stay until the server notices by itself.
         logger.error("cannot end the connections of dead runs: %s", exc, extra={"action": "zombie_kept"})
         return 0
-    for key in ended:
-        logger.warning(
-            "ended the connection that job %s left behind", key, extra={"action": "zombie_ended", "job": str(key)}
-        )
+    for job in Job.objects.using(using).filter(pk__in=ended) if ended else ():
+        log(logging.WARNING, job, "left a connection behind, which was ended", "zombie_ended")
     return len(ended)
