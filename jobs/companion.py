@@ -14,7 +14,6 @@ import json
 import logging
 import os
 import select
-import shutil
 import signal
 import socket
 import tempfile
@@ -329,8 +328,9 @@ class _Process:
             self._try(partial(rescue.give_back_all, alias))
         self._try(lambda: rescue.delete_beat(self.side, self.board.node))
         self._try(lambda: strays.keep_all(self.handle.directory))
-        if not any(self.handle.directory.glob("*.json")):
-            shutil.rmtree(self.handle.directory, ignore_errors=True)
+        with suppress(OSError):
+            # Not if something is left in it.
+            self.handle.directory.rmdir()
 
     # The two others
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from celery.utils.time import maybe_iso8601
+from django.db import DatabaseError
 from django.db.models.functions import Now
 from django.utils import timezone
 
@@ -148,18 +149,25 @@ def _about(headers: Mapping[str, Any]) -> dict[str, str]:
 
 
 def keep_all(directory: Path) -> int:
-    """Keep what was put aside as rows; a file goes only after its row was written."""
+    """Keep what was put aside as rows; a file goes only after its row was written.
+
+    One that no row can hold stays as a file, and stops no other.
+    """
     done = 0
     for path in sorted(directory.glob("*.json")):
         stray = json.loads(path.read_text())
         try:
             keep(stray)
-        except (TypeError, ValueError, ArithmeticError):
+        except (TypeError, ValueError, ArithmeticError, DatabaseError) as exc:
+            if databases.is_lost(exc, databases.home()):
+                raise
+            kept = path.rename(path.with_suffix(".unkept"))
             logger.exception(
-                "a stray message cannot be kept: %s",
-                path.read_text()[:2000],
-                extra={"action": "stray_lost", "node": str(board.node), **_about(stray["headers"])},
+                "a stray message cannot be kept as a row, and is left in %s",
+                kept,
+                extra={"action": "stray_unkept", "node": str(board.node), **_about(stray["headers"])},
             )
+            continue
         path.unlink()
         done += 1
     return done

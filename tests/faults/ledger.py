@@ -156,9 +156,7 @@ class Ledger:
             },
         }
         broken["verify"] = {
-            (finding.says, finding.violations, *finding.examples)
-            for finding in verify().findings
-            if finding.violations
+            (finding.says, finding.violations, *finding.examples) for finding in verify().findings if finding.violations
         }
         found = {what: sorted(which, key=str)[:10] for what, which in broken.items() if which}
         assert not found, found
