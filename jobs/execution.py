@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
 import traceback
@@ -27,6 +28,13 @@ logger = logging.getLogger("jobs")
 
 #: Seconds between the attempts to reach a database that is away, and how often.
 RECONNECT = (0.0, 0.1, 0.4, *[0.5] * 14)
+
+
+#: The longest pauses, in seconds, before a body that met a conflict is run again under the same claim.
+RERUNS = (0.02, 0.1, 0.5, 2.0)
+
+#: ``args`` of MySQL's error, up to the text.
+MYSQL_DEADLOCK = (1213,)
 
 
 class Run:
@@ -110,7 +118,6 @@ def run(task: Any, request: Any, args: Any, kwargs: Any) -> Any:
         slot.lease(job.lease)
         reach("after_claim")
         run = Run(task, request, job)
-        _take_from_row(request, job)
         request.jobs_run = run
         try:
             run.log(logging.DEBUG, "started", "started")
@@ -223,10 +230,28 @@ def _unclaimed(task: Any, job_id: uuid.UUID, using: str) -> NoReturn:
 
 
 def _perform(run: Run) -> Any:
+    """Run the body; and again if its transaction met another one's: a deadlock, or a serialization failure.
+
+    Of two transactions that wait for each other the database ends one. That is neither the body's failure nor a
+    retry of the task: it rolls back, and goes on under the same claim as long as this run owns the job.
+    """
+    for pause in RERUNS:
+        try:
+            return _attempt(run, may_repeat=True)
+        except _Conflict as conflict:
+            run.log(logging.INFO, f"runs again: {conflict.__cause__}", "conflict")
+        time.sleep(random.uniform(0, pause))
+        run.planned = None
+        _write(run, lambda: lifecycle.owns(run.job))
+    return _attempt(run, may_repeat=False)
+
+
+def _attempt(run: Run, may_repeat: bool) -> Any:
     """Body and completion, in one transaction; every other outcome is settled after its rollback."""
     job = run.job
     entered = settled = False
     try:
+        _take_from_row(run.request, job)
         with transaction.atomic(using=run.using) if run.task.atomic else nullcontext():
             entered = True
             try:
@@ -264,11 +289,28 @@ def _perform(run: Run) -> Any:
             if isinstance(exc, Exception):
                 return result
             raise
-        return _settle(run, exc, lost=lost or (settled and _may_pass(exc)))
+        if is_conflict := run.task.atomic and _is_conflict(exc):
+            if may_repeat:
+                raise _Conflict from exc
+            is_conflict = not isinstance(exc, Retry)
+        return _settle(run, exc, lost=lost or is_conflict or (settled and _may_pass(exc)))
     reach("after_commit")
     # At INFO Celery says so itself, with the runtime and the result.
     run.report(logging.DEBUG, "succeeded", "succeeded")
     return result
+
+
+class _Conflict(Exception):
+    """The database ended this transaction in favour of another."""
+
+
+def _is_conflict(exc: BaseException) -> bool:
+    # Celery's autoretry, or the body, has made a retry of it.
+    cause = exc.exc if isinstance(exc, Retry) else exc
+    if not isinstance(cause, OperationalError):
+        return False
+    code = getattr(cause.__cause__, "sqlstate", None) or cause.args[:1]
+    return code in ("40001", "40P01", MYSQL_DEADLOCK)
 
 
 def _what_struck(exc: BaseException) -> BaseException:

@@ -10,8 +10,9 @@ import time
 from pathlib import Path
 
 import celery
+import psycopg
 from celery import shared_task, signals
-from django.db import connection
+from django.db import OperationalError, connection
 
 from jobs import Task
 from jobs import signals as job_signals
@@ -335,6 +336,25 @@ def gives_up(key, cured=None):
     Effect.objects.create(key=key, pid=os.getpid())
     if not (cured and Path(cured).exists()):
         raise TimeoutError("not yet")
+
+
+conflicts: list[str] = []
+
+
+def meet_conflict(key, error):
+    Effect.objects.create(key=key)
+    if conflicts and conflicts.pop():
+        raise OperationalError("in favour of another") from error
+
+
+@shared_task
+def conflicting(key):
+    meet_conflict(key, psycopg.errors.DeadlockDetected())
+
+
+@shared_task(autoretry_for=(Exception,), max_retries=2, default_retry_delay=0)
+def conflicting_retried(key):
+    meet_conflict(key, psycopg.errors.SerializationFailure())
 
 
 @signals.celeryd_after_setup.connect

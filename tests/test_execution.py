@@ -340,6 +340,48 @@ def test_a_message_sent_by_name_that_json_cannot_keep_runs_as_stock_celery():
     assert len(effects()) == 1
 
 
+@pytest.mark.parametrize("task", [tasks.conflicting, tasks.conflicting_retried])
+@pytest.mark.parametrize("times", [1, 4])
+def test_a_conflict_of_transactions_is_run_again_under_the_same_claim(monkeypatch, task, times):
+    monkeypatch.setattr(tasks, "conflicts", ["again"] * times)
+    monkeypatch.setattr("jobs.execution.RERUNS", [0.0] * 4)
+    assert deliver(task.delay("a"))[0] == "SUCCESS"
+    job = Job.objects.get()
+    assert (job.state, job.lease, job.retries, job.node_losses) == ("succeeded", 1, 0, 0)
+    assert effects() == {"a": 1}
+
+
+def test_too_many_conflicts_give_the_job_back(monkeypatch):
+    monkeypatch.setattr(tasks, "conflicts", ["again"] * 5)
+    monkeypatch.setattr("jobs.execution.RERUNS", [0.0] * 4)
+    assert deliver(tasks.conflicting.delay("a"))[0] == "IGNORED"
+    job = Job.objects.get()
+    assert (job.state, job.retries, job.node_losses) == ("ready", 0, 1)
+    assert not effects()
+
+
+def test_a_conflict_is_not_run_again_by_a_zombie(monkeypatch):
+    monkeypatch.setattr(tasks, "conflicts", ["again"])
+    monkeypatch.setattr("jobs.execution.RERUNS", [0.0] * 4)
+    result = tasks.conflicting.delay("a")
+    syncpoints.arm(lambda point: point == "after_claim" and Job.objects.update(token=uuid.uuid4()))
+    assert deliver(result)[0] == "IGNORED"
+    assert Job.objects.get().state == "running"
+    assert not effects()
+
+
+def test_a_row_that_nobody_can_run_fails(monkeypatch):
+    """Somebody edited it by hand."""
+    result = tasks.effect.delay("a")
+    job = Job.objects.get()
+    request = {**job.headers, "id": str(job.pk), "delivery_info": {}, "jobs": {"v": 1, "db": "default", "at": 0}}
+    Job.objects.update(options={})
+    task = current_app.tasks[job.task]
+    build_tracer(task.name, task, app=current_app)(result.id, [], {}, request)
+    job.refresh_from_db()
+    assert (job.state, job.error["type"]) == ("failed", "KeyError")
+
+
 def test_replace_says_what_to_do_instead():
     state, value = deliver(tasks.replaces.delay())
     assert state == "FAILURE"
