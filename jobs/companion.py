@@ -271,8 +271,11 @@ class _Process:
 
     def _guard(self) -> None:
         """A beat that hangs on a dead link would hang for hours: start again, with new connections."""
+        woke = time.monotonic()
         while not self._stopping.wait(1.0):
-            if time.monotonic() - self._last_look > 2 * conf().DEAD_AFTER:
+            # Not if this very process was paused: then nothing hangs.
+            was_paused, woke = time.monotonic() - woke > LAST_WAIT, time.monotonic()
+            if not was_paused and time.monotonic() - self._last_look > 2 * conf().DEAD_AFTER:
                 logger.error(
                     "the heartbeat hangs: the companion starts again", extra=self.handle.about("companion_hangs")
                 )
