@@ -158,7 +158,7 @@ def _claim(task: Any, job_id: uuid.UUID, using: str) -> Job | None:
     """
     reason = ""
     for pause in RECONNECT:
-        time.sleep(pause)
+        _sleep(pause)
         if board.silence > conf().DEAD_AFTER / 2:
             reason = f"this node could not beat for {board.silence:.1f} s"
             continue
@@ -185,7 +185,7 @@ def _adopt(task: str, request: Any, args: Any, kwargs: Any) -> str:
         TypeError, ValueError: what it carries cannot be kept.
     """
     for pause in RECONNECT:
-        time.sleep(pause)
+        _sleep(pause)
         try:
             return strays.adopt(task, request, args, kwargs)
         except (OperationalError, InterfaceError) as exc:
@@ -433,7 +433,7 @@ def _write(run: Run, transition: Callable[[], bool]) -> None:
 
 def _persistently(run: Run, action: Callable[[], bool]) -> bool | None:
     for pause in RECONNECT:
-        time.sleep(pause)
+        _sleep(pause)
         try:
             databases.tidy(run.using)
             return action()
@@ -441,6 +441,11 @@ def _persistently(run: Run, action: Callable[[], bool]) -> bool | None:
             run.log(logging.WARNING, f"is not settled yet: {exc}", "settle_retried")
             _quietly(lambda: databases.drop(run.using))
     return None
+
+
+def _sleep(seconds: float) -> None:
+    if seconds:
+        time.sleep(seconds)
 
 
 def _quietly(action: Callable[[], None]) -> None:

@@ -15,12 +15,12 @@ from django.db import connections, transaction
 from django.db.models import Exists, F, OuterRef, Q, QuerySet
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
-from django.db.models.sql import UpdateQuery
 from django.utils import timezone
 
 from jobs.arguments import scrub
 from jobs.models import ENDED, Cancellation, Job, Node, State
 from jobs.reports import report_cancelled
+from jobs.statements import Slot, Update
 
 #: How many errors a job keeps: as many of the first, and as many of the last.
 KEPT_ERRORS = 20
@@ -59,59 +59,63 @@ def claim(job_id: uuid.UUID, node_id: uuid.UUID, using: str) -> Job | None:
     Returns:
         The row as it was claimed, or None: somebody else has it, or it is not due, or it ended.
     """
+    connection = connections[using]
+    values = {"id": job_id, "node": node_id, "token": uuid.uuid4(), "backend": _backend(connection)}
+    if connection.vendor in ("postgresql", "sqlite"):
+        job: Job | None = _CLAIM.returning(using, **values)
+        return job
+    with transaction.atomic(using=using):
+        return Job.objects.using(using).get(pk=job_id) if _CLAIM.execute(using, **values) else None
+
+
+def _claimable(using: str) -> tuple[QuerySet[Job], dict[str, Any]]:
     rows = Job.objects.using(using).filter(
         Q(expires_at=None) | Q(expires_at__gt=Now()),
-        Exists(Node.objects.using(using).filter(pk=node_id, dead_at=None)),
-        pk=job_id,
+        Exists(Node.objects.using(using).filter(pk=Slot(Job, "node"), dead_at=None)),
+        pk=Slot(Job, "id"),
         state=State.READY,
     )
-    claimed = {"state": State.RUNNING, "lease": F("lease") + 1, "token": uuid.uuid4(), "backend": _backend(using)}
-    return _take(rows, **claimed, node_id=node_id, started_at=Now())
+    pid: Any = Slot(Job, "backend")
+    if connections[using].vendor == "postgresql":
+        # A pooler tells its clients another number than the server does: none then, because the process would be
+        # anybody's by the time somebody ends it.
+        pid = RawSQL("CASE WHEN pg_backend_pid() = %s THEN pg_backend_pid() END", [pid])
+    return rows, {
+        "state": State.RUNNING,
+        "lease": F("lease") + 1,
+        "token": Slot(Job, "token"),
+        "backend": pid,
+        "node": Slot(Job, "node"),
+        "started_at": Now(),
+    }
 
 
-def _backend(using: str) -> Any:
-    """The server's process behind this connection, which the body will use as well.
+_CLAIM = Update(_claimable)
 
-    A pooler tells its clients another number than the server does: None then, because the process would be
-    anybody's by the time somebody ends it.
-    """
-    connection = connections[using]
+
+def _backend(connection: Any) -> int | None:
+    """The server's process that this connection was told of at its beginning; the body will use it as well."""
     if connection.vendor != "postgresql":
         return None
     connection.ensure_connection()
-    return RawSQL("CASE WHEN pg_backend_pid() = %s THEN pg_backend_pid() END", [connection.connection.info.backend_pid])
-
-
-def _take(rows: QuerySet[Job], **values: Any) -> Job | None:
-    """UPDATE one row and give it back, in one statement where the database can."""
-    connection = connections[rows.db]
-    query = rows.query.chain(UpdateQuery)
-    query.add_update_values(values)  # type: ignore[attr-defined]
-    if connection.vendor not in ("postgresql", "sqlite") or not connection.features.can_return_columns_from_insert:
-        with transaction.atomic(using=rows.db):
-            job = rows.select_for_update().first()
-            if job is not None:
-                Job.objects.using(rows.db).filter(pk=job.pk).update(**values)
-                job.refresh_from_db()
-            return job
-    sql, params = query.get_compiler(rows.db).as_sql()
-    quote = connection.ops.quote_name
-    columns = ", ".join(f"{quote(Job._meta.db_table)}.{quote(str(f.column))}" for f in Job._meta.concrete_fields)
-    taken = list(Job.objects.raw(f"{sql} RETURNING {columns}", tuple(params), using=rows.db))
-    return taken[0] if taken else None
+    return int(connection.connection.info.backend_pid)
 
 
 # Out of running: the one door
 
 
-def _settle(job: Job, *conditions: Any, **values: Any) -> bool:
+def _settle(job: Job, **values: Any) -> bool:
     """Race: this run may be a zombie, whose job was given to another. Then no row matches: False."""
-    if _owned(job).filter(*conditions).update(**values) != 1:
+    if _owned(job).update(**values) != 1:
         return False
+    _follow(job, **values)
+    return True
+
+
+def _follow(job: Job, **values: Any) -> None:
     for name, value in values.items():
         setattr(job, name, value)
     job.forget_computed()
-    return True
 
 
 def _owned(job: Job) -> QuerySet[Job]:
@@ -123,8 +127,27 @@ def succeed(job: Job, result: Any) -> bool:
 
     False as well if the run was asked to end: see :func:`heed`.
     """
-    noted = Cancellation.objects.using(job._state.db).filter(pk=OuterRef("pk"))
-    return _settle(job, ~Exists(noted), state=State.SUCCEEDED, finished_at=Now(), result=result, error=None)
+    assert job._state.db is not None
+    values = {"id": job.pk, "lease": job.lease, "token": job.token, "result": result}
+    if not _SUCCEED.execute(job._state.db, **values):
+        return False
+    _follow(job, state=State.SUCCEEDED, finished_at=Now(), result=result, error=None)
+    return True
+
+
+def _unbroken(using: str) -> tuple[QuerySet[Job], dict[str, Any]]:
+    noted = Cancellation.objects.using(using).filter(pk=OuterRef("pk"))
+    owned = Job.objects.using(using).filter(
+        ~Exists(noted),
+        pk=Slot(Job, "id"),
+        state=State.RUNNING,
+        lease=Slot(Job, "lease"),
+        token=Slot(Job, "token"),
+    )
+    return owned, {"state": State.SUCCEEDED, "finished_at": Now(), "result": Slot(Job, "result"), "error": None}
+
+
+_SUCCEED = Update(_unbroken)
 
 
 def fail(job: Job, error: dict[str, Any], **counts: Any) -> bool:
