@@ -58,6 +58,8 @@ def send(producer: kombu.Producer, app: Celery, job: Job, using: str, by_caller:
         # Another machine's clock must not have the broker drop a message before its time.
         how["expiration"] = max(0.0, (job.expires_at - timezone.now()).total_seconds())
     body = (job.args, job.kwargs, options["embed"])
+    # An exchange without a way for it would drop the message and say yes (RabbitMQ; the others know no such flag).
+    how.setdefault("mandatory", True)
     if isinstance(app.backend, RPCBackend) and headers.get("origin") == anon_nodename():
         # The caller's own reply queue has to be there before the result is.
         app.backend.on_task_call(producer, str(job.pk))
