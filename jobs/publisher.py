@@ -33,6 +33,9 @@ HEADER_VERSION = 1
 #: Seconds until a message that could not be built is tried again; meanwhile it is in nobody's way.
 UNPUBLISHABLE_PAUSE = 60.0
 
+#: Seconds until a message is tried again for which the broker's queue had no room.
+FULL_PAUSE = 2.0
+
 
 def send(producer: kombu.Producer, app: Celery, job: Job, using: str, by_caller: bool = True) -> None:
     """Publish the job's message once, without retries.
@@ -55,6 +58,8 @@ def send(producer: kombu.Producer, app: Celery, job: Job, using: str, by_caller:
         # Another machine's clock must not have the broker drop a message before its time.
         how["expiration"] = max(0.0, (job.expires_at - timezone.now()).total_seconds())
     body = (job.args, job.kwargs, options["embed"])
+    # An exchange without a way for it would drop the message and say yes (RabbitMQ; the others know no such flag).
+    how.setdefault("mandatory", True)
     if isinstance(app.backend, RPCBackend) and headers.get("origin") == anon_nodename():
         # The caller's own reply queue has to be there before the result is.
         app.backend.on_task_call(producer, str(job.pk))
@@ -109,7 +114,7 @@ def publish(
                     break
                 except _Refused as refused:
                     broker.abandon(connection)
-                    _postpone(refused.job, refused.reason)
+                    _postpone(refused.job, refused.reason, "the broker refused the message")
                     waiting = refused.unsent
                 except _Lost as lost:
                     broker.abandon(connection)
@@ -153,7 +158,7 @@ def _send_all(
     Raises:
         _Lost, _Refused: the connection or its channel is of no use any more.
     """
-    index = 0
+    index = full = 0
     batches = False
     try:
         broker.connect(connection)
@@ -167,9 +172,14 @@ def _send_all(
                     send(producer, broker.app, job, using, by_caller=not broker.patient)
                 except (*broker.lost_errors, *broker.refused_errors):
                     raise
+                except broker.full_errors as exc:
+                    # Postponed and not left over: it must not stand at the head of the line for the other queues.
+                    full += 1
+                    error = lifecycle.error_entry(type(exc).__name__, "the queue has no room", attempt=job.lease)
+                    lifecycle.postpone(job, FULL_PAUSE, error)
                 except Exception as exc:
                     # Not the broker's doing: the row itself, or a queue that this process does not know.
-                    _postpone(job, exc)
+                    _postpone(job, exc, "the message could not be built")
             index = len(jobs)
     except broker.lost_errors as exc:
         # Whether the last one left is unknown; a batch is discarded as a whole.
@@ -178,12 +188,16 @@ def _send_all(
         unsent = jobs if batches else jobs[index:]
         refused = jobs[min(index, len(jobs) - 1)]
         raise _Refused([job for job in unsent if job is not refused], refused, exc) from exc
+    finally:
+        if full:
+            text = "the broker had no room for %s messages; they are tried again in %s s"
+            logger.warning(text, full, FULL_PAUSE, extra={"action": "queue_full", "count": full})
     return []
 
 
-def _postpone(job: Job, exc: Exception) -> None:
+def _postpone(job: Job, exc: Exception, why: str) -> None:
     log(logging.ERROR, job, f"cannot be published: {exc!r}", "publish_failed", exc_info=exc)
-    error = lifecycle.error_entry(type(exc).__name__, f"the message could not be built: {exc}", attempt=job.lease)
+    error = lifecycle.error_entry(type(exc).__name__, f"{why}: {exc}", attempt=job.lease)
     lifecycle.postpone(job, UNPUBLISHABLE_PAUSE, error)
 
 
@@ -262,6 +276,9 @@ class _Broker:
             *template.connection_errors,
         )
         self.refused_errors: tuple[type[Exception], ...] = tuple(template.channel_errors)
+        #: A publish that was answered with no (RabbitMQ's nack, as of a full queue); its channel is well.
+        known = (*self.lost_errors, *self.refused_errors)
+        self.full_errors = tuple(kind for kind in template.recoverable_connection_errors if not issubclass(kind, known))
 
     def connection(self) -> Any:
         return self.pool.acquire(block=True, timeout=self.connect_timeout)

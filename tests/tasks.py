@@ -310,15 +310,23 @@ def sleeps_softly(key, where="python"):
     _sleep(key, where)
 
 
+@shared_task(soft_time_limit=1, time_limit=20, atomic=False)
+def sleeps_bare(key, where="autocommit"):
+    _sleep(key, where)
+
+
 @shared_task(time_limit=2)
 def sleeps_hard(key, where="python"):
     _sleep(key, where)
 
 
 def _sleep(key, where):
-    """Meet a limit in mid-body, in mid-query, or inside the COMMIT (see ``Database.slow_commits``)."""
-    Effect.objects.create(key=key, note="slow commit" if where == "commit" else "")
+    """Meet a limit in mid-body, in mid-query with a lock, or inside the COMMIT (see ``Database.slow_commits``)."""
+    if where != "autocommit":
+        Effect.objects.create(key=key, note="slow commit" if where == "commit" else "")
     if where == "query":
+        Order.objects.select_for_update().order_by("pk").first()
+    if where in ("query", "autocommit"):
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_sleep(60)")
     if where == "python":

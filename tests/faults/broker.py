@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from celery import current_app
 
 from jobs import publisher
 from jobs.databases import side
-from tests.servers import Server
+from tests.servers import RabbitMQ, Redis, Server
 
 
 class Broker:
@@ -17,6 +18,7 @@ class Broker:
     def __init__(self, name: str, server: Server | None) -> None:
         self.name = name
         self._server = server
+        self._undo: list[tuple[str, ...]] = []
 
     @property
     def server(self) -> Server:
@@ -49,10 +51,10 @@ class Broker:
     def drop_messages(self) -> int:
         """Everything that waits is gone, and with FLUSHALL the bindings of Redis' queues; return how many it were."""
         waited = self.depth() or 0
-        if self.name == "redis":
-            self.server.call("FLUSHALL")  # type: ignore[attr-defined]
-        elif self.name == "rabbitmq":
-            with current_app.connection_for_write() as connection, suppress(*connection.channel_errors):
+        if isinstance(self._server, Redis):
+            self._server.call("FLUSHALL")
+        elif self._server is not None:
+            with current_app.connection_for_write(self.url) as connection, suppress(*connection.channel_errors):
                 connection.default_channel.queue_purge(current_app.conf.task_default_queue)
         else:
             with side() as database, database.cursor() as cursor:
@@ -60,8 +62,42 @@ class Broker:
         return waited
 
     def depth(self) -> int | None:
-        """How many messages wait; None if the broker does not say."""
-        return publisher.depth(current_app._get_current_object(), current_app.conf.task_default_queue)
+        """How many messages wait in this very broker; None if it does not say."""
+        with current_app.connection_for_write(self.url, connect_timeout=1) as connection:
+            try:
+                channel = connection.default_channel
+                return int(channel.queue_declare(current_app.conf.task_default_queue, passive=True).message_count)
+            except connection.channel_errors:
+                return 0
+            except (OSError, *connection.connection_errors):
+                return None
+
+    # RabbitMQ only
+
+    def alarm(self) -> None:
+        """No memory is left: it takes no message from anybody, and still hands out what it has."""
+        self._control("set_vm_memory_high_watermark", "0", undo=("set_vm_memory_high_watermark", "absolute", "2GB"))
+
+    def limit_queue(self, length: int) -> None:
+        """Refuse messages while so many wait."""
+        policy = f'{{"max-length": {length}, "overflow": "reject-publish"}}'
+        queue = f"^{current_app.conf.task_default_queue}$"
+        self._control("set_policy", "full", queue, policy, "--apply-to", "queues", undo=("clear_policy", "full"))
+
+    def create_vhost(self, name: str) -> None:
+        self._control("add_vhost", name, undo=("delete_vhost", name))
+        self._control("set_permissions", "-p", name, "guest", ".*", ".*", ".*")
+
+    def calm(self) -> None:
+        """Alarms, limits and virtual hosts are gone again."""
+        while self._undo:
+            self._control(*self._undo.pop())
+
+    def _control(self, *command: str, undo: tuple[str, ...] = ()) -> None:
+        assert isinstance(self._server, RabbitMQ), "@pytest.mark.brokers('rabbitmq')"
+        if undo:
+            self._undo.append(undo)
+        self._server.control(*command)
 
     def mend(self) -> None:
         """As the next scenario wants to find it."""
@@ -69,3 +105,20 @@ class Broker:
             self._server.resume()
             if not self._server.is_running:
                 self._server.start()
+        self.calm()
+
+
+@contextmanager
+def callers_use(url: str) -> Iterator[None]:
+    """Point this process at another broker, and not the workers that it starts."""
+    before = current_app.conf.broker_url
+    _point(url)
+    try:
+        yield
+    finally:
+        _point(before)
+
+
+def _point(url: str) -> None:
+    current_app.conf.broker_url = url
+    publisher.forget_connections()

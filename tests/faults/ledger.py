@@ -35,6 +35,12 @@ LOST_MESSAGES = 3 * conf().GRACE + WORK
 #: Jobs that the load of a scenario enqueues in a second.
 PACE = 100
 
+#: How long a caller may be held up by a broker in trouble, in seconds: the first of a process in a while.
+HELD_UP = conf().PUBLISH_CONNECT_TIMEOUT + conf().PUBLISH_TIMEOUT + 1.0
+
+#: What counts as held up at all, on a busy machine.
+NOTICED = 0.3
+
 
 class _RollBack(Exception):
     pass
@@ -51,6 +57,8 @@ class Ledger:
         self.broker = broker
         #: Keys whose COMMIT was answered.
         self.committed: list[str] = []
+        #: How long each transaction took its caller, in seconds.
+        self.waits: list[float] = []
         self.recovered: float | None = None
         #: What a scene of the bounds measured, for the README's table.
         self.measured = ""
@@ -120,12 +128,19 @@ class Ledger:
         self.measured = f"{seconds:.1f} s"
         assert seconds < bound, f"{seconds:.1f} s, and not {bound:g} s"
 
-    def check(self, within: float, otherwise: Mapping[str, str] | None = None) -> None:
+    def callers_were_served(self, but: int) -> None:
+        """No caller was held up for longer than the first of a process may be, and only ``but`` of them at all."""
+        assert max(self.waits) < HELD_UP, f"a caller waited for {max(self.waits):.1f} s"
+        held_up = [round(wait, 1) for wait in self.waits if wait > NOTICED]
+        assert len(held_up) <= but, f"{len(held_up)} callers of {len(self.waits)} were held up: {held_up[:20]}"
+
+    def check(self, within: float, otherwise: Mapping[str, str] | None = None, pruned: bool = False) -> None:
         """Wait until nothing is under way, and hold what is there against the promise.
 
         Parameters:
             within: the seconds that recovery may take, from now.
             otherwise: keys that end in another state than ``succeeded``, without an effect.
+            pruned: rows of jobs that succeeded may be gone.
         """
         began = time.monotonic()
         _patiently(lambda: not _stuck(), within, lambda: f"all jobs ended within {within} s: {_describe_stuck()}")
@@ -133,26 +148,26 @@ class Ledger:
         if self.broker is not None:
             # Copies that are still out may do harm.
             _patiently(lambda: self.broker.depth() == 0, WORK, lambda: "the broker is empty")
-        self._compare(dict(otherwise or {}))
+        self._compare(dict(otherwise or {}), ("succeeded", None) if pruned else ("succeeded",))
 
     def most_claims(self) -> int:
         """How often the job was claimed that was claimed most often."""
         return Job.objects.aggregate(most=Max("lease"))["most"]
 
-    def _compare(self, otherwise: dict[str, str]) -> None:
+    def _compare(self, otherwise: dict[str, str], good: tuple[str | None, ...]) -> None:
         orders = {str(job): key for key, job in Order.objects.values_list("key", "job")}
         keys = set(orders.values())
         states = {str(pk): state for pk, state in Job.objects.values_list("pk", "state")}
         effects = Counter(Effect.objects.values_list("key", flat=True))
-        expected = {job: otherwise.get(key, "succeeded") for job, key in orders.items()}
+        expected = {job: (otherwise[key],) if key in otherwise else good for job, key in orders.items()}
         broken: dict[str, set] = {
             "committed orders that are not there": set(self.committed) - keys,
-            "lost": {key for job, key in orders.items() if expected[job] == "succeeded" and not effects[key]},
+            "lost": {key for key in keys - set(otherwise) if not effects[key]},
             "effects twice": {key for key, count in effects.items() if count > 1},
             "effects of what was rolled back": set(effects) - keys | set(effects) & set(otherwise),
             "jobs of what was rolled back": set(states) - set(orders),
             "in the wrong state": {
-                (orders[job], states.get(job), state) for job, state in expected.items() if states.get(job) != state
+                (orders[job], states.get(job), *of) for job, of in expected.items() if states.get(job) not in of
             },
         }
         broken["verify"] = {
@@ -165,6 +180,7 @@ class Ledger:
     def _transaction(self, task: Any, options: dict[str, Any]) -> list[str]:
         number = next(self._transactions)
         keys = [f"{os.getpid()}-{next(self._numbers)}" for _ in range(1 + number % 9)]
+        began = time.monotonic()
         try:
             with transaction.atomic():
                 for key in keys:
@@ -173,6 +189,7 @@ class Ledger:
                     raise _RollBack
         except _RollBack:
             return []
+        self.waits.append(time.monotonic() - began)
         self.committed += keys
         return keys
 

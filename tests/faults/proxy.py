@@ -21,6 +21,8 @@ class Proxy:
         self._latency = 0.0
         self._requests = asyncio.Event()
         self._answers = asyncio.Event()
+        #: Bytes until the next cut, in each direction; 0: there is none to come.
+        self._left = {self._requests: 0, self._answers: 0}
         self.port = 0
         #: How many connections were made so far.
         self.connections = 0
@@ -31,9 +33,10 @@ class Proxy:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.cut()
+        self._do(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        self._loop.close()
 
     @property
     def url(self) -> str:
@@ -44,6 +47,13 @@ class Proxy:
     def cut(self) -> None:
         """Reset all connections, and refuse new ones."""
         self._do(self._cut())
+
+    def cut_after(self, *, requests: int = 0, answers: int = 0) -> None:
+        """Let so many more bytes pass in one direction, and then reset all connections; new ones are welcome.
+
+        So the cut hits a message in its middle, and not the silence between two of them.
+        """
+        self._left[self._requests], self._left[self._answers] = requests, answers
 
     def blip(self) -> None:
         """Reset all connections; new ones are welcome."""
@@ -90,6 +100,13 @@ class Proxy:
         for writer in list(self._writers):
             writer.transport.abort()
 
+    async def _end(self) -> None:
+        await self._cut()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         self._writers.add(writer)
@@ -108,6 +125,14 @@ class Proxy:
             while data := await reader.read(65536):
                 await asyncio.sleep(self._latency)
                 await flowing.wait()
+                if left := self._left[flowing]:
+                    self._left[flowing] = max(0, left - len(data))
+                    if len(data) >= left:
+                        writer.write(data[:left])
+                        await writer.drain()
+                        await self._cut()
+                        await self._restore()
+                        return
                 writer.write(data)
                 await writer.drain()
             await flowing.wait()

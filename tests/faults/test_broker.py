@@ -1,18 +1,26 @@
-"""The broker dies, and forgets."""
+"""The broker dies, forgets, is full, or is not where it was said to be."""
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
+from jobs.conf import conf
+from tests.faults.broker import callers_use
 from tests.faults.guards import guard
-from tests.faults.ledger import LOST_MESSAGES
-from tests.faults.worker import workers
+from tests.faults.ledger import LOST_MESSAGES, WORK
+from tests.faults.worker import Worker, workers
+
+#: The relay's look for lost messages, and its publishing of what is due.
+SUSPECTS = ("jobs/maintenance/relay.py", "self._suspects[using].publish_again()", "0")
+DUE = ("jobs/maintenance/relay.py", 'done["published"] += self._publish_due(using)', "")
 
 
 @pytest.mark.quick
 @pytest.mark.brokers("redis", "rabbitmq")
-@guard("jobs/maintenance/relay.py", "self._suspects[using].publish_again()", "0", case="redis")
-@guard("jobs/maintenance/relay.py", 'done["published"] += self._publish_due(using)')
+@guard(*SUSPECTS, case="redis")
+@guard(*DUE)
 def test_broker_killed_and_restarted_under_load(ledger, broker):
     """Redis comes back empty, RabbitMQ with what it wrote; what was enqueued meanwhile was never published.
 
@@ -31,7 +39,7 @@ def test_broker_killed_and_restarted_under_load(ledger, broker):
 
 
 @pytest.mark.quick
-@guard("jobs/maintenance/relay.py", "self._suspects[using].publish_again()", "0")
+@guard(*SUSPECTS)
 def test_broker_forgets_all_messages(ledger, broker):
     """FLUSHALL, or a purge, with most jobs published and not yet started.
 
@@ -42,3 +50,149 @@ def test_broker_forgets_all_messages(ledger, broker):
         ledger.wait_effects(20)
         assert broker.drop_messages() > 100
         ledger.check(within=LOST_MESSAGES)
+
+
+@pytest.mark.brokers("rabbitmq")
+@guard(*SUSPECTS)
+def test_broker_comes_back_on_an_empty_disk(ledger, broker):
+    """No message, no queue and no binding is left; workers and publishers make them again.
+
+    Guard: the relay looks for lost messages (``Suspects.publish_again``).
+    """
+    ledger.enqueue(400)
+    with workers(2):
+        with ledger.load(100):
+            ledger.wait_effects(20)
+            assert broker.depth() > 100
+            broker.kill()
+            broker.start_empty()
+        ledger.check(within=LOST_MESSAGES)
+
+
+def outage(ledger, broker, how: str, seconds: float) -> None:
+    """The broker refuses connections, or takes them and never answers, while callers and workers go on."""
+    broker.kill() if how == "refuses" else broker.pause()
+    time.sleep(seconds)
+    ledger.wait_committed(50)
+    broker.start() if how == "refuses" else broker.resume()
+
+
+@pytest.mark.brokers("redis", "rabbitmq")
+@pytest.mark.parametrize("how", ["refuses", "hangs"])
+@guard(*DUE, case="refuses")
+@guard("jobs/publisher.py", "breaker.trip()", "pass", case="hangs")
+@guard("jobs/conf.py", '"broker_connection_max_retries": None', '"broker_connection_max_retries": 1', case="refuses")
+def test_broker_down_for_long_under_load(ledger, broker, settings, how):
+    """For several times the patience of the breaker and of the relay; of all callers only few notice.
+
+    Guard: the breaker (``publisher._Breaker``), the relay (``Relay._publish_due``), and workers that outlive their
+    broker (``broker_connection_max_retries``).
+    """
+    settings.JOBS = {**settings.JOBS, "BREAKER": 3.0}
+    down = 5 * conf().GRACE
+    with workers(2) as both:
+        with ledger.load(300):
+            ledger.wait_effects(20)
+            outage(ledger, broker, how, down)
+        # Celery's own reconnection takes longer from try to try.
+        ledger.check(within=LOST_MESSAGES + down)
+        assert all(worker.main.is_alive for worker in both)
+    ledger.callers_were_served(but=3 + round(down / conf().BREAKER))
+
+
+@pytest.mark.long
+@pytest.mark.brokers("redis", "rabbitmq")
+@pytest.mark.parametrize("how", ["refuses", "hangs"])
+def test_broker_down_for_two_minutes(ledger, broker, settings, how):
+    """As above, in real time.
+
+    Guard: the breaker (``publisher._Breaker``).
+    """
+    settings.JOBS = {**settings.JOBS, "BREAKER": 30.0}
+    with workers(2) as both:
+        with ledger.load(300):
+            ledger.wait_effects(20)
+            outage(ledger, broker, how, 120)
+        # Celery waits for half a minute between two tries by then.
+        ledger.check(within=30 + LOST_MESSAGES + 60)
+        assert all(worker.main.is_alive for worker in both)
+    ledger.callers_were_served(but=3 + 4)
+
+
+@pytest.mark.brokers("rabbitmq")
+@guard(
+    "jobs/publisher.py",
+    '"confirm_publish": True, "read_timeout": answer_timeout, "write_timeout": answer_timeout',
+    '"confirm_publish": True, "read_timeout": None, "write_timeout": None',
+)
+@guard(*DUE)
+def test_memory_alarm(ledger, broker):
+    """RabbitMQ takes no message and says nothing; callers go on, and all is published when it has room again.
+
+    Guard: each read of a publisher's connection is bounded (``publisher._Broker``), and the relay publishes what did
+    not leave (``Relay._publish_due``).
+    """
+    with workers(2):
+        with ledger.load(300):
+            ledger.wait_effects(20)
+            broker.alarm()
+            ledger.wait_committed(200)
+            broker.calm()
+        ledger.check(within=LOST_MESSAGES)
+    ledger.callers_were_served(but=8)
+
+
+@pytest.mark.brokers("rabbitmq")
+@guard(
+    "jobs/publisher.py",
+    '"confirm_publish": True, "read_timeout": answer_timeout',
+    '"confirm_publish": False, "read_timeout": answer_timeout',
+)
+def test_queue_is_full(ledger, broker, settings):
+    """The queue refuses messages while 20 wait: what it refused comes as soon as there is room.
+
+    Guard: publishers wait for the broker's confirmation (``publisher._Broker``).
+    """
+    settings.JOBS = {**settings.JOBS, "GRACE": 60.0}
+    with workers(2):
+        ledger.enqueue(10)
+        ledger.wait_effects(10)
+        broker.limit_queue(20)
+        with ledger.load(300):
+            ledger.enqueue(300)
+            assert broker.depth() <= 20
+        ledger.check(within=WORK)
+
+
+@pytest.mark.brokers("redis", "rabbitmq")
+@guard("jobs/publisher.py", "lifecycle.undispatch([job.pk for job in left], using)", "pass")
+def test_producer_with_a_wrong_broker(ledger, broker, settings):
+    """A web process looks for a virtual host that is not there; its jobs are published by the workers.
+
+    Guard: what a caller could not publish is left to the relay (``publisher.publish_inline``).
+    """
+    settings.JOBS = {**settings.JOBS, "GRACE": 60.0}
+    with workers(2):
+        with callers_use(elsewhere(broker)):
+            ledger.enqueue(300)
+        ledger.check(within=WORK)
+    ledger.callers_were_served(but=3)
+
+
+@pytest.mark.brokers("redis", "rabbitmq")
+@guard("jobs/maintenance/relay.py", "if not publisher.is_up(self.app):\n                break", "pass")
+def test_worker_with_a_wrong_broker(ledger, broker):
+    """One of two workers looks for a virtual host that is not there: it says so, and takes nothing from the other.
+
+    Guard: a relay that cannot reach its broker touches no row (``Relay._publish_due``).
+    """
+    with Worker(CELERY_BROKER_URL=elsewhere(broker), wait=False) as lost, Worker():
+        with ledger.load(300):
+            lost.said("vhost" if broker.name == "rabbitmq" else "DB index")
+        ledger.check(within=WORK)
+
+
+def elsewhere(broker) -> str:
+    return (
+        broker.url.removesuffix("//") + "/later" if broker.name == "rabbitmq" else broker.url.removesuffix("0") + "99"
+    )

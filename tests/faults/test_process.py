@@ -6,6 +6,7 @@ import pytest
 
 from jobs.models import Job
 from tests import tasks
+from tests.faults.guards import guard
 from tests.faults.ledger import LOST_CHILD, LOST_WORKER
 from tests.faults.worker import Worker, workers
 
@@ -13,14 +14,23 @@ from tests.faults.worker import Worker, workers
 @pytest.mark.parametrize(
     "point", ["before_claim", "after_claim", "before_commit", "after_completion", "after_commit", "before_ack"]
 )
+@guard("jobs/companion.py", "if self._try(self.own.settle_dead):", "if False:", case="after_claim")
+@guard(
+    "jobs/maintenance/rescue.py",
+    'return sum(_settle(key, using, "rescued", _lose("NodeLost", "the worker died")) for key in keys)',
+    "return 0",
+    case="before_ack",
+)
 def test_process_killed_at(ledger, point):
-    """SIGKILL in each phase of a run; before the acknowledgement it hits the main process, and so the worker.
+    """SIGKILL in each phase of a run; before the acknowledgement it hits the main process, and so the worker, with a
+    job in the middle of its body.
 
     Guard: the board of what each process runs (``rescue.OwnJobs.settle_dead``), and for the main process the rescue by
     heartbeat (``rescue.Rescue``).
     """
     ledger.enqueue(300)
-    with Worker(sync=f"{point}=kill", wait=False) as worker, Worker():
+    also = ",before_commit=pause" if point == "before_ack" else ""
+    with Worker(sync=f"{point}=kill{also}", wait=False) as worker, Worker():
         worker.reached(point)
         ledger.check(within=LOST_WORKER if point == "before_ack" else LOST_CHILD)
     assert sum(Job.objects.values_list("crashes", flat=True)) <= 1
@@ -28,6 +38,7 @@ def test_process_killed_at(ledger, point):
 
 @pytest.mark.quick
 @pytest.mark.parametrize("how", ["segfault", "abort"])
+@guard("jobs/maintenance/rescue.py", "return lifecycle.crash(", "return lifecycle.lose(")
 def test_a_body_that_kills_its_process_now_and_then(ledger, tmp_path, how):
     """The crash of one is not the crash of its neighbours, and the next time it goes well.
 
@@ -42,6 +53,7 @@ def test_a_body_that_kills_its_process_now_and_then(ledger, tmp_path, how):
 
 
 @pytest.mark.parametrize("how", ["segfault", "abort"])
+@guard("jobs/lifecycle.py", "if times + 1 >= limit:", "if False:")
 def test_poison_ends_failed(ledger, how):
     """A body that always kills its process, among innocent ones.
 
@@ -55,6 +67,8 @@ def test_poison_ends_failed(ledger, how):
 
 
 @pytest.mark.parametrize("how", ["memory", "exit", "recursion"])
+@guard("jobs/execution.py", "raise _for_celery(exc)", "raise exc", case="memory")
+@guard("jobs/execution.py", "raise _for_celery(exc)", "raise exc", case="exit")
 def test_an_exception_that_ends_a_process_ends_only_the_job(ledger, how):
     """``MemoryError`` and ``SystemExit`` out of a stock task stop the worker, or look like its death.
 
@@ -63,13 +77,17 @@ def test_an_exception_that_ends_a_process_ends_only_the_job(ledger, how):
     failing = ledger.enqueue(20, tasks.misbehaves, kwargs={"how": how})
     ledger.enqueue(300)
     with Worker() as worker:
+        pool = {child.pid for child in worker.children}
         ledger.check(within=LOST_CHILD, otherwise=dict.fromkeys(failing, "failed"))
         assert worker.main.is_alive
+        assert {child.pid for child in worker.children} == pool
         assert "Unrecoverable" not in worker.text()
     assert set(Job.objects.filter(state="failed").values_list("crashes", "lease")) == {(0, 1)}
 
 
 @pytest.mark.parametrize("where", ["python", "query", "commit"])
+@guard("jobs/companion.py", "if self._try(self.own.settle_dead):", "if False:", case="query")
+@guard("jobs/maintenance/rescue.py", 'if why == "timed_out":', "if False:", case="python")
 def test_hard_time_limit(ledger, database, where):
     """The process is killed in mid-body, while the database works for it, or while it commits.
 
@@ -85,22 +103,26 @@ def test_hard_time_limit(ledger, database, where):
     assert set(errors) == {("TimeLimitExceeded", 0)}
 
 
-@pytest.mark.parametrize("where", ["python", "query", "commit"])
+@pytest.mark.parametrize("where", ["python", "query", "commit", "autocommit"])
+@guard("jobs/databases.py", "raw.cancel_safe(timeout=2.0)", "pass", case="query")
 def test_soft_time_limit(ledger, database, where):
-    """An exception in mid-body, in mid-query, or inside the COMMIT; the connection serves the next job.
+    """An exception in mid-body, in mid-query, inside the COMMIT, or in a query without a transaction; the connection
+    serves the next job, and the locks are free for all the others.
 
-    Guard: the connection is dropped if it is busy (``databases.tidy``), and what the server still does is cancelled
-    (``databases.cancel_query``).
+    Guard: what the server still does is cancelled (``databases.cancel_query``).
     """
     database.slow_commits(seconds=4)
-    late = ledger.enqueue(4, tasks.sleeps_softly, kwargs={"where": where})
-    ledger.enqueue(300)
+    late = ledger.enqueue(
+        4, tasks.sleeps_softly if where != "autocommit" else tasks.sleeps_bare, kwargs={"where": where}
+    )
+    ledger.enqueue(300, tasks.takes_turns)
     with Worker(concurrency=2):
         ledger.check(within=2 * LOST_CHILD, otherwise=dict.fromkeys(late, "failed"))
     errors = Job.objects.filter(state="failed").values_list("error__type", "lease", "error__traceback")
     assert {error[:2] for error in errors} == {("SoftTimeLimitExceeded", 1)}, errors[0]
 
 
+@guard("jobs/companion.py", "if status == 0:\n            return", "return")
 def test_companion_killed_under_load(ledger):
     """Who watches the watcher: its supervisor.
 

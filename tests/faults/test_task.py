@@ -9,6 +9,7 @@ import pytest
 from jobs import lifecycle
 from jobs.models import Job
 from tests import tasks
+from tests.faults.guards import guard
 from tests.faults.ledger import LOST_CHILD, LOST_MESSAGES, WORK
 from tests.faults.worker import Worker, workers
 from tests.models import Order
@@ -17,6 +18,13 @@ from tests.test_strays import send
 
 
 @pytest.mark.parametrize("how", ["deadline", "nul", "unspeakable"])
+@guard("jobs/lifecycle.py", '"message": scrub(message, 4000)', '"message": message', case="nul")
+@guard(
+    "jobs/execution.py",
+    "    except Exception:\n        message = _repr(exc)",
+    "    finally:\n        pass",
+    case="unspeakable",
+)
 def test_exception_rolls_back_and_is_kept(ledger, how):
     """Also one that cannot be pickled and has no text, and one whose text no database stores.
 
@@ -29,8 +37,10 @@ def test_exception_rolls_back_and_is_kept(ledger, how):
     assert all(error["type"] and error["traceback"] for error in failed().values_list("error", flat=True))
 
 
+@guard("jobs/lifecycle.py", "expires_at=None, retries=0", "expires_at=None")
 def test_retries_exhausted_and_replayed(ledger, tmp_path):
-    """Kept in ``failed`` with every attempt's error; replayed when the cause is gone, it succeeds once.
+    """Kept in ``failed`` with every attempt's error. Replayed too early it has all attempts again, and fails again;
+    replayed when the cause is gone, it succeeds once.
 
     Guard: ``lifecycle.replay`` (the counts at zero, the lease kept).
     """
@@ -40,12 +50,15 @@ def test_retries_exhausted_and_replayed(ledger, tmp_path):
     with workers(2):
         ledger.check(within=WORK, otherwise=dict.fromkeys(exhausted, "failed"))
         assert {len(errors) for errors in failed().values_list("errors", flat=True)} == {3}
+        replay(failed())
+        ledger.check(within=WORK, otherwise=dict.fromkeys(exhausted, "failed"))
+        assert {len(errors) for errors in failed().values_list("errors", flat=True)} == {6}
         cured.touch()
-        for key in failed().values_list("pk", flat=True):
-            assert lifecycle.replay(key, "default")
+        replay(failed())
         ledger.check(within=WORK)
 
 
+@guard("jobs/execution.py", "stored = _storable(run, result)", "stored = result")
 def test_result_that_cannot_be_stored(ledger):
     """The work is done: the job succeeds, and keeps the result's repr.
 
@@ -60,7 +73,21 @@ def test_result_that_cannot_be_stored(ledger):
     )
 
 
+@guard("jobs/databases.py", "elif connection.connection is not None and _is_busy(connection):", "elif False:")
+def test_transaction_left_open(ledger):
+    """A body switches autocommit off and returns: its work is rolled back, its job failed, and the next one is well.
+
+    Guard: a connection that is busy after a run is dropped (``databases.tidy``).
+    """
+    open_ended = ledger.enqueue(100, tasks.leaves_autocommit_off)
+    ledger.enqueue(200)
+    with workers(2):
+        ledger.check(within=WORK, otherwise=dict.fromkeys(open_ended, "failed"))
+    assert set(failed().values_list("error__type", "lease")) == {("ProgrammingError", 1)}
+
+
 @pytest.mark.quick
+@guard("jobs/worker.py", 'c.on_unknown_task = lambda body, message, exc: put_aside("NotRegistered", message, exc)')
 def test_unknown_task_during_a_rolling_deploy(ledger):
     """Half of the workers do not know the new task yet, and get its messages as well.
 
@@ -75,6 +102,7 @@ def test_unknown_task_during_a_rolling_deploy(ledger):
             ledger.check(within=LOST_MESSAGES)
 
 
+@guard("jobs/worker.py", 'c.on_decode_error = lambda message, exc: put_aside("DecodeError", message, exc)')
 def test_undecodable_bodies(ledger, broker):
     """Every message arrives broken, once.
 
@@ -94,6 +122,11 @@ def test_undecodable_bodies(ledger, broker):
         assert second.main.is_alive
 
 
+@guard(
+    "jobs/execution.py",
+    "lifecycle.fail(job, error))\n    run.report(",
+    "lifecycle.hand_back(job, 1.0))\n    run.report(",
+)
 def test_arguments_of_an_older_signature(ledger):
     """Enqueued by yesterday's code, run by today's: failed at once, with an error that says why, and replayable.
 
@@ -108,6 +141,7 @@ def test_arguments_of_an_older_signature(ledger):
     assert set(failed().values_list("error__type", "lease")) == {("TypeError", 1)}
 
 
+@guard("jobs/execution.py", "using = _adopt(task.name, request, args, kwargs)", "pass")
 def test_messages_sent_by_name(ledger):
     """From another service, or from before the switch: jobs as all others, each delivered twice.
 
@@ -120,6 +154,11 @@ def test_messages_sent_by_name(ledger):
     with workers(2):
         wait_for(lambda: Job.objects.count() == 300, LOST_CHILD, "all adopted")
         ledger.check(within=LOST_CHILD)
+
+
+def replay(jobs) -> None:
+    for key in list(jobs.values_list("pk", flat=True)):
+        assert lifecycle.replay(key, "default")
 
 
 def failed():

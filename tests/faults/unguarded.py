@@ -56,7 +56,7 @@ def collect(expression: str) -> list[tuple[Guard, str]]:
             if found.get(key) is None:
                 found[key] = item.nodeid if guard.fits(item.nodeid) else None
     for (scenario, guard), node_id in found.items():
-        if node_id is None:
+        if node_id is None and not expression:
             raise SystemExit(f"{scenario} has no case {guard.case}")
     return [(guard, node_id) for (_, guard), node_id in found.items() if node_id is not None]
 
