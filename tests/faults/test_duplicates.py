@@ -12,7 +12,7 @@ from tests.faults.worker import workers
 
 
 @pytest.mark.quick
-@guard("jobs/lifecycle.py", "        pk=job_id,\n        state=State.READY,\n", "        pk=job_id,\n")
+@guard("jobs/lifecycle.py", 'pk=Slot(Job, "id"),\n        state=State.READY,', 'pk=Slot(Job, "id"),')
 def test_every_message_delivered_two_to_five_times_in_any_order(ledger, broker):
     """At once to four processes of two workers, and all of them again when the jobs have ended: one run each.
 
