@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 from jobs.errors import NotSettled
 
-#: The node's id and the time of its last beat, on the machine's monotonic clock.
-_HEADER, _BEAT = 24, struct.Struct("<d")
+#: The node's id; then, on the machine's monotonic clock, its last beat and when the worker was told to stop.
+_HEADER, _TIME, _BEAT, _STOP = 32, struct.Struct("<d"), 16, 24
 _SLOT = struct.Struct("<qq16s")
 
 #: Added to the pid of a slot whose run could not be settled: the process lives, and the job is nobody's.
@@ -62,13 +62,23 @@ class Board:
         self._memory[:16] = value.bytes
 
     def note_beat(self) -> None:
-        _BEAT.pack_into(self._memory, 16, time.monotonic())
+        _TIME.pack_into(self._memory, _BEAT, time.monotonic())
 
     @property
     def silence(self) -> float:
         """Seconds since the node's last beat was written; 0 where nobody beats (outside of a worker)."""
-        (at,) = _BEAT.unpack_from(self._memory, 16)
+        (at,) = _TIME.unpack_from(self._memory, _BEAT)
         return time.monotonic() - at if at else 0.0
+
+    def note_stop(self) -> None:
+        if self.stopping_for is None:
+            _TIME.pack_into(self._memory, _STOP, time.monotonic())
+
+    @property
+    def stopping_for(self) -> float | None:
+        """Seconds since the worker was told to stop; None if it was not. It outlives a companion that dies."""
+        (at,) = _TIME.unpack_from(self._memory, _STOP)
+        return time.monotonic() - at if at else None
 
     @contextmanager
     def running(self, job: uuid.UUID) -> Iterator[Slot]:
@@ -103,14 +113,16 @@ class Board:
 
     def _take(self, job: uuid.UUID) -> int:
         # A dead process keeps its slot until the companion has seen it, so a successor never hides a crash.
-        with self._lock:
-            start = os.getpid()
-            for step in range(SLOTS):
-                index = (start + step) % SLOTS
-                if _SLOT.unpack_from(self._memory, _HEADER + index * _SLOT.size)[0] == 0:
-                    self._write(index, os.getpid(), 0, job)
-                    return index
-        raise RuntimeError(f"this worker runs more than {SLOTS} tasks at once")
+        while True:
+            with self._lock:
+                start = os.getpid()
+                for step in range(SLOTS):
+                    index = (start + step) % SLOTS
+                    if _SLOT.unpack_from(self._memory, _HEADER + index * _SLOT.size)[0] == 0:
+                        self._write(index, os.getpid(), 0, job)
+                        return index
+            # All are left over from an outage of the database: the companion settles them when it is back.
+            time.sleep(0.5)
 
     def _write(self, index: int, pid: int, lease: int, job: uuid.UUID) -> None:
         _SLOT.pack_into(self._memory, _HEADER + index * _SLOT.size, pid, lease, job.bytes)

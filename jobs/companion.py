@@ -16,14 +16,11 @@ import os
 import select
 import signal
 import socket
-import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -72,7 +69,7 @@ class Companion:
         self.board.node = uuid.uuid4()
         self.board.wipe()
         #: Where the main process puts messages aside.
-        self.directory = Path(tempfile.mkdtemp(prefix="jobs-strays-"))
+        self.directory = strays.directory_of(self.app, self._main)
         connections.close_all()
         pipe, self._pipe = os.pipe()
         self._ready, ready = os.pipe()
@@ -103,7 +100,7 @@ class Companion:
             return False
         if reason := self.last_words():
             raise NotAdopted(reason)
-        return True
+        return self.is_alive()
 
     def last_words(self) -> str:
         """Why the companion ended, or is about to; empty if it did not say."""
@@ -170,8 +167,6 @@ def _supervise(handle: Companion, pipe: int, ready: int) -> None:
             except NotAdopted as exc:
                 # At once: a database that is not ours is not even signed off from.
                 os.write(ready, str(exc).encode()[: select.PIPE_BUF])
-                with suppress(OSError):
-                    handle.directory.rmdir()
                 os._exit(0)
             except BaseException:
                 logger.exception("the companion failed", extra=handle.about("companion_failed"))
@@ -201,8 +196,6 @@ class _Process:
         self.registered = False
         self._unread = b""
         self._revoked: SimpleQueue[uuid.UUID] = SimpleQueue()
-        #: When the bodies that still run have to give up; None as long as they need not.
-        self._stop_at: float | None = None
         self._last_look = time.monotonic()
         #: The database is ours: maintenance may begin.
         self._admitted = threading.Event()
@@ -251,7 +244,7 @@ class _Process:
             note = json.loads(line)
             # These two need no database, and have to be known before the death that they announce is seen.
             if "stopping" in note:
-                self._stop()
+                self.board.note_stop()
             elif "ended" in note:
                 self.own.expect_end(uuid.UUID(note["ended"]), note["why"], note.get("limit", 0.0))
             else:
@@ -260,14 +253,10 @@ class _Process:
                 self._fell.set()
         return bool(data)
 
-    def _stop(self) -> None:
-        self.own.is_stopping = True
-        timeout = conf().STOP_TIMEOUT
-        if timeout is not None and self._stop_at is None:
-            self._stop_at = time.monotonic() + timeout
-
     def _is_overdue(self) -> bool:
-        return self._stop_at is not None and time.monotonic() > self._stop_at
+        """Whether the bodies that still run have to give up."""
+        timeout, stopping_for = conf().STOP_TIMEOUT, self.board.stopping_for
+        return timeout is not None and stopping_for is not None and stopping_for > timeout
 
     def _guard(self) -> None:
         """A beat that hangs on a dead link would hang for hours: start again, with new connections."""
@@ -324,16 +313,14 @@ class _Process:
         if any(is_alive(slot.pid) for slot in self.board.occupied()):
             # Bodies outlive their parent: nobody may run their jobs yet. Rescue waits for the beat to stand still.
             return
-        if self.own.is_stopping:
+        if self.board.stopping_for is not None:
             self._try(self.own.hand_back_all)
         self._try(lambda: rescue.bury(self.board.node, by_itself=True))
         for alias in conf().DATABASES:
             self._try(partial(rescue.give_back_all, alias))
         self._try(lambda: rescue.delete_beat(self.side, self.board.node))
         self._try(lambda: strays.keep_all(self.handle.directory))
-        with suppress(OSError):
-            # Not if something is left in it.
-            self.handle.directory.rmdir()
+        strays.drop(self.handle.directory)
 
     # The two others
 
@@ -341,6 +328,7 @@ class _Process:
         watch = rescue.Rescue(SideDatabase())
         next_watch = 0.0
         self._admitted.wait()
+        self._try(lambda: strays.keep_orphans(self.handle.app))
         while not self._stopping.is_set():
             self._fell.clear()
             self._try(self._revoke)
@@ -361,13 +349,17 @@ class _Process:
         why = ("Revoked", "revoked at the worker")
         while not self._revoked.empty():
             key = self._revoked.get()
-            for alias in conf().DATABASES:
-                if not lifecycle.cancel(key, alias, *why):
-                    lifecycle.ask_to_end(key, alias, *why)
+            try:
+                for alias in conf().DATABASES:
+                    # Race: the run may go back to wait between the first two.
+                    cancel = partial(lifecycle.cancel, key, alias, *why)
+                    _ = cancel() or lifecycle.ask_to_end(key, alias, *why) or cancel()
+            except Error:
+                self._revoked.put(key)
+                raise
 
     def _give_up(self) -> None:
-        """The time to stop is over: the jobs that still run go back, and then their processes end."""
-        self.own.hand_back_all()
+        """The time to stop is over: the processes end, and ``settle_dead`` gives their jobs back as soon as they have."""
         for slot in self.board.occupied():
             try:
                 os.kill(slot.pid, signal.SIGKILL)

@@ -14,7 +14,16 @@ from typing import Any, NoReturn
 
 from billiard.common import terminate_handler_fired
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded, WorkerShutdown, WorkerTerminate
-from django.db import Error, InterfaceError, OperationalError, ProgrammingError, connections, transaction
+from django.db import (
+    DataError,
+    Error,
+    IntegrityError,
+    InterfaceError,
+    OperationalError,
+    ProgrammingError,
+    connections,
+    transaction,
+)
 
 from jobs import databases, lifecycle, logs, reports, signals, strays
 from jobs.arguments import as_uuid, jsonable, scrub
@@ -109,7 +118,7 @@ def run(task: Any, request: Any, args: Any, kwargs: Any) -> Any:
         if not is_ours:
             try:
                 using = _adopt(task.name, request, args, kwargs)
-            except (TypeError, ValueError) as exc:
+            except (TypeError, ValueError, DataError, IntegrityError) as exc:
                 return _run_stock(task, request, args, kwargs, exc)
         reach("before_claim")
         job = _claim(task, job_id, using)
@@ -153,8 +162,8 @@ def _claim(task: Any, job_id: uuid.UUID, using: str) -> Job | None:
     call it dead.
 
     Raises:
-        NotSettled: the database is away. The companion has the job published again, or gives it back if it was
-            claimed and only the answer got lost.
+        NotSettled: the database is away. The companion has the job published again when it is back, or gives it back
+            if it was claimed and only the answer got lost; if this worker ends first, the job waits for its grace.
     """
     reason = ""
     for pause in RECONNECT:
@@ -210,7 +219,11 @@ def _unclaimed(task: Any, job_id: uuid.UUID, using: str) -> NoReturn:
     """Nobody claimed: say why, and see that a job that should run gets another message."""
     try:
         job = Job.objects.using(using).filter(pk=job_id).first()
+        if job is not None and job.state == State.READY:
+            # Expired (the relay cancels it), or this node was declared dead and has not yet a new id.
+            lifecycle.release_message(job_id, using)
     except (OperationalError, InterfaceError) as exc:
+        databases.drop(using)
         raise NotSettled(str(exc)) from exc
     # Not the node of the row: it is this one that got the message.
     fields: dict[str, Any] = {"action": "duplicate", "job": str(job_id), "task": task.name, "node": str(board.node)}
@@ -219,8 +232,6 @@ def _unclaimed(task: Any, job_id: uuid.UUID, using: str) -> NoReturn:
     if job is None:
         logger.info("job %s is gone: pruned, or its transaction rolled back", job_id, extra=fields)
     elif job.state == State.READY:
-        # Expired (the relay cancels it), or this node was declared dead and has not yet a new id.
-        lifecycle.release_message(job_id, using)
         logger.warning(
             "job %s was not claimed here; it is published again", job_id, extra={**fields, "action": "unclaimed"}
         )

@@ -184,7 +184,7 @@ def _give_back(job: Job, count: str, error: dict[str, Any], limit: int) -> bool:
     times = getattr(job, count)
     counted = {count: F(count) + 1}
     if times + 1 >= limit:
-        return fail(job, error, **counted)
+        return heed(job) or fail(job, error, **counted)
     return _wait(job, _backoff(times), **counted, error=error, errors=_with(job.errors, error))
 
 
@@ -249,7 +249,7 @@ def sweep_cancellations(using: str, limit: int) -> int:
     done = 0
     for note in Cancellation.objects.using(using).order_by("at")[:limit]:
         cancelled = cancel(note.pk, using, note.kind, note.reason)
-        if cancelled or not Job.objects.using(using).filter(pk=note.pk, state=State.RUNNING).exists():
+        if cancelled or not Job.objects.using(using).filter(pk=note.pk).exclude(state__in=ENDED).exists():
             note.delete(using=using)
         done += cancelled
     return done
@@ -303,7 +303,8 @@ def cancel_waiting(using: str, limit: int, why: str) -> int:
 def replay(job_id: uuid.UUID, using: str) -> bool:
     """Run a failed or cancelled job again, its counts at zero. ``lease`` stays: it is the fence."""
     over = Job.objects.using(using).filter(pk=job_id, state__in=(State.FAILED, State.CANCELLED))
-    Cancellation.objects.using(using).filter(pk=job_id).delete()
+    # Those of ended jobs only: the note is of the run before.
+    Cancellation.objects.using(using).filter(Exists(over), pk=job_id).delete()
     return (
         over.update(**_waiting(None), finished_at=None, expires_at=None, retries=0, crashes=0, node_losses=0, snoozes=0)
         == 1

@@ -335,8 +335,8 @@ def depth(app: Celery, queue: str) -> int | None:
                 broker.abandon(connection)
                 raise
     except (*broker.lost_errors, *broker.refused_errors) as exc:
-        if str(getattr(exc, "reply_code", None)) == "404":
-            return 0  # no such queue: nothing waits in it
+        if str(getattr(exc, "reply_code", None)) == "404" and "home node" not in str(exc):
+            return 0  # no such queue: nothing waits in it (and not: "home node of the queue is down")
         logger.warning("the broker does not say how long %r is: %r", queue, exc, extra={"action": "broker_down"})
         return None
 

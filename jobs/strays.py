@@ -6,21 +6,26 @@ before the switch) is adopted: it gets the row that it lacks, and is a job from 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
+import os
+import tempfile
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from celery.utils.time import maybe_iso8601
-from django.db import DatabaseError
+from django.db import InterfaceError, OperationalError, connections
 from django.db.models.functions import Now
 from django.utils import timezone
 
 from jobs import databases, lifecycle
 from jobs.arguments import as_uuid, normalize, scrub, storable
-from jobs.board import board
+from jobs.board import board, is_alive
+from jobs.conf import conf
 from jobs.models import Job, State
 
 logger = logging.getLogger("jobs")
@@ -30,6 +35,9 @@ UNKNOWN_PAUSE = 5.0
 
 #: Seconds until a job is published again whose message could not be read.
 UNREADABLE_PAUSE = 60.0
+
+#: What makes a message one that no worker will ever run.
+UNREADABLE = ("DecodeError", "InvalidTaskError")
 
 #: The headers of Celery's message protocol; others are the caller's own.
 HEADERS: tuple[str, ...] = (
@@ -96,15 +104,20 @@ def _row(
         options=storable({"publish": publish, "declare": [], "embed": embed, "event": None}, "the options"),
         headers=storable({**headers, "eta": None}, "headers"),
         queue=_text(queue, 255),
-        priority=delivery.get("priority"),
+        priority=_within(delivery.get("priority"), -(2**15), 2**15 - 1),
         expires_at=expires,
-        retries=headers.get("retries") or 0,
+        retries=_within(headers.get("retries"), 0, 2**31 - 1) or 0,
         parent_id=as_uuid(headers.get("parent_id")),
         root_id=as_uuid(headers.get("root_id")) or key,
         state=State.READY,
     )
     job.headers.pop("expires", None)
     return job
+
+
+def _within(value: Any, least: int, most: int) -> int | None:
+    """What a column can hold; another service may send anything."""
+    return None if value is None else max(least, min(int(value), most))
 
 
 def _text(value: Any, limit: int) -> str:
@@ -115,7 +128,11 @@ def _text(value: Any, limit: int) -> str:
 
 
 def put_aside(directory: Path, kind: str, message: Any, exc: BaseException) -> dict[str, str]:
-    """Write a message that cannot be run here into a file for :func:`keep`; returns the fields of a line about it."""
+    """Write a message that cannot be run here into a file for :func:`keep`; returns the fields of a line about it.
+
+    Raises:
+        OSError: there is no room for it.
+    """
     headers = message.headers if isinstance(message.headers, Mapping) else {}
     try:
         payload = message.payload
@@ -136,11 +153,44 @@ def put_aside(directory: Path, kind: str, message: Any, exc: BaseException) -> d
         "properties": {name: (message.properties or {}).get(name) for name in ("reply_to", "correlation_id")},
         "error": f"{type(exc).__name__}: {exc}",
     }
+    try:
+        text = json.dumps(stray, default=repr)
+    except (TypeError, ValueError):
+        # Keys that are no strings: from another serializer.
+        headers = {name: headers.get(name) for name in ("id", "task") if isinstance(headers.get(name), str)}
+        text = json.dumps({**stray, "headers": headers, "payload": None}, default=repr)
+    directory.mkdir(mode=0o700, exist_ok=True)
     name = str(uuid.uuid4())
     partial = directory / f"{name}.part"
-    partial.write_text(json.dumps(stray, default=repr))
+    partial.write_text(text)
     partial.rename(directory / f"{name}.json")
     return _about(headers)
+
+
+def directory_of(app: Any, pid: int) -> Path:
+    """Where a worker of this project leaves its strays until its companion kept them; made for the first one."""
+    database = connections.settings[databases.home()]
+    project = repr((app.conf.broker_url, database["HOST"], database["PORT"], str(database["NAME"])))
+    name = f"jobs-strays-{hashlib.sha256(project.encode()).hexdigest()[:16]}-{pid}"
+    return Path(tempfile.gettempdir(), name)
+
+
+def keep_orphans(app: Any) -> int:
+    """Keep what workers of this project and this machine left that are dead."""
+    done = 0
+    pattern = directory_of(app, 0).name[:-1] + "*"
+    for directory in Path(tempfile.gettempdir()).glob(pattern):
+        # In a folder that everybody may write to, only our own.
+        if directory.stat().st_uid == os.getuid() and not is_alive(int(directory.name.rpartition("-")[2])):
+            done += keep_all(directory)
+            drop(directory)
+    return done
+
+
+def drop(directory: Path) -> None:
+    """Remove an empty directory."""
+    with suppress(OSError):
+        directory.rmdir()
 
 
 def _about(headers: Mapping[str, Any]) -> dict[str, str]:
@@ -155,17 +205,19 @@ def keep_all(directory: Path) -> int:
     """
     done = 0
     for path in sorted(directory.glob("*.json")):
-        stray = json.loads(path.read_text())
+        headers: dict[str, Any] = {}
         try:
+            stray = json.loads(path.read_text())
+            headers = stray["headers"]
             keep(stray)
-        except (TypeError, ValueError, ArithmeticError, DatabaseError) as exc:
-            if databases.is_lost(exc, databases.home()):
-                raise
+        except (OperationalError, InterfaceError):
+            raise
+        except Exception:
             kept = path.rename(path.with_suffix(".unkept"))
             logger.exception(
                 "a stray message cannot be kept as a row, and is left in %s",
                 kept,
-                extra={"action": "stray_unkept", "node": str(board.node), **_about(stray["headers"])},
+                extra={"action": "stray_unkept", "node": str(board.node), **_about(headers)},
             )
             continue
         path.unlink()
@@ -176,30 +228,33 @@ def keep_all(directory: Path) -> int:
 def keep(stray: dict[str, Any]) -> None:
     """Postpone the job that the message belongs to; a foreign message gets a row of its own.
 
-    One whose task is unknown here waits for a worker that knows it. One that cannot be read is kept ``failed``.
+    One whose task is unknown here, or that a worker failed to take in, waits for another. One that cannot be read is
+    kept ``failed``.
     """
     headers = stray["headers"]
-    is_unknown = stray["kind"] == "NotRegistered" and stray["payload"] is not None
+    is_unknown = stray["kind"] == "NotRegistered"
+    is_final = stray["payload"] is None or not headers.get("task") or stray["kind"] in UNREADABLE
     text = f"no worker that got it knows the task {headers.get('task')!r}" if is_unknown else stray["error"]
-    error = lifecycle.error_entry(stray["kind"], text if is_unknown else f"{text}; the message: {stray['body']}")
+    error = lifecycle.error_entry(stray["kind"], text if not is_final else f"{text}; the message: {stray['body']}")
     pause = UNKNOWN_PAUSE if is_unknown else UNREADABLE_PAUSE
     ours = headers.get("jobs")
-    using = ours["db"] if isinstance(ours, dict) else databases.job_alias()
+    alias = ours.get("db") if isinstance(ours, dict) else None
+    using = alias if alias in conf().DATABASES else databases.job_alias()
     key = as_uuid(headers.get("id"))
     if key is not None and (job := Job.objects.using(using).filter(pk=key).first()) is not None:
         lifecycle.postpone(job, pause, error)
         return
-    if ours:
+    if alias == using:
         return  # pruned, or never committed
     try:
         args, kwargs, embed = stray["payload"] or ((), {}, {})
         job = _row(headers, args, kwargs, embed, stray["delivery"], stray["properties"])
     except (TypeError, ValueError):
-        is_unknown = False
+        is_final = True
         job = _row({"id": headers.get("id"), "task": headers.get("task")}, (), {}, {}, stray["delivery"], {})
     job.error, job.errors = error, [error]
-    if is_unknown:
-        job.state, job.run_at = State.SCHEDULED, lifecycle.now_plus(pause)
-    else:
+    if is_final:
         job.state, job.finished_at = State.FAILED, Now()
+    else:
+        job.state, job.run_at = State.SCHEDULED, lifecycle.now_plus(pause)
     Job.objects.using(using).bulk_create([job], ignore_conflicts=True)

@@ -15,6 +15,8 @@ from celery import bootsteps, signals
 from celery._state import get_current_task
 from celery.exceptions import TimeLimitExceeded, WorkerLostError, WorkerShutdown
 from celery.platforms import EX_FAILURE
+from celery.utils.functional import noop
+from celery.worker import state
 from celery.worker.state import active_requests, maybe_shutdown, task_ready
 from django.core.exceptions import ImproperlyConfigured
 
@@ -79,6 +81,11 @@ class NodeStep(bootsteps.StartStopStep):
         if holding := _holding_time(parent.app):
             parent.timer.call_repeatedly(min(PATIENCE, holding / 8), _acknowledge_long_ones, (holding / 2,))
 
+    def close(self, parent: Any) -> None:
+        """However the worker was told to stop: by a signal, by remote control, by an error."""
+        if _companion is not None:
+            _companion.tell(stopping=True)
+
     def _wait_until_registered(self, companion: Companion) -> None:
         complained = time.monotonic()
         while not companion.wait_until_registered(0.5):
@@ -112,7 +119,7 @@ def _acknowledge_long_ones(age: float) -> None:
     for request in list(active_requests):
         began = request.time_start if isinstance(request, Request) and request.has_row else None
         if began and time.time() - began > age and not request.acknowledged:
-            request.acknowledge()
+            request.release()
 
 
 class StraysStep(bootsteps.StartStopStep):
@@ -134,13 +141,20 @@ class StraysStep(bootsteps.StartStopStep):
                 except passing:
                     raise
                 except Exception as exc:
+                    if state.should_stop is not None or state.should_terminate is not None:
+                        raise
                     return put_aside("MalformedMessage", message, exc)
 
             return on_task_received
 
         def put_aside(kind: str, message: Any, exc: Exception) -> None:
             assert _companion is not None
-            about = strays.put_aside(_companion.directory, kind, message, exc)
+            try:
+                about = strays.put_aside(_companion.directory, kind, message, exc)
+            except OSError as full:
+                # Not acknowledged: it takes one place of the prefetch, and is delivered again after a restart.
+                logger.critical("a stray message cannot be put aside: %s", full, extra=_here("stray_kept_waiting"))
+                return
             text = "%s[%s] cannot be run here (%s): %r; its message is put aside"
             logger.error(text, about["task"], about["job"], kind, exc, extra=_here("stray", **about))
             _companion.tell(stray=True)
@@ -188,7 +202,7 @@ def _on_init(sender: Any = None, **kwargs: Any) -> None:
 @signals.worker_shutting_down.connect(dispatch_uid="jobs.worker")
 def _on_shutting_down(how: str = "", **kwargs: Any) -> None:
     if _companion is not None:
-        _companion.tell(stopping=how)
+        _companion.tell(stopping=True)
 
 
 @signals.task_revoked.connect(dispatch_uid="jobs.worker")
@@ -227,11 +241,20 @@ class Request(celery.worker.request.Request):
         reach("before_ack")
         super().acknowledge()
 
+    def release(self) -> None:
+        """Acknowledge the message of a run that goes on. To Celery it is unacknowledged: a cold shutdown cancels it."""
+        self.on_ack(logger, self._connection_errors)
+        self._on_ack: Any = noop
+        self._on_reject: Any = noop
+
     def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
         # A cold shutdown kills the pool's processes before it announces itself: not their own fault.
         if _companion is not None and self.is_job:
             _companion.tell(ended=str(as_uuid(self.id)), why="cancelled")
-        super().cancel(pool, signal=signal, emit_retry=emit_retry)
+        try:
+            super().cancel(pool, signal=signal, emit_retry=emit_retry)
+        except NotImplementedError:
+            logger.info("a pool without processes lets its bodies end by themselves", extra=_here("not_cancelled"))
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         if soft or not self.is_job:

@@ -55,6 +55,7 @@ class Maintain(Subcommand):
         total: Counter[str] = Counter()
         deadline = time.monotonic() + watch
         is_admitted = False
+        databases.watch_links()
         with _stopped_by_signals() as stopping:
             while not stopping.is_set():
                 try:

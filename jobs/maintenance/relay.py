@@ -28,7 +28,7 @@ SUSPECTS, HELD_BY_A_NODE = 2000, 100
 #: The grace of a job doubles with every copy, so often at the most.
 MOST_DOUBLINGS = 10
 
-#: Seconds after which publishing gives way to the other work of a tick.
+#: Seconds after which each part of a tick (expiring, publishing, publishing again) gives way to the next.
 LONGEST_TICK = 5.0
 
 
@@ -70,7 +70,7 @@ class Relay:
             left = publisher.publish(jobs, using, self.app, patient=True)
             lifecycle.undispatch([job.pk for job in left], using)
             published += len(jobs) - len(left)
-            if left:
+            if left or not jobs:
                 break
         if published:
             logger.info("relay handled %s due jobs", published, extra={"action": "relayed", "count": published})
@@ -101,7 +101,10 @@ class Suspects:
 
     def publish_again(self) -> int:
         self._watch_running()
-        if not self._old([]).exists() or not publisher.is_up(self.app):
+        if not self._old([]).exists():
+            self._emptied.clear()
+            return 0
+        if not publisher.is_up(self.app):
             return 0
         lost = self._find_lost()
         if not lost and not self._emptied:
@@ -142,7 +145,7 @@ class Suspects:
         lost: list[Job] = []
         cleared: list[str] = list(self._emptied)
         # A long backlog of one queue must not hide what the others lost.
-        while suspects := list(self._old(cleared)[:SUSPECTS]):
+        while suspects := list(self._old(cleared).only("queue", "priority", "dispatched_at")[:SUSPECTS]):
             lost += self._lost(suspects)
             if len(suspects) < SUSPECTS:
                 break

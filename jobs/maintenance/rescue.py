@@ -132,6 +132,10 @@ def _settle(key: uuid.UUID, using: str, action: str, transition: Callable[[Job],
     return 1
 
 
+#: Seconds for which the announced end of a process is waited for.
+EXPECTED = 60.0
+
+
 class OwnJobs:
     """The jobs of this very node: those whose process died, and those that no process runs."""
 
@@ -142,13 +146,11 @@ class OwnJobs:
         self._unseen: dict[tuple[uuid.UUID, int], int] = {}
         #: What the worker's main process told of jobs whose process it ends: why, the limit, and when.
         self._ended: dict[uuid.UUID, tuple[str, float, float]] = {}
-        #: The worker stops: a child that dies now does not die by its own fault.
-        self.is_stopping = False
 
     def expect_end(self, job_id: uuid.UUID, why: str, limit: float = 0.0) -> None:
         """The worker ends this job's process itself: because of its hard time limit (seconds), or to stop."""
         now = time.monotonic()
-        self._ended = {key: value for key, value in self._ended.items() if now - value[2] < 60}
+        self._ended = {key: value for key, value in list(self._ended.items()) if now - value[2] < EXPECTED}
         self._ended[job_id] = (why, limit, now)
 
     def has_dead(self) -> bool:
@@ -158,11 +160,10 @@ class OwnJobs:
     def settle_dead(self) -> int:
         """Settle the jobs that their process left or died in. Memory only, as long as none did."""
         done = 0
-        slots = self.board.occupied()
-        for slot in slots:
+        for slot in self.board.occupied():
             if not slot.is_dead:
                 continue
-            if slot.lease == 0 and any(other.job == slot.job for other in slots if other is not slot):
+            if slot.lease == 0 and self._is_elsewhere(slot):
                 # Over a duplicate message: the job itself runs in another process.
                 self.board.clear(slot)
                 continue
@@ -184,18 +185,27 @@ class OwnJobs:
                 self.board.clear(slot)
         return done
 
+    def _is_elsewhere(self, slot: Occupied) -> bool:
+        others = (other for other in self.board.occupied() if other.job == slot.job and other.index != slot.index)
+        return any(other.lease or not other.is_dead for other in others)
+
     def _end(self, slot: Occupied, job: Job) -> bool:
         if slot.is_left:
             return _lose("DatabaseLost", "there was no database to settle the run")(job)
-        why, limit, _ = self._ended.pop(job.pk, ("", 0.0, 0.0))
+        why, limit, told = self._ended.pop(job.pk, ("", 0.0, 0.0))
+        if time.monotonic() - told > EXPECTED:
+            why = ""
         if why == "timed_out":
             error = lifecycle.error_entry("TimeLimitExceeded", f"TimeLimitExceeded({limit})", attempt=job.lease)
             return lifecycle.fail(job, error)
-        if why == "cancelled" or self.is_stopping:
+        if why == "cancelled" or self.board.stopping_for is not None:
+            # Who stops kills its processes: not their own fault.
             return lifecycle.hand_back(job, 0)
         if not is_alive(self.main):
             # The kernel, or a closed pipe, took the process along.
             return _lose("NodeLost", "the worker died")(job)
+        if not slot.lease:
+            return _lose("NodeLost", "the process died before the body began")(job)
         text = f"the process {slot.pid} died in this task"
         return lifecycle.crash(
             job, lifecycle.error_entry("WorkerLostError", text, attempt=job.lease), max_crashes(job.task)
@@ -219,12 +229,13 @@ class OwnJobs:
         return done
 
     def hand_back_all(self) -> int:
-        """The worker stops: what it still runs goes back, and counts nowhere."""
-        return sum(
-            _settle(key, alias, "handed_back", _hand_back)
-            for alias in conf().DATABASES
-            for key in _keys(Job.objects.using(alias).filter(state=State.RUNNING, node_id=self.board.node))
-        )
+        """The worker has stopped, and its processes: what they still ran goes back, and counts nowhere."""
+        done = 0
+        for alias in conf().DATABASES:
+            keys = _keys(Job.objects.using(alias).filter(state=State.RUNNING, node_id=self.board.node))
+            end_backends(keys, alias)
+            done += sum(_settle(key, alias, "handed_back", _hand_back) for key in keys)
+        return done
 
 
 def max_crashes(task: str) -> int:

@@ -25,8 +25,8 @@ _END = """
 SELECT j.id, pg_terminate_backend(a.pid)
 FROM pg_stat_activity a JOIN jobs_job j ON j.backend = a.pid
 WHERE j.state = 'running' AND j.id = ANY(%s::uuid[])
-  AND a.datname = current_database() AND a.state <> 'idle' AND a.backend_start <= j.started_at
-  AND a.pid <> pg_backend_pid()
+  AND a.datname = current_database() AND a.usename = current_user AND a.pid <> pg_backend_pid()
+  AND a.state <> 'idle' AND a.backend_start <= j.started_at
   AND NOT EXISTS (
     SELECT 1 FROM jobs_job o WHERE o.state = 'running' AND o.backend = j.backend AND o.started_at > j.started_at
   )

@@ -23,7 +23,7 @@ VERSION = ("state", "lease", "run_at", "dispatched_at")
 
 def relay_bound() -> float:
     """From the moment at which a relay should do something until it did."""
-    return conf().RELAY_INTERVAL + len(conf().DATABASES) * LONGEST_TICK + PRUNE_BUDGET + SLACK
+    return conf().RELAY_INTERVAL + 3 * len(conf().DATABASES) * LONGEST_TICK + PRUNE_BUDGET + SLACK
 
 
 def republish_bound() -> float:
