@@ -359,7 +359,7 @@ class _Process:
                 raise
 
     def _give_up(self) -> None:
-        """The time to stop is over: the processes end, and ``settle_dead`` gives their jobs back as soon as they have."""
+        """The time to stop is over: the processes end, and then ``settle_dead`` gives their jobs back."""
         for slot in self.board.occupied():
             try:
                 os.kill(slot.pid, signal.SIGKILL)

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import celery.worker.request
@@ -35,6 +36,9 @@ PATIENCE = 10.0
 _companion: Companion | None = None
 
 
+#: Seconds between a worker's attempts to reach its broker again.
+RECONNECT = {"interval_start": 1, "interval_step": 1, "interval_max": 3}
+
 #: Seconds after which RabbitMQ, by default, closes the channel of a message that was not acknowledged.
 CONSUMER_TIMEOUT = 1800.0
 
@@ -47,7 +51,7 @@ def _here(action: str, **more: Any) -> dict[str, Any]:
 def install(app: Any) -> None:
     """Let workers of this Celery app run our steps; done when the first of our tasks is bound to the app."""
     app.steps["worker"].add(NodeStep)
-    app.steps["consumer"].add(StraysStep)
+    app.steps["consumer"].add(ConsumerStep)
 
 
 class NodeStep(bootsteps.StartStopStep):
@@ -122,8 +126,12 @@ def _acknowledge_long_ones(age: float) -> None:
             request.release()
 
 
-class StraysStep(bootsteps.StartStopStep):
-    """No message stops this worker, and none is gone in silence: what cannot be run here is put aside as a row."""
+class ConsumerStep(bootsteps.StartStopStep):
+    """Changes how the worker meets its broker.
+
+    It comes back soon after an outage. And no message stops it, and none is gone in silence: what cannot be run here is
+    put aside as a row.
+    """
 
     def __init__(self, c: Any, **kwargs: Any) -> None:
         super().__init__(c, **kwargs)
@@ -161,6 +169,14 @@ class StraysStep(bootsteps.StartStopStep):
             # kombu's own line, if it cannot.
             message.ack_log_error(logging.LoggerAdapter(logger, _here("ack_failed", **about)), c.connection_errors)
 
+        ensure_connected = c.ensure_connected
+
+        def connect(connection: Any) -> Any:
+            # kombu's pauses grow to half a minute: so long would a broker that is back wait for this worker.
+            connection.ensure_connection = partial(connection.ensure_connection, **RECONNECT)
+            return ensure_connected(connection)
+
+        c.ensure_connected = connect
         c.create_task_handler = create_task_handler
         c.on_decode_error = lambda message, exc: put_aside("DecodeError", message, exc)
         c.on_unknown_message = lambda body, message: put_aside("MalformedMessage", message, ValueError("no task"))

@@ -91,7 +91,7 @@ def test_transaction_left_open(ledger):
 def test_unknown_task_during_a_rolling_deploy(ledger):
     """Half of the workers do not know the new task yet, and get its messages as well.
 
-    Guard: a message of an unknown task is put aside, and its row waits (``worker.StraysStep``, ``strays.keep``).
+    Guard: a message of an unknown task is put aside, and its row waits (``worker.ConsumerStep``, ``strays.keep``).
     """
     ledger.enqueue(300)
     with Worker(JOBS_TEST_FORGET="tests.tasks.effect") as old:
@@ -106,7 +106,7 @@ def test_unknown_task_during_a_rolling_deploy(ledger):
 def test_undecodable_bodies(ledger, broker):
     """Every message arrives broken, once.
 
-    Guard: what cannot be read is put aside, and the row is published again (``worker.StraysStep``, ``strays.keep``).
+    Guard: what cannot be read is put aside, and the row is published again (``worker.ConsumerStep``, ``strays.keep``).
     """
     ledger.enqueue(300)
     broker.drop_messages()
