@@ -56,7 +56,7 @@ class Worker:
         if sync:
             env |= {"JOBS_SYNC_POINTS": sync, "JOBS_SYNC_DIR": str(self.directory)}
         self.log = self.directory / "log"
-        known = set(Node.objects.values_list("pk", flat=True))
+        known = set(Node.objects.values_list("pk", flat=True)) if wait else set()
         command = [sys.executable, "-m", "celery", "-A", "shop", "worker", "-l", "INFO", "-c", str(concurrency)]
         command += ["-n", f"{self.directory.name}@%h", "--without-mingle", "--without-gossip", *options]
         with self.log.open("ab") as log:

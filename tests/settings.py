@@ -17,6 +17,9 @@ if DATABASES["default"]["ENGINE"].endswith("sqlite3") and "DATABASE_URL" not in 
     DATABASES["default"]["NAME"] = f"{_directory}/unused.sqlite3"
     DATABASES["default"]["TEST"] = {"NAME": f"{_directory}/test.sqlite3"}
 
+if "JOBS_TEST_SQLITE_TIMEOUT" in os.environ:
+    DATABASES["default"]["OPTIONS"]["timeout"] = float(os.environ["JOBS_TEST_SQLITE_TIMEOUT"])
+
 #: Short clocks; JOBS_TEST_CLOCKS="default" runs with those that users get.
 SHORT_CLOCKS = {
     "HEARTBEAT": 0.5,

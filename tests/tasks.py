@@ -54,6 +54,16 @@ def lingers(key):
 
 
 @shared_task
+def works(key, seconds=0.05):
+    """Query after query for so long."""
+    Effect.objects.create(key=key, pid=os.getpid())
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        Effect.objects.first()
+        time.sleep(0.01)
+
+
+@shared_task
 def noop(*args, **kwargs):
     return None
 
@@ -259,6 +269,25 @@ def checks(self, key, started, seconds=60.0):
 def takes_turns(key):
     """All bodies want the same row."""
     Order.objects.select_for_update().order_by("pk").first()
+    Effect.objects.create(key=key, pid=os.getpid())
+
+
+@shared_task
+def locks_two(key, first, second):
+    """A deadlock with a body that locks them the other way round."""
+    for name in (first, second):
+        Order.objects.select_for_update().get(key=name)
+        time.sleep(0.02)
+    Effect.objects.create(key=key, pid=os.getpid())
+
+
+@shared_task
+def counts_and_adds(key):
+    """Reads what others write: above READ COMMITTED only one of two at a time can commit."""
+    order = Order.objects.order_by("pk").first()
+    Effect.objects.count()
+    time.sleep(0.02)
+    order.save()
     Effect.objects.create(key=key, pid=os.getpid())
 
 

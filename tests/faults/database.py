@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 
 import dj_database_url
 from django.core.management import call_command
-from django.db import connection, connections
+from django.db import InterfaceError, OperationalError, connection, connections
 
 from jobs import publisher
 from tests.servers import Postgres, Server, wait_for
@@ -21,6 +23,9 @@ SQLITE_OPTIONS = {
     "timeout": 20,
     "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
 }
+
+#: What callers meet while their database is away.
+AWAY = (OperationalError, InterfaceError)
 
 
 class Database:
@@ -40,9 +45,67 @@ class Database:
     def kill(self) -> None:
         """SIGKILL to all processes of the server; what was committed is there again after ``start``."""
         self.server.kill()
+        connections.close_all()
 
     def start(self) -> None:
         self.server.start()
+
+    def end_connections(self) -> int:
+        """Terminate all connections of others, whatever they are doing; return how many there were."""
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+            )
+            return len(cursor.fetchall())
+
+    @contextmanager
+    def exhausted(self) -> Iterator[None]:
+        """Idle connections of other clients take every slot of the server; a slot that becomes free is taken too."""
+        import psycopg
+
+        idle: list[psycopg.Connection] = []
+        ends = threading.Event()
+
+        def take() -> None:
+            while not ends.is_set():
+                try:
+                    idle.append(psycopg.connect(self.server.url))
+                except psycopg.OperationalError:
+                    time.sleep(0.002)
+
+        thread = threading.Thread(target=take, name="idle clients", daemon=True)
+        thread.start()
+        try:
+            wait_for(lambda: len(idle) > 100, 30, "many idle connections")
+            # Those in use are ended, until all slots are taken.
+            wait_for(lambda: not self.end_connections(), 30, "no slot is left", step=0.2)
+            yield
+        finally:
+            ends.set()
+            thread.join()
+            for client in idle:
+                client.close()
+
+    @contextmanager
+    def idle_transaction(self) -> Iterator[None]:
+        """Another session has begun, written something, looked at something, and does nothing more."""
+        import psycopg
+
+        with psycopg.connect(self.url) as session:
+            session.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            session.execute("INSERT INTO tests_effect (key, pid, note) VALUES ('idle', 0, '')")
+            session.execute("SELECT count(*) FROM jobs_job")
+            yield
+            session.rollback()
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Another process writes into the SQLite file, and does not come to its end."""
+        with closing(sqlite3.connect(connection.settings_dict["NAME"], timeout=60, isolation_level=None)) as writer:
+            writer.execute("BEGIN IMMEDIATE")
+            yield
+            writer.execute("ROLLBACK")
 
     def pause(self) -> None:
         self.server.pause()

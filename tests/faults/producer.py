@@ -5,7 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from tests import harness
 from tests.faults.process import Process
@@ -17,21 +19,26 @@ import django
 django.setup()
 import shop.celery
 from tests.faults.ledger import Ledger
-Ledger().enqueue({jobs})
+Ledger().enqueue({jobs}, **{options})
 """
 
 
 class Producer(Process):
-    """Enqueues ``jobs`` through a ledger of its own, in transactions with business rows, and ends."""
+    """Enqueues ``jobs`` through a ledger of its own, in transactions with business rows, and ends.
 
-    def __init__(self, jobs: int = 300, *, sync: str = "", **env: str) -> None:
+    ``options`` are those of ``apply_async``: ``Producer(50, options={"countdown": 2})``.
+    """
+
+    def __init__(
+        self, jobs: int = 300, *, options: Mapping[str, Any] | None = None, sync: str = "", **env: str
+    ) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="jobs-producer-"))
         if sync:
             env |= {"JOBS_SYNC_POINTS": sync, "JOBS_SYNC_DIR": str(self.directory)}
         self.log = self.directory / "log"
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                die_with_parent(sys.executable, "-c", PROGRAM.format(jobs=jobs)),
+                die_with_parent(sys.executable, "-c", PROGRAM.format(jobs=jobs, options=dict(options or {}))),
                 stdout=log,
                 stderr=log,
                 env=harness.environment(**env),

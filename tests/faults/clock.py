@@ -1,0 +1,31 @@
+"""Machines whose clock is wrong."""
+
+from __future__ import annotations
+
+import glob
+import os
+from pathlib import Path
+
+import pytest
+
+from tests import harness
+
+HERE = Path(__file__).parent
+
+
+def clock(hours: float) -> dict[str, str]:
+    """The environment of a process whose wall clock is so many hours ahead; time passes as fast as everywhere.
+
+    ``Worker(**clock(+1))``, ``Producer(**clock(-1))``
+    """
+    found = glob.glob("/usr/lib/*/faketime/libfaketime.so.1")
+    if not found:
+        if os.environ.get("JOBS_TEST_REQUIRE_SERVERS"):
+            raise RuntimeError("libfaketime is not installed (Debian: faketime)")
+        pytest.skip("not installed: libfaketime (Debian: faketime)")
+    return {
+        "LD_PRELOAD": found[0],
+        "FAKETIME": f"{round(3600 * hours):+d}s",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "PYTHONPATH": os.pathsep.join([str(HERE / "skewed"), str(harness.ROOT)]),
+    }

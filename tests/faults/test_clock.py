@@ -1,0 +1,87 @@
+"""One machine's clock is an hour ahead, or behind; time passes there as fast as everywhere."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+import pytest
+from django.db.models import F
+
+from jobs.models import Job
+from tests import tasks
+from tests.faults.clock import clock
+from tests.faults.guards import guard
+from tests.faults.ledger import WORK
+from tests.faults.producer import Producer
+from tests.faults.worker import Worker, workers
+from tests.models import Order
+
+HOURS = pytest.mark.parametrize("hours", [1, -1], ids=["ahead", "behind"])
+
+
+def assert_all_on_time() -> None:
+    """Neither before their time nor long after it; the jobs that did not run are not meant."""
+    started = Job.objects.filter(started_at__isnull=False)
+    assert not started.filter(started_at__lt=F("run_at")).exists()
+    assert not started.filter(started_at__gt=F("run_at") + timedelta(seconds=WORK)).exists()
+    assert not started.filter(started_at__gt=F("expires_at")).exists()
+
+
+@guard(
+    "jobs/worker.py",
+    "return False if self.has_row else super().maybe_expire()",
+    "return super().maybe_expire()",
+    case="ahead",
+)
+@guard(
+    "jobs/lifecycle.py", "return Now() + datetime.timedelta", "return timezone.now() + datetime.timedelta", case="ahead"
+)
+@HOURS
+def test_worker_with_a_wrong_clock(ledger, hours):
+    """It runs, relays and rescues beside one whose clock is right; on Redis each gives messages back by its own clock.
+
+    Guard: the database's clock decides what is due and what expired (``lifecycle.now_plus``,
+    ``worker.Request.maybe_expire``).
+    """
+    late = ledger.enqueue(20, expires=0.5)
+    time.sleep(1)
+    with Worker(**clock(hours)) as wrong, Worker():
+        ledger.enqueue(2, tasks.slow, kwargs={"seconds": 7})
+        ledger.enqueue(100)
+        ledger.enqueue(60, countdown=2)
+        ledger.enqueue(60, expires=60)
+        ledger.enqueue(60, tasks.retries, kwargs={"times": 1})
+        ledger.check(within=WORK, otherwise=dict.fromkeys(late, "cancelled"))
+        assert Job.objects.filter(node=wrong.node).count() > 20
+        assert ledger.most_claims() <= 2
+        assert_all_on_time()
+
+
+@HOURS
+def test_producer_with_a_wrong_clock(ledger, hours):
+    """What it says in seconds is meant from now on, and not from its own idea of now.
+
+    Guard: the database's clock decides what is due and what expired (``lifecycle.now_plus``).
+    """
+    for options in {}, {"countdown": 2}, {"expires": 60}, {"countdown": 2, "expires": 60}:
+        with Producer(80, options=options, **clock(hours)) as producer:
+            producer.wait()
+    with workers(2):
+        ledger.check(within=WORK)
+        assert_all_on_time()
+
+
+@HOURS
+def test_producer_with_a_wrong_clock_whose_jobs_expire(ledger, hours):
+    """Nobody works while they could be run.
+
+    Guard: the database's clock decides what expired (``lifecycle.claim``, ``lifecycle.expire``).
+    """
+    with Producer(60, options={"expires": 1}, **clock(hours)) as producer:
+        producer.wait()
+    expired = list(Order.objects.values_list("key", flat=True))
+    time.sleep(1)
+    ledger.enqueue(300)
+    with workers(2):
+        ledger.check(within=WORK, otherwise=dict.fromkeys(expired, "cancelled"))
