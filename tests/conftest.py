@@ -119,7 +119,7 @@ def _empty_broker() -> None:
 def use_broker(settings):
     """Point this process, and the workers that it starts, at another broker."""
     conf = current_app.conf
-    before = {name: conf.get(name) for name in ("broker_url", "broker_transport_options")}
+    before = {name: conf.get(name) for name in ("broker_url", "broker_transport_options", "broker_failover_strategy")}
 
     def use(url: str, **options: object) -> None:
         settings.CELERY_BROKER_URL = url
@@ -128,6 +128,8 @@ def use_broker(settings):
         if options:
             settings.CELERY_BROKER_TRANSPORT_OPTIONS = conf.broker_transport_options
         publisher.forget_connections()
+        # Celery's own connections, for remote control.
+        current_app._get_current_object()._after_fork()
         _empty_broker()
 
     yield use

@@ -25,6 +25,7 @@ def test_what_is_left_without_a_guard_is_still_python(tmp_path):
 def test_a_guard_is_for_the_cases_that_it_names():
     guard = Guard((), ("redis", "before_ack"))
     assert guard.fits("test_process.py::test_process_killed_at[before_ack-postgres-redis]")
+    assert Guard((), ("round-robin",)).fits("test_broker.py::test_failover_and_back[postgres-redis-round-robin]")
     assert not guard.fits("test_process.py::test_process_killed_at[before_ack-postgres-rabbitmq]")
     assert not guard.fits("test_process.py::test_process_killed_at")
     assert Guard(()).fits("test_process.py::test_process_killed_at")

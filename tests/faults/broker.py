@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+import kombu
 from celery import current_app
 
 from jobs import publisher
@@ -71,6 +72,17 @@ class Broker:
                 return 0
             except (OSError, *connection.connection_errors):
                 return None
+
+    def declare_exchange(self, name: str) -> None:
+        """An exchange that leads nowhere."""
+        with current_app.connection_for_write(self.url) as connection:
+            kombu.Exchange(name)(connection.default_channel).declare()
+
+    def bind(self, exchange: str, routing_key: str) -> None:
+        """Let the exchange lead to the workers' queue."""
+        name = current_app.conf.task_default_queue
+        with current_app.connection_for_write(self.url) as connection:
+            kombu.Queue(name, kombu.Exchange(exchange), routing_key=routing_key)(connection.default_channel).declare()
 
     # RabbitMQ only
 

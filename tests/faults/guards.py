@@ -30,8 +30,8 @@ class Guard:
     case: tuple[str, ...] = ()
 
     def fits(self, node_id: str) -> bool:
-        parameters = node_id.partition("[")[2].rstrip("]").split("-")
-        return all(word in parameters for word in self.case)
+        parameters = node_id.partition("[")[2].rstrip("]")
+        return all(f"-{word}-" in f"-{parameters}-" for word in self.case)
 
     def take_out(self, root: Path) -> None:
         """Edit the files below ``root``; what comes out is still Python.

@@ -55,6 +55,11 @@ class Proxy:
         """
         self._left[self._requests], self._left[self._answers] = requests, answers
 
+    @property
+    def is_cutting(self) -> bool:
+        """Whether a cut is still to come."""
+        return any(self._left.values())
+
     def blip(self) -> None:
         """Reset all connections; new ones are welcome."""
         self.cut()

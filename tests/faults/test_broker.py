@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import time
+import uuid
 
 import pytest
+from celery import current_app
 
+from jobs import lifecycle
 from jobs.conf import conf
+from jobs.models import Job
 from tests.faults.broker import callers_use
 from tests.faults.guards import guard
 from tests.faults.ledger import LOST_MESSAGES, WORK
 from tests.faults.worker import Worker, workers
+from tests.models import Effect
+from tests.servers import wait_for
+
+#: Celery's own pauses between two tries to connect, in seconds.
+RECONNECTION = 15.0
 
 #: The relay's look for lost messages, and its publishing of what is due.
 SUSPECTS = ("jobs/maintenance/relay.py", "self._suspects[using].publish_again()", "0")
@@ -103,8 +113,9 @@ def test_broker_down_for_long_under_load(ledger, broker, settings, how):
 @pytest.mark.long
 @pytest.mark.brokers("redis", "rabbitmq")
 @pytest.mark.parametrize("how", ["refuses", "hangs"])
+@guard("jobs/publisher.py", "breaker.trip()", "pass", case="hangs")
 def test_broker_down_for_two_minutes(ledger, broker, settings, how):
-    """As above, in real time.
+    """As above, in real time; ``python -m tests.faults.unguarded`` leaves it out.
 
     Guard: the breaker (``publisher._Breaker``).
     """
@@ -148,6 +159,7 @@ def test_memory_alarm(ledger, broker):
     '"confirm_publish": True, "read_timeout": answer_timeout',
     '"confirm_publish": False, "read_timeout": answer_timeout',
 )
+@guard("jobs/publisher.py", "except broker.full_errors as exc:", "except () as exc:")
 def test_queue_is_full(ledger, broker, settings):
     """The queue refuses messages while 20 wait: what it refused comes as soon as there is room.
 
@@ -180,16 +192,87 @@ def test_producer_with_a_wrong_broker(ledger, broker, settings):
 
 
 @pytest.mark.brokers("redis", "rabbitmq")
-@guard("jobs/maintenance/relay.py", "if not publisher.is_up(self.app):\n                break", "pass")
-def test_worker_with_a_wrong_broker(ledger, broker):
+@guard(
+    "jobs/maintenance/relay.py",
+    "if not publisher.is_up(self.app):\n                break",
+    "pass",
+    also=[("jobs/maintenance/relay.py", "lifecycle.undispatch([job.pk for job in left], using)", "pass")],
+)
+def test_worker_with_a_wrong_broker(ledger, broker, settings):
     """One of two workers looks for a virtual host that is not there: it says so, and takes nothing from the other.
 
-    Guard: a relay that cannot reach its broker touches no row (``Relay._publish_due``).
+    Guard: a relay that cannot reach its broker leaves the rows to others (``Relay._publish_due``).
     """
+    settings.JOBS = {**settings.JOBS, "GRACE": 60.0}
     with Worker(CELERY_BROKER_URL=elsewhere(broker), wait=False) as lost, Worker():
-        with ledger.load(300):
-            lost.said("vhost" if broker.name == "rabbitmq" else "DB index")
+        lost.said("vhost" if broker.name == "rabbitmq" else "DB index")
+        for _ in range(10):
+            ledger.enqueue(30, countdown=0.1)
+            time.sleep(0.1)
         ledger.check(within=WORK)
+
+
+@guard(
+    "jobs/publisher.py",
+    "waiting = refused.unsent",
+    "waiting = []",
+    case="rabbitmq",
+)
+@guard("jobs/publisher.py", 'how.setdefault("mandatory", True)', "pass", case="rabbitmq")
+@guard(*SUSPECTS, case="redis")
+def test_exchange_that_leads_nowhere(ledger, broker, settings):
+    """Jobs are routed to an exchange that is not there, or that no queue is bound to: they are in nobody's way, say
+    what is wrong with them (where the broker does), and run when there is a way.
+
+    Guard: a message that the broker refuses does not stop the others (``publisher.publish``), one without a queue is
+    refused (``publisher.send``); what disappears is published again (``Suspects.publish_again``).
+    """
+    missing, unbound = (f"{name}-{uuid.uuid4()}" for name in ("missing", "unbound"))
+    broker.declare_exchange(unbound)
+    if broker.name == "rabbitmq":
+        settings.JOBS = {**settings.JOBS, "GRACE": 60.0}
+    ways = [{"exchange": name, "routing_key": "somewhere"} for name in (missing, unbound)]
+    lost = [ledger.enqueue(20, **way, countdown=countdown) for way in ways for countdown in (0, 1)]
+    others = ledger.enqueue(300, countdown=1)
+    waiting = Job.objects.exclude(state="succeeded")
+    with workers(2):
+        wait_for(lambda: Effect.objects.count() == len(others), WORK, "the others are done")
+        assert waiting.count() == sum(map(len, lost))
+        if broker.name == "rabbitmq":
+            wait_for(
+                lambda: not waiting.filter(error__isnull=True).exists(), 10, "an error says where each wanted to go"
+            )
+        for exchange in (missing, unbound):
+            broker.bind(exchange, "somewhere")
+        # The pause of what was refused is a minute.
+        waiting.filter(state="scheduled").update(run_at=lifecycle.now_plus(0))
+        ledger.check(within=LOST_MESSAGES)
+
+
+@pytest.mark.brokers("redis", "rabbitmq")
+@pytest.mark.parametrize("strategy", ["round-robin", "shuffle"])
+@guard(*SUSPECTS, case="redis")
+@guard("jobs/publisher.py", "tries = max(1, len(connection.alt))", "tries = 1", case="round-robin")
+def test_failover_and_back(ledger, broker, spare, use_broker, monkeypatch, strategy):
+    """Two brokers in the list: the first one dies, then the second one while the first one is there again.
+
+    Guard: publishers try each broker of the list (``publisher._Broker.connect``), and what a dead broker took along is
+    published again (``Suspects.publish_again``).
+    """
+    monkeypatch.setenv("JOBS_TEST_CELERY", json.dumps({"broker_failover_strategy": strategy}))
+    use_broker(f"{broker.url};{spare.url}")
+    current_app.conf.broker_failover_strategy = strategy
+    ledger.enqueue(300)
+    with workers(2):
+        with ledger.load(100):
+            ledger.wait_effects(20)
+            broker.kill()
+            ledger.wait_effects(150)
+            broker.start()
+            ledger.wait_committed(50)
+            spare.kill()
+            ledger.wait_effects(50)
+        ledger.check(within=LOST_MESSAGES + RECONNECTION)
 
 
 def elsewhere(broker) -> str:

@@ -1,0 +1,186 @@
+"""The link between callers or workers and their broker breaks, hangs, or takes its time."""
+
+from __future__ import annotations
+
+import json
+import time
+from io import StringIO
+
+import pytest
+from celery import current_app
+from django.core.management import call_command
+
+from jobs import publisher
+from jobs.conf import conf
+from tests import tasks
+from tests.faults.broker import callers_use
+from tests.faults.guards import guard
+from tests.faults.ledger import HELD_UP, LOST_MESSAGES, WORK
+from tests.faults.proxy import Proxy
+from tests.faults.worker import Worker, workers
+from tests.servers import wait_for
+
+
+@pytest.mark.brokers("redis", "rabbitmq")
+@guard("jobs/publisher.py", "lifecycle.undispatch([job.pk for job in left], using)", "pass")
+def test_cut_in_mid_publish(ledger, broker, settings):
+    """Again and again, after any number of bytes of a message.
+
+    Guard: what did not certainly leave is left to the relay (``publisher.publish_inline``).
+    """
+    settings.JOBS = {**settings.JOBS, "GRACE": 60.0, "BREAKER": 0.2}
+    with Proxy(broker.url) as link, callers_use(link.url), workers(2):
+        with ledger.load(300):
+            for size in range(500, 5000, 300):
+                link.cut_after(requests=size)
+                ledger.wait_committed(20)
+        ledger.check(within=WORK)
+        assert link.connections > 10
+
+
+@pytest.mark.brokers("redis", "rabbitmq")
+@guard("jobs/maintenance/relay.py", "self._suspects[using].publish_again()", "0", case="redis")
+@guard("jobs/lifecycle.py", "        pk=job_id,\n        state=State.READY,\n", "        pk=job_id,\n", case="rabbitmq")
+def test_cut_in_mid_consume(ledger, broker):
+    """Again and again, after any number of bytes of a message; what a worker had got already comes a second time.
+
+    Guard: the relay looks for lost messages (``Suspects.publish_again``), and a job is claimed once
+    (``lifecycle.claim``).
+    """
+    ledger.enqueue(400, tasks.lingers)
+    with Proxy(broker.url) as link, workers(2, CELERY_BROKER_URL=link.url) as both:
+        for size in range(3000, 15000, 1700):
+            ledger.wait_effects(10)
+            link.cut_after(answers=size)
+            wait_for(lambda: not link.is_cutting, 30, "the cut has come")
+        ledger.check(within=LOST_MESSAGES)
+        assert all(worker.main.is_alive for worker in both)
+        assert ledger.most_claims() == 1
+
+
+@pytest.mark.brokers("redis", "rabbitmq")
+@pytest.mark.parametrize("answers", [False, True], ids=["both-ways", "answers-only"])
+@guard("jobs/publisher.py", "breaker.trip()", "pass")
+@guard(
+    "jobs/publisher.py",
+    'options |= {"socket_connect_timeout": self.connect_timeout, "socket_timeout": answer_timeout}',
+    "pass",
+    case="redis",
+)
+@guard(
+    "jobs/lifecycle.py", "        pk=job_id,\n        state=State.READY,\n", "        pk=job_id,\n", case="answers-only"
+)
+def test_half_open_for_callers(ledger, broker, settings, answers):
+    """Nobody closes the connection and nobody answers; with the answers alone, what was asked for is done.
+
+    Guard: the first caller of a process waits for a bounded time (``publisher._Broker``), and the others not at all
+    (``publisher._Breaker``); a message that left twice is run once (``lifecycle.claim``).
+    """
+    settings.JOBS = {**settings.JOBS, "BREAKER": 3.0}
+    with Proxy(broker.url) as link, callers_use(link.url), workers(2):
+        with ledger.load(300):
+            ledger.wait_committed(50)
+            link.half_open(requests=not answers)
+            began = time.monotonic()
+            ledger.wait_committed(300)
+            held = time.monotonic() - began
+            link.restore()
+        ledger.check(within=LOST_MESSAGES)
+        assert ledger.most_claims() == 1
+    ledger.callers_were_served(but=3 + round(held / conf().BREAKER))
+
+
+@pytest.mark.brokers("redis", "rabbitmq")
+@pytest.mark.parametrize("answers", [False, True], ids=["both-ways", "answers-only"])
+@guard("jobs/maintenance/relay.py", "self._suspects[using].publish_again()", "0", case="redis")
+def test_half_open_for_a_worker(ledger, broker, answers):
+    """What the broker has sent on that link never arrives; another worker gets it, and later the link is well again.
+
+    Guard: the relay looks for lost messages (``Suspects.publish_again``).
+    """
+    ledger.enqueue(300, tasks.lingers)
+    with Proxy(broker.url) as link, Worker(CELERY_BROKER_URL=link.url) as far, Worker():
+        ledger.wait_effects(50)
+        link.half_open(requests=not answers)
+        ledger.check(within=LOST_MESSAGES)
+        link.cut()
+        link.restore()
+        ledger.enqueue(300, tasks.lingers)
+        ledger.check(within=LOST_MESSAGES)
+        assert far.main.is_alive
+
+
+@pytest.mark.brokers("redis", "rabbitmq")
+@guard(
+    "jobs/maintenance/relay.py",
+    "left = publisher.publish(jobs, using, self.app, patient=True)",
+    "left = publisher.publish(jobs, using, self.app)",
+)
+@pytest.mark.parametrize("ms", [300, 200])
+def test_slow_link(ledger, broker, ms):
+    """300 ms each way, for callers and workers: callers leave it to the relay, which has more patience. At 200 ms an
+    answer comes just in time: the first callers pay for the roundtrips of a new connection, and of its declarations.
+
+    Guard: the relay is patient (``publisher.publish``).
+    """
+    with Proxy(broker.url) as link, callers_use(link.url), workers(2, CELERY_BROKER_URL=link.url):
+        ledger.enqueue(50)
+        ledger.wait_effects(50)
+        link.delay(ms / 1000)
+        publisher.forget_connections()
+        with ledger.load(250):
+            ledger.wait_committed(100)
+        ledger.wait_effects(5)
+        link.delay(0)
+        ledger.check(within=LOST_MESSAGES)
+    if ms == 300:
+        ledger.callers_were_served(but=20)
+    else:
+        ledger.callers_were_served(but=3, noticed=HELD_UP, longest=10 * 2 * ms / 1000)
+
+
+def tell(command: str) -> None:
+    """Remote control of all workers."""
+    queue = current_app.conf.task_default_queue
+    assert current_app.control.broadcast(command, {"queue": queue}, reply=True, timeout=10, limit=1)
+
+
+def status() -> dict:
+    out = StringIO()
+    call_command("jobs", "status", "--json", stdout=out)
+    return json.loads(out.getvalue())
+
+
+@pytest.mark.brokers("redis", "rabbitmq", "jobs")
+@guard("jobs/commands/status.py", '"oldest_ready_seconds": oldest', '"oldest_ready_seconds": None')
+def test_worker_that_does_not_consume(ledger, broker):
+    """It is connected and alive, and somebody told it to consume nothing: the age of the oldest job shows it.
+
+    Guard: the age of the oldest ready job (``manage.py jobs status``).
+    """
+    with Worker():
+        tell("cancel_consumer")
+        ledger.enqueue(300)
+        wait_for(lambda: (status()["oldest_ready_seconds"] or 0) > 3, 10, "the status shows that jobs wait")
+        found = status()
+        assert [(node["alive"], node["running"]) for node in found["nodes"]] == [(True, 0)]
+        assert found["jobs"]["ready"] >= 300
+        tell("add_consumer")
+        ledger.check(within=LOST_MESSAGES)
+
+
+@pytest.mark.brokers("redis", "rabbitmq", "jobs")
+@guard("jobs/maintenance/relay.py", "self._suspects[using].publish_again()", "0", case="redis")
+def test_main_process_hangs(ledger, broker):
+    """It holds messages and hands out none of them, while its companion beats; another worker gets them all the same.
+
+    Guard: the relay looks for lost messages (``Suspects.publish_again``).
+    """
+    ledger.enqueue(300, tasks.lingers)
+    with Worker() as hanging:
+        ledger.wait_effects(20)
+        hanging.main.pause()
+        with Worker():
+            ledger.check(within=LOST_MESSAGES)
+            hanging.main.resume()
+            ledger.check(within=WORK)
