@@ -6,13 +6,13 @@ import pytest
 
 from tests import tasks
 from tests.faults import messages
-from tests.faults.guards import guard
+from tests.faults.guards import CLAIM, guard
 from tests.faults.ledger import WORK
 from tests.faults.worker import workers
 
 
 @pytest.mark.quick
-@guard("jobs/lifecycle.py", 'pk=Slot(Job, "id"),\n        state=State.READY,', 'pk=Slot(Job, "id"),')
+@guard(*CLAIM)
 def test_every_message_delivered_two_to_five_times_in_any_order(ledger, broker):
     """At once to four processes of two workers, and all of them again when the jobs have ended: one run each.
 

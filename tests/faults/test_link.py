@@ -14,7 +14,7 @@ from jobs import publisher
 from jobs.conf import conf
 from tests import tasks
 from tests.faults.broker import callers_use
-from tests.faults.guards import guard
+from tests.faults.guards import BREAKER, CLAIM, LEFT, SUSPECTS, guard
 from tests.faults.ledger import HELD_UP, LOST_MESSAGES, WORK
 from tests.faults.proxy import Proxy
 from tests.faults.worker import Worker, workers
@@ -22,7 +22,7 @@ from tests.servers import wait_for
 
 
 @pytest.mark.brokers("redis", "rabbitmq")
-@guard("jobs/publisher.py", "lifecycle.undispatch([job.pk for job in left], using)", "pass")
+@guard(*LEFT)
 def test_cut_in_mid_publish(ledger, broker, settings):
     """Again and again, after any number of bytes of a message.
 
@@ -39,8 +39,8 @@ def test_cut_in_mid_publish(ledger, broker, settings):
 
 
 @pytest.mark.brokers("redis", "rabbitmq")
-@guard("jobs/maintenance/relay.py", "self._suspects[using].publish_again()", "0", case="redis")
-@guard("jobs/lifecycle.py", "        pk=job_id,\n        state=State.READY,\n", "        pk=job_id,\n", case="rabbitmq")
+@guard(*SUSPECTS, case="redis")
+@guard(*CLAIM, case="rabbitmq")
 def test_cut_in_mid_consume(ledger, broker):
     """Again and again, after any number of bytes of a message; what a worker had got already comes a second time.
 
@@ -60,16 +60,14 @@ def test_cut_in_mid_consume(ledger, broker):
 
 @pytest.mark.brokers("redis", "rabbitmq")
 @pytest.mark.parametrize("answers", [False, True], ids=["both-ways", "answers-only"])
-@guard("jobs/publisher.py", "breaker.trip()", "pass")
+@guard(*BREAKER)
 @guard(
     "jobs/publisher.py",
     'options |= {"socket_connect_timeout": self.connect_timeout, "socket_timeout": answer_timeout}',
     "pass",
     case="redis",
 )
-@guard(
-    "jobs/lifecycle.py", "        pk=job_id,\n        state=State.READY,\n", "        pk=job_id,\n", case="answers-only"
-)
+@guard(*CLAIM, case="answers-only")
 def test_half_open_for_callers(ledger, broker, settings, answers):
     """Nobody closes the connection and nobody answers; with the answers alone, what was asked for is done.
 
@@ -92,7 +90,7 @@ def test_half_open_for_callers(ledger, broker, settings, answers):
 
 @pytest.mark.brokers("redis", "rabbitmq")
 @pytest.mark.parametrize("answers", [False, True], ids=["both-ways", "answers-only"])
-@guard("jobs/maintenance/relay.py", "self._suspects[using].publish_again()", "0", case="redis")
+@guard(*SUSPECTS, case="redis")
 def test_half_open_for_a_worker(ledger, broker, answers):
     """What the broker has sent on that link never arrives; another worker gets it, and later the link is well again.
 
@@ -152,7 +150,11 @@ def status() -> dict:
 
 
 @pytest.mark.brokers("redis", "rabbitmq", "jobs")
-@guard("jobs/commands/status.py", '"oldest_ready_seconds": oldest', '"oldest_ready_seconds": None')
+@guard(
+    "jobs/commands/status.py",
+    '"oldest_ready_seconds": max(waiting_since.values(), default=None)',
+    '"oldest_ready_seconds": None',
+)
 def test_worker_that_does_not_consume(ledger, broker):
     """It is connected and alive, and somebody told it to consume nothing: the age of the oldest job shows it.
 
@@ -170,7 +172,7 @@ def test_worker_that_does_not_consume(ledger, broker):
 
 
 @pytest.mark.brokers("redis", "rabbitmq", "jobs")
-@guard("jobs/maintenance/relay.py", "self._suspects[using].publish_again()", "0", case="redis")
+@guard(*SUSPECTS, case="redis")
 def test_main_process_hangs(ledger, broker):
     """It holds messages and hands out none of them, while its companion beats; another worker gets them all the same.
 
