@@ -30,6 +30,7 @@ from jobs.arguments import as_uuid, jsonable, scrub
 from jobs.board import board
 from jobs.conf import conf
 from jobs.errors import Cancel, LostLease, NotSettled, TaskExited, TaskOutOfMemory
+from jobs.message import is_newer
 from jobs.models import Job, State
 from jobs.syncpoints import reach
 
@@ -129,11 +130,20 @@ def run(task: Any, request: Any, args: Any, kwargs: Any) -> Any:
         run = Run(task, request, job)
         request.jobs_run = run
         try:
+            if is_newer(job.options):
+                _leave_to_newer(run)
             run.log(logging.DEBUG, "started", "started")
             signals.started.tell(job, using)
             return _perform(run)
         finally:
             _quietly(lambda: databases.tidy(using))
+
+
+def _leave_to_newer(run: Run) -> NoReturn:
+    """The message was older than its row: a retry by the code of a later release wrote it anew."""
+    _write(run, lambda: lifecycle.hand_back(run.job, strays.UNKNOWN_PAUSE))
+    run.report(logging.WARNING, "left to the workers of a later release", "handed_back")
+    raise Ignore()
 
 
 def _take_from_row(request: Any, job: Job) -> None:

@@ -24,6 +24,11 @@ from jobs.models import Job, State
 if TYPE_CHECKING:
     from celery import Celery
 
+#: The contract between who writes a job and who runs it. A release raises it if older workers would run its jobs
+#: wrongly; a worker runs its own version and those before. It is kept with the row and said by the message: the relay
+#: of an older release publishes a newer job as what it is.
+VERSION = 1
+
 #: Accepted by ``apply_async`` because groups and beat pass them, and not kept: how a message travels is ours.
 PLUMBING = frozenset(
     {
@@ -41,6 +46,17 @@ PLUMBING = frozenset(
         "event_dispatcher",
     }
 )
+
+
+def version_of(kept: Mapping[str, Any]) -> Any:
+    """The version of a job, out of its options or out of our header in its message."""
+    return kept.get("v", 1)
+
+
+def is_newer(kept: Mapping[str, Any]) -> bool:
+    """Whether only the workers of a later release may run the job."""
+    version = version_of(kept)
+    return not isinstance(version, int) or version > VERSION
 
 
 class _Composed(Exception):
@@ -141,6 +157,7 @@ def compose(app: Celery, task: Any, task_id: str, args: Any, kwargs: Any, option
             how.pop(name, None)
     stored = storable(
         {
+            "v": VERSION,
             "publish": {key: getattr(value, "name", value) for key, value in how.items() if value is not None},
             "declare": [entity.name for entity in declare],
             "embed": body[2],

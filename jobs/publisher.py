@@ -16,7 +16,7 @@ from celery.local import Proxy
 from celery.utils.nodenames import anon_nodename
 from django.utils import timezone
 
-from jobs import lifecycle
+from jobs import lifecycle, message
 from jobs.conf import conf
 from jobs.logs import log
 from jobs.models import Job
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from celery import Celery
 
 logger = logging.getLogger("jobs")
-
-#: The version of our message header; a worker reads this version and the one before.
-HEADER_VERSION = 1
 
 #: Seconds until a message that could not be built is tried again; meanwhile it is in nobody's way.
 UNPUBLISHABLE_PAUSE = 60.0
@@ -51,7 +48,7 @@ def send(producer: kombu.Producer, app: Celery, job: Job, using: str, by_caller:
         **job.headers,
         "retries": job.retries,
         "expires": job.expires_at and job.expires_at.isoformat(),
-        "jobs": {"v": HEADER_VERSION, "db": using, "at": time.time()},
+        "jobs": {"v": message.version_of(job.options), "db": using, "at": time.time()},
     }
     how = dict(options["publish"])
     if job.expires_at is not None and by_caller:

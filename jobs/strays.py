@@ -30,7 +30,8 @@ from jobs.models import Job, State
 
 logger = logging.getLogger("jobs")
 
-#: Seconds until a job is published again that went to a worker which does not know its task (a rolling deploy).
+#: Seconds until a job is published again that went to a worker which does not know its task, or is too old for it (a
+#: rolling deploy).
 UNKNOWN_PAUSE = 5.0
 
 #: Seconds until a job is published again whose message could not be read.
@@ -228,15 +229,17 @@ def keep_all(directory: Path) -> int:
 def keep(stray: dict[str, Any]) -> None:
     """Postpone the job that the message belongs to; a foreign message gets a row of its own.
 
-    One whose task is unknown here, or that a worker failed to take in, waits for another. One that cannot be read is
-    kept ``failed``.
+    One whose task is unknown here, or that a worker failed to take in, waits for another; one of a later release for
+    a worker of that. One that cannot be read is kept ``failed``.
     """
     headers = stray["headers"]
-    is_unknown = stray["kind"] == "NotRegistered"
-    is_final = stray["payload"] is None or not headers.get("task") or stray["kind"] in UNREADABLE
+    is_unknown, is_newer = stray["kind"] == "NotRegistered", stray["kind"] == "NewerVersion"
+    is_final = is_newer or stray["payload"] is None or not headers.get("task") or stray["kind"] in UNREADABLE
     text = f"no worker that got it knows the task {headers.get('task')!r}" if is_unknown else stray["error"]
-    error = lifecycle.error_entry(stray["kind"], text if not is_final else f"{text}; the message: {stray['body']}")
-    pause = UNKNOWN_PAUSE if is_unknown else UNREADABLE_PAUSE
+    if is_final and not is_newer:
+        text += f"; the message: {stray['body']}"
+    error = lifecycle.error_entry(stray["kind"], text)
+    pause = UNKNOWN_PAUSE if is_unknown or is_newer else UNREADABLE_PAUSE
     ours = headers.get("jobs")
     alias = ours.get("db") if isinstance(ours, dict) else None
     using = alias if alias in conf().DATABASES else databases.job_alias()

@@ -26,6 +26,7 @@ from jobs.arguments import as_uuid
 from jobs.board import board
 from jobs.companion import Companion
 from jobs.instance import NotAdopted
+from jobs.message import VERSION, is_newer, version_of
 from jobs.syncpoints import reach
 
 logger = logging.getLogger("jobs")
@@ -126,6 +127,10 @@ def _acknowledge_long_ones(age: float) -> None:
             request.release()
 
 
+def _too_new(header: dict[str, Any]) -> ValueError:
+    return ValueError(f"a job of version {version_of(header)!r}, and this worker runs {VERSION} at the most")
+
+
 class ConsumerStep(bootsteps.StartStopStep):
     """Changes how the worker meets its broker.
 
@@ -145,6 +150,8 @@ class ConsumerStep(bootsteps.StartStopStep):
 
             def on_task_received(message: Any) -> Any:
                 try:
+                    if isinstance(ours := message.headers.get("jobs"), dict) and is_newer(ours):
+                        return put_aside("NewerVersion", message, _too_new(ours))
                     return handle(message)
                 except passing:
                     raise

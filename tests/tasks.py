@@ -382,5 +382,10 @@ def _write_signals(path):
         getattr(job_signals, name).connect(hear, weak=False)
 
 
+if "JOBS_TEST_RELEASE" in os.environ:
+    from tests.faults import release
+
+    release.play()
+
 if "JOBS_TEST_SIGNALS" in os.environ:
     _write_signals(os.environ["JOBS_TEST_SIGNALS"])

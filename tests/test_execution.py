@@ -495,3 +495,15 @@ def test_a_replayed_job_no_longer_expires():
     publisher.send(Producer(), current_app._get_current_object(), Job.objects.get(), "default")  # type: ignore[arg-type]
     assert sent[0]["headers"]["expires"] is None
     assert "expiration" not in sent[0]
+
+
+def test_a_job_of_a_later_release_is_left_to_its_workers():
+    """An old copy of its message, from before a retry by newer code, says nothing of that."""
+    result = tasks.effect.delay("a")
+    job = Job.objects.get()
+    job.options["v"] = 2
+    job.save()
+    assert deliver(result)[0] == "IGNORED"
+    job.refresh_from_db()
+    assert (job.state, job.retries, job.crashes, job.node_losses, job.errors) == ("scheduled", 0, 0, 0, [])
+    assert effects() == {}

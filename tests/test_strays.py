@@ -7,6 +7,7 @@ import uuid
 
 import pytest
 from celery import current_app
+from django.db.models.functions import Now
 
 from jobs.models import Job
 from tests import tasks
@@ -95,3 +96,20 @@ def test_a_message_by_name_whose_process_dies_runs_in_the_end(tmp_path):
         result = current_app.send_task("tests.tasks.effect", ("a",))
         wait_for(lambda: Job.objects.filter(pk=result.id, state="succeeded").exists(), 20, "it ran")
     assert effects() == {"a": 1}
+
+
+def test_a_job_of_a_later_release_waits_for_a_worker_that_knows_its_version():
+    """However the message looks by then: nobody here reads more of it than its version."""
+    ours = tasks.effect.apply_async(("ours",), countdown=60)
+    Job.objects.update(state="ready", dispatched_at=Now())
+    gone = str(uuid.uuid4())
+    with Worker(concurrency=1) as worker:
+        for key in (ours.id, gone):
+            send('"of another shape"', id=key, task="tests.tasks.effect", jobs={"v": 2, "db": "default"})
+        job = wait_for(lambda: Job.objects.filter(pk=ours.id, error__isnull=False).first(), 10, "put aside")
+        assert (job.state, job.lease, job.error["type"]) == ("scheduled", 0, "NewerVersion")
+        assert job.error["message"].endswith("a job of version 2, and this worker runs 1 at the most")
+        [job] = wait_ended(ours.id)
+        assert job.state == "succeeded", "the row itself is of a version that everybody knows"
+        assert worker.process.poll() is None
+    assert not Job.objects.filter(pk=gone).exists(), "pruned, or never committed"

@@ -9,23 +9,41 @@ from django.core.management import call_command
 from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
 
-from jobs.models import Job
+from jobs.models import Job, Node
 from tests import tasks
-from tests.faults.ledger import LOST_CHILD, LOST_MESSAGES, WORK
+from tests.faults import release
+from tests.faults.guards import guard
+from tests.faults.ledger import LOST_CHILD, LOST_MESSAGES, LOST_WORKER, WORK
+from tests.faults.producer import Producer
 from tests.faults.worker import Worker, workers
 from tests.harness import in_body, wait_beats, wait_state
+from tests.servers import wait_for
+
+#: The worker declares its own node dead, when it stops in good order.
+SIGN_OFF = "self._try(lambda: rescue.bury(self.board.node, by_itself=True))"
+#: Before that it hands back what it ran; and whose process ended because the worker stops did not crash.
+HAND_BACK = ("jobs/companion.py", "self._try(self.own.hand_back_all)", "pass")
+NO_CRASH = ("jobs/maintenance/rescue.py", 'why == "cancelled" or self.is_stopping', "False")
 
 
 def counts() -> set[tuple[int, int, int]]:
     return set(Job.objects.values_list("retries", "crashes", "node_losses"))
 
 
+def deaths() -> int:
+    """How many workers did not sign off, so that others had to wait until they were sure."""
+    return Node.objects.filter(dead_at__isnull=False, signed_off=False).count()
+
+
 @pytest.mark.quick
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT])
+@guard("jobs/companion.py", SIGN_OFF, "None")
+@guard(*HAND_BACK, also=[NO_CRASH], case="3")
 def test_stopped_once(ledger, number):
     """Warm: what runs is finished. Cold: it is handed back. In both cases nobody has to notice a death.
 
-    Guard: the companion signs the node off, and hands back before that (``companion._Process._sign_off``).
+    Guard: the companion signs the node off, and hands back before that (``companion._Process._sign_off``), unless it
+    settled the processes that ended before it came to that (``rescue.OwnJobs._end``).
     """
     ledger.enqueue(100)
     ledger.enqueue(100, countdown=1)
@@ -38,13 +56,16 @@ def test_stopped_once(ledger, number):
     with Worker():
         ledger.check(within=LOST_MESSAGES)
     assert counts() == {(0, 0, 0)}
+    assert deaths() == 0
 
 
+@guard(*NO_CRASH, also=[HAND_BACK])
 @pytest.mark.parametrize("numbers", [[signal.SIGTERM] * 2, [signal.SIGTERM] * 3, [signal.SIGTERM, signal.SIGQUIT]])
 def test_stopped_impatiently(ledger, tmp_path, numbers):
     """Again and again, while a body does not end.
 
-    Guard: a process that is killed because its worker stops did not crash (``rescue.OwnJobs.is_stopping``).
+    Guard: a process that is killed because its worker stops did not crash (``rescue.OwnJobs._end``); what still runs
+    at the end is handed back (``companion._Process._sign_off``).
     """
     started, gate = tmp_path / "started", tmp_path / "gate"
     long = tasks.waits.delay("long", str(started), str(gate))
@@ -62,6 +83,7 @@ def test_stopped_impatiently(ledger, tmp_path, numbers):
     assert counts() == {(0, 0, 0)}
 
 
+@guard("jobs/companion.py", "signal.signal(getattr(signal, name), signal.SIG_IGN)", "pass")
 def test_warm_shutdown_of_a_long_body_is_not_rescued(ledger, tmp_path):
     """It outlives any heartbeat by far; the worker beats until its last body has ended.
 
@@ -84,10 +106,12 @@ def test_warm_shutdown_of_a_long_body_is_not_rescued(ledger, tmp_path):
     assert counts() == {(0, 0, 0)}
 
 
+@guard("jobs/companion.py", "self._try(self._give_up)", "pass")
+@guard("jobs/companion.py", "        self.own.hand_back_all()\n        for", "        for", also=[NO_CRASH, HAND_BACK])
 def test_time_to_stop_is_over(ledger, tmp_path, settings):
     """A body that does not end in STOP_TIMEOUT: its job goes back before its process is killed.
 
-    Guard: the companion hands back first (``companion._Process._give_up``).
+    Guard: the companion hands back first (``companion._Process._give_up``); a process that it killed did not crash.
     """
     settings.JOBS = {**settings.JOBS, "STOP_TIMEOUT": 1.0}
     started, gate = tmp_path / "started", tmp_path / "gate"
@@ -105,6 +129,7 @@ def test_time_to_stop_is_over(ledger, tmp_path, settings):
     assert counts() == {(0, 0, 0)}
 
 
+@guard("jobs/worker.py", '_companion.tell(ended=str(as_uuid(self.id)), why="cancelled")', "pass")
 def test_soft_shutdown(ledger, tmp_path):
     """Celery waits a while before it goes cold; short bodies end in that time, long ones are handed back.
 
@@ -125,11 +150,12 @@ def test_soft_shutdown(ledger, tmp_path):
     assert counts() == {(0, 0, 0)}
 
 
+@guard("jobs/execution.py", "transaction.atomic(using=run.using) if run.task.atomic else ", "")
 @pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGKILL])
 def test_stopped_inside_a_commit(ledger, database, number):
     """Nobody heard the COMMIT's answer; the row knows it.
 
-    Guard: what comes out of a COMMIT is not believed, the row is (``execution._is_committed``), and the fence.
+    Guard: the effect and the completion are one commit (``execution._perform``): there is nothing in between.
     """
     database.slow_commits(seconds=1)
     ledger.enqueue(20, tasks.commits_slowly)
@@ -142,21 +168,26 @@ def test_stopped_inside_a_commit(ledger, database, number):
         ledger.check(within=2 * LOST_MESSAGES)
 
 
-def test_migration_applied_while_workers_run(ledger):
-    """Workers of the new release wait for their tables, and run when they are there.
+@guard("jobs/worker.py", "            self._wait_until_registered(_companion)", "            pass")
+def test_migration_applied_while_workers_run(ledger, database):
+    """Workers of the new release wait for their tables, and run when they are there, also what was there before.
 
     Guard: a worker without its tables waits (``worker.NodeStep.start``), and migrations are additive.
     """
     executor = MigrationExecutor(connection)
     latest = [key for key in executor.loader.graph.leaf_nodes() if key[0] == "jobs"]
     call_command("migrate", "jobs", "0001", verbosity=0)
-    with Worker(wait=False) as early:
+    with Producer(100, **release.before(database)) as producer, Worker(wait=False) as early:
+        assert producer.wait() == 0
         early.said("not migrated?", timeout=30)
+        early.said("the worker waits for its database", timeout=30)
+        assert " ready." not in early.text()
         call_command("migrate", "jobs", latest[0][1], verbosity=0)
-        ledger.enqueue(300)
+        ledger.enqueue(200)
         ledger.check(within=LOST_CHILD)
 
 
+@guard("jobs/companion.py", SIGN_OFF, "None")
 def test_every_worker_replaced_under_load(ledger):
     """A rolling deploy: one after the other stops warm, and its successor is up before that.
 
@@ -174,3 +205,60 @@ def test_every_worker_replaced_under_load(ledger):
     with Worker():
         ledger.check(within=LOST_MESSAGES)
     assert counts() == {(0, 0, 0)}
+    assert deaths() == 0
+
+
+@pytest.mark.parametrize("dies", ["old", "new"])
+@guard("jobs/migrations/0002_run_control.py", "IntegerField(null=True,", "IntegerField(default=0,")
+def test_release_before_beside_this_one(ledger, database, dies):
+    """A worker and callers of either, in one database and on one broker; one worker dies, the other takes over.
+
+    It proves that the old code lives with the new schema, with rows that the new code wrote and took, and the
+    reverse. It does not prove that the old code is what it was: see ``tests.faults.release``. What old workers do not
+    know they do not do: they let a running job end that was asked to, and run what is in a copied database.
+
+    Guard: migrations are additive, and what they add has a default in the database.
+    """
+    before = release.before(database)
+    with Worker(**before) as old, Worker() as new:
+        with ledger.load(200), Producer(200, **before) as producer:
+            ledger.wait_effects(100)
+            (old if dies == "old" else new).kill()
+            assert producer.wait() == 0
+        ledger.check(within=LOST_WORKER)
+    assert set(Job.objects.values_list("node", flat=True)) == {old.node.pk, new.node.pk}
+
+
+@guard(
+    "jobs/worker.py",
+    'isinstance(ours := message.headers.get("jobs"), dict) and is_newer(ours)',
+    "False",
+    also=[("jobs/execution.py", "if is_newer(job.options):", "if False:")],
+)
+@guard(
+    "jobs/publisher.py",
+    "message.version_of(job.options)",
+    "message.VERSION",
+    also=[("jobs/execution.py", "if is_newer(job.options):", "if False:")],
+)
+def test_release_after_beside_this_one(ledger):
+    """Its jobs are of a version that this worker does not know; they wait for a worker that does.
+
+    It proves that an older worker neither runs nor loses them, and that its relay publishes them as what they are. It
+    does not prove anything about what a later release will put into its rows.
+
+    Guard: a message of a later version is put aside (``worker.StraysStep``), and the version is kept with the row
+    (``message.compose``), which the relay sends on (``publisher.send``); behind both, the row (``execution.run``).
+    """
+    with Worker() as old:
+        with Producer(300, **release.AFTER) as producer:
+            ledger.enqueue(50)
+            assert producer.wait() == 0
+        later = Job.objects.filter(options__v=2)
+        wait_for(lambda: later.filter(error__type="NewerVersion").count() == later.count(), 60, "all were met")
+        wait_for(lambda: later.filter(state="ready").exists(), 20, "the old worker's relay publishes them again")
+        with Worker(**release.AFTER) as new:
+            ledger.wait_effects(50)
+            assert old.stop() == 0
+            ledger.check(within=LOST_MESSAGES)
+    assert set(later.values_list("node", flat=True)) == {new.node.pk}
