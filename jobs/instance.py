@@ -101,12 +101,17 @@ def check_all() -> None:
         check(alias)
 
 
+def marks(alias: str) -> dict[str, str | None]:
+    """What the database is marked as (None: no worker ever was here), and what it is."""
+    marked = Instance.objects.using(alias).filter(pk=1).values_list("mark", flat=True).first()
+    return {"marked_as": marked, "is": mark_of(alias)}
+
+
 def survey(alias: str) -> dict[str, Any]:
     """What the database is marked as, what it is, and what would run if it were adopted."""
     # One statement for each: together they could not use their partial indexes.
     counts = {str(state): Job.objects.using(alias).filter(state=state).count() for state in LIVE}
-    marked = Instance.objects.using(alias).filter(pk=1).values_list("mark", flat=True).first()
-    return {"marked_as": marked, "is": mark_of(alias), "jobs": counts, "messages": _count_messages(alias)}
+    return {**marks(alias), "jobs": counts, "messages": _count_messages(alias)}
 
 
 def adopt(alias: str) -> None:

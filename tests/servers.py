@@ -264,6 +264,13 @@ class Postgres(Server):
     def drop_database(self, name: str) -> None:
         self.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
 
+    def dump(self, source: str, target: str) -> None:
+        """Dump one database and restore it into another one."""
+        if not (self.binaries / "pg_dump").exists():
+            raise Missing("pg_dump")
+        pipe = f"{self.binaries}/pg_dump -Fc {source} | {self.binaries}/pg_restore --exit-on-error -d {target}"
+        subprocess.run(["bash", "-o", "pipefail", "-c", pipe], check=True)
+
     def execute(self, statement: str) -> None:
         import psycopg
 

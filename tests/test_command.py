@@ -20,13 +20,13 @@ from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from jobs import databases, lifecycle, project
+from jobs import databases, instance, lifecycle, project
 from jobs.commands import SUBCOMMANDS
 from jobs.conf import conf
 from jobs.databases import SideDatabase
 from jobs.maintenance import rescue
 from jobs.maintenance.relay import Relay
-from jobs.models import Cancellation, Job
+from jobs.models import Cancellation, Instance, Job
 from tests.harness import ROOT, environment
 from tests.rows import make, make_node
 from tests.servers import die_with_parent, wait_for
@@ -68,11 +68,14 @@ def test_status_as_json_counts_by_state_and_queue():
     make("failed")
     make("failed")
     found = json.loads(run("status", "--json"))
-    assert list(found) == ["jobs", "queues", "nodes", "dead_nodes", "oldest_ready_seconds", "relay"]
+    assert list(found) == ["databases", "jobs", "queues", "nodes", "dead_nodes", "oldest_ready_seconds", "relay"]
     assert found["jobs"] == {"scheduled": 2, "ready": 2, "running": 1, "succeeded": 1, "failed": 2, "cancelled": 0}
+    ages = [queue.pop("oldest_ready_seconds") for queue in found["queues"].values()]
+    assert 30 <= ages[0] < 50
+    assert 12 <= ages[1] < 30
     assert found["queues"] == {
-        "celery": {"scheduled": 2, "ready": 1, "running": 1},
-        "mail": {"scheduled": 0, "ready": 1, "running": 0},
+        "celery": {"scheduled": 2, "ready": 1, "running": 1, "workers": 0},
+        "mail": {"scheduled": 0, "ready": 1, "running": 0, "workers": 0},
     }
     [alive] = found["nodes"]
     assert (alive["id"], alive["hostname"], alive["pid"]) == (str(node.pk), "web1", 4711)
@@ -82,6 +85,37 @@ def test_status_as_json_counts_by_state_and_queue():
     assert 30 <= found["oldest_ready_seconds"] < 50
     assert found["relay"]["due"] == 2
     assert 12 <= found["relay"]["lag_seconds"] < 30
+
+
+def test_status_says_when_workers_refuse_the_database():
+    make("ready")
+    assert json.loads(run("status", "--json"))["databases"]["default"]["adopted"], "the first worker will mark it"
+    instance.check_all()
+    assert "marked as another" not in run("status")
+    Instance.objects.update(mark="production")
+    found = json.loads(run("status", "--json"))["databases"]["default"]
+    assert found == {"marked_as": "production", "is": instance.mark_of("default"), "adopted": False}
+    assert (
+        f"the database 'default' is marked as another one, 'production', and it is {found['is']!r}: workers refuse it "
+        "until `manage.py jobs adopt`"
+    ) in run("status").splitlines()
+
+
+def test_status_says_when_a_queue_stands_still():
+    """That a worker is connected does not say that it consumes."""
+    make("ready", queue="slow", age=300, dispatched_at=timezone.now())
+    make("ready", queue="mail", age=0)
+    assert "slow: the oldest ready job has waited 5.0 min, and no worker consumes its queue" in run("status")
+    nodes = [make_node(queues=["slow", "mail"]) for _ in range(2)]
+    with databases.side() as side:
+        for node in nodes:
+            rescue.first_beat(side, node.pk)
+    text = run("status")
+    assert "slow: the oldest ready job has waited 5.0 min although 2 workers consume its queue, and none of" in text
+    assert "mail: " not in text
+    make("running", queue="slow", node=nodes[0])
+    assert "slow: the oldest ready job has waited 5.0 min; 2 workers consume its queue (1 running)" in run("status")
+    assert json.loads(run("status", "--json"))["queues"]["slow"]["workers"] == 2
 
 
 @pytest.mark.django_db(transaction=True)
@@ -132,7 +166,7 @@ def test_live_status_uses_the_partial_indexes():
         with connection.cursor() as cursor:
             cursor.execute(f"EXPLAIN QUERY PLAN {query}")
             plans += [row[3] for row in cursor.fetchall() if "jobs_job" in row[3]]
-    assert len(plans) >= 7
+    assert len(plans) >= 6
     assert all("USING INDEX jobs_job_" in plan or "USING COVERING INDEX jobs_job_" in plan for plan in plans), plans
 
 
@@ -144,7 +178,7 @@ def test_status_as_text_is_a_table_in_line():
     assert re.search(r"^mail +0 +1 +0$", text, re.M)
     assert re.search(r"^total +0 +1 +1$", text, re.M)
     assert re.search(r"web1 +4711 +\d\.\d s +never \(silent\) +1 +celery, mail$", text, re.M)
-    assert "waits since 3.3 min" in text
+    assert "the oldest ready job has waited 3.3 min" in text
     lines = text.splitlines()
     assert len({len(line) for line in lines[:3]}) == 1
 

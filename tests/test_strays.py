@@ -103,9 +103,9 @@ def test_a_job_of_a_later_release_waits_for_a_worker_that_knows_its_version():
     ours = tasks.effect.apply_async(("ours",), countdown=60)
     Job.objects.update(state="ready", dispatched_at=Now())
     gone = str(uuid.uuid4())
+    for key in (gone, ours.id):
+        send('"of another shape"', id=key, task="tests.tasks.effect", jobs={"v": 2, "db": "default"})
     with Worker(concurrency=1) as worker:
-        for key in (ours.id, gone):
-            send('"of another shape"', id=key, task="tests.tasks.effect", jobs={"v": 2, "db": "default"})
         job = wait_for(lambda: Job.objects.filter(pk=ours.id, error__isnull=False).first(), 10, "put aside")
         assert (job.state, job.lease, job.error["type"]) == ("scheduled", 0, "NewerVersion")
         assert job.error["message"].endswith("a job of version 2, and this worker runs 1 at the most")

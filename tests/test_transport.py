@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -16,7 +18,7 @@ from kombu import Connection, Exchange, Queue
 from jobs import transport
 from jobs.databases import SideDatabase
 from tests import tasks
-from tests.harness import Worker, effects, wait_ended
+from tests.harness import ROOT, Worker, effects, environment, in_body, wait_ended
 from tests.servers import wait_for
 
 pytestmark = [
@@ -167,10 +169,43 @@ def test_killed_worker_loses_no_message_that_it_held():
     assert effects() == {f"k{n}": 1 for n in range(30)}
 
 
-def test_remote_control_answers():
+def test_remote_control_reaches_a_worker(tmp_path):
+    """``celery inspect ping`` and ``active``, ``celery control revoke`` and ``add_consumer``."""
+    started, gate = tmp_path / "started", tmp_path / "gate"
     with Worker(concurrency=1) as worker:
-        replies = wait_for(lambda: current_app.control.inspect(timeout=2).ping(), 15, "ping")
-        assert replies == {f"{worker.directory.name}@{socket.gethostname()}": {"ok": "pong"}}
+        name = f"{worker.directory.name}@{socket.gethostname()}"
+        inspect, control = current_app.control.inspect([name], timeout=5), current_app.control
+        assert wait_for(inspect.ping, 15, "ping") == {name: {"ok": "pong"}}
+        assert f"->  {name}: OK" in celery("inspect", "ping")
+
+        held = tasks.waits.delay("held", str(started), str(gate))
+        in_body(held.id, started)
+        assert [job["id"] for job in inspect.active()[name]] == [held.id]
+
+        revoked = tasks.effect.delay("revoked")
+        [answer] = control.revoke(revoked.id, reply=True, destination=[name], timeout=5)
+        assert "ok" in answer[name]
+        [answer] = control.add_consumer("another", reply=True, destination=[name], timeout=5)
+        assert "ok" in answer[name]
+        elsewhere = tasks.effect.apply_async(("elsewhere",), queue="another")
+        gate.touch()
+        jobs = wait_ended(held.id, revoked.id, elsewhere.id)
+    assert [job.state for job in jobs] == ["succeeded", "cancelled", "succeeded"]
+    assert jobs[1].error["type"] == "Revoked"
+    assert effects() == {"held": 1, "elsewhere": 1}
+
+
+def celery(*command: str) -> str:
+    """The command as a user types it: a process that loads the Celery app, and no Django."""
+    return subprocess.run(
+        [sys.executable, "-m", "celery", "-A", "shop", *command],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout
 
 
 def test_a_replaced_child_does_not_disturb_the_parents_connection(tmp_path):

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -134,12 +134,19 @@ class Ledger:
         held_up = [round(wait, 1) for wait in self.waits if wait > NOTICED]
         assert len(held_up) <= but, f"{len(held_up)} callers of {len(self.waits)} were held up: {held_up[:20]}"
 
-    def check(self, within: float, otherwise: Mapping[str, str] | None = None, pruned: bool = False) -> None:
+    def check(
+        self,
+        within: float,
+        otherwise: Mapping[str, str] | None = None,
+        perhaps_cancelled: Collection[str] = (),
+        pruned: bool = False,
+    ) -> None:
         """Wait until nothing is under way, and hold what is there against the promise.
 
         Parameters:
             within: the seconds that recovery may take, from now.
             otherwise: keys that end in another state than ``succeeded``, without an effect.
+            perhaps_cancelled: keys that end ``cancelled`` without an effect, or ``succeeded`` with one.
             pruned: rows of jobs that succeeded may be gone.
         """
         began = time.monotonic()
@@ -148,7 +155,10 @@ class Ledger:
         if self.broker is not None:
             # Copies that are still out may do harm.
             _patiently(lambda: self.broker.depth() == 0, WORK, lambda: "the broker is empty")
-        self._compare(dict(otherwise or {}), ("succeeded", None) if pruned else ("succeeded",))
+        cancelled = Job.objects.filter(state="cancelled").values_list("pk", flat=True)
+        keys = set(Order.objects.filter(job__in=list(cancelled)).values_list("key", flat=True))
+        otherwise = dict.fromkeys(keys & set(perhaps_cancelled), "cancelled") | dict(otherwise or {})
+        self._compare(otherwise, ("succeeded", None) if pruned else ("succeeded",))
 
     def most_claims(self) -> int:
         """How often the job was claimed that was claimed most often."""

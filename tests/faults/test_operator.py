@@ -1,0 +1,162 @@
+"""People restore copies, cancel and replay while everything runs."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from io import StringIO
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connection
+
+from jobs import lifecycle
+from jobs.models import Cancellation, Job
+from tests import tasks
+from tests.faults import messages
+from tests.faults.guards import guard
+from tests.faults.ledger import LOST_MESSAGES, LOST_WORKER, Ledger
+from tests.faults.producer import Producer
+from tests.faults.worker import Worker, workers
+from tests.harness import in_body
+from tests.models import Effect, Order
+
+#: A copy's own broker: sharing the original's would be another mistake.
+ELSEWHERE = {"CELERY_BROKER_URL": "jobs://"}
+
+#: A worker that never asks whose database it is, at its start and at every beat.
+ASKS = ("jobs/companion.py", "        instance.check_all()\n", "")
+
+
+def jobs(*command: str) -> str:
+    """``manage.py jobs``; of what it could not do it says which, and did the rest."""
+    out = StringIO()
+    with suppress(CommandError):
+        call_command("jobs", *command, stdout=out, no_color=True)
+    return out.getvalue()
+
+
+def ids(**where: object) -> list[str]:
+    return [str(key) for key in Job.objects.filter(**where).values_list("pk", flat=True)]
+
+
+@pytest.mark.databases("postgres", "sqlite")
+@pytest.mark.parametrize("how", ["files", "dump"])
+@pytest.mark.parametrize("cancel", [True, False], ids=["cancelled", "adopted"])
+@guard(*ASKS)
+@guard(
+    "jobs/instance.py",
+    "while cancelled := lifecycle.cancel_waiting(alias, conf().BATCH, why):",
+    "while cancelled := 0:",
+)
+def test_restored_copy(ledger, database, tmp_path, how, cancel):
+    """A copy of a database at work, on another machine with its own broker: nothing runs there until it is adopted.
+
+    The original goes on meanwhile. After ``adopt --cancel`` only new jobs run at the copy, after ``adopt`` all do.
+
+    Guard: the database bears its mark (``instance.check``, asked by each worker), and ``instance.cancel_all``.
+    """
+    started, gate = tmp_path / "started", tmp_path / "gate"
+    running = tasks.waits.delay("running", str(started), str(gate))
+    ledger.note("running", running)
+    with Worker(concurrency=1):
+        in_body(running.id, started)
+        ledger.enqueue(150)
+        ledger.enqueue(150, countdown=8)
+        with database.copied(how):
+            copied = dict.fromkeys(Order.objects.values_list("key", flat=True), "cancelled")
+            states = {state: Job.objects.filter(state=state).count() for state in ("scheduled", "ready", "running")}
+            assert states["running"] == 1
+            assert min(states.values()) > 0
+            gate.touch()
+            refused_by_the_copy(states)
+            jobs("adopt", *(["--cancel"] if cancel else []))
+            with Producer(100, **ELSEWHERE) as producer, Worker(**ELSEWHERE):
+                Ledger().check(within=LOST_WORKER + LOST_MESSAGES, otherwise=copied if cancel else {})
+                assert producer.wait() == 0
+                Ledger().check(within=LOST_MESSAGES, otherwise=copied if cancel else {})
+        ledger.check(within=LOST_MESSAGES)
+
+
+def refused_by_the_copy(states: dict[str, int]) -> None:
+    with workers(2, **ELSEWHERE) as refused:
+        for worker in refused:
+            assert worker.process.wait(40) == 1
+            assert "manage.py jobs adopt" in worker.text()
+    for once in ("relay", "rescue", "prune"):
+        assert "published" not in jobs(once, "--once")
+    assert {state: Job.objects.filter(state=state).count() for state in states} == states
+    assert not Job.objects.filter(lease__gt=1).exists()
+    assert not Effect.objects.exists()
+    assert "is marked as another" in jobs("status")
+
+
+@pytest.mark.quick
+@guard(
+    "jobs/lifecycle.py",
+    'noted = Cancellation.objects.using(job._state.db).filter(pk=OuterRef("pk"))',
+    "noted = Cancellation.objects.using(job._state.db).none()",
+)
+@guard("jobs/lifecycle.py", "filter(pk=job_id, state__in=(State.SCHEDULED, State.READY))", "filter(pk=job_id)")
+def test_jobs_cancelled_under_load(ledger, tmp_path):
+    """Scheduled, ready, running and ended ones, from lists that are old when the operator comes to their end.
+
+    Guard: a completion looks for the wish that it should not be (``lifecycle.succeed``), and only what waits is
+    cancelled at once (``lifecycle.cancel``).
+    """
+    started, gate = tmp_path / "started", tmp_path / "gate"
+    with workers(2):
+        with ledger.load(300):
+            ledger.enqueue(150, countdown=2)
+            held = tasks.gated.delay("held", str(started), str(gate))
+            ledger.note("held", held)
+            in_body(held.id, started)
+            assert "asked to end" in jobs("cancel", held.id)
+            gate.touch()
+            for _ in range(6):
+                ledger.wait_committed(20)
+                listed = ids()[::3]
+                jobs("cancel", *listed)
+                for key in listed:
+                    lifecycle.ask_to_end(key, "default") or lifecycle.cancel(key, "default")
+        ledger.check(within=LOST_MESSAGES, perhaps_cancelled=Order.objects.values_list("key", flat=True))
+    assert Job.objects.get(pk=held.id).state == "cancelled"
+    assert Job.objects.filter(state="cancelled", lease=0).count() > 20
+    assert not Cancellation.objects.exists()
+
+
+@guard(
+    "jobs/lifecycle.py",
+    "filter(pk=job_id, state__in=(State.FAILED, State.CANCELLED))",
+    "filter(pk=job_id)",
+)
+def test_failed_jobs_replayed_in_bulk(ledger, tmp_path):
+    """By two operators at once, from lists that are old by then, with every message delivered again and again.
+
+    Guard: only what failed or was cancelled is run again (``lifecycle.replay``).
+    """
+    cured = tmp_path / "cured"
+    exhausted = ledger.enqueue(200, tasks.gives_up, kwargs={"cured": str(cured)})
+    ledger.enqueue(150)
+    with workers(2):
+        ledger.check(within=LOST_MESSAGES, otherwise=dict.fromkeys(exhausted, "failed"))
+        cured.touch()
+        failed = ids(state="failed")
+        operators = [threading.Thread(target=replay_all, args=[failed]) for _ in range(2)]
+        for operator in operators:
+            operator.start()
+        for _ in range(3):
+            messages.repeat(Job.objects.filter(pk__in=failed), times=(1, 2))
+        for operator in operators:
+            operator.join()
+        ledger.check(within=LOST_MESSAGES)
+
+
+def replay_all(failed: list[str]) -> None:
+    try:
+        for _ in range(3):
+            for key in failed:
+                lifecycle.replay(key, "default")
+            jobs("retry", *failed)
+    finally:
+        connection.close()
