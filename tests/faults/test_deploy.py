@@ -24,7 +24,7 @@ from tests.servers import wait_for
 SIGN_OFF = "self._try(lambda: rescue.bury(self.board.node, by_itself=True))"
 #: Before that it hands back what it ran; and whose process ended because the worker stops did not crash.
 HAND_BACK = ("jobs/companion.py", "self._try(self.own.hand_back_all)", "pass")
-NO_CRASH = ("jobs/maintenance/rescue.py", 'why == "cancelled" or self.is_stopping', "False")
+NO_CRASH = ("jobs/maintenance/rescue.py", 'why == "cancelled" or self.board.stopping_for is not None', "False")
 
 
 def counts() -> set[tuple[int, int, int]]:
@@ -112,11 +112,12 @@ def test_warm_shutdown_of_a_long_body_is_not_rescued(ledger, tmp_path):
 
 
 @guard("jobs/companion.py", "self._try(self._give_up)", "pass")
-@guard("jobs/companion.py", "        self.own.hand_back_all()\n        for", "        for", also=[NO_CRASH, HAND_BACK])
+@guard(*NO_CRASH, also=[HAND_BACK])
 def test_time_to_stop_is_over(ledger, tmp_path, settings):
-    """A body that does not end in STOP_TIMEOUT: its job goes back before its process is killed.
+    """A body that does not end in STOP_TIMEOUT: its process is killed, and its job goes back at once.
 
-    Guard: the companion hands back first (``companion._Process._give_up``); a process that it killed did not crash.
+    Guard: the companion ends it (``companion._Process._give_up``), and what it ended did not crash
+    (``rescue.OwnJobs._end``).
     """
     settings.JOBS = {**settings.JOBS, "STOP_TIMEOUT": 1.0}
     started, gate = tmp_path / "started", tmp_path / "gate"

@@ -95,8 +95,8 @@ def refused_by_the_copy(states: dict[str, int]) -> None:
 @pytest.mark.quick
 @guard(
     "jobs/lifecycle.py",
-    'noted = Cancellation.objects.using(job._state.db).filter(pk=OuterRef("pk"))',
-    "noted = Cancellation.objects.using(job._state.db).none()",
+    'noted = Cancellation.objects.using(using).filter(pk=OuterRef("pk"))',
+    "noted = Cancellation.objects.using(using).none()",
 )
 @guard("jobs/lifecycle.py", "filter(pk=job_id, state__in=(State.SCHEDULED, State.READY))", "filter(pk=job_id)")
 def test_jobs_cancelled_under_load(ledger, tmp_path):
