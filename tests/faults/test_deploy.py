@@ -258,7 +258,7 @@ def test_release_after_beside_this_one(ledger):
     It proves that an older worker neither runs nor loses them, and that its relay publishes them as what they are. It
     does not prove anything about what a later release will put into its rows.
 
-    Guard: a message of a later version is put aside (``worker.StraysStep``), and the version is kept with the row
+    Guard: a message of a later version is put aside (``worker.ConsumerStep``), and the version is kept with the row
     (``message.compose``), which the relay sends on (``publisher.send``); behind both, the row (``execution.run``).
     """
     with Worker() as old:
