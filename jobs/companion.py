@@ -194,6 +194,8 @@ class _Process:
         self.side = SideDatabase()
         self.own = rescue.OwnJobs(self.board, handle._main)
         self.registered = False
+        #: The worker was told to consume from others than the node's row says.
+        self._has_other_queues = False
         self._unread = b""
         self._revoked: SimpleQueue[uuid.UUID] = SimpleQueue()
         self._last_look = time.monotonic()
@@ -245,6 +247,8 @@ class _Process:
             # These two need no database, and have to be known before the death that they announce is seen.
             if "stopping" in note:
                 self.board.note_stop()
+            elif "queue" in note:
+                self._note_queue(note["queue"], note["consumed"])
             elif "ended" in note:
                 self.own.expect_end(uuid.UUID(note["ended"]), note["why"], note.get("limit", 0.0))
             else:
@@ -252,6 +256,11 @@ class _Process:
                     self._revoked.put(uuid.UUID(note["revoked"]))
                 self._fell.set()
         return bool(data)
+
+    def _note_queue(self, name: str, consumed: bool) -> None:
+        others = {*self.handle.queues} - {name}
+        self.handle.queues = sorted(others | {name} if consumed else others)
+        self._has_other_queues = True
 
     def _is_overdue(self) -> bool:
         """Whether the bodies that still run have to give up."""
@@ -277,6 +286,10 @@ class _Process:
             # Somebody declared this node dead: under the old id it may neither claim nor settle again.
             self.board.node = uuid.uuid4()
             self._register()
+        if self._has_other_queues:
+            for alias in conf().DATABASES:
+                Node.objects.using(alias).filter(pk=self.board.node).update(queues=self.handle.queues)
+            self._has_other_queues = False
         self.board.note_beat()
         return True
 

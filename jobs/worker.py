@@ -127,6 +127,18 @@ def _acknowledge_long_ones(age: float) -> None:
             request.release()
 
 
+def _told(change: Callable[..., Any], consumed: bool) -> Callable[..., Any]:
+    """Change what the worker consumes, and let the companion know."""
+
+    def change_and_tell(queue: Any, *args: Any, **kwargs: Any) -> Any:
+        done = change(queue, *args, **kwargs)
+        if _companion is not None:
+            _companion.tell(queue=str(getattr(queue, "name", queue)), consumed=consumed)
+        return done
+
+    return change_and_tell
+
+
 def _too_new(header: dict[str, Any]) -> ValueError:
     return ValueError(f"a job of version {version_of(header)!r}, and this worker runs {VERSION} at the most")
 
@@ -134,13 +146,15 @@ def _too_new(header: dict[str, Any]) -> ValueError:
 class ConsumerStep(bootsteps.StartStopStep):
     """Changes how the worker meets its broker.
 
-    It comes back soon after an outage. And no message stops it, and none is gone in silence: what cannot be run here is
-    put aside as a row.
+    It comes back soon after an outage. Its node's row follows ``celery control add_consumer`` and ``cancel_consumer``.
+    And no message stops it, and none is gone in silence: what cannot be run here is put aside as a row.
     """
 
     def __init__(self, c: Any, **kwargs: Any) -> None:
         super().__init__(c, **kwargs)
         handlers = c.create_task_handler
+        c.add_task_queue = _told(c.add_task_queue, True)
+        c.cancel_task_queue = _told(c.cancel_task_queue, False)
 
         def create_task_handler(*args: Any, **kwargs: Any) -> Callable[[Any], Any]:
             handle = handlers(*args, **kwargs)

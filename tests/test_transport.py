@@ -17,6 +17,7 @@ from kombu import Connection, Exchange, Queue
 
 from jobs import transport
 from jobs.databases import SideDatabase
+from jobs.models import Node
 from tests import tasks
 from tests.harness import ROOT, Worker, effects, environment, in_body, wait_ended
 from tests.servers import wait_for
@@ -188,8 +189,11 @@ def test_remote_control_reaches_a_worker(tmp_path):
         [answer] = control.add_consumer("another", reply=True, destination=[name], timeout=5)
         assert "ok" in answer[name]
         elsewhere = tasks.effect.apply_async(("elsewhere",), queue="another")
+        wait_for(lambda: "another" in Node.objects.get(pk=worker.node.pk).queues, 10, "the node says that it consumes")
         gate.touch()
         jobs = wait_ended(held.id, revoked.id, elsewhere.id)
+        control.cancel_consumer("another", destination=[name])
+        wait_for(lambda: "another" not in Node.objects.get(pk=worker.node.pk).queues, 10, "and that it does no more")
     assert [job.state for job in jobs] == ["succeeded", "cancelled", "succeeded"]
     assert jobs[1].error["type"] == "Revoked"
     assert effects() == {"held": 1, "elsewhere": 1}

@@ -15,11 +15,12 @@ from jobs.models import Cancellation, Job
 from tests import tasks
 from tests.faults import messages
 from tests.faults.guards import guard
-from tests.faults.ledger import LOST_MESSAGES, LOST_WORKER, Ledger
+from tests.faults.ledger import LOST_MESSAGES, LOST_WORKER, WORK, Ledger
 from tests.faults.producer import Producer
 from tests.faults.worker import Worker, workers
 from tests.harness import in_body
 from tests.models import Effect, Order
+from tests.servers import wait_for
 
 #: A copy's own broker: sharing the original's would be another mistake.
 ELSEWHERE = {"CELERY_BROKER_URL": "jobs://"}
@@ -121,9 +122,9 @@ def test_jobs_cancelled_under_load(ledger, tmp_path):
                 for key in listed:
                     lifecycle.ask_to_end(key, "default") or lifecycle.cancel(key, "default")
         ledger.check(within=LOST_MESSAGES, perhaps_cancelled=Order.objects.values_list("key", flat=True))
+        wait_for(lambda: not Cancellation.objects.exists(), WORK, "no wish is left over")
     assert Job.objects.get(pk=held.id).state == "cancelled"
     assert Job.objects.filter(state="cancelled", lease=0).count() > 20
-    assert not Cancellation.objects.exists()
 
 
 @guard(
@@ -137,8 +138,8 @@ def test_failed_jobs_replayed_in_bulk(ledger, tmp_path):
     Guard: only what failed or was cancelled is run again (``lifecycle.replay``).
     """
     cured = tmp_path / "cured"
-    exhausted = ledger.enqueue(200, tasks.gives_up, kwargs={"cured": str(cured)})
-    ledger.enqueue(150)
+    exhausted = ledger.enqueue(80, tasks.gives_up, kwargs={"cured": str(cured)})
+    ledger.enqueue(220)
     with workers(2):
         ledger.check(within=LOST_MESSAGES, otherwise=dict.fromkeys(exhausted, "failed"))
         cured.touch()
@@ -146,7 +147,7 @@ def test_failed_jobs_replayed_in_bulk(ledger, tmp_path):
         operators = [threading.Thread(target=replay_all, args=[failed]) for _ in range(2)]
         for operator in operators:
             operator.start()
-        for _ in range(3):
+        for _ in range(2):
             messages.repeat(Job.objects.filter(pk__in=failed), times=(1, 2))
         for operator in operators:
             operator.join()
