@@ -184,6 +184,8 @@ class Ledger:
             (finding.says, finding.violations, *finding.examples) for finding in verify().findings if finding.violations
         }
         found = {what: sorted(which, key=str)[:10] for what, which in broken.items() if which}
+        if broken["in the wrong state"]:
+            found["errors, such as"] = list(Job.objects.filter(state="failed").values_list("error", "lease")[:2])
         assert not found, found
         assert len(keys) >= LEAST, f"{len(keys)} jobs are too few for a scenario"
 
