@@ -59,11 +59,24 @@ def home() -> str:
 
 
 def is_lost(exc: BaseException, alias: str) -> bool:
-    """Whether ``exc`` means that the connection died, so that its transaction cannot have survived it."""
+    """Whether ``exc`` means that the connection died, so that its transaction cannot have survived it.
+
+    Ask before the end of the transaction: Django opens a new connection there, in place of the broken one.
+    """
     if not isinstance(exc, OperationalError | InterfaceError):
         return False
     connection = connections[alias]
-    return connection.connection is None or not connection.is_usable()
+    if connection.connection is None:
+        return True
+    if code := sqlstate(exc):
+        # Of a failed transaction's connection the question below would say that it is dead.
+        return code.startswith(("08", "57P0"))
+    return not connection.is_usable()
+
+
+def sqlstate(exc: BaseException) -> str:
+    """PostgreSQL's code of what it refused; empty if the error is not the server's."""
+    return str(getattr(exc.__cause__, "sqlstate", None) or "")
 
 
 def guarded(alias: str, action: Callable[[], T]) -> T | None:

@@ -270,15 +270,16 @@ def _perform(run: Run) -> Any:
 def _attempt(run: Run, may_repeat: bool) -> Any:
     """Body and completion, in one transaction; every other outcome is settled after its rollback."""
     job = run.job
-    entered = settled = False
+    entered = settled = lost = False
     try:
         _take_from_row(run.request, job)
         with transaction.atomic(using=run.using) if run.task.atomic else nullcontext():
             entered = True
             try:
                 result = run.task.run(*job.args, **job.kwargs)
-            except BaseException:
-                # Before the rollback, which would close the connection and leave the query running.
+            except BaseException as exc:
+                # Both before the rollback, which opens a new connection in place of a broken one.
+                lost = databases.is_lost(exc, run.using)
                 databases.cancel_query(run.using)
                 raise
             if run.planned is not None:
@@ -301,8 +302,7 @@ def _attempt(run: Run, may_repeat: bool) -> Any:
     except BaseException as exc:
         if settled:
             exc = _what_struck(exc)
-        # Asked first: reading the row opens a new connection.
-        lost = databases.is_lost(exc, run.using) or (isinstance(exc, Error) and not entered)
+        lost = lost or (isinstance(exc, Error) and not entered)
         if settled and _is_committed(run):
             run.report(
                 logging.WARNING, f"succeeded although {type(exc).__name__} was raised at its commit", "succeeded"
@@ -430,10 +430,9 @@ def _for_celery(exc: BaseException) -> BaseException:
 
 def _may_pass(exc: BaseException) -> bool:
     """A refusal at the commit that another attempt may not meet: serialization failure, deadlock, shutdown."""
-    code = getattr(exc.__cause__, "sqlstate", None)
-    if code is None:
-        return isinstance(exc, OperationalError | InterfaceError)
-    return isinstance(exc, Error) and str(code)[:2] in ("40", "57", "08")
+    if code := databases.sqlstate(exc):
+        return isinstance(exc, Error) and code[:2] in ("40", "57", "08")
+    return isinstance(exc, OperationalError | InterfaceError)
 
 
 def _write(run: Run, transition: Callable[[], bool]) -> None:

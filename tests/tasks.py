@@ -74,11 +74,13 @@ def add(x, y):
 
 
 @shared_task
-def gated(key, started, gate):
-    """Leave the effect, then hold the transaction open until the gate file exists."""
+def gated(key, started, gate, queries=0):
+    """Leave the effect, then hold the transaction open until the gate file exists; with ``queries`` go on after it."""
     Effect.objects.create(key=key, pid=os.getpid())
     if once_only(started):
         wait_for_file(gate)
+    for _ in range(queries):
+        Effect.objects.first()
 
 
 @shared_task(atomic=False)

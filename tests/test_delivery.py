@@ -239,12 +239,13 @@ def test_a_soft_limit_in_mid_query_leaves_no_broken_connection():
 
 
 @pytest.mark.core
-def test_a_connection_killed_in_mid_body_runs_the_job_again(tmp_path):
+@pytest.mark.parametrize("queries", [0, 1], ids=["at the completion", "between two queries"])
+def test_a_connection_killed_in_mid_body_runs_the_job_again(tmp_path, queries):
     if connection.vendor != "postgresql":
         pytest.skip("terminates a PostgreSQL backend")
     started, gate = tmp_path / "started", tmp_path / "gate"
     with Worker(concurrency=1):
-        result = tasks.gated.delay("a", str(started), str(gate))
+        result = tasks.gated.delay("a", str(started), str(gate), queries)
         wait_for(started.exists, 20, "the body runs")
         with connection.cursor() as cursor:
             cursor.execute(
