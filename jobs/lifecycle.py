@@ -205,6 +205,8 @@ def _waiting(run_at: Any) -> dict[str, Any]:
         "run_at": Now() if run_at is None else run_at,
         "dispatched_at": None,
         "republished": 0,
+        # Else rescue might end the server process of an earlier claim, after one by a release that does not set it.
+        "backend": None,
     }
 
 
