@@ -24,7 +24,7 @@ def assert_all_on_time() -> None:
     """Neither before their time nor long after it; the jobs that did not run are not meant."""
     started = Job.objects.filter(started_at__isnull=False)
     assert not started.filter(started_at__lt=F("run_at")).exists()
-    assert not started.filter(started_at__gt=F("run_at") + timedelta(seconds=WORK)).exists()
+    assert not started.filter(started_at__gt=F("run_at") + timedelta(minutes=10)).exists()
     assert not started.filter(started_at__gt=F("expires_at")).exists()
 
 
@@ -44,19 +44,18 @@ def test_worker_with_a_wrong_clock(ledger, hours):
     Guard: the database's clock decides what is due and what expired (``lifecycle.now_plus``,
     ``worker.Request.maybe_expire``).
     """
+    ledger.enqueue(2, tasks.slow, kwargs={"seconds": 6})
     expired = ledger.enqueue(20, expires=0.5)
     time.sleep(1)
-    with Worker(**clock(hours)) as wrong:
+    with Worker(), Worker(**clock(hours)) as wrong:
         ledger.enqueue(100)
-        with Worker():
-            ledger.enqueue(2, tasks.slow, kwargs={"seconds": 6})
-            ledger.enqueue(60, countdown=2)
-            ledger.enqueue(60, expires=60)
-            ledger.enqueue(60, tasks.retries, kwargs={"times": 1})
-            ledger.check(within=WORK, otherwise=dict.fromkeys(expired, "cancelled"))
-            assert Job.objects.filter(node=wrong.node).count() > 20
-            assert ledger.most_claims() <= 2
-            assert_all_on_time()
+        ledger.enqueue(60, countdown=2)
+        ledger.enqueue(60, expires=60)
+        ledger.enqueue(60, tasks.retries, kwargs={"times": 1})
+        ledger.check(within=WORK, otherwise=dict.fromkeys(expired, "cancelled"))
+        assert Job.objects.filter(node=wrong.node).count() > 50
+        assert ledger.most_claims() <= 2
+        assert_all_on_time()
 
 
 @guard(
