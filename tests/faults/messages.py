@@ -16,6 +16,15 @@ def repeat(jobs: Sequence[Job] | None = None, times: tuple[int, int] = (2, 5)) -
     jobs = list(Job.objects.all()) if jobs is None else list(jobs)
     copies = [job for job in jobs for _ in range(random.randint(*times))]
     random.shuffle(copies)
-    left = publisher.publish(copies, "default", current_app._get_current_object(), patient=True)
+    return _publish(copies)
+
+
+def reverse() -> int:
+    """Publish the messages of all jobs, the newest first."""
+    return _publish(list(Job.objects.order_by("-created_at")))
+
+
+def _publish(jobs: list[Job]) -> int:
+    left = publisher.publish(jobs, "default", current_app._get_current_object(), patient=True)
     assert not left, "the broker took all copies"
-    return len(copies)
+    return len(jobs)

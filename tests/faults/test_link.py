@@ -47,8 +47,8 @@ def test_cut_in_mid_consume(ledger, broker):
     Guard: the relay looks for lost messages (``Suspects.publish_again``), and a job is claimed once
     (``lifecycle.claim``).
     """
-    ledger.enqueue(400, tasks.lingers)
-    with Proxy(broker.url) as link, workers(2, CELERY_BROKER_URL=link.url) as both:
+    ledger.enqueue(400, tasks.slow, kwargs={"seconds": 0.3})
+    with Proxy(broker.url) as link, workers(2, concurrency=8, CELERY_BROKER_URL=link.url) as both:
         for size in range(3000, 15000, 1700):
             ledger.wait_effects(10)
             link.cut_after(answers=size)
