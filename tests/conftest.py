@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from celery import current_app
 from django.conf import settings
+from django.db import connection
 
 from jobs import publisher, syncpoints
 from jobs.conf import celery_settings
@@ -101,11 +102,12 @@ def _clean(request):
 
 
 def _empty_broker() -> None:
-    with current_app.connection_for_write() as connection:
+    with current_app.connection_for_write() as broker:
         for queue in (current_app.conf.task_default_queue, "mail"):
             with contextlib.suppress(Exception):
-                connection.channel().queue_purge(queue)
-    if settings.CELERY_BROKER_URL == "jobs://":
+                broker.channel().queue_purge(queue)
+    if settings.CELERY_BROKER_URL == "jobs://" or connection.vendor == "sqlite":
+        # On SQLite they are in a file that Django's flush does not know.
         from jobs.databases import SideDatabase
 
         side = SideDatabase()

@@ -9,6 +9,7 @@ import pytest
 from celery import current_app
 from django.db.models.functions import Now
 
+from jobs import lifecycle
 from jobs.models import Job
 from tests import tasks
 from tests.harness import Worker, effects, wait_ended
@@ -60,9 +61,11 @@ def test_messages_that_nobody_can_read_become_rows_and_stop_nobody():
 
 
 def test_an_undecodable_copy_of_a_job_leaves_the_job_alone():
-    result = tasks.effect.apply_async(("a",), countdown=1)
-    with Worker(concurrency=1):
+    result = tasks.effect.apply_async(("a",), countdown=600)
+    with Worker(concurrency=1) as worker:
         send("{broken", id=result.id, task="tests.tasks.effect", lang="py", jobs={"v": 1, "db": "default", "at": 0})
+        wait_for(lambda: "its message is put aside" in worker.text(), 10, "the copy arrived")
+        Job.objects.filter(pk=result.id, state="scheduled").update(run_at=lifecycle.now_plus(0))
         [job] = wait_ended(result.id)
     assert (job.state, job.lease) == ("succeeded", 1)
 
