@@ -468,8 +468,9 @@ def test_it_only_reads_and_by_its_indexes(worker):
         cursor.execute("ANALYZE")
     with databases.side() as side:
         rescue.beat(side, worker.pk)
+    assert len(broken(verify(patient=False))) == 5
     with CaptureQueriesContext(connection) as queries:
-        assert len(broken(verify(patient=False))) == 5
+        verify(patient=False)
     statements = [query["sql"] for query in queries]
     assert not [sql for sql in statements if not sql.lstrip().startswith(("SELECT", "PRAGMA", "BEGIN", "ROLLBACK"))]
     for sql in [sql for sql in statements if "jobs_job" in sql and "sqlite_master" not in sql and "pg_" not in sql]:
