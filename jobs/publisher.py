@@ -267,6 +267,9 @@ class _Broker:
             connect_timeout=self.connect_timeout, transport_options=options, heartbeat=0
         )
         self.pool = template.Pool(limit=10)
+        self.template = template
+        #: When connections to another broker than the first of the list go back.
+        self.stays_until = 0.0
         self.lost_errors: tuple[type[Exception], ...] = (
             kombu.exceptions.KombuError,
             OSError,
@@ -281,10 +284,19 @@ class _Broker:
         return self.pool.acquire(block=True, timeout=self.connect_timeout)
 
     def connect(self, connection: kombu.Connection) -> None:
-        """Connect once, to the first broker of the list that answers."""
+        """Connect once, to the first broker of the list that answers; from another one, go back after a while.
+
+        Workers go back as well: at different brokers, callers and workers would never meet.
+        """
+        if connection.connected and is_elsewhere(connection) and time.monotonic() > self.stays_until:
+            connection.switch(connection.alt[0])
+            connection.cycle = connection.failover_strategy(connection.alt)
+            next(connection.cycle)
         if not connection.connected:
             tries = max(1, len(connection.alt))
             connection.ensure_connection(max_retries=tries - 1, timeout=tries * self.connect_timeout)
+            if is_elsewhere(connection):
+                self.stays_until = time.monotonic() + conf().BREAKER
 
     def abandon(self, connection: kombu.Connection) -> None:
         """Close without waiting: a RabbitMQ that hangs would not answer the goodbye either."""
@@ -292,6 +304,14 @@ class _Broker:
             connection.collect()
         else:
             connection.close()
+
+
+def is_elsewhere(connection: kombu.Connection) -> bool:
+    """Whether the connection leads to another broker than the first of its list."""
+    if len(connection.alt) < 2:
+        return False
+    first = kombu.Connection(connection.alt[0])
+    return any(getattr(first, name) != getattr(connection, name) for name in ("hostname", "port", "virtual_host"))
 
 
 _brokers: dict[tuple[Celery, bool], _Broker] = {}
@@ -317,6 +337,20 @@ def is_up(app: Celery) -> bool:
     except broker.lost_errors as exc:
         logger.debug("the broker cannot be reached: %r", exc, extra={"action": "broker_down"})
         return False
+
+
+def is_first_up(app: Celery) -> bool:
+    """Whether the first broker of the list can be reached; takes no longer than a caller may."""
+    broker = _broker(app, patient=False)
+    connection = broker.template.clone()
+    try:
+        connection.ensure_connection(max_retries=0, timeout=broker.connect_timeout)
+        return True
+    except broker.lost_errors as exc:
+        logger.debug("the first broker cannot be reached: %r", exc)
+        return False
+    finally:
+        broker.abandon(connection)
 
 
 def depth(app: Celery, queue: str) -> int | None:

@@ -21,7 +21,7 @@ from celery.worker import state
 from celery.worker.state import active_requests, maybe_shutdown, task_ready
 from django.core.exceptions import ImproperlyConfigured
 
-from jobs import checks, databases, strays
+from jobs import checks, databases, publisher, strays
 from jobs.arguments import as_uuid
 from jobs.board import board
 from jobs.companion import Companion
@@ -143,12 +143,25 @@ def _too_new(header: dict[str, Any]) -> ValueError:
     return ValueError(f"a job of version {version_of(header)!r}, and this worker runs {VERSION} at the most")
 
 
+def _go_back(c: Any) -> None:
+    """Callers start at the first broker of the list, and so do other workers: wait for messages where they are sent.
+
+    Raises:
+        ConnectionResetError: Celery connects anew, as after an outage.
+    """
+    if publisher.is_first_up(c.app):
+        raise ConnectionResetError("the first broker of the list is there again")
+
+
 class ConsumerStep(bootsteps.StartStopStep):
     """Changes how the worker meets its broker.
 
-    It comes back soon after an outage. Its node's row follows ``celery control add_consumer`` and ``cancel_consumer``.
-    And no message stops it, and none is gone in silence: what cannot be run here is put aside as a row.
+    It comes back soon after an outage, and goes back to the first broker of its list. Its node's row follows ``celery
+    control add_consumer`` and ``cancel_consumer``. And no message stops it, and none is gone in silence: what cannot be
+    run here is put aside as a row.
     """
+
+    requires = ("celery.worker.consumer:Connection",)
 
     def __init__(self, c: Any, **kwargs: Any) -> None:
         super().__init__(c, **kwargs)
@@ -203,6 +216,11 @@ class ConsumerStep(bootsteps.StartStopStep):
         c.on_unknown_message = lambda body, message: put_aside("MalformedMessage", message, ValueError("no task"))
         c.on_unknown_task = lambda body, message, exc: put_aside("NotRegistered", message, exc)
         c.on_invalid_task = lambda body, message, exc: put_aside("InvalidTaskError", message, exc)
+
+    def start(self, c: Any) -> None:
+        if publisher.is_elsewhere(c.connection):
+            # Celery cancels what was added for a connection together with it.
+            c.timer.call_repeatedly(PATIENCE, _go_back, (c,))
 
 
 def _keep_connections(app: Any) -> None:

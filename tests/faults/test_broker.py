@@ -267,6 +267,44 @@ def test_failover_and_back(ledger, broker, spare, use_broker, monkeypatch, strat
         ledger.check(within=LOST_MESSAGES)
 
 
+@pytest.mark.brokers("redis", "rabbitmq")
+@guard("jobs/worker.py", "c.timer.call_repeatedly(PATIENCE, _go_back, (c,))", "pass")
+def test_failover_of_workers_alone(ledger, broker, spare, use_broker):
+    """The first broker was away while nobody enqueued: the workers are at the second one, and callers at the first.
+
+    Guard: workers go back to the first broker of their list (``worker._go_back``).
+    """
+    use_broker(f"{broker.url};{spare.url}")
+    with workers(2) as both:
+        wait_for(lambda: all(" ready." in worker.text() for worker in both), 40, "the workers are ready")
+        broker.kill()
+        for worker in both:
+            worker.said(f"127.0.0.1:{spare.server.port}")
+        broker.start()
+        ledger.enqueue(300)
+        ledger.check(within=LOST_MESSAGES)
+
+
+@pytest.mark.brokers("redis", "rabbitmq")
+@guard("jobs/publisher.py", "if connection.connected and is_elsewhere(connection) and", "if False and")
+def test_failover_of_callers_alone(ledger, broker, spare, use_broker, settings):
+    """The first broker was away while no worker ran: callers are at the second one, and the new workers at the first.
+
+    Guard: publishers go back to the first broker of their list (``publisher._Broker.connect``).
+    """
+    settings.JOBS = {**settings.JOBS, "GRACE": 12.0}
+    use_broker(f"{broker.url};{spare.url}")
+    broker.kill()
+    ledger.enqueue(10)
+    assert spare.depth() >= 10
+    broker.start()
+    with workers(2):
+        # What went to the second broker is published again after its grace.
+        ledger.wait_effects(10)
+        ledger.enqueue(300)
+        ledger.check(within=conf().GRACE - 3)
+
+
 def elsewhere(broker) -> str:
     return (
         broker.url.removesuffix("//") + "/later" if broker.name == "rabbitmq" else broker.url.removesuffix("0") + "99"

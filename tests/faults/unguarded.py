@@ -66,7 +66,10 @@ def run(guard: Guard, node_id: str) -> tuple[bool, str]:
     with tempfile.TemporaryDirectory(prefix="jobs-unguarded-") as directory:
         copy = Path(directory, "repository")
         shutil.copytree(ROOT, copy, ignore=SKIPPED)
-        guard.take_out(copy)
+        try:
+            guard.take_out(copy)
+        except (ValueError, SyntaxError) as exc:
+            return False, f"it cannot be taken out: {exc}"
         command = [sys.executable, "-m", "pytest", node_id, "--faults=all", "-m", "", "-q", "-rA", "--tb=short"]
         environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
         try:
