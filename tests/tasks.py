@@ -83,6 +83,14 @@ def gated(key, started, gate, queries=0):
         Effect.objects.first()
 
 
+@shared_task(bind=True)
+def gated_by_lease(self, key, directory):
+    """Each run says that it has begun, and holds its transaction open until its own gate file exists."""
+    Effect.objects.create(key=key, pid=os.getpid())
+    Path(directory, f"started-{self.job.lease}").touch()
+    wait_for_file(f"{directory}/gate-{self.job.lease}")
+
+
 @shared_task(atomic=False)
 def slow(key, seconds):
     """Long, without a transaction that lasts as long."""

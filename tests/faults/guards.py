@@ -24,6 +24,8 @@ Edit = tuple[str, str, str]
 
 #: Of all copies of a message, one finds the row ready.
 CLAIM: Edit = ("jobs/lifecycle.py", 'pk=Slot(Job, "id"),\n        state=State.READY,', 'pk=Slot(Job, "id"),')
+#: Behind it, the constraint ``jobs_job_finished`` keeps what has ended from running again.
+FINISHED: Edit = ("jobs/lifecycle.py", '"lease": F("lease") + 1,', '"lease": F("lease") + 1, "finished_at": None,')
 #: The relay looks for lost messages.
 SUSPECTS: Edit = ("jobs/maintenance/relay.py", "self._suspects[using].publish_again()", "0")
 #: The relay publishes what is due, and what did not leave.

@@ -16,7 +16,7 @@ from jobs import lifecycle
 from jobs.models import ENDED, Job
 from tests import tasks
 from tests.faults import messages
-from tests.faults.guards import CLAIM, guard
+from tests.faults.guards import CLAIM, FINISHED, guard
 from tests.faults.ledger import LOST_MESSAGES, WORK
 from tests.faults.worker import Worker, workers
 from tests.harness import in_body, wait_ended
@@ -46,7 +46,7 @@ def test_every_message_delivered_two_to_five_times_in_any_order(ledger, broker):
         assert ledger.most_claims() == 1
 
 
-@guard(*CLAIM)
+@guard(*CLAIM, also=[FINISHED])
 def test_newest_first(ledger, broker):
     """The messages arrive in the order of a stack, and the oldest wait for several times the grace.
 
@@ -60,7 +60,7 @@ def test_newest_first(ledger, broker):
         assert ledger.most_claims() == 1
 
 
-@guard(*CLAIM)
+@guard(*CLAIM, also=[FINISHED])
 @guard("jobs/execution.py", "is_ours = isinstance(header, dict)", "is_ours = False", case="redis")
 def test_messages_of_jobs_that_ended_hours_ago(ledger, broker, settings):
     """And of some whose rows were pruned since: neither is run, and no row comes back.
@@ -212,7 +212,7 @@ def test_much_history_to_prune(ledger, settings):
     settings.JOBS = {**settings.JOBS, "RETENTION": 3600.0, "PRUNE_INTERVAL": 0.1, "BATCH": 2}
     old = Job.objects.filter(created_at__lt=make("succeeded", age=30 * 86400.0).created_at + datetime.timedelta(1))
     multiply(old.get(), 20_000)
-    with workers(2):
+    with Worker():
         lags = []
         for _ in range(10):
             ledger.enqueue(30, countdown=0.2)

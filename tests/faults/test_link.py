@@ -90,20 +90,23 @@ def test_half_open_for_callers(ledger, broker, settings, answers):
 @pytest.mark.brokers("redis", "rabbitmq")
 @pytest.mark.parametrize("answers", [False, True], ids=["both-ways", "answers-only"])
 @guard(*SUSPECTS, case="redis answers-only")
-@guard(*SUSPECTS, case="rabbitmq answers-only")
+@guard(*SUSPECTS, case="redis both-ways")
+@guard(*SUSPECTS, case="rabbitmq both-ways")
 def test_half_open_for_a_worker(ledger, broker, answers):
     """What the broker has sent on that link never arrives; another worker gets it, and later the link is well again.
 
     Guard: the relay looks for lost messages (``Suspects.publish_again``).
     """
-    ledger.enqueue(300, tasks.lingers)
+    ledger.enqueue(300)
     with Proxy(broker.url) as link, Worker(CELERY_BROKER_URL=link.url) as far, Worker():
-        ledger.wait_effects(50)
+        ledger.check(within=WORK)
+        # Both have asked for more.
         link.half_open(requests=not answers)
+        ledger.enqueue(100, tasks.lingers)
         ledger.check(within=LOST_MESSAGES)
         link.cut()
         link.restore()
-        ledger.enqueue(300, tasks.lingers)
+        ledger.enqueue(100, tasks.lingers)
         ledger.check(within=LOST_MESSAGES)
         assert far.main.is_alive
 

@@ -64,7 +64,7 @@ def test_all_workers_lose_power_at_once(ledger, database):
 def test_zombie_paused_with_a_row_lock(ledger, point):
     """Suspended in mid-body, or between its fenced UPDATE and its COMMIT; it comes to itself when all is done.
 
-    Guard: rescue ends the connections of dead runs (``zombies.end_backends``), and the fence (``lifecycle._settle``).
+    Guard: rescue ends the connections of dead runs (``zombies.end_backends``).
     """
     ledger.enqueue(300, tasks.takes_turns)
     with Worker(sync=f"{point}=pause") as zombie, Worker():
@@ -75,6 +75,28 @@ def test_zombie_paused_with_a_row_lock(ledger, point):
         zombie.resume()
         zombie.said("was given to another run")
         ledger.check(within=WORK)
+
+
+@guard("jobs/lifecycle.py", "state=State.RUNNING, lease=job.lease, token=job.token)", "state=State.RUNNING)")
+def test_zombie_wakes_while_its_successor_runs(ledger, tmp_path):
+    """Its connection was ended; what it writes on a new one must not touch the run of the other.
+
+    Guard: the fence (``lifecycle._owned``).
+    """
+    job = tasks.gated_by_lease.delay("held", str(tmp_path))
+    ledger.note("held", job)
+    ledger.enqueue(300)
+    with Worker() as zombie:
+        wait_for((tmp_path / "started-1").exists, 20, "the first run")
+        zombie.pause()
+        with Worker():
+            wait_for((tmp_path / "started-2").exists, LOST_WORKER, "the second run")
+            (tmp_path / "gate-1").touch()
+            zombie.resume()
+            zombie.said("was given to another run")
+            (tmp_path / "gate-2").touch()
+            ledger.check(within=LOST_WORKER)
+    assert Job.objects.values_list("lease", "node_losses").get(pk=job.id) == (2, 1)
 
 
 @guard(
