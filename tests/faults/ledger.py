@@ -65,11 +65,20 @@ class Ledger:
         self._numbers = itertools.count()
         self._transactions = itertools.count()
 
-    def enqueue(self, jobs: int = LEAST, task: Any = tasks.effect, **options: Any) -> list[str]:
-        """Commit ``jobs`` calls of ``task(key)``, 1 to 9 in a transaction; some transactions roll back."""
+    def enqueue(
+        self, jobs: int = LEAST, task: Any = tasks.effect, pace: float | None = None, **options: Any
+    ) -> list[str]:
+        """Commit ``jobs`` calls of ``task(key)``, 1 to 9 in a transaction; some transactions roll back.
+
+        Parameters:
+            pace: at most so many in a second.
+        """
         keys: list[str] = []
         while len(keys) < jobs:
-            keys += self._transaction(task, options)
+            done = self._transaction(task, options)
+            if pace:
+                time.sleep(len(done) / pace)
+            keys += done
         return keys
 
     def note(self, key: str, result: Any) -> None:

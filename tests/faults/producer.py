@@ -19,26 +19,34 @@ import django
 django.setup()
 import shop.celery
 from tests.faults.ledger import Ledger
-Ledger().enqueue({jobs}, **{options})
+Ledger().enqueue({jobs}, pace={pace}, **{options})
 """
 
 
 class Producer(Process):
     """Enqueues ``jobs`` through a ledger of its own, in transactions with business rows, and ends.
 
-    ``options`` are those of ``apply_async``: ``Producer(50, options={"countdown": 2})``.
+    ``options`` are those of ``apply_async``: ``Producer(50, options={"countdown": 2})``. ``pace`` is how many jobs in
+    a second, at most; by default as many as it can.
     """
 
     def __init__(
-        self, jobs: int = 300, *, options: Mapping[str, Any] | None = None, sync: str = "", **env: str
+        self,
+        jobs: int = 300,
+        *,
+        pace: float | None = None,
+        options: Mapping[str, Any] | None = None,
+        sync: str = "",
+        **env: str,
     ) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="jobs-producer-"))
         if sync:
             env |= {"JOBS_SYNC_POINTS": sync, "JOBS_SYNC_DIR": str(self.directory)}
         self.log = self.directory / "log"
         with self.log.open("ab") as log:
+            program = PROGRAM.format(jobs=jobs, pace=pace, options=dict(options or {}))
             self.process = subprocess.Popen(
-                die_with_parent(sys.executable, "-c", PROGRAM.format(jobs=jobs, options=dict(options or {}))),
+                die_with_parent(sys.executable, "-c", program),
                 stdout=log,
                 stderr=log,
                 env=harness.environment(**env),

@@ -1,0 +1,46 @@
+"""Many processes, and the death of one every few seconds."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+
+import pytest
+
+from jobs.models import Job
+from tests import tasks
+from tests.faults.fleet import Fleet
+from tests.faults.guards import guard
+from tests.faults.ledger import LOST_WORKER
+
+
+@guard("jobs/companion.py", "if self._try(self.own.settle_dead):", "if False:")
+@guard(
+    "jobs/maintenance/rescue.py",
+    'return sum(_settle(key, using, "rescued", _lose("NodeLost", "the worker died")) for key in keys)',
+    "return 0",
+)
+@pytest.mark.parametrize(("seconds", "kills"), [(20, 10), pytest.param(60, 12, marks=pytest.mark.long)])
+def test_many_processes_and_one_killed_every_few_seconds(ledger, seconds, kills):
+    """Children, companions, whole workers, relays and producers; three jobs run nearly all the time, innocent of it.
+
+    Guard: the board of what each process runs (``rescue.OwnJobs.settle_dead``), the rescue by heartbeat
+    (``rescue.give_back_all``), and each kind of loss with a count of its own.
+    """
+    seed = int(os.environ.get("JOBS_TEST_SEED") or random.randrange(10**6))
+    print(f"JOBS_TEST_SEED={seed}")  # noqa: T201  (of a scenario that failed)
+    ledger.enqueue(3, tasks.slow, kwargs={"seconds": 0.7 * seconds})
+    with Fleet(seed, workers=4, relays=2, producers=3) as fleet:
+        ledger.wait_effects(20)
+        for number in range(kills):
+            if number % len(fleet.KINDS) == 0:
+                kinds = fleet.random.sample(fleet.KINDS, len(fleet.KINDS))
+            time.sleep(seconds / kills)
+            print(fleet.kill(kinds.pop()))  # noqa: T201
+        fleet.end_producers()
+        ledger.check(within=0.7 * seconds + LOST_WORKER)
+    innocent = Job.objects.filter(task="tests.tasks.slow")
+    assert set(innocent.values_list("state", flat=True)) == {"succeeded"}
+    assert max(innocent.values_list("node_losses", flat=True)) <= fleet.killed["worker"]
+    assert sum(Job.objects.values_list("crashes", flat=True)) <= fleet.killed["child"]
