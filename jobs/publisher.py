@@ -347,7 +347,7 @@ def is_first_up(app: Celery) -> bool:
         connection.ensure_connection(max_retries=0, timeout=broker.connect_timeout)
         return True
     except broker.lost_errors as exc:
-        logger.debug("the first broker cannot be reached: %r", exc)
+        logger.debug("the first broker cannot be reached: %r", exc, extra={"action": "broker_down"})
         return False
     finally:
         broker.abandon(connection)

@@ -150,6 +150,7 @@ def _go_back(c: Any) -> None:
         ConnectionResetError: Celery connects anew, as after an outage.
     """
     if publisher.is_first_up(c.app):
+        logger.warning("this worker goes back to the first broker of its list", extra=_here("broker_changed"))
         raise ConnectionResetError("the first broker of the list is there again")
 
 
