@@ -48,8 +48,10 @@ def test_a_body_that_kills_its_process_now_and_then(ledger, tmp_path, how):
     ledger.enqueue(300)
     with Worker(concurrency=4):
         ledger.check(within=LOST_CHILD)
-    assert Job.objects.filter(crashes=1).count() == len(fragile)
-    assert Job.objects.filter(crashes=0).count() == len(ledger.committed) - len(fragile)
+    counts = Job.objects.filter(task__endswith="misbehaves").values_list("crashes", "node_losses", "lease")
+    # On a machine so busy that the node missed its beats, a death may have been the node's.
+    assert {crashes for crashes, losses, _ in counts if not losses} == {1}, counts
+    assert Job.objects.filter(crashes__gt=0).count() <= len(fragile)
 
 
 @pytest.mark.parametrize("how", ["segfault", "abort"])
