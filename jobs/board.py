@@ -16,11 +16,13 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from jobs.errors import NotSettled
 
-#: The node's id; then, on the machine's monotonic clock, its last beat and when the worker was told to stop.
-_HEADER, _TIME, _BEAT, _STOP = 32, struct.Struct("<d"), 16, 24
+#: The node's id; then, on the machine's monotonic clock, its last beat, when the worker was told to stop, and when
+#: not to wait for its bodies any longer.
+_HEADER, _TIME, _BEAT, _STOP, _END = 40, struct.Struct("<d"), 16, 24, 32
 _SLOT = struct.Struct("<qq16s")
 
 #: Added to the pid of a slot whose run could not be settled: the process lives, and the job is nobody's.
@@ -61,14 +63,17 @@ class Board:
     def node(self, value: uuid.UUID) -> None:
         self._memory[:16] = value.bytes
 
+    def about(self, action: str, **more: Any) -> dict[str, Any]:
+        """The fields of a line about this worker (see ``jobs.logs``)."""
+        return {"action": action, "node": str(self.node), **more}
+
     def note_beat(self) -> None:
         _TIME.pack_into(self._memory, _BEAT, time.monotonic())
 
     @property
     def silence(self) -> float:
         """Seconds since the node's last beat was written; 0 where nobody beats (outside of a worker)."""
-        (at,) = _TIME.unpack_from(self._memory, _BEAT)
-        return time.monotonic() - at if at else 0.0
+        return self._since(_BEAT) or 0.0
 
     def note_stop(self) -> None:
         if self.stopping_for is None:
@@ -77,7 +82,20 @@ class Board:
     @property
     def stopping_for(self) -> float | None:
         """Seconds since the worker was told to stop; None if it was not. It outlives a companion that dies."""
-        (at,) = _TIME.unpack_from(self._memory, _STOP)
+        return self._since(_STOP)
+
+    def note_end(self) -> None:
+        self.note_stop()
+        if self.ending_for is None:
+            _TIME.pack_into(self._memory, _END, time.monotonic())
+
+    @property
+    def ending_for(self) -> float | None:
+        """Seconds since the worker was told to stop at once, whatever it runs; None if it was not."""
+        return self._since(_END)
+
+    def _since(self, offset: int) -> float | None:
+        (at,) = _TIME.unpack_from(self._memory, offset)
         return time.monotonic() - at if at else None
 
     @contextmanager

@@ -27,7 +27,7 @@ from typing import Any
 from django.db import Error, connections
 
 from jobs import databases, instance, lifecycle, strays
-from jobs.board import Board, is_alive
+from jobs.board import Board, board, is_alive
 from jobs.conf import conf
 from jobs.databases import SideDatabase
 from jobs.instance import NotAdopted
@@ -49,6 +49,26 @@ LAST_WAIT = 5.0
 
 #: What the companion says when its node is in the database. Anything else is the reason why it is not.
 REGISTERED = b"1"
+
+
+#: Seconds that a worker has to end by itself after it was told not to wait for its bodies any longer.
+COLD_TIMEOUT = 10.0
+
+_handle: Companion | None = None
+
+
+def start(app: Any, queues: list[str], tasks: list[str]) -> Companion:
+    """Fork the companion of this process, which is a worker; ``tell`` reaches it from now on."""
+    global _handle
+    _handle = Companion(app, board, queues, tasks)
+    _handle.start()
+    return _handle
+
+
+def tell(**note: Any) -> None:
+    """Hand a note to this process's companion, if it has one; safe in a signal handler, never blocks, never raises."""
+    if _handle is not None:
+        _handle.tell(note)
 
 
 class Companion:
@@ -110,18 +130,13 @@ class Companion:
         except BlockingIOError:
             return ""
 
-    def about(self, action: str) -> dict[str, str]:
-        """The fields of a line about this worker (see ``jobs.logs``)."""
-        return {"action": action, "node": str(self.board.node)}
-
-    def tell(self, **note: Any) -> None:
-        """Hand a note to the companion; safe in a signal handler, never blocks, never raises."""
+    def tell(self, note: dict[str, Any]) -> None:
         if os.getpid() != self._main or self._pipe < 0:
             return
         try:
             os.write(self._pipe, json.dumps(note).encode() + b"\n")
         except OSError:
-            logger.debug("the companion takes no note", exc_info=True, extra=self.about("note_lost"))
+            logger.debug("the companion takes no note", exc_info=True, extra=self.board.about("note_lost"))
 
     def stop(self) -> None:
         """Let the companion end, and give it a moment to hand back and sign off."""
@@ -169,13 +184,13 @@ def _supervise(handle: Companion, pipe: int, ready: int) -> None:
                 os.write(ready, str(exc).encode()[: select.PIPE_BUF])
                 os._exit(0)
             except BaseException:
-                logger.exception("the companion failed", extra=handle.about("companion_failed"))
+                logger.exception("the companion failed", extra=handle.board.about("companion_failed"))
                 os._exit(1)
             os._exit(0)
         _, status = os.waitpid(child, 0)
         if status == 0:
             return
-        logger.error("the companion died and is started again", extra=handle.about("companion_restarted"))
+        logger.error("the companion died and is started again", extra=handle.board.about("companion_restarted"))
         # EOF means that the worker is gone as well; a new companion then only signs off.
         select.select([pipe], [], [], 0.5)
 
@@ -220,7 +235,9 @@ class _Process:
                 # A beat that failed is repeated soon: nothing is claimed here as long as the node is silent.
                 pause = conf().HEARTBEAT if self._try(self._beat) else min(1.0, conf().HEARTBEAT)
                 next_beat = time.monotonic() + pause
-            if self.own.has_dead() or self._is_overdue():
+            if self._is_overdue():
+                self._give_up()
+            if self.own.has_dead():
                 self._fell.set()
             if not all(thread.is_alive() for thread in threads):
                 raise RuntimeError("a thread of the companion ended")
@@ -247,6 +264,8 @@ class _Process:
             # These two need no database, and have to be known before the death that they announce is seen.
             if "stopping" in note:
                 self.board.note_stop()
+            elif "ending" in note:
+                self.board.note_end()
             elif "queue" in note:
                 self._note_queue(note["queue"], note["consumed"])
             elif "ended" in note:
@@ -263,9 +282,28 @@ class _Process:
         self._has_other_queues = True
 
     def _is_overdue(self) -> bool:
-        """Whether the bodies that still run have to give up."""
-        timeout, stopping_for = conf().STOP_TIMEOUT, self.board.stopping_for
-        return timeout is not None and stopping_for is not None and stopping_for > timeout
+        """Whether what still runs has to give up."""
+        timeout, stopping_for, ending_for = conf().STOP_TIMEOUT, self.board.stopping_for, self.board.ending_for
+        if timeout is not None and stopping_for is not None and stopping_for > timeout:
+            return True
+        return ending_for is not None and ending_for > COLD_TIMEOUT
+
+    def _give_up(self) -> None:
+        """The bodies end now, and ``settle_dead`` gives their jobs back; then the worker itself ends, willing or not.
+
+        In a cold stop Celery's main process joins its pool in a signal handler, for as long as a process shrugs off
+        its SIGTERM or waits to be read.
+        """
+        self.board.note_end()
+        pids = {slot.pid for slot in self.board.occupied()}
+        if (self.board.ending_for or 0.0) > COLD_TIMEOUT:
+            logger.error("the worker does not end: it is killed", extra=self.board.about("stop_forced"))
+            pids.add(self.handle._main)
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
 
     def _guard(self) -> None:
         """A beat that hangs on a dead link would hang for hours: start again, with new connections."""
@@ -275,7 +313,7 @@ class _Process:
             was_paused, woke = time.monotonic() - woke > LAST_WAIT, time.monotonic()
             if not was_paused and time.monotonic() - self._last_look > 2 * conf().DEAD_AFTER:
                 logger.error(
-                    "the heartbeat hangs: the companion starts again", extra=self.handle.about("companion_hangs")
+                    "the heartbeat hangs: the companion starts again", extra=self.board.about("companion_hangs")
                 )
                 os._exit(1)
 
@@ -314,7 +352,7 @@ class _Process:
         if not rescue.beat(self.side, node_id):
             rescue.first_beat(self.side, node_id)
         self.registered = True
-        logger.info("node %s is up", node_id, extra=self.handle.about("node_up"))
+        logger.info("node %s is up", node_id, extra=self.board.about("node_up"))
         os.write(self.ready, REGISTERED)
 
     def _sign_off(self) -> None:
@@ -346,8 +384,6 @@ class _Process:
             self._fell.clear()
             self._try(self._revoke)
             self._try(lambda: strays.keep_all(self.handle.directory))
-            if self._is_overdue():
-                self._try(self._give_up)
             if self._try(self.own.settle_dead):
                 self._due.set()
             if time.monotonic() >= next_watch:
@@ -370,14 +406,6 @@ class _Process:
             except Error:
                 self._revoked.put(key)
                 raise
-
-    def _give_up(self) -> None:
-        """The time to stop is over: the processes end, and then ``settle_dead`` gives their jobs back."""
-        for slot in self.board.occupied():
-            try:
-                os.kill(slot.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
 
     def _relay(self) -> None:
         relay, prune = Relay(self.handle.app), Prune(SideDatabase())
@@ -402,5 +430,5 @@ class _Process:
             for alias in conf().DATABASES:
                 databases.drop(alias)
         except Exception:
-            logger.exception("the companion goes on after an error", extra=self.handle.about("companion_error"))
+            logger.exception("the companion goes on after an error", extra=self.board.about("companion_error"))
         return None

@@ -30,7 +30,7 @@ class Task(celery.Task):
     """
 
     abstract = True
-    Request = "jobs.worker:Request"
+    Request = "jobs.request:Request"
 
     #: By which lower rooms know a task of ours.
     is_transactional = True

@@ -107,6 +107,19 @@ def waits(key, started, gate):
     Effect.objects.create(key=key, pid=os.getpid())
 
 
+def _ignores_sigterm(key, started):
+    """Once; the next time it is an effect like any other."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if once_only(started):
+        time.sleep(60)
+    signal.signal(signal.SIGTERM, before)
+    Effect.objects.create(key=key, pid=os.getpid())
+
+
+ignores_sigterm = shared_task(name="tests.tasks.ignores_sigterm")(_ignores_sigterm)
+ignores_sigterm_as_stock = shared_task(name="tests.tasks.ignores_sigterm_as_stock", base=celery.Task)(_ignores_sigterm)
+
+
 @shared_task
 def always_kills(key):
     Effect.objects.create(key=key, pid=os.getpid())

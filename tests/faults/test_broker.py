@@ -268,11 +268,11 @@ def test_failover_and_back(ledger, broker, spare, use_broker, monkeypatch, strat
 
 
 @pytest.mark.brokers("redis", "rabbitmq")
-@guard("jobs/worker.py", "c.timer.call_repeatedly(PATIENCE, _go_back, (c,))", "pass")
+@guard("jobs/consumer.py", "c.timer.call_repeatedly(GO_BACK, _go_back, (c,))", "pass")
 def test_failover_of_workers_alone(ledger, broker, spare, use_broker):
     """The first broker was away while nobody enqueued: the workers are at the second one, and callers at the first.
 
-    Guard: workers go back to the first broker of their list (``worker._go_back``).
+    Guard: workers go back to the first broker of their list (``consumer._go_back``).
     """
     use_broker(f"{broker.url};{spare.url}")
     with workers(2) as both:

@@ -29,7 +29,7 @@ def assert_all_on_time() -> None:
 
 
 @guard(
-    "jobs/worker.py",
+    "jobs/request.py",
     "return False if self.has_row else super().maybe_expire()",
     "return super().maybe_expire()",
     case="ahead",
@@ -42,7 +42,7 @@ def test_worker_with_a_wrong_clock(ledger, hours):
     """It runs, relays and rescues beside one whose clock is right; on Redis each gives messages back by its own clock.
 
     Guard: the database's clock decides what is due and what expired (``lifecycle.now_plus``,
-    ``worker.Request.maybe_expire``).
+    ``request.Request.maybe_expire``).
     """
     ledger.enqueue(2, tasks.slow, kwargs={"seconds": 6})
     expired = ledger.enqueue(20, expires=0.5)

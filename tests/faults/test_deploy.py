@@ -36,7 +36,8 @@ def deaths() -> int:
     return Node.objects.filter(dead_at__isnull=False, signed_off=False).count()
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.quick), signal.SIGQUIT])
+@pytest.mark.quick
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT])
 @guard("jobs/companion.py", SIGN_OFF, "None")
 @guard(*HAND_BACK, also=[NO_CRASH], case="3")
 def test_stopped_once(ledger, number):
@@ -110,7 +111,32 @@ def test_warm_shutdown_of_a_long_body_is_not_rescued(ledger, tmp_path):
     assert counts() == {(0, 0, 0)}
 
 
-@guard("jobs/companion.py", "self._try(self._give_up)", "pass")
+@guard("jobs/companion.py", "pids.add(self.handle._main)", "pass", case="stock")
+@guard("jobs/companion.py", "pids = {slot.pid for slot in self.board.occupied()}", "pids = set()", case="job")
+@guard("jobs/consumer.py", "c.cancel_active_requests = end", "pass")
+@pytest.mark.parametrize("stubborn", [tasks.ignores_sigterm, tasks.ignores_sigterm_as_stock], ids=["job", "stock"])
+def test_stopped_cold_while_a_process_does_not_end(ledger, tmp_path, stubborn):
+    """It shrugs off the SIGTERM with which Celery ends it, and Celery would wait for it for ever.
+
+    Guard: the companion ends what is still there after a while, bodies first (``companion._Process._give_up``).
+    """
+    started = tmp_path / "started"
+    ledger.enqueue(300)
+    with Worker() as old:
+        job = stubborn.delay("stubborn", str(started))
+        if stubborn is tasks.ignores_sigterm:
+            ledger.note("stubborn", job)
+        wait_for(started.exists, 30, "the body runs")
+        old.main.signal(signal.SIGQUIT)
+        old.process.wait(25)
+        assert not Job.objects.filter(state="running").exists()
+    with Worker():
+        ledger.check(within=LOST_MESSAGES)
+    assert counts() == {(0, 0, 0)}
+    assert deaths() == 0
+
+
+@guard("jobs/companion.py", "            if self._is_overdue():", "            if False:")
 @guard(*NO_CRASH, also=[HAND_BACK])
 def test_time_to_stop_is_over(ledger, tmp_path, settings):
     """A body that does not end in STOP_TIMEOUT: its process is killed, and its job goes back at once.
@@ -134,11 +160,11 @@ def test_time_to_stop_is_over(ledger, tmp_path, settings):
     assert counts() == {(0, 0, 0)}
 
 
-@guard("jobs/worker.py", '_companion.tell(ended=str(as_uuid(self.id)), why="cancelled")', "pass")
+@guard("jobs/request.py", 'companion.tell(ended=str(as_uuid(self.id)), why="cancelled")', "pass")
 def test_soft_shutdown(ledger, tmp_path):
     """Celery waits a while before it goes cold; short bodies end in that time, long ones are handed back.
 
-    Guard: what the worker cancels did not crash (``worker.Request.cancel``).
+    Guard: what the worker cancels did not crash (``request.Request.cancel``).
     """
     started, gate = tmp_path / "started", tmp_path / "gate"
     ledger.enqueue(300)
@@ -173,7 +199,7 @@ def test_stopped_inside_a_commit(ledger, database, number):
         ledger.check(within=2 * LOST_MESSAGES)
 
 
-@guard("jobs/worker.py", "            self._wait_until_registered(_companion)", "            pass")
+@guard("jobs/worker.py", "            self._wait_until_registered()", "            pass")
 def test_migration_applied_while_workers_run(ledger, database):
     """Workers of the new release wait for their tables, and run when they are there, also what was there before.
 
@@ -240,7 +266,7 @@ def test_release_before_beside_this_one(ledger, database, dies):
 
 
 @guard(
-    "jobs/worker.py",
+    "jobs/consumer.py",
     'isinstance(ours := message.headers.get("jobs"), dict) and is_newer(ours)',
     "False",
     also=[("jobs/execution.py", "if is_newer(job.options):", "if False:")],
@@ -257,7 +283,7 @@ def test_release_after_beside_this_one(ledger):
     It proves that an older worker neither runs nor loses them, and that its relay publishes them as what they are. It
     does not prove anything about what a later release will put into its rows.
 
-    Guard: a message of a later version is put aside (``worker.ConsumerStep``), and the version is kept with the row
+    Guard: a message of a later version is put aside (``consumer.ConsumerStep``), and the version is kept with the row
     (``message.compose``), which the relay sends on (``publisher.send``); behind both, the row (``execution.run``).
     """
     with Worker() as old:

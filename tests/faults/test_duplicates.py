@@ -156,11 +156,11 @@ def test_redelivery_of_what_waits_behind_a_long_body(ledger, broker, use_broker)
 
 
 @pytest.mark.brokers("redis")
-@guard("jobs/worker.py", "if holding := _holding_time(parent.app):", "if holding := 0:")
+@guard("jobs/worker.py", "if holding := request.holding_time(parent.app):", "if holding := 0:")
 def test_message_of_a_long_body_is_acknowledged_early(ledger, broker, use_broker):
     """A body that runs for more than twice the visibility timeout: its message has gone long before, and never returns.
 
-    Guard: the messages of long bodies are acknowledged early (``worker._acknowledge_long_ones``).
+    Guard: the messages of long bodies are acknowledged early (``request.acknowledge_long_ones``).
     """
     use_broker(broker.url, **{**VISIBLE_AGAIN, "visibility_timeout": 4})
     ledger.enqueue(300)

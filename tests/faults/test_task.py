@@ -87,11 +87,12 @@ def test_transaction_left_open(ledger):
 
 
 @pytest.mark.quick
-@guard("jobs/worker.py", 'c.on_unknown_task = lambda body, message, exc: put_aside("NotRegistered", message, exc)')
+@guard("jobs/consumer.py", 'c.on_unknown_task = lambda body, message, exc: put_aside("NotRegistered", message, exc)')
 def test_unknown_task_during_a_rolling_deploy(ledger):
     """Half of the workers do not know the new task yet, and get its messages as well.
 
-    Guard: a message of an unknown task is put aside, and its row waits (``worker.ConsumerStep``, ``strays.keep``).
+    Guard: a message of an unknown task is put aside, and its row waits (``consumer.ConsumerStep``,
+    ``strays.keep``).
     """
     ledger.enqueue(300)
     with Worker(JOBS_TEST_FORGET="tests.tasks.effect") as old:
@@ -102,11 +103,12 @@ def test_unknown_task_during_a_rolling_deploy(ledger):
             ledger.check(within=LOST_MESSAGES)
 
 
-@guard("jobs/worker.py", 'c.on_decode_error = lambda message, exc: put_aside("DecodeError", message, exc)')
+@guard("jobs/consumer.py", 'c.on_decode_error = lambda message, exc: put_aside("DecodeError", message, exc)')
 def test_undecodable_bodies(ledger, broker):
     """Every message arrives broken, once.
 
-    Guard: what cannot be read is put aside, and the row is published again (``worker.ConsumerStep``, ``strays.keep``).
+    Guard: what cannot be read is put aside, and the row is published again (``consumer.ConsumerStep``,
+    ``strays.keep``).
     """
     ledger.enqueue(300)
     broker.drop_messages()

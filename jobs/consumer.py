@@ -1,0 +1,134 @@
+"""How a worker meets its broker: it comes back soon, and no message stops it or is gone in silence."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from celery import bootsteps
+from celery.concurrency import prefork
+from celery.worker import state
+
+from jobs import companion, publisher, strays
+from jobs.board import board
+from jobs.message import VERSION, is_newer, version_of
+
+logger = logging.getLogger("jobs")
+
+#: Seconds between a worker's attempts to reach its broker again.
+RECONNECT = {"interval_start": 1, "interval_step": 1, "interval_max": 3}
+
+#: Seconds between two looks whether the first broker of the list is there again.
+GO_BACK = 10.0
+
+
+def _told(change: Callable[..., Any], consumed: bool) -> Callable[..., Any]:
+    """Change what the worker consumes, and let the companion know."""
+
+    def change_and_tell(queue: Any, *args: Any, **kwargs: Any) -> Any:
+        done = change(queue, *args, **kwargs)
+        companion.tell(queue=str(getattr(queue, "name", queue)), consumed=consumed)
+        return done
+
+    return change_and_tell
+
+
+def _too_new(header: dict[str, Any]) -> ValueError:
+    return ValueError(f"a job of version {version_of(header)!r}, and this worker runs {VERSION} at the most")
+
+
+def _go_back(c: Any) -> None:
+    """Callers start at the first broker of the list, and so do other workers: wait for messages where they are sent.
+
+    Raises:
+        ConnectionResetError: Celery connects anew, as after an outage.
+    """
+    if publisher.is_first_up(c.app):
+        logger.warning("this worker goes back to the first broker of its list", extra=board.about("broker_changed"))
+        raise ConnectionResetError("the first broker of the list is there again")
+
+
+class ConsumerStep(bootsteps.StartStopStep):
+    """Changes how the worker meets its broker.
+
+    It comes back soon after an outage, and goes back to the first broker of its list. Its node's row follows ``celery
+    control add_consumer`` and ``cancel_consumer``. And no message stops it, and none is gone in silence: what cannot be
+    run here is put aside as a row.
+    """
+
+    requires = ("celery.worker.consumer:Connection",)
+
+    def __init__(self, c: Any, **kwargs: Any) -> None:
+        super().__init__(c, **kwargs)
+        directory = strays.directory_of(c.app, os.getpid())
+        handlers = c.create_task_handler
+        c.add_task_queue = _told(c.add_task_queue, True)
+        c.cancel_task_queue = _told(c.cancel_task_queue, False)
+
+        def create_task_handler(*args: Any, **kwargs: Any) -> Callable[[Any], Any]:
+            handle = handlers(*args, **kwargs)
+            # Trouble with the connection is Celery's to handle. (kombu takes Redis' KeyError for such.)
+            trouble = (*c.connection_errors, *c.channel_errors)
+            passing = tuple(kind for kind in trouble if not issubclass(kind, LookupError | ValueError | TypeError))
+
+            def on_task_received(message: Any) -> Any:
+                try:
+                    if isinstance(ours := message.headers.get("jobs"), dict) and is_newer(ours):
+                        return put_aside("NewerVersion", message, _too_new(ours))
+                    return handle(message)
+                except passing:
+                    raise
+                except Exception as exc:
+                    if state.should_stop is not None or state.should_terminate is not None:
+                        raise
+                    return put_aside("MalformedMessage", message, exc)
+
+            return on_task_received
+
+        def put_aside(kind: str, message: Any, exc: Exception) -> None:
+            try:
+                about = strays.put_aside(directory, kind, message, exc)
+            except OSError as full:
+                # Not acknowledged: it takes one place of the prefetch, and is delivered again after a restart.
+                logger.critical(
+                    "a stray message cannot be put aside: %s", full, extra=board.about("stray_kept_waiting")
+                )
+                return
+            text = "%s[%s] cannot be run here (%s): %r; its message is put aside"
+            logger.error(text, about["task"], about["job"], kind, exc, extra=board.about("stray", **about))
+            companion.tell(stray=True)
+            # kombu's own line, if it cannot.
+            message.ack_log_error(
+                logging.LoggerAdapter(logger, board.about("ack_failed", **about)), c.connection_errors
+            )
+
+        cancel_active_requests = c.cancel_active_requests
+
+        def end() -> None:
+            # Celery announces a cold stop when all is over, and waits for its pool without a bound.
+            companion.tell(ending=True)
+            cancel_active_requests()
+
+        ensure_connected = c.ensure_connected
+
+        def connect(connection: Any) -> Any:
+            # kombu's pauses grow to half a minute: so long would a broker that is back wait for this worker.
+            connection.ensure_connection = partial(connection.ensure_connection, **RECONNECT)
+            return ensure_connected(connection)
+
+        c.ensure_connected = connect
+        if isinstance(c.pool, prefork.TaskPool):
+            c.cancel_active_requests = end
+        c.create_task_handler = create_task_handler
+        c.on_decode_error = lambda message, exc: put_aside("DecodeError", message, exc)
+        c.on_unknown_message = lambda body, message: put_aside("MalformedMessage", message, ValueError("no task"))
+        c.on_unknown_task = lambda body, message, exc: put_aside("NotRegistered", message, exc)
+        c.on_invalid_task = lambda body, message, exc: put_aside("InvalidTaskError", message, exc)
+
+    def start(self, c: Any) -> None:
+        if publisher.is_elsewhere(c.connection):
+            # Celery cancels what was added for a connection together with it.
+            c.timer.call_repeatedly(GO_BACK, _go_back, (c,))
