@@ -89,7 +89,8 @@ def compose(app: Celery, task: Any, task_id: str, args: Any, kwargs: Any, option
     options = {key: value for key, value in options.items() if key not in PLUMBING}
     _check_serializer(options.pop("serializer", None) or app.conf.task_serializer)
     run_at = _run_at(app, options.pop("eta", None), options.pop("countdown", None))
-    expires_at = _moment(app, options.pop("expires", None), "expires")
+    expires = options.pop("expires", None)
+    expires_at = _moment(app, expires, "expires")
     if app.conf.task_protocol != 2:
         raise ValueError("the setting task_protocol must be 2, Celery's default: jobs keep no older message")
     if compression := options.get("compression") or app.conf.task_compression:
@@ -174,7 +175,8 @@ def compose(app: Celery, task: Any, task_id: str, args: Any, kwargs: Any, option
         headers=storable(headers, "headers"),
         queue=_queue_name(queue, declare, how),
         priority=priority,
-        expires_at=expires_at,
+        # Like a countdown, seconds are meant from now on by the database's clock: this machine's may be wrong.
+        expires_at=lifecycle.now_plus(expires) if isinstance(expires, int | float) else expires_at,
         retries=retries,
         parent_id=as_uuid(parent_id),
         root_id=as_uuid(root_id) or uuid.UUID(task_id),

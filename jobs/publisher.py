@@ -14,6 +14,7 @@ from celery import signals
 from celery.backends.rpc import RPCBackend
 from celery.local import Proxy
 from celery.utils.nodenames import anon_nodename
+from celery.utils.time import maybe_iso8601
 from django.utils import timezone
 
 from jobs import lifecycle, message
@@ -44,16 +45,20 @@ def send(producer: kombu.Producer, app: Celery, job: Job, using: str, by_caller:
         kombu.exceptions.OperationalError, and what the transport raises.
     """
     options = job.options
+    expires = job.expires_at
+    if hasattr(expires, "resolve_expression"):
+        # The database has set the moment; the caller, in its own time, knows it as well.
+        expires = maybe_iso8601(job.headers["expires"])
     headers = {
         **job.headers,
         "retries": job.retries,
-        "expires": job.expires_at and job.expires_at.isoformat(),
+        "expires": expires and expires.isoformat(),
         "jobs": {"v": message.version_of(job.options), "db": using, "at": time.time()},
     }
     how = dict(options["publish"])
-    if job.expires_at is not None and by_caller:
+    if expires is not None and by_caller:
         # Another machine's clock must not have the broker drop a message before its time.
-        how["expiration"] = max(0.0, (job.expires_at - timezone.now()).total_seconds())
+        how["expiration"] = max(0.0, (expires - timezone.now()).total_seconds())
     body = (job.args, job.kwargs, options["embed"])
     # An exchange without a way for it would drop the message and say yes (RabbitMQ; the others know no such flag).
     how.setdefault("mandatory", True)

@@ -10,6 +10,7 @@ import uuid
 import celery
 import pytest
 from celery import Celery, chain, chord, group, signals
+from django.utils import timezone
 from kombu import Exchange, Queue
 from kombu.common import Broadcast
 
@@ -179,6 +180,18 @@ def test_message_equals_the_stock_one(stock, ours, name, task):
     [expected] = send(stock, call)
     [sent] = send(ours, call)
     assert comparable(sent) == comparable(expected)
+
+
+def test_expires_in_seconds_counts_on_the_clock_of_the_database(ours, settings, monkeypatch):
+    """The caller's clock is an hour behind: neither the row nor the broker takes the job for expired."""
+    settings.JOBS = {**settings.JOBS, "PUBLISH": "inline"}
+    now = timezone.now
+    monkeypatch.setattr("django.utils.timezone.now", lambda: now() - datetime.timedelta(hours=1))
+    drain(ours)
+    ours.tasks["parity.add"].apply_async((1,), expires=60)
+    [sent] = drain(ours)
+    assert 50 < (Job.objects.get().expires_at - now()).total_seconds() < 70
+    assert 50_000 < float(sent["properties"]["expiration"]) <= 60_000
 
 
 def ids_replaced(messages: list[dict]) -> list[dict]:
