@@ -114,7 +114,7 @@ def test_deadlocks(ledger):
 
     Guard: a body runs again whose transaction the server ended in favour of another one (``execution._is_conflict``).
     """
-    one, other, *_ = ledger.enqueue(250)
+    one, other, *_ = ledger.enqueue(280)
     for _ in range(4):
         ledger.enqueue(3, tasks.locks_two, kwargs={"first": one, "second": other})
         ledger.enqueue(3, tasks.locks_two, kwargs={"first": other, "second": one})
