@@ -66,7 +66,8 @@ class Channel(virtual.Channel):
     #: 0 is the highest priority, as on Redis.
     default_priority = 0
 
-    connection: Transport
+    #: None when it is closed.
+    connection: Transport | None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -74,6 +75,9 @@ class Channel(virtual.Channel):
 
     @property
     def side(self) -> SideDatabase:
+        if self.connection is None:
+            # Somebody acknowledges what was delivered before the connection was lost; Celery knows this error.
+            raise OperationalError("the channel is closed")
         return self.connection.side
 
     # Messages

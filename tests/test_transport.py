@@ -52,6 +52,20 @@ def rows() -> int:
     return count
 
 
+def test_an_acknowledgement_after_the_connection_was_lost_is_a_lost_connection(broker):
+    """Anything else would be a traceback per job in the worker's log."""
+    queue = Queue("t1")(broker.default_channel)
+    queue.declare()
+    broker.Producer().publish({"n": 1}, routing_key="t1")
+    message = queue.get()
+    broker.default_channel.close()
+    with pytest.raises(broker.connection_errors):
+        message.ack()
+    with broker.channel() as channel:
+        queue(channel).get().ack()
+    assert rows() == 0
+
+
 def test_a_message_is_there_until_it_is_acknowledged(broker):
     queue = Queue("t1")(broker.default_channel)
     queue.declare()
