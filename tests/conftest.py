@@ -4,6 +4,7 @@ import contextlib
 import os
 import shutil
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from celery import current_app
@@ -57,6 +58,13 @@ def pytest_collection_finish(session) -> None:
         start_all()
 
 
+def not_installed(what: str) -> NoReturn:
+    """Where everything has to be tried it is an error that something is missing; elsewhere the test is skipped."""
+    if os.environ.get("JOBS_TEST_REQUIRE_SERVERS"):
+        raise RuntimeError(f"not installed: {what}")
+    pytest.skip(f"not installed: {what}")
+
+
 _running: dict[tuple[type, str], servers.Server] = {}
 
 
@@ -69,9 +77,7 @@ def server(kind: type, user: str = "these tests") -> servers.Server:
         try:
             _running[kind, user] = kind()
         except servers.Missing as exc:
-            if os.environ.get("JOBS_TEST_REQUIRE_SERVERS"):
-                raise
-            pytest.skip(f"not installed: {exc}")
+            not_installed(str(exc))
     return _running[kind, user]
 
 

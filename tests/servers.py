@@ -67,6 +67,14 @@ def die_with_parent(*command: str) -> list[str]:
     return [setpriv, "--pdeathsig", "KILL", *command]
 
 
+def as_nobody() -> list[str]:
+    """Some servers refuse to run as root."""
+    if os.geteuid() != 0:
+        return []
+    nobody = pwd.getpwnam("nobody")
+    return ["setpriv", "--reuid", str(nobody.pw_uid), "--regid", str(nobody.pw_gid), "--clear-groups"]
+
+
 class Server:
     name = ""
 
@@ -209,12 +217,6 @@ class Postgres(Server):
             shutil.copytree(libraries, copy.parent.with_name(libraries.name), symlinks=True)
         return copy / "bin"
 
-    def as_user(self) -> list[str]:
-        if os.geteuid() != 0:
-            return []
-        nobody = pwd.getpwnam("nobody")
-        return ["setpriv", "--reuid", str(nobody.pw_uid), "--regid", str(nobody.pw_gid), "--clear-groups"]
-
     @property
     def data(self) -> Path:
         return self.directory / "data"
@@ -237,12 +239,12 @@ class Postgres(Server):
             "UTF8",
             "--no-sync",
         ]
-        subprocess.run([*self.as_user(), *command], check=True, capture_output=True, cwd=self.directory)
+        subprocess.run([*as_nobody(), *command], check=True, capture_output=True, cwd=self.directory)
 
     def command(self) -> list[str]:
         options = ["-D", str(self.data), "-p", str(self.port), "-c", "listen_addresses=127.0.0.1"]
         options += ["-c", "unix_socket_directories=", "-c", "max_connections=200", "-c", "fsync=off"]
-        return [*self.as_user(), *die_with_parent(str(self.binaries / "postgres"), *options)]
+        return [*as_nobody(), *die_with_parent(str(self.binaries / "postgres"), *options)]
 
     def is_ready(self) -> bool:
         import psycopg
@@ -276,6 +278,43 @@ class Postgres(Server):
 
         with psycopg.connect(self.url, autocommit=True) as connection:
             connection.execute(statement)  # type: ignore[arg-type]
+
+
+class PgBouncer(Server):
+    """In front of a database, with transaction pooling; its clients share six server processes."""
+
+    name = "pgbouncer"
+
+    def __init__(self, database_url: str) -> None:
+        self.database_url = database_url
+        super().__init__()
+
+    def prepare(self) -> None:
+        address, _, name = self.database_url.rpartition("@")[2].partition("/")
+        host, _, port = address.partition(":")
+        (self.directory / "pgbouncer.ini").write_text(f"""
+[databases]
+{name} = host={host} port={port} user=jobs
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {self.port}
+unix_socket_dir =
+auth_type = any
+pool_mode = transaction
+default_pool_size = 6
+max_client_conn = 200
+""")
+
+    def command(self) -> list[str]:
+        # Debian keeps it where root's path leads.
+        binary = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
+        if binary is None:
+            raise Missing("pgbouncer (Debian: pgbouncer)")
+        return [*as_nobody(), *die_with_parent(binary, "-q", str(self.directory / "pgbouncer.ini"))]
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://jobs@127.0.0.1:{self.port}/{self.database_url.rpartition('/')[2]}"
 
 
 class RabbitMQ(Server):

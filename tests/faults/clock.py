@@ -6,9 +6,8 @@ import glob
 import os
 from pathlib import Path
 
-import pytest
-
 from tests import harness
+from tests.conftest import not_installed
 
 HERE = Path(__file__).parent
 
@@ -20,9 +19,7 @@ def clock(hours: float) -> dict[str, str]:
     """
     found = glob.glob("/usr/lib/*/faketime/libfaketime.so.1")
     if not found:
-        if os.environ.get("JOBS_TEST_REQUIRE_SERVERS"):
-            raise RuntimeError("libfaketime is not installed (Debian: faketime)")
-        pytest.skip("not installed: libfaketime (Debian: faketime)")
+        not_installed("libfaketime (Debian: faketime)")
     return {
         "LD_PRELOAD": found[0],
         "FAKETIME": f"{round(3600 * hours):+d}s",

@@ -16,7 +16,8 @@ from django.core.management import call_command
 from django.db import InterfaceError, OperationalError, connection, connections
 
 from jobs import publisher
-from tests.servers import Postgres, Server, wait_for
+from tests.conftest import not_installed
+from tests.servers import Missing, PgBouncer, Postgres, Server, wait_for
 
 SQLITE_OPTIONS = {
     "transaction_mode": "IMMEDIATE",
@@ -86,6 +87,45 @@ class Database:
             thread.join()
             for client in idle:
                 client.close()
+
+    @contextmanager
+    def pooled(self) -> Iterator[str]:
+        """PgBouncer in front of it, with transaction pooling: its URL."""
+        try:
+            pooler = PgBouncer(self.url)
+        except Missing as exc:
+            not_installed(str(exc))
+        try:
+            yield pooler.url
+        finally:
+            pooler.stop()
+
+    @contextmanager
+    def busy(self, url: str, clients: int) -> Iterator[None]:
+        """Other clients with one short transaction after the other; nobody may end them."""
+        import psycopg
+
+        ends, failures = threading.Event(), []
+
+        def run() -> None:
+            try:
+                with psycopg.connect(url, prepare_threshold=None) as client:
+                    while not ends.is_set():
+                        with client.transaction():
+                            client.execute("SELECT pg_sleep(0.1)")
+            except psycopg.Error as exc:
+                failures.append(exc)
+
+        threads = [threading.Thread(target=run, name=f"client {number}", daemon=True) for number in range(clients)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            ends.set()
+            for thread in threads:
+                thread.join()
+        assert not failures, f"another client met {failures[0]!r}"
 
     @contextmanager
     def idle_transaction(self) -> Iterator[None]:

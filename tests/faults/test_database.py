@@ -17,9 +17,10 @@ from jobs.models import Job, Node
 from tests import tasks
 from tests.faults.database import AWAY
 from tests.faults.guards import guard
-from tests.faults.ledger import LOST_CHILD, WORK
+from tests.faults.ledger import LOST_CHILD, LOST_WORKER, WORK
 from tests.faults.proxy import Proxy
 from tests.faults.worker import Worker, workers
+from tests.servers import wait_for
 
 #: Seconds that a database is away: 40 with the clocks that users get.
 OUTAGE = 2.7 * conf().DEAD_AFTER
@@ -106,6 +107,25 @@ def test_idle_connections_exhaust_the_server(ledger, database):
                 time.sleep(OUTAGE)
         ledger.check(within=LOST_CHILD)
         assert not Job.objects.filter(crashes__gt=0).exists()
+
+
+@guard("jobs/lifecycle.py", "CASE WHEN pg_backend_pid() = %s", "CASE WHEN %s > 0")
+def test_dead_worker_behind_a_pooler(ledger, database, tmp_path):
+    """The server processes that it used serve others by now, who are not to be hurt.
+
+    Guard: behind a pooler no server process is recorded (``lifecycle._claimable``).
+    """
+    gate = tmp_path / "gate"
+    with database.pooled() as url, workers(1, DATABASE_URL=url), database.busy(url, clients=5):
+        with Worker(DATABASE_URL=url) as doomed:
+            for number in range(4):
+                job = tasks.waits.delay(f"long {number}", str(tmp_path / f"started {number}"), str(gate))
+                ledger.note(f"long {number}", job)
+            wait_for(lambda: Job.objects.filter(state="running", node=doomed.node).count() == 2, 30, "it is busy")
+            doomed.kill()
+            gate.touch()
+        ledger.enqueue(300)
+        ledger.check(within=LOST_WORKER)
 
 
 @guard("jobs/execution.py", "if is_conflict := run.task.atomic and _is_conflict(exc):", "if is_conflict := False:")
