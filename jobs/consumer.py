@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 from celery import bootsteps
@@ -51,6 +51,25 @@ def _go_back(c: Any) -> None:
         raise ConnectionResetError("the first broker of the list is there again")
 
 
+def _despite_leftovers(action: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a lost connection be no more than that.
+
+    When Redis goes away, kombu 5.7 closes a channel twice, and looks the second time for a connection that is not there
+    any more: an ``AttributeError``, which would end the worker. So would an acknowledgement that comes too late. The
+    broker delivers such a message again, and its job is taken by then.
+    """
+
+    @wraps(action)
+    def act(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return action(*args, **kwargs)
+        except AttributeError as exc:
+            extra = board.about("connection_lost")
+            logger.warning("the connection to the broker is gone: %s", exc, exc_info=True, extra=extra)
+
+    return act
+
+
 class ConsumerStep(bootsteps.StartStopStep):
     """Changes how the worker meets its broker.
 
@@ -75,6 +94,8 @@ class ConsumerStep(bootsteps.StartStopStep):
             passing = tuple(kind for kind in trouble if not issubclass(kind, LookupError | ValueError | TypeError))
 
             def on_task_received(message: Any) -> Any:
+                message.ack_log_error = _despite_leftovers(message.ack_log_error)
+                message.reject_log_error = _despite_leftovers(message.reject_log_error)
                 try:
                     if isinstance(ours := message.headers.get("jobs"), dict) and is_newer(ours):
                         return put_aside("NewerVersion", message, _too_new(ours))
@@ -120,6 +141,7 @@ class ConsumerStep(bootsteps.StartStopStep):
             return ensure_connected(connection)
 
         c.ensure_connected = connect
+        c.on_connection_error_after_connected = _despite_leftovers(c.on_connection_error_after_connected)
         if isinstance(c.pool, prefork.TaskPool):
             c.cancel_active_requests = end
         c.create_task_handler = create_task_handler

@@ -12,6 +12,7 @@ from celery import current_app
 from jobs import lifecycle
 from jobs.conf import conf
 from jobs.models import Job
+from tests import tasks
 from tests.faults.broker import callers_use
 from tests.faults.guards import BREAKER, DUE, LEFT, SUSPECTS, guard
 from tests.faults.ledger import LOST_MESSAGES, WORK
@@ -39,6 +40,35 @@ def test_broker_killed_and_restarted_under_load(ledger, broker):
             ledger.wait_committed(50)
             broker.start()
         ledger.check(within=LOST_MESSAGES)
+
+
+@pytest.mark.brokers("redis", "rabbitmq")
+@guard(
+    "jobs/consumer.py",
+    "c.on_connection_error_after_connected = _despite_leftovers(c.on_connection_error_after_connected)",
+    "pass",
+    case="redis",
+)
+@guard("jobs/consumer.py", "message.ack_log_error = _despite_leftovers(message.ack_log_error)", "pass", case="redis")
+def test_broker_restarted_again_and_again_while_bodies_run(ledger, broker, tmp_path):
+    """Their messages are not acknowledged, and the worker waits for more of them, or for commands.
+
+    Guard: the worker gets over what kombu leaves behind of a lost connection (``consumer.ConsumerStep``).
+    """
+    started, gate = tmp_path / "started", tmp_path / "gate"
+    ledger.enqueue(300)
+    with Worker() as worker:
+        long = tasks.waits.delay("long", str(started), str(gate))
+        ledger.note("long", long)
+        wait_for(started.exists, 30, "the body runs")
+        for _ in range(6 if broker.name == "redis" else 2):
+            ledger.enqueue(5)
+            ledger.wait_effects(1)
+            broker.kill()
+            broker.start()
+        gate.touch()
+        ledger.check(within=LOST_MESSAGES)
+        assert worker.main.is_alive
 
 
 @pytest.mark.quick

