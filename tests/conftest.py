@@ -32,6 +32,13 @@ def faults_mode(config) -> str | None:
     return config.option.faults or ("rotate" if any(FAULTS in (path, *path.parents) for path in named) else None)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config) -> None:
+    """Fault scenarios mostly wait: two side by side, unless -n says otherwise. Those of the bounds run alone."""
+    if getattr(config.option, "numprocesses", 0) is None and faults_mode(config) in ("quick", "rotate", "all"):
+        config.option.numprocesses = 2
+
+
 def pytest_ignore_collect(collection_path, config) -> bool | None:
     """Faults take their time: only where they are asked for."""
     return True if collection_path == FAULTS and faults_mode(config) is None else None

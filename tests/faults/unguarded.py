@@ -1,4 +1,4 @@
-"""Take each guard out and see its scenario fail: ``python -m tests.faults.unguarded [-k EXPR] [--list]``.
+"""Take each guard out and see its scenario fail: ``python -m tests.faults.unguarded [-k EXPR] [-j N] [--list]``.
 
 For each guard a copy of the repository without it, in a temporary directory, in which its scenario runs in one cell.
 A scenario that still passes does not hold what it says, or the guard is not one. Read the reasons as well: a scenario
@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,7 @@ def run(guard: Guard, node_id: str) -> tuple[bool, str]:
             guard.take_out(copy)
         except (ValueError, SyntaxError) as exc:
             return False, f"it cannot be taken out: {exc}"
-        command = [sys.executable, "-m", "pytest", node_id, "--faults=all", "-m", "", "-q", "-rA", "--tb=short"]
+        command = [sys.executable, "-m", "pytest", node_id, "--faults=all", "-m", "", "-q", "-rA", "--tb=short", "-n0"]
         environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
         try:
             done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=LONGEST)
@@ -88,6 +88,7 @@ def run(guard: Guard, node_id: str) -> tuple[bool, str]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults.unguarded", description=__doc__)
     parser.add_argument("-k", default="", metavar="EXPR", help="as of pytest: which scenarios")
+    parser.add_argument("-j", type=int, default=2, metavar="N", help="so many side by side (2)")
     parser.add_argument(
         "--list", action="store_true", help="say what would be taken out, and which scenarios have none"
     )
@@ -102,12 +103,12 @@ def main() -> int:
                 _say(f"{scenario.name} has no guard")
         return 0
     wrong = 0
-    for guard, node_id in pairs:
-        began = time.monotonic()
-        failed, reason = run(guard, node_id)
-        wrong += not failed
-        _say(f"{'fails ' if failed else 'WRONG '}{time.monotonic() - began:5.0f} s  {node_id}")
-        _say(f"    without {guard}\n    {reason[:300]}")
+    with ThreadPoolExecutor(arguments.j) as threads:
+        results = [(guard, node_id, threads.submit(run, guard, node_id)) for guard, node_id in pairs]
+        for guard, node_id, result in results:
+            failed, reason = result.result()
+            wrong += not failed
+            _say(f"{'fails ' if failed else 'WRONG '} {node_id}\n    without {guard}\n    {reason[:300]}")
     _say(f"{len(pairs) - wrong} guards hold their scenarios, {wrong} do not")
     return 1 if wrong or not pairs else 0
 
