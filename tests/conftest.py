@@ -35,7 +35,9 @@ def faults_mode(config) -> str | None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config) -> None:
     """Fault scenarios mostly wait: two side by side, unless -n says otherwise. Those of the bounds run alone."""
-    if getattr(config.option, "numprocesses", 0) is None and faults_mode(config) in ("quick", "rotate", "all"):
+    # Nor in the processes that xdist starts, which would start their own.
+    is_first = not hasattr(config, "workerinput") and getattr(config.option, "numprocesses", 0) is None
+    if is_first and faults_mode(config) in ("quick", "rotate", "all"):
         config.option.numprocesses = 2
 
 

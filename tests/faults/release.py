@@ -53,10 +53,13 @@ def play() -> None:
 
 def _forget_run_control() -> None:
     """Unknown in 0001: the connection of a run, a wish that a running job ends, whose database it is."""
-    field: Any = Job._meta.get_field("backend")
-    field.column, field.concrete = None, False
+    first = MigrationLoader(None).project_state(FIRST).models["jobs", "job"].fields
+    field: Any
+    for field in Job._meta.concrete_fields:
+        if field.name not in first:
+            field.column, field.concrete = None, False
     Job._meta._expire_cache()  # type: ignore[attr-defined]
-    claimable = lifecycle._claimable
+    claimable, waiting = lifecycle._claimable, lifecycle._waiting
 
     def claimable_then(using: str) -> tuple[Any, dict[str, Any]]:
         rows, values = claimable(using)
@@ -70,6 +73,10 @@ def _forget_run_control() -> None:
         values = {"state": State.SUCCEEDED, "finished_at": lifecycle.Now(), "result": Slot(Job, "result")}
         return rows, values | {"error": None}
 
+    def waiting_then(run_at: Any) -> dict[str, Any]:
+        return {name: value for name, value in waiting(run_at).items() if name in first}
+
+    lifecycle._waiting = waiting_then
     lifecycle._CLAIM = Update(claimable_then)
     lifecycle._SUCCEED = Update(unbroken_then)
     lifecycle.asked_to_end = lambda job: None
