@@ -107,17 +107,23 @@ def waits(key, started, gate):
     Effect.objects.create(key=key, pid=os.getpid())
 
 
-def _ignores_sigterm(key, started):
-    """Once; the next time it is an effect like any other."""
+def shrug_off_sigterm(started):
+    """Once."""
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if once_only(started):
         time.sleep(60)
     signal.signal(signal.SIGTERM, before)
+
+
+@shared_task
+def ignores_sigterm(key, started):
+    shrug_off_sigterm(started)
     Effect.objects.create(key=key, pid=os.getpid())
 
 
-ignores_sigterm = shared_task(name="tests.tasks.ignores_sigterm")(_ignores_sigterm)
-ignores_sigterm_as_stock = shared_task(name="tests.tasks.ignores_sigterm_as_stock", base=celery.Task)(_ignores_sigterm)
+@shared_task(base=celery.Task)
+def ignores_sigterm_as_stock(key, started):
+    shrug_off_sigterm(started)
 
 
 @shared_task

@@ -87,7 +87,7 @@ class Ledger:
         self.committed.append(key)
 
     @contextmanager
-    def load(self, jobs: int = LEAST, forgive: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    def load(self, jobs: int = LEAST, forgive: tuple[type[Exception], ...] = (), pace: float = PACE) -> Iterator[None]:
         """Callers that go on enqueueing in the background, until the block ends and ``jobs`` were committed.
 
         No exception may reach them from a broker in trouble; ``forgive`` those of a database that is.
@@ -103,7 +103,7 @@ class Ledger:
                     except forgive:
                         connection.close()
                         keys = []
-                    time.sleep(max(1, len(keys)) / PACE)
+                    time.sleep(max(1, len(keys)) / pace)
             except Exception as exc:
                 failures.append(exc)
             finally:

@@ -143,10 +143,10 @@ def test_broker_down_for_two_minutes(ledger, broker, settings, how):
     """
     settings.JOBS = {**settings.JOBS, "BREAKER": 30.0}
     with workers(2) as both:
-        with ledger.load(300):
+        with ledger.load(300, pace=20):
             ledger.wait_effects(20)
             outage(ledger, broker, how, 120)
-        # 120 callers' jobs a second have to be done as well.
+        # All that came in meanwhile has to be done as well.
         ledger.check(within=LOST_MESSAGES + 60)
         assert all(worker.main.is_alive for worker in both)
     ledger.callers_were_served(but=3 + 4)

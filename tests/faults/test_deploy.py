@@ -73,7 +73,7 @@ def test_stopped_impatiently(ledger, tmp_path, numbers):
     at the end is handed back (``companion._Process._sign_off``).
     """
     started, gate = tmp_path / "started", tmp_path / "gate"
-    long = tasks.waits.delay("long", str(started), str(gate))
+    long = tasks.gated.delay("long", str(started), str(gate))
     ledger.note("long", long)
     ledger.enqueue(300)
     with Worker() as old:
@@ -129,7 +129,8 @@ def test_stopped_cold_while_a_process_does_not_end(ledger, tmp_path, stubborn):
         wait_for(started.exists, 30, "the body runs")
         old.main.signal(signal.SIGQUIT)
         old.process.wait(25)
-        assert not Job.objects.filter(state="running").exists()
+        # The companion signs off after the main process that it had to kill.
+        wait_for(lambda: not Job.objects.filter(state="running").exists(), 10, "nothing runs any more")
     with Worker():
         ledger.check(within=LOST_MESSAGES)
     assert counts() == {(0, 0, 0)}

@@ -124,7 +124,7 @@ def test_jobs_cancelled_under_load(ledger, tmp_path):
         ledger.check(within=LOST_MESSAGES, perhaps_cancelled=Order.objects.values_list("key", flat=True))
         wait_for(lambda: not Cancellation.objects.exists(), WORK, "no wish is left over")
     assert Job.objects.get(pk=held.id).state == "cancelled"
-    assert Job.objects.filter(state="cancelled", lease=0).count() > 5
+    assert Job.objects.filter(state="cancelled", lease=0).exists()
 
 
 @guard(
