@@ -29,7 +29,7 @@ from jobs import databases, lifecycle, logs, reports, signals, strays
 from jobs.arguments import as_uuid, jsonable, scrub
 from jobs.board import board
 from jobs.conf import conf
-from jobs.errors import Cancel, LostLease, NotSettled, TaskExited, TaskOutOfMemory
+from jobs.errors import Busy, Cancel, LostLease, NotSettled, Snooze, TaskExited, TaskOutOfMemory
 from jobs.message import is_newer
 from jobs.models import Job, State
 from jobs.syncpoints import reach
@@ -376,6 +376,8 @@ def _settle(run: Run, exc: BaseException, lost: bool) -> Any:
         raise Ignore(str(exc)) from exc
     if isinstance(exc, Retry):
         _settle_retry(run, exc)
+    if isinstance(exc, Snooze | Busy):
+        _settle_snooze(run, exc)
     if isinstance(exc, Reject) and exc.requeue:
         _write(run, lambda: lifecycle.hand_back(job, 1.0))
         run.report(logging.INFO, "handed back", "handed_back")
@@ -389,6 +391,15 @@ def _settle(run: Run, exc: BaseException, lost: bool) -> Any:
     _write(run, lambda: lifecycle.fail(job, error))
     run.report(logging.ERROR, f"failed: {error['type']}: {error['message']}", "failed")
     raise _for_celery(exc)
+
+
+def _settle_snooze(run: Run, exc: Snooze | Busy) -> NoReturn:
+    # Who finds something busy tries again later and later, at no fixed time: nobody starves, and nobody hammers.
+    seconds = exc.seconds if isinstance(exc, Snooze) else random.uniform(0.5, 1) * min(10.0, 1 + run.job.snoozes / 2)
+    error = _entry(run, exc)
+    _write(run, lambda: lifecycle.snooze(run.job, seconds, error, conf().MAX_SNOOZES))
+    run.report(logging.INFO, f"snoozed for {seconds:.1f} s: {error['message']}", "snoozed")
+    raise Ignore(str(exc)) from exc
 
 
 def _settle_retry(run: Run, exc: Retry) -> None:

@@ -170,6 +170,14 @@ def hand_back(job: Job, delay: float) -> bool:
     return _wait(job, now_plus(delay) if delay > 0 else None)
 
 
+def snooze(job: Job, seconds: float, entry: dict[str, Any], limit: int) -> bool:
+    """The body, or what it needs, asked for another time; it uses no attempt. Too often ends ``failed``."""
+    counted = {"snoozes": F("snoozes") + 1}
+    if job.snoozes + 1 >= limit:
+        return heed(job) or fail(job, entry, **counted)
+    return _wait(job, now_plus(seconds), **counted, error=entry)
+
+
 def lose(job: Job, error: dict[str, Any], limit: int) -> bool:
     """The run is gone with its node or its database. Not the body's fault: its own count, its own cap."""
     return _give_back(job, "node_losses", error, limit)

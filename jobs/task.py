@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import uuid
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, ClassVar
 
 import celery
 from asgiref.sync import sync_to_async
@@ -14,6 +15,7 @@ from celery.result import AsyncResult
 from jobs import execution, message
 from jobs.conf import conf
 from jobs.databases import job_alias
+from jobs.keys import KeyTemplate, signature_of
 
 
 class Task(celery.Task):
@@ -27,6 +29,26 @@ class Task(celery.Task):
         transactions, and a crash between them and the completion runs it again.
     max_crashes (int, default ``JOBS["MAX_CRASHES"]``):
         A body that kills its process this often ends ``failed``.
+    idempotency_key (template or callable):
+        At most one committed run per key, over all jobs: ``"welcome:{user_id}"``, or a callable that takes the
+        task's arguments. Later jobs of the key succeed with the result of the first, and without its effects.
+    unique (template or callable):
+        At most one waiting job per key: another ``delay()`` returns the first one's id, and ``result.existing`` is
+        true.
+    unique_until (``"started"`` or ``"finished"``, default ``"started"``):
+        With ``"finished"`` the key is taken while the job runs, too. What a second caller changed meanwhile may then be
+        missed: the first job may have read its data already.
+    unique_for (seconds):
+        The key is free again after this time, even if the job still waits.
+    lock (template or callable):
+        A lock around the run: while another job has it, this one comes back later and uses no attempt.
+    lock_ttl (seconds, default 30):
+        How long the lock outlives a holder that cannot renew it.
+    on_ambiguous (``"retry"``, ``"park"`` or a callable, default ``"retry"``):
+        What becomes of an external call of which nobody knows whether it happened: see :func:`jobs.effect`.
+
+    Raises (where it is declared):
+        TypeError, ValueError: an option that cannot work; names the cure.
     """
 
     abstract = True
@@ -37,6 +59,16 @@ class Task(celery.Task):
 
     atomic: bool = True
     max_crashes: int | None = None
+    idempotency_key: Any = None
+    unique: Any = None
+    unique_until: str = "started"
+    unique_for: float | None = None
+    lock: Any = None
+    lock_ttl: float = 30.0
+    on_ambiguous: Any = "retry"
+
+    #: The templates above, ready for use.
+    key_templates: ClassVar[dict[str, KeyTemplate]] = {}
 
     @classmethod
     def on_bound(cls, app: Any) -> None:
@@ -44,8 +76,26 @@ class Task(celery.Task):
         from jobs import worker
 
         cls._reconcile_limits(app)
-
+        cls.key_templates = cls._read_keys()
         worker.install(app)
+
+    @classmethod
+    def _read_keys(cls) -> dict[str, KeyTemplate]:
+        given = {name: inspect.getattr_static(cls, name) for name in ("idempotency_key", "unique", "lock")}
+        given = {name: getattr(value, "__func__", value) for name, value in given.items() if value is not None}
+        if "idempotency_key" in given and not cls.atomic:
+            raise ValueError(
+                f"{cls.name}: idempotency_key= needs the transaction of the effects, and atomic=False has none: "
+                "leave atomic=False out, or call once() in a transaction of the body"
+            )
+        if cls.unique_until not in ("started", "finished"):
+            raise ValueError(f"{cls.name}: unique_until={cls.unique_until!r} must be 'started' or 'finished'")
+        if cls.unique_for is not None and ("unique" not in given or not cls.unique_for > 0):
+            raise ValueError(f"{cls.name}: unique_for={cls.unique_for!r} needs unique=, and seconds above 0")
+        try:
+            return {name: KeyTemplate(name, value, signature_of(cls)) for name, value in given.items()}
+        except (TypeError, ValueError) as exc:
+            raise type(exc)(f"{cls.name}: {exc}") from None
 
     @classmethod
     def _reconcile_limits(cls, app: Any) -> None:
