@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from jobs.errors import IdempotencyMismatch as IdempotencyMismatch
     from jobs.errors import Snooze as Snooze
     from jobs.errors import UniqueBusy as UniqueBusy
+    from jobs.errors import UniqueTaken as UniqueTaken
+    from jobs.guards import guard as guard
+    from jobs.idempotency import once as once
     from jobs.task import Task as Task
 
 _PUBLIC = {
@@ -27,9 +30,24 @@ _PUBLIC = {
     "Snooze": "jobs.errors",
     "Task": "jobs.task",
     "UniqueBusy": "jobs.errors",
+    "UniqueTaken": "jobs.errors",
+    "guard": "jobs.guards",
+    "once": "jobs.idempotency",
 }
 
-__all__ = ["Busy", "Cancel", "IdempotencyMismatch", "Snooze", "Task", "UniqueBusy", "__version__", "signals"]
+__all__ = [
+    "Busy",
+    "Cancel",
+    "IdempotencyMismatch",
+    "Snooze",
+    "Task",
+    "UniqueBusy",
+    "UniqueTaken",
+    "__version__",
+    "guard",
+    "once",
+    "signals",
+]
 
 # kombu accepts no dotted path in a broker URL; this makes ``jobs://`` one that it knows.
 TRANSPORT_ALIASES.setdefault("jobs", "jobs.transport:Transport")

@@ -67,5 +67,9 @@ class UniqueBusy(Busy):
     """Another transaction holds the unique key and does not come to its end; nothing was enqueued."""
 
 
+class UniqueTaken(Exception):
+    """A job cannot wait again: another one has its unique key by now, and does its work."""
+
+
 class IdempotencyMismatch(Exception):
     """Another job with other arguments has the same idempotency key. The job ends ``failed``, for good."""

@@ -25,11 +25,12 @@ from django.db import (
     transaction,
 )
 
-from jobs import databases, lifecycle, logs, reports, signals, strays
+from jobs import databases, idempotency, lifecycle, logs, reports, signals, strays
 from jobs.arguments import as_uuid, jsonable, scrub
 from jobs.board import board
 from jobs.conf import conf
 from jobs.errors import Busy, Cancel, LostLease, NotSettled, Snooze, TaskExited, TaskOutOfMemory
+from jobs.keys import fingerprint
 from jobs.message import is_newer
 from jobs.models import Job, State
 from jobs.syncpoints import reach
@@ -276,7 +277,8 @@ def _attempt(run: Run, may_repeat: bool) -> Any:
         with transaction.atomic(using=run.using) if run.task.atomic else nullcontext():
             entered = True
             try:
-                result = run.task.run(*job.args, **job.kwargs)
+                source = _leave_marker(run)
+                result = source.result if source is not None else run.task.run(*job.args, **job.kwargs)
             except BaseException as exc:
                 # Both before the rollback, which opens a new connection in place of a broken one.
                 lost = databases.is_lost(exc, run.using)
@@ -292,7 +294,7 @@ def _attempt(run: Run, may_repeat: bool) -> Any:
             stored = _storable(run, result)
             reach("before_commit")
             settled = True
-            if not lifecycle.succeed(job, stored):
+            if not (lifecycle.succeed(job, stored) if source is None else lifecycle.succeed_like(job, source)):
                 raise LostLease("this run lost its lease; its transaction is rolled back")
             reach("after_completion")
     except LostLease:
@@ -316,9 +318,23 @@ def _attempt(run: Run, may_repeat: bool) -> Any:
             is_conflict = not isinstance(exc, Retry)
         return _settle(run, exc, lost=lost or is_conflict or (settled and _may_pass(exc)))
     reach("after_commit")
+    if source is not None:
+        run.log(logging.INFO, f"had nothing to do: {source.pk} did the same before", "replayed")
     # At INFO Celery says so itself, with the runtime and the result.
     run.report(logging.DEBUG, "succeeded", "succeeded")
     return result
+
+
+def _leave_marker(run: Run) -> Job | None:
+    """The first statement of a body with an idempotency key; the job that was there before, if any."""
+    template = run.task.key_templates.get("idempotency_key")
+    if template is None:
+        return None
+    args, kwargs = run.job.args, run.job.kwargs
+    if run.job.marker_key is None:
+        # The release that enqueued it knew no key.
+        run.job.marker_key = template.of(args, kwargs)
+    return idempotency.earlier(run.job, fingerprint(template.signature, args, kwargs))
 
 
 class _Conflict(Exception):
@@ -416,7 +432,7 @@ def _settle_retry(run: Run, exc: Retry) -> None:
     run_at = planned.run_at if planned.state == State.SCHEDULED else None
     changes = {
         name: getattr(planned, name)
-        for name in ("args", "kwargs", "options", "headers", "queue", "priority", "expires_at")
+        for name in ("args", "kwargs", "options", "headers", "queue", "priority", "expires_at", "marker_key")
     }
     _write(run, lambda: lifecycle.retry(job, run_at, error, changes))
     text = f"will be retried: {error['type']}: {error['message']}"
@@ -490,6 +506,11 @@ def _storable(run: Run, result: Any) -> Any:
     try:
         return jsonable(result, "the result")
     except (TypeError, ValueError) as exc:
+        if run.job.marker_key is not None:
+            # Those that replay it could not tell a repr from a result.
+            raise type(exc)(
+                f"{exc}; the result of a task with an idempotency_key is replayed, so it has to be JSON"
+            ) from exc
         run.log(logging.WARNING, f"returned something that is kept as its repr: {exc}", "result_repr")
         return scrub(_repr(result), 4000)
 

@@ -93,7 +93,7 @@ def fingerprint(signature: inspect.Signature, args: Any, kwargs: Any) -> str:
 
 
 def joined(parts: tuple[Any, ...], what: str) -> str:
-    """One key out of several parts, ``("welcome", 5)`` -> ``"welcome:5"``; no two lists of parts make the same.
+    """One key out of parts, ``("welcome", 5)`` -> ``"welcome:5"``; no two lists of several parts make the same one.
 
     Raises:
         TypeError: no part, or one that is neither text nor a number (an object's ``repr`` is no key).

@@ -16,6 +16,7 @@ from jobs import execution, message
 from jobs.conf import conf
 from jobs.databases import job_alias
 from jobs.keys import KeyTemplate, signature_of
+from jobs.lifecycle import now_plus
 
 
 class Task(celery.Task):
@@ -177,7 +178,8 @@ class Task(celery.Task):
         else:
             from jobs import outbox
 
-            outbox.record([job], job_alias(using), app)
+            [recorded] = outbox.record([job], job_alias(using), app)
+            return self._result(recorded, options.get("add_to_parent", True), existing=recorded is not job)
         return self._result(job, options.get("add_to_parent", True))
 
     def delay_many(
@@ -209,8 +211,11 @@ class Task(celery.Task):
                 jobs.append(self._compose(tuple(args), kwargs, dict(options)))
             except (TypeError, ValueError) as exc:
                 raise type(exc)(f"item {index}: {exc}") from exc
-        outbox.record(jobs, job_alias(using), self._get_app())
-        return [self._result(job, options.get("add_to_parent", True)) for job in jobs]
+        recorded = outbox.record(jobs, job_alias(using), self._get_app())
+        return [
+            self._result(row, options.get("add_to_parent", True), existing=row is not job)
+            for row, job in zip(recorded, jobs, strict=True)
+        ]
 
     def is_stock(self) -> bool:
         """Whether ``JOBS["EXCLUDE"]`` leaves this task to Celery."""
@@ -233,11 +238,29 @@ class Task(celery.Task):
             task_id = str(uuid.UUID(str(task_id))) if task_id else str(uuid.uuid4())
         except ValueError:
             raise ValueError(f"task_id={task_id!r} is no UUID: leave it out, or pass str(uuid.uuid4())") from None
-        return message.compose(self._get_app(), self, task_id, args, kwargs, options)
+        job = message.compose(self._get_app(), self, task_id, args, kwargs, options)
+        self._set_keys(job, options)
+        return job
 
-    def _result(self, job: Any, add_to_parent: bool) -> AsyncResult:
+    def _set_keys(self, job: Any, options: dict[str, Any]) -> None:
+        if template := self.key_templates.get("idempotency_key"):
+            job.marker_key = template.of(job.args, job.kwargs)
+        if template := self.key_templates.get("unique"):
+            if options.get("group_id") or options.get("chord"):
+                raise ValueError(
+                    f"{self.name} is unique, and cannot be part of a group or a chord, which wait for each of their "
+                    "parts: another call's job may do its work; call it by itself"
+                )
+            job.unique_key = template.of(job.args, job.kwargs)
+            job.unique_until = self.unique_until
+            if self.unique_for is not None:
+                job.unique_expires_at = now_plus(self.unique_for)
+
+    def _result(self, job: Any, add_to_parent: bool, existing: bool = False) -> AsyncResult:
         result = self.AsyncResult(str(job.pk))
         result.ignored = job.headers.get("ignore_result")
+        # A unique job that was there already.
+        result.existing = existing
         if add_to_parent and (parent := self._get_app().current_worker_task):
             parent.add_trail(result)
         return result

@@ -14,7 +14,7 @@ import psycopg
 from celery import shared_task, signals
 from django.db import OperationalError, connection
 
-from jobs import Task
+from jobs import Snooze, Task, once
 from jobs import signals as job_signals
 from tests.models import Effect, Order
 
@@ -105,6 +105,28 @@ def waits(key, started, gate):
     once_only(started)
     wait_for_file(gate)
     Effect.objects.create(key=key, pid=os.getpid())
+
+
+@shared_task(idempotency_key="welcome:{user_id}")
+def welcomes(user_id, how=""):
+    Effect.objects.create(key=f"welcome:{user_id}", pid=os.getpid())
+    if how == "fails":
+        raise ValueError(how)
+    return object() if how == "returns an object" else f"welcome {user_id}"
+
+
+@shared_task
+def once_only_effect(key):
+    with once("effect", key) as first:
+        if first:
+            Effect.objects.create(key=key, pid=os.getpid())
+    return first
+
+
+@shared_task(autoretry_for=(Exception,))
+def snoozes(key, seconds):
+    Effect.objects.create(key=key, pid=os.getpid())
+    raise Snooze(seconds, "not yet")
 
 
 def _ignores_sigterm(key, started):

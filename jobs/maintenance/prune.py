@@ -8,7 +8,7 @@ from functools import partial
 
 from django.db.models import Exists, OuterRef
 
-from jobs import databases, lifecycle
+from jobs import databases, idempotency, lifecycle
 from jobs.conf import conf
 from jobs.databases import SideDatabase
 from jobs.models import Job, Node, State
@@ -26,7 +26,7 @@ class Prune:
 
     def run_once(self, budget: float | None = None) -> dict[str, int]:
         """Delete batch after batch; stop after ``budget`` seconds, and go on the next time."""
-        done = {"jobs": 0, "nodes": 0, "messages": 0}
+        done = {"jobs": 0, "markers": 0, "nodes": 0, "messages": 0}
         deadline = None if budget is None else time.monotonic() + budget
         for alias in conf().DATABASES:
             databases.guarded(alias, partial(self._run, alias, deadline, done))
@@ -36,6 +36,12 @@ class Prune:
         return done
 
     def _run(self, using: str, deadline: float | None, done: dict[str, int]) -> None:
+        while deadline is None or time.monotonic() < deadline:
+            # Before the jobs, which are kept as long as their markers.
+            deleted = idempotency.delete_expired(using, conf().BATCH)
+            done["markers"] += deleted
+            if not deleted:
+                break
         for states, age in _kept():
             while age is not None and (deadline is None or time.monotonic() < deadline):
                 deleted = lifecycle.delete_ended(using, states, age, conf().BATCH)
