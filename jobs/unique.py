@@ -45,15 +45,11 @@ def insert(jobs: Sequence[Job], using: str, batch_size: int | None) -> list[Job]
             for _ in range(TRIES):
                 _free_expired(missing, using)
                 Job.objects.using(using).bulk_create(missing.values(), ignore_conflicts=True, batch_size=batch_size)
-                mine = set(Job.objects.using(using).filter(pk__in=missing).values_list("pk", flat=True))
                 holders = {job.unique_key: job for job in _holders(missing.values(), using)}
-                for key, job in list(missing.items()):
-                    holder = holders.get(job.unique_key)
-                    if key in mine and (holder is None or holder.pk == key):
-                        found[key] = job
-                    elif holder is not None:
-                        found[key] = holder
-                    elif key in mine:
+                for key, job in missing.items():
+                    if (holder := holders.get(job.unique_key)) is not None:
+                        found[key] = job if holder.pk == key else holder
+                    elif Job.objects.using(using).filter(pk=key).exists():
                         raise IntegrityError(f"there is a job with the id {key} already")
                 missing = {key: job for key, job in missing.items() if key not in found}
                 if not missing:

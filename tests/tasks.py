@@ -14,7 +14,7 @@ import psycopg
 from celery import shared_task, signals
 from django.db import OperationalError, connection
 
-from jobs import Snooze, Task, once
+from jobs import Snooze, Task, guard, once
 from jobs import signals as job_signals
 from tests.models import Effect, Order
 
@@ -113,6 +113,35 @@ def welcomes(user_id, how=""):
     if how == "fails":
         raise ValueError(how)
     return object() if how == "returns an object" else f"welcome {user_id}"
+
+
+def _summary(self, day, how=""):
+    if how == "retries":
+        raise self.retry(countdown=0)
+    if how == "fails":
+        raise ValueError(how)
+    Effect.objects.create(key=f"summary:{day}", pid=os.getpid())
+
+
+def _unique(name, **options):
+    return shared_task(bind=True, name=f"tests.tasks.{name}", unique="{day}", **options)(_summary)
+
+
+summary = _unique("summary")
+summary_to_the_end = _unique("summary_to_the_end", unique_until="finished")
+summary_for_a_while = _unique("summary_for_a_while", unique_for=60)
+
+
+@shared_task
+def guards(pk):
+    with guard(Order, pk=pk):
+        pass
+
+
+@shared_task(autoretry_for=(Order.DoesNotExist,))
+def guards_patiently(pk):
+    with guard(Order, pk=pk):
+        pass
 
 
 @shared_task
