@@ -132,6 +132,16 @@ summary_to_the_end = _unique("summary_to_the_end", unique_until="finished")
 summary_for_a_while = _unique("summary_for_a_while", unique_for=60)
 
 
+@shared_task(idempotency_key="marked:{key}")
+def marked(key):
+    Effect.objects.create(key=key)
+
+
+@shared_task(unique="alone:{key}")
+def alone(key):
+    Effect.objects.create(key=key)
+
+
 @shared_task
 def guards(pk):
     with guard(Order, pk=pk):
