@@ -13,7 +13,14 @@ import pytest
 from django.db import transaction
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from jobs import idempotency, lifecycle
 from jobs.errors import UniqueTaken
@@ -25,7 +32,18 @@ from tests.models import Effect, Order
 pytestmark = pytest.mark.django_db(transaction=True)
 
 KEYS = st.sampled_from(["a", "b"])
-OUTCOMES = ("commits", "rolls back", "dies before the commit", "dies after the commit", "fails", "retries", "snoozes")
+TASKS = st.sampled_from(["marked", "unique"])
+OUTCOMES = (
+    "commits",
+    "commits",
+    "commits",
+    "rolls back",
+    "dies before the commit",
+    "dies after the commit",
+    "fails",
+    "retries",
+    "snoozes",
+)
 
 
 class RolledBack(Exception):
@@ -46,11 +64,17 @@ class Promise(RuleBasedStateMachine):
         self.ids: list[uuid.UUID] = []
         self.start_node()
 
+    @initialize(calls=st.lists(st.tuples(KEYS, TASKS), min_size=4, max_size=8))
+    def begin(self, calls: list[tuple[str, str]]) -> None:
+        for key, task in calls:
+            self.enqueue(key, task, commits=True)
+
+    @precondition(lambda self: not Node.objects.filter(dead_at=None).exists())
     @rule()
     def start_node(self) -> None:
         self.nodes.append(Node.objects.create(hostname="here", pid=1).pk)
 
-    @rule(key=KEYS, task=st.sampled_from(["marked", "unique"]), commits=st.booleans())
+    @rule(key=KEYS, task=TASKS, commits=st.booleans())
     def enqueue(self, key: str, task: str, commits: bool) -> None:
         try:
             with transaction.atomic():
@@ -69,7 +93,8 @@ class Promise(RuleBasedStateMachine):
     @rule(data=st.data())
     def claim(self, data: st.DataObject) -> None:
         """Also by a node that is dead, or for a job that ended: a message may be old."""
-        key = self.draw(data, self.ids)
+        ready = [key for key in self.ids if Job.objects.filter(pk=key, state="ready").exists()]
+        key = self.draw(data, ready if ready and data.draw(st.booleans()) else self.ids)
         node = self.draw(data, self.nodes)
         before = Job.objects.get(pk=key)
         job = lifecycle.claim(key, node, "default")
@@ -189,14 +214,14 @@ class Promise(RuleBasedStateMachine):
             assert Effect.objects.filter(key=job.args[0], note__startswith=job.task).count() == 1
 
 
-@pytest.mark.core
+@pytest.mark.wide
 @pytest.mark.timeout(300)
 def test_no_order_of_events_breaks_the_promise(own_settings):
     run_state_machine_as_test(
         Promise,
         settings=settings(
-            max_examples=60,
-            stateful_step_count=25,
+            max_examples=50,
+            stateful_step_count=30,
             deadline=None,
             suppress_health_check=list(HealthCheck),
             database=None,
