@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from jobs.errors import IdempotencyMismatch as IdempotencyMismatch
     from jobs.errors import Snooze as Snooze
     from jobs.errors import UniqueBusy as UniqueBusy
+    from jobs.locks import lock as lock
     from jobs.task import Task as Task
 
 _PUBLIC = {
@@ -27,9 +28,10 @@ _PUBLIC = {
     "Snooze": "jobs.errors",
     "Task": "jobs.task",
     "UniqueBusy": "jobs.errors",
+    "lock": "jobs.locks",
 }
 
-__all__ = ["Busy", "Cancel", "IdempotencyMismatch", "Snooze", "Task", "UniqueBusy", "__version__", "signals"]
+__all__ = ["Busy", "Cancel", "IdempotencyMismatch", "Snooze", "Task", "UniqueBusy", "__version__", "lock", "signals"]
 
 # kombu accepts no dotted path in a broker URL; this makes ``jobs://`` one that it knows.
 TRANSPORT_ALIASES.setdefault("jobs", "jobs.transport:Transport")
