@@ -12,7 +12,7 @@ import time
 import uuid
 
 import pytest
-from celery import Celery
+from celery import Celery, _state
 from django.core.cache import caches
 from django.db import connections, transaction
 
@@ -84,7 +84,7 @@ def elsewhere(action):
 
     thread = threading.Thread(target=run)
     thread.start()
-    thread.join(20)
+    thread.join(40)
     assert found, "it hangs"
     return found[0]
 
@@ -97,6 +97,24 @@ def take(key="a", **more):
             return token
 
     return elsewhere(once)
+
+
+@contextlib.contextmanager
+def held_elsewhere(*key):
+    """Another thread holds the lock."""
+    held, gate = threading.Event(), threading.Event()
+
+    def hold():
+        with lock(*key):
+            held.set()
+            gate.wait(30)
+
+    thread = threading.Thread(target=elsewhere, args=(hold,))
+    thread.start()
+    assert held.wait(10)
+    yield
+    gate.set()
+    thread.join()
 
 
 def is_held(key="a") -> bool:
@@ -147,22 +165,11 @@ def test_released_on_every_exit(store):
 
 
 def test_release_leaves_a_successors_lock_alone(store):
-    gate = threading.Event()
-
-    def successor():
+    with contextlib.ExitStack() as successor:
         with lock("a"):
-            held.set()
-            gate.wait(20)
-
-    held = threading.Event()
-    with lock("a"):
-        forget_lock()
-        thread = threading.Thread(target=successor)
-        thread.start()
-        assert held.wait(20)
-    assert is_held()
-    gate.set()
-    thread.join()
+            forget_lock()
+            successor.enter_context(held_elsewhere("a"))
+        assert is_held()
     assert not is_held()
 
 
@@ -179,17 +186,8 @@ def test_renewed_as_long_as_the_block_runs(store):
 def test_a_holder_that_lost_its_lock_hears_of_it(store, caplog):
     with lock("a", ttl=SHORT):
         forget_lock()
-        done = threading.Event()
-
-        def successor():
-            with lock("a"):
-                done.wait(20)
-
-        thread = threading.Thread(target=successor)
-        thread.start()
-        wait_for(lambda: any(getattr(r, "action", "") == "lock_lost" for r in caplog.records), 5, "the warning")
-        done.set()
-        thread.join()
+        with held_elsewhere("a"):
+            wait_for(lambda: "lock_lost" in [r.action for r in caplog.records], 5, "the warning")
 
 
 def test_waits_for_another_holder(store):
@@ -489,16 +487,21 @@ def test_where_the_locks_are(settings):
 @pytest.mark.parametrize(
     ("ttl", "error"), [(0.1, ValueError), (float("inf"), ValueError), (float("nan"), ValueError), ("30", TypeError)]
 )
-def test_a_ttl_that_is_too_short_is_refused_with_the_cure(ttl, error):
+def test_a_ttl_that_is_too_short_is_refused_with_the_cure(ttl, error, monkeypatch):
+    def body(x):
+        pass
+
     with pytest.raises(error, match=r"lock\(\): ttl"):
         lock("a", ttl=ttl)
     if ttl == 0.1:
         with pytest.raises(ValueError, match=r"at least JOBS\['HEARTBEAT'\] \(0.5 s\).* Use 30"):
             lock("a", ttl=ttl)
+    # The app made here does not share the tasks of other tests.
+    monkeypatch.setattr(_state, "_on_app_finalizers", set())
     app = Celery("made", task_cls="jobs.task:Task", set_as_current=False, fixups=[])
     with pytest.raises(error, match="made.locked: lock_ttl"):
-        app.task(name="made.locked", lock="a:{x}", lock_ttl=ttl)(lambda x: x).delay  # noqa: B018
-    app.task(name="made.free", lock_ttl=ttl)(lambda x: x).delay  # noqa: B018
+        app.task(name="made.locked", lock="a:{x}", lock_ttl=ttl)(body).delay  # noqa: B018
+    app.task(name="made.free", lock_ttl=ttl)(body).delay  # noqa: B018
 
 
 @pytest.mark.parametrize("wait", [-1, float("inf"), float("nan"), "3", True])
@@ -530,7 +533,7 @@ def test_the_longest_key_is_kept(store):
 @pytest.mark.usefixtures("here")
 def test_busy_comes_back_later_and_uses_no_attempt(store):
     result = tasks.locked.delay("a")
-    with lock("locked:a"):
+    with held_elsewhere("locked:a"):
         assert deliver(result)[0] == "IGNORED"
     job = Job.objects.get()
     assert (job.state, job.snoozes, job.retries, job.crashes, job.errors) == ("scheduled", 1, 0, 0, [])
@@ -544,7 +547,7 @@ def test_busy_comes_back_later_and_uses_no_attempt(store):
 @pytest.mark.usefixtures("here")
 def test_busy_in_a_body_rolls_back_and_comes_back(store):
     result = tasks.locks_in_its_body.delay("a")
-    with lock("body", "a"):
+    with held_elsewhere("body", "a"):
         assert deliver(result)[0] == "IGNORED"
     assert (Job.objects.get().state, Job.objects.get().retries, effects()) == ("scheduled", 0, {})
     Job.objects.update(state="ready")
