@@ -93,7 +93,7 @@ def _scripts(alias: str) -> tuple[Any, Any, Any]:
     The project's pool has the patience of a cache, and its ``IGNORE_EXCEPTIONS`` makes "no answer" look like an answer.
     """
     from django_redis.pool import get_connection_factory
-    from redis import ConnectionError, Redis
+    from redis import Redis
     from redis.backoff import NoBackoff
     from redis.retry import Retry
 
@@ -103,8 +103,8 @@ def _scripts(alias: str) -> tuple[Any, Any, Any]:
         **options.get("CONNECTION_POOL_KWARGS", {}),
         "socket_connect_timeout": CONNECT_TIMEOUT,
         "socket_timeout": ANSWER_TIMEOUT,
-        # Once, and at once: Redis may have been restarted since this connection was used.
-        "retry": Retry(NoBackoff(), 1, supported_errors=(ConnectionError,)),
+        # The project's retries would multiply them. A connection that a restart closed is replaced anyway.
+        "retry": Retry(NoBackoff(), 0),
     }
     factory: Any = get_connection_factory(options)
     servers = configured["LOCATION"]
