@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from jobs.errors import UniqueTaken as UniqueTaken
     from jobs.guards import guard as guard
     from jobs.idempotency import once as once
+    from jobs.locks import lock as lock
     from jobs.task import Task as Task
 
 _PUBLIC = {
@@ -32,6 +33,7 @@ _PUBLIC = {
     "UniqueBusy": "jobs.errors",
     "UniqueTaken": "jobs.errors",
     "guard": "jobs.guards",
+    "lock": "jobs.locks",
     "once": "jobs.idempotency",
 }
 
@@ -45,6 +47,7 @@ __all__ = [
     "UniqueTaken",
     "__version__",
     "guard",
+    "lock",
     "once",
     "signals",
 ]

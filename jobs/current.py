@@ -1,20 +1,25 @@
-"""Which job this code runs in."""
+"""Which run the calling code is part of, however deep in a body it is called."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
-from celery._state import get_current_task
+from jobs.models import Job
 
-
-def current_run() -> Any:
-    """The run (``jobs.execution.Run``) whose body is calling, or None."""
-    task: Any = get_current_task()
-    request = task.request_stack.top if task is not None else None
-    return getattr(request, "jobs_run", None) or None
+_job: ContextVar[Job | None] = ContextVar("jobs.current", default=None)
 
 
-def current_job() -> Any:
-    """The row of the job whose body is calling, as it was claimed, or None."""
-    run = current_run()
-    return run.job if run is not None else None
+def job() -> Job | None:
+    """The job that runs here, as it was claimed; None outside of runs, and in threads that a body started."""
+    return _job.get()
+
+
+@contextmanager
+def running(job: Job) -> Iterator[None]:
+    before = _job.set(job)
+    try:
+        yield
+    finally:
+        _job.reset(before)

@@ -9,7 +9,7 @@ import time
 import traceback
 import uuid
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import Any, NoReturn
 
 from billiard.common import terminate_handler_fired
@@ -25,12 +25,13 @@ from django.db import (
     transaction,
 )
 
-from jobs import databases, idempotency, lifecycle, logs, reports, signals, strays
+from jobs import current, databases, idempotency, lifecycle, logs, reports, signals, strays
 from jobs.arguments import as_uuid, jsonable, scrub
 from jobs.board import board
 from jobs.conf import conf
 from jobs.errors import Busy, Cancel, LostLease, NotSettled, Snooze, TaskExited, TaskOutOfMemory
 from jobs.keys import fingerprint
+from jobs.locks import lock
 from jobs.message import is_newer
 from jobs.models import Job, State
 from jobs.syncpoints import reach
@@ -57,6 +58,8 @@ class Run:
         self.job = job
         self.using: str = job._state.db or databases.home()
         self.planned: Job | None = None
+        #: The fencing token of the task's own lock.
+        self.lock_token: int | None = None
         self._began = time.monotonic()
 
     def is_retry(self, call: Job) -> bool:
@@ -135,7 +138,8 @@ def run(task: Any, request: Any, args: Any, kwargs: Any) -> Any:
                 _leave_to_newer(run)
             run.log(logging.DEBUG, "started", "started")
             signals.started.tell(job, using)
-            return _perform(run)
+            with current.running(job):
+                return _exclusively(run)
         finally:
             _quietly(lambda: databases.tidy(using))
 
@@ -249,6 +253,20 @@ def _unclaimed(task: Any, job_id: uuid.UUID, using: str) -> NoReturn:
     else:
         logger.info("job %s is %s: a duplicate message", job_id, job.state, extra=fields)
     raise Ignore()
+
+
+def _exclusively(run: Run) -> Any:
+    """Hold the task's lock, if it has one, until the run is settled: the next holder sees what it committed."""
+    template = run.task.key_templates.get("lock")
+    if template is None:
+        return _perform(run)
+    with ExitStack() as held:
+        try:
+            key = template.of(run.job.args, run.job.kwargs)
+            run.lock_token = held.enter_context(lock(key, ttl=run.task.lock_ttl))
+        except BaseException as exc:
+            return _settle(run, exc, lost=isinstance(exc, Error))
+        return _perform(run)
 
 
 def _perform(run: Run) -> Any:

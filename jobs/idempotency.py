@@ -16,9 +16,8 @@ from django.db import OperationalError, connections
 from django.db.models.functions import Now
 from django.db.transaction import TransactionManagementError
 
-from jobs import databases, lifecycle
+from jobs import current, databases, lifecycle
 from jobs.conf import conf
-from jobs.current import current_job
 from jobs.errors import Busy, IdempotencyMismatch
 from jobs.keys import joined
 from jobs.models import Job, Marker
@@ -82,7 +81,7 @@ def once(*key: Any, using: str | None = None) -> Iterator[bool]:
         TypeError, ValueError: the key cannot be kept.
     """
     name = joined(key, "once()")
-    job = current_job()
+    job = current.job()
     alias = using or (job._state.db if job is not None else None) or databases.job_alias(None)
     connection = connections[alias]
     if not connection.in_atomic_block:

@@ -12,7 +12,7 @@ import celery
 from asgiref.sync import sync_to_async
 from celery.result import AsyncResult
 
-from jobs import execution, message
+from jobs import execution, locks, message
 from jobs.conf import conf
 from jobs.databases import job_alias
 from jobs.keys import KeyTemplate, signature_of
@@ -42,9 +42,10 @@ class Task(celery.Task):
     unique_for (seconds):
         The key is free again after this time, even if the job still waits.
     lock (template or callable):
-        A lock around the run: while another job has it, this one comes back later and uses no attempt.
+        A lock around the run, held until it is committed (:func:`jobs.lock`): while another job has it, this one comes
+        back later and uses no attempt. ``self.lock_token`` is its fencing token.
     lock_ttl (seconds, default 30):
-        How long the lock outlives a holder that cannot renew it.
+        How long the lock outlives a holder that cannot renew it; at least ``JOBS["HEARTBEAT"]``.
     on_ambiguous (``"retry"``, ``"park"`` or a callable, default ``"retry"``):
         What becomes of an external call of which nobody knows whether it happened: see :func:`jobs.effect`.
 
@@ -93,6 +94,8 @@ class Task(celery.Task):
             raise ValueError(f"{cls.name}: unique_until={cls.unique_until!r} must be 'started' or 'finished'")
         if cls.unique_for is not None and ("unique" not in given or not cls.unique_for > 0):
             raise ValueError(f"{cls.name}: unique_for={cls.unique_for!r} needs unique=, and seconds above 0")
+        if "lock" in given:
+            locks.check_ttl(cls.lock_ttl, f"{cls.name}: lock_ttl")
         try:
             return {name: KeyTemplate(name, value, signature_of(cls)) for name, value in given.items()}
         except (TypeError, ValueError) as exc:
@@ -243,6 +246,9 @@ class Task(celery.Task):
         return job
 
     def _set_keys(self, job: Any, options: dict[str, Any]) -> None:
+        if template := self.key_templates.get("lock"):
+            # Taken at the run; what no store could keep is refused here.
+            template.of(job.args, job.kwargs)
         if template := self.key_templates.get("idempotency_key"):
             job.marker_key = template.of(job.args, job.kwargs)
         if template := self.key_templates.get("unique"):
@@ -272,6 +278,12 @@ class Task(celery.Task):
         """The row of the job that runs now, as it was claimed; None in a plain call."""
         run = execution.current_run(self)
         return run.job if run is not None else None
+
+    @property
+    def lock_token(self) -> int | None:
+        """The fencing token of the run's ``lock=``, for ``WHERE fence < token``; None without one."""
+        run = execution.current_run(self)
+        return run.lock_token if run is not None else None
 
     def checkpoint(self) -> None:
         """Ask, in a long body, whether to go on; costs two small queries. Does nothing in a plain call.

@@ -138,7 +138,7 @@ def _empty_broker() -> None:
 
         side = SideDatabase()
         with side.cursor() as cursor:
-            for table in ("jobs_message", "jobs_binding", "jobs_beat"):
+            for table in ("jobs_message", "jobs_binding", "jobs_beat", "jobs_lock"):
                 cursor.execute(f"DELETE FROM {table}")
         side.close()
 

@@ -14,7 +14,7 @@ import psycopg
 from celery import shared_task, signals
 from django.db import OperationalError, connection
 
-from jobs import Snooze, Task, guard, once
+from jobs import Snooze, Task, guard, lock, once
 from jobs import signals as job_signals
 from tests.models import Effect, Order
 
@@ -373,6 +373,37 @@ def counts_and_adds(key):
     time.sleep(0.02)
     order.save()
     Effect.objects.create(key=key, pid=os.getpid())
+
+
+@shared_task(bind=True, atomic=False, lock="alone:{key}")
+def alone(self, key, name, directory, seconds=0.05):
+    """Leaves an effect of another name if somebody else of this key is inside."""
+    inside = Path(directory, f"inside-{key}")
+    try:
+        inside.mkdir()
+    except FileExistsError:
+        Effect.objects.create(key=f"{name} was not alone")
+    time.sleep(seconds)
+    Effect.objects.create(key=name, pid=os.getpid(), note=str(self.lock_token))
+    inside.rmdir()
+
+
+@shared_task(bind=True, atomic=False, lock="gated:{key}", lock_ttl=60)
+def gated_alone(self, key, name, started, gate):
+    if once_only(started):
+        wait_for_file(gate)
+    Effect.objects.create(key=name, pid=os.getpid(), note=str(self.lock_token))
+
+
+@shared_task(bind=True, lock="locked:{key}")
+def locked(self, key):
+    Effect.objects.create(key=key, note=str(self.lock_token))
+
+
+@shared_task(lock=lambda key: f"locked:{key}")
+def locks_in_its_body(key):
+    with lock("body", key):
+        Effect.objects.create(key=key)
 
 
 class Unspeakable(Exception):

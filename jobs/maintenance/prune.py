@@ -8,7 +8,7 @@ from functools import partial
 
 from django.db.models import Exists, OuterRef
 
-from jobs import databases, idempotency, lifecycle
+from jobs import databases, idempotency, lifecycle, lockstores
 from jobs.conf import conf
 from jobs.databases import SideDatabase
 from jobs.models import Job, Node, State
@@ -31,6 +31,7 @@ class Prune:
         for alias in conf().DATABASES:
             databases.guarded(alias, partial(self._run, alias, deadline, done))
         done["messages"] += prune_replies(self.side)
+        lockstores.prune(self.side)
         if done["jobs"]:
             logger.info("pruned %s jobs", done["jobs"], extra={"action": "pruned", "count": done["jobs"]})
         return done
