@@ -137,8 +137,8 @@ def marked(key):
     Effect.objects.create(key=key)
 
 
-@shared_task(unique="alone:{key}")
-def alone(key):
+@shared_task(unique="sole:{key}")
+def sole(key):
     Effect.objects.create(key=key)
 
 

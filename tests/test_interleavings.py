@@ -78,7 +78,7 @@ class Promise(RuleBasedStateMachine):
     def enqueue(self, key: str, task: str, commits: bool) -> None:
         try:
             with transaction.atomic():
-                result = (tasks.marked if task == "marked" else tasks.alone).delay(key)
+                result = (tasks.marked if task == "marked" else tasks.sole).delay(key)
                 if not result.existing:
                     Order.objects.create(key=result.id, job=result.id)
                 if not commits:
