@@ -13,8 +13,10 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from jobs import signals as signals
+    from jobs.effects import effect as effect
     from jobs.errors import Busy as Busy
     from jobs.errors import Cancel as Cancel
+    from jobs.errors import EffectParked as EffectParked
     from jobs.errors import IdempotencyMismatch as IdempotencyMismatch
     from jobs.errors import Snooze as Snooze
     from jobs.errors import UniqueBusy as UniqueBusy
@@ -23,13 +25,26 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "Busy": "jobs.errors",
     "Cancel": "jobs.errors",
+    "EffectParked": "jobs.errors",
     "IdempotencyMismatch": "jobs.errors",
     "Snooze": "jobs.errors",
     "Task": "jobs.task",
     "UniqueBusy": "jobs.errors",
+    "effect": "jobs.effects",
 }
 
-__all__ = ["Busy", "Cancel", "IdempotencyMismatch", "Snooze", "Task", "UniqueBusy", "__version__", "signals"]
+__all__ = [
+    "Busy",
+    "Cancel",
+    "EffectParked",
+    "IdempotencyMismatch",
+    "Snooze",
+    "Task",
+    "UniqueBusy",
+    "__version__",
+    "effect",
+    "signals",
+]
 
 # kombu accepts no dotted path in a broker URL; this makes ``jobs://`` one that it knows.
 TRANSPORT_ALIASES.setdefault("jobs", "jobs.transport:Transport")

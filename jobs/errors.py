@@ -67,5 +67,12 @@ class UniqueBusy(Busy):
     """Another transaction holds the unique key and does not come to its end; nothing was enqueued."""
 
 
+class EffectParked(Exception):
+    """An external call may have happened, and a person has to say whether it did; the message says how.
+
+    The job ends ``failed``; Celery's ``autoretry_for`` leaves this alone.
+    """
+
+
 class IdempotencyMismatch(Exception):
     """Another job with other arguments has the same idempotency key. The job ends ``failed``, for good."""
