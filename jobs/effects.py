@@ -268,10 +268,9 @@ class Call:
 
     def _fenced(self, write: Callable[[QuerySet[Effect]], object]) -> bool:
         """Race: this run may be a zombie; its answer belongs to nobody, and the run that owns the job decides."""
-        rows = Effect.objects.using(self._run.using)
         with transaction.atomic(using=self._run.using):
-            done = write(rows.filter(pk=self._row.pk, job=self.job.pk, lease=self.job.lease))
-            # Own job row last, as everywhere.
+            done = write(Effect.objects.using(self._run.using).filter(pk=self._row.pk))
+            # Own job row last, as everywhere; without it all of this rolls back.
             if not done or not lifecycle.hold(self.job):
                 raise LostLease(f"this run lost its lease; what became of {self.key} is not noted")
         return True

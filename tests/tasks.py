@@ -514,3 +514,11 @@ def calls_in_transaction(*parts):
 @shared_task(atomic=False)
 def calls_a_task_that_calls(*parts):
     return calls_retry(*parts)
+
+
+@shared_task(atomic=False)
+def calls_again(*parts):
+    try:
+        return scripted.run(parts)
+    except ConnectionError:
+        return scripted.run(parts)

@@ -57,6 +57,7 @@ def say(*options: str) -> None:
 POINTS = {"before_call": 0, "in_call": 1, "after_call": 1, "after_sent": 1}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("policy", CHARGES)
 @pytest.mark.parametrize("point", POINTS)
 def test_process_killed_around_the_call(provider, point, policy):
@@ -98,6 +99,7 @@ def payments_of(provider: Provider) -> str | None:
     return next((line["charge"]["id"] for line in lines if line["kind"] == "charge"), None)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("policy", CHARGES)
 def test_provider_killed_after_charging(provider, policy):
     provider.die.touch()
@@ -134,6 +136,7 @@ def test_whole_worker_killed_in_the_call_and_another_one_goes_on(provider):
     assert provider.charges == {KEY: 1}
 
 
+@pytest.mark.core
 def test_zombie_that_gets_its_answer_late_writes_nothing(provider):
     """Paused in its call, its job run by another worker meanwhile: what it hears then belongs to nobody."""
     provider.hold.touch()
@@ -153,6 +156,7 @@ def test_zombie_that_gets_its_answer_late_writes_nothing(provider):
     assert models.Effect.objects.exclude(key="calling").count() == 1
 
 
+@pytest.mark.core
 def test_two_jobs_with_the_same_key_at_once_make_one_call(provider):
     provider.hold.touch()
     with Worker(concurrency=2, PAYMENT_URL=provider.url):
@@ -250,13 +254,9 @@ def test_sending_is_committed_before_the_block_and_sent_within_it(node):
 
 
 @pytest.mark.parametrize("policy", CALLS)
-def test_exception_in_the_block_leaves_the_call_ambiguous(node, policy):
+def test_exception_in_the_block_leaves_the_call_to_the_policy_of_the_next_run(node, policy):
     script(fail)
-    job = tasks.calls_retry.delay("charge", "order-1") if policy == "park" else None
-    job = Job.objects.get(pk=job.id) if job else run(CALLS[policy], "charge", "order-1")
-    if policy == "park":
-        deliver(tasks.calls_retry.AsyncResult(str(job.pk)))
-        job.refresh_from_db()
+    job = run(tasks.calls_retry, "charge", "order-1")
     assert (job.state, job.error["type"], status()) == ("failed", "Unreachable", "ambiguous")
     made = script(resolve=lambda call: {"id": f"asked for {call.key}"})
     again = run(CALLS[policy], "charge", "order-1")
@@ -336,23 +336,12 @@ def test_exception_after_the_answer_does_not_make_the_call_again(node):
 
 
 def test_second_block_of_the_same_run_is_ambiguous_too(node):
-    def twice(call):
-        tasks.scripted.block = lambda call: call.answered("second")
-        raise Unreachable
+    def first(call):
+        script(lambda call: call.answered("second"))
+        raise ConnectionError
 
-    tasks.scripted.block = twice
-
-    def body(parts, once=tasks.scripted.run):
-        try:
-            return once(parts)
-        except Unreachable:
-            return once(parts)
-
-    tasks.scripted.__dict__["run"] = body
-    try:
-        assert run(tasks.calls_retry, "charge", "order-1").result == "second"
-    finally:
-        del tasks.scripted.__dict__["run"]
+    script(first)
+    assert run(tasks.calls_again, "charge", "order-1").result == "second"
     assert (Effect.objects.get().calls, status()) == (2, "sent")
 
 
@@ -416,6 +405,19 @@ def test_transaction_of_the_block_that_rolls_back_does_not_take_the_answer_along
     assert (status(), Effect.objects.get().answer) == ("sent", {"id": 1})
 
 
+def test_transaction_of_the_block_that_commits_keeps_what_is_its_own(node):
+    def block(call):
+        with transaction.atomic():
+            models.Effect.objects.create(key="own")
+            call.answered({"id": 1})
+            models.Effect.objects.create(key="own")
+
+    script(block)
+    assert run(tasks.calls_retry, "charge", "order-1").state == "succeeded"
+    assert models.Effect.objects.filter(key="own").count() == 2
+    assert (status(), Effect.objects.get().answer) == ("sent", {"id": 1})
+
+
 @pytest.mark.parametrize(
     ("block", "says"),
     [
@@ -460,6 +462,21 @@ def test_zombie_writes_nothing(node, point):
         assert made == [KEY]
         row = Effect.objects.get()
         assert (row.state, row.lease, row.answer, row.sent_at) == ("sending", 1, None, None)
+
+
+def test_run_that_loses_its_job_between_the_check_and_the_row_writes_nothing(node, monkeypatch):
+    made = script()
+    owns = lifecycle.owns
+
+    def rob(job):
+        owned = owns(job)
+        Job.objects.update(lease=2, token=uuid.uuid4())
+        return owned
+
+    monkeypatch.setattr(lifecycle, "owns", rob)
+    run(tasks.calls_retry, "charge", "order-1")
+    assert made == []
+    assert not Effect.objects.exists()
 
 
 @pytest.mark.parametrize("act", [lambda call: call.answered(1), lambda call: call.not_sent()])

@@ -19,6 +19,7 @@ from jobs import effects
 from jobs.models import Effect, Job
 from jobs.verify import verify
 from tests.rows import make
+from tests.test_plans import plan
 
 pytestmark = pytest.mark.django_db
 
@@ -33,7 +34,7 @@ def _left_to_the_relay(settings):
 
 def begun(key: str, job: str = "failed", **more) -> Effect:
     """A call, and its job in that state."""
-    return Effect.objects.create(**{"name": "charge", "key": key, "job": make(job).pk, "lease": 1, **more})
+    return Effect.objects.create(**{"name": "charge", "key": key, "job": make(job, lease=1).pk, "lease": 1, **more})
 
 
 @pytest.fixture
@@ -260,3 +261,24 @@ def test_verify_shows_what_nobody_knows_and_calls_none_of_it_broken(calls):
     effects.happened(calls["parked"].pk, "default")
     found = finding()
     assert (found.violations, found.recovering, found.examples) == (0, 0, [])
+
+
+@pytest.mark.core
+@pytest.mark.django_db(transaction=True)
+def test_what_is_not_settled_is_found_by_its_index_however_long_the_history_is(calls):
+    sent = calls["sent"]
+    columns = [field.column for field in Effect._meta.concrete_fields if field.column not in ("id", "key")]
+    names = ", ".join(columns)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20000) INSERT INTO jobs_effect "
+            f"(key, {names}) SELECT CAST(i AS varchar(9)), {names} FROM jobs_effect, n WHERE id = %s",
+            [sent.pk],
+        )
+        cursor.execute("ANALYZE")
+    with CaptureQueriesContext(connection) as queries:
+        finding()
+    statements = [query["sql"] for query in queries if 'FROM "jobs_effect"' in query["sql"]]
+    assert len(statements) >= 2
+    for sql in statements:
+        assert "jobs_effect_open" in plan(sql), f"{sql}\n{plan(sql)}"

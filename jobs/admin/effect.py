@@ -42,6 +42,7 @@ class StatusFilter(admin.SimpleListFilter):
         return [("unsettled", _("ambiguous or parked")), *LABELS.items()]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        # exclude() first, because that is the condition of the partial index.
         ambiguous = Q(state=Effect.State.SENDING, is_made=False)
         match self.value():
             case "unsettled":
@@ -50,8 +51,10 @@ class StatusFilter(admin.SimpleListFilter):
                 return queryset.exclude(state=Effect.State.SENT).filter(ambiguous)
             case "sending":
                 return queryset.exclude(state=Effect.State.SENT).filter(state=Effect.State.SENDING, is_made=True)
-            case "sent" | "parked" as state:
-                return queryset.filter(state=state)
+            case "parked":
+                return queryset.exclude(state=Effect.State.SENT).filter(state=Effect.State.PARKED)
+            case "sent":
+                return queryset.filter(state=Effect.State.SENT)
         return queryset
 
 

@@ -126,11 +126,13 @@ def _asking(alias: str) -> Iterator[None]:
 
 
 def _hold(finding: Finding, rule: Rule, view: View, alias: str) -> None:
-    if count := (broken := rule.broken(view, alias)).count():
-        finding.add(alias, count, broken.first(EXAMPLES))
-    if rule.waiting is not None and (count := (waiting := rule.waiting(view, alias)).count()):
-        finding.recovering += count
-        finding.add(alias, 0, waiting.first(EXAMPLES))
+    broken = rule.broken(view, alias)
+    count, examples = broken.count(), broken.first(EXAMPLES)
+    if rule.waiting is not None:
+        waiting = rule.waiting(view, alias)
+        finding.recovering += max(0, waiting.count() - count)
+        examples |= waiting.first(EXAMPLES)
+    finding.add(alias, count, examples)
 
 
 def _hold_shapes(alias: str, findings: dict[str, Finding], everything: bool) -> None:

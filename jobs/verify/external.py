@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django.db.models import Exists, OuterRef
+from django.db.models import Exists, OuterRef, Q
 
 from jobs import effects
 from jobs.models import Effect, Job
@@ -17,7 +17,7 @@ def _without_a_lease(view: View, using: str) -> Rows:
     """Begun under a lease that its job never had."""
     later = Job.objects.using(using).filter(pk=OuterRef("job"), lease__lt=OuterRef("lease"))
     open_ones = Effect.objects.using(using).exclude(state=Effect.State.SENT)
-    return Rows(open_ones.filter(Exists(later)) | open_ones.filter(lease__lt=1))
+    return Rows(open_ones.filter(Q(lease__lt=1) | Exists(later)))
 
 
 RULES = (
