@@ -18,7 +18,7 @@ from django.db.models import Exists, F, OuterRef, Q, QuerySet
 from django.db.models.functions import Now
 from django.db.transaction import TransactionManagementError
 
-from jobs import execution, lifecycle
+from jobs import databases, execution, lifecycle
 from jobs.arguments import jsonable, scrub
 from jobs.errors import Busy, EffectParked, LostLease
 from jobs.execution import Run
@@ -292,7 +292,9 @@ def _named(policy: Any) -> str:
 
 
 def _by_hand(row: Effect, options: str) -> str:
-    return f"manage.py jobs effects {row.pk} {options}"
+    using = row._state.db
+    where = f" --database {using}" if using != databases.home() else ""
+    return f"manage.py jobs effects {row.pk} {options}{where}"
 
 
 # The ledger, for people

@@ -18,11 +18,14 @@ def charge(order: str, cents: int, idempotency_key: str) -> dict[str, Any]:
     Raises:
         PaymentError: refused; nothing was charged.
         ConnectionRefusedError: nobody was reached; nothing was charged.
-        OSError, http.client.HTTPException: no answer. Nobody knows.
+        OSError, http.client.HTTPException: no answer, or none to rely on. Nobody knows.
     """
     status, answer = _request("POST", "/charges", {"order": order, "cents": cents}, idempotency_key)
+    if status == 402:
+        raise PaymentError(f"the payment was refused: {answer}")
     if status != 200:
-        raise PaymentError(f"the provider answered {status}: {answer}")
+        # Also of an error in the provider's own house (500) nobody knows whether it struck before the charge or after.
+        raise http.client.HTTPException(f"the provider answered {status}: {answer}")
     return answer
 
 
@@ -30,7 +33,7 @@ def find_charge(idempotency_key: str) -> dict[str, Any] | None:
     """What was charged under a key, if anything was."""
     status, answer = _request("GET", f"/charges?key={quote(idempotency_key)}")
     if status not in (200, 404):
-        raise PaymentError(f"the provider answered {status}: {answer}")
+        raise http.client.HTTPException(f"the provider answered {status}: {answer}")
     return answer if status == 200 else None
 
 

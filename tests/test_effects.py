@@ -574,3 +574,13 @@ def test_the_shop_knows_when_nothing_was_charged(provider, settings, node):
     deliver(charge_order.AsyncResult(str(order.payment_job)))
     assert Job.objects.get(state__in=("scheduled", "ready")).error["type"] == "ConnectionRefusedError"
     assert not Effect.objects.exists()
+
+
+@pytest.mark.parametrize(("code", "kept", "state"), [(402, 0, "failed"), (409, 1, "retried"), (500, 1, "retried")])
+def test_the_shop_takes_only_a_refusal_for_a_payment_that_did_not_happen(node, monkeypatch, code, kept, state):
+    order = place_order(Customer.objects.create(name="Ada", email="ada@example.com"), cents=1990)
+    monkeypatch.setattr(payments, "_request", lambda *args: (code, {"error": "no"}))
+    deliver(charge_order.AsyncResult(str(order.payment_job)))
+    job = Job.objects.get()
+    assert ("failed" if job.state == "failed" else "retried") == state
+    assert Effect.objects.count() == kept
