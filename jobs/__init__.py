@@ -13,8 +13,10 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from jobs import signals as signals
+    from jobs.effects import effect as effect
     from jobs.errors import Busy as Busy
     from jobs.errors import Cancel as Cancel
+    from jobs.errors import EffectParked as EffectParked
     from jobs.errors import IdempotencyMismatch as IdempotencyMismatch
     from jobs.errors import Snooze as Snooze
     from jobs.errors import UniqueBusy as UniqueBusy
@@ -27,11 +29,13 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "Busy": "jobs.errors",
     "Cancel": "jobs.errors",
+    "EffectParked": "jobs.errors",
     "IdempotencyMismatch": "jobs.errors",
     "Snooze": "jobs.errors",
     "Task": "jobs.task",
     "UniqueBusy": "jobs.errors",
     "UniqueTaken": "jobs.errors",
+    "effect": "jobs.effects",
     "guard": "jobs.guards",
     "lock": "jobs.locks",
     "once": "jobs.idempotency",
@@ -40,12 +44,14 @@ _PUBLIC = {
 __all__ = [
     "Busy",
     "Cancel",
+    "EffectParked",
     "IdempotencyMismatch",
     "Snooze",
     "Task",
     "UniqueBusy",
     "UniqueTaken",
     "__version__",
+    "effect",
     "guard",
     "lock",
     "once",

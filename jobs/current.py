@@ -5,21 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TYPE_CHECKING
 
-from jobs.models import Job
+if TYPE_CHECKING:
+    from jobs.execution import Run
+    from jobs.models import Job
 
-_job: ContextVar[Job | None] = ContextVar("jobs.current", default=None)
+_run: ContextVar[Run | None] = ContextVar("jobs.current", default=None)
+
+
+def run() -> Run | None:
+    """The run of the job that runs here; None outside of runs, and in threads that a body started."""
+    return _run.get()
 
 
 def job() -> Job | None:
-    """The job that runs here, as it was claimed; None outside of runs, and in threads that a body started."""
-    return _job.get()
+    """The job that runs here, as it was claimed."""
+    here = _run.get()
+    return None if here is None else here.job
 
 
 @contextmanager
-def running(job: Job) -> Iterator[None]:
-    before = _job.set(job)
+def running(here: Run) -> Iterator[None]:
+    before = _run.set(here)
     try:
         yield
     finally:
-        _job.reset(before)
+        _run.reset(before)

@@ -71,5 +71,12 @@ class UniqueTaken(Exception):
     """A job cannot wait again: another one has its unique key by now, and does its work."""
 
 
+class EffectParked(Exception):
+    """An external call may have happened, and a person has to say whether it did; the message says how.
+
+    The job ends ``failed``; Celery's ``autoretry_for`` leaves this alone.
+    """
+
+
 class IdempotencyMismatch(Exception):
     """Another job with other arguments has the same idempotency key. The job ends ``failed``, for good."""

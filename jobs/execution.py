@@ -138,7 +138,7 @@ def run(task: Any, request: Any, args: Any, kwargs: Any) -> Any:
                 _leave_to_newer(run)
             run.log(logging.DEBUG, "started", "started")
             signals.started.tell(job, using)
-            with current.running(job):
+            with current.running(run):
                 return _exclusively(run)
         finally:
             _quietly(lambda: databases.tidy(using))
@@ -387,7 +387,7 @@ def _is_committed(run: Run) -> bool:
             .exists()
         )
 
-    return bool(_persistently(run, read))
+    return bool(persistently(run, read))
 
 
 def _settle(run: Run, exc: BaseException, lost: bool) -> Any:
@@ -487,7 +487,7 @@ def _write(run: Run, transition: Callable[[], bool]) -> None:
         LostLease: this run is a zombie; another one owns the job.
         NotSettled: the database stays away; the node hands the job back when it returns.
     """
-    done = _persistently(run, transition)
+    done = persistently(run, transition)
     if done is None:
         run.log(logging.ERROR, "could not be settled: no database", "settle_failed")
         raise NotSettled("the database is away")
@@ -496,7 +496,8 @@ def _write(run: Run, transition: Callable[[], bool]) -> None:
         raise LostLease("this run lost its lease")
 
 
-def _persistently(run: Run, action: Callable[[], bool]) -> bool | None:
+def persistently(run: Run, action: Callable[[], bool]) -> bool | None:
+    """Do it, again and again while the database is away; None: it stays away."""
     for pause in RECONNECT:
         _sleep(pause)
         try:
@@ -530,10 +531,10 @@ def _storable(run: Run, result: Any) -> Any:
                 f"{exc}; the result of a task with an idempotency_key is replayed, so it has to be JSON"
             ) from exc
         run.log(logging.WARNING, f"returned something that is kept as its repr: {exc}", "result_repr")
-        return scrub(_repr(result), 4000)
+        return scrub(safe_repr(result), 4000)
 
 
-def _repr(value: Any) -> str:
+def safe_repr(value: Any) -> str:
     try:
         return repr(value)
     except Exception as exc:
@@ -544,6 +545,6 @@ def _entry(run: Run, exc: BaseException, kind: str | None = None) -> dict[str, A
     try:
         message = str(exc)
     except Exception:
-        message = _repr(exc)
+        message = safe_repr(exc)
     text = "".join(traceback.format_exception(exc))
     return lifecycle.error_entry(kind or type(exc).__name__, message, text, attempt=run.job.lease)

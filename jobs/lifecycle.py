@@ -281,6 +281,11 @@ def owns(job: Job) -> bool:
     return _owned(job).exists()
 
 
+def hold(job: Job) -> bool:
+    """Whether this run owns the job. Then it does until the end of the transaction: nobody rescues it meanwhile."""
+    return bool(_owned(job).select_for_update().values_list("pk"))
+
+
 def sweep_cancellations(using: str, limit: int) -> int:
     """Cancel jobs that were asked to end and wait again, and drop the notes of those that ended."""
     done = 0

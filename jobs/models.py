@@ -272,7 +272,7 @@ class Effect(models.Model):
         #: Committed before the call. If nobody makes it any more, nobody knows whether it happened: ambiguous.
         SENDING = "sending", _("sending")
         SENT = "sent", _("sent")
-        #: Ambiguous, and a person decides.
+        #: A person decides: nobody knows whether it happened, or it did and its answer could not be kept.
         PARKED = "parked", _("parked")
 
     id = models.BigAutoField(primary_key=True)
@@ -282,6 +282,7 @@ class Effect(models.Model):
     #: The job that called last, and under which lease.
     job = models.UUIDField(_("job"))
     lease = models.BigIntegerField(_("lease"))
+    #: How many calls were begun of which nobody can say that they did not happen.
     calls = models.PositiveIntegerField(_("calls"), default=1)
     answer = models.JSONField(_("answer"), null=True)
     created_at = models.DateTimeField(_("created at"), default=Now)

@@ -15,6 +15,7 @@ from celery.result import AsyncResult
 from jobs import execution, locks, message
 from jobs.conf import conf
 from jobs.databases import job_alias
+from jobs.errors import EffectParked
 from jobs.keys import KeyTemplate, signature_of
 from jobs.lifecycle import now_plus
 
@@ -69,6 +70,9 @@ class Task(celery.Task):
     lock_ttl: float = 30.0
     on_ambiguous: Any = "retry"
 
+    #: Another attempt changes nothing.
+    dont_autoretry_for: tuple[type[BaseException], ...] = (EffectParked,)
+
     #: The templates above, ready for use.
     key_templates: ClassVar[dict[str, KeyTemplate]] = {}
 
@@ -79,6 +83,7 @@ class Task(celery.Task):
 
         cls._reconcile_limits(app)
         cls.key_templates = cls._read_keys()
+        cls._read_policy()
         worker.install(app)
 
     @classmethod
@@ -100,6 +105,19 @@ class Task(celery.Task):
             return {name: KeyTemplate(name, value, signature_of(cls)) for name, value in given.items()}
         except (TypeError, ValueError) as exc:
             raise type(exc)(f"{cls.name}: {exc}") from None
+
+    @classmethod
+    def _read_policy(cls) -> None:
+        given = inspect.getattr_static(cls, "on_ambiguous")
+        given = getattr(given, "__func__", given)
+        if callable(given):
+            # Else it would become a method, which takes the task first.
+            cls.on_ambiguous = staticmethod(given)
+        elif given not in ("retry", "park"):
+            raise ValueError(
+                f"{cls.name}: on_ambiguous={given!r} must be 'retry', 'park' or a callable that takes the call and "
+                "asks the provider"
+            )
 
     @classmethod
     def _reconcile_limits(cls, app: Any) -> None:

@@ -1,6 +1,6 @@
 from django.contrib import admin
 
-from shop.models import Customer
+from shop.models import Customer, Order
 
 
 @admin.register(Customer)
@@ -9,3 +9,13 @@ class CustomerAdmin(admin.ModelAdmin):
     list_filter = ["is_welcome_email_sent", "created_at"]
     search_fields = ["email", "name"]
     readonly_fields = ["public_id", "created_at", "is_welcome_email_sent", "welcome_job"]
+
+
+@admin.register(Order)
+class OrderAdmin(admin.ModelAdmin):
+    list_display = ["public_id", "customer", "cents", "created_at", "charge"]
+    list_filter = ["created_at"]
+    list_select_related = ["customer"]
+    search_fields = ["public_id", "customer__email"]
+    autocomplete_fields = ["customer"]
+    readonly_fields = ["public_id", "created_at", "charge", "payment_job"]

@@ -36,6 +36,26 @@ class Customer(models.Model):
         return reverse("customer", args=[self.public_id])
 
 
+class Order(models.Model):
+    #: What the payment provider knows the order by. A primary key could come again, in a database that was restored.
+    public_id = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    customer = models.ForeignKey(Customer, models.CASCADE, related_name="orders", verbose_name=_("customer"))
+    cents = models.PositiveIntegerField(_("amount in cents"))
+    created_at = models.DateTimeField(_("ordered at"), auto_now_add=True)
+    #: The provider's id of the charge; empty: not paid yet.
+    charge = models.CharField(_("charge"), max_length=100, blank=True, editable=False)
+    #: The id of the job, as of :attr:`Customer.welcome_job`.
+    payment_job = models.UUIDField(_("payment job"), null=True, blank=True, editable=False)
+
+    class Meta:
+        verbose_name = _("order")
+        verbose_name_plural = _("orders")
+        ordering = ["-created_at"]
+
+    def __str__(self) -> str:
+        return str(self.public_id)
+
+
 class WelcomeEffect(models.Model):
     """A ledger: one row for every time that the welcome task's effects were committed.
 

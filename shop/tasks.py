@@ -1,5 +1,6 @@
-"""The shop's jobs. Their effects and their completion are one transaction."""
+"""The shop's jobs: one whose effects and completion are one transaction, and one that makes an external call."""
 
+import http.client
 import smtplib
 
 from celery import shared_task
@@ -7,7 +8,9 @@ from celery.exceptions import SoftTimeLimitExceeded
 from django.core.mail import EmailMultiAlternatives
 from django.template.loader import render_to_string
 
-from shop.models import Customer, WelcomeEffect
+from jobs import effect
+from shop import payments
+from shop.models import Customer, Order, WelcomeEffect
 
 
 @shared_task(
@@ -49,3 +52,38 @@ def welcome_email(customer: Customer, message_id: str) -> EmailMultiAlternatives
     )
     message.attach_alternative(render_to_string("shop/welcome_email.html", context), "text/html")
     return message
+
+
+@shared_task(
+    bind=True,
+    # The ledger commits before the call and after it, and no transaction is open while the provider takes its time.
+    atomic=False,
+    # The provider heeds the key, so a call of which nobody knows is made again. For one that does not: "park", or a
+    # function that asks it, here ``lambda call: payments.find_charge(call.key)``.
+    on_ambiguous="retry",
+    autoretry_for=(OSError, http.client.HTTPException, SoftTimeLimitExceeded),
+    max_retries=8,
+    retry_backoff=True,
+    retry_backoff_max=60,
+    retry_jitter=True,
+    soft_time_limit=30,
+)
+def charge_order(self, order_id):
+    """Charge an order. The provider is called at least once, under one key, by which it charges once.
+
+    Whoever dies where (this worker, the provider, the line between them), the next run knows from the ledger that
+    the order may be paid already.
+    """
+    order = Order.objects.filter(pk=order_id).first()
+    if order is None or order.charge:
+        return
+    with effect("charge", str(order.public_id)) as call:
+        # Answered before: a run that was killed between the answer and its last line below.
+        if not call.done:
+            try:
+                call.answered(payments.charge(str(order.public_id), order.cents, idempotency_key=call.key))
+            except (ConnectionRefusedError, payments.PaymentError):
+                # For sure nothing was charged. After any other exception nobody knows, and the ledger says so.
+                call.not_sent()
+                raise
+    Order.objects.filter(pk=order_id).update(charge=call.answer["id"])

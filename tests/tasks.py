@@ -15,7 +15,9 @@ from celery import shared_task, signals
 from django.db import OperationalError, connection
 
 from jobs import Snooze, Task, guard, lock, once
+from jobs import effect as effect_of
 from jobs import signals as job_signals
+from shop import payments
 from tests.models import Effect, Order
 
 
@@ -533,3 +535,82 @@ if "JOBS_TEST_RELEASE" in os.environ:
 
 if "JOBS_TEST_SIGNALS" in os.environ:
     _write_signals(os.environ["JOBS_TEST_SIGNALS"])
+
+
+def _charge(call, name):
+    """Charge at the test's provider, as the shop does."""
+    if not call.done:
+        Effect.objects.create(key="calling", pid=os.getpid())
+        call.answered(payments.charge(name, 100, idempotency_key=call.key))
+    Effect.objects.create(key=call.answer["id"], note=name)
+    return call.answer["id"]
+
+
+@shared_task(atomic=False, on_ambiguous="retry")
+def charges_retry(name):
+    with effect_of("charge", name) as call:
+        return _charge(call, name)
+
+
+@shared_task(atomic=False, on_ambiguous="park")
+def charges_park(name):
+    with effect_of("charge", name) as call:
+        return _charge(call, name)
+
+
+@shared_task(atomic=False, on_ambiguous=lambda call: payments.find_charge(call.key))
+def charges_resolve(name):
+    with effect_of("charge", name) as call:
+        return _charge(call, name)
+
+
+class Scripted:
+    """What the bodies below do with their call, and what the provider says when it is asked."""
+
+    def __init__(self):
+        self.forget()
+
+    def forget(self):
+        self.block = lambda call: call.answered("the answer")
+        self.resolve = lambda call: None
+
+    def run(self, parts):
+        with effect_of(*parts) as call:
+            self.block(call)
+        return call.answer
+
+
+scripted = Scripted()
+
+
+@shared_task(atomic=False)
+def calls_retry(*parts):
+    return scripted.run(parts)
+
+
+@shared_task(atomic=False, on_ambiguous="park", autoretry_for=(Exception,), max_retries=3, default_retry_delay=0)
+def calls_park(*parts):
+    return scripted.run(parts)
+
+
+@shared_task(atomic=False, on_ambiguous=lambda call: scripted.resolve(call))
+def calls_resolve(*parts):
+    return scripted.run(parts)
+
+
+@shared_task
+def calls_in_transaction(*parts):
+    return scripted.run(parts)
+
+
+@shared_task(atomic=False)
+def calls_a_task_that_calls(*parts):
+    return calls_retry(*parts)
+
+
+@shared_task(atomic=False)
+def calls_again(*parts):
+    try:
+        return scripted.run(parts)
+    except ConnectionError:
+        return scripted.run(parts)

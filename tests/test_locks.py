@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import uuid
+from types import SimpleNamespace
 
 import pytest
 from celery import Celery, _state
@@ -130,7 +131,7 @@ def running(job=None, lease=1):
     job = job or make("running", lease=lease)
     job.lease = lease
     Job.objects.filter(pk=job.pk).update(lease=lease)
-    with current.running(job):
+    with current.running(SimpleNamespace(job=job)):
         yield job
 
 
@@ -244,7 +245,7 @@ def test_the_next_run_of_a_job_takes_over_at_once(store):
         assert is_held()
         zombie = Job.objects.get(pk=job.pk)
         zombie.lease = 1
-        with current.running(zombie), pytest.raises(Busy), lock("a"):
+        with current.running(SimpleNamespace(job=zombie)), pytest.raises(Busy), lock("a"):
             pass
         gate.set()
         thread.join()

@@ -22,7 +22,7 @@ from tests.test_strays import send
 @guard("jobs/lifecycle.py", '"message": scrub(message, 4000)', '"message": message', case="nul")
 @guard(
     "jobs/execution.py",
-    "    except Exception:\n        message = _repr(exc)",
+    "    except Exception:\n        message = safe_repr(exc)",
     "    finally:\n        pass",
     case="unspeakable",
 )
