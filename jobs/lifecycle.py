@@ -427,12 +427,10 @@ def ended(using: str, states: Sequence[str], age: float) -> QuerySet[Job]:
     """Jobs that ended ``age`` seconds ago, oldest first; not those whose result a marker points at."""
     assert set(states) <= set(ENDED)
     rows = Job.objects.using(using).filter(
-        Q(marker_key=None) | ~Exists(Marker.objects.using(using).filter(job=OuterRef("pk"))),
-        state__in=states,
-        finished_at__lt=now_plus(-age),
-        created_at__lt=now_plus(-age),
+        state__in=states, finished_at__lt=now_plus(-age), created_at__lt=now_plus(-age)
     )
-    return rows.order_by("created_at")
+    unmarked = Q(marker_key=None) | ~Exists(Marker.objects.using(using).filter(job=OuterRef("pk")))
+    return rows.filter(unmarked).order_by("created_at")
 
 
 def delete_ended(using: str, states: Sequence[str], age: float, limit: int) -> int:

@@ -38,7 +38,7 @@ def test_exception_rolls_back_and_is_kept(ledger, how):
     assert all(error["type"] and error["traceback"] for error in failed().values_list("error", flat=True))
 
 
-@guard("jobs/lifecycle.py", "expires_at=None, retries=0", "expires_at=None")
+@guard("jobs/lifecycle.py", "expires_at=None, **dict.fromkeys(COUNTS, 0)", "expires_at=None")
 def test_retries_exhausted_and_replayed(ledger, tmp_path):
     """Kept in ``failed`` with every attempt's error. Replayed too early it has all attempts again, and fails again;
     replayed when the cause is gone, it succeeds once.
