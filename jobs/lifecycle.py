@@ -433,7 +433,13 @@ def ended(using: str, states: Sequence[str], age: float) -> QuerySet[Job]:
     return rows.filter(unmarked).order_by("created_at")
 
 
-def delete_ended(using: str, states: Sequence[str], age: float, limit: int) -> int:
-    """Delete one batch. Race with a replay: the state is compared again by the DELETE."""
-    ids = list(ended(using, states, age).values_list("pk", flat=True)[:limit])
+def delete_ended(using: str, states: Sequence[str], age: float, limit: int, window: float | None = None) -> int:
+    """Delete one batch, of jobs that were created in the last ``window`` seconds if it is given.
+
+    Race with a replay: the state is compared again by the DELETE.
+    """
+    rows = ended(using, states, age)
+    if window is not None:
+        rows = rows.filter(created_at__gte=now_plus(-window))
+    ids = list(rows.values_list("pk", flat=True)[:limit])
     return Job.objects.using(using).filter(pk__in=ids, state__in=states)._raw_delete(using) if ids else 0
