@@ -1,6 +1,6 @@
 from django.contrib import admin
 
-from shop.models import Customer, Order
+from shop.models import Customer, DailySummary, Import, Order
 
 
 @admin.register(Customer)
@@ -19,3 +19,16 @@ class OrderAdmin(admin.ModelAdmin):
     search_fields = ["public_id", "customer__email"]
     autocomplete_fields = ["customer"]
     readonly_fields = ["public_id", "created_at", "charge", "payment_job"]
+
+
+@admin.register(Import)
+class ImportAdmin(admin.ModelAdmin):
+    list_display = ["source", "position"]
+    search_fields = ["source"]
+    readonly_fields = ["source", "position", "fence"]
+
+
+@admin.register(DailySummary)
+class DailySummaryAdmin(admin.ModelAdmin):
+    list_display = ["day", "signups", "orders"]
+    date_hierarchy = "day"

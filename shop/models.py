@@ -56,6 +56,36 @@ class Order(models.Model):
         return str(self.public_id)
 
 
+class Import(models.Model):
+    """How far a partner's feed was read."""
+
+    source = models.CharField(_("source"), max_length=255, unique=True)
+    position = models.PositiveIntegerField(_("lines read"), default=0)
+    #: The lock's token of who wrote last: nobody with a smaller one may write again.
+    fence = models.BigIntegerField(default=0, editable=False)
+
+    class Meta:
+        verbose_name = _("import")
+        verbose_name_plural = _("imports")
+
+    def __str__(self) -> str:
+        return self.source
+
+
+class DailySummary(models.Model):
+    day = models.DateField(_("day"), unique=True)
+    signups = models.PositiveIntegerField(_("sign-ups"))
+    orders = models.PositiveIntegerField(_("orders"))
+
+    class Meta:
+        verbose_name = _("daily summary")
+        verbose_name_plural = _("daily summaries")
+        ordering = ["-day"]
+
+    def __str__(self) -> str:
+        return f"{self.day}: {self.signups}"
+
+
 class WelcomeEffect(models.Model):
     """A ledger: one row for every time that the welcome task's effects were committed.
 

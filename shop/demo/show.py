@@ -146,8 +146,8 @@ class Show:
         """
         try:
             message_id = self.mail.held.result()
-            job_id = message_id.strip("<>").partition("@")[0]
-            job = Job.objects.select_related("node").get(pk=job_id, state=Job.State.RUNNING)
+            key = message_id.strip("<>").partition("@")[0].replace(".", ":")
+            job = Job.objects.select_related("node").get(marker_key=key, state=Job.State.RUNNING)
             victim = next(worker for worker in self.workers if job.node and worker.pid == job.node.pid)
             victim.kill()
             self.mail.released.set()
