@@ -67,6 +67,23 @@ class Settings:
     #: with every deploy that kills; keep it well above MAX_CRASHES.
     MAX_NODE_LOSSES: int = 10
 
+    #: A job whose body snoozed this often ends ``failed``: it waits for something that does not come.
+    MAX_SNOOZES: int = 10_000
+
+    #: How long a marker (``idempotency_key=``, ``once()``) is kept, and with it the job whose result it replays.
+    #: Longer than the longest time after which a task may still be retried. None keeps them.
+    MARKER_RETENTION: float | None = 90 * 86400.0
+
+    #: How long a duplicate waits for the run that has the marker; then it gives its place back, and comes again.
+    MARKER_WAIT: float = 5.0
+
+    #: How long ``delay()`` of a unique job waits for another transaction that has the key.
+    UNIQUE_WAIT: float = 1.0
+
+    #: The cache alias whose Redis (django-redis) holds the locks; where it is another cache, or none of that name,
+    #: the database does. None: the database does.
+    LOCK_CACHE: str | None = "default"
+
     #: A job's arguments, as JSON, may be this long.
     MAX_ARGS_BYTES: int = 256 * 1024
 
@@ -93,7 +110,7 @@ class Settings:
 
 
 #: Keys that may be None.
-NULLABLE = ("STOP_TIMEOUT", "RETENTION", "RETENTION_FAILED")
+NULLABLE = ("STOP_TIMEOUT", "RETENTION", "RETENTION_FAILED", "MARKER_RETENTION")
 
 
 def problems() -> list[str]:
@@ -114,7 +131,9 @@ def problems() -> list[str]:
             found.append(f"JOBS[{name!r}] must be a list, not a string.")
     for field in fields(Settings):
         value = getattr(values, field.name)
-        if field.name in ("DATABASES", "EXCLUDE", "PUBLISH", "INSTANCE") or (value is None and field.name in NULLABLE):
+        if field.name in ("DATABASES", "EXCLUDE", "PUBLISH", "INSTANCE", "LOCK_CACHE") or (
+            value is None and field.name in NULLABLE
+        ):
             continue
         if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
             found.append(f"JOBS[{field.name!r}] must be a number above 0, not {value!r}.")
@@ -124,6 +143,8 @@ def problems() -> list[str]:
         found.append("JOBS['DEAD_AFTER'] must be at least three times JOBS['HEARTBEAT'].")
     if values.INSTANCE is not None and not (isinstance(values.INSTANCE, str) and 0 < len(values.INSTANCE) <= 200):
         found.append(f"JOBS['INSTANCE'] must be a name of at most 200 characters, or None, not {values.INSTANCE!r}.")
+    if values.LOCK_CACHE is not None and not isinstance(values.LOCK_CACHE, str):
+        found.append(f"JOBS['LOCK_CACHE'] must be the alias of a cache, or None, not {values.LOCK_CACHE!r}.")
     if values.PUBLISH not in ("inline", "relay"):
         found.append(f"JOBS['PUBLISH'] must be 'inline' or 'relay', not {values.PUBLISH!r}.")
     for alias in values.DATABASES if not found else ():

@@ -18,7 +18,7 @@ from django.db.backends.signals import connection_created
 from django.db.utils import load_backend
 
 from jobs.conf import conf
-from jobs.models import Beat, Binding, Job, Message
+from jobs.models import Beat, Binding, Job, Lock, Message
 
 logger = logging.getLogger("jobs")
 
@@ -290,7 +290,7 @@ def _new_connection(alias: str) -> BaseDatabaseWrapper:
 
 
 def _create_tables(connection: BaseDatabaseWrapper) -> None:
-    models = (Message, Binding, Beat)
+    models = (Message, Binding, Beat, Lock)
     if {model._meta.db_table for model in models} <= set(connection.introspection.table_names()):
         return
     with connection.schema_editor() as editor:

@@ -34,3 +34,49 @@ class Cancel(Ignore):
 
     A subclass of Celery's ``Ignore``, because ``autoretry_for=(Exception,)`` would swallow anything else.
     """
+
+
+class Snooze(Ignore):
+    """Raised in a task's body: roll back, and come back later. It uses no attempt.
+
+    Parameters:
+        seconds: how long to wait, by the database's clock.
+        reason: shown with the job.
+
+    Raises:
+        TypeError, ValueError: ``seconds`` is no number, or negative.
+    """
+
+    def __init__(self, seconds: float, reason: str = "") -> None:
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+            raise TypeError(f"Snooze takes seconds, a number, and not {seconds!r}")
+        if not 0 <= seconds < float("inf"):
+            raise ValueError(f"Snooze cannot wait {seconds!r} seconds")
+        super().__init__(reason or f"snoozed for {seconds:g} s")
+        self.seconds = float(seconds)
+
+
+class Busy(Ignore):
+    """Somebody else is at it: a marker, a lock, a row or a unique key. In a task's body the job snoozes, with jitter.
+
+    A subclass of Celery's ``Ignore``, because ``autoretry_for=(Exception,)`` would use up an attempt.
+    """
+
+
+class UniqueBusy(Busy):
+    """Another transaction holds the unique key and does not come to its end; nothing was enqueued."""
+
+
+class UniqueTaken(Exception):
+    """A job cannot wait again: another one has its unique key by now, and does its work."""
+
+
+class EffectParked(Exception):
+    """An external call may have happened, and a person has to say whether it did; the message says how.
+
+    The job ends ``failed``; Celery's ``autoretry_for`` leaves this alone.
+    """
+
+
+class IdempotencyMismatch(Exception):
+    """Another job with other arguments has the same idempotency key. The job ends ``failed``, for good."""

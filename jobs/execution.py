@@ -9,7 +9,7 @@ import time
 import traceback
 import uuid
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import Any, NoReturn
 
 from billiard.common import terminate_handler_fired
@@ -25,11 +25,13 @@ from django.db import (
     transaction,
 )
 
-from jobs import databases, lifecycle, logs, reports, signals, strays
+from jobs import current, databases, idempotency, lifecycle, logs, reports, signals, strays
 from jobs.arguments import as_uuid, jsonable, scrub
 from jobs.board import board
 from jobs.conf import conf
-from jobs.errors import Cancel, LostLease, NotSettled, TaskExited, TaskOutOfMemory
+from jobs.errors import Busy, Cancel, LostLease, NotSettled, Snooze, TaskExited, TaskOutOfMemory
+from jobs.keys import fingerprint
+from jobs.locks import lock
 from jobs.message import is_newer
 from jobs.models import Job, State
 from jobs.syncpoints import reach
@@ -56,6 +58,8 @@ class Run:
         self.job = job
         self.using: str = job._state.db or databases.home()
         self.planned: Job | None = None
+        #: The fencing token of the task's own lock.
+        self.lock_token: int | None = None
         self._began = time.monotonic()
 
     def is_retry(self, call: Job) -> bool:
@@ -134,7 +138,8 @@ def run(task: Any, request: Any, args: Any, kwargs: Any) -> Any:
                 _leave_to_newer(run)
             run.log(logging.DEBUG, "started", "started")
             signals.started.tell(job, using)
-            return _perform(run)
+            with current.running(run):
+                return _exclusively(run)
         finally:
             _quietly(lambda: databases.tidy(using))
 
@@ -250,6 +255,20 @@ def _unclaimed(task: Any, job_id: uuid.UUID, using: str) -> NoReturn:
     raise Ignore()
 
 
+def _exclusively(run: Run) -> Any:
+    """Hold the task's lock, if it has one, until the run is settled: the next holder sees what it committed."""
+    template = run.task.key_templates.get("lock")
+    if template is None:
+        return _perform(run)
+    with ExitStack() as held:
+        try:
+            key = template.of(run.job.args, run.job.kwargs)
+            run.lock_token = held.enter_context(lock(key, ttl=run.task.lock_ttl))
+        except BaseException as exc:
+            return _settle(run, exc, lost=isinstance(exc, Error))
+        return _perform(run)
+
+
 def _perform(run: Run) -> Any:
     """Run the body; and again if its transaction met another one's: a deadlock, or a serialization failure.
 
@@ -276,7 +295,8 @@ def _attempt(run: Run, may_repeat: bool) -> Any:
         with transaction.atomic(using=run.using) if run.task.atomic else nullcontext():
             entered = True
             try:
-                result = run.task.run(*job.args, **job.kwargs)
+                source = _leave_marker(run)
+                result = source.result if source is not None else run.task.run(*job.args, **job.kwargs)
             except BaseException as exc:
                 # Both before the rollback, which opens a new connection in place of a broken one.
                 lost = databases.is_lost(exc, run.using)
@@ -292,7 +312,7 @@ def _attempt(run: Run, may_repeat: bool) -> Any:
             stored = _storable(run, result)
             reach("before_commit")
             settled = True
-            if not lifecycle.succeed(job, stored):
+            if not (lifecycle.succeed(job, stored) if source is None else lifecycle.succeed_like(job, source)):
                 raise LostLease("this run lost its lease; its transaction is rolled back")
             reach("after_completion")
     except LostLease:
@@ -316,9 +336,23 @@ def _attempt(run: Run, may_repeat: bool) -> Any:
             is_conflict = not isinstance(exc, Retry)
         return _settle(run, exc, lost=lost or is_conflict or (settled and _may_pass(exc)))
     reach("after_commit")
+    if source is not None:
+        run.log(logging.INFO, f"had nothing to do: {source.pk} did the same before", "replayed")
     # At INFO Celery says so itself, with the runtime and the result.
     run.report(logging.DEBUG, "succeeded", "succeeded")
     return result
+
+
+def _leave_marker(run: Run) -> Job | None:
+    """The first statement of a body with an idempotency key; the job that was there before, if any."""
+    template = run.task.key_templates.get("idempotency_key")
+    if template is None:
+        return None
+    args, kwargs = run.job.args, run.job.kwargs
+    if run.job.marker_key is None:
+        # The release that enqueued it knew no key.
+        run.job.marker_key = template.of(args, kwargs)
+    return idempotency.earlier(run.job, fingerprint(template.signature, args, kwargs))
 
 
 class _Conflict(Exception):
@@ -353,7 +387,7 @@ def _is_committed(run: Run) -> bool:
             .exists()
         )
 
-    return bool(_persistently(run, read))
+    return bool(persistently(run, read))
 
 
 def _settle(run: Run, exc: BaseException, lost: bool) -> Any:
@@ -376,6 +410,8 @@ def _settle(run: Run, exc: BaseException, lost: bool) -> Any:
         raise Ignore(str(exc)) from exc
     if isinstance(exc, Retry):
         _settle_retry(run, exc)
+    if isinstance(exc, Snooze | Busy):
+        _settle_snooze(run, exc)
     if isinstance(exc, Reject) and exc.requeue:
         _write(run, lambda: lifecycle.hand_back(job, 1.0))
         run.report(logging.INFO, "handed back", "handed_back")
@@ -389,6 +425,15 @@ def _settle(run: Run, exc: BaseException, lost: bool) -> Any:
     _write(run, lambda: lifecycle.fail(job, error))
     run.report(logging.ERROR, f"failed: {error['type']}: {error['message']}", "failed")
     raise _for_celery(exc)
+
+
+def _settle_snooze(run: Run, exc: Snooze | Busy) -> NoReturn:
+    # Who finds something busy tries again later and later, at no fixed time: nobody starves, and nobody hammers.
+    seconds = exc.seconds if isinstance(exc, Snooze) else random.uniform(0.5, 1) * min(10.0, 1 + run.job.snoozes / 2)
+    error = _entry(run, exc)
+    _write(run, lambda: lifecycle.snooze(run.job, seconds, error, conf().MAX_SNOOZES))
+    run.report(logging.INFO, f"snoozed for {seconds:.1f} s: {error['message']}", "snoozed")
+    raise Ignore(str(exc)) from exc
 
 
 def _settle_retry(run: Run, exc: Retry) -> None:
@@ -405,7 +450,7 @@ def _settle_retry(run: Run, exc: Retry) -> None:
     run_at = planned.run_at if planned.state == State.SCHEDULED else None
     changes = {
         name: getattr(planned, name)
-        for name in ("args", "kwargs", "options", "headers", "queue", "priority", "expires_at")
+        for name in ("args", "kwargs", "options", "headers", "queue", "priority", "expires_at", "marker_key")
     }
     _write(run, lambda: lifecycle.retry(job, run_at, error, changes))
     text = f"will be retried: {error['type']}: {error['message']}"
@@ -442,7 +487,7 @@ def _write(run: Run, transition: Callable[[], bool]) -> None:
         LostLease: this run is a zombie; another one owns the job.
         NotSettled: the database stays away; the node hands the job back when it returns.
     """
-    done = _persistently(run, transition)
+    done = persistently(run, transition)
     if done is None:
         run.log(logging.ERROR, "could not be settled: no database", "settle_failed")
         raise NotSettled("the database is away")
@@ -451,7 +496,8 @@ def _write(run: Run, transition: Callable[[], bool]) -> None:
         raise LostLease("this run lost its lease")
 
 
-def _persistently(run: Run, action: Callable[[], bool]) -> bool | None:
+def persistently(run: Run, action: Callable[[], bool]) -> bool | None:
+    """Do it, again and again while the database is away; None: it stays away."""
     for pause in RECONNECT:
         _sleep(pause)
         try:
@@ -479,11 +525,16 @@ def _storable(run: Run, result: Any) -> Any:
     try:
         return jsonable(result, "the result")
     except (TypeError, ValueError) as exc:
+        if run.job.marker_key is not None:
+            # Those that replay it could not tell a repr from a result.
+            raise type(exc)(
+                f"{exc}; the result of a task with an idempotency_key is replayed, so it has to be JSON"
+            ) from exc
         run.log(logging.WARNING, f"returned something that is kept as its repr: {exc}", "result_repr")
-        return scrub(_repr(result), 4000)
+        return scrub(safe_repr(result), 4000)
 
 
-def _repr(value: Any) -> str:
+def safe_repr(value: Any) -> str:
     try:
         return repr(value)
     except Exception as exc:
@@ -494,6 +545,6 @@ def _entry(run: Run, exc: BaseException, kind: str | None = None) -> dict[str, A
     try:
         message = str(exc)
     except Exception:
-        message = _repr(exc)
+        message = safe_repr(exc)
     text = "".join(traceback.format_exception(exc))
     return lifecycle.error_entry(kind or type(exc).__name__, message, text, attempt=run.job.lease)

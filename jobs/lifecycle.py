@@ -11,16 +11,21 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import IntegrityError, connections, transaction
 from django.db.models import Exists, F, OuterRef, Q, QuerySet
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 from django.utils import timezone
 
+from jobs import unique
 from jobs.arguments import scrub
-from jobs.models import ENDED, Cancellation, Job, Node, State
+from jobs.errors import UniqueTaken
+from jobs.models import ENDED, Cancellation, Job, Marker, Node, State
 from jobs.reports import report_cancelled
 from jobs.statements import Slot, Update
+
+#: What is counted, each apart.
+COUNTS = ("retries", "crashes", "node_losses", "snoozes")
 
 #: How many errors a job keeps: as many of the first, and as many of the last.
 KEPT_ERRORS = 20
@@ -135,6 +140,17 @@ def succeed(job: Job, result: Any) -> bool:
     return True
 
 
+def succeed_like(job: Job, source: Job) -> bool:
+    """As :func:`succeed`, for a run that found its work done: with the result of the job that did it."""
+    noted = Cancellation.objects.using(job._state.db).filter(pk=job.pk)
+    values = {"state": State.SUCCEEDED, "finished_at": Now(), "error": None}
+    values |= {"result": source.result, "replay_of": source.pk}
+    if _owned(job).filter(~Exists(noted)).update(**values) != 1:
+        return False
+    _follow(job, **values)
+    return True
+
+
 def _unbroken(using: str) -> tuple[QuerySet[Job], dict[str, Any]]:
     noted = Cancellation.objects.using(using).filter(pk=OuterRef("pk"))
     owned = Job.objects.using(using).filter(
@@ -170,6 +186,14 @@ def hand_back(job: Job, delay: float) -> bool:
     return _wait(job, now_plus(delay) if delay > 0 else None)
 
 
+def snooze(job: Job, seconds: float, entry: dict[str, Any], limit: int) -> bool:
+    """The body, or what it needs, asked for another time; it uses no attempt. Too often ends ``failed``."""
+    counted = {"snoozes": F("snoozes") + 1}
+    if job.snoozes + 1 >= limit:
+        return heed(job) or fail(job, entry, **counted)
+    return _wait(job, now_plus(seconds), **counted, error=entry)
+
+
 def lose(job: Job, error: dict[str, Any], limit: int) -> bool:
     """The run is gone with its node or its database. Not the body's fault: its own count, its own cap."""
     return _give_back(job, "node_losses", error, limit)
@@ -190,7 +214,18 @@ def _give_back(job: Job, count: str, error: dict[str, Any], limit: int) -> bool:
 
 def _wait(job: Job, run_at: Any, **values: Any) -> bool:
     """Out of running, to wait again; a run that was asked to end does not come back."""
-    return heed(job) or _settle(job, **_waiting(run_at), **values)
+    if heed(job):
+        return True
+    values |= _waiting(run_at)
+    if job.unique_key is None or job.unique_until == "finished":
+        return _settle(job, **values)
+    try:
+        with unique.bounded(str(job._state.db)):
+            return _settle(job, **values)
+    except IntegrityError:
+        # Race: since this run began, another job took the key. Two may not wait, and the other one does the work.
+        error = error_entry("UniqueTaken", unique.describe(job), attempt=job.lease)
+        return fail(job, error, **{name: value for name, value in values.items() if name in COUNTS})
 
 
 def _backoff(times: int) -> Any:
@@ -244,6 +279,11 @@ def heed(job: Job) -> bool:
 def owns(job: Job) -> bool:
     """Whether this run still owns the job."""
     return _owned(job).exists()
+
+
+def hold(job: Job) -> bool:
+    """Whether this run owns the job. Then it does until the end of the transaction: nobody rescues it meanwhile."""
+    return bool(_owned(job).select_for_update().values_list("pk"))
 
 
 def sweep_cancellations(using: str, limit: int) -> int:
@@ -303,14 +343,19 @@ def cancel_waiting(using: str, limit: int, why: str) -> int:
 
 
 def replay(job_id: uuid.UUID, using: str) -> bool:
-    """Run a failed or cancelled job again, its counts at zero. ``lease`` stays: it is the fence."""
+    """Run a failed or cancelled job again, its counts at zero. ``lease`` stays: it is the fence.
+
+    Raises:
+        UniqueTaken: another job has its unique key; says which.
+    """
     over = Job.objects.using(using).filter(pk=job_id, state__in=(State.FAILED, State.CANCELLED))
     # Those of ended jobs only: the note is of the run before.
     Cancellation.objects.using(using).filter(Exists(over), pk=job_id).delete()
-    return (
-        over.update(**_waiting(None), finished_at=None, expires_at=None, retries=0, crashes=0, node_losses=0, snoozes=0)
-        == 1
-    )
+    try:
+        with unique.bounded(using):
+            return over.update(**_waiting(None), finished_at=None, expires_at=None, **dict.fromkeys(COUNTS, 0)) == 1
+    except IntegrityError:
+        raise UniqueTaken(unique.describe(Job.objects.using(using).get(pk=job_id))) from None
 
 
 def due(using: str, limit: int) -> list[uuid.UUID]:
@@ -379,15 +424,22 @@ def bury(node_id: uuid.UUID, using: str, signed_off: bool = False) -> bool:
 
 
 def ended(using: str, states: Sequence[str], age: float) -> QuerySet[Job]:
-    """Jobs that ended ``age`` seconds ago, oldest first."""
+    """Jobs that ended ``age`` seconds ago, oldest first; not those whose result a marker points at."""
     assert set(states) <= set(ENDED)
     rows = Job.objects.using(using).filter(
         state__in=states, finished_at__lt=now_plus(-age), created_at__lt=now_plus(-age)
     )
-    return rows.order_by("created_at")
+    unmarked = Q(marker_key=None) | ~Exists(Marker.objects.using(using).filter(job=OuterRef("pk")))
+    return rows.filter(unmarked).order_by("created_at")
 
 
-def delete_ended(using: str, states: Sequence[str], age: float, limit: int) -> int:
-    """Delete one batch. Race with a replay: the state is compared again by the DELETE."""
-    ids = list(ended(using, states, age).values_list("pk", flat=True)[:limit])
+def delete_ended(using: str, states: Sequence[str], age: float, limit: int, window: float | None = None) -> int:
+    """Delete one batch, of jobs that were created in the last ``window`` seconds if it is given.
+
+    Race with a replay: the state is compared again by the DELETE.
+    """
+    rows = ended(using, states, age)
+    if window is not None:
+        rows = rows.filter(created_at__gte=now_plus(-window))
+    ids = list(rows.values_list("pk", flat=True)[:limit])
     return Job.objects.using(using).filter(pk__in=ids, state__in=states)._raw_delete(using) if ids else 0

@@ -66,6 +66,12 @@ class Beat(models.Model):
         return f"{self.node}: {self.count}"
 
 
+#: Where a unique key is taken.
+UNIQUE = Q(unique_key__isnull=False) & (
+    Q(state__in=("scheduled", "ready")) | Q(state="running", unique_until="finished")
+)
+
+
 class Job(models.Model):
     """A job: one call of a task, from the commit that made it to its end."""
 
@@ -127,6 +133,17 @@ class Job(models.Model):
     parent_id = models.UUIDField(_("parent"), null=True)
     root_id = models.UUIDField(_("root"), null=True)
 
+    #: The key of the marker that the run leaves (``idempotency_key=``); None without one.
+    marker_key = models.CharField(_("marker"), max_length=255, null=True)
+    #: The job whose result this one replayed: another run had left the marker before.
+    replay_of = models.UUIDField(_("replay of"), null=True)
+
+    #: At most one job of this key waits (``unique=``); with ``unique_until="finished"`` waits or runs.
+    unique_key = models.CharField(_("unique key"), max_length=255, null=True)
+    unique_until = models.CharField(_("unique until"), max_length=8, default="", db_default="")
+    #: From then on the key is free, whatever became of the job (``unique_for=``).
+    unique_expires_at = models.DateTimeField(_("unique until time"), null=True)
+
     class Meta:
         db_table = "jobs_job"
         verbose_name = _("job")
@@ -143,6 +160,8 @@ class Job(models.Model):
                 | (~Q(state__in=ENDED) & Q(finished_at__isnull=True)),
             ),
             models.CheckConstraint(name="jobs_job_failed", condition=~Q(state="failed") | Q(error__isnull=False)),
+            # PostgreSQL names it when it is violated; nobody else takes a second job of a key.
+            models.UniqueConstraint(name="jobs_job_unique", fields=["unique_key"], condition=UNIQUE),
         ]
         indexes: ClassVar = [
             # Hot ones: live states only, so that history costs disk and not speed.
@@ -160,6 +179,11 @@ class Job(models.Model):
 
     def __str__(self) -> str:
         return f"{self.task}[{self.id}]"
+
+    @property
+    def idempotency_key(self) -> str:
+        """What to hand to providers (``Message-ID``, ``Idempotency-Key``): the same in every run of this job."""
+        return self.marker_key or str(self.pk)
 
     def forget_computed(self) -> None:
         """Read what the database computed (times, counts) from the row, when somebody asks for it."""
@@ -185,6 +209,100 @@ class Cancellation(models.Model):
 
     def __str__(self) -> str:
         return f"{self.kind} {self.job}"
+
+
+class Marker(models.Model):
+    """Something was done, once: inserted in the transaction of its effects (``jobs.idempotency``)."""
+
+    class Kind(models.TextChoices):
+        #: ``idempotency_key=`` of a task.
+        TASK = "task", _("task")
+        #: ``once()``.
+        ONCE = "once", _("once")
+
+    id = models.BigAutoField(primary_key=True)
+    key = models.CharField(_("key"), max_length=255)
+    kind = models.CharField(_("kind"), max_length=8, choices=Kind.choices)
+    #: Of the arguments; the same key with other arguments is a mistake. Empty for ``once()``, which has none.
+    fingerprint = models.CharField(max_length=64, default="")
+    #: The job that left it, whose result others replay. No foreign key: prune keeps both alike.
+    job = models.UUIDField(_("job"), null=True)
+    created_at = models.DateTimeField(_("created at"), default=Now)
+    expires_at = models.DateTimeField(_("expires at"), null=True)
+
+    class Meta:
+        db_table = "jobs_marker"
+        verbose_name = _("marker")
+        verbose_name_plural = _("markers")
+        constraints: ClassVar = [models.UniqueConstraint(name="jobs_marker_unique", fields=["key", "kind"])]
+        indexes: ClassVar = [
+            models.Index(name="jobs_marker_job", fields=["job"]),
+            models.Index(name="jobs_marker_expires", fields=["expires_at"]),
+        ]
+
+    def __str__(self) -> str:
+        return self.key
+
+
+class Lock(models.Model):
+    """A lock where there is no Redis (``jobs.locks``); on SQLite it lives in the second file."""
+
+    key = models.CharField(primary_key=True, max_length=255)
+    #: The job that holds it, and under which lease; it is held as long as that run lasts. None outside of jobs.
+    job = models.UUIDField(null=True)
+    lease = models.BigIntegerField(default=0)
+    #: Of this very holder.
+    token = models.UUIDField()
+    #: Grows with every holder.
+    fence = models.BigIntegerField()
+    #: Seconds since 1970 by the database's clock: of a holder that is no job.
+    expires_at = models.FloatField(default=0)
+
+    class Meta:
+        db_table = "jobs_lock"
+
+    def __str__(self) -> str:
+        return self.key
+
+
+class Effect(models.Model):
+    """An external call: that it was begun, and what the provider answered (``jobs.effects``)."""
+
+    class State(models.TextChoices):
+        #: Committed before the call. If nobody makes it any more, nobody knows whether it happened: ambiguous.
+        SENDING = "sending", _("sending")
+        SENT = "sent", _("sent")
+        #: A person decides: nobody knows whether it happened, or it did and its answer could not be kept.
+        PARKED = "parked", _("parked")
+
+    id = models.BigAutoField(primary_key=True)
+    name = models.CharField(_("name"), max_length=100)
+    key = models.CharField(_("key"), max_length=255)
+    state = models.CharField(_("state"), max_length=8, choices=State.choices, default=State.SENDING)
+    #: The job that called last, and under which lease.
+    job = models.UUIDField(_("job"))
+    lease = models.BigIntegerField(_("lease"))
+    #: How many calls were begun of which nobody can say that they did not happen.
+    calls = models.PositiveIntegerField(_("calls"), default=1)
+    answer = models.JSONField(_("answer"), null=True)
+    created_at = models.DateTimeField(_("created at"), default=Now)
+    sent_at = models.DateTimeField(_("sent at"), null=True)
+
+    class Meta:
+        db_table = "jobs_effect"
+        verbose_name = _("external effect")
+        verbose_name_plural = _("external effects")
+        constraints: ClassVar = [
+            models.UniqueConstraint(name="jobs_effect_unique", fields=["name", "key"]),
+            models.CheckConstraint(name="jobs_effect_state", condition=Q(state__in=("sending", "sent", "parked"))),
+        ]
+        indexes: ClassVar = [
+            models.Index(name="jobs_effect_job", fields=["job"]),
+            models.Index(name="jobs_effect_open", fields=["state"], condition=~Q(state="sent")),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.key}"
 
 
 class Instance(models.Model):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from django.db import connections, transaction
 from django.db.models.functions import Now
 
-from jobs import publisher, signals
+from jobs import publisher, signals, unique
 from jobs.models import Job, State
 
 if TYPE_CHECKING:
@@ -32,34 +32,43 @@ class PublishAfterCommit:
             signals.enqueued.tell(job, self.using)
 
 
-def record(jobs: list[Job], using: str, app: Celery) -> None:
+def record(jobs: list[Job], using: str, app: Celery) -> list[Job]:
     """Insert the jobs into the caller's transaction, with one statement.
 
     Parameters:
         app: the Celery app whose broker they are published to.
 
+    Returns:
+        For each call the job that does its work: its own, or with a unique key one that was there already.
+
     Raises:
         django.db.DatabaseError: as any INSERT. A broker in trouble raises nothing here.
+        UniqueBusy: see ``unique.insert``.
     """
     if not jobs:
-        return
+        return []
     hook = _hook(using)
     will_publish = hook is not None and publisher.may_publish_inline()
     for job in jobs:
         # The happy path writes no second time: the INSERT says that this process publishes.
         job.dispatched_at = Now() if will_publish and job.state == State.READY else None
-    if len(jobs) == 1:
+    calls = jobs
+    if jobs[0].unique_key is not None:
+        jobs = unique.insert(calls, using, _batch_size(using))
+    elif len(jobs) == 1:
         jobs[0].save(force_insert=True, using=using)
     else:
         Job.objects.using(using).bulk_create(jobs, batch_size=_batch_size(using))
     if hook is None:
-        return
+        return jobs
+    new = [job for job, call in zip(jobs, calls, strict=True) if job is call]
     if will_publish:
-        hook.jobs.setdefault(app, []).extend(job for job in jobs if job.state == State.READY)
+        hook.jobs.setdefault(app, []).extend(job for job in new if job.state == State.READY)
     if signals.enqueued.receivers:
-        hook.recorded.extend(jobs)
+        hook.recorded.extend(new)
     if not connections[using].in_atomic_block:
         hook()
+    return jobs
 
 
 def _hook(using: str) -> PublishAfterCommit | None:

@@ -20,6 +20,9 @@ from pathlib import Path
 POINTS = (
     "before_claim",
     "after_claim",
+    "before_call",
+    "after_call",
+    "after_sent",
     "before_commit",
     "after_completion",
     "after_commit",

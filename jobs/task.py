@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import uuid
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, ClassVar
 
 import celery
 from asgiref.sync import sync_to_async
 from celery.result import AsyncResult
 
-from jobs import execution, message
+from jobs import execution, locks, message
 from jobs.conf import conf
 from jobs.databases import job_alias
+from jobs.errors import EffectParked
+from jobs.keys import KeyTemplate, signature_of
+from jobs.lifecycle import now_plus
 
 
 class Task(celery.Task):
@@ -27,6 +31,27 @@ class Task(celery.Task):
         transactions, and a crash between them and the completion runs it again.
     max_crashes (int, default ``JOBS["MAX_CRASHES"]``):
         A body that kills its process this often ends ``failed``.
+    idempotency_key (template or callable):
+        At most one committed run per key, over all jobs: ``"welcome:{user_id}"``, or a callable that takes the
+        task's arguments. Later jobs of the key succeed with the result of the first, and without its effects.
+    unique (template or callable):
+        At most one waiting job per key: another ``delay()`` returns the first one's id, and ``result.existing`` is
+        true.
+    unique_until (``"started"`` or ``"finished"``, default ``"started"``):
+        With ``"finished"`` the key is taken while the job runs, too. What a second caller changed meanwhile may then be
+        missed: the first job may have read its data already.
+    unique_for (seconds):
+        The key is free again after this time, even if the job still waits.
+    lock (template or callable):
+        A lock around the run, held until it is committed (:func:`jobs.lock`): while another job has it, this one comes
+        back later and uses no attempt. ``self.lock_token`` is its fencing token.
+    lock_ttl (seconds, default 30):
+        How long the lock outlives a holder that cannot renew it; at least ``JOBS["HEARTBEAT"]``.
+    on_ambiguous (``"retry"``, ``"park"`` or a callable, default ``"retry"``):
+        What becomes of an external call of which nobody knows whether it happened: see :func:`jobs.effect`.
+
+    Raises (where it is declared):
+        TypeError, ValueError: an option that cannot work; names the cure.
     """
 
     abstract = True
@@ -37,6 +62,19 @@ class Task(celery.Task):
 
     atomic: bool = True
     max_crashes: int | None = None
+    idempotency_key: Any = None
+    unique: Any = None
+    unique_until: str = "started"
+    unique_for: float | None = None
+    lock: Any = None
+    lock_ttl: float = 30.0
+    on_ambiguous: Any = "retry"
+
+    #: Another attempt changes nothing.
+    dont_autoretry_for: tuple[type[BaseException], ...] = (EffectParked,)
+
+    #: The templates above, ready for use.
+    key_templates: ClassVar[dict[str, KeyTemplate]] = {}
 
     @classmethod
     def on_bound(cls, app: Any) -> None:
@@ -44,8 +82,42 @@ class Task(celery.Task):
         from jobs import worker
 
         cls._reconcile_limits(app)
-
+        cls.key_templates = cls._read_keys()
+        cls._read_policy()
         worker.install(app)
+
+    @classmethod
+    def _read_keys(cls) -> dict[str, KeyTemplate]:
+        given = {name: inspect.getattr_static(cls, name) for name in ("idempotency_key", "unique", "lock")}
+        given = {name: getattr(value, "__func__", value) for name, value in given.items() if value is not None}
+        if "idempotency_key" in given and not cls.atomic:
+            raise ValueError(
+                f"{cls.name}: idempotency_key= needs the transaction of the effects, and atomic=False has none: "
+                "leave atomic=False out, or call once() in a transaction of the body"
+            )
+        if cls.unique_until not in ("started", "finished"):
+            raise ValueError(f"{cls.name}: unique_until={cls.unique_until!r} must be 'started' or 'finished'")
+        if cls.unique_for is not None and ("unique" not in given or not cls.unique_for > 0):
+            raise ValueError(f"{cls.name}: unique_for={cls.unique_for!r} needs unique=, and seconds above 0")
+        if "lock" in given:
+            locks.check_ttl(cls.lock_ttl, f"{cls.name}: lock_ttl")
+        try:
+            return {name: KeyTemplate(name, value, signature_of(cls)) for name, value in given.items()}
+        except (TypeError, ValueError) as exc:
+            raise type(exc)(f"{cls.name}: {exc}") from None
+
+    @classmethod
+    def _read_policy(cls) -> None:
+        given = inspect.getattr_static(cls, "on_ambiguous")
+        given = getattr(given, "__func__", given)
+        if callable(given):
+            # Else it would become a method, which takes the task first.
+            cls.on_ambiguous = staticmethod(given)
+        elif given not in ("retry", "park"):
+            raise ValueError(
+                f"{cls.name}: on_ambiguous={given!r} must be 'retry', 'park' or a callable that takes the call and "
+                "asks the provider"
+            )
 
     @classmethod
     def _reconcile_limits(cls, app: Any) -> None:
@@ -127,7 +199,8 @@ class Task(celery.Task):
         else:
             from jobs import outbox
 
-            outbox.record([job], job_alias(using), app)
+            [recorded] = outbox.record([job], job_alias(using), app)
+            return self._result(recorded, options.get("add_to_parent", True), existing=recorded is not job)
         return self._result(job, options.get("add_to_parent", True))
 
     def delay_many(
@@ -159,8 +232,11 @@ class Task(celery.Task):
                 jobs.append(self._compose(tuple(args), kwargs, dict(options)))
             except (TypeError, ValueError) as exc:
                 raise type(exc)(f"item {index}: {exc}") from exc
-        outbox.record(jobs, job_alias(using), self._get_app())
-        return [self._result(job, options.get("add_to_parent", True)) for job in jobs]
+        recorded = outbox.record(jobs, job_alias(using), self._get_app())
+        return [
+            self._result(row, options.get("add_to_parent", True), existing=row is not job)
+            for row, job in zip(recorded, jobs, strict=True)
+        ]
 
     def is_stock(self) -> bool:
         """Whether ``JOBS["EXCLUDE"]`` leaves this task to Celery."""
@@ -183,11 +259,32 @@ class Task(celery.Task):
             task_id = str(uuid.UUID(str(task_id))) if task_id else str(uuid.uuid4())
         except ValueError:
             raise ValueError(f"task_id={task_id!r} is no UUID: leave it out, or pass str(uuid.uuid4())") from None
-        return message.compose(self._get_app(), self, task_id, args, kwargs, options)
+        job = message.compose(self._get_app(), self, task_id, args, kwargs, options)
+        self._set_keys(job, options)
+        return job
 
-    def _result(self, job: Any, add_to_parent: bool) -> AsyncResult:
+    def _set_keys(self, job: Any, options: dict[str, Any]) -> None:
+        if template := self.key_templates.get("lock"):
+            # Taken at the run; what no store could keep is refused here.
+            template.of(job.args, job.kwargs)
+        if template := self.key_templates.get("idempotency_key"):
+            job.marker_key = template.of(job.args, job.kwargs)
+        if template := self.key_templates.get("unique"):
+            if options.get("group_id") or options.get("chord"):
+                raise ValueError(
+                    f"{self.name} is unique, and cannot be part of a group or a chord, which wait for each of their "
+                    "parts: another call's job may do its work; call it by itself"
+                )
+            job.unique_key = template.of(job.args, job.kwargs)
+            job.unique_until = self.unique_until
+            if self.unique_for is not None:
+                job.unique_expires_at = now_plus(self.unique_for)
+
+    def _result(self, job: Any, add_to_parent: bool, existing: bool = False) -> AsyncResult:
         result = self.AsyncResult(str(job.pk))
         result.ignored = job.headers.get("ignore_result")
+        # A unique job that was there already.
+        result.existing = existing
         if add_to_parent and (parent := self._get_app().current_worker_task):
             parent.add_trail(result)
         return result
@@ -199,6 +296,12 @@ class Task(celery.Task):
         """The row of the job that runs now, as it was claimed; None in a plain call."""
         run = execution.current_run(self)
         return run.job if run is not None else None
+
+    @property
+    def lock_token(self) -> int | None:
+        """The fencing token of the run's ``lock=``, for ``WHERE fence < token``; None without one."""
+        run = execution.current_run(self)
+        return run.lock_token if run is not None else None
 
     def checkpoint(self) -> None:
         """Ask, in a long body, whether to go on; costs two small queries. Does nothing in a plain call.

@@ -36,6 +36,56 @@ class Customer(models.Model):
         return reverse("customer", args=[self.public_id])
 
 
+class Order(models.Model):
+    #: What the payment provider knows the order by. A primary key could come again, in a database that was restored.
+    public_id = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    customer = models.ForeignKey(Customer, models.CASCADE, related_name="orders", verbose_name=_("customer"))
+    cents = models.PositiveIntegerField(_("amount in cents"))
+    created_at = models.DateTimeField(_("ordered at"), auto_now_add=True)
+    #: The provider's id of the charge; empty: not paid yet.
+    charge = models.CharField(_("charge"), max_length=100, blank=True, editable=False)
+    #: The id of the job, as of :attr:`Customer.welcome_job`.
+    payment_job = models.UUIDField(_("payment job"), null=True, blank=True, editable=False)
+
+    class Meta:
+        verbose_name = _("order")
+        verbose_name_plural = _("orders")
+        ordering = ["-created_at"]
+
+    def __str__(self) -> str:
+        return str(self.public_id)
+
+
+class Import(models.Model):
+    """How far a partner's feed was read."""
+
+    source = models.CharField(_("source"), max_length=255, unique=True)
+    position = models.PositiveIntegerField(_("lines read"), default=0)
+    #: The lock's token of who wrote last: nobody with a smaller one may write again.
+    fence = models.BigIntegerField(default=0, editable=False)
+
+    class Meta:
+        verbose_name = _("import")
+        verbose_name_plural = _("imports")
+
+    def __str__(self) -> str:
+        return self.source
+
+
+class DailySummary(models.Model):
+    day = models.DateField(_("day"), unique=True)
+    signups = models.PositiveIntegerField(_("sign-ups"))
+    orders = models.PositiveIntegerField(_("orders"))
+
+    class Meta:
+        verbose_name = _("daily summary")
+        verbose_name_plural = _("daily summaries")
+        ordering = ["-day"]
+
+    def __str__(self) -> str:
+        return f"{self.day}: {self.signups}"
+
+
 class WelcomeEffect(models.Model):
     """A ledger: one row for every time that the welcome task's effects were committed.
 

@@ -1,7 +1,7 @@
 from django.db import transaction
 
-from shop.models import Customer
-from shop.tasks import send_welcome_email
+from shop.models import Customer, Order
+from shop.tasks import charge_order, send_welcome_email
 
 
 def sign_up(customer: Customer) -> Customer:
@@ -16,3 +16,12 @@ def sign_up(customer: Customer) -> Customer:
         customer.welcome_job = send_welcome_email.delay(customer.pk).id
         customer.save(update_fields=["welcome_job"])
     return customer
+
+
+def place_order(customer: Customer, cents: int) -> Order:
+    """Save an order together with the job that charges it: both, or neither."""
+    with transaction.atomic():
+        order = Order.objects.create(customer=customer, cents=cents)
+        order.payment_job = charge_order.delay(order.pk).id
+        order.save(update_fields=["payment_job"])
+    return order

@@ -78,6 +78,11 @@ EMAIL_HOST = os.environ.get("EMAIL_HOST", "localhost")
 EMAIL_PORT = int(os.environ.get("EMAIL_PORT", "25"))
 #: A mail server that hangs must not hold a worker, nor the customer's row, for longer (seconds).
 EMAIL_TIMEOUT = 5
+
+PAYMENT_URL = os.environ.get("PAYMENT_URL", "http://localhost:8001")
+#: Seconds for each answer of the payment provider.
+PAYMENT_TIMEOUT = 5
+
 DEFAULT_FROM_EMAIL = "The shop <shop@example.com>"
 
 JOBS: dict[str, object] = {}

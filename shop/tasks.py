@@ -1,13 +1,18 @@
-"""The shop's jobs. Their effects and their completion are one transaction."""
+"""The shop's jobs, each with the tool that fits: marker and guard, ledger of external calls, lock, unique key."""
 
+import http.client
+import json
 import smtplib
 
 from celery import shared_task
 from celery.exceptions import SoftTimeLimitExceeded
 from django.core.mail import EmailMultiAlternatives
+from django.db import transaction
 from django.template.loader import render_to_string
 
-from shop.models import Customer, WelcomeEffect
+from jobs import effect, guard
+from shop import payments
+from shop.models import Customer, DailySummary, Import, Order, WelcomeEffect
 
 
 @shared_task(
@@ -19,6 +24,8 @@ from shop.models import Customer, WelcomeEffect
     retry_jitter=True,
     # EMAIL_TIMEOUT bounds each answer of the mail server, this the whole conversation (seconds).
     soft_time_limit=30,
+    # At most one committed run per customer, however many jobs ask for it.
+    idempotency_key="welcome:{customer_id}",
 )
 def send_welcome_email(self, customer_id):
     """Send the welcome e-mail, once per customer as far as the database can tell.
@@ -27,16 +34,22 @@ def send_welcome_email(self, customer_id):
     killed after the server took it and before the commit, the next run sends it again, under the same
     Message-ID, by which mailboxes and people can tell that it is the same one.
     """
+    # The same in every run; a plain call has no job.
+    message_id = self.job.idempotency_key.replace(":", ".") if self.job else self.request.id
     # Locked until the commit, so also while the mail server answers: this customer's own row, and nothing else.
     # It would be wrong to lock a row of auth_user here, which every login updates. EMAIL_TIMEOUT is set because
     # without it a mail server that hangs would keep the lock, and the worker, for as long as it likes.
-    customer = Customer.objects.select_for_update().filter(pk=customer_id).first()
-    if customer is None or customer.is_welcome_email_sent:
+    try:
+        with guard(Customer, pk=customer_id) as customer:
+            if customer.is_welcome_email_sent:
+                return
+            welcome_email(customer, message_id=f"<{message_id}@shop.example.com>").send()
+            customer.is_welcome_email_sent = True
+            customer.save(update_fields=["is_welcome_email_sent"])
+            WelcomeEffect.objects.create(customer=customer)
+    except Customer.DoesNotExist:
+        # Deleted since: nobody is left to welcome.
         return
-    welcome_email(customer, message_id=f"<{self.request.id}@shop.example.com>").send()
-    customer.is_welcome_email_sent = True
-    customer.save(update_fields=["is_welcome_email_sent"])
-    WelcomeEffect.objects.create(customer=customer)
 
 
 def welcome_email(customer: Customer, message_id: str) -> EmailMultiAlternatives:
@@ -49,3 +62,87 @@ def welcome_email(customer: Customer, message_id: str) -> EmailMultiAlternatives
     )
     message.attach_alternative(render_to_string("shop/welcome_email.html", context), "text/html")
     return message
+
+
+@shared_task(
+    bind=True,
+    # The ledger commits before the call and after it, and no transaction is open while the provider takes its time.
+    atomic=False,
+    # The provider heeds the key, so a call of which nobody knows is made again. For one that does not: "park", or a
+    # function that asks it, here ``lambda call: payments.find_charge(call.key)``.
+    on_ambiguous="retry",
+    autoretry_for=(OSError, http.client.HTTPException, SoftTimeLimitExceeded),
+    max_retries=8,
+    retry_backoff=True,
+    retry_backoff_max=60,
+    retry_jitter=True,
+    soft_time_limit=30,
+)
+def charge_order(self, order_id):
+    """Charge an order. The provider is called at least once, under one key, by which it charges once.
+
+    Whoever dies where (this worker, the provider, the line between them), the next run knows from the ledger that
+    the order may be paid already.
+    """
+    order = Order.objects.filter(pk=order_id).first()
+    if order is None or order.charge:
+        return
+    with effect("charge", str(order.public_id)) as call:
+        # Answered before: a run that was killed between the answer and its last line below.
+        if not call.done:
+            try:
+                call.answered(payments.charge(str(order.public_id), order.cents, idempotency_key=call.key))
+            except (ConnectionRefusedError, payments.PaymentError):
+                # For sure nothing was charged. After any other exception nobody knows, and the ledger says so.
+                call.not_sent()
+                raise
+    Order.objects.filter(pk=order_id).update(charge=call.answer["id"])
+
+
+@shared_task(
+    bind=True,
+    # One run per feed at a time. It saves the work of the second one; that no order is there twice is up to the
+    # database, below.
+    lock="import:{source}",
+    lock_ttl=60,
+    # The feed is read before the transaction begins, so that nothing stays locked while its server takes its time.
+    atomic=False,
+    autoretry_for=(OSError,),
+    max_retries=8,
+    retry_backoff=True,
+)
+def import_orders(self, source):
+    """Take over new orders from a partner's feed: a file, or a URL in a real shop."""
+    records = read_feed(source)
+    Import.objects.get_or_create(source=source)
+    with transaction.atomic(), guard(Import, source=source) as feed:
+        if feed.fence > self.lock_token:
+            # This run was paused for longer than its lock lives, and another one came after it.
+            return 0
+        new = records[feed.position :]
+        for record in new:
+            customer = Customer.objects.get(email__iexact=record["email"])
+            Order.objects.create(customer=customer, cents=record["cents"])
+        feed.position, feed.fence = len(records), self.lock_token
+        feed.save()
+    return len(new)
+
+
+def read_feed(source):
+    """The orders of a feed, one JSON object a line; lines are only added."""
+    with open(source) as lines:
+        return [json.loads(line) for line in lines if line.strip()]
+
+
+# Celery beat asks for it every night, and an operator may do so at any time: whoever comes while one waits finds it
+# there. The key is free when the summary starts, because it may have counted by then.
+@shared_task(unique="summary:{day}")
+def summarize(day):
+    """Count a day's sign-ups and orders."""
+    DailySummary.objects.update_or_create(
+        day=day,
+        defaults={
+            "signups": Customer.objects.filter(created_at__date=day).count(),
+            "orders": Order.objects.filter(created_at__date=day).count(),
+        },
+    )

@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import uuid
 from pathlib import Path
 from typing import NoReturn
 
@@ -12,6 +13,7 @@ from django.conf import settings
 from django.db import connection
 
 from jobs import publisher, syncpoints
+from jobs.board import board
 from jobs.conf import celery_settings
 from tests import servers
 
@@ -91,6 +93,17 @@ def server(kind: type, user: str = "these tests") -> servers.Server:
 
 
 @pytest.fixture
+def node(settings):
+    """This process is a node: ``harness.deliver`` runs jobs in it."""
+    settings.JOBS = {**settings.JOBS, "PUBLISH": "relay"}
+    board.node = uuid.uuid4()
+    board.wipe()
+    from jobs.models import Node
+
+    return Node.objects.create(pk=board.node, hostname="here", pid=1)
+
+
+@pytest.fixture
 def redis_server() -> servers.Server:
     return server(servers.Redis)
 
@@ -127,7 +140,7 @@ def _empty_broker() -> None:
 
         side = SideDatabase()
         with side.cursor() as cursor:
-            for table in ("jobs_message", "jobs_binding", "jobs_beat"):
+            for table in ("jobs_message", "jobs_binding", "jobs_beat", "jobs_lock"):
                 cursor.execute(f"DELETE FROM {table}")
         side.close()
 

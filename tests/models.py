@@ -18,6 +18,20 @@ class Effect(models.Model):
         return self.key
 
 
+class Imported(models.Model):
+    """What the holders of a lock write: ``fence`` is the token of the last one."""
+
+    key = models.CharField(max_length=100, unique=True)
+    fence = models.BigIntegerField(default=0)
+    note = models.CharField(max_length=200, default="")
+
+    class Meta:
+        app_label = "tests"
+
+    def __str__(self) -> str:
+        return self.key
+
+
 class Order(models.Model):
     """A business row, committed in one transaction with its job: where it is, the job's effect has to be."""
 

@@ -14,8 +14,10 @@ import psycopg
 from celery import shared_task, signals
 from django.db import OperationalError, connection
 
-from jobs import Task
+from jobs import Snooze, Task, guard, lock, once
+from jobs import effect as effect_of
 from jobs import signals as job_signals
+from shop import payments
 from tests.models import Effect, Order
 
 
@@ -105,6 +107,67 @@ def waits(key, started, gate):
     once_only(started)
     wait_for_file(gate)
     Effect.objects.create(key=key, pid=os.getpid())
+
+
+@shared_task(idempotency_key="welcome:{user_id}")
+def welcomes(user_id, how=""):
+    Effect.objects.create(key=f"welcome:{user_id}", pid=os.getpid())
+    if how == "fails":
+        raise ValueError(how)
+    return object() if how == "returns an object" else f"welcome {user_id}"
+
+
+def _summary(self, day, how=""):
+    if how == "retries":
+        raise self.retry(countdown=0)
+    if how == "fails":
+        raise ValueError(how)
+    Effect.objects.create(key=f"summary:{day}", pid=os.getpid())
+
+
+def _unique(name, **options):
+    return shared_task(bind=True, name=f"tests.tasks.{name}", unique="{day}", **options)(_summary)
+
+
+summary = _unique("summary")
+summary_to_the_end = _unique("summary_to_the_end", unique_until="finished")
+summary_for_a_while = _unique("summary_for_a_while", unique_for=60)
+
+
+@shared_task(idempotency_key="marked:{key}")
+def marked(key):
+    Effect.objects.create(key=key)
+
+
+@shared_task(unique="sole:{key}")
+def sole(key):
+    Effect.objects.create(key=key)
+
+
+@shared_task
+def guards(pk):
+    with guard(Order, pk=pk):
+        pass
+
+
+@shared_task(autoretry_for=(Order.DoesNotExist,))
+def guards_patiently(pk):
+    with guard(Order, pk=pk):
+        pass
+
+
+@shared_task
+def once_only_effect(key):
+    with once("effect", key) as first:
+        if first:
+            Effect.objects.create(key=key, pid=os.getpid())
+    return first
+
+
+@shared_task(autoretry_for=(Exception,))
+def snoozes(key, seconds):
+    Effect.objects.create(key=key, pid=os.getpid())
+    raise Snooze(seconds, "not yet")
 
 
 def shrug_off_sigterm(started):
@@ -320,6 +383,37 @@ def counts_and_adds(key):
     Effect.objects.create(key=key, pid=os.getpid())
 
 
+@shared_task(bind=True, atomic=False, lock="alone:{key}")
+def alone(self, key, name, directory, seconds=0.05):
+    """Leaves an effect of another name if somebody else of this key is inside."""
+    inside = Path(directory, f"inside-{key}")
+    try:
+        inside.mkdir()
+    except FileExistsError:
+        Effect.objects.create(key=f"{name} was not alone")
+    time.sleep(seconds)
+    Effect.objects.create(key=name, pid=os.getpid(), note=str(self.lock_token))
+    inside.rmdir()
+
+
+@shared_task(bind=True, atomic=False, lock="gated:{key}", lock_ttl=60)
+def gated_alone(self, key, name, started, gate):
+    if once_only(started):
+        wait_for_file(gate)
+    Effect.objects.create(key=name, pid=os.getpid(), note=str(self.lock_token))
+
+
+@shared_task(bind=True, lock="locked:{key}")
+def locked(self, key):
+    Effect.objects.create(key=key, note=str(self.lock_token))
+
+
+@shared_task(lock=lambda key: f"locked:{key}")
+def locks_in_its_body(key):
+    with lock("body", key):
+        Effect.objects.create(key=key)
+
+
 class Unspeakable(Exception):
     """Cannot be pickled, and has no text."""
 
@@ -447,3 +541,82 @@ if "JOBS_TEST_RELEASE" in os.environ:
 
 if "JOBS_TEST_SIGNALS" in os.environ:
     _write_signals(os.environ["JOBS_TEST_SIGNALS"])
+
+
+def _charge(call, name):
+    """Charge at the test's provider, as the shop does."""
+    if not call.done:
+        Effect.objects.create(key="calling", pid=os.getpid())
+        call.answered(payments.charge(name, 100, idempotency_key=call.key))
+    Effect.objects.create(key=call.answer["id"], note=name)
+    return call.answer["id"]
+
+
+@shared_task(atomic=False, on_ambiguous="retry")
+def charges_retry(name):
+    with effect_of("charge", name) as call:
+        return _charge(call, name)
+
+
+@shared_task(atomic=False, on_ambiguous="park")
+def charges_park(name):
+    with effect_of("charge", name) as call:
+        return _charge(call, name)
+
+
+@shared_task(atomic=False, on_ambiguous=lambda call: payments.find_charge(call.key))
+def charges_resolve(name):
+    with effect_of("charge", name) as call:
+        return _charge(call, name)
+
+
+class Scripted:
+    """What the bodies below do with their call, and what the provider says when it is asked."""
+
+    def __init__(self):
+        self.forget()
+
+    def forget(self):
+        self.block = lambda call: call.answered("the answer")
+        self.resolve = lambda call: None
+
+    def run(self, parts):
+        with effect_of(*parts) as call:
+            self.block(call)
+        return call.answer
+
+
+scripted = Scripted()
+
+
+@shared_task(atomic=False)
+def calls_retry(*parts):
+    return scripted.run(parts)
+
+
+@shared_task(atomic=False, on_ambiguous="park", autoretry_for=(Exception,), max_retries=3, default_retry_delay=0)
+def calls_park(*parts):
+    return scripted.run(parts)
+
+
+@shared_task(atomic=False, on_ambiguous=lambda call: scripted.resolve(call))
+def calls_resolve(*parts):
+    return scripted.run(parts)
+
+
+@shared_task
+def calls_in_transaction(*parts):
+    return scripted.run(parts)
+
+
+@shared_task(atomic=False)
+def calls_a_task_that_calls(*parts):
+    return calls_retry(*parts)
+
+
+@shared_task(atomic=False)
+def calls_again(*parts):
+    try:
+        return scripted.run(parts)
+    except ConnectionError:
+        return scripted.run(parts)

@@ -8,23 +8,13 @@ import pytest
 from celery import current_app
 
 from jobs import lifecycle, syncpoints
-from jobs.board import board
 from jobs.maintenance.relay import Relay
-from jobs.models import Cancellation, Job, Node
+from jobs.models import Cancellation, Job
 from tests import tasks
-from tests.harness import Worker, effects, in_body, wait_ended, wait_state
+from tests.harness import Worker, deliver, effects, in_body, wait_ended, wait_state
 from tests.servers import wait_for
-from tests.test_execution import deliver
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture
-def node(settings):
-    settings.JOBS = {**settings.JOBS, "PUBLISH": "relay"}
-    board.node = uuid.uuid4()
-    board.wipe()
-    return Node.objects.create(pk=board.node, hostname="here", pid=1)
 
 
 def ask(at: str) -> None:

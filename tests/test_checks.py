@@ -245,6 +245,25 @@ def test_tasks_without_a_time_limit():
     assert checks.for_worker(threads) == [], "has no time limits at all"
 
 
+def test_markers_that_are_gone_too_soon(settings):
+    def keyed(user_id: int) -> None:
+        pass
+
+    own = app()
+    task = own.task(name="t.marked", idempotency_key="k:{user_id}", max_retries=10, default_retry_delay=3600)(keyed)
+    assert checks.for_worker(worker(own)) == []
+    settings.JOBS = {"MARKER_RETENTION": 86400.0, "RETENTION_FAILED": 3600.0}
+    assert checks.for_worker(worker(own)) == []
+    task.max_retries = 25
+    [message] = checks.for_worker(worker(own))
+    assert (message.id, "t.marked" in message.msg) == ("jobs.W017", True)
+    task.max_retries = 3
+    settings.JOBS = {"MARKER_RETENTION": 86400.0}
+    assert ids(checks.for_worker(worker(own))) == ["jobs.W017"], "failed jobs can be replayed for 30 days"
+    settings.JOBS = {"MARKER_RETENTION": None, "RETENTION_FAILED": None}
+    assert checks.for_worker(worker(own)) == []
+
+
 def test_stock_tasks_that_redis_would_deliver_twice():
     own = app("redis://localhost", broker_transport_options={"visibility_timeout": 60})
     own.task(name="t.job")(body)
@@ -324,6 +343,6 @@ def test_the_readme_names_every_check():
     named = set(re.findall(r"^\| `([EW]\d{3})` \|", (ROOT / "README.md").read_text(), re.M))
     assert known == named
     assert {int(name[1:]) for name in known if name[0] == "E"} == set(range(1, 13))
-    assert {int(name[1:]) for name in known if name[0] == "W"} == set(range(1, 17))
+    assert {int(name[1:]) for name in known if name[0] == "W"} == set(range(1, 18))
     tested = set(re.findall(r"jobs\.([EW]\d{3})", Path(__file__).read_text()))
     assert known - tested <= {"E002"}, "is tested with the workers"

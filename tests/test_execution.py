@@ -17,37 +17,16 @@ from jobs import lifecycle, publisher, syncpoints
 from jobs.arguments import as_uuid
 from jobs.board import board
 from jobs.errors import TaskExited
-from jobs.models import Job, Node
+from jobs.models import Job
 from tests import tasks
-from tests.harness import effects
+from tests.harness import deliver, effects
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture(autouse=True)
-def node(settings):
-    settings.JOBS = {**settings.JOBS, "PUBLISH": "relay"}
-    board.node = uuid.uuid4()
-    board.wipe()
-    return Node.objects.create(pk=board.node, hostname="here", pid=1)
-
-
-def deliver(result, **more):
-    """Run the message of a job as a worker does; return (state, value) as Celery sees it."""
-    job = Job.objects.get(pk=result.id)
-    task = current_app.tasks[job.task]
-    request = {
-        **job.headers,
-        **job.options["embed"],
-        "id": str(job.pk),
-        "delivery_info": {"exchange": "", "routing_key": job.queue},
-        "jobs": {"v": 1, "db": "default"},
-        "is_eager": False,
-        "hostname": "here",
-        **more,
-    }
-    outcome = build_tracer(task.name, task, app=current_app)(str(job.pk), job.args, job.kwargs, request)
-    return (outcome.info.state, outcome.info.retval) if outcome.info else ("SUCCESS", outcome.retval)
+def _node(node):
+    pass
 
 
 def test_a_run_commits_effect_and_completion_together():

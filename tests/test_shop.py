@@ -15,9 +15,10 @@ from django.urls import reverse
 from jobs.models import Job
 from shop import views
 from shop.forms import SignUpForm
-from shop.models import Customer, WelcomeEffect
+from shop.models import Customer, DailySummary, Import, Order, WelcomeEffect
 from shop.services import sign_up
-from shop.tasks import send_welcome_email
+from shop.tasks import import_orders, send_welcome_email, summarize
+from tests.harness import deliver
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -240,3 +241,47 @@ def test_mail_server_that_recovers_is_tried_again_with_the_same_message_id(ada, 
 
 def test_form_does_not_let_customers_set_what_is_not_theirs():
     assert set(SignUpForm().fields) == {"name", "email"}
+
+
+def deliver_all(*results):
+    return [deliver(result) for result in results]
+
+
+def test_two_jobs_for_one_customer_welcome_once(node, ada):
+    results = [send_welcome_email.delay(ada.pk), send_welcome_email.delay(ada.pk)]
+    deliver_all(*results)
+    [message] = mail.outbox
+    assert message.message()["Message-ID"] == f"<welcome.{ada.pk}@shop.example.com>"
+    assert WelcomeEffect.objects.count() == 1
+    assert str(Job.objects.get(pk=results[1].id).replay_of) == results[0].id
+
+
+def test_an_import_goes_on_where_the_last_one_ended(node, ada, tmp_path):
+    feed = tmp_path / "partner.jsonl"
+    feed.write_text('{"email": "ada@example.com", "cents": 100}\n')
+    deliver(import_orders.delay(str(feed)))
+    with feed.open("a") as lines:
+        lines.write('{"email": "ADA@example.com", "cents": 200}\n')
+    assert deliver_all(import_orders.delay(str(feed)), import_orders.delay(str(feed))) == [
+        ("SUCCESS", 1),
+        ("SUCCESS", 0),
+    ]
+    assert sorted(ada.orders.values_list("cents", flat=True)) == [100, 200]
+
+
+def test_an_import_that_comes_too_late_writes_nothing(node, ada, tmp_path):
+    feed = tmp_path / "partner.jsonl"
+    feed.write_text('{"email": "ada@example.com", "cents": 100}\n')
+    Import.objects.create(source=str(feed), fence=2**62)
+    assert deliver(import_orders.delay(str(feed))) == ("SUCCESS", 0)
+    assert not Order.objects.exists()
+
+
+def test_a_summary_is_asked_for_often_and_made_once(node, ada):
+    day = ada.created_at.date().isoformat()
+    first, second = summarize.delay(day), summarize.delay(day)
+    assert second.id == first.id
+    deliver(first)
+    assert DailySummary.objects.get().signups == 1
+    deliver(summarize.delay(day))
+    assert DailySummary.objects.count() == 1

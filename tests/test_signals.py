@@ -17,14 +17,13 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from jobs import lifecycle, signals
-from jobs.board import Board, board
+from jobs.board import Board
 from jobs.maintenance import rescue
 from jobs.maintenance.relay import Relay
 from jobs.models import Job, Node
 from tests import tasks
-from tests.harness import Worker, effects, wait_ended
+from tests.harness import Worker, deliver, effects, wait_ended
 from tests.servers import wait_for
-from tests.test_execution import deliver
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -32,11 +31,8 @@ ALL = ("enqueued", "started", "succeeded", "retried", "failed", "cancelled", "re
 
 
 @pytest.fixture(autouse=True)
-def node(settings):
-    settings.JOBS = {**settings.JOBS, "PUBLISH": "relay"}
-    board.node = uuid.uuid4()
-    board.wipe()
-    return Node.objects.create(pk=board.node, hostname="here", pid=1)
+def _node(node):
+    pass
 
 
 @pytest.fixture

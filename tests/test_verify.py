@@ -25,7 +25,7 @@ from jobs import databases, lifecycle, project, publisher
 from jobs.maintenance import rescue
 from jobs.maintenance.relay import Relay
 from jobs.maintenance.rescue import Rescue
-from jobs.models import Cancellation, Job, Node
+from jobs.models import Cancellation, Effect, Job, Node
 from jobs.verify import RULES, SHAPES, WINDOW, Finding, Report, Unverifiable, suspicion, verify
 from tests import tasks
 from tests.harness import Worker, wait_ended
@@ -146,6 +146,11 @@ def _published_long_ago(seconds: float = LONG, **more) -> object:
     return make("ready", age=seconds, queue=f"empty-{uuid.uuid4().hex}", dispatched_at=ago(seconds), **more).pk
 
 
+def _call(state: str, under: int = 3, **more) -> object:
+    """An external call that was begun under a lease that its job never had."""
+    return Effect.objects.create(name="charge", key="1", job=make(state, **more).pk, lease=under).pk
+
+
 #: For each rule the ways to break it; each returns the key that is named.
 BREAKERS: list[tuple[str, Callable[[], object]]] = [
     ("state-known", lambda: make("lost", finished_at=timezone.now()).pk),
@@ -185,6 +190,8 @@ BREAKERS: list[tuple[str, Callable[[], object]]] = [
     ("cancellation-heeded", lambda: _note("scheduled", age=-LONG)),
     ("cancellation-heeded", lambda: _note("failed")),
     ("messages-come-back", _hidden_message),
+    ("effects-settled", lambda: _call("running", lease=2, node=worker_node())),
+    ("effects-settled", lambda: _call("running", lease=1, node=worker_node(), under=0)),
 ]
 
 #: Broken by something else than a row; tested below.

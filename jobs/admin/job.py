@@ -10,7 +10,7 @@ from typing import Any
 
 from django.contrib import admin
 from django.contrib.admin.utils import flatten_fieldsets
-from django.db.models import QuerySet
+from django.db.models import Model, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils.dateparse import parse_datetime
@@ -153,13 +153,13 @@ def pretty(value: Any) -> SafeString:
     return format_html('<pre class="job-json">{}</pre>', scrub(text, SHOWN))
 
 
-def link(job: Job, key: uuid.UUID | None) -> str:
-    """The other job, if it is (still) one of ours."""
+def link(row: Model, key: uuid.UUID | None) -> str:
+    """The other job that a row names, if it is (still) one of ours."""
     if key is None:
         return NOTHING
-    if key == job.pk:
+    if key == row.pk:
         return translate("this job")
-    other = Job.objects.using(job._state.db).filter(pk=key).only("id", "task", "state").first()
+    other = Job.objects.using(row._state.db).filter(pk=key).only("id", "task", "state").first()
     if other is None:
         return translate("%(id)s (not a job here, or deleted)") % {"id": key}
     url = reverse(f"admin:{Job._meta.app_label}_job_change", args=[other.pk])

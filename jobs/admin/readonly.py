@@ -14,7 +14,7 @@ from django.utils.html import format_html
 class ReadOnlyAdmin(admin.ModelAdmin):
     """The view permission suffices, and no permission gives more."""
 
-    actions = None
+    actions: Any = None
     list_max_show_all = 0
     show_facets = admin.ShowFacets.NEVER
     sortable_by = ()

@@ -11,6 +11,7 @@ from django.core.checks import CheckMessage, Error, Warning
 
 from jobs.checks.base import USE_CELERY_SETTINGS, careful, databases, several
 from jobs.checks.celery import driver
+from jobs.conf import conf, problems
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -82,6 +83,7 @@ def check_tasks(worker: Any) -> Iterator[CheckMessage]:
             hint=USE_CELERY_SETTINGS.format(name="task_time_limit", value=1800),
             id="jobs.W011",
         )
+    yield from _about_markers(ours)
     kind = driver(app)
     if kind == "redis":
         timeout = float((app.conf.broker_transport_options or {}).get("visibility_timeout") or 3600)
@@ -101,6 +103,36 @@ def check_tasks(worker: Any) -> Iterator[CheckMessage]:
             hint="Use jobs:// where there is no broker.",
             id="jobs.W014",
         )
+
+
+def _about_markers(tasks: dict[str, Any]) -> Iterator[CheckMessage]:
+    """A marker that is gone keeps nobody from doing the same again."""
+    if problems():
+        # E001 says so.
+        return
+    kept, failed = conf().MARKER_RETENTION, conf().RETENTION_FAILED
+    marked = {name: task for name, task in tasks.items() if "idempotency_key" in task.key_templates}
+    if kept is None or not marked:
+        return
+    late = [name for name, task in marked.items() if retry_horizon(task) > kept]
+    if failed is None or failed > kept:
+        late = list(marked)
+    if late:
+        yield Warning(
+            f"Markers are kept for {kept:g} s, and jobs of these tasks may still be retried, or replayed by hand, "
+            f"after that time: {several(late)}. What they do could be done twice.",
+            hint="Set JOBS['MARKER_RETENTION'] above JOBS['RETENTION_FAILED'] and above all their retries; None keeps "
+            "them.",
+            id="jobs.W017",
+        )
+
+
+def retry_horizon(task: Any) -> float:
+    """Seconds until a task that always fails is given up, as far as its options tell."""
+    if task.max_retries is None:
+        return 0.0
+    pause = getattr(task, "retry_backoff_max", 600) if getattr(task, "retry_backoff", False) else None
+    return float(task.max_retries * (task.default_retry_delay if pause is None else pause))
 
 
 def is_ours(task: Any) -> bool:

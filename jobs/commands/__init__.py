@@ -6,6 +6,7 @@ A new one is a :class:`jobs.commands.base.Subcommand`, and a line here; the orde
 from jobs.commands.adopt import Adopt
 from jobs.commands.base import Subcommand
 from jobs.commands.change import Cancel, Retry
+from jobs.commands.effects import Effects
 from jobs.commands.maintain import RunPrune, RunRelay, RunRescue
 from jobs.commands.status import Status
 from jobs.commands.verify import Verify
@@ -14,6 +15,7 @@ SUBCOMMANDS: tuple[type[Subcommand], ...] = (
     Status,
     Retry,
     Cancel,
+    Effects,
     RunRelay,
     RunRescue,
     RunPrune,

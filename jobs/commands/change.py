@@ -10,6 +10,7 @@ from django.core.management.base import CommandError
 from jobs import lifecycle
 from jobs.commands.base import DRY_RUN, Subcommand, option
 from jobs.conf import conf
+from jobs.errors import UniqueTaken
 from jobs.models import Job, State
 
 IDS = option("ids", nargs="+", metavar="ID", help="the id of a job (a UUID)")
@@ -49,8 +50,11 @@ class Change(Subcommand):
                 continue
             if state in self.states and dry_run:
                 return True, f"would be {self.participle} (is {state})"
-            if state in self.states and self.transition(key, alias):
-                return True, f"{self.participle} (was {state})"
+            try:
+                if state in self.states and self.transition(key, alias):
+                    return True, f"{self.participle} (was {state})"
+            except UniqueTaken as exc:
+                return False, f"is {state}, and stays: {exc}"
             # Race: somebody else was faster. The answer is what the row says now.
             state = now.first() or state
             return self.otherwise(key, alias, state, dry_run)

@@ -8,7 +8,7 @@ from functools import partial
 
 from django.db.models import Exists, OuterRef
 
-from jobs import databases, lifecycle
+from jobs import databases, idempotency, lifecycle, lockstores
 from jobs.conf import conf
 from jobs.databases import SideDatabase
 from jobs.models import Job, Node, State
@@ -20,27 +20,47 @@ logger = logging.getLogger("jobs")
 NODE_RETENTION = 7 * 86400.0
 
 
+#: Seconds between two looks at all of history. In between only what grew old meanwhile is looked at: most of what is
+#: older is kept for its marker, and would be read again every minute.
+FULL_LOOK = 3600.0
+
+
 class Prune:
     def __init__(self, side: SideDatabase) -> None:
         self.side = side
+        #: For each database and kind: how old the jobs were that the last look came to, and when it was a full one.
+        self._looked: dict[tuple[str, tuple[State, ...]], tuple[float, float]] = {}
 
     def run_once(self, budget: float | None = None) -> dict[str, int]:
         """Delete batch after batch; stop after ``budget`` seconds, and go on the next time."""
-        done = {"jobs": 0, "nodes": 0, "messages": 0}
+        done = {"jobs": 0, "markers": 0, "nodes": 0, "messages": 0}
         deadline = None if budget is None else time.monotonic() + budget
         for alias in conf().DATABASES:
             databases.guarded(alias, partial(self._run, alias, deadline, done))
         done["messages"] += prune_replies(self.side)
+        lockstores.prune(self.side)
         if done["jobs"]:
             logger.info("pruned %s jobs", done["jobs"], extra={"action": "pruned", "count": done["jobs"]})
         return done
 
     def _run(self, using: str, deadline: float | None, done: dict[str, int]) -> None:
+        while deadline is None or time.monotonic() < deadline:
+            # Before the jobs, which are kept as long as their markers.
+            deleted = idempotency.delete_expired(using, conf().BATCH)
+            done["markers"] += deleted
+            if not deleted:
+                break
         for states, age in _kept():
+            began = time.monotonic()
+            last, full = self._looked.get((using, states), (None, began))
+            is_full = last is None or began - full > FULL_LOOK
             while age is not None and (deadline is None or time.monotonic() < deadline):
-                deleted = lifecycle.delete_ended(using, states, age, conf().BATCH)
+                # A minute more, for transactions that were open at the last look.
+                window = None if is_full or last is None else age + began - last + 60.0
+                deleted = lifecycle.delete_ended(using, states, age, conf().BATCH, window)
                 done["jobs"] += deleted
                 if not deleted:
+                    self._looked[using, states] = (began, began if is_full else full)
                     break
         running = Job.objects.using(using).filter(state=State.RUNNING, node=OuterRef("pk"))
         old = Node.objects.using(using).filter(~Exists(running), dead_at__lt=lifecycle.now_plus(-NODE_RETENTION))

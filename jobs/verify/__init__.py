@@ -16,7 +16,7 @@ from jobs import databases
 from jobs.conf import conf
 from jobs.lifecycle import now_plus
 from jobs.models import Job
-from jobs.verify import delivery, ownership, rows
+from jobs.verify import delivery, external, ownership, rows
 from jobs.verify.rule import LIVE, Rule, Shape, View
 from jobs.verify.suspicion import Suspicion, watch
 
@@ -30,7 +30,7 @@ SHAPES: tuple[Shape, ...] = rows.SHAPES
 
 #: In the order of the report. A module with a promise of its own writes its rules in a file of this package,
 #: and adds them here.
-RULES: tuple[Rule, ...] = (*ownership.RULES, *delivery.RULES, *rows.RULES)
+RULES: tuple[Rule, ...] = (*ownership.RULES, *delivery.RULES, *external.RULES, *rows.RULES)
 
 
 class Unverifiable(Exception):
@@ -45,7 +45,7 @@ class Finding:
     says: str
     violations: int = 0
     recovering: int = 0
-    #: Keys of rows that break it; with several databases each behind its alias.
+    #: Keys of rows that break it, and of rows that wait for a person; with several databases each behind its alias.
     examples: list[str] = field(default_factory=list)
 
     def add(self, alias: str, violations: int, keys: Iterable[Hashable]) -> None:
@@ -94,8 +94,8 @@ def verify(*, everything: bool = False, patient: bool = True, tell: Callable[[st
             with _asking(alias):
                 if rule.bound is not None:
                     suspicions.append(Suspicion(rule, alias, view))
-                elif count := (broken := rule.broken(view, alias)).count():
-                    findings[rule.id].add(alias, count, broken.first(EXAMPLES))
+                else:
+                    _hold(findings[rule.id], rule, view, alias)
     if patient and (suspicious := [each for each in suspicions if each.rows]):
         if tell is not None:
             count, longest = sum(each.count for each in suspicious), max(each.bound for each in suspicious)
@@ -123,6 +123,16 @@ def _asking(alias: str) -> Iterator[None]:
         is_empty = isinstance(exc, ProgrammingError) or "no such" in text
         cure = " (not migrated? run manage.py migrate)" if is_empty else ""
         raise Unverifiable(f"the database {alias!r} cannot be verified: {text}{cure}") from exc
+
+
+def _hold(finding: Finding, rule: Rule, view: View, alias: str) -> None:
+    broken = rule.broken(view, alias)
+    count, examples = broken.count(), broken.first(EXAMPLES)
+    if rule.waiting is not None:
+        waiting = rule.waiting(view, alias)
+        finding.recovering += max(0, waiting.count() - count)
+        examples |= waiting.first(EXAMPLES)
+    finding.add(alias, count, examples)
 
 
 def _hold_shapes(alias: str, findings: dict[str, Finding], everything: bool) -> None:

@@ -6,6 +6,7 @@ There are three kinds.
     is about the columns of one row. It holds in every committed state, at every moment.
 :class:`Rule` without a bound
     compares rows. It holds at every moment, too: it is broken, or it is not.
+    What it counts as ``waiting`` waits for a person, and breaks nothing.
 :class:`Rule` with a bound
     is about what somebody has to put right, a relay or a rescue. Rows that wait for that are *recovering*, and
     *violations* only when they have waited for longer than the bound while a worker was there to do it.
@@ -91,7 +92,7 @@ class Rule:
     says: str
     #: The rows of a database that break it; with a bound, those that have waited for longer.
     broken: Callable[[View, str], Rows]
-    #: With a bound: all rows that wait to be put right, the broken ones among them.
+    #: All rows that wait to be put right; with a bound, the broken ones are among them.
     waiting: Callable[[View, str], Rows] | None = None
     #: How long somebody may take to put a row right, in seconds.
     bound: Callable[[], float] | None = None

@@ -20,15 +20,20 @@ from django.test import Client
 from django.urls import reverse
 from tqdm import tqdm
 
-from jobs import publisher
-from jobs.models import Job, Node
+from jobs import effects, publisher
+from jobs.models import Effect, Job, Node
 from shop.celery import app
 from shop.demo.mail_server import MailServer
+from shop.demo.payment_provider import PaymentProvider
 from shop.demo.worker import Worker
-from shop.models import Customer
+from shop.models import Customer, Order
+from shop.services import place_order
 
-#: One customer in so many: has deliveries refused; gets a second message; has somebody roll back before them.
-REFUSED, COPIED, ROLLED_BACK = 8, 8, 10
+#: One customer in so many: has deliveries refused; gets a second message; has somebody roll back before them; orders.
+REFUSED, COPIED, ROLLED_BACK, ORDERING = 8, 8, 10, 4
+
+#: The payment provider dies in one charge of so many, and leaves its client without an answer.
+UNANSWERED = 4
 
 #: Seconds without any progress after which the demo gives up.
 PATIENCE = 60.0
@@ -75,6 +80,9 @@ class Show:
         self.copied = set(choice.sample(self.emails, share(signups, COPIED)))
         before = choice.sample(self.emails, share(signups, ROLLED_BACK))
         self.rolled_back = {email: f"undecided-{email}" for email in before}
+        # After the others: a seed still decides what it decided before there were orders.
+        self.ordering = set(choice.sample(self.emails, share(signups, ORDERING)))
+        self.payments = PaymentProvider(every=UNANSWERED)
         self.mail = MailServer({email: choice.randint(1, 2) for email in refused}, hold_at=signups // 4 + 1)
 
     def run(self) -> dict[str, Any]:
@@ -87,6 +95,7 @@ class Show:
         reach_broker()
         call_command("migrate", verbosity=0)
         self.mail.start()
+        self.payments.start()
         try:
             self._start_worker()
             self._start_worker()
@@ -106,6 +115,7 @@ class Show:
             for worker in self.workers:
                 worker.kill()
             self.mail.stop()
+            self.payments.stop()
             forget_queue()
 
     # Workers
@@ -115,6 +125,7 @@ class Show:
             if not self._over:
                 name = f"{self._name}-{len(self.workers) + 1}"
                 env = {"EMAIL_HOST": self.mail.host, "EMAIL_PORT": str(self.mail.port)}
+                env["PAYMENT_URL"] = self.payments.url
                 self.workers.append(Worker(name, self.directory, **env))
 
     def _wait_for_workers(self) -> None:
@@ -135,8 +146,8 @@ class Show:
         """
         try:
             message_id = self.mail.held.result()
-            job_id = message_id.strip("<>").partition("@")[0]
-            job = Job.objects.select_related("node").get(pk=job_id, state=Job.State.RUNNING)
+            key = message_id.strip("<>").partition("@")[0].replace(".", ":")
+            job = Job.objects.select_related("node").get(marker_key=key, state=Job.State.RUNNING)
             victim = next(worker for worker in self.workers if job.node and worker.pid == job.node.pid)
             victim.kill()
             self.mail.released.set()
@@ -157,6 +168,8 @@ class Show:
             sign_up_on_the_site(email)
             if email in self.copied:
                 self._deliver_again(email)
+            if email in self.ordering:
+                place_order(Customer.objects.get(email=email), cents=1990)
 
     def _sign_up_and_roll_back(self, email: str) -> None:
         try:
@@ -176,7 +189,7 @@ class Show:
 
     def _wait_for_jobs(self) -> None:
         """Until every job has ended, and the worker that was to die has died."""
-        with self._bar(None, "welcoming", total=self.signups) as bar:
+        with self._bar(None, "welcoming", total=self.signups + len(self.ordering)) as bar:
             moved = time.monotonic()
             while True:
                 ended = Job.objects.filter(finished_at__isnull=False).count()
@@ -206,6 +219,7 @@ class Show:
         lost = [c.email for c in customers if not (c.is_welcome_email_sent and recipients[c.email])]
         twice = [c.email for c in customers if c.effects > 1]
         undecided = set(self.rolled_back.values())
+        unpaid = [str(order) for order in Order.objects.filter(charge="")]
         totals = Job.objects.aggregate(retries=Sum("retries"), rescued=Sum(F("node_losses") + F("crashes")))
         return {
             "signups": len(customers),
@@ -218,11 +232,19 @@ class Show:
             "duplicates_suppressed": self._duplicates_suppressed(),
             "workers_killed": int(self._killed.done()),
             "rescued": totals["rescued"] or 0,
+            "payments": Order.objects.exclude(charge="").count(),
+            "unanswered": self.payments.unanswered,
+            "ambiguous": Effect.objects.filter(calls__gt=1).count(),
+            "charged": len(self.payments.ledger.charges),
+            "charged_twice": len(self.payments.charged_twice()),
             "lost": len(lost),
             "twice": len(twice),
             "seconds": round(time.monotonic() - self.started, 1),
             "seed": self.seed,
-            "problems": self._problems(customers, lost, twice, undecided & set(recipients)),
+            "problems": [
+                *self._problems(customers, lost, twice, undecided & set(recipients)),
+                *self._problems_of_payments(unpaid),
+            ],
         }
 
     def _problems(self, customers: Sequence[Customer], lost: list[str], twice: list[str], mails: set[str]) -> list[str]:
@@ -238,10 +260,21 @@ class Show:
             found.append(f"Rolled back, and yet a customer: {', '.join(sorted(rows))}.")
         if mails:
             found.append(f"Rolled back, and yet welcomed: {', '.join(sorted(mails))}.")
-        if strangers := Job.objects.exclude(pk__in=[c.welcome_job for c in customers]).count():
+        known = [c.welcome_job for c in customers] + list(Order.objects.values_list("payment_job", flat=True))
+        if strangers := Job.objects.exclude(pk__in=known).count():
             found.append(f"{strangers} jobs belong to no customer.")
         unfinished = Job.objects.exclude(state=Job.State.SUCCEEDED)
         return [*found, *(f"{job} is {job.state}: {job.error}" for job in unfinished)]
+
+    def _problems_of_payments(self, unpaid: list[str]) -> list[str]:
+        found = []
+        if unpaid:
+            found.append(f"Not paid: {', '.join(unpaid)}.")
+        if twice := self.payments.charged_twice():
+            found.append(f"Charged more than once: {', '.join(twice)}.")
+        if unsettled := [str(call) for call in effects.unsettled("default")]:
+            found.append(f"Nobody knows whether these happened: {', '.join(unsettled)}.")
+        return found
 
     def _pause(self, seconds: float) -> None:
         if self.is_interrupted:

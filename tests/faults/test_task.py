@@ -22,7 +22,7 @@ from tests.test_strays import send
 @guard("jobs/lifecycle.py", '"message": scrub(message, 4000)', '"message": message', case="nul")
 @guard(
     "jobs/execution.py",
-    "    except Exception:\n        message = _repr(exc)",
+    "    except Exception:\n        message = safe_repr(exc)",
     "    finally:\n        pass",
     case="unspeakable",
 )
@@ -38,7 +38,7 @@ def test_exception_rolls_back_and_is_kept(ledger, how):
     assert all(error["type"] and error["traceback"] for error in failed().values_list("error", flat=True))
 
 
-@guard("jobs/lifecycle.py", "expires_at=None, retries=0", "expires_at=None")
+@guard("jobs/lifecycle.py", "expires_at=None, **dict.fromkeys(COUNTS, 0)", "expires_at=None")
 def test_retries_exhausted_and_replayed(ledger, tmp_path):
     """Kept in ``failed`` with every attempt's error. Replayed too early it has all attempts again, and fails again;
     replayed when the cause is gone, it succeeds once.

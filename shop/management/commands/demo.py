@@ -39,6 +39,11 @@ ROWS = (
     ("duplicates_suppressed", "duplicates suppressed"),
     ("mails", "e-mails accepted by the mail server"),
     ("distinct_mails", "distinct e-mails (by Message-ID)"),
+    ("payments", "orders paid"),
+    ("unanswered", "charges whose answer the payment provider never gave"),
+    ("ambiguous", "charges of which nobody knew whether they happened, called again"),
+    ("charged", "charges made by the payment provider"),
+    ("charged_twice", "orders charged twice"),
     ("lost", "lost"),
     ("twice", "effects committed twice"),
     ("seconds", "seconds"),
@@ -53,10 +58,11 @@ WHY_MORE_MAILS = (
 class Command(BaseCommand):
     help = (
         "Signs customers up while deliveries fail, messages come twice, transactions roll back and a worker is killed, "
-        "then counts: nobody is lost, and nothing is done twice. "
+        "charges orders at a payment provider that forgets to answer, then counts: nobody is lost, and nothing is done "
+        "twice. "
         "It needs nothing but requirements.txt: the database (a file, or a new one on the PostgreSQL server of "
-        "DATABASE_URL) and the mail server are made for the demo and removed at its end; the broker is that of "
-        "CELERY_BROKER_URL, or the database. The exit status is 1 when the promise was broken."
+        "DATABASE_URL), the mail server and the payment provider are made for the demo and removed at its end; the "
+        "broker is that of CELERY_BROKER_URL, or the database. The exit status is 1 when the promise was broken."
     )
 
     def add_arguments(self, parser: Any) -> None:
@@ -145,7 +151,7 @@ class Command(BaseCommand):
         self.stdout.write("")
         for key, text in ROWS:
             line = f"{text:{width}}  {result[key]:>6}"
-            if key in ("lost", "twice"):
+            if key in ("charged_twice", "lost", "twice"):
                 line = self.style.ERROR(line) if result[key] else self.style.SUCCESS(line)
             self.stdout.write(line)
         self.stdout.write(f"\n{WHY_MORE_MAILS}")

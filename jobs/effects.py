@@ -1,0 +1,340 @@
+"""External calls as a ledger: that a call was begun is committed before it, what was answered after it.
+
+Between the two commits a crash leaves a call of which nobody knows whether it happened. No code can know; but the row
+says so, and the task says what is done about it (``on_ambiguous=``). After Brandur Leach, "Implementing Stripe-like
+idempotency keys in Postgres", on foreign state mutations.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from django.db import IntegrityError, OperationalError, connections, transaction
+from django.db.models import Exists, F, OuterRef, Q, QuerySet
+from django.db.models.functions import Now
+from django.db.transaction import TransactionManagementError
+
+from jobs import current, databases, execution, lifecycle
+from jobs.arguments import jsonable, scrub
+from jobs.errors import Busy, EffectParked, LostLease
+from jobs.execution import Run
+from jobs.keys import joined
+from jobs.models import Effect, Job, State
+from jobs.syncpoints import reach
+
+#: Characters of an effect's name, at the most.
+MAX_NAME = 100
+
+
+@contextmanager
+def effect(name: str, *key: Any) -> Iterator[Call]:
+    """Make an external call (a payment, an SMS, another service's API) under a row that knows of it.
+
+    In the body of a task with ``atomic=False``::
+
+        with effect("charge", order.pk) as call:
+            if not call.done:
+                call.answered(provider.charge(order.amount, idempotency_key=call.key))
+        order.charge_id = call.answer["id"]
+
+    The call happens at least once, and a provider that heeds ``call.key`` acts on it once. If an earlier run, or
+    another job, was answered under this name and key, ``call.done`` is true and ``call.answer`` is what it got. If one
+    began and nobody makes the call any more, it is *ambiguous*, and the task's ``on_ambiguous`` decides:
+
+    ``"retry"`` (default):
+        The block calls again, with the same key. For providers that heed it.
+    ``"park"``:
+        A person looks at the provider and says what happened (in the admin, or ``manage.py jobs effects``); until then
+        the job ends ``failed`` with :class:`EffectParked`.
+    a callable:
+        It gets the :class:`Call` and asks the provider. It returns the answer (JSON, and not None: True if there is
+        nothing to say), or None: it did not happen, and the block calls. What it raises, the body raised, and the call
+        stays ambiguous.
+
+    An exception in the block leaves the call ambiguous for the next run, unless the block said ``call.answered()`` or
+    ``call.not_sent()`` before.
+
+    Parameters:
+        name: what is called, at most 100 characters: ``"charge"``.
+        key: text and whole numbers that make it this very call, for ever: an order's id, and not the job's.
+
+    Raises:
+        TransactionManagementError: inside a transaction, where nothing can be committed before the call.
+        RuntimeError: outside of a job; or the block ended without saying what became of the call.
+        Busy: another job makes this call at the moment; this one snoozes.
+        EffectParked: a person has to say whether it happened.
+        Cancel, LostLease: as ``self.checkpoint()``; no call is made then.
+        TypeError, ValueError: the name or the key cannot be kept.
+    """
+    run = current.run()
+    if run is None:
+        raise RuntimeError(
+            f"effect({name!r}) belongs to a job: call it in the body of a task that a worker runs, in the thread of "
+            "the body (a plain call of the task, apply() and task_always_eager make no job)"
+        )
+    call = Call(run, name, key)
+    execution.checkpoint(run)
+    call._begin()
+    reach("before_call")
+    try:
+        yield call
+    finally:
+        call._write()
+    if not call._is_settled:
+        raise RuntimeError(
+            f"the block of effect({name!r}) ended and did not say what became of the call: say call.answered(answer), "
+            "with None if there is no answer, or call.not_sent()"
+        )
+
+
+class Call:
+    """One external call, as the block of :func:`effect` gets it."""
+
+    def __init__(self, run: Run, name: str, key: tuple[Any, ...]) -> None:
+        what = f"effect({name!r})"
+        if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
+            raise ValueError(f"{what}: the name must be text of 1 to {MAX_NAME} characters")
+        joined(key, what)
+        self.name = name
+        #: For the provider (``Idempotency-Key``): the same in every run, and of no other call; 255 characters at most.
+        self.key = joined((name, *key), what)
+        # Escaped also if it has one part only: ("charge", "1:2") is not ("charge", 1, 2).
+        self._row_key = self.key.removeprefix(joined((name, ""), what))
+        #: The row of the job that makes the call.
+        self.job = run.job
+        #: Whether the answer is known: make no call then.
+        self.done = False
+        #: What the provider answered; None as well if a person said only that it happened.
+        self.answer: Any = None
+        self._run = run
+        self._row: Effect
+        self._calls = 1
+        self._is_settled = False
+        self._pending: Callable[[QuerySet[Effect]], object] | None = None
+
+    def __str__(self) -> str:
+        return self.key
+
+    def answered(self, answer: Any) -> None:
+        """The call happened, and this is what the provider said. Committed at once.
+
+        Inside a transaction of the block it is committed when the block ends.
+
+        Raises:
+            TypeError, ValueError: the answer is not JSON. That the call happened is noted all the same: it is parked
+                until somebody gives its answer.
+            LostLease: the job was given to another run, which decides for itself; nothing was written.
+        """
+        self._settle_once("answered()")
+        problem: Exception | None = None
+        try:
+            self.answer = jsonable(answer, f"the answer of effect({self.name!r})")
+            state = Effect.State.SENT
+        except (TypeError, ValueError) as exc:
+            # It has happened. Left as ``sending`` it would pass for a call that perhaps never was, and be made again.
+            problem, state = exc, Effect.State.PARKED
+            self.answer = scrub(execution.safe_repr(answer), 4000)
+        self.done = problem is None
+        self._note(lambda rows: rows.update(state=state, answer=self.answer, sent_at=Now()))
+        if problem is not None:
+            raise type(problem)(
+                f"{problem}; response.json() may be what you want. The call {self.key} HAS happened and is parked: "
+                f"give its answer with {_by_hand(self._row, '--happened --answer JSON')}, then retry the job"
+            ) from problem
+
+    def not_sent(self) -> None:
+        """Nothing happened, for sure: nobody was reached, or the block decided against it. Forget this call.
+
+        Raises:
+            LostLease: as :meth:`answered`.
+        """
+        self._settle_once("not_sent()")
+        if self._calls > 1:
+            # An earlier one, with the same key, may have happened: that stays to be cleared up.
+            self._note(lambda rows: rows.update(calls=self._calls - 1))
+        else:
+            self._note(lambda rows: (rows.delete(), 1)[1])
+
+    def _settle_once(self, said: str) -> None:
+        if self._is_settled:
+            raise RuntimeError(
+                f"call.{said} of effect({self.name!r}), and it was known already what became of the call: make it only "
+                "`if not call.done`, and say once what became of it"
+            )
+        self._is_settled = True
+
+    # The rows
+
+    def _begin(self) -> None:
+        """Take the row, and commit that: from here on everybody knows that the call may have happened."""
+        self._refuse_transaction()
+        policy = self._run.task.on_ambiguous
+        is_ambiguous = False
+        with transaction.atomic(using=self._run.using):
+            self._row, is_new = self._lock_row()
+            if not lifecycle.hold(self.job):
+                raise LostLease("this run lost its lease; it makes no call")
+            if not is_new and self._is_ambiguous():
+                is_ambiguous = True
+                self._take_over(policy)
+        if not is_ambiguous:
+            return
+        self._run.log(logging.WARNING, f"nobody knows whether {self.key} happened: {_named(policy)}", "ambiguous")
+        if policy == "park":
+            raise self._parked()
+        if callable(policy):
+            self._ask(policy)
+
+    def _refuse_transaction(self) -> None:
+        connection = connections[self._run.using]
+        if connection.in_atomic_block or not connection.get_autocommit():
+            raise TransactionManagementError(
+                f"effect({self.name!r}) is inside a transaction, and has to commit before the call: declare the task "
+                "with atomic=False, and open transaction.atomic() in its body only before or after the effect"
+            )
+
+    def _lock_row(self) -> tuple[Effect, bool]:
+        rows = Effect.objects.using(self._run.using).select_for_update()
+        mine = {"job": self.job.pk, "lease": self.job.lease}
+        try:
+            return rows.get_or_create(name=self.name, key=self._row_key, defaults=mine)
+        except IntegrityError as exc:
+            # Race: the row that stood in the way of the INSERT is gone again.
+            raise Busy(f"another job is at {self.key}") from exc
+
+    def _is_ambiguous(self) -> bool:
+        """What became of the call that somebody began.
+
+        Race: two jobs meet here. The row is locked, so the second one sees what the first has made of it.
+        """
+        row = self._row
+        if row.state == Effect.State.SENT:
+            self.done = self._is_settled = True
+            self.answer = row.answer
+            return False
+        if row.state == Effect.State.PARKED:
+            raise self._parked()
+        # Of this very run: an earlier block of it that ended with an exception.
+        if (row.job, row.lease) != (self.job.pk, self.job.lease) and is_being_made(row):
+            raise Busy(f"the job {row.job} makes the call {self.key}")
+        return True
+
+    def _take_over(self, policy: Any) -> None:
+        more: dict[str, Any] = {}
+        if policy == "park":
+            more = {"state": Effect.State.PARKED}
+        elif policy == "retry":
+            self._calls = self._row.calls + 1
+            more = {"calls": F("calls") + 1}
+        rows = Effect.objects.using(self._run.using).filter(pk=self._row.pk)
+        rows.update(job=self.job.pk, lease=self.job.lease, **more)
+
+    def _ask(self, resolve: Callable[[Call], Any]) -> None:
+        answer = resolve(self)
+        if answer is not None:
+            self.answered(answer)
+        else:
+            # Nothing has happened so far: the one that comes now is the only one.
+            self._fenced(lambda rows: rows.update(calls=1))
+
+    def _parked(self) -> EffectParked:
+        row = self._row
+        found = "--happened --answer JSON" if row.sent_at else "--happened | --not-happened"
+        what = "happened, and its answer could not be kept" if row.sent_at else "may have happened, and nobody knows"
+        return EffectParked(
+            f"the call {self.key} {what}. Look at the provider for {self.key!r} (made {row.calls} times, first at "
+            f"{row.created_at:%Y-%m-%d %H:%M:%S} UTC). Then say what you found, in the admin under External effects or "
+            f"with {_by_hand(row, found)}, and retry this job: manage.py jobs retry {self.job.pk}"
+        )
+
+    def _note(self, write: Callable[[QuerySet[Effect]], object]) -> None:
+        self._pending = write
+        if not connections[self._run.using].in_atomic_block:
+            self._write()
+
+    def _write(self) -> None:
+        """What became of the call. It has happened: an outage of the database must not make us forget that."""
+        write, self._pending = self._pending, None
+        if write is None:
+            return
+        reach("after_call")
+        if execution.persistently(self._run, lambda: self._fenced(write)) is None:
+            raise OperationalError(f"the database is away, and what became of {self.key} is not noted")
+        reach("after_sent")
+
+    def _fenced(self, write: Callable[[QuerySet[Effect]], object]) -> bool:
+        """Race: this run may be a zombie; its answer belongs to nobody, and the run that owns the job decides."""
+        with transaction.atomic(using=self._run.using):
+            done = write(Effect.objects.using(self._run.using).filter(pk=self._row.pk))
+            # Own job row last, as everywhere; without it all of this rolls back.
+            if not done or not lifecycle.hold(self.job):
+                raise LostLease(f"this run lost its lease; what became of {self.key} is not noted")
+        return True
+
+
+def _named(policy: Any) -> str:
+    return {"retry": "it is made again, with the same key", "park": "it is parked"}.get(
+        policy if isinstance(policy, str) else "", "the provider is asked"
+    )
+
+
+def _by_hand(row: Effect, options: str) -> str:
+    using = row._state.db
+    where = f" --database {using}" if using != databases.home() else ""
+    return f"manage.py jobs effects {row.pk} {options}{where}"
+
+
+# The ledger, for people
+
+
+def is_being_made(row: Effect) -> bool:
+    """Whether the run that began the call still runs."""
+    running = Job.objects.using(row._state.db).filter(pk=row.job, lease=row.lease, state=State.RUNNING)
+    return row.state == Effect.State.SENDING and running.exists()
+
+
+def with_makers(rows: QuerySet[Effect]) -> QuerySet[Effect]:
+    """The rows with ``is_made``: the run that began the call still runs. For :func:`status`."""
+    running = Job.objects.using(rows.db).filter(pk=OuterRef("job"), lease=OuterRef("lease"), state=State.RUNNING)
+    return rows.annotate(is_made=Exists(running))
+
+
+def status(row: Any) -> str:
+    """``sending`` (somebody makes the call), ``ambiguous``, ``parked`` or ``sent``."""
+    return "ambiguous" if row.state == Effect.State.SENDING and not row.is_made else str(row.state)
+
+
+def unsettled(using: str) -> QuerySet[Effect]:
+    """Calls that are ambiguous or parked, oldest first."""
+    # exclude(), because that is the condition of the partial index.
+    rows = with_makers(Effect.objects.using(using).exclude(state=Effect.State.SENT))
+    return rows.filter(Q(state=Effect.State.PARKED) | Q(is_made=False)).order_by("pk")
+
+
+def happened(key: int, using: str, answer: Any = None) -> bool:
+    """A person looked, and found that the call happened; the next run of the job gets the answer. False: not unsettled.
+
+    Raises:
+        TypeError, ValueError: the answer is not JSON.
+    """
+    values = {"state": Effect.State.SENT, "answer": jsonable(answer, "the answer"), "sent_at": Now()}
+    return _by_person(key, using, lambda rows: rows.update(**values))
+
+
+def did_not_happen(key: int, using: str) -> bool:
+    """A person looked, and found nothing; the next run of the job makes the call. False: not unsettled."""
+    return _by_person(key, using, lambda rows: rows.delete())
+
+
+def _by_person(key: int, using: str, write: Callable[[QuerySet[Effect]], object]) -> bool:
+    """Race: a run may take the call over at this moment. Both lock the row first, and look then."""
+    rows = Effect.objects.using(using).filter(pk=key)
+    with transaction.atomic(using=using):
+        row = rows.select_for_update().first()
+        if row is None or row.state == Effect.State.SENT or is_being_made(row):
+            return False
+        write(rows)
+    return True

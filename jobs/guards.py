@@ -1,0 +1,136 @@
+"""guard(): the freshest state of a row, and nobody else changes it until the transaction ends.
+
+What it does not do: it keeps nobody from reading, and it is no lock across transactions (``jobs.locks``). Do not send
+mail or call a provider under a guard on a row that others wait for, such as the user of a login; guard a row of your
+own, and set a timeout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, overload
+
+from django.db import OperationalError, connections, router
+from django.db.models import Model, QuerySet
+from django.db.transaction import TransactionManagementError
+
+from jobs import databases
+from jobs.errors import Busy
+from jobs.idempotency import LOCK_NOT_AVAILABLE
+
+#: ``args`` of MySQL's error, up to the number: NOWAIT met a lock.
+MYSQL_NOWAIT = 3572
+
+
+@overload
+def guard(
+    rows: type[Model],
+    *,
+    nowait: bool = ...,
+    skip_locked: bool = ...,
+    of: Sequence[str] = ...,
+    no_key: bool = ...,
+    using: str | None = ...,
+    **lookup: Any,
+) -> Any: ...
+
+
+@overload
+def guard(
+    rows: QuerySet[Any],
+    *,
+    nowait: bool = ...,
+    skip_locked: bool = ...,
+    of: Sequence[str] = ...,
+    no_key: bool = ...,
+) -> Any: ...
+
+
+@contextmanager
+def guard(
+    rows: Any,
+    *,
+    nowait: bool = False,
+    skip_locked: bool = False,
+    of: Sequence[str] = (),
+    no_key: bool = False,
+    using: str | None = None,
+    **lookup: Any,
+) -> Iterator[Any]:
+    """Lock rows until the transaction ends, and read them as they are then (``SELECT ... FOR UPDATE``).
+
+    ::
+
+        with guard(User, pk=user_id) as user:               # one row
+        with guard(Order.objects.filter(batch=7)) as orders:  # a list, locked in the order of their keys
+
+    On SQLite, which has no row locks, it takes the database's write lock, so that the promise holds there as well.
+
+    Parameters:
+        rows: a model (or a manager) with a ``lookup`` for one row, or a queryset for a list of rows.
+        nowait: raise ``Busy`` instead of waiting for somebody else's lock.
+        skip_locked: leave locked rows out; a single row that is locked (or not there) is ``None``.
+        of, no_key: as of Django's ``select_for_update``.
+        using: the database alias of a model; by default where its writes go.
+
+    Raises:
+        TransactionManagementError: there is no transaction, so the lock would be gone at once.
+        Busy: with ``nowait``; in a task's body the job comes back later, and uses no attempt.
+        Model.DoesNotExist: there is no such row. It ends the job ``failed``, unless the task names it in
+            ``autoretry_for``.
+        TypeError: an instance, which may be stale: pass its class and key.
+    """
+    if isinstance(rows, Model):
+        raise TypeError(
+            f"guard() reads the row anew: write guard({type(rows).__name__}, pk={rows.pk!r}), and use what it yields"
+        )
+    if is_list := isinstance(rows, QuerySet):
+        if lookup or using:
+            raise TypeError("guard(queryset) takes no lookup and no using=: filter the queryset")
+        found: Any = rows
+    else:
+        manager = rows._default_manager if isinstance(rows, type) and issubclass(rows, Model) else rows
+        if not hasattr(manager, "using"):
+            raise TypeError(f"guard() takes a model and a lookup, or a queryset, and not {rows!r}")
+        found = manager.using(using or router.db_for_write(manager.model)).filter(**lookup)
+    alias = found._db or router.db_for_write(found.model)
+    connection = connections[alias]
+    if not connection.in_atomic_block:
+        raise TransactionManagementError(
+            "guard() holds until the transaction ends, and there is none: write `with transaction.atomic(), "
+            "guard(...)`, or leave atomic=False out of the task"
+        )
+    if connection.vendor == "sqlite":
+        _hold_write_lock(connection, found.model)
+    # Whoever locks several takes them in the same order as everybody else.
+    found = found.using(alias).order_by("pk") if is_list else found.using(alias).order_by()
+    features = connection.features
+    if features.has_select_for_update:
+        found = found.select_for_update(nowait=nowait, skip_locked=skip_locked, of=tuple(of), no_key=no_key)
+    try:
+        locked = list(found if is_list else found[:2])
+    except OperationalError as exc:
+        if databases.sqlstate(exc) != LOCK_NOT_AVAILABLE and exc.args[:1] != (MYSQL_NOWAIT,):
+            raise
+        # The transaction is aborted, whoever catches this.
+        connection.needs_rollback = True
+        raise Busy(f"somebody else has locked {found.model._meta.label} {lookup or ''}".rstrip()) from exc
+    if is_list:
+        yield locked
+        return
+    if len(locked) > 1:
+        raise found.model.MultipleObjectsReturned(f"guard({found.model.__name__}) found several rows: pass a queryset")
+    if not locked and not skip_locked:
+        raise found.model.DoesNotExist(f"there is no {found.model._meta.label} with {lookup}")
+    yield locked[0] if locked else None
+
+
+def _hold_write_lock(connection: Any, model: type[Model]) -> None:
+    """BEGIN IMMEDIATE took it already; any other transaction takes it with a statement that changes nothing."""
+    if connection.settings_dict["OPTIONS"].get("transaction_mode", "").upper() in ("IMMEDIATE", "EXCLUSIVE"):
+        return
+    name = connection.ops.quote_name(model._meta.db_table)
+    key = connection.ops.quote_name(model._meta.pk.column)
+    with connection.cursor() as cursor:
+        cursor.execute(f"UPDATE {name} SET {key} = {key} WHERE 0")

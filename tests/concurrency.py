@@ -1,0 +1,66 @@
+"""Two connections at once, in this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from django.db import connection, transaction
+
+from tests.servers import wait_for
+
+
+class Elsewhere:
+    """An action on another connection, in a thread; ``result()`` waits for what it returned or raised."""
+
+    def __init__(self, action: Callable[[], Any]) -> None:
+        self.outcome: list[Any] = []
+        self._action = action
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.outcome.append(self._action())
+        except Exception as exc:
+            self.outcome.append(exc)
+        finally:
+            connection.close()
+
+    def result(self, timeout: float = 30) -> Any:
+        self._thread.join(timeout)
+        assert not self._thread.is_alive(), "it still waits"
+        return self.outcome[0]
+
+
+@contextmanager
+def open_transaction(action: Callable[[], Any], commits: bool = True) -> Iterator[None]:
+    """A transaction on another connection, in which ``action`` was done, and which ends after the block."""
+    done, go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with transaction.atomic():
+            action()
+            done.set()
+            assert go.wait(30)
+            transaction.set_rollback(not commits)
+
+    holder = Elsewhere(hold)
+    wait_for(lambda: done.is_set() or holder.outcome, 10, "the other transaction is open")
+    assert done.is_set(), holder.outcome
+    try:
+        yield
+    finally:
+        go.set()
+        assert holder.result() is None
+
+
+def somebody_waits() -> bool:
+    """Whether a transaction waits for another one; SQLite does not say."""
+    if connection.vendor != "postgresql":
+        return True
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+        return bool(cursor.fetchone()[0])

@@ -1,0 +1,708 @@
+"""lock(): one holder at a time, on Redis and on the database, and what happens when holders or stores die."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from types import SimpleNamespace
+
+import pytest
+from celery import Celery, _state
+from django.core.cache import caches
+from django.db import connections, transaction
+from django_redis import get_redis_connection
+from redis.backoff import ConstantBackoff
+from redis.retry import Retry
+
+from jobs import Busy, current, databases, lock, lockstores, syncpoints
+from jobs.board import board
+from jobs.maintenance.prune import Prune
+from jobs.models import Job, Node
+from tests import tasks
+from tests.harness import Worker, effects, environment, in_body, wait_ended
+from tests.models import Effect, Imported
+from tests.rows import make
+from tests.servers import wait_for
+from tests.test_execution import deliver
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+#: The shortest that the tests' clocks allow.
+SHORT = 0.5
+
+
+@pytest.fixture(
+    params=[pytest.param("database", marks=pytest.mark.core), pytest.param("redis", marks=pytest.mark.servers)]
+)
+def store(request, settings):
+    """Each test once per store; says which, and the environment with which a process uses it, too."""
+    if request.param == "redis":
+        request.getfixturevalue("redis_cache")
+        return {"CACHE_URL": settings.CACHES["default"]["LOCATION"]}
+    return {"CACHE_URL": ""}
+
+
+@pytest.fixture
+def redis_cache(redis_server, settings):
+    """The lock cache in an empty Redis, which runs again afterwards."""
+
+    def use(**options):
+        settings.CACHES = {
+            "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": redis_server.url, "OPTIONS": options}
+        }
+
+    use()
+    redis_server.call("FLUSHALL")
+    yield use
+    redis_server.resume()
+    if not redis_server.is_running:
+        redis_server.start()
+
+
+@pytest.fixture
+def here(settings):
+    """This process is the worker."""
+    settings.JOBS = {**settings.JOBS, "PUBLISH": "relay"}
+    board.node = uuid.uuid4()
+    board.wipe()
+    Node.objects.create(pk=board.node, hostname="here", pid=1)
+
+
+def elsewhere(action):
+    """What ``action`` makes in another thread, which is in no block and no run of ours."""
+    found = []
+
+    def run():
+        try:
+            found.append(action())
+        except Exception as exc:
+            found.append(exc)
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(40)
+    assert found, "it hangs"
+    return found[0]
+
+
+def take(key="a", **more):
+    """Take the lock and give it back; return the token, or the exception."""
+
+    def once():
+        with lock(key, ttl=SHORT, **more) as token:
+            return token
+
+    return elsewhere(once)
+
+
+@contextlib.contextmanager
+def held_elsewhere(*key):
+    """Another thread holds the lock."""
+    held, gate = threading.Event(), threading.Event()
+
+    def hold():
+        with lock(*key):
+            held.set()
+            gate.wait(30)
+
+    thread = threading.Thread(target=elsewhere, args=(hold,))
+    thread.start()
+    assert held.wait(10)
+    yield
+    gate.set()
+    thread.join()
+
+
+def is_held(key="a") -> bool:
+    return isinstance(take(key), Busy)
+
+
+@contextlib.contextmanager
+def running(job=None, lease=1):
+    """As in the body of a run of this job."""
+    job = job or make("running", lease=lease)
+    job.lease = lease
+    Job.objects.filter(pk=job.pk).update(lease=lease)
+    with current.running(SimpleNamespace(job=job)):
+        yield job
+
+
+def forget_lock(key="a"):
+    """As if its time were over, while its holder sleeps."""
+    caches["default"].delete(f"jobs:lock:{key}")
+    with databases.side() as side, side.cursor() as cursor:
+        cursor.execute(f"UPDATE jobs_lock SET job = NULL, expires_at = {side.now}")
+
+
+def is_in_redis(key="a") -> bool:
+    """Asks without taking it, which would look like another holder."""
+    return bool(get_redis_connection().exists(caches["default"].make_key(f"jobs:lock:{key}")))
+
+
+# One at a time
+
+
+def test_two_holders_exclude_each_other(store):
+    with lock("a"):
+        busy = take()
+        assert isinstance(busy, Busy)
+        assert "'a'" in str(busy)
+        assert "no job" in str(busy)
+        assert isinstance(take("b"), int)
+    assert isinstance(take(), int)
+
+
+def test_the_busy_one_says_which_job_has_it(store):
+    with running() as job, lock("a"):
+        assert str(job.pk) in str(take())
+
+
+def test_released_on_every_exit(store):
+    with pytest.raises(ValueError, match="in the block"), lock("a"):
+        raise ValueError("in the block")
+    with pytest.raises(SystemExit), lock("a"):
+        sys.exit()
+    assert not is_held()
+
+
+def test_release_leaves_a_successors_lock_alone(store):
+    with contextlib.ExitStack() as successor:
+        with lock("a"):
+            forget_lock()
+            successor.enter_context(held_elsewhere("a"))
+        assert is_held()
+    assert not is_held()
+
+
+def test_renewed_as_long_as_the_block_runs(store):
+    with lock("a", ttl=SHORT):
+        deadline = time.monotonic() + 4 * SHORT
+        while time.monotonic() < deadline:
+            assert is_held()
+            time.sleep(0.1)
+    time.sleep(SHORT / 2)
+    assert not is_held(), "no renewal after the release"
+
+
+def test_a_holder_that_lost_its_lock_hears_of_it(store, caplog):
+    with lock("a", ttl=SHORT):
+        if store["CACHE_URL"]:
+            get_redis_connection().set(caches["default"].make_key("jobs:lock:a"), f"/0/{uuid.uuid4().hex}")
+        else:
+            with databases.side() as side, side.cursor() as cursor:
+                cursor.execute("UPDATE jobs_lock SET token = %s", [uuid.uuid4().hex])
+        wait_for(lambda: "lock_lost" in [r.action for r in caplog.records], 5, "the warning")
+
+
+def test_waits_for_another_holder(store):
+    with lock("a"):
+        began = time.monotonic()
+        assert isinstance(take(wait=0.4), Busy)
+        assert 0.4 <= time.monotonic() - began < 3
+        waiting = threading.Thread(target=lambda: got.append(take(wait=20)))
+        got = []
+        waiting.start()
+        time.sleep(0.3)
+        assert got == []
+    waiting.join(20)
+    assert isinstance(got[0], int)
+
+
+def test_a_block_that_would_wait_for_itself(store):
+    again = pytest.raises(RuntimeError, match="'a' is held by a block around")
+    with lock("a"), lock("b"), again, lock("a", wait=20):
+        pass
+    assert not is_held()
+
+
+# The owner is the job and its lease
+
+
+def test_the_next_run_of_a_job_takes_over_at_once(store):
+    with running(lease=1) as job:
+        with lock("a", ttl=60) as first:
+
+            def next_run():
+                with running(job, lease=2), lock("a", ttl=60) as token:
+                    held.set()
+                    gate.wait(20)
+                    return token
+
+            held, gate = threading.Event(), threading.Event()
+            tokens = []
+            thread = threading.Thread(target=lambda: tokens.append(elsewhere(next_run)))
+            thread.start()
+            assert held.wait(20), "waits for the dead one"
+        # The zombie's release left it alone.
+        assert is_held()
+        zombie = Job.objects.get(pk=job.pk)
+        zombie.lease = 1
+        with current.running(SimpleNamespace(job=zombie)), pytest.raises(Busy), lock("a"):
+            pass
+        gate.set()
+        thread.join()
+    assert tokens[0] > first
+    assert not is_held()
+
+
+def test_another_job_does_not_take_over_from_one_that_runs(store):
+    with running(), lock("a"):
+
+        def other():
+            with running(lease=7), lock("a"):
+                pass
+
+        assert isinstance(elsewhere(other), Busy)
+
+
+@pytest.mark.core
+def test_the_databases_lock_lasts_as_long_as_the_run(settings):
+    settings.JOBS = {**settings.JOBS, "LOCK_CACHE": None}
+    with running() as job:
+        with lock("a", ttl=SHORT):
+            assert "jobs-lock" not in {thread.name for thread in threading.enumerate()}, "nothing to renew"
+            time.sleep(2 * SHORT)
+            assert is_held()
+            # Its worker died: another run has it, or it waits again.
+            Job.objects.filter(pk=job.pk).update(lease=2)
+            assert not is_held()
+        Job.objects.filter(pk=job.pk).update(lease=1)
+        with lock("b"):
+            Job.objects.filter(pk=job.pk).update(state="ready")
+            assert not is_held("b")
+
+
+@pytest.mark.core
+def test_the_databases_lock_is_no_part_of_the_transaction_around_it(settings):
+    settings.JOBS = {**settings.JOBS, "LOCK_CACHE": None}
+    with pytest.raises(ValueError, match="rolled back"), transaction.atomic():
+        Effect.objects.create(key="x")
+        with lock("a"):
+            assert is_held(), "seen at once"
+        assert not is_held(), "released at once"
+        raise ValueError("rolled back")
+
+
+@pytest.mark.core
+def test_of_many_that_see_a_free_lock_one_gets_it(store):
+    inside, most = [], []
+    barrier = threading.Barrier(8)
+
+    def contend():
+        barrier.wait(20)
+        try:
+            with lock("a"):
+                inside.append(1)
+                most.append(len(inside))
+                time.sleep(0.05)
+                inside.pop()
+        except Busy:
+            pass
+
+    for _ in range(5):
+        threads = [threading.Thread(target=contend) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert max(most) == 1
+
+
+# Fencing tokens
+
+
+def test_tokens_grow_with_every_holder(store):
+    tokens = [take() for _ in range(5)]
+    assert tokens == sorted(set(tokens))
+
+
+@pytest.mark.servers
+def test_tokens_grow_after_redis_lost_its_data(redis_cache, redis_server):
+    first = take()
+    redis_server.call("FLUSHALL")
+    assert take() > first
+
+
+@pytest.mark.servers
+def test_tokens_grow_when_the_store_changes(redis_cache, settings):
+    tokens = [take()]
+    for alias in (None, "default", None):
+        settings.JOBS = {**settings.JOBS, "LOCK_CACHE": alias}
+        tokens.append(take())
+    assert tokens == sorted(set(tokens))
+
+
+def test_tokens_grow_although_the_clock_was_put_back(store, redis_server):
+    take()
+    ahead = time.time_ns() // 1000 + 3600 * 1_000_000
+    redis_server.call("SET", str(caches["default"].make_key("jobs:fence")), ahead)
+    with databases.side() as side, side.cursor() as cursor:
+        cursor.execute("UPDATE jobs_lock SET fence = %s", [ahead])
+    assert [take(), take()] == [ahead + 1, ahead + 2]
+
+
+PAUSED = """
+import sys, django
+django.setup()
+from pathlib import Path
+from jobs import lock
+from tests.models import Imported
+from tests.tasks import wait_for_file
+with lock("a", ttl=0.6) as token:
+    Path(sys.argv[1]).touch()
+    wait_for_file(sys.argv[2])
+    print(Imported.objects.filter(key="a", fence__lt=token).update(fence=token, note="first"))
+"""
+
+
+def test_a_holder_paused_past_its_ttl_writes_nothing(store, tmp_path):
+    Imported.objects.create(key="a")
+    started, gate = tmp_path / "started", tmp_path / "gate"
+    process = subprocess.Popen(
+        [sys.executable, "-c", PAUSED, str(started), str(gate)],
+        env=environment(**store),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        wait_for(started.exists, 20, "the first one holds it")
+        assert is_held()
+        process.send_signal(signal.SIGSTOP)
+        with lock("a", ttl=SHORT, wait=10) as token:
+            gate.touch()
+            process.send_signal(signal.SIGCONT)
+            assert process.communicate(timeout=20)[0] == "1\n", "it wrote, and nobody saw more than its own token"
+            assert is_held(), "it released another one's lock"
+            assert Imported.objects.filter(key="a", fence__lt=token).update(fence=token, note="second") == 1
+    finally:
+        process.kill()
+    assert Imported.objects.get().note == "second"
+
+
+def test_a_write_that_comes_after_its_successors_changes_nothing(store, tmp_path):
+    Imported.objects.create(key="a")
+    started, gate = tmp_path / "started", tmp_path / "gate"
+    process = subprocess.Popen(
+        [sys.executable, "-c", PAUSED, str(started), str(gate)],
+        env=environment(**store),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        wait_for(started.exists, 20, "the first one holds it")
+        process.send_signal(signal.SIGSTOP)
+        with lock("a", ttl=SHORT, wait=10) as token:
+            assert Imported.objects.filter(key="a", fence__lt=token).update(fence=token, note="second") == 1
+        gate.touch()
+        process.send_signal(signal.SIGCONT)
+        assert process.communicate(timeout=20)[0] == "0\n"
+    finally:
+        process.kill()
+    assert Imported.objects.get().note == "second"
+
+
+# Forks
+
+
+def test_a_forked_child_leaves_its_parents_lock_alone(store):
+    connections.close_all()
+    with lock("a"), lock("short", ttl=SHORT):
+        pid = os.fork()
+        if pid:
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+            time.sleep(2 * SHORT)
+            assert is_held()
+            assert is_held("short"), "the parent renews it on"
+    if not pid:
+        # It left the block as well, and may take others.
+        try:
+            with lock("b", ttl=SHORT) as token:
+                time.sleep(2 * SHORT)
+                os._exit(0 if isinstance(token, int) and is_held("b") and is_held("a") else 3)
+        finally:
+            os._exit(4)
+    assert not is_held()
+
+
+# Redis is away, or says less than it knows
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"IGNORE_EXCEPTIONS": True},
+        {"SOCKET_TIMEOUT": 60, "CONNECTION_POOL_KWARGS": {"retry": Retry(ConstantBackoff(1), 9)}},
+    ],
+)
+@pytest.mark.parametrize("how", ["refuses", "hangs"])
+def test_without_redis_the_work_goes_on_with_a_warning(redis_cache, redis_server, caplog, monkeypatch, options, how):
+    redis_cache(**options)
+    earlier = take()
+    redis_server.kill() if how == "refuses" else redis_server.pause()
+    ahead = time.time_ns() + 3600 * 10**9
+    monkeypatch.setattr(time, "time_ns", lambda: ahead)
+    began = time.monotonic()
+    token = take()
+    assert time.monotonic() - began < 4
+    assert token < ahead // 1000, "of the machine's own clock: it would fence those who come after it"
+    assert token > earlier
+    assert [record.action for record in caplog.records][:1] == ["lock_open"]
+
+
+@pytest.mark.servers
+def test_ignore_exceptions_makes_no_answer_unknown(redis_cache):
+    redis_cache(IGNORE_EXCEPTIONS=True)
+    with lock("a"):
+        assert is_held()
+    assert isinstance(take(), int)
+
+
+@pytest.mark.servers
+def test_a_restart_of_redis_costs_no_lock(redis_cache, redis_server, caplog):
+    """Old connections are replaced, and a lock that went with the data is taken again by its holder."""
+    with lock("a", ttl=SHORT):
+        redis_server.kill()
+        redis_server.start()
+        wait_for(is_in_redis, 5, "renewed")
+        assert is_held()
+    assert not is_held()
+    assert "lock_open" not in [getattr(record, "action", "") for record in caplog.records]
+
+
+@pytest.mark.servers
+def test_a_lock_taken_without_redis_becomes_one_when_it_is_back(redis_cache, redis_server):
+    redis_server.kill()
+    with lock("a", ttl=SHORT):
+        redis_server.start()
+        wait_for(is_in_redis, 5, "taken")
+        assert is_held()
+    assert not is_held()
+
+
+@pytest.mark.core
+def test_without_its_table_the_work_goes_on_with_a_warning(settings, caplog, monkeypatch):
+    settings.JOBS = {**settings.JOBS, "LOCK_CACHE": None}
+    monkeypatch.setattr(lockstores.DatabaseStore, "_key", "no_such_column")
+    earlier = take()
+    assert take() > earlier
+    assert {record.action for record in caplog.records} == {"lock_open", "lock_kept"}
+
+
+def test_where_the_locks_are(settings):
+    cache = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}
+    redis = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}
+    holder = lockstores.Holder("a", 30.0, uuid.uuid4(), None, 0)
+    for caches_, alias, expected in (
+        ({"default": cache}, "default", lockstores.DatabaseStore),
+        ({"default": redis}, "default", lockstores.RedisStore),
+        ({"default": cache, "locks": redis}, "default", lockstores.DatabaseStore),
+        ({"default": cache, "locks": redis}, "locks", lockstores.RedisStore),
+        ({"default": cache}, "locks", lockstores.DatabaseStore),
+        ({"default": redis}, None, lockstores.DatabaseStore),
+    ):
+        settings.CACHES = caches_
+        settings.JOBS = {**settings.JOBS, "LOCK_CACHE": alias}
+        assert type(lockstores.store_of(holder)) is expected
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("ttl", "error"), [(0.1, ValueError), (float("inf"), ValueError), (float("nan"), ValueError), ("30", TypeError)]
+)
+def test_a_ttl_that_is_too_short_is_refused_with_the_cure(ttl, error, monkeypatch):
+    def body(x):
+        pass
+
+    with pytest.raises(error, match=r"lock\(\): ttl"):
+        lock("a", ttl=ttl)
+    if ttl == 0.1:
+        with pytest.raises(ValueError, match=r"at least JOBS\['HEARTBEAT'\] \(0.5 s\).* Use 30"):
+            lock("a", ttl=ttl)
+    # The app made here does not share the tasks of other tests.
+    monkeypatch.setattr(_state, "_on_app_finalizers", set())
+    app = Celery("made", task_cls="jobs.task:Task", set_as_current=False, fixups=[])
+    with pytest.raises(error, match="made.locked: lock_ttl"):
+        app.task(name="made.locked", lock="a:{x}", lock_ttl=ttl)(body).delay  # noqa: B018
+    app.task(name="made.free", lock_ttl=ttl)(body).delay  # noqa: B018
+
+
+@pytest.mark.parametrize("wait", [-1, float("inf"), float("nan"), "3", True])
+def test_a_wait_that_is_no_time_is_refused(wait):
+    with pytest.raises(ValueError, match="wait"):
+        lock("a", wait=wait)
+
+
+def test_a_key_that_no_store_keeps_is_refused():
+    for key in ("", "a\0", "x" * 256):
+        with pytest.raises(ValueError, match=r"lock\(\): the key"):
+            lock(key)
+    with pytest.raises(TypeError, match="needs a key"):
+        lock()
+    with pytest.raises(ValueError, match="lock: the key .* 25[0-9] characters"):
+        tasks.locked.delay("x" * 249)
+    assert not Job.objects.exists()
+
+
+def test_the_longest_key_is_kept(store):
+    for key in ("x" * 255, "ключ:" + "é" * 250):
+        with lock(key):
+            assert is_held(key)
+
+
+# lock= of a task
+
+
+@pytest.mark.usefixtures("here")
+def test_busy_comes_back_later_and_uses_no_attempt(store):
+    result = tasks.locked.delay("a")
+    with held_elsewhere("locked:a"):
+        assert deliver(result)[0] == "IGNORED"
+    job = Job.objects.get()
+    assert (job.state, job.snoozes, job.retries, job.crashes, job.errors) == ("scheduled", 1, 0, 0, [])
+    assert (job.error["type"], "'locked:a'" in job.error["message"]) == ("Busy", True)
+    assert not effects()
+    Job.objects.update(state="ready")
+    assert deliver(result)[0] == "SUCCESS"
+    assert int(Effect.objects.get().note) > 0
+
+
+@pytest.mark.usefixtures("here")
+def test_busy_in_a_body_rolls_back_and_comes_back(store):
+    result = tasks.locks_in_its_body.delay("a")
+    with held_elsewhere("body", "a"):
+        assert deliver(result)[0] == "IGNORED"
+    assert (Job.objects.get().state, Job.objects.get().retries, effects()) == ("scheduled", 0, {})
+    Job.objects.update(state="ready")
+    assert deliver(result)[0] == "SUCCESS"
+    assert effects() == {"a": 1}
+
+
+@pytest.mark.usefixtures("here")
+def test_held_until_the_run_is_committed(store):
+    seen = {}
+    syncpoints.arm(lambda point: seen.setdefault(point, is_held("locked:a")))
+    assert deliver(tasks.locked.delay("a"))[0] == "SUCCESS"
+    # On SQLite nobody else can ask the main file in between; the database's lock ends with the commit itself.
+    assert seen["before_claim"] is False
+    assert seen["before_commit"] is seen["after_completion"] is True
+    if store["CACHE_URL"]:
+        assert seen["after_commit"] is True
+    assert not is_held("locked:a")
+
+
+@pytest.mark.usefixtures("here")
+def test_released_whatever_becomes_of_the_run(store, monkeypatch):
+    for outcome in (ValueError("no"), Busy("no"), KeyboardInterrupt()):
+
+        def body(key, outcome=outcome):
+            raise outcome
+
+        monkeypatch.setattr(tasks.locked, "run", body)
+        result = tasks.locked.delay("a")
+        with contextlib.suppress(type(outcome)):
+            deliver(result)
+        assert not is_held("locked:a")
+
+
+@pytest.mark.usefixtures("here")
+def test_a_key_that_cannot_be_made_fails_the_job():
+    result = tasks.locked.delay("a")
+    Job.objects.update(args=["x" * 300])
+    assert deliver(result)[0] == "FAILURE"
+    assert (Job.objects.get().state, Job.objects.get().error["type"]) == ("failed", "ValueError")
+
+
+def test_a_plain_call_takes_no_lock(store):
+    with lock("locked:a"):
+        tasks.locked("a")
+    assert Effect.objects.get().note == "None"
+
+
+# Real workers
+
+
+def test_ten_jobs_of_one_key_run_one_by_one_and_nobody_starves(store, tmp_path):
+    with Worker(concurrency=4, **store):
+        results = [tasks.alone.delay("k", f"n{n}", str(tmp_path)) for n in range(10)]
+        rows = wait_ended(*[result.id for result in results], timeout=90)
+    assert effects() == {f"n{n}": 1 for n in range(10)}
+    assert {(row.state, row.retries, row.crashes, row.node_losses) for row in rows} == {("succeeded", 0, 0, 0)}
+    assert sum(row.snoozes for row in rows) > 0
+    tokens = [int(note) for note in Effect.objects.order_by("pk").values_list("note", flat=True)]
+    assert tokens == sorted(set(tokens))
+
+
+def test_the_job_of_a_killed_holder_continues_before_the_ttl(store, tmp_path):
+    started, gate = tmp_path / "started", tmp_path / "gate"
+    with Worker(**store):
+        began = time.monotonic()
+        first = tasks.gated_alone.delay("k", "a", str(started), str(gate))
+        pid = in_body(first.id, started)
+        second = tasks.gated_alone.delay("k", "b", str(started), str(gate))
+        wait_for(lambda: Job.objects.get(pk=second.id).snoozes, 20, "the second one waits")
+        os.kill(pid, signal.SIGKILL)
+        rows = wait_ended(first.id, second.id, timeout=40)
+        assert time.monotonic() - began < 50, "the lock's TTL is 60 s"
+    assert [(row.state, row.crashes) for row in rows] == [("succeeded", 1), ("succeeded", 0)]
+    assert effects() == {"a": 1, "b": 1}
+
+
+@pytest.mark.servers
+def test_redis_killed_while_locks_are_held(redis_cache, redis_server, tmp_path):
+    started, gate = tmp_path / "started", tmp_path / "gate"
+    with Worker(concurrency=4, CACHE_URL=redis_server.url) as worker:
+        holder = tasks.gated_alone.delay("k", "a", str(started), str(gate))
+        in_body(holder.id, started)
+        waiting = [tasks.gated_alone.delay("k", f"w{n}", str(started), str(gate)) for n in range(5)]
+        wait_for(lambda: Job.objects.filter(snoozes__gt=0).count() == 5, 20, "they wait")
+        redis_server.kill()
+        others = [tasks.locked.delay(f"o{n}") for n in range(5)]
+        wait_ended(*[result.id for result in [*waiting, *others]], timeout=60)
+        assert "its store is away" in worker.text()
+        redis_server.start()
+        gate.touch()
+        late = [tasks.locked.delay(f"l{n}") for n in range(5)]
+        results = [holder, *waiting, *others, *late]
+        rows = wait_ended(*[result.id for result in results], timeout=60)
+    assert {(row.state, row.retries, row.crashes, row.node_losses) for row in rows} == {("succeeded", 0, 0, 0)}
+    assert set(effects().values()) == {1}
+    assert len(effects()) == 16
+
+
+# Housekeeping
+
+
+@pytest.mark.core
+def test_locks_that_nobody_holds_are_forgotten_after_a_day(settings):
+    settings.JOBS = {**settings.JOBS, "LOCK_CACHE": None}
+    for key in ("old", "new"):
+        take(key)
+    with running() as job, lock("job"), databases.side() as side:
+
+        def keys():
+            with side.cursor() as cursor:
+                cursor.execute(f"SELECT {lockstores.DatabaseStore(None)._key} FROM jobs_lock ORDER BY 1")
+                return [row[0] for row in cursor.fetchall()]
+
+        with side.cursor() as cursor:
+            cursor.execute(
+                "UPDATE jobs_lock SET expires_at = expires_at - 90000 WHERE fence IN "
+                "(SELECT fence FROM jobs_lock ORDER BY fence LIMIT 1) OR job IS NOT NULL"
+            )
+        Prune(side).run_once()
+        assert keys() == ["job", "new"]
+        Job.objects.filter(pk=job.pk).update(lease=2)
+        Prune(side).run_once()
+        assert keys() == ["new"]

@@ -1,0 +1,240 @@
+"""At most one waiting job per key; nobody waits for long, and nothing is lost or doubled."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+
+import pytest
+from celery import group
+from django.core.management import CommandError, call_command
+from django.db import IntegrityError, connection, transaction
+
+from jobs import UniqueBusy, UniqueTaken, lifecycle, signals, syncpoints
+from jobs.conf import conf
+from jobs.maintenance import rescue
+from jobs.models import Job
+from tests import tasks
+from tests.concurrency import Elsewhere, open_transaction, somebody_waits
+from tests.harness import deliver, effects
+from tests.models import Effect, Order
+from tests.servers import wait_for
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.mark.core
+def test_the_second_call_returns_the_first_ones_job(node):
+    one, two, other = tasks.summary.delay("mon"), tasks.summary.delay("mon"), tasks.summary.delay("tue")
+    assert (one.id == two.id, one.existing, two.existing, other.existing) == (True, False, True, False)
+    assert Job.objects.count() == 2
+    assert deliver(one)[0] == "SUCCESS"
+    again = tasks.summary.delay("mon")
+    assert not again.existing
+    assert again.id != one.id
+
+
+@pytest.mark.core
+def test_future_jobs_count_and_ended_ones_do_not(node):
+    waiting = tasks.summary.apply_async(("mon",), countdown=60)
+    assert tasks.summary.delay("mon").id == waiting.id
+    lifecycle.cancel(uuid.UUID(waiting.id), "default")
+    assert not tasks.summary.delay("mon").existing
+
+
+@pytest.mark.core
+def test_until_started_a_running_job_lets_the_next_one_wait(node):
+    one = tasks.summary.delay("mon")
+    lifecycle.claim(uuid.UUID(one.id), node.pk, "default")
+    assert not tasks.summary.delay("mon").existing
+    assert tasks.summary.delay("mon").existing
+
+
+@pytest.mark.core
+def test_until_finished_it_does_not(node):
+    one = tasks.summary_to_the_end.delay("mon")
+    lifecycle.claim(uuid.UUID(one.id), node.pk, "default")
+    assert tasks.summary_to_the_end.delay("mon").id == one.id
+    job = Job.objects.get()
+    assert lifecycle.hand_back(job, 0)
+    deliver(one)
+    assert not tasks.summary_to_the_end.delay("mon").existing
+
+
+@pytest.mark.core
+def test_unique_for_is_over(node):
+    one = tasks.summary_for_a_while.delay("mon")
+    assert tasks.summary_for_a_while.delay("mon").existing
+    Job.objects.update(unique_expires_at=lifecycle.now_plus(-1))
+    two = tasks.summary_for_a_while.delay("mon")
+    assert not two.existing
+    # The first one still waits, and runs.
+    assert deliver(one)[0] == deliver(two)[0] == "SUCCESS"
+
+
+@pytest.mark.core
+def test_many_at_once(node):
+    first = tasks.summary.delay("b")
+    results = tasks.summary.delay_many([("a",), ("b",), ("a",), {"day": "c"}])
+    assert [result.existing for result in results] == [False, True, True, False]
+    assert results[0].id == results[2].id
+    assert results[1].id == first.id
+    assert Job.objects.count() == 3
+
+
+def test_only_new_jobs_are_announced(node):
+    seen = []
+    receiver = lambda job, **kwargs: seen.append(str(job.pk))  # noqa: E731
+    signals.enqueued.connect(receiver)
+    try:
+        one = tasks.summary.delay("mon")
+        tasks.summary.delay("mon")
+    finally:
+        signals.enqueued.disconnect(receiver)
+    assert seen == [one.id]
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("commits", [True, False], ids=["commits", "rolls-back"])
+def test_a_call_waits_for_the_other_transaction(node, settings, commits):
+    settings.JOBS = {**settings.JOBS, "UNIQUE_WAIT": 10.0}
+    first = []
+    with open_transaction(lambda: first.append(tasks.summary.delay("mon")), commits):
+        second = Elsewhere(lambda: tasks.summary.delay("mon"))
+        wait_for(somebody_waits, 10, "the second call waits")
+        assert not second.outcome
+    result = second.result()
+    assert (result.existing, result.id == first[0].id) == (commits, commits)
+    assert str(Job.objects.get().pk) == result.id
+
+
+@pytest.mark.core
+def test_a_call_does_not_wait_for_ever(node, settings):
+    if connection.vendor != "postgresql":
+        pytest.skip("SQLite has one writer")
+    settings.JOBS = {**settings.JOBS, "UNIQUE_WAIT": 0.3}
+    with open_transaction(lambda: tasks.summary.delay("mon")), transaction.atomic():
+        Effect.objects.create(key="before")
+        with pytest.raises(UniqueBusy, match="'mon'.*end of the transaction"):
+            tasks.summary.delay("mon")
+        # The caller's transaction lives, and its own bounds are what they were.
+        Effect.objects.create(key="after")
+        with connection.cursor() as cursor:
+            cursor.execute("SHOW lock_timeout")
+            assert cursor.fetchone() == ("0",)
+    assert effects() == {"before": 1, "after": 1}
+    assert Job.objects.count() == 1
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("first", ["key", "row"])
+def test_keys_and_rows_in_opposite_order(node, first):
+    """Nobody waits longer than the bound and a deadlock's detection; who may not goes back as a whole."""
+    if connection.vendor != "postgresql":
+        pytest.skip("SQLite has one writer")
+    Order.objects.create(key="row", job=uuid.uuid4())
+
+    def take(what):
+        if what == "row":
+            Order.objects.select_for_update().get(key="row")
+        else:
+            tasks.summary.delay("mon" if what == "key" else what)
+
+    def both(order):
+        began = time.monotonic()
+        try:
+            with transaction.atomic():
+                take(order[0])
+                Effect.objects.create(key=order[0])
+                meeting.wait(10)
+                take(order[1])
+            return time.monotonic() - began, True
+        except Exception as exc:
+            return time.monotonic() - began, exc
+
+    meeting = threading.Barrier(2)
+    other = "another" if first == "key" else "row"
+    left, right = Elsewhere(lambda: both(("key", other))), Elsewhere(lambda: both((other, "key")))
+    outcomes = [left.result(), right.result()]
+    assert all(seconds < conf().UNIQUE_WAIT + 4 for seconds, _ in outcomes), outcomes
+    assert any(done is True for _, done in outcomes), outcomes
+    committed = sum(done is True for _, done in outcomes)
+    assert Effect.objects.count() == committed
+    assert Job.objects.filter(unique_key="mon").count() == 1
+
+
+# Back to wait, and the key is taken
+
+
+@pytest.mark.core
+def test_a_retry_whose_key_is_taken_says_so(node):
+    one = tasks.summary.delay("mon", how="retries")
+    results = []
+    syncpoints.arm(lambda point: results.append(tasks.summary.delay("mon")) if point == "after_claim" else None)
+    deliver(one)
+    syncpoints.arm(None)
+    job = Job.objects.get(pk=one.id)
+    assert (job.state, job.error["type"]) == ("failed", "UniqueTaken")
+    assert results[0].id in job.error["message"]
+    assert deliver(results[0])[0] == "SUCCESS"
+
+
+@pytest.mark.core
+def test_rescue_goes_on_when_a_key_is_taken(node):
+    one, plain = tasks.summary.delay("mon"), tasks.effect.delay("a")
+    for result in (one, plain):
+        assert lifecycle.claim(uuid.UUID(result.id), node.pk, "default")
+    holder = tasks.summary.delay("mon")
+    rescue.bury(node.pk)
+    assert rescue.give_back_all("default") == 2
+    assert Job.objects.get(pk=plain.id).state == "ready"
+    job = Job.objects.get(pk=one.id)
+    assert (job.state, job.error["type"], job.node_losses) == ("failed", "UniqueTaken", 1)
+    assert holder.id in job.error["message"]
+
+
+@pytest.mark.core
+def test_rescue_does_not_wait_for_a_caller(node, settings):
+    """Somebody's transaction has the key, and does not end: the others are rescued, this one the next time."""
+    if connection.vendor != "postgresql":
+        pytest.skip("SQLite has one writer")
+    settings.JOBS = {**settings.JOBS, "UNIQUE_WAIT": 0.3}
+    one, plain = tasks.summary.delay("mon"), tasks.effect.delay("a")
+    for result in (one, plain):
+        assert lifecycle.claim(uuid.UUID(result.id), node.pk, "default")
+    with open_transaction(lambda: tasks.summary.delay("mon"), commits=False):
+        rescue.bury(node.pk)
+        assert rescue.give_back_all("default") == 1
+        assert Job.objects.get(pk=plain.id).state == "ready"
+        assert Job.objects.get(pk=one.id).state == "running"
+    assert rescue.give_back_all("default") == 1
+    assert Job.objects.get(pk=one.id).state == "ready"
+
+
+@pytest.mark.core
+def test_replay_of_a_job_whose_key_is_taken(node, capsys):
+    one = tasks.summary.delay("mon", how="fails")
+    deliver(one)
+    holder = tasks.summary.delay("mon")
+    with pytest.raises(UniqueTaken, match=holder.id):
+        lifecycle.replay(uuid.UUID(one.id), "default")
+    with pytest.raises(CommandError, match="could not be retried"):
+        call_command("jobs", "retry", one.id)
+    assert holder.id in capsys.readouterr().out
+    deliver(holder)
+    assert lifecycle.replay(uuid.UUID(one.id), "default")
+
+
+def test_groups_and_chords_are_refused(node):
+    with pytest.raises(ValueError, match="group or a chord"):
+        group(tasks.summary.s("mon"), tasks.summary.s("tue")).delay()
+    with pytest.raises(ValueError, match="group or a chord"):
+        tasks.summary.apply_async(("mon",), chord=tasks.noop.s())
+    assert not Job.objects.filter(task="tests.tasks.summary").exists()
+
+
+def test_an_id_that_is_taken_is_an_error(node):
+    one = tasks.noop.delay()
+    with pytest.raises(IntegrityError):
+        tasks.summary.apply_async(("mon",), task_id=one.id)
