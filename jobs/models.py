@@ -140,7 +140,7 @@ class Job(models.Model):
 
     #: At most one job of this key waits (``unique=``); with ``unique_until="finished"`` waits or runs.
     unique_key = models.CharField(_("unique key"), max_length=255, null=True)
-    unique_until = models.CharField(_("unique until"), max_length=8, default="", db_default="")
+    unique_until = models.CharField(_("unique until"), max_length=8, null=True)
     #: From then on the key is free, whatever became of the job (``unique_for=``).
     unique_expires_at = models.DateTimeField(_("unique until time"), null=True)
 

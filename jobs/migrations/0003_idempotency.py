@@ -89,7 +89,7 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='job',
             name='unique_until',
-            field=models.CharField(db_default='', default='', max_length=8, verbose_name='unique until'),
+            field=models.CharField(max_length=8, null=True, verbose_name='unique until'),
         ),
         migrations.AddConstraint(
             model_name='job',

@@ -13,7 +13,7 @@ from typing import Any
 from django.db import connection
 from django.db.migrations.loader import MigrationLoader
 
-from jobs import instance, lifecycle, message
+from jobs import idempotency, instance, lifecycle, lockstores, message
 from jobs.maintenance import rescue
 from jobs.models import Job, State
 from jobs.statements import Slot, Update
@@ -46,18 +46,19 @@ def play() -> None:
     """In a process of the other release, while its tasks are imported: be that release."""
     match os.environ.get("JOBS_TEST_RELEASE"):
         case "before":
-            _forget_run_control()
+            _forget_later_releases()
         case "after":
             message.VERSION += 1
 
 
-def _forget_run_control() -> None:
-    """Unknown in 0001: the connection of a run, a wish that a running job ends, whose database it is."""
+def _forget_later_releases() -> None:
+    """Unknown in 0001: the connection of a run, a wish that it ends, whose database it is, keys, markers, locks."""
     first = MigrationLoader(None).project_state(FIRST).models["jobs", "job"].fields
     field: Any
     for field in Job._meta.concrete_fields:
         if field.name not in first:
             field.column, field.concrete = None, False
+            setattr(Job, field.name, None)
     Job._meta._expire_cache()  # type: ignore[attr-defined]
     claimable, waiting = lifecycle._claimable, lifecycle._waiting
 
@@ -76,7 +77,15 @@ def _forget_run_control() -> None:
     def waiting_then(run_at: Any) -> dict[str, Any]:
         return {name: value for name, value in waiting(run_at).items() if name in first}
 
+    def ended_then(using: str, states: Any, age: float) -> Any:
+        past = lifecycle.now_plus(-age)
+        rows = Job.objects.using(using).filter(state__in=states, finished_at__lt=past, created_at__lt=past)
+        return rows.order_by("created_at")
+
     lifecycle._waiting = waiting_then
+    lifecycle.ended = ended_then
+    idempotency.delete_expired = lambda *args: 0
+    lockstores.prune = lambda side: 0
     lifecycle._CLAIM = Update(claimable_then)
     lifecycle._SUCCEED = Update(unbroken_then)
     lifecycle.asked_to_end = lambda job: None
