@@ -13,7 +13,7 @@ from asgiref.sync import sync_to_async
 from celery.result import AsyncResult
 
 from jobs import execution, locks, message
-from jobs.conf import conf
+from jobs.conf import conf, problems
 from jobs.databases import job_alias
 from jobs.errors import EffectParked
 from jobs.keys import KeyTemplate, signature_of
@@ -99,7 +99,7 @@ class Task(celery.Task):
             raise ValueError(f"{cls.name}: unique_until={cls.unique_until!r} must be 'started' or 'finished'")
         if cls.unique_for is not None and ("unique" not in given or not cls.unique_for > 0):
             raise ValueError(f"{cls.name}: unique_for={cls.unique_for!r} needs unique=, and seconds above 0")
-        if "lock" in given:
+        if "lock" in given and not problems():
             locks.check_ttl(cls.lock_ttl, f"{cls.name}: lock_ttl")
         try:
             return {name: KeyTemplate(name, value, signature_of(cls)) for name, value in given.items()}

@@ -7,6 +7,7 @@ order would wait for each other, perhaps in a web request.
 
 from __future__ import annotations
 
+import random
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -97,7 +98,8 @@ def bounded(using: str) -> Iterator[None]:
         with connections[using].cursor() as cursor:
             cursor.execute(
                 "SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, true)",
-                [f"{conf().UNIQUE_WAIT * 1000:.0f}ms"],
+                # Two that wait for each other would give up at the same moment; now the second one goes on.
+                [f"{random.uniform(0.7, 1) * conf().UNIQUE_WAIT * 1000:.0f}ms"],
             )
             [before, _] = cursor.fetchone()
         yield
