@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from typing import Any, TypeVar
 from weakref import WeakSet
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import Error, InterfaceError, OperationalError, ProgrammingError, connections, router
+from django.db import Error, InterfaceError, OperationalError, ProgrammingError, connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 from django.db.utils import load_backend
@@ -74,9 +75,50 @@ def is_lost(exc: BaseException, alias: str) -> bool:
     return not connection.is_usable()
 
 
+#: PostgreSQL: the wait for a lock took longer than lock_timeout.
+LOCK_NOT_AVAILABLE = "55P03"
+
+
 def sqlstate(exc: BaseException) -> str:
     """PostgreSQL's code of what it refused; empty if the error is not the server's."""
     return str(getattr(exc.__cause__, "sqlstate", None) or "")
+
+
+def gave_up(exc: BaseException) -> bool:
+    """Whether PostgreSQL ended a wait for somebody else's transaction: lock_timeout, or a deadlock."""
+    return sqlstate(exc) in (LOCK_NOT_AVAILABLE, "40P01")
+
+
+@contextmanager
+def bounded(alias: str, seconds: float) -> Iterator[None]:
+    """A savepoint in which nothing waits much longer than that for another transaction (PostgreSQL)."""
+    with transaction.atomic(using=alias):
+        if connections[alias].vendor != "postgresql":
+            yield
+            return
+        with connections[alias].cursor() as cursor:
+            cursor.execute(
+                "SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, true)",
+                # Two that wait for each other would give up at the same moment; now the second one goes on.
+                [f"{random.uniform(0.7, 1) * seconds * 1000:.0f}ms"],
+            )
+            [before, _] = cursor.fetchone()
+        yield
+        # After an exception the end of the savepoint does the same.
+        with connections[alias].cursor() as cursor:
+            cursor.execute("SELECT set_config('lock_timeout', %s, true)", [before])
+
+
+def execute_apart(alias: str, sql: str, params: list[Any]) -> int:
+    """Execute one statement over a connection of its own, committed at once; returns the number of rows."""
+    connection = _new_connection(alias)
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("SET lock_timeout = '1s'")
+            cursor.execute(sql, params)
+            return int(cursor.rowcount)
+    finally:
+        connection.close()
 
 
 def guarded(alias: str, action: Callable[[], T]) -> T | None:

@@ -25,6 +25,9 @@ from jobs.keys import joined
 from jobs.models import Effect, Job, State
 from jobs.syncpoints import reach
 
+#: PostgreSQL: a serialization failure, a deadlock.
+CONFLICTS = ("40001", "40P01")
+
 #: Characters of an effect's name, at the most.
 MAX_NAME = 100
 
@@ -173,13 +176,19 @@ class Call:
         self._refuse_transaction()
         policy = self._run.task.on_ambiguous
         is_ambiguous = False
-        with transaction.atomic(using=self._run.using):
-            self._row, is_new = self._lock_row()
-            if not lifecycle.hold(self.job):
-                raise LostLease("this run lost its lease; it makes no call")
-            if not is_new and self._is_ambiguous():
-                is_ambiguous = True
-                self._take_over(policy)
+        try:
+            with transaction.atomic(using=self._run.using):
+                self._row, is_new = self._lock_row()
+                if not lifecycle.hold(self.job):
+                    raise LostLease("this run lost its lease; it makes no call")
+                if not is_new and self._is_ambiguous():
+                    is_ambiguous = True
+                    self._take_over(policy)
+        except OperationalError as exc:
+            if databases.sqlstate(exc) not in CONFLICTS:
+                raise
+            # Somebody was at the row at this moment. (Without a transaction the body would not be run again.)
+            raise Busy(f"{self.key} is being written by another job") from exc
         if not is_ambiguous:
             return
         self._run.log(logging.WARNING, f"nobody knows whether {self.key} happened: {_named(policy)}", "ambiguous")

@@ -219,6 +219,9 @@ def _adopt(task: str, request: Any, args: Any, kwargs: Any) -> str:
 
 
 def _run_stock(task: Any, request: Any, args: Any, kwargs: Any, exc: Exception) -> Any:
+    if task.key_templates:
+        # Without a row there is neither marker nor lock, and it would do what they are to prevent.
+        raise exc
     logger.warning(
         "%s[%s] was sent by name and not by delay(), and cannot be kept as a job; it runs as a stock Celery task: %s",
         task.name,
@@ -352,7 +355,7 @@ def _leave_marker(run: Run) -> Job | None:
     if run.job.marker_key is None:
         # The release that enqueued it knew no key.
         run.job.marker_key = template.of(args, kwargs)
-    return idempotency.earlier(run.job, fingerprint(template.signature, args, kwargs))
+    return idempotency.earlier(run.job, fingerprint(run.task.name, template.signature, args, kwargs))
 
 
 class _Conflict(Exception):

@@ -17,7 +17,6 @@ from django.db.transaction import TransactionManagementError
 
 from jobs import databases
 from jobs.errors import Busy
-from jobs.idempotency import LOCK_NOT_AVAILABLE
 
 #: ``args`` of MySQL's error, up to the number: NOWAIT met a lock.
 MYSQL_NOWAIT = 3572
@@ -111,7 +110,7 @@ def guard(
     try:
         locked = list(found if is_list else found[:2])
     except OperationalError as exc:
-        if databases.sqlstate(exc) != LOCK_NOT_AVAILABLE and exc.args[:1] != (MYSQL_NOWAIT,):
+        if databases.sqlstate(exc) != databases.LOCK_NOT_AVAILABLE and exc.args[:1] != (MYSQL_NOWAIT,):
             raise
         # The transaction is aborted, whoever catches this.
         connection.needs_rollback = True

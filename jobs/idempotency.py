@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from django.db import OperationalError, connections
+from django.db import OperationalError, connections, transaction
 from django.db.models.functions import Now
 from django.db.transaction import TransactionManagementError
 
@@ -22,21 +22,14 @@ from jobs.errors import Busy, IdempotencyMismatch
 from jobs.keys import joined
 from jobs.models import Job, Marker
 
-_COLUMNS = "key, kind, fingerprint, job, created_at, expires_at"
-
-#: Insert, or take over what expired; no row: somebody else's marker is in force.
-_TAKE = f"""
-INSERT INTO jobs_marker ({_COLUMNS}) {{values}}
-ON CONFLICT (key, kind) DO UPDATE SET
-    fingerprint = excluded.fingerprint, job = excluded.job,
-    created_at = excluded.created_at, expires_at = excluded.expires_at
-WHERE jobs_marker.expires_at <= {{now}} RETURNING 1
+_INSERT = """
+INSERT INTO jobs_marker (key, kind, fingerprint, job, created_at, expires_at) {values}
+ON CONFLICT DO NOTHING RETURNING 1
 """
 
-_SQLITE_NOW = "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')"
-_SQLITE = _TAKE.format(
-    now=_SQLITE_NOW,
-    values=f"VALUES (%s, %s, %s, %s, {_SQLITE_NOW}, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', %s || ' seconds'))",
+_SQLITE = _INSERT.format(
+    values="VALUES (%s, %s, %s, %s, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), "
+    "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', %s || ' seconds'))"
 )
 
 #: One round trip: the bound of the wait is set, holds for the INSERT, and is taken back.
@@ -46,15 +39,11 @@ WITH bound AS MATERIALIZED (
 ), taken AS ({take}), done AS (SELECT count(*) AS rows FROM taken)
 SELECT done.rows, set_config('lock_timeout', CASE WHEN done.rows >= 0 THEN bound.before END, true) FROM bound, done
 """.format(
-    take=_TAKE.format(
-        now="statement_timestamp()",
+    take=_INSERT.format(
         values="SELECT %s, %s, %s, %s::uuid, statement_timestamp(), "
-        "statement_timestamp() + %s * interval '1 second' FROM bound",
+        "statement_timestamp() + %s * interval '1 second' FROM bound"
     )
 )
-
-#: PostgreSQL: the wait for a lock took longer than lock_timeout.
-LOCK_NOT_AVAILABLE = "55P03"
 
 
 @contextmanager
@@ -68,8 +57,8 @@ def once(*key: Any, using: str | None = None) -> Iterator[bool]:
                 user.credits += 10
 
     The marker is part of the surrounding transaction. A second caller waits for the first, at most
-    ``JOBS["MARKER_WAIT"]`` seconds. An exception that leaves the block has the whole transaction rolled back, even if
-    somebody catches it: a marker without its effect must not be committed.
+    ``JOBS["MARKER_WAIT"]`` seconds. An exception that leaves the block has the innermost ``atomic()`` around it rolled
+    back, even if somebody catches it: a marker without its effect must not be committed.
 
     Parameters:
         key: text and whole numbers; ``once("welcome", 5)`` is ``"welcome:5"``.
@@ -107,9 +96,13 @@ def earlier(job: Job, fingerprint: str) -> Job | None:
     """
     assert job.marker_key is not None
     using = str(job._state.db)
-    if take(job.marker_key, Marker.Kind.TASK, using, job.pk, fingerprint):
-        return None
-    marker = Marker.objects.using(using).get(key=job.marker_key, kind=Marker.Kind.TASK)
+    markers = Marker.objects.using(using).filter(key=job.marker_key, kind=Marker.Kind.TASK)
+    while True:
+        if take(job.marker_key, Marker.Kind.TASK, using, job.pk, fingerprint):
+            return None
+        # Race: it may be pruned before it is read.
+        if (marker := markers.first()) is not None:
+            break
     if marker.fingerprint != fingerprint:
         raise IdempotencyMismatch(
             f"the job {marker.job} had the key {marker.key!r} with other arguments: a key must name all that makes two "
@@ -138,30 +131,41 @@ def take(key: str, kind: str, using: str, job: Any, fingerprint: str = "") -> bo
         with connection.cursor() as cursor:
             cursor.execute(sql, params)
             row = cursor.fetchone()
+        return bool(row and row[0]) or _take_over(key, kind, using, job, fingerprint)
     except OperationalError as exc:
-        if databases.sqlstate(exc) != LOCK_NOT_AVAILABLE:
+        if not databases.gave_up(exc):
             raise
         # The transaction is aborted, whoever catches this.
         connection.needs_rollback = True
         raise Busy(f"another transaction is at {key!r}, and did not end within {conf().MARKER_WAIT:g} s") from exc
-    return bool(row and row[0])
+
+
+def _take_over(key: str, kind: str, using: str, job: Any, fingerprint: str) -> bool:
+    """An expired marker is none. Race: of several one finds it expired; the others wait for its transaction."""
+    late = Marker.objects.using(using).filter(key=key, kind=kind, expires_at__lte=Now())
+    # Only looked at first: an UPDATE of a marker in force would lock it, for all its callers.
+    if not late.exists():
+        return False
+    with databases.bounded(using, conf().MARKER_WAIT):
+        return late.update(**_values(job, fingerprint)) == 1
 
 
 def _take_portably(key: str, kind: str, using: str, job: Any, fingerprint: str) -> bool:
+    _, created = Marker.objects.using(using).get_or_create(key=key, kind=kind, defaults=_values(job, fingerprint))
+    return created or _take_over(key, kind, using, job, fingerprint)
+
+
+def _values(job: Any, fingerprint: str) -> dict[str, Any]:
     keep = conf().MARKER_RETENTION
-    values = {
-        "fingerprint": fingerprint,
-        "job": job,
-        "created_at": Now(),
-        "expires_at": None if keep is None else lifecycle.now_plus(keep),
-    }
-    markers = Marker.objects.using(using)
-    _, created = markers.get_or_create(key=key, kind=kind, defaults=values)
-    return created or markers.filter(key=key, kind=kind, expires_at__lte=Now()).update(**values) == 1
+    expires_at = None if keep is None else lifecycle.now_plus(keep)
+    return {"fingerprint": fingerprint, "job": job, "created_at": Now(), "expires_at": expires_at}
 
 
 def delete_expired(using: str, limit: int) -> int:
-    """Delete one batch. Race: whoever takes an expired marker over moves its time; the DELETE compares it again."""
-    late = Marker.objects.using(using).filter(expires_at__lte=Now())
-    keys = list(late.values_list("pk", flat=True)[:limit])
-    return late.filter(pk__in=keys)._raw_delete(using) if keys else 0
+    """Delete one batch. Race: whoever takes an expired marker over has locked it; prune does not wait for a body."""
+    with transaction.atomic(using=using):
+        late = Marker.objects.using(using).filter(expires_at__lte=Now())
+        if connections[using].features.has_select_for_update_skip_locked:
+            late = late.select_for_update(skip_locked=True)
+        keys = list(late.values_list("pk", flat=True)[:limit])
+        return Marker.objects.using(using).filter(pk__in=keys)._raw_delete(using) if keys else 0

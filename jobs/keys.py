@@ -86,9 +86,14 @@ def bind(signature: inspect.Signature, args: Any, kwargs: Any) -> Mapping[str, A
     return bound.arguments
 
 
-def fingerprint(signature: inspect.Signature, args: Any, kwargs: Any) -> str:
-    """What tells two calls apart: SHA-256 of the bound arguments as canonical JSON, in hex."""
-    plain = json.dumps(bind(signature, args, kwargs), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+def fingerprint(task: str, signature: inspect.Signature, args: Any, kwargs: Any) -> str:
+    """What tells two calls apart: SHA-256, in hex, of the task and of its bound arguments as canonical JSON.
+
+    Arguments that are what they are by default are left out, so that a new one breaks no marker.
+    """
+    bound = signature.bind(*args, **kwargs).arguments
+    given = {name: value for name, value in bound.items() if value != signature.parameters[name].default}
+    plain = json.dumps([task, given], sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(plain.encode()).hexdigest()
 
 

@@ -11,15 +11,16 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from django.db import IntegrityError, connections, transaction
-from django.db.models import Exists, F, OuterRef, Q, QuerySet
+from django.db import IntegrityError, OperationalError, connections, transaction
+from django.db.models import Case, Exists, F, OuterRef, Q, QuerySet, When
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from jobs import unique
+from jobs import databases, unique
 from jobs.arguments import scrub
-from jobs.errors import UniqueTaken
+from jobs.conf import conf
+from jobs.errors import UniqueBusy, UniqueTaken
 from jobs.models import ENDED, Cancellation, Job, Marker, Node, State
 from jobs.reports import report_cancelled
 from jobs.statements import Slot, Update
@@ -219,13 +220,28 @@ def _wait(job: Job, run_at: Any, **values: Any) -> bool:
     values |= _waiting(run_at)
     if job.unique_key is None or job.unique_until == "finished":
         return _settle(job, **values)
+    if job.unique_expires_at is not None:
+        values["unique_key"] = Case(When(unique_expires_at__lte=Now(), then=None), default=F("unique_key"))
     try:
-        with unique.bounded(str(job._state.db)):
+        with databases.bounded(str(job._state.db), conf().UNIQUE_WAIT):
             return _settle(job, **values)
     except IntegrityError:
         # Race: since this run began, another job took the key. Two may not wait, and the other one does the work.
         error = error_entry("UniqueTaken", unique.describe(job), attempt=job.lease)
-        return fail(job, error, **{name: value for name, value in values.items() if name in COUNTS})
+        counted = {name: value for name, value in values.items() if name in COUNTS}
+        return _settle(
+            job,
+            state=State.FAILED,
+            finished_at=Now(),
+            error=error,
+            errors=_with(values.get("errors", job.errors), error),
+            **counted,
+        )
+    except OperationalError as exc:
+        if not databases.gave_up(exc):
+            raise
+        # Somebody may take the key, and does not come to an end. Better two that wait than a retry that is forgotten.
+        return _settle(job, **{**values, "unique_key": None})
 
 
 def _backoff(times: int) -> Any:
@@ -347,15 +363,20 @@ def replay(job_id: uuid.UUID, using: str) -> bool:
 
     Raises:
         UniqueTaken: another job has its unique key; says which.
+        UniqueBusy: another transaction may be taking it.
     """
     over = Job.objects.using(using).filter(pk=job_id, state__in=(State.FAILED, State.CANCELLED))
     # Those of ended jobs only: the note is of the run before.
     Cancellation.objects.using(using).filter(Exists(over), pk=job_id).delete()
     try:
-        with unique.bounded(using):
+        with databases.bounded(using, conf().UNIQUE_WAIT):
             return over.update(**_waiting(None), finished_at=None, expires_at=None, **dict.fromkeys(COUNTS, 0)) == 1
     except IntegrityError:
         raise UniqueTaken(unique.describe(Job.objects.using(using).get(pk=job_id))) from None
+    except OperationalError as exc:
+        if not databases.gave_up(exc):
+            raise
+        raise UniqueBusy("another transaction is about to take its unique key; try again in a moment") from exc
 
 
 def due(using: str, limit: int) -> list[uuid.UUID]:
@@ -429,8 +450,8 @@ def ended(using: str, states: Sequence[str], age: float) -> QuerySet[Job]:
     rows = Job.objects.using(using).filter(
         state__in=states, finished_at__lt=now_plus(-age), created_at__lt=now_plus(-age)
     )
-    unmarked = Q(marker_key=None) | ~Exists(Marker.objects.using(using).filter(job=OuterRef("pk")))
-    return rows.filter(unmarked).order_by("created_at")
+    # Not by ``marker_key``, which the row of an adopted job lacks.
+    return rows.filter(~Exists(Marker.objects.using(using).filter(job=OuterRef("pk")))).order_by("created_at")
 
 
 def delete_ended(using: str, states: Sequence[str], age: float, limit: int, window: float | None = None) -> int:

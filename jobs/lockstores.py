@@ -14,11 +14,11 @@ from django.conf import settings
 from django.core.cache import caches
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
-from django.db import Error, IntegrityError
+from django.db import Error, IntegrityError, OperationalError
 from django.utils.module_loading import import_string
 
 from jobs.conf import conf
-from jobs.databases import SideDatabase, side
+from jobs.databases import SideDatabase, home, side, sqlstate
 from jobs.errors import Busy
 from jobs.models import Job, State
 
@@ -27,6 +27,10 @@ CONNECT_TIMEOUT, ANSWER_TIMEOUT = 0.5, 1.0
 
 #: Seconds for which the database remembers the last fencing token of a lock that nobody holds.
 REMEMBERED = 86400.0
+
+
+#: PostgreSQL's code.
+SERIALIZATION_FAILURE = "40001"
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +240,8 @@ class DatabaseStore:
             return row.expires_at <= now
         if row.job == self._holder.job:
             return row.lease < self._holder.lease
-        return not is_running(row.job, row.lease)
+        with self._away():
+            return not is_running(self._side, row.job, row.lease)
 
     def _read(self) -> tuple[float, _Row | None]:
         with self._statements() as cursor:
@@ -263,11 +268,17 @@ class DatabaseStore:
                 except IntegrityError:
                     return False
             else:
-                cursor.execute(
-                    "UPDATE jobs_lock SET job = %s, lease = %s, token = %s, fence = %s, expires_at = %s "
-                    f"WHERE {self._key} = %s AND token = %s AND expires_at = %s",
-                    [*values, row.token.hex, row.expires_at],
-                )
+                try:
+                    cursor.execute(
+                        "UPDATE jobs_lock SET job = %s, lease = %s, token = %s, fence = %s, expires_at = %s "
+                        f"WHERE {self._key} = %s AND token = %s AND expires_at = %s",
+                        [*values, row.token.hex, row.expires_at],
+                    )
+                except OperationalError as exc:
+                    # A server whose transactions are REPEATABLE READ by default says it this way.
+                    if sqlstate(exc) == SERIALIZATION_FAILURE:
+                        return False
+                    raise
             return bool(cursor.rowcount == 1)
 
     def renew(self) -> bool:
@@ -294,9 +305,13 @@ class DatabaseStore:
 
     @contextmanager
     def _statements(self) -> Iterator[Any]:
+        with self._away(), self._side.cursor() as cursor:
+            yield cursor
+
+    @contextmanager
+    def _away(self) -> Iterator[None]:
         try:
-            with self._side.cursor() as cursor:
-                yield cursor
+            yield
         except (Error, ImproperlyConfigured) as exc:
             raise Away(str(exc)) from exc
 
@@ -315,11 +330,22 @@ def token_of_time() -> int:
         return time.time_ns() // 1000
 
 
-def is_running(job: uuid.UUID, lease: int) -> bool:
-    """Whether the run that took a lock still lasts."""
-    return any(
-        Job.objects.using(alias).filter(pk=job, state=State.RUNNING, lease=lease).exists() for alias in conf().DATABASES
-    )
+def is_running(database: SideDatabase, job: uuid.UUID, lease: int) -> bool:
+    """Whether the run that took a lock still lasts.
+
+    Not by the connection of a body, where there is another one: its snapshot may be older than that run.
+    """
+    others = list(conf().DATABASES)
+    if database.vendor != "sqlite":
+        others.remove(home())
+        with database.cursor() as cursor:
+            cursor.execute(
+                "SELECT 1 FROM jobs_job WHERE id = %s AND state = %s AND lease = %s",
+                [job if database.vendor == "postgresql" else job.hex, State.RUNNING.value, lease],
+            )
+            if cursor.fetchone():
+                return True
+    return any(Job.objects.using(alias).filter(pk=job, state=State.RUNNING, lease=lease).exists() for alias in others)
 
 
 def prune(database: SideDatabase) -> None:
@@ -331,6 +357,6 @@ def prune(database: SideDatabase) -> None:
         )
         old = [(_uuid(token), job, lease) for token, job, lease in cursor.fetchall()]
     for token, job, lease in old:
-        if job is None or not is_running(_uuid(job), lease):
+        if job is None or not is_running(database, _uuid(job), lease):
             with database.cursor() as cursor:
                 cursor.execute("DELETE FROM jobs_lock WHERE token = %s", [token.hex])

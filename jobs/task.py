@@ -15,7 +15,7 @@ from celery.result import AsyncResult
 from jobs import execution, locks, message
 from jobs.conf import conf, problems
 from jobs.databases import job_alias
-from jobs.errors import EffectParked
+from jobs.errors import EffectParked, UniqueTaken
 from jobs.keys import KeyTemplate, signature_of
 from jobs.lifecycle import now_plus
 
@@ -172,6 +172,7 @@ class Task(celery.Task):
         Raises:
             TypeError: an argument that JSON does not know, or arguments that the task does not take.
             ValueError: an option that cannot be kept, a ``task_id`` that is no UUID, data that is too large.
+            UniqueBusy, UniqueTaken: of a task with ``unique=``, see there.
             django.db.IntegrityError: a ``task_id`` that a job already has.
         """
         app = self._get_app()
@@ -199,7 +200,13 @@ class Task(celery.Task):
         else:
             from jobs import outbox
 
+            self._set_unique_key(job, {"link": link, "link_error": link_error, **options})
             [recorded] = outbox.record([job], job_alias(using), app)
+            if task_id is not None and recorded is not job:
+                raise UniqueTaken(
+                    f"the job {recorded.pk} has the unique key {job.unique_key!r}, and not the id {task_id} that was "
+                    "asked for: leave task_id= out, and use the result's id"
+                )
             return self._result(recorded, options.get("add_to_parent", True), existing=recorded is not job)
         return self._result(job, options.get("add_to_parent", True))
 
@@ -229,7 +236,9 @@ class Task(celery.Task):
                     f"item {index} must be a tuple of arguments or a dict of keyword arguments, not {args!r}"
                 )
             try:
-                jobs.append(self._compose(tuple(args), kwargs, dict(options)))
+                job = self._compose(tuple(args), kwargs, dict(options))
+                self._set_unique_key(job, options)
+                jobs.append(job)
             except (TypeError, ValueError) as exc:
                 raise type(exc)(f"item {index}: {exc}") from exc
         recorded = outbox.record(jobs, job_alias(using), self._get_app())
@@ -260,20 +269,19 @@ class Task(celery.Task):
         except ValueError:
             raise ValueError(f"task_id={task_id!r} is no UUID: leave it out, or pass str(uuid.uuid4())") from None
         job = message.compose(self._get_app(), self, task_id, args, kwargs, options)
-        self._set_keys(job, options)
-        return job
-
-    def _set_keys(self, job: Any, options: dict[str, Any]) -> None:
         if template := self.key_templates.get("lock"):
             # Taken at the run; what no store could keep is refused here.
             template.of(job.args, job.kwargs)
         if template := self.key_templates.get("idempotency_key"):
             job.marker_key = template.of(job.args, job.kwargs)
+        return job
+
+    def _set_unique_key(self, job: Any, options: Mapping[str, Any]) -> None:
         if template := self.key_templates.get("unique"):
-            if options.get("group_id") or options.get("chord"):
+            if any(options.get(name) for name in ("group_id", "chord", "chain", "link", "link_error")):
                 raise ValueError(
-                    f"{self.name} is unique, and cannot be part of a group or a chord, which wait for each of their "
-                    "parts: another call's job may do its work; call it by itself"
+                    f"{self.name} is unique, and cannot be part of a group, a chord or a chain, or have links: the job "
+                    "that waits already knows nothing of them; call it by itself, and what follows in its body"
                 )
             job.unique_key = template.of(job.args, job.kwargs)
             job.unique_until = self.unique_until

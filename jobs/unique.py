@@ -7,14 +7,11 @@ order would wait for each other, perhaps in a web request.
 
 from __future__ import annotations
 
-import random
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
-from django.db import IntegrityError, OperationalError, connections, transaction
-from django.db.models import Q
+from django.db import IntegrityError, OperationalError, connections
 from django.db.models.functions import Now
 
 from jobs import databases
@@ -24,9 +21,6 @@ from jobs.models import UNIQUE, Job
 
 #: How often an INSERT is repeated that met a job which was gone the next moment.
 TRIES = 10
-
-#: PostgreSQL's codes: the wait took longer than lock_timeout; a deadlock.
-GAVE_UP = ("55P03", "40P01")
 
 
 def insert(jobs: Sequence[Job], using: str, batch_size: int | None) -> list[Job]:
@@ -38,25 +32,26 @@ def insert(jobs: Sequence[Job], using: str, batch_size: int | None) -> list[Job]
     Raises:
         UniqueBusy: another transaction has a key, and does not come to its end; nothing was inserted.
         django.db.IntegrityError: a ``task_id`` that a job already has.
+        ValueError: the key is taken by a job of another task.
     """
     missing = {job.pk: job for job in sorted(jobs, key=lambda job: job.unique_key or "")}
     found: dict[uuid.UUID, Job] = {}
     try:
-        with bounded(using):
+        with databases.bounded(using, conf().UNIQUE_WAIT):
             for _ in range(TRIES):
                 _free_expired(missing, using)
                 Job.objects.using(using).bulk_create(missing.values(), ignore_conflicts=True, batch_size=batch_size)
                 holders = {job.unique_key: job for job in _holders(missing.values(), using)}
                 for key, job in missing.items():
                     if (holder := holders.get(job.unique_key)) is not None:
-                        found[key] = job if holder.pk == key else holder
+                        found[key] = job if holder.pk == key else _same_task(job, holder)
                     elif Job.objects.using(using).filter(pk=key).exists():
                         raise IntegrityError(f"there is a job with the id {key} already")
                 missing = {key: job for key, job in missing.items() if key not in found}
                 if not missing:
                     return [found[job.pk] for job in jobs]
     except OperationalError as exc:
-        if databases.sqlstate(exc) not in GAVE_UP:
+        if not databases.gave_up(exc):
             raise
         keys = ", ".join(sorted({repr(job.unique_key) for job in missing.values()})[:3])
         raise UniqueBusy(
@@ -76,33 +71,32 @@ def describe(job: Job) -> str:
     )
 
 
+def _same_task(job: Job, holder: Job) -> Job:
+    if holder.task != job.task:
+        raise ValueError(
+            f"the key {job.unique_key!r} of {job.task} is taken by the job {holder.pk} of {holder.task}, which does "
+            "other work: all tasks share the keys, so begin each with a name of its own"
+        )
+    return holder
+
+
 def _holders(jobs: Any, using: str) -> Any:
     return Job.objects.using(using).filter(UNIQUE, unique_key__in={job.unique_key for job in jobs})
 
 
 def _free_expired(jobs: dict[uuid.UUID, Job], using: str) -> None:
-    """``unique_for=`` is over. Race: the row may be claimed meanwhile; it loses its key all the same."""
-    late = _holders(jobs.values(), using).filter(Q(unique_expires_at__lte=Now()))
+    """``unique_for=`` is over: the jobs that had the keys go on without.
+
+    On PostgreSQL over a connection of its own: in the caller's transaction their rows would stay locked until it ends,
+    and nobody could claim or settle them.
+    """
+    late = _holders(jobs.values(), using).filter(unique_expires_at__lte=Now())
     keys = list(late.values_list("pk", flat=True))
-    if keys:
-        Job.objects.using(using).filter(pk__in=keys).update(unique_key=None)
-
-
-@contextmanager
-def bounded(using: str) -> Iterator[None]:
-    """A savepoint in which nothing waits for another transaction longer than ``JOBS["UNIQUE_WAIT"]`` (PostgreSQL)."""
-    with transaction.atomic(using=using):
-        if connections[using].vendor != "postgresql":
-            yield
-            return
-        with connections[using].cursor() as cursor:
-            cursor.execute(
-                "SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, true)",
-                # Two that wait for each other would give up at the same moment; now the second one goes on.
-                [f"{random.uniform(0.7, 1) * conf().UNIQUE_WAIT * 1000:.0f}ms"],
-            )
-            [before, _] = cursor.fetchone()
-        yield
-        # After an exception the end of the savepoint does the same.
-        with connections[using].cursor() as cursor:
-            cursor.execute("SELECT set_config('lock_timeout', %s, true)", [before])
+    if not keys:
+        return
+    if connections[using].vendor == "postgresql" and databases.execute_apart(
+        using, "UPDATE jobs_job SET unique_key = NULL WHERE id = ANY(%s) AND unique_expires_at <= now()", [keys]
+    ):
+        return
+    # Its own row, which no other connection sees yet.
+    Job.objects.using(using).filter(pk__in=keys).update(unique_key=None)

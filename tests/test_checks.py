@@ -257,6 +257,8 @@ def test_markers_that_are_gone_too_soon(settings):
     task.max_retries = 25
     [message] = checks.for_worker(worker(own))
     assert (message.id, "t.marked" in message.msg) == ("jobs.W017", True)
+    task.max_retries = None
+    assert ids(checks.for_worker(worker(own))) == ["jobs.W017"], "for ever"
     task.max_retries = 3
     settings.JOBS = {"MARKER_RETENTION": 86400.0}
     assert ids(checks.for_worker(worker(own))) == ["jobs.W017"], "failed jobs can be replayed for 30 days"

@@ -37,7 +37,9 @@ def leave_marker(user_id=5):
     other = Job.objects.create(
         task="tests.tasks.welcomes", args=[user_id], queue="", state="succeeded", finished_at=Now(), result="theirs"
     )
-    arguments = fingerprint(tasks.welcomes.key_templates["idempotency_key"].signature, [user_id], {})
+    arguments = fingerprint(
+        tasks.welcomes.name, tasks.welcomes.key_templates["idempotency_key"].signature, [user_id], {}
+    )
     assert idempotency.take(f"welcome:{user_id}", Marker.Kind.TASK, "default", other.pk, arguments)
 
 
@@ -224,6 +226,49 @@ def test_once_waits_for_the_other_transaction(commits):
         wait_for(somebody_waits, 10, "the second one waits")
         assert not second.outcome
     assert second.result() is not commits
+
+
+@pytest.mark.core
+def test_a_marker_in_force_holds_nobody_up(settings):
+    """Who finds it goes on, in a transaction that may be long; the next one does not wait for that."""
+    settings.JOBS = {**settings.JOBS, "MARKER_WAIT": 0.2}
+    assert first_of("k")
+    if connection.vendor == "postgresql":
+        with open_transaction(lambda: idempotency.take("k", "once", "default", None)):
+            assert not first_of("k")
+
+
+@pytest.mark.core
+def test_prune_does_not_wait_for_a_body_that_takes_a_marker_over():
+    if connection.vendor != "postgresql":
+        pytest.skip("SQLite has one writer")
+    assert first_of("k")
+    Marker.objects.update(expires_at=lifecycle.now_plus(-1))
+    with open_transaction(lambda: idempotency.take("k", "once", "default", None)):
+        pruned = Elsewhere(lambda: idempotency.delete_expired("default", 100))
+        assert pruned.result(5) == 0
+    assert Marker.objects.count() == 1
+
+
+def test_other_tasks_of_the_same_key_are_a_mistake_too(node):
+    deliver(tasks.marked.delay("a"))
+    Marker.objects.update(key="welcome:5")
+    result = tasks.welcomes.delay(5)
+    deliver(result)
+    assert Job.objects.get(pk=result.id).error["type"] == "IdempotencyMismatch"
+
+
+def test_a_new_argument_with_a_default_breaks_no_marker():
+    def old(user_id):
+        pass
+
+    def new(user_id, language="en"):
+        pass
+
+    before = fingerprint("t", inspect.signature(old), [5], {})
+    assert fingerprint("t", inspect.signature(new), [5], {}) == before
+    assert fingerprint("t", inspect.signature(new), [], {"user_id": 5, "language": "en"}) == before
+    assert fingerprint("t", inspect.signature(new), [5, "de"], {}) != before
 
 
 @pytest.mark.core

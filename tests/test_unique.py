@@ -7,7 +7,7 @@ import time
 import uuid
 
 import pytest
-from celery import group
+from celery import chain, group
 from django.core.management import CommandError, call_command
 from django.db import IntegrityError, connection, transaction
 
@@ -192,11 +192,12 @@ def test_rescue_goes_on_when_a_key_is_taken(node):
     job = Job.objects.get(pk=one.id)
     assert (job.state, job.error["type"], job.node_losses) == ("failed", "UniqueTaken", 1)
     assert holder.id in job.error["message"]
+    assert [error["type"] for error in job.errors] == ["NodeLost", "UniqueTaken"]
 
 
 @pytest.mark.core
 def test_rescue_does_not_wait_for_a_caller(node, settings):
-    """Somebody's transaction has the key, and does not end: the others are rescued, this one the next time."""
+    """Somebody's transaction has the key, and does not end."""
     if connection.vendor != "postgresql":
         pytest.skip("SQLite has one writer")
     settings.JOBS = {**settings.JOBS, "UNIQUE_WAIT": 0.3}
@@ -205,11 +206,8 @@ def test_rescue_does_not_wait_for_a_caller(node, settings):
         assert lifecycle.claim(uuid.UUID(result.id), node.pk, "default")
     with open_transaction(lambda: tasks.summary.delay("mon"), commits=False):
         rescue.bury(node.pk)
-        assert rescue.give_back_all("default") == 1
-        assert Job.objects.get(pk=plain.id).state == "ready"
-        assert Job.objects.get(pk=one.id).state == "running"
-    assert rescue.give_back_all("default") == 1
-    assert Job.objects.get(pk=one.id).state == "ready"
+        assert rescue.give_back_all("default") == 2
+        assert set(Job.objects.values_list("state", flat=True)) == {"ready"}
 
 
 @pytest.mark.core
@@ -226,10 +224,57 @@ def test_replay_of_a_job_whose_key_is_taken(node, capsys):
     assert lifecycle.replay(uuid.UUID(one.id), "default")
 
 
+def test_the_key_of_another_task_is_an_error_and_no_job(node):
+    tasks.summary.delay("mon")
+    with pytest.raises(ValueError, match="all tasks share the keys"):
+        tasks.summary_to_the_end.delay("mon")
+    assert Job.objects.count() == 1
+
+
+def test_what_would_follow_another_ones_job_is_refused(node):
+    tasks.summary.delay("mon")
+    with pytest.raises(ValueError, match="chain"):
+        chain(tasks.summary.si("mon"), tasks.noop.si()).apply_async()
+    with pytest.raises(ValueError, match="links"):
+        tasks.summary.apply_async(("mon",), link=tasks.noop.si())
+    with pytest.raises(UniqueTaken, match="leave task_id= out"):
+        tasks.summary.apply_async(("mon",), task_id=str(uuid.uuid4()))
+    assert Job.objects.count() == 1
+
+
+@pytest.mark.core
+def test_a_retry_is_not_forgotten_when_somebody_may_take_the_key(node, settings):
+    """The other transaction is open: two may wait then, and the retry keeps its time."""
+    if connection.vendor != "postgresql":
+        pytest.skip("SQLite has one writer")
+    settings.JOBS = {**settings.JOBS, "UNIQUE_WAIT": 0.3}
+    one = tasks.summary.delay("mon", how="retries")
+    job = lifecycle.claim(uuid.UUID(one.id), node.pk, "default")
+    with open_transaction(lambda: tasks.summary.delay("mon")):
+        error = lifecycle.error_entry("ValueError", "no", attempt=1)
+        assert lifecycle.retry(job, lifecycle.now_plus(600), error, {})
+    job = Job.objects.get(pk=one.id)
+    assert (job.state, job.retries, job.unique_key) == ("scheduled", 1, None)
+    assert Job.objects.filter(unique_key="mon").count() == 1
+
+
+@pytest.mark.core
+def test_expired_keys_are_freed_outside_of_the_callers_transaction(node):
+    """Else nobody could claim the job that had the key, as long as the caller's transaction lasts."""
+    if connection.vendor != "postgresql":
+        pytest.skip("SQLite has one writer")
+    one = tasks.summary_for_a_while.delay("mon")
+    Job.objects.update(unique_expires_at=lifecycle.now_plus(-1))
+    with open_transaction(lambda: tasks.summary_for_a_while.delay("mon")):
+        claimed = Elsewhere(lambda: lifecycle.claim(uuid.UUID(one.id), node.pk, "default"))
+        assert claimed.result(5).state == "running"
+    assert Job.objects.filter(unique_key="mon").count() == 1
+
+
 def test_groups_and_chords_are_refused(node):
-    with pytest.raises(ValueError, match="group or a chord"):
+    with pytest.raises(ValueError, match="a group, a chord"):
         group(tasks.summary.s("mon"), tasks.summary.s("tue")).delay()
-    with pytest.raises(ValueError, match="group or a chord"):
+    with pytest.raises(ValueError, match="a group, a chord"):
         tasks.summary.apply_async(("mon",), chord=tasks.noop.s())
     assert not Job.objects.filter(task="tests.tasks.summary").exists()
 

@@ -130,7 +130,7 @@ def _about_markers(tasks: dict[str, Any]) -> Iterator[CheckMessage]:
 def retry_horizon(task: Any) -> float:
     """Seconds until a task that always fails is given up, as far as its options tell."""
     if task.max_retries is None:
-        return 0.0
+        return float("inf")
     pause = getattr(task, "retry_backoff_max", 600) if getattr(task, "retry_backoff", False) else None
     return float(task.max_retries * (task.default_retry_delay if pause is None else pause))
 

@@ -10,7 +10,7 @@ from django.core.management.base import CommandError
 from jobs import lifecycle
 from jobs.commands.base import DRY_RUN, Subcommand, option
 from jobs.conf import conf
-from jobs.errors import UniqueTaken
+from jobs.errors import UniqueBusy, UniqueTaken
 from jobs.models import Job, State
 
 IDS = option("ids", nargs="+", metavar="ID", help="the id of a job (a UUID)")
@@ -53,7 +53,7 @@ class Change(Subcommand):
             try:
                 if state in self.states and self.transition(key, alias):
                     return True, f"{self.participle} (was {state})"
-            except UniqueTaken as exc:
+            except (UniqueTaken, UniqueBusy) as exc:
                 return False, f"is {state}, and stays: {exc}"
             # Race: somebody else was faster. The answer is what the row says now.
             state = now.first() or state
