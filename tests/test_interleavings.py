@@ -6,6 +6,7 @@ after others were given the job. Each step is one that a process can take; the i
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections import Counter
 
@@ -220,7 +221,7 @@ def test_no_order_of_events_breaks_the_promise(own_settings):
     run_state_machine_as_test(
         Promise,
         settings=settings(
-            max_examples=50,
+            max_examples=100 if os.environ.get("JOBS_TEST_MATRIX") == "wide" else 20,
             stateful_step_count=30,
             deadline=None,
             suppress_health_check=list(HealthCheck),
