@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import celery
 from asgiref.sync import sync_to_async
 from celery.result import AsyncResult
+from celery.utils.functional import maybe_list
 
 from jobs import execution, locks, message
 from jobs.conf import conf, problems
@@ -73,6 +74,9 @@ class Task(celery.Task):
     #: Another attempt changes nothing.
     dont_autoretry_for: tuple[type[BaseException], ...] = (EffectParked,)
 
+    #: What is wrong with the options above.
+    declared_wrong: ClassVar[Exception | None] = None
+
     #: The templates above, ready for use.
     key_templates: ClassVar[dict[str, KeyTemplate]] = {}
 
@@ -82,8 +86,13 @@ class Task(celery.Task):
         from jobs import worker
 
         cls._reconcile_limits(app)
-        cls.key_templates = cls._read_keys()
-        cls._read_policy()
+        try:
+            cls.key_templates = cls._read_keys()
+            cls._read_policy()
+        except (TypeError, ValueError) as exc:
+            # Celery goes on with a task that is half made; no call of it may do without what it was to promise.
+            cls.declared_wrong = exc
+            raise
         worker.install(app)
 
     @classmethod
@@ -253,6 +262,12 @@ class Task(celery.Task):
         return name.startswith("celery.") or any(fnmatchcase(name, pattern) for pattern in conf().EXCLUDE)
 
     def _compose(self, args: Any, kwargs: Any, options: dict[str, Any]) -> Any:
+        if self.declared_wrong is not None:
+            raise self.declared_wrong
+        for name in ("idempotency_key", "unique", "lock"):
+            if name in options:
+                raise TypeError(f"{name}= is an option of the task, where it is declared, and not of a call")
+        self._refuse_unique_followers(options)
         # The checks and merges of celery.Task.apply_async, then ours.
         if self.soft_time_limit and self.time_limit and self.soft_time_limit > self.time_limit:
             raise ValueError("soft_time_limit must be less than or equal to time_limit")
@@ -275,6 +290,16 @@ class Task(celery.Task):
         if template := self.key_templates.get("idempotency_key"):
             job.marker_key = template.of(job.args, job.kwargs)
         return job
+
+    def _refuse_unique_followers(self, options: Mapping[str, Any]) -> None:
+        """They would be called when this job is over, when nobody is there to hear that another job has the key."""
+        followers = [*maybe_list(options.get("chain") or []), *maybe_list(options.get("link") or [])]
+        for signature in followers:
+            task = self._get_app().tasks.get(signature.get("task")) if isinstance(signature, Mapping) else None
+            if "unique" in getattr(task, "key_templates", ()):
+                raise ValueError(
+                    f"{signature['task']} is unique, and cannot follow another task: call it in the body of {self.name}"
+                )
 
     def _set_unique_key(self, job: Any, options: Mapping[str, Any]) -> None:
         if template := self.key_templates.get("unique"):

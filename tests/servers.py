@@ -118,10 +118,12 @@ class Server:
         return self.process is not None and self.process.poll() is None
 
     def kill(self) -> None:
-        """SIGKILL to all processes of the server."""
+        """SIGKILL to all processes of the server; they are gone when it returns, and so is what they shared."""
         assert self.process is not None
+        pids = family(self.process.pid)
         self.signal(signal.SIGKILL)
         self.process.wait()
+        wait_for(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids[1:]), 10, f"{self.name} is gone", 0.01)
 
     def pause(self) -> None:
         """SIGSTOP: the kernel still accepts connections, and nobody answers."""

@@ -372,6 +372,25 @@ def test_bad_options_are_told_where_they_are_declared(options, error, text):
         declared(**options)
 
 
+def test_a_task_that_is_declared_wrongly_takes_no_call():
+    def body(user_id):
+        pass
+
+    with pytest.raises(ValueError, match="'user'"):
+        current_app._task_from_fun(body, name="tests.wrong", base=Task, unique="k:{user}")
+    task = current_app.tasks.pop("tests.wrong")
+    with pytest.raises(ValueError, match="'user'"):
+        task.delay(5)
+    assert not Job.objects.exists()
+
+
+@pytest.mark.parametrize("option", ["idempotency_key", "unique", "lock"])
+def test_options_of_a_task_are_none_of_a_call(option):
+    with pytest.raises(TypeError, match="where it is declared"):
+        tasks.effect.apply_async(("a",), **{option: "k"})
+    assert not Job.objects.exists()
+
+
 def test_templates_and_callables_see_the_bound_arguments():
     keys = declared(idempotency_key="welcome:{user_id}:{days}", unique=lambda user_id, days=1: f"u{user_id}")
     assert keys["idempotency_key"].of([5], {}) == "welcome:5:1"

@@ -235,6 +235,9 @@ def test_what_would_follow_another_ones_job_is_refused(node):
     tasks.summary.delay("mon")
     with pytest.raises(ValueError, match="chain"):
         chain(tasks.summary.si("mon"), tasks.noop.si()).apply_async()
+    for follower in (tasks.noop.si() | tasks.summary.si("mon"), tasks.noop.signature(link=tasks.summary.si("mon"))):
+        with pytest.raises(ValueError, match="cannot follow another task"):
+            follower.apply_async()
     with pytest.raises(ValueError, match="links"):
         tasks.summary.apply_async(("mon",), link=tasks.noop.si())
     with pytest.raises(UniqueTaken, match="leave task_id= out"):

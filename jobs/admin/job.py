@@ -51,6 +51,7 @@ class JobAdmin(ReadOnlyAdmin):
             _("Attempts"),
             {"fields": ("ran_on", ("lease", "retries", "snoozes"), ("crashes", "node_losses", "republished"))},
         ),
+        (_("Keys"), {"fields": ("marker_key", "replayed", ("unique_key", "unique_until"))}),
         (_("Family"), {"fields": ("parent", "root")}),
         (_("Message"), {"fields": ("shown_options", "shown_headers"), "classes": ("collapse",)}),
     )
@@ -135,6 +136,10 @@ class JobAdmin(ReadOnlyAdmin):
     @admin.display(description=_("parent"))
     def parent(self, job: Job) -> str:
         return link(job, job.parent_id)
+
+    @admin.display(description=_("did the work before"))
+    def replayed(self, job: Job) -> str:
+        return link(job, job.replay_of)
 
     @admin.display(description=_("root"))
     def root(self, job: Job) -> str:

@@ -147,7 +147,7 @@ def test_worker_cut_off_from_its_database(ledger, database):
     Guard: the fence (``lifecycle._settle``), and a beat that changes no row (``companion._Process._beat``).
     """
     with Proxy(database.url) as link, Worker(DATABASE_URL=link.url) as island, Worker():
-        ledger.enqueue(300)
+        ledger.enqueue(300, tasks.works)
         ledger.wait_effects(20)
         link.half_open()
         wait_for(lambda: dead(island), LOST_WORKER, "the island is declared dead")
