@@ -136,7 +136,7 @@ def test_whole_worker_killed_in_the_call_and_another_one_goes_on(provider):
     assert provider.charges == {KEY: 1}
 
 
-@pytest.mark.core
+@pytest.mark.database
 def test_zombie_that_gets_its_answer_late_writes_nothing(provider):
     """Paused in its call, its job run by another worker meanwhile: what it hears then belongs to nobody."""
     provider.hold.touch()
@@ -156,7 +156,7 @@ def test_zombie_that_gets_its_answer_late_writes_nothing(provider):
     assert models.Effect.objects.exclude(key="calling").count() == 1
 
 
-@pytest.mark.core
+@pytest.mark.database
 def test_two_jobs_with_the_same_key_at_once_make_one_call(provider):
     provider.hold.touch()
     with Worker(concurrency=2, PAYMENT_URL=provider.url):

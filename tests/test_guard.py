@@ -25,7 +25,7 @@ def order(db):
     return Order.objects.create(key="a", job=uuid.uuid4())
 
 
-@pytest.mark.core
+@pytest.mark.database
 def test_it_waits_and_then_sees_what_the_other_one_wrote(order):
     def add():
         with transaction.atomic(), guard(Order, pk=order.pk) as row:
@@ -40,7 +40,7 @@ def test_it_waits_and_then_sees_what_the_other_one_wrote(order):
     assert Order.objects.get().key == "abb"
 
 
-@pytest.mark.core
+@pytest.mark.database
 def test_two_at_once_lose_nothing(order):
     """Each reads, and writes what it read and one more."""
 
@@ -77,7 +77,7 @@ def test_a_deferred_transaction_on_sqlite_takes_the_write_lock(order):
     assert Order.objects.get().key == "b"
 
 
-@pytest.mark.core
+@pytest.mark.database
 def test_a_queryset_is_locked_in_the_order_of_its_keys(order):
     Order.objects.create(key="b", job=uuid.uuid4())
     with (
@@ -90,7 +90,7 @@ def test_a_queryset_is_locked_in_the_order_of_its_keys(order):
         assert 'ORDER BY "tests_order"."id" ASC FOR UPDATE' in queries.captured_queries[0]["sql"]
 
 
-@pytest.mark.core
+@pytest.mark.database
 def test_nowait_and_skip_locked(order):
     if connection.vendor != "postgresql":
         pytest.skip("SQLite has one writer")
@@ -103,14 +103,14 @@ def test_nowait_and_skip_locked(order):
             assert rows == []
 
 
-@pytest.mark.core
+@pytest.mark.database
 def test_it_costs_one_query(order):
     with transaction.atomic(), CaptureQueriesContext(connection) as queries, guard(Order, pk=order.pk):
         pass
     assert len(queries) == 1
 
 
-@pytest.mark.core
+@pytest.mark.database
 @pytest.mark.parametrize(("task", "state"), [("guards", "failed"), ("guards_patiently", "scheduled")])
 def test_a_missing_row_is_final_or_retried_as_the_task_says(node, task, state):
     deliver(getattr(tasks, task).delay(0))

@@ -46,7 +46,7 @@ def leave_marker(user_id=5):
 # idempotency_key=
 
 
-@pytest.mark.core
+@pytest.mark.database
 def test_the_second_job_of_a_key_replays_the_first(node):
     one, two = tasks.welcomes.delay(5), tasks.welcomes.delay(user_id=5)
     assert deliver(one) == ("SUCCESS", "welcome 5")
@@ -66,7 +66,7 @@ def test_the_key_is_there_from_the_call_on(node):
     assert plain.idempotency_key == str(plain.pk)
 
 
-@pytest.mark.core
+@pytest.mark.database
 def test_a_run_that_failed_leaves_no_marker(node):
     one, two = tasks.welcomes.delay(5, how="fails"), tasks.welcomes.delay(5)
     assert deliver(one)[0] == "FAILURE"
@@ -93,7 +93,7 @@ def test_a_result_that_cannot_be_replayed_fails_and_says_so(node):
     assert effects() == {}
 
 
-@pytest.mark.core
+@pytest.mark.database
 @pytest.mark.parametrize("commits", [True, False], ids=["commits", "rolls-back"])
 def test_a_duplicate_waits_for_the_run_that_has_the_marker(node, commits):
     result = tasks.welcomes.delay(5)
@@ -106,7 +106,7 @@ def test_a_duplicate_waits_for_the_run_that_has_the_marker(node, commits):
     assert Job.objects.get(pk=result.id).lease == 1
 
 
-@pytest.mark.core
+@pytest.mark.database
 def test_a_duplicate_does_not_wait_for_ever(node, settings):
     """It gives its place back, and uses no attempt."""
     if connection.vendor != "postgresql":
@@ -121,7 +121,7 @@ def test_a_duplicate_does_not_wait_for_ever(node, settings):
     assert job.run_at > job.started_at
 
 
-@pytest.mark.core
+@pytest.mark.database
 def test_repeatable_read(node):
     """The winner commits after the duplicate's snapshot was taken."""
     if connection.vendor != "postgresql":
@@ -165,7 +165,7 @@ def test_the_marker_costs_one_query(node):
     assert len(marked) == len(plain) + 1
 
 
-@pytest.mark.core
+@pytest.mark.database
 def test_an_expired_marker_is_none(node):
     deliver(tasks.welcomes.delay(5))
     Marker.objects.update(expires_at=lifecycle.now_plus(-1))
@@ -196,7 +196,7 @@ def test_markers_and_the_jobs_that_they_replay_are_pruned_together(node, setting
     assert not Job.objects.exists()
 
 
-@pytest.mark.core
+@pytest.mark.database
 def test_other_databases_do_it_with_a_savepoint():
     with transaction.atomic():
         assert idempotency._take_portably("k", "once", "default", None, "")
@@ -208,7 +208,7 @@ def test_other_databases_do_it_with_a_savepoint():
 # once()
 
 
-@pytest.mark.core
+@pytest.mark.database
 def test_once_is_true_for_the_first_alone():
     assert first_of("k", 5)
     assert not first_of("k", 5)
@@ -218,7 +218,7 @@ def test_once_is_true_for_the_first_alone():
     assert Marker.objects.filter(kind="once").count() == 2
 
 
-@pytest.mark.core
+@pytest.mark.database
 @pytest.mark.parametrize("commits", [True, False], ids=["commits", "rolls-back"])
 def test_once_waits_for_the_other_transaction(commits):
     with open_transaction(lambda: idempotency.take("k", "once", "default", None), commits):
@@ -228,7 +228,7 @@ def test_once_waits_for_the_other_transaction(commits):
     assert second.result() is not commits
 
 
-@pytest.mark.core
+@pytest.mark.database
 def test_a_marker_in_force_holds_nobody_up(settings):
     """Who finds it goes on, in a transaction that may be long; the next one does not wait for that."""
     settings.JOBS = {**settings.JOBS, "MARKER_WAIT": 0.2}
@@ -238,7 +238,7 @@ def test_a_marker_in_force_holds_nobody_up(settings):
             assert not first_of("k")
 
 
-@pytest.mark.core
+@pytest.mark.database
 def test_prune_does_not_wait_for_a_body_that_takes_a_marker_over():
     if connection.vendor != "postgresql":
         pytest.skip("SQLite has one writer")
@@ -271,7 +271,7 @@ def test_a_new_argument_with_a_default_breaks_no_marker():
     assert fingerprint("t", inspect.signature(new), [5, "de"], {}) != before
 
 
-@pytest.mark.core
+@pytest.mark.database
 def test_once_gives_up_and_says_so(settings):
     if connection.vendor != "postgresql":
         pytest.skip("SQLite has one writer")
@@ -412,7 +412,7 @@ def test_a_key_that_is_too_long_is_told_at_the_call():
 # Snooze
 
 
-@pytest.mark.core
+@pytest.mark.database
 def test_a_body_that_snoozes_comes_back_and_uses_no_attempt(node):
     result = tasks.snoozes.delay("a", 60)
     assert deliver(result)[0] == "IGNORED"

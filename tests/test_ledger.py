@@ -263,7 +263,7 @@ def test_verify_shows_what_nobody_knows_and_calls_none_of_it_broken(calls):
     assert (found.violations, found.recovering, found.examples) == (0, 0, [])
 
 
-@pytest.mark.core
+@pytest.mark.database
 @pytest.mark.django_db(transaction=True)
 def test_what_is_not_settled_is_found_by_its_index_however_long_the_history_is(calls):
     sent = calls["sent"]

@@ -38,7 +38,7 @@ SHORT = 0.5
 
 
 @pytest.fixture(
-    params=[pytest.param("database", marks=pytest.mark.core), pytest.param("redis", marks=pytest.mark.servers)]
+    params=[pytest.param("database", marks=pytest.mark.database), pytest.param("redis", marks=pytest.mark.servers)]
 )
 def store(request, settings):
     """Each test once per store; says which, and the environment with which a process uses it, too."""
@@ -263,7 +263,7 @@ def test_another_job_does_not_take_over_from_one_that_runs(store):
         assert isinstance(elsewhere(other), Busy)
 
 
-@pytest.mark.core
+@pytest.mark.database
 def test_the_databases_lock_lasts_as_long_as_the_run(settings):
     settings.JOBS = {**settings.JOBS, "LOCK_CACHE": None}
     with running() as job:
@@ -280,7 +280,7 @@ def test_the_databases_lock_lasts_as_long_as_the_run(settings):
             assert not is_held("b")
 
 
-@pytest.mark.core
+@pytest.mark.database
 def test_the_databases_lock_is_no_part_of_the_transaction_around_it(settings):
     settings.JOBS = {**settings.JOBS, "LOCK_CACHE": None}
     with pytest.raises(ValueError, match="rolled back"), transaction.atomic():
@@ -291,7 +291,7 @@ def test_the_databases_lock_is_no_part_of_the_transaction_around_it(settings):
         raise ValueError("rolled back")
 
 
-@pytest.mark.core
+@pytest.mark.database
 def test_of_many_that_see_a_free_lock_one_gets_it(store):
     inside, most = [], []
     barrier = threading.Barrier(8)
@@ -489,7 +489,7 @@ def test_a_lock_taken_without_redis_becomes_one_when_it_is_back(redis_cache, red
     assert not is_held()
 
 
-@pytest.mark.core
+@pytest.mark.database
 def test_without_its_table_the_work_goes_on_with_a_warning(settings, caplog, monkeypatch):
     settings.JOBS = {**settings.JOBS, "LOCK_CACHE": None}
     monkeypatch.setattr(lockstores.DatabaseStore, "_key", "no_such_column")
@@ -684,7 +684,7 @@ def test_redis_killed_while_locks_are_held(redis_cache, redis_server, tmp_path):
 # Housekeeping
 
 
-@pytest.mark.core
+@pytest.mark.database
 def test_locks_that_nobody_holds_are_forgotten_after_a_day(settings):
     settings.JOBS = {**settings.JOBS, "LOCK_CACHE": None}
     for key in ("old", "new"):

@@ -24,7 +24,7 @@ from tests.servers import wait_for
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@pytest.mark.core
+@pytest.mark.database
 def test_the_second_call_returns_the_first_ones_job(node):
     one, two, other = tasks.summary.delay("mon"), tasks.summary.delay("mon"), tasks.summary.delay("tue")
     assert (one.id == two.id, one.existing, two.existing, other.existing) == (True, False, True, False)
@@ -35,7 +35,7 @@ def test_the_second_call_returns_the_first_ones_job(node):
     assert again.id != one.id
 
 
-@pytest.mark.core
+@pytest.mark.database
 def test_future_jobs_count_and_ended_ones_do_not(node):
     waiting = tasks.summary.apply_async(("mon",), countdown=60)
     assert tasks.summary.delay("mon").id == waiting.id
@@ -43,7 +43,7 @@ def test_future_jobs_count_and_ended_ones_do_not(node):
     assert not tasks.summary.delay("mon").existing
 
 
-@pytest.mark.core
+@pytest.mark.database
 def test_until_started_a_running_job_lets_the_next_one_wait(node):
     one = tasks.summary.delay("mon")
     lifecycle.claim(uuid.UUID(one.id), node.pk, "default")
@@ -51,7 +51,7 @@ def test_until_started_a_running_job_lets_the_next_one_wait(node):
     assert tasks.summary.delay("mon").existing
 
 
-@pytest.mark.core
+@pytest.mark.database
 def test_until_finished_it_does_not(node):
     one = tasks.summary_to_the_end.delay("mon")
     lifecycle.claim(uuid.UUID(one.id), node.pk, "default")
@@ -62,7 +62,7 @@ def test_until_finished_it_does_not(node):
     assert not tasks.summary_to_the_end.delay("mon").existing
 
 
-@pytest.mark.core
+@pytest.mark.database
 def test_unique_for_is_over(node):
     one = tasks.summary_for_a_while.delay("mon")
     assert tasks.summary_for_a_while.delay("mon").existing
@@ -73,7 +73,7 @@ def test_unique_for_is_over(node):
     assert deliver(one)[0] == deliver(two)[0] == "SUCCESS"
 
 
-@pytest.mark.core
+@pytest.mark.database
 def test_many_at_once(node):
     first = tasks.summary.delay("b")
     results = tasks.summary.delay_many([("a",), ("b",), ("a",), {"day": "c"}])
@@ -95,7 +95,7 @@ def test_only_new_jobs_are_announced(node):
     assert seen == [one.id]
 
 
-@pytest.mark.core
+@pytest.mark.database
 @pytest.mark.parametrize("commits", [True, False], ids=["commits", "rolls-back"])
 def test_a_call_waits_for_the_other_transaction(node, settings, commits):
     settings.JOBS = {**settings.JOBS, "UNIQUE_WAIT": 10.0}
@@ -109,7 +109,7 @@ def test_a_call_waits_for_the_other_transaction(node, settings, commits):
     assert str(Job.objects.get().pk) == result.id
 
 
-@pytest.mark.core
+@pytest.mark.database
 def test_a_call_does_not_wait_for_ever(node, settings):
     if connection.vendor != "postgresql":
         pytest.skip("SQLite has one writer")
@@ -127,7 +127,7 @@ def test_a_call_does_not_wait_for_ever(node, settings):
     assert Job.objects.count() == 1
 
 
-@pytest.mark.core
+@pytest.mark.database
 @pytest.mark.parametrize("first", ["key", "row"])
 def test_keys_and_rows_in_opposite_order(node, first):
     """Nobody waits longer than the bound and a deadlock's detection; who may not goes back as a whole."""
@@ -167,7 +167,7 @@ def test_keys_and_rows_in_opposite_order(node, first):
 # Back to wait, and the key is taken
 
 
-@pytest.mark.core
+@pytest.mark.database
 def test_a_retry_whose_key_is_taken_says_so(node):
     one = tasks.summary.delay("mon", how="retries")
     results = []
@@ -180,7 +180,7 @@ def test_a_retry_whose_key_is_taken_says_so(node):
     assert deliver(results[0])[0] == "SUCCESS"
 
 
-@pytest.mark.core
+@pytest.mark.database
 def test_rescue_goes_on_when_a_key_is_taken(node):
     one, plain = tasks.summary.delay("mon"), tasks.effect.delay("a")
     for result in (one, plain):
@@ -195,7 +195,7 @@ def test_rescue_goes_on_when_a_key_is_taken(node):
     assert [error["type"] for error in job.errors] == ["NodeLost", "UniqueTaken"]
 
 
-@pytest.mark.core
+@pytest.mark.database
 def test_rescue_does_not_wait_for_a_caller(node, settings):
     """Somebody's transaction has the key, and does not end."""
     if connection.vendor != "postgresql":
@@ -210,7 +210,7 @@ def test_rescue_does_not_wait_for_a_caller(node, settings):
         assert set(Job.objects.values_list("state", flat=True)) == {"ready"}
 
 
-@pytest.mark.core
+@pytest.mark.database
 def test_replay_of_a_job_whose_key_is_taken(node, capsys):
     one = tasks.summary.delay("mon", how="fails")
     deliver(one)
@@ -245,7 +245,7 @@ def test_what_would_follow_another_ones_job_is_refused(node):
     assert Job.objects.count() == 1
 
 
-@pytest.mark.core
+@pytest.mark.database
 def test_a_retry_is_not_forgotten_when_somebody_may_take_the_key(node, settings):
     """The other transaction is open: two may wait then, and the retry keeps its time."""
     if connection.vendor != "postgresql":
@@ -261,7 +261,7 @@ def test_a_retry_is_not_forgotten_when_somebody_may_take_the_key(node, settings)
     assert Job.objects.filter(unique_key="mon").count() == 1
 
 
-@pytest.mark.core
+@pytest.mark.database
 def test_expired_keys_are_freed_outside_of_the_callers_transaction(node):
     """Else nobody could claim the job that had the key, as long as the caller's transaction lasts."""
     if connection.vendor != "postgresql":
