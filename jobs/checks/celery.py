@@ -27,25 +27,6 @@ def check_project_app(app_configs: Sequence[AppConfig] | None = None, **kwargs: 
         )
     else:
         yield from check_celery(app)
-        yield from check_declarations(app)
-
-
-@careful
-def check_declarations(app: Celery) -> Iterator[CheckMessage]:
-    """Loads the tasks, as a worker does."""
-    try:
-        app.loader.import_default_modules()
-        app.finalize()
-    except (TypeError, ValueError) as exc:
-        wrong = [str(exc)]
-    else:
-        wrong = [str(task.declared_wrong) for task in app.tasks.values() if getattr(task, "declared_wrong", None)]
-    for text in wrong:
-        yield Error(
-            f"A task is declared wrongly: {text}.",
-            hint="Its calls raise, and tasks that are declared after it may be missing.",
-            id="jobs.E013",
-        )
 
 
 @careful
