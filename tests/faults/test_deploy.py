@@ -36,7 +36,6 @@ def deaths() -> int:
     return Node.objects.filter(dead_at__isnull=False, signed_off=False).count()
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT])
 @guard("jobs/companion.py", SIGN_OFF, "None")
 @guard(*HAND_BACK, also=[NO_CRASH], case="3")
