@@ -110,13 +110,17 @@ def bounded(alias: str, seconds: float) -> Iterator[None]:
 
 
 def execute_apart(alias: str, sql: str, params: list[Any]) -> int:
-    """Execute one statement over a connection of its own, committed at once; returns the number of rows."""
+    """Execute one statement (PostgreSQL) over a connection of its own, committed at once: the number of rows."""
     connection = _new_connection(alias)
     try:
+        connection.set_autocommit(False)
         with connection.cursor() as cursor:
-            cursor.execute("SET lock_timeout = '1s'")
+            # LOCAL: behind a pooler the server's session is the next client's.
+            cursor.execute("SET LOCAL lock_timeout = '1s'")
             cursor.execute(sql, params)
-            return int(cursor.rowcount)
+            count = int(cursor.rowcount)
+        connection.commit()
+        return count
     finally:
         connection.close()
 

@@ -13,8 +13,7 @@ from django.core.management import call_command
 from django.db import OperationalError, transaction
 
 from jobs import Snooze, effect, effects, lifecycle, syncpoints
-from jobs.board import board
-from jobs.models import Effect, Job, Node
+from jobs.models import Effect, Job
 from shop import payments
 from shop.models import Customer
 from shop.services import place_order
@@ -177,12 +176,9 @@ def test_two_jobs_with_the_same_key_at_once_make_one_call(provider):
 # In this process
 
 
-@pytest.fixture
-def node(settings):
-    settings.JOBS = {**settings.JOBS, "PUBLISH": "relay"}
-    board.node = uuid.uuid4()
-    board.wipe()
-    yield Node.objects.create(pk=board.node, hostname="here", pid=1)
+@pytest.fixture(autouse=True)
+def _forget_scripts():
+    yield
     tasks.scripted.forget()
 
 

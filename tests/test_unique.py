@@ -6,6 +6,7 @@ import threading
 import time
 import uuid
 
+import psycopg
 import pytest
 from celery import chain, group
 from django.core.management import CommandError, call_command
@@ -17,9 +18,11 @@ from jobs.maintenance import rescue
 from jobs.models import Job
 from tests import tasks
 from tests.concurrency import Elsewhere, open_transaction, somebody_waits
-from tests.harness import deliver, effects
+from tests.conftest import not_installed
+from tests.faults.database import use
+from tests.harness import database_url, deliver, effects
 from tests.models import Effect, Order
-from tests.servers import wait_for
+from tests.servers import Missing, PgBouncer, wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -272,6 +275,44 @@ def test_expired_keys_are_freed_outside_of_the_callers_transaction(node):
         claimed = Elsewhere(lambda: lifecycle.claim(uuid.UUID(one.id), node.pk, "default"))
         assert claimed.result(5).state == "running"
     assert Job.objects.filter(unique_key="mon").count() == 1
+
+
+@pytest.mark.database
+def test_behind_a_pooler_other_clients_keep_their_bounds(node):
+    """The connection that freed an expired key is somebody else's the next moment."""
+    if connection.vendor != "postgresql":
+        pytest.skip("PostgreSQL only")
+    try:
+        pooler = PgBouncer(database_url())
+    except Missing as exc:
+        not_installed(str(exc))
+    try:
+        with use(pooler.url):
+            tasks.summary_for_a_while.delay("mon")
+            Job.objects.update(unique_expires_at=lifecycle.now_plus(-1))
+            assert not tasks.summary_for_a_while.delay("mon").existing
+            with connection.cursor() as cursor:
+                cursor.execute("SHOW lock_timeout")
+                assert cursor.fetchone() == ("0",)
+            connection.close()
+            clients = [psycopg.connect(pooler.url) for _ in range(6)]
+            for client in clients:
+                # Each in a transaction, so that each has a server process of its own.
+                assert client.execute("SHOW lock_timeout").fetchone() == ("0",)
+            for client in clients:
+                client.close()
+    finally:
+        pooler.stop()
+
+
+def test_unique_for_is_over_for_a_retry_too(node):
+    one = tasks.summary_for_a_while.delay("mon")
+    job = lifecycle.claim(uuid.UUID(one.id), node.pk, "default")
+    Job.objects.update(unique_expires_at=lifecycle.now_plus(-1))
+    tasks.summary_for_a_while.delay("mon")
+    job.refresh_from_db()
+    assert lifecycle.retry(job, None, lifecycle.error_entry("ValueError", "no", attempt=1), {})
+    assert Job.objects.get(pk=one.id).state == "ready"
 
 
 def test_groups_and_chords_are_refused(node):
