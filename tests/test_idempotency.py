@@ -13,6 +13,7 @@ from django.db.transaction import TransactionManagementError
 from django.test.utils import CaptureQueriesContext
 
 from jobs import Busy, Snooze, Task, idempotency, lifecycle, once
+from jobs.databases import side
 from jobs.keys import KeyTemplate, fingerprint, joined
 from jobs.maintenance.prune import Prune
 from jobs.models import Job, Marker
@@ -177,8 +178,6 @@ def test_an_expired_marker_is_none(node):
 
 
 def test_markers_and_the_jobs_that_they_replay_are_pruned_together(node, settings):
-    from jobs.databases import side
-
     settings.JOBS = {**settings.JOBS, "RETENTION": 10.0}
     kept, gone = tasks.welcomes.delay(5), tasks.effect.delay("a")
     deliver(kept)
@@ -193,6 +192,23 @@ def test_markers_and_the_jobs_that_they_replay_are_pruned_together(node, setting
         prune.run_once()
         assert not Marker.objects.exists()
     # A second look is for what grew old since the first.
+    assert not Job.objects.exists()
+
+
+def test_prune_looks_at_all_of_history_now_and_then(node, settings, monkeypatch):
+    """In between at what grew old since its last look; what ended long after it was made waits for the full one."""
+    settings.JOBS = {**settings.JOBS, "RETENTION": 10.0}
+    with side() as database:
+        prune = Prune(database)
+        prune.run_once()
+        for key, age in (("late", 86400), ("new", 30)):
+            deliver(tasks.effect.delay(key))
+            past = lifecycle.now_plus(-age)
+            Job.objects.filter(result=key).update(created_at=past, started_at=past, finished_at=lifecycle.now_plus(-20))
+        prune.run_once()
+        assert list(Job.objects.values_list("result", flat=True)) == ["late"]
+        monkeypatch.setattr("jobs.maintenance.prune.FULL_LOOK", 0.0)
+        prune.run_once()
     assert not Job.objects.exists()
 
 

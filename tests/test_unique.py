@@ -214,6 +214,22 @@ def test_rescue_does_not_wait_for_a_caller(node, settings):
 
 
 @pytest.mark.database
+def test_replay_while_somebody_may_take_the_key(node, settings, capsys):
+    if connection.vendor != "postgresql":
+        pytest.skip("SQLite has one writer")
+    settings.JOBS = {**settings.JOBS, "UNIQUE_WAIT": 0.3}
+    one, two = tasks.summary.delay("mon", how="fails"), tasks.effect.delay("a")
+    deliver(one)
+    lifecycle.cancel(uuid.UUID(two.id), "default")
+    with open_transaction(lambda: tasks.summary.delay("mon")):
+        with pytest.raises(UniqueBusy, match="in a moment"):
+            lifecycle.replay(uuid.UUID(one.id), "default")
+        with pytest.raises(CommandError, match="1 of 2"):
+            call_command("jobs", "retry", one.id, two.id)
+    assert Job.objects.get(pk=two.id).state == "ready", "the others are retried"
+
+
+@pytest.mark.database
 def test_replay_of_a_job_whose_key_is_taken(node, capsys):
     one = tasks.summary.delay("mon", how="fails")
     deliver(one)
