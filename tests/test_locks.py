@@ -20,16 +20,16 @@ from django_redis import get_redis_connection
 from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
-from jobs import Busy, current, databases, lock, lockstores, syncpoints
+from jobs import Busy, current, databases, lifecycle, lock, lockstores, syncpoints
 from jobs.board import board
 from jobs.maintenance.prune import Prune
 from jobs.models import Job, Node
 from tests import tasks
-from tests.harness import Worker, effects, environment, in_body, wait_ended
+from tests.concurrency import Elsewhere
+from tests.harness import Worker, deliver, effects, environment, in_body, wait_ended
 from tests.models import Effect, Imported
 from tests.rows import make
 from tests.servers import wait_for
-from tests.test_execution import deliver
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -361,6 +361,32 @@ with lock("a", ttl=0.6) as token:
     wait_for_file(sys.argv[2])
     print(Imported.objects.filter(key="a", fence__lt=token).update(fence=token, note="first"))
 """
+
+
+@pytest.mark.database
+def test_a_body_with_an_older_snapshot_takes_no_lock_from_a_live_run(settings):
+    """REPEATABLE READ: in its snapshot the holder does not run yet."""
+    if connections["default"].vendor != "postgresql":
+        pytest.skip("SQLite's transactions are serial")
+    settings.JOBS = {**settings.JOBS, "LOCK_CACHE": None}
+    holder = make("ready")
+    began, held = threading.Event(), threading.Event()
+
+    def body():
+        with transaction.atomic(), connections["default"].cursor() as cursor:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            assert Job.objects.get(pk=holder.pk).state == "ready"
+            began.set()
+            assert held.wait(10)
+            with lock("a"):
+                pass
+
+    older = Elsewhere(body)
+    assert began.wait(10)
+    node = Node.objects.create(hostname="here", pid=1)
+    with running(lifecycle.claim(holder.pk, node.pk, "default")), lock("a"):
+        held.set()
+        assert isinstance(older.result(), Busy)
 
 
 def test_a_holder_paused_past_its_ttl_writes_nothing(store, tmp_path):
