@@ -75,8 +75,11 @@ def is_lost(exc: BaseException, alias: str) -> bool:
     return not connection.is_usable()
 
 
-#: PostgreSQL: the wait for a lock took longer than lock_timeout.
-LOCK_NOT_AVAILABLE = "55P03"
+#: PostgreSQL's codes: the wait for a lock took longer than lock_timeout; of two transactions one had to end.
+LOCK_NOT_AVAILABLE, SERIALIZATION_FAILURE, DEADLOCK = "55P03", "40001", "40P01"
+
+#: ``args`` of MySQL's error, up to the text.
+MYSQL_DEADLOCK = (1213,)
 
 
 def sqlstate(exc: BaseException) -> str:
@@ -86,7 +89,13 @@ def sqlstate(exc: BaseException) -> str:
 
 def gave_up(exc: BaseException) -> bool:
     """Whether PostgreSQL ended a wait for somebody else's transaction: lock_timeout, or a deadlock."""
-    return sqlstate(exc) in (LOCK_NOT_AVAILABLE, "40P01")
+    return sqlstate(exc) in (LOCK_NOT_AVAILABLE, DEADLOCK)
+
+
+def is_conflict(exc: BaseException) -> bool:
+    """Whether the database ended this transaction in favour of another one: the same again may go well."""
+    code: object = sqlstate(exc) or exc.args[:1]
+    return isinstance(exc, OperationalError) and code in (SERIALIZATION_FAILURE, DEADLOCK, MYSQL_DEADLOCK)
 
 
 @contextmanager

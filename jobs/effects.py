@@ -25,9 +25,6 @@ from jobs.keys import joined
 from jobs.models import Effect, Job, State
 from jobs.syncpoints import reach
 
-#: PostgreSQL: a serialization failure, a deadlock.
-CONFLICTS = ("40001", "40P01")
-
 #: Characters of an effect's name, at the most.
 MAX_NAME = 100
 
@@ -185,7 +182,7 @@ class Call:
                     is_ambiguous = True
                     self._take_over(policy)
         except OperationalError as exc:
-            if databases.sqlstate(exc) not in CONFLICTS:
+            if not databases.is_conflict(exc):
                 raise
             # Somebody was at the row at this moment. (Without a transaction the body would not be run again.)
             raise Busy(f"{self.key} is being written by another job") from exc

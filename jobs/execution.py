@@ -45,9 +45,6 @@ RECONNECT = (0.0, 0.1, 0.4, *[0.5] * 14)
 #: The longest pauses, in seconds, before a body that met a conflict is run again under the same claim.
 RERUNS = (0.02, 0.1, 0.5, 2.0)
 
-#: ``args`` of MySQL's error, up to the text.
-MYSQL_DEADLOCK = (1213,)
-
 
 class Run:
     """One claimed run of a job."""
@@ -365,10 +362,7 @@ class _Conflict(Exception):
 def _is_conflict(exc: BaseException) -> bool:
     # Celery's autoretry, or the body, has made a retry of it.
     cause = exc.exc if isinstance(exc, Retry) else exc
-    if not isinstance(cause, OperationalError):
-        return False
-    code = getattr(cause.__cause__, "sqlstate", None) or cause.args[:1]
-    return code in ("40001", "40P01", MYSQL_DEADLOCK)
+    return cause is not None and databases.is_conflict(cause)
 
 
 def _what_struck(exc: BaseException) -> BaseException:

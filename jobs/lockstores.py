@@ -18,7 +18,7 @@ from django.db import Error, IntegrityError, OperationalError
 from django.utils.module_loading import import_string
 
 from jobs.conf import conf
-from jobs.databases import SideDatabase, home, side, sqlstate
+from jobs.databases import SideDatabase, home, is_conflict, side
 from jobs.errors import Busy
 from jobs.models import Job, State
 
@@ -27,10 +27,6 @@ CONNECT_TIMEOUT, ANSWER_TIMEOUT = 0.5, 1.0
 
 #: Seconds for which the database remembers the last fencing token of a lock that nobody holds.
 REMEMBERED = 86400.0
-
-
-#: PostgreSQL's code.
-SERIALIZATION_FAILURE = "40001"
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +272,7 @@ class DatabaseStore:
                     )
                 except OperationalError as exc:
                     # A server whose transactions are REPEATABLE READ by default says it this way.
-                    if sqlstate(exc) == SERIALIZATION_FAILURE:
+                    if is_conflict(exc):
                         return False
                     raise
             return bool(cursor.rowcount == 1)
