@@ -16,6 +16,7 @@ from celery.worker.state import maybe_shutdown
 from django.core.exceptions import ImproperlyConfigured
 
 from jobs import checks, companion, databases, request
+from jobs.alarm import alarm
 from jobs.board import board
 from jobs.consumer import ConsumerStep
 from jobs.instance import NotAdopted
@@ -63,6 +64,7 @@ class NodeStep(bootsteps.StartStopStep):
     def close(self, parent: Any) -> None:
         """However the worker was told to stop: by a signal, by remote control, by an error."""
         companion.tell(stopping=True)
+        alarm.stop_steps()
 
     def _wait_until_registered(self) -> None:
         complained = time.monotonic()
@@ -115,3 +117,4 @@ def _on_init(sender: Any = None, **kwargs: Any) -> None:
 @signals.worker_shutting_down.connect(dispatch_uid="jobs.worker")
 def _on_shutting_down(how: str = "", **kwargs: Any) -> None:
     companion.tell(stopping=True)
+    alarm.start()

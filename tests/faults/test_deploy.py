@@ -59,6 +59,28 @@ def test_stopped_once(ledger, number):
     assert deaths() == 0
 
 
+@pytest.mark.brokers("redis", "rabbitmq")
+@guard("jobs/worker.py", "alarm.stop_steps()", "pass", also=[("jobs/worker.py", "alarm.start()", "pass")])
+def test_stopped_while_the_broker_says_nothing(ledger, broker):
+    """It takes connections, and what is sent on them, and never answers: Celery waits for that without a bound.
+
+    Guard: the alarm of a worker that stops (``alarm.Alarm``).
+    """
+    ledger.enqueue(200)
+    ledger.enqueue(100, tasks.lingers)
+    with Worker() as old:
+        ledger.wait_effects(230)
+        broker.pause()
+        old.main.signal(signal.SIGTERM)
+        old.process.wait(25)
+        assert not Job.objects.filter(state="running").exists()
+        broker.resume()
+    with Worker():
+        ledger.check(within=LOST_MESSAGES)
+    assert counts() == {(0, 0, 0)}
+    assert deaths() == 0
+
+
 @guard(*NO_CRASH, also=[HAND_BACK], case="quit")
 @pytest.mark.parametrize(
     "numbers",

@@ -1,0 +1,82 @@
+"""A worker that stops does not wait for a broker that says nothing.
+
+Celery 5.7 bounds the sockets of its broker in a cold stop only. In a warm one it finishes the read that it is in,
+cancels its consumers and closes its channels, one after another, and waits each time for as long as the connection is
+open. Meanwhile nobody reads what the pool's processes say, so the worker never ends. A signal gets through to such a
+wait, on any transport.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from types import FrameType
+
+from celery.exceptions import WorkerShutdown
+from celery.platforms import EX_OK
+
+from jobs.board import board
+
+logger = logging.getLogger("jobs")
+
+#: Seconds that one call to the broker may take (Celery's own bound in a cold stop); then that of the calls after it.
+PATIENCE, PATIENCE_LOST = 5, 1
+
+#: Seconds between two looks at what the main thread does.
+TICK = 1.0
+
+
+class BrokerSilent(Exception):
+    """A stopping worker no longer waits for its broker. (No ``OSError``: kombu and redis-py would try again.)"""
+
+
+class Alarm:
+    """Looks every second where the main thread is, and breaks off a call into kombu that does not return."""
+
+    def __init__(self) -> None:
+        self._call: FrameType | None = None
+        self._ticks = 0
+        self._patience = PATIENCE
+        self._stops_steps = False
+
+    def start(self) -> None:
+        """The worker was told to stop: its main thread may still be in the event loop."""
+        is_main = threading.current_thread() is threading.main_thread()
+        # Not if somebody else uses the process's alarm.
+        if is_main and signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:
+            signal.signal(signal.SIGALRM, self._look)
+            signal.setitimer(signal.ITIMER_REAL, TICK, TICK)
+
+    def stop_steps(self) -> None:
+        """The event loop is over: what is broken off now is one of Celery's steps, and the next one follows."""
+        self._stops_steps = True
+        self.start()
+
+    def _look(self, number: int, frame: FrameType | None) -> None:
+        call = _call_to_broker(frame)
+        self._ticks = self._ticks + 1 if call is not None and call is self._call else 0
+        self._call = call
+        if self._ticks >= self._patience:
+            if self._patience == PATIENCE:
+                text = "the broker does not answer: this worker stops without it"
+                logger.warning(text, extra=board.about("unanswered"))
+            self._ticks, self._call, self._patience = 0, None, PATIENCE_LOST
+            raise (BrokerSilent("the broker does not answer") if self._stops_steps else WorkerShutdown(EX_OK)) from None
+
+
+def _call_to_broker(frame: FrameType | None) -> FrameType | None:
+    """The outermost call into kombu that the frame is part of; None in a body (``-P solo``)."""
+    found = None
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module == "celery.app.trace":
+            return None
+        # kombu's event loop is the one call that does not have to return.
+        if module.startswith("kombu.") and not module.startswith("kombu.asynchronous"):
+            found = frame
+        frame = frame.f_back
+    return found
+
+
+alarm = Alarm()
