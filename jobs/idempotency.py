@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from django.db import OperationalError, connections, transaction
+from django.db.models import QuerySet
 from django.db.models.functions import Now
 from django.db.transaction import TransactionManagementError
 
@@ -161,10 +162,14 @@ def _values(job: Any, fingerprint: str) -> dict[str, Any]:
     return {"fingerprint": fingerprint, "job": job, "created_at": Now(), "expires_at": expires_at}
 
 
+def expired(using: str) -> QuerySet[Marker]:
+    return Marker.objects.using(using).filter(expires_at__lte=Now())
+
+
 def delete_expired(using: str, limit: int) -> int:
     """Delete one batch. Race: whoever takes an expired marker over has locked it; prune does not wait for a body."""
     with transaction.atomic(using=using):
-        late = Marker.objects.using(using).filter(expires_at__lte=Now())
+        late = expired(using)
         if connections[using].features.has_select_for_update_skip_locked:
             late = late.select_for_update(skip_locked=True)
         keys = list(late.values_list("pk", flat=True)[:limit])

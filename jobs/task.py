@@ -71,9 +71,6 @@ class Task(celery.Task):
     lock_ttl: float = 30.0
     on_ambiguous: Any = "retry"
 
-    #: Another attempt changes nothing.
-    dont_autoretry_for: tuple[type[BaseException], ...] = (EffectParked,)
-
     #: What is wrong with the options above.
     declared_wrong: ClassVar[Exception | None] = None
 
@@ -345,6 +342,12 @@ class Task(celery.Task):
         """
         if (run := execution.current_run(self)) is not None:
             execution.checkpoint(run)
+
+    def retry(self, args: Any = None, kwargs: Any = None, exc: Any = None, **options: Any) -> Any:
+        """As Celery's, by hand and for ``autoretry_for``; but what waits for a person ends the job at once."""
+        if isinstance(exc, EffectParked):
+            raise exc
+        return super().retry(args, kwargs, exc, **options)
 
     def replace(self, sig: Any) -> Any:
         """Not supported for jobs: Celery publishes the replacement outside the job's transaction."""

@@ -64,3 +64,16 @@ def somebody_waits() -> bool:
     with connection.cursor() as cursor:
         cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
         return bool(cursor.fetchone()[0])
+
+
+@contextmanager
+def by_default(isolation: str) -> Iterator[None]:
+    """Connections that are opened from now on have this isolation level (PostgreSQL)."""
+    database = f"ALTER DATABASE {connection.ops.quote_name(connection.settings_dict['NAME'])}"
+    with connection.cursor() as cursor:
+        cursor.execute(f"{database} SET default_transaction_isolation = '{isolation}'")
+    try:
+        yield
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute(f"{database} RESET default_transaction_isolation")

@@ -118,6 +118,34 @@ def rabbitmq_server() -> servers.Server:
     return server(servers.RabbitMQ)
 
 
+@pytest.fixture(
+    params=[pytest.param("database", marks=pytest.mark.database), pytest.param("redis", marks=pytest.mark.servers)]
+)
+def store(request, settings):
+    """Where locks are held: each test once per store. The environment with which a process uses it, too."""
+    if request.param == "redis":
+        request.getfixturevalue("redis_cache")
+        return {"CACHE_URL": settings.CACHES["default"]["LOCATION"]}
+    return {"CACHE_URL": ""}
+
+
+@pytest.fixture
+def redis_cache(redis_server, settings):
+    """The lock cache in an empty Redis, which runs again afterwards."""
+
+    def use(**options):
+        settings.CACHES = {
+            "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": redis_server.url, "OPTIONS": options}
+        }
+
+    use()
+    redis_server.call("FLUSHALL")
+    yield use
+    redis_server.resume()
+    if not redis_server.is_running:
+        redis_server.start()
+
+
 @pytest.fixture(autouse=True)
 def _clean(request):
     """Each test starts with an empty broker, a closed breaker and no connection to the broker."""

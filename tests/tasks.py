@@ -117,6 +117,12 @@ def welcomes(user_id, how=""):
     return object() if how == "returns an object" else f"welcome {user_id}"
 
 
+@shared_task(idempotency_key="welcome:{user_id}", lock="user:{user_id}")
+def welcomes_alone(user_id):
+    Effect.objects.create(key=f"welcome:{user_id}", pid=os.getpid())
+    return f"welcome {user_id}"
+
+
 def _summary(self, day, how=""):
     if how == "retries":
         raise self.retry(countdown=0)
@@ -594,7 +600,14 @@ def calls_retry(*parts):
     return scripted.run(parts)
 
 
-@shared_task(atomic=False, on_ambiguous="park", autoretry_for=(Exception,), max_retries=3, default_retry_delay=0)
+@shared_task(
+    atomic=False,
+    on_ambiguous="park",
+    autoretry_for=(Exception,),
+    dont_autoretry_for=(KeyError,),
+    max_retries=3,
+    default_retry_delay=0,
+)
 def calls_park(*parts):
     return scripted.run(parts)
 

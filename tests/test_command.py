@@ -26,7 +26,7 @@ from jobs.conf import conf
 from jobs.databases import SideDatabase
 from jobs.maintenance import rescue
 from jobs.maintenance.relay import Relay
-from jobs.models import Cancellation, Instance, Job
+from jobs.models import Cancellation, Instance, Job, Marker
 from tests.harness import ROOT, environment
 from tests.rows import make, make_node
 from tests.servers import die_with_parent, wait_for
@@ -388,11 +388,14 @@ def test_rescue_once_watches_and_gives_back_the_jobs_of_the_dead_only():
 
 def test_prune_deletes_what_ended_long_ago():
     old, fresh = make("succeeded", age=8 * 86400), make("succeeded")
-    assert json.loads(run("prune", "--dry-run", "--json")) == {"jobs": 1}
-    assert run("prune", "--dry-run") == "prune: would delete jobs 1\n"
-    assert Job.objects.count() == 2
-    assert run("prune", "--once") == "prune: jobs 1\n"
+    Marker.objects.create(key="kept", kind="once", expires_at=lifecycle.now_plus(60))
+    Marker.objects.create(key="expired", kind="once", expires_at=lifecycle.now_plus(-60))
+    assert json.loads(run("prune", "--dry-run", "--json")) == {"jobs": 1, "markers": 1}
+    assert run("prune", "--dry-run") == "prune: would delete jobs 1, markers 1\n"
+    assert (Job.objects.count(), Marker.objects.count()) == (2, 2)
+    assert run("prune", "--once") == "prune: jobs 1, markers 1\n"
     assert list(Job.objects.all()) == [fresh]
+    assert Marker.objects.get().key == "kept"
     assert old.pk != fresh.pk
 
 

@@ -10,7 +10,8 @@ import uuid
 import pytest
 from celery import current_app
 from django.core.management import call_command
-from django.db import OperationalError, transaction
+from django.db import OperationalError, connection, transaction
+from django.db.models import F
 
 from jobs import Snooze, effect, effects, lifecycle, syncpoints
 from jobs.models import Effect, Job
@@ -19,6 +20,7 @@ from shop.models import Customer
 from shop.services import place_order
 from shop.tasks import charge_order
 from tests import models, tasks
+from tests.concurrency import Elsewhere, by_default, open_transaction, somebody_waits
 from tests.harness import Worker, wait_ended
 from tests.provider import Provider
 from tests.servers import wait_for
@@ -226,6 +228,25 @@ def test_answer_is_kept_and_given_to_every_later_job(node):
     row = Effect.objects.get()
     assert (row.name, row.key, row.state, row.calls, row.answer) == ("charge", "order-1", "sent", 1, {"id": 1})
     assert row.sent_at is not None
+
+
+@pytest.mark.database
+def test_a_call_that_another_transaction_is_at_is_busy_and_does_not_fail(node):
+    """REPEATABLE READ: whoever waited for the row is refused."""
+    if connection.vendor != "postgresql":
+        pytest.skip("SQLite's transactions are serial")
+    script(fail)
+    run(tasks.calls_retry, "charge", "order-1")
+    made = script()
+
+    def be_faster():
+        Effect.objects.update(calls=F("calls") + 1)
+
+    with by_default("repeatable read"), open_transaction(be_faster):
+        slower = Elsewhere(lambda: run(tasks.calls_retry, "charge", "order-1"))
+        wait_for(somebody_waits, 10, "the second waits for the row")
+    job = slower.result()
+    assert (job.state, job.snoozes, job.error["type"], made) == ("scheduled", 1, "Busy", [])
 
 
 def test_another_name_or_key_is_another_call(node):

@@ -297,13 +297,12 @@ def test_an_expired_job_is_not_claimed():
     assert not effects()
 
 
-def _deliver(key, *args):
-    return build_tracer("tests.tasks.effect", current_app.tasks["tests.tasks.effect"], app=current_app)(
-        key, list(args), {}, {"id": key, "delivery_info": {"routing_key": "celery"}, "is_eager": False}
-    )
+def _deliver(key, *args, task=tasks.effect):
+    request = {"id": key, "delivery_info": {"routing_key": "celery"}, "is_eager": False}
+    return build_tracer(task.name, task, app=current_app)(key, list(args), {}, request)
 
 
-@pytest.mark.parametrize("key", [str(uuid.uuid4()), "no-uuid:7"])
+@pytest.mark.parametrize("key", ["95bb79d0-78ea-4967-b031-a2fb8bae82ae", "no-uuid:7"])
 def test_a_message_sent_by_name_is_adopted(key):
     """From another service, or from before the switch: it gets its row, and its copies are duplicates."""
     outcomes = [_deliver(key, "a") for _ in range(2)]
@@ -317,6 +316,14 @@ def test_a_message_sent_by_name_that_json_cannot_keep_runs_as_stock_celery():
     _deliver(str(uuid.uuid4()), "a", datetime.datetime(2026, 1, 1))
     assert not Job.objects.exists()
     assert len(effects()) == 1
+
+
+def test_a_message_sent_by_name_whose_task_has_keys_does_not_run_without_a_row():
+    """There would be neither a marker nor a lock, and it would do what they are to prevent."""
+    outcome = _deliver(str(uuid.uuid4()), datetime.datetime(2026, 1, 1), task=tasks.welcomes)
+    assert outcome.info.state == "FAILURE"
+    assert not Job.objects.exists()
+    assert not effects()
 
 
 @pytest.mark.parametrize("task", [tasks.conflicting, tasks.conflicting_retried])

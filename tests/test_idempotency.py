@@ -143,9 +143,10 @@ def test_repeatable_read(node):
 
 @pytest.mark.core
 @pytest.mark.wide
-def test_twenty_processes_deliver_one_key_fifty_times():
-    with Worker(concurrency=20):
-        results = tasks.welcomes.delay_many([(5,)] * 50)
+@pytest.mark.parametrize("task", [tasks.welcomes, tasks.welcomes_alone], ids=["marker", "lock"])
+def test_twenty_processes_deliver_one_key_fifty_times(store, task):
+    with Worker(concurrency=20, **store):
+        results = task.delay_many([(5,)] * 50)
         rows = wait_ended(*[result.id for result in results], timeout=60)
     assert {row.state for row in rows} == {"succeeded"}
     assert {row.result for row in rows} == {"welcome 5"}

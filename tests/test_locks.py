@@ -23,9 +23,9 @@ from redis.retry import Retry
 from jobs import Busy, current, databases, lifecycle, lock, lockstores, syncpoints
 from jobs.board import board
 from jobs.maintenance.prune import Prune
-from jobs.models import Job, Node
+from jobs.models import Job, Lock, Node
 from tests import tasks
-from tests.concurrency import Elsewhere
+from tests.concurrency import Elsewhere, by_default, open_transaction, somebody_waits
 from tests.harness import Worker, deliver, effects, environment, in_body, wait_ended
 from tests.models import Effect, Imported
 from tests.rows import make
@@ -35,34 +35,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 #: The shortest that the tests' clocks allow.
 SHORT = 0.5
-
-
-@pytest.fixture(
-    params=[pytest.param("database", marks=pytest.mark.database), pytest.param("redis", marks=pytest.mark.servers)]
-)
-def store(request, settings):
-    """Each test once per store; says which, and the environment with which a process uses it, too."""
-    if request.param == "redis":
-        request.getfixturevalue("redis_cache")
-        return {"CACHE_URL": settings.CACHES["default"]["LOCATION"]}
-    return {"CACHE_URL": ""}
-
-
-@pytest.fixture
-def redis_cache(redis_server, settings):
-    """The lock cache in an empty Redis, which runs again afterwards."""
-
-    def use(**options):
-        settings.CACHES = {
-            "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": redis_server.url, "OPTIONS": options}
-        }
-
-    use()
-    redis_server.call("FLUSHALL")
-    yield use
-    redis_server.resume()
-    if not redis_server.is_running:
-        redis_server.start()
 
 
 @pytest.fixture
@@ -387,6 +359,29 @@ def test_a_body_with_an_older_snapshot_takes_no_lock_from_a_live_run(settings):
     with running(lifecycle.claim(holder.pk, node.pk, "default")), lock("a"):
         held.set()
         assert isinstance(older.result(), Busy)
+
+
+@pytest.mark.database
+def test_a_lock_on_a_server_whose_transactions_are_repeatable_read(settings, caplog):
+    """Of two that find it free the second is refused by the database, and not only told that there is no such row."""
+    if connections["default"].vendor != "postgresql":
+        pytest.skip("SQLite's transactions are serial")
+    settings.JOBS = {**settings.JOBS, "LOCK_CACHE": None}
+    with lock("a"):
+        pass
+
+    def take():
+        with lock("a"):
+            pass
+
+    def be_faster():
+        Lock.objects.filter(key="a").update(token=uuid.uuid4())
+
+    with by_default("repeatable read"), open_transaction(be_faster):
+        slower = Elsewhere(take)
+        wait_for(somebody_waits, 10, "the slower one waits")
+    assert isinstance(slower.result(), Busy)
+    assert not caplog.records
 
 
 def test_a_holder_paused_past_its_ttl_writes_nothing(store, tmp_path):

@@ -66,6 +66,8 @@ class Effects(Subcommand):
             where = f"{alias}: " if len(conf().DATABASES) > 1 else ""
             self.say(f"{where}{row.pk} {row} {effects.status(row)}, {row.calls} calls, job {row.job}")
         self.say(f"{len(rows)} external calls are not settled.")
+        if rows:
+            self.say("Look at the provider for the key, then: manage.py jobs effects ID --happened | --not-happened")
 
     def _settle(self, key: int, using: str, happened: bool, answer: str | None) -> None:
         try:

@@ -121,7 +121,7 @@ class RunPrune(Maintain):
     more = LOOP
     options = (ONCE, DRY_RUN, AS_JSON)
     examples = ("prune --once", "prune --dry-run")
-    done = ("jobs", "nodes", "messages")
+    done = ("jobs", "markers", "nodes", "messages")
 
     def run(self, *, dry_run: bool, **options: Any) -> None:
         prune = Prune(SideDatabase())

@@ -67,14 +67,15 @@ class Prune:
         done["nodes"] += old._raw_delete(using)
 
     def count(self) -> dict[str, int]:
-        """What ``run_once`` would delete."""
+        """What ``run_once`` would delete; a job that only an expired marker keeps is not counted yet."""
         return {
             "jobs": sum(
                 lifecycle.ended(alias, states, age).count()
                 for alias in conf().DATABASES
                 for states, age in _kept()
                 if age is not None
-            )
+            ),
+            "markers": sum(idempotency.expired(alias).count() for alias in conf().DATABASES),
         }
 
 
