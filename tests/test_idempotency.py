@@ -142,10 +142,17 @@ def test_repeatable_read(node):
 
 
 @pytest.mark.core
+def test_twenty_processes_deliver_one_key_fifty_times():
+    deliver_fifty_times(tasks.welcomes)
+
+
 @pytest.mark.wide
-@pytest.mark.parametrize("task", [tasks.welcomes, tasks.welcomes_alone], ids=["marker", "lock"])
-def test_twenty_processes_deliver_one_key_fifty_times(store, task):
-    with Worker(concurrency=20, **store):
+def test_twenty_processes_deliver_one_key_fifty_times_one_at_a_time(store):
+    deliver_fifty_times(tasks.welcomes_alone, **store)
+
+
+def deliver_fifty_times(task, **environment):
+    with Worker(concurrency=20, **environment):
         results = task.delay_many([(5,)] * 50)
         rows = wait_ended(*[result.id for result in results], timeout=60)
     assert {row.state for row in rows} == {"succeeded"}
