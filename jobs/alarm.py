@@ -8,6 +8,7 @@ wait, on any transport.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import signal
 import threading
@@ -47,6 +48,8 @@ class Alarm:
         if is_main and signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:
             signal.signal(signal.SIGALRM, self._look)
             signal.setitimer(signal.ITIMER_REAL, TICK, TICK)
+            # The interpreter, when it ends, gives the signal its own meaning back: to kill.
+            atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)
 
     def stop_steps(self) -> None:
         """The event loop is over: what is broken off now is one of Celery's steps, and the next one follows."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial, wraps
 from typing import Any
 
@@ -12,7 +13,8 @@ from celery import bootsteps
 from celery.concurrency import prefork
 from celery.worker import state
 
-from jobs import companion, publisher, strays
+from jobs import companion, pool, publisher, strays
+from jobs.alarm import BrokerSilent
 from jobs.board import board
 from jobs.message import VERSION, is_newer, version_of
 
@@ -140,7 +142,14 @@ class ConsumerStep(bootsteps.StartStopStep):
             connection.ensure_connection = partial(connection.ensure_connection, **RECONNECT)
             return ensure_connected(connection)
 
+        shutdown = c.shutdown
+
+        def shut_down() -> None:
+            with suppress(BrokerSilent):
+                shutdown()
+
         c.ensure_connected = connect
+        c.shutdown = shut_down
         c.on_connection_error_after_connected = _despite_leftovers(c.on_connection_error_after_connected)
         if isinstance(c.pool, prefork.TaskPool):
             c.cancel_active_requests = end
@@ -151,6 +160,7 @@ class ConsumerStep(bootsteps.StartStopStep):
         c.on_invalid_task = lambda body, message, exc: put_aside("InvalidTaskError", message, exc)
 
     def start(self, c: Any) -> None:
+        pool.remember_written(c.pool)
         if publisher.is_elsewhere(c.connection):
             # Celery cancels what was added for a connection together with it.
             c.timer.call_repeatedly(GO_BACK, _go_back, (c,))

@@ -64,10 +64,17 @@ class Broker:
 
     def depth(self) -> int | None:
         """How many messages wait in this very broker; None if it does not say."""
+        return self._ask("message_count")
+
+    def consumers(self) -> int | None:
+        """How many workers consume; None if it does not say (only RabbitMQ does)."""
+        return self._ask("consumer_count")
+
+    def _ask(self, what: str) -> int | None:
         with current_app.connection_for_write(self.url, connect_timeout=1) as connection:
             try:
                 channel = connection.default_channel
-                return int(channel.queue_declare(current_app.conf.task_default_queue, passive=True).message_count)
+                return int(getattr(channel.queue_declare(current_app.conf.task_default_queue, passive=True), what))
             except connection.channel_errors:
                 return 0
             except (OSError, *connection.connection_errors):

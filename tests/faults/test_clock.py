@@ -55,7 +55,7 @@ def test_worker_with_a_wrong_clock(ledger, hours):
         ledger.enqueue(60, expires=60)
         ledger.enqueue(60, tasks.retries, kwargs={"times": 1})
         ledger.check(within=WORK, otherwise=dict.fromkeys(expired, "cancelled"))
-        assert Job.objects.filter(node=wrong.node).count() > 50
+        assert Job.objects.filter(node=wrong.node).count() >= 10
         assert ledger.most_claims() <= 2
         assert_all_on_time()
 

@@ -81,6 +81,30 @@ def test_stopped_while_the_broker_says_nothing(ledger, broker):
     assert deaths() == 0
 
 
+@pytest.mark.brokers("rabbitmq")
+@guard("jobs/consumer.py", "pool.remember_written(c.pool)", "pass")
+def test_stopped_while_a_process_has_a_task_and_has_not_said_so(ledger, broker):
+    """The pool forgets such a task, hears nothing of it, and the process waits for half a minute to be heard.
+
+    Guard: ``pool.remember_written``. (Only RabbitMQ says when the worker has stopped to consume.)
+    """
+    ledger.enqueue(300)
+    with Worker(concurrency=1) as old:
+        ledger.check(within=WORK)
+        (child,) = old.children
+        child.pause()
+        before = old.text().count(" received")
+        ledger.enqueue(1)
+        wait_for(lambda: old.text().count(" received") > before, 20, "the task is on its way to the process")
+        old.main.signal(signal.SIGTERM)
+        wait_for(lambda: broker.consumers() == 0, 20, "the worker has stopped to consume")
+        child.resume()
+        old.process.wait(15)
+        ledger.check(within=0)
+    assert counts() == {(0, 0, 0)}
+    assert deaths() == 0
+
+
 @guard(*NO_CRASH, also=[HAND_BACK], case="quit")
 @pytest.mark.parametrize(
     "numbers",
