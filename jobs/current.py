@@ -8,8 +8,8 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from jobs.execution import Run
     from jobs.models import Job
+    from jobs.run import Run
 
 _run: ContextVar[Run | None] = ContextVar("jobs.current", default=None)
 

@@ -17,12 +17,12 @@ from django.db.models import Exists, F, OuterRef, Q, QuerySet
 from django.db.models.functions import Now
 from django.db.transaction import TransactionManagementError
 
-from jobs import current, databases, execution, lifecycle
+from jobs import current, databases, lifecycle, settlement
 from jobs.arguments import jsonable, scrub
 from jobs.errors import Busy, EffectParked, LostLease
-from jobs.execution import Run
 from jobs.keys import joined
 from jobs.models import Effect, Job, State
+from jobs.run import Run, checkpoint
 from jobs.syncpoints import reach
 
 #: Characters of an effect's name, at the most.
@@ -76,7 +76,7 @@ def effect(name: str, *key: Any) -> Iterator[Call]:
             "the body (a plain call of the task, apply() and task_always_eager make no job)"
         )
     call = Call(run, name, key)
-    execution.checkpoint(run)
+    checkpoint(run)
     call._begin()
     reach("before_call")
     try:
@@ -136,7 +136,7 @@ class Call:
         except (TypeError, ValueError) as exc:
             # It has happened. Left as ``sending`` it would pass for a call that perhaps never was, and be made again.
             problem, state = exc, Effect.State.PARKED
-            self.answer = scrub(execution.safe_repr(answer), 4000)
+            self.answer = scrub(settlement.safe_repr(answer), 4000)
         self.done = problem is None
         self._note(lambda rows: rows.update(state=state, answer=self.answer, sent_at=Now()))
         if problem is not None:
@@ -267,7 +267,7 @@ class Call:
         if write is None:
             return
         reach("after_call")
-        if execution.persistently(self._run, lambda: self._fenced(write)) is None:
+        if settlement.persistently(self._run, lambda: self._fenced(write)) is None:
             raise OperationalError(f"the database is away, and what became of {self.key} is not noted")
         reach("after_sent")
 

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import logging
 import random
-import threading
 import time
-import traceback
 import uuid
-from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from typing import Any, NoReturn
 
-from billiard.common import terminate_handler_fired
-from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded, WorkerShutdown, WorkerTerminate
+from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from django.db import (
     DataError,
     Error,
@@ -25,54 +21,22 @@ from django.db import (
     transaction,
 )
 
-from jobs import current, databases, idempotency, lifecycle, logs, reports, signals, strays
-from jobs.arguments import as_uuid, jsonable, scrub
+from jobs import current, databases, idempotency, lifecycle, settlement, signals, strays
+from jobs.arguments import as_uuid
 from jobs.board import board
 from jobs.conf import conf
-from jobs.errors import Busy, Cancel, LostLease, NotSettled, Snooze, TaskExited, TaskOutOfMemory
+from jobs.errors import Cancel, LostLease, NotSettled
 from jobs.keys import fingerprint
 from jobs.locks import lock
 from jobs.message import is_newer
 from jobs.models import Job, State
+from jobs.run import Run
 from jobs.syncpoints import reach
 
 logger = logging.getLogger("jobs")
 
-#: Seconds between the attempts to reach a database that is away, and how often.
-RECONNECT = (0.0, 0.1, 0.4, *[0.5] * 14)
-
-
 #: The longest pauses, in seconds, before a body that met a conflict is run again under the same claim.
 RERUNS = (0.02, 0.1, 0.5, 2.0)
-
-
-class Run:
-    """One claimed run of a job."""
-
-    def __init__(self, task: Any, request: Any, job: Job) -> None:
-        self.task = task
-        self.request = request
-        self.job = job
-        self.using: str = job._state.db or databases.home()
-        self.planned: Job | None = None
-        #: The fencing token of the task's own lock.
-        self.lock_token: int | None = None
-        self._began = time.monotonic()
-
-    def is_retry(self, call: Job) -> bool:
-        """Whether a call of the task is ``Task.retry()`` sending this very job again."""
-        return call.pk == self.job.pk and call.retries == self.job.retries + 1
-
-    def plan_retry(self, call: Job) -> None:
-        self.planned = call
-
-    def log(self, level: int, text: str, action: str) -> None:
-        logs.log(level, self.job, text, action)
-
-    def report(self, level: int, text: str, action: str, **more: Any) -> None:
-        """Say what became of the run, in the log and by a signal."""
-        runtime = round(time.monotonic() - self._began, 6)
-        reports.report(self.job, self.using, action, text, level, runtime=runtime, **more)
 
 
 def is_delivery(request: Any) -> bool:
@@ -89,19 +53,6 @@ def current_run(task: Any) -> Run | None:
     """The run whose body is calling, if it is a run of this task."""
     run = getattr(task.request_stack.top, "jobs_run", None)
     return run if isinstance(run, Run) else None
-
-
-def checkpoint(run: Run) -> None:
-    """Ask the database whether this run should go on.
-
-    Raises:
-        Cancel: somebody asked the job to end.
-        LostLease: the job was given to another run.
-    """
-    if (note := lifecycle.asked_to_end(run.job)) is not None:
-        raise Cancel(note.reason)
-    if not lifecycle.owns(run.job):
-        raise LostLease("this run lost its lease")
 
 
 def run(task: Any, request: Any, args: Any, kwargs: Any) -> Any:
@@ -138,12 +89,12 @@ def run(task: Any, request: Any, args: Any, kwargs: Any) -> Any:
             with current.running(run):
                 return _exclusively(run)
         finally:
-            _quietly(lambda: databases.tidy(using))
+            settlement.quietly(lambda: databases.tidy(using))
 
 
 def _leave_to_newer(run: Run) -> NoReturn:
     """The message was older than its row: a retry by the code of a later release wrote it anew."""
-    _write(run, lambda: lifecycle.hand_back(run.job, strays.UNKNOWN_PAUSE))
+    settlement.write(run, lambda: lifecycle.hand_back(run.job, strays.UNKNOWN_PAUSE))
     run.report(logging.WARNING, "left to the workers of a later release", "handed_back")
     raise Ignore()
 
@@ -178,8 +129,8 @@ def _claim(task: Any, job_id: uuid.UUID, using: str) -> Job | None:
             if it was claimed and only the answer got lost; if this worker ends first, the job waits for its grace.
     """
     reason = ""
-    for pause in RECONNECT:
-        _sleep(pause)
+    for pause in settlement.RECONNECT:
+        time.sleep(pause)
         if board.silence > conf().DEAD_AFTER / 2:
             reason = f"this node could not beat for {board.silence:.1f} s"
             continue
@@ -205,8 +156,8 @@ def _adopt(task: str, request: Any, args: Any, kwargs: Any) -> str:
         Reject: the database is away; nothing but the message knows of this job, so it goes back to the broker.
         TypeError, ValueError: what it carries cannot be kept.
     """
-    for pause in RECONNECT:
-        _sleep(pause)
+    for pause in settlement.RECONNECT:
+        time.sleep(pause)
         try:
             return strays.adopt(task, request, args, kwargs)
         except (OperationalError, InterfaceError) as exc:
@@ -265,7 +216,7 @@ def _exclusively(run: Run) -> Any:
             key = template.of(run.job.args, run.job.kwargs)
             run.lock_token = held.enter_context(lock(key, ttl=run.task.lock_ttl))
         except BaseException as exc:
-            return _settle(run, exc, lost=isinstance(exc, Error))
+            return settlement.settle(run, exc, lost=isinstance(exc, Error))
         return _perform(run)
 
 
@@ -282,7 +233,7 @@ def _perform(run: Run) -> Any:
             run.log(logging.INFO, f"runs again: {conflict.__cause__}", "conflict")
         time.sleep(random.uniform(0, pause))
         run.planned = None
-        _write(run, lambda: lifecycle.owns(run.job))
+        settlement.write(run, lambda: lifecycle.owns(run.job))
     return _attempt(run, may_repeat=False)
 
 
@@ -309,21 +260,21 @@ def _attempt(run: Run, may_repeat: bool) -> Any:
                 raise ProgrammingError(
                     "the body returned with autocommit off: its work would be lost; commit, and set it on"
                 )
-            stored = _storable(run, result)
+            stored = settlement.storable(run, result)
             reach("before_commit")
             settled = True
             if not (lifecycle.succeed(job, stored) if source is None else lifecycle.succeed_like(job, source)):
                 raise LostLease("this run lost its lease; its transaction is rolled back")
             reach("after_completion")
     except LostLease:
-        _write(run, lambda: lifecycle.heed(job))
+        settlement.write(run, lambda: lifecycle.heed(job))
         run.report(logging.INFO, "cancelled: it was asked to end", "cancelled")
         raise Cancel("the job was asked to end") from None
     except BaseException as exc:
         if settled:
             exc = _what_struck(exc)
         lost = lost or (isinstance(exc, Error) and not entered)
-        if settled and _is_committed(run):
+        if settled and settlement.is_committed(run):
             run.report(
                 logging.WARNING, f"succeeded although {type(exc).__name__} was raised at its commit", "succeeded"
             )
@@ -334,7 +285,7 @@ def _attempt(run: Run, may_repeat: bool) -> Any:
             if may_repeat:
                 raise _Conflict from exc
             is_conflict = not isinstance(exc, Retry)
-        return _settle(run, exc, lost=lost or is_conflict or (settled and _may_pass(exc)))
+        return settlement.settle(run, exc, lost=lost or is_conflict or (settled and settlement.may_pass(exc)))
     reach("after_commit")
     if source is not None:
         run.log(logging.INFO, f"had nothing to do: {source.pk} did the same before", "replayed")
@@ -371,177 +322,3 @@ def _what_struck(exc: BaseException) -> BaseException:
     while cause is not None and not isinstance(cause, SoftTimeLimitExceeded):
         cause = cause.__context__
     return cause or exc
-
-
-def _is_committed(run: Run) -> bool:
-    """The answer of a COMMIT can get lost: read the row on a new connection, and believe it."""
-
-    def read() -> bool:
-        databases.drop(run.using)
-        return (
-            Job.objects.using(run.using)
-            .filter(pk=run.job.pk, state=State.SUCCEEDED, lease=run.job.lease, token=run.job.token)
-            .exists()
-        )
-
-    return bool(persistently(run, read))
-
-
-def _settle(run: Run, exc: BaseException, lost: bool) -> Any:
-    """After the rollback: write what the body's exception means, then tell Celery.
-
-    Parameters:
-        lost: the database failed the run, and not the body.
-
-    Raises:
-        Ignore, Retry, Exception: always, but for the shutdown of this process, which passes through.
-    """
-    job = run.job
-    if _is_shutdown(exc):
-        # Whoever sees this process die gives the job back.
-        raise exc
-    if lost:
-        error = _entry(run, exc)
-        _write(run, lambda: lifecycle.lose(job, error, conf().MAX_NODE_LOSSES))
-        run.report(logging.WARNING, f"lost its database: {exc}", "handed_back")
-        raise Ignore(str(exc)) from exc
-    if isinstance(exc, Retry):
-        _settle_retry(run, exc)
-    if isinstance(exc, Snooze | Busy):
-        _settle_snooze(run, exc)
-    if isinstance(exc, Reject) and exc.requeue:
-        _write(run, lambda: lifecycle.hand_back(job, 1.0))
-        run.report(logging.INFO, "handed back", "handed_back")
-        raise Ignore(str(exc)) from exc
-    if isinstance(exc, Ignore):
-        error = _entry(run, exc, kind="Cancelled")
-        _write(run, lambda: lifecycle.heed(job) or lifecycle.cancel_running(job, error))
-        run.report(logging.INFO, "cancelled by its body", "cancelled")
-        raise exc
-    error = _entry(run, exc)
-    _write(run, lambda: lifecycle.fail(job, error))
-    run.report(logging.ERROR, f"failed: {error['type']}: {error['message']}", "failed")
-    raise _for_celery(exc)
-
-
-def _settle_snooze(run: Run, exc: Snooze | Busy) -> NoReturn:
-    # Who finds something busy tries again later and later, at no fixed time: nobody starves, and nobody hammers.
-    seconds = exc.seconds if isinstance(exc, Snooze) else random.uniform(0.5, 1) * min(10.0, 1 + run.job.snoozes / 2)
-    error = _entry(run, exc)
-    _write(run, lambda: lifecycle.snooze(run.job, seconds, error, conf().MAX_SNOOZES))
-    run.report(logging.INFO, f"snoozed for {seconds:.1f} s: {error['message']}", "snoozed")
-    raise Ignore(str(exc)) from exc
-
-
-def _settle_retry(run: Run, exc: Retry) -> None:
-    planned = run.planned
-    job = run.job
-    if planned is None:
-        # Raised by hand, without retry(): the message would not be sent again by Celery either.
-        error = _entry(run, exc)
-        _write(run, lambda: lifecycle.fail(job, error))
-        run.report(logging.ERROR, f"failed: {error['type']}: {error['message']}", "failed")
-        raise exc
-    cause = exc.exc if isinstance(exc.exc, BaseException) else exc
-    error = _entry(run, cause)
-    run_at = planned.run_at if planned.state == State.SCHEDULED else None
-    changes = {
-        name: getattr(planned, name)
-        for name in ("args", "kwargs", "options", "headers", "queue", "priority", "expires_at", "marker_key")
-    }
-    _write(run, lambda: lifecycle.retry(job, run_at, error, changes))
-    text = f"will be retried: {error['type']}: {error['message']}"
-    run.report(logging.INFO, text, "retried", retries=planned.retries)
-    raise exc
-
-
-def _is_shutdown(exc: BaseException) -> bool:
-    """Whether the exception ends this process from outside: a signal to a pool child, or to a worker without one."""
-    if isinstance(exc, Exception):
-        return False
-    if terminate_handler_fired() or isinstance(exc, WorkerShutdown | WorkerTerminate):
-        return True
-    return isinstance(exc, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
-
-
-def _for_celery(exc: BaseException) -> BaseException:
-    if isinstance(exc, MemoryError):
-        return TaskOutOfMemory(str(exc) or "the task ran out of memory")
-    return exc if isinstance(exc, Exception) else TaskExited(f"the task raised {exc!r}")
-
-
-def _may_pass(exc: BaseException) -> bool:
-    """A refusal at the commit that another attempt may not meet: serialization failure, deadlock, shutdown."""
-    if code := databases.sqlstate(exc):
-        return isinstance(exc, Error) and code[:2] in ("40", "57", "08")
-    return isinstance(exc, OperationalError | InterfaceError)
-
-
-def _write(run: Run, transition: Callable[[], bool]) -> None:
-    """Settle after the rollback, again and again while the database is away.
-
-    Raises:
-        LostLease: this run is a zombie; another one owns the job.
-        NotSettled: the database stays away; the node hands the job back when it returns.
-    """
-    done = persistently(run, transition)
-    if done is None:
-        run.log(logging.ERROR, "could not be settled: no database", "settle_failed")
-        raise NotSettled("the database is away")
-    if not done:
-        run.log(logging.WARNING, "was given to another run", "lost_lease")
-        raise LostLease("this run lost its lease")
-
-
-def persistently(run: Run, action: Callable[[], bool]) -> bool | None:
-    """Do it, again and again while the database is away; None: it stays away."""
-    for pause in RECONNECT:
-        _sleep(pause)
-        try:
-            databases.tidy(run.using)
-            return action()
-        except Error as exc:
-            run.log(logging.WARNING, f"is not settled yet: {exc}", "settle_retried")
-            _quietly(lambda: databases.drop(run.using))
-    return None
-
-
-def _sleep(seconds: float) -> None:
-    if seconds:
-        time.sleep(seconds)
-
-
-def _quietly(action: Callable[[], None]) -> None:
-    try:
-        action()
-    except Error:
-        logger.debug("closing a broken connection", exc_info=True, extra={"action": "connection_closed"})
-
-
-def _storable(run: Run, result: Any) -> Any:
-    try:
-        return jsonable(result, "the result")
-    except (TypeError, ValueError) as exc:
-        if run.job.marker_key is not None:
-            # Those that replay it could not tell a repr from a result.
-            raise type(exc)(
-                f"{exc}; the result of a task with an idempotency_key is replayed, so it has to be JSON"
-            ) from exc
-        run.log(logging.WARNING, f"returned something that is kept as its repr: {exc}", "result_repr")
-        return scrub(safe_repr(result), 4000)
-
-
-def safe_repr(value: Any) -> str:
-    try:
-        return repr(value)
-    except Exception as exc:
-        return f"<{type(value).__name__}, whose repr() raised {type(exc).__name__}>"
-
-
-def _entry(run: Run, exc: BaseException, kind: str | None = None) -> dict[str, Any]:
-    try:
-        message = str(exc)
-    except Exception:
-        message = safe_repr(exc)
-    text = "".join(traceback.format_exception(exc))
-    return lifecycle.error_entry(kind or type(exc).__name__, message, text, attempt=run.job.lease)

@@ -19,6 +19,7 @@ from jobs.databases import job_alias
 from jobs.errors import EffectParked, UniqueTaken
 from jobs.keys import KeyTemplate, signature_of
 from jobs.lifecycle import now_plus
+from jobs.run import checkpoint
 
 
 class Task(celery.Task):
@@ -341,7 +342,7 @@ class Task(celery.Task):
             LostLease: the job was given to another run (this worker was taken for dead).
         """
         if (run := execution.current_run(self)) is not None:
-            execution.checkpoint(run)
+            checkpoint(run)
 
     def retry(self, args: Any = None, kwargs: Any = None, exc: Any = None, **options: Any) -> Any:
         """As Celery's, by hand and for ``autoretry_for``; but what waits for a person ends the job at once."""

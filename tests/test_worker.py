@@ -12,8 +12,9 @@ from django.conf import settings
 from django.core.checks import run_checks
 from django.db import connection
 
-from jobs import execution, syncpoints
+from jobs import syncpoints
 from jobs.models import Node
+from jobs.run import Run
 from tests import tasks
 from tests.harness import ROOT, Worker, environment, wait_ended
 from tests.servers import accepts, wait_for
@@ -95,7 +96,7 @@ def test_log_lines_carry_job_task_and_node_as_fields(caplog):
         pk, task, queue, node_id, lease = "id", "t", "q", "n", 4
         _state = type("S", (), {"db": "default"})
 
-    run = execution.Run(None, None, FakeJob())  # type: ignore[arg-type]
+    run = Run(None, None, FakeJob())  # type: ignore[arg-type]
     with caplog.at_level(logging.INFO, "jobs"):
         run.log(logging.INFO, "succeeded", "succeeded")
     [record] = caplog.records

@@ -11,9 +11,9 @@ from django.db import connection
 from django.db.models import F, Max
 
 from jobs.conf import conf
-from jobs.execution import RECONNECT
 from jobs.maintenance.relay import Relay
 from jobs.models import Job, Node
+from jobs.settlement import RECONNECT
 from tests import tasks
 from tests.faults.database import AWAY
 from tests.faults.guards import guard

@@ -21,7 +21,7 @@ from tests.test_strays import send
 @pytest.mark.parametrize("how", ["deadline", "nul", "unspeakable"])
 @guard("jobs/lifecycle.py", '"message": scrub(message, 4000)', '"message": message', case="nul")
 @guard(
-    "jobs/execution.py",
+    "jobs/settlement.py",
     "    except Exception:\n        message = safe_repr(exc)",
     "    finally:\n        pass",
     case="unspeakable",
@@ -29,7 +29,7 @@ from tests.test_strays import send
 def test_exception_rolls_back_and_is_kept(ledger, how):
     """Also one that cannot be pickled and has no text, and one whose text no database stores.
 
-    Guard: the error's text is scrubbed, and a failing ``str()`` survived (``execution._entry``).
+    Guard: the error's text is scrubbed, and a failing ``str()`` survived (``settlement._entry``).
     """
     failing = ledger.enqueue(100, tasks.misbehaves, kwargs={"how": how})
     ledger.enqueue(200)
@@ -59,11 +59,11 @@ def test_retries_exhausted_and_replayed(ledger, tmp_path):
         ledger.check(within=WORK)
 
 
-@guard("jobs/execution.py", "stored = _storable(run, result)", "stored = result")
+@guard("jobs/execution.py", "stored = settlement.storable(run, result)", "stored = result")
 def test_result_that_cannot_be_stored(ledger):
     """The work is done: the job succeeds, and keeps the result's repr.
 
-    Guard: ``execution._storable``.
+    Guard: ``settlement.storable``.
     """
     ledger.enqueue(100, tasks.returns_nonsense)
     ledger.enqueue(200)
@@ -127,14 +127,14 @@ def test_undecodable_bodies(ledger, broker):
 
 
 @guard(
-    "jobs/execution.py",
+    "jobs/settlement.py",
     "lifecycle.fail(job, error))\n    run.report(",
     "lifecycle.hand_back(job, 1.0))\n    run.report(",
 )
 def test_arguments_of_an_older_signature(ledger):
     """Enqueued by yesterday's code, run by today's: failed at once, with an error that says why, and replayable.
 
-    Guard: a ``TypeError`` is the body's own failure (``execution._settle``).
+    Guard: a ``TypeError`` is the body's own failure (``settlement.settle``).
     """
     old = ledger.enqueue(100)
     for job in Job.objects.all():

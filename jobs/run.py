@@ -1,0 +1,52 @@
+"""One claimed run of a job: what the pipeline, the body and the ledger of calls know of it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from jobs import databases, lifecycle, logs, reports
+from jobs.errors import Cancel, LostLease
+from jobs.models import Job
+
+
+class Run:
+    """One claimed run of a job."""
+
+    def __init__(self, task: Any, request: Any, job: Job) -> None:
+        self.task = task
+        self.request = request
+        self.job = job
+        self.using: str = job._state.db or databases.home()
+        self.planned: Job | None = None
+        #: The fencing token of the task's own lock.
+        self.lock_token: int | None = None
+        self._began = time.monotonic()
+
+    def is_retry(self, call: Job) -> bool:
+        """Whether a call of the task is ``Task.retry()`` sending this very job again."""
+        return call.pk == self.job.pk and call.retries == self.job.retries + 1
+
+    def plan_retry(self, call: Job) -> None:
+        self.planned = call
+
+    def log(self, level: int, text: str, action: str) -> None:
+        logs.log(level, self.job, text, action)
+
+    def report(self, level: int, text: str, action: str, **more: Any) -> None:
+        """Say what became of the run, in the log and by a signal."""
+        runtime = round(time.monotonic() - self._began, 6)
+        reports.report(self.job, self.using, action, text, level, runtime=runtime, **more)
+
+
+def checkpoint(run: Run) -> None:
+    """Ask the database whether this run should go on.
+
+    Raises:
+        Cancel: somebody asked the job to end.
+        LostLease: the job was given to another run.
+    """
+    if (note := lifecycle.asked_to_end(run.job)) is not None:
+        raise Cancel(note.reason)
+    if not lifecycle.owns(run.job):
+        raise LostLease("this run lost its lease")
