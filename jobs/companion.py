@@ -26,7 +26,8 @@ from typing import Any
 
 from django.db import Error, connections
 
-from jobs import databases, instance, lifecycle, strays
+from jobs import __version__, databases, instance, lifecycle, strays
+from jobs.arguments import scrub
 from jobs.board import Board, board, is_alive
 from jobs.conf import conf
 from jobs.databases import SideDatabase
@@ -57,10 +58,10 @@ COLD_TIMEOUT = 10.0
 _handle: Companion | None = None
 
 
-def start(app: Any, queues: list[str], tasks: list[str]) -> Companion:
+def start(app: Any, queues: list[str], tasks: list[str], pool: str, concurrency: int) -> Companion:
     """Fork the companion of this process, which is a worker; ``tell`` reaches it from now on."""
     global _handle
-    _handle = Companion(app, board, queues, tasks)
+    _handle = Companion(app, board, queues, tasks, pool, concurrency)
     _handle.start()
     return _handle
 
@@ -74,11 +75,15 @@ def tell(**note: Any) -> None:
 class Companion:
     """The worker's handle on its companion."""
 
-    def __init__(self, app: Any, board: Board, queues: list[str], tasks: list[str]) -> None:
+    def __init__(
+        self, app: Any, board: Board, queues: list[str], tasks: list[str], pool: str = "", concurrency: int = 0
+    ) -> None:
         self.app = app
         self.board = board
         self.queues = queues
         self.tasks = tasks
+        self.pool = pool
+        self.concurrency = concurrency
         self._pid = 0
         self._pipe = -1
         self._ready = -1
@@ -347,6 +352,9 @@ class _Process:
                     "pid": self.handle._main,
                     "queues": self.handle.queues,
                     "tasks": self.handle.tasks,
+                    "version": __version__,
+                    "pool": self.handle.pool,
+                    "concurrency": self.handle.concurrency,
                 },
             )
         if not rescue.beat(self.side, node_id):
@@ -410,14 +418,23 @@ class _Process:
     def _relay(self) -> None:
         relay, prune = Relay(self.handle.app), Prune(SideDatabase())
         next_prune = 0.0
+        said: str | None = None
         self._admitted.wait()
         while not self._stopping.is_set():
             self._due.clear()
             self._try(relay.run_once)
+            if relay.trouble != said and self.registered and self._try(partial(self._say_trouble, relay.trouble)):
+                said = relay.trouble
             if time.monotonic() >= next_prune:
                 next_prune = time.monotonic() + conf().PRUNE_INTERVAL
                 self._try(lambda: prune.run_once(budget=PRUNE_BUDGET))
             self._due.wait(conf().RELAY_INTERVAL)
+
+    def _say_trouble(self, trouble: str | None) -> bool:
+        """Why jobs that are due are not published is for people to read, on the page of such a job."""
+        for alias in conf().DATABASES:
+            Node.objects.using(alias).filter(pk=self.board.node).update(relay_error=trouble and scrub(trouble, 1000))
+        return True
 
     def _try(self, action: Callable[[], Any]) -> Any:
         """Nothing that goes wrong in one tick stops the next."""

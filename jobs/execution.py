@@ -186,7 +186,8 @@ def _unclaimed(task: Any, job_id: uuid.UUID, using: str) -> NoReturn:
     try:
         job = Job.objects.using(using).filter(pk=job_id).first()
         if job is not None and job.state == State.READY:
-            # Expired (the relay cancels it), or this node was declared dead and has not yet a new id.
+            # Expired (the relay cancels it), or of a paused queue (it is published when that is resumed), or this node
+            # was declared dead and has not yet a new id.
             lifecycle.release_message(job_id, using)
     except (OperationalError, InterfaceError) as exc:
         databases.drop(using)

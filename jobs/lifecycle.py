@@ -21,7 +21,7 @@ from jobs import databases, unique
 from jobs.arguments import scrub
 from jobs.conf import conf
 from jobs.errors import UniqueBusy, UniqueTaken
-from jobs.models import ENDED, Cancellation, Job, Marker, Node, State
+from jobs.models import ENDED, Cancellation, Job, Marker, Node, Pause, State
 from jobs.reports import report_cancelled
 from jobs.statements import Slot, Update
 
@@ -60,7 +60,7 @@ def claim(job_id: uuid.UUID, node_id: uuid.UUID, using: str) -> Job | None:
     """Move the job to ``running`` for this node, with a fresh token and the next lease.
 
     Race: of any number of copies of a message, one finds the row ``ready``. A node that was declared
-    dead claims nothing. An expired row is not claimed.
+    dead claims nothing. An expired row is not claimed, and no row of a paused queue.
 
     Returns:
         The row as it was claimed, or None: somebody else has it, or it is not due, or it ended.
@@ -78,6 +78,7 @@ def _claimable(using: str) -> tuple[QuerySet[Job], dict[str, Any]]:
     rows = Job.objects.using(using).filter(
         Q(expires_at=None) | Q(expires_at__gt=Now()),
         Exists(Node.objects.using(using).filter(pk=Slot(Job, "node"), dead_at=None)),
+        ~is_paused(using),
         pk=Slot(Job, "id"),
         state=State.READY,
     )
@@ -321,6 +322,13 @@ def release_message(job_id: uuid.UUID, using: str) -> bool:
     return Job.objects.using(using).filter(pk=job_id, state=State.READY).update(dispatched_at=None) == 1
 
 
+def run_now(job_id: uuid.UUID, using: str) -> bool:
+    """A job waits no longer for its time, and gets another message if it waits for one. Race with a claim: as above."""
+    job = Job.objects.using(using).filter(pk=job_id)
+    due = job.filter(state=State.SCHEDULED).update(**_waiting(None))
+    return bool(due or job.filter(state=State.READY).update(dispatched_at=None, republished=0))
+
+
 def postpone(job: Job, seconds: float, error: dict[str, Any]) -> bool:
     """A ready job cannot be published, or nobody who got it knows it: try again later, and show why it waits."""
     ready = Job.objects.using(job._state.db).filter(pk=job.pk, state=State.READY)
@@ -379,9 +387,14 @@ def replay(job_id: uuid.UUID, using: str) -> bool:
         raise UniqueBusy("another transaction is about to take its unique key; try again in a moment") from exc
 
 
+def is_paused(using: str) -> Exists:
+    """An expression: whether the queue of a job is paused."""
+    return Exists(Pause.objects.using(using).filter(pk=OuterRef("queue")))
+
+
 def due(using: str, limit: int) -> list[uuid.UUID]:
     """What should be published now: up to ``limit`` jobs whose message is missing, and as many whose time has come."""
-    rows = Job.objects.using(using).order_by("run_at").values_list("pk", flat=True)
+    rows = Job.objects.using(using).filter(~is_paused(using)).order_by("run_at").values_list("pk", flat=True)
     missing = rows.filter(state=State.READY, dispatched_at=None)[:limit]
     return [*missing, *rows.filter(state=State.SCHEDULED, run_at__lte=Now())[:limit]]
 

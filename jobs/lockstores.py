@@ -62,6 +62,9 @@ class Store(Protocol):
     def release(self) -> None:
         """Give it back, unless another one has it."""
 
+    def look(self) -> Held | None:
+        """Who has it, be it this holder or another."""
+
     def close(self) -> None: ...
 
 
@@ -87,7 +90,7 @@ def _is_redis(alias: str) -> bool:
 
 
 @cache
-def _scripts(alias: str) -> tuple[Any, Any, Any]:
+def _scripts(alias: str) -> tuple[Any, ...]:
     """The scripts, on a pool of our own to the cache's server.
 
     The project's pool has the patience of a cache, and its ``IGNORE_EXCEPTIONS`` makes "no answer" look like an answer.
@@ -111,7 +114,7 @@ def _scripts(alias: str) -> tuple[Any, Any, Any]:
     # The first one is the primary.
     url = servers.split(",")[0] if isinstance(servers, str) else next(iter(servers))
     client = Redis(connection_pool=factory.get_connection_pool(factory.make_connection_params(url)))
-    return client.register_script(_ACQUIRE), client.register_script(_RENEW), client.register_script(_RELEASE)
+    return tuple(client.register_script(text) for text in (_ACQUIRE, _RENEW, _RELEASE, _LOOK))
 
 
 def _forget(*, setting: str, **kwargs: Any) -> None:
@@ -158,6 +161,11 @@ return 1
 """
 
 
+_LOOK = """
+return {redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1])}
+"""
+
+
 class RedisStore:
     expires = True
 
@@ -182,6 +190,13 @@ class RedisStore:
 
     def release(self) -> None:
         self._run(2, self._keys[:1], self._value)
+
+    def look(self) -> Held | None:
+        value, left = self._run(3, self._keys[:1])
+        if value is None:
+            return None
+        job = bytes(value).decode().partition("/")[0]
+        return Held(uuid.UUID(job) if job else None, left / 1000)
 
     def close(self) -> None:
         pass
@@ -280,6 +295,15 @@ class DatabaseStore:
     def renew(self) -> bool:
         return self._set(f"expires_at = {self._side.now} + %s", self._holder.ttl)
 
+    def look(self) -> Held | None:
+        now, row = self._read()
+        if row is None:
+            return None
+        if row.job is None:
+            return Held(None, row.expires_at - now) if row.expires_at > now else None
+        with self._away():
+            return Held(row.job, None) if is_running(self._side, row.job, row.lease) else None
+
     def release(self) -> None:
         # The row stays for a while, and with it the last token.
         self._set(f"job = NULL, expires_at = {self._side.now}")
@@ -342,6 +366,30 @@ def is_running(database: SideDatabase, job: uuid.UUID, lease: int) -> bool:
             if cursor.fetchone():
                 return True
     return any(Job.objects.using(alias).filter(pk=job, state=State.RUNNING, lease=lease).exists() for alias in others)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Who has a lock, as far as its store says."""
+
+    #: None: somebody who is no job.
+    job: uuid.UUID | None
+    #: Seconds until it is free if it is not renewed; None if it lasts as long as the run of its job.
+    left: float | None
+
+
+def look(key: str) -> Held | None:
+    """Who has the lock; None: nobody.
+
+    Raises:
+        Away: the store does not say.
+    """
+    nobody = Holder(key, 0.0, uuid.UUID(int=0), None, 0)
+    store = store_of(nobody)
+    try:
+        return store.look()
+    finally:
+        store.close()
 
 
 def prune(database: SideDatabase) -> None:

@@ -34,6 +34,13 @@ class Node(models.Model):
     pid = models.PositiveIntegerField(_("process id"))
     queues = models.JSONField(_("queues"), default=list)
     tasks = models.JSONField(_("tasks"), default=list)
+    #: Of this app.
+    version = models.CharField(_("version"), max_length=32, null=True)
+    #: As Celery's ``--pool`` and ``--concurrency``.
+    pool = models.CharField(_("pool"), max_length=64, null=True)
+    concurrency = models.PositiveIntegerField(_("concurrency"), null=True)
+    #: Why its relay cannot publish, as long as it cannot.
+    relay_error = models.TextField(_("trouble of the relay"), null=True)
     started_at = models.DateTimeField(_("started at"), default=Now)
     #: Set once, by whoever first saw that the node is gone (or by the node itself when it stops).
     #: Never unset: a node that was only paused takes a new id.
@@ -190,6 +197,23 @@ class Job(models.Model):
         for name, value in list(self.__dict__.items()):
             if hasattr(value, "resolve_expression"):
                 del self.__dict__[name]
+
+
+class Pause(models.Model):
+    """A queue whose jobs wait until it is resumed: nobody claims or publishes them (``jobs.queues``)."""
+
+    queue = models.CharField(_("queue"), primary_key=True, max_length=255)
+    at = models.DateTimeField(_("paused at"), default=Now)
+    by = models.CharField(_("paused by"), max_length=150, default="")
+    reason = models.TextField(_("reason"), default="")
+
+    class Meta:
+        db_table = "jobs_pause"
+        verbose_name = _("paused queue")
+        verbose_name_plural = _("paused queues")
+
+    def __str__(self) -> str:
+        return self.queue
 
 
 class Cancellation(models.Model):

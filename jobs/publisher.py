@@ -332,16 +332,21 @@ def _broker(app: Celery, patient: bool) -> _Broker:
         return _brokers[app, patient]
 
 
-def is_up(app: Celery) -> bool:
-    """Whether the broker can be reached; cheap while a connection is open."""
-    broker = _broker(app, patient=True)
+def trouble(app: Celery, patient: bool = True) -> str | None:
+    """Why the broker cannot be reached; None if it can. Cheap while a connection is open."""
+    broker = _broker(app, patient)
     try:
         with broker.connection() as connection:
             broker.connect(connection)
-            return True
+            return None
     except broker.lost_errors as exc:
         logger.debug("the broker cannot be reached: %r", exc, extra={"action": "broker_down"})
-        return False
+        return f"{type(exc).__name__}: {exc}"
+
+
+def is_up(app: Celery) -> bool:
+    """Whether the broker can be reached; cheap while a connection is open."""
+    return trouble(app) is None
 
 
 def is_first_up(app: Celery) -> bool:

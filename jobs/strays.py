@@ -37,6 +37,9 @@ UNKNOWN_PAUSE = 5.0
 #: Seconds until a job is published again whose message could not be read.
 UNREADABLE_PAUSE = 60.0
 
+#: Why a job is put off whose message a worker got and could not run: the types of its error.
+KINDS = ("NotRegistered", "NewerVersion", "MalformedMessage", "DecodeError", "InvalidTaskError")
+
 #: What makes a message one that no worker will ever run.
 UNREADABLE = ("DecodeError", "InvalidTaskError")
 

@@ -49,7 +49,8 @@ class NodeStep(bootsteps.StartStopStep):
         databases.watch_links()
         queues = sorted(parent.app.amqp.queues.consume_from)
         tasks = sorted(name for name in parent.app.tasks if not name.startswith("celery."))
-        self.companion = companion.start(parent.app, queues, tasks)
+        pool = parent.pool_cls.__module__.rpartition(".")[2]
+        self.companion = companion.start(parent.app, queues, tasks, pool, parent.concurrency)
 
     def start(self, parent: Any) -> None:
         try:

@@ -5,16 +5,22 @@ A new one is a :class:`jobs.commands.base.Subcommand`, and a line here; the orde
 
 from jobs.commands.adopt import Adopt
 from jobs.commands.base import Subcommand
-from jobs.commands.change import Cancel, Retry
+from jobs.commands.change import Cancel, Retry, RunNow
 from jobs.commands.effects import Effects
 from jobs.commands.maintain import RunPrune, RunRelay, RunRescue
+from jobs.commands.queues import PauseQueue, ResumeQueue
 from jobs.commands.status import Status
 from jobs.commands.verify import Verify
+from jobs.commands.why import Why
 
 SUBCOMMANDS: tuple[type[Subcommand], ...] = (
     Status,
+    Why,
     Retry,
     Cancel,
+    RunNow,
+    PauseQueue,
+    ResumeQueue,
     Effects,
     RunRelay,
     RunRescue,

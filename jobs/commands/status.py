@@ -14,10 +14,12 @@ from django.db.models.functions import Now
 
 from jobs import databases, instance
 from jobs.commands.base import AS_JSON, Subcommand, option
-from jobs.commands.text import duration, table
+from jobs.commands.text import table
 from jobs.conf import conf
 from jobs.maintenance import rescue
 from jobs.models import ENDED, Job, Node, State
+from jobs.queues import paused as paused_queues
+from jobs.times import duration
 
 LIVE = (State.SCHEDULED, State.READY, State.RUNNING)
 
@@ -75,6 +77,9 @@ def gather(live: bool) -> dict[str, Any]:
             late = waiting.aggregate(n=Count("pk"), age=_longest("run_at"))
             due += late["n"]
             lag = max(lag, _seconds(late["age"])) if late["n"] else lag
+    paused = paused_queues()
+    for name in paused:
+        queues.setdefault(name, dict.fromkeys(LIVE, 0))
     nodes = _nodes(running)
     consumed = Counter(queue for node in nodes if node["alive"] for queue in node["queues"])
     return {
@@ -85,6 +90,7 @@ def gather(live: bool) -> dict[str, Any]:
                 **{str(state): count for state, count in queues[name].items()},
                 "oldest_ready_seconds": waiting_since.get(name),
                 "workers": consumed[name],
+                "paused": name in paused,
             }
             for name in sorted(queues)
         },
@@ -175,6 +181,9 @@ def _remarks(found: dict[str, Any]) -> Iterator[str]:
             )
     for name, queue in found["queues"].items():
         waited = queue["oldest_ready_seconds"]
+        if queue["paused"]:
+            yield f"{name}: is paused; manage.py jobs resume {name}"
+            continue
         if waited is None or waited < conf().GRACE:
             continue
         says = f"{name}: the oldest ready job has waited {duration(waited)}"

@@ -1,4 +1,4 @@
-"""How the subcommands write tables and times."""
+"""How the subcommands write tables."""
 
 from __future__ import annotations
 
@@ -16,10 +16,3 @@ def table(rows: list[list[Any]]) -> str:
         ).rstrip()
         for row in rows
     )
-
-
-def duration(seconds: float) -> str:
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.1f} s"

@@ -37,6 +37,8 @@ class Relay:
         self.app = app or current_app._get_current_object()
         self._suspects = {alias: Suspects(self.app, alias) for alias in conf().DATABASES}
         self._next_look = 0.0
+        #: Why nothing can be published, as far as the last look knows.
+        self.trouble: str | None = None
 
     def run_once(self) -> dict[str, int]:
         """Expire, publish what is due, and from time to time look for lost messages."""
@@ -64,14 +66,19 @@ class Relay:
         published = 0
         deadline = time.monotonic() + LONGEST_TICK
         while time.monotonic() < deadline and (ids := lifecycle.due(using, conf().BATCH)):
-            if not publisher.is_up(self.app):
+            self.trouble = publisher.trouble(self.app)
+            if self.trouble is not None:
                 break
             jobs = lifecycle.dispatch(ids, using)
             left = publisher.publish(jobs, using, self.app, patient=True)
             lifecycle.undispatch([job.pk for job in left], using)
             published += len(jobs) - len(left)
+            if left:
+                self.trouble = f"the broker took {len(jobs) - len(left)} of {len(jobs)} messages"
             if left or not jobs:
                 break
+        else:
+            self.trouble = None
         if published:
             logger.info("relay handled %s due jobs", published, extra={"action": "relayed", "count": published})
         return published
@@ -170,7 +177,7 @@ class Suspects:
         rows = Job.objects.using(self.using).filter(
             doubled, state=State.READY, dispatched_at__lt=lifecycle.now_plus(-grace)
         )
-        return rows.exclude(queue__in=cleared).order_by("dispatched_at")
+        return rows.filter(~lifecycle.is_paused(self.using)).exclude(queue__in=cleared).order_by("dispatched_at")
 
     def _lost(self, old: list[Job]) -> list[Job]:
         deaths = self._died(old[0])

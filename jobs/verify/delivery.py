@@ -11,7 +11,7 @@ from django.db.models.functions import Now
 from jobs import databases
 from jobs.companion import PRUNE_BUDGET
 from jobs.conf import conf
-from jobs.lifecycle import now_plus
+from jobs.lifecycle import is_paused, now_plus
 from jobs.maintenance.relay import LONGEST_TICK, MOST_DOUBLINGS, SUSPECTS
 from jobs.models import Cancellation, Job, State
 from jobs.transport import LEASE
@@ -33,7 +33,7 @@ def republish_bound() -> float:
 
 def _due(using: str, seconds: float) -> Rows:
     """Due for so long, in the order of ``lifecycle.due``."""
-    rows = Job.objects.using(using)
+    rows = Job.objects.using(using).filter(~is_paused(using))
     then = now_plus(-seconds) if seconds else Now()
     ready = rows.filter(state=State.READY, dispatched_at=None, run_at__lte=then)
     scheduled = rows.filter(state=State.SCHEDULED, run_at__lte=then)
@@ -48,7 +48,9 @@ def _expired(using: str, seconds: float) -> Rows:
 
 def _published(using: str, seconds: float) -> QuerySet[Job]:
     """Ready, and published ``seconds`` longer ago than their grace, which doubles with every copy."""
-    rows = Job.objects.using(using).filter(state=State.READY, dispatched_at__lt=now_plus(-conf().GRACE - seconds))
+    rows = Job.objects.using(using).filter(
+        ~is_paused(using), state=State.READY, dispatched_at__lt=now_plus(-conf().GRACE - seconds)
+    )
     over = [
         Q(
             dispatched_at__lt=now_plus(-(conf().GRACE * 2**copies) - seconds),

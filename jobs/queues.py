@@ -1,0 +1,42 @@
+"""Pause and resume a queue, for every worker at once, and over restarts.
+
+Nobody claims a job of a paused queue, and no relay publishes it. A message that is out already is consumed in vain, and
+its job published anew when the queue is resumed: nothing is lost, and nothing that runs is stopped. Jobs are enqueued,
+and expire, as before.
+"""
+
+from __future__ import annotations
+
+from jobs.conf import conf
+from jobs.models import Pause
+
+#: Characters of a queue's name, at the most.
+MAX_NAME = 255
+
+
+def pause(queue: str, by: str = "", reason: str = "") -> bool:
+    """False: it is paused already, and stays as it was.
+
+    Parameters:
+        by: who says so, for people.
+
+    Raises:
+        ValueError: no such queue can be.
+    """
+    if not 0 < len(queue) <= MAX_NAME:
+        raise ValueError(f"the name of a queue has 1 to {MAX_NAME} characters, and not {len(queue)}")
+    row = {"by": by[:150], "reason": reason}
+    done = [Pause.objects.using(alias).get_or_create(pk=queue, defaults=row)[1] for alias in conf().DATABASES]
+    return any(done)
+
+
+def resume(queue: str) -> bool:
+    """False: it is not paused."""
+    done = [Pause.objects.using(alias).filter(pk=queue).delete()[0] for alias in conf().DATABASES]
+    return any(done)
+
+
+def paused() -> dict[str, Pause]:
+    """The paused queues, by name."""
+    rows = [row for alias in conf().DATABASES for row in Pause.objects.using(alias).all()]
+    return {row.queue: row for row in sorted(rows, key=lambda row: row.queue)}

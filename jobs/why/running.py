@@ -1,0 +1,117 @@
+"""What a running job does at the moment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from django.db import connections
+from django.utils.translation import gettext as translate
+
+from jobs.conf import conf
+from jobs.times import duration
+from jobs.why.reason import Reason
+from jobs.why.view import View
+
+
+def reasons(view: View) -> Iterator[Reason]:
+    yield from _dead_worker(view)
+    yield from _asked_to_end(view)
+    yield from _blocked(view)
+    yield from _calling(view)
+    yield from _running(view)
+
+
+def _dead_worker(view: View) -> Iterator[Reason]:
+    worker = view.own_worker
+    if worker is not None and worker.is_alive:
+        return
+    others = [each.name for each in view.alive]
+    if worker is None:
+        says = translate("The worker that runs it is not known any more.")
+        evidence: dict[str, object] = {"node": str(view.job.node_id)}
+    else:
+        silence = None if worker.silence == float("inf") else round(worker.silence, 3)
+        evidence = {"node": str(worker.node.pk), "worker": worker.name, "silent_seconds": silence}
+        if worker.node.dead_at is not None:
+            says = translate("The worker that ran it, %(worker)s, is dead since %(ago)s.")
+            says %= {"worker": worker.name, "ago": view.ago(worker.node.dead_at)}
+        else:
+            says = translate(
+                "The worker that ran it, %(worker)s, is silent since %(silence)s, and dead after %(dead)s."
+            )
+            says %= {
+                "worker": worker.name,
+                "silence": "?" if silence is None else duration(silence),
+                "dead": duration(conf().DEAD_AFTER),
+            }
+    evidence["others"] = others
+    if others:
+        cure = translate("Another worker gives the job back by itself.")
+    else:
+        cure = translate("No other worker is alive to give the job back: start one (celery -A proj worker).")
+    yield Reason("node_dead", says, cure, evidence)
+
+
+def _asked_to_end(view: View) -> Iterator[Reason]:
+    if (note := view.cancellation) is not None:
+        says = translate(
+            "It was asked to end %(ago)s ago (%(why)s), and has not come to a checkpoint or to its end yet."
+        )
+        cure = translate("Call self.checkpoint() in long bodies; a body that hangs ends with its time limit.")
+        yield Reason("ending", says % {"ago": view.ago(note.at), "why": note.reason}, cure, {"at": note.at.isoformat()})
+
+
+def _blocked(view: View) -> Iterator[Reason]:
+    backend = view.job.backend
+    connection = connections[view.using]
+    if backend is None or connection.vendor != "postgresql":
+        return
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT blocking.pid, blocking.application_name, blocking.state, "
+            "extract(epoch FROM clock_timestamp() - blocking.xact_start) FROM unnest(pg_blocking_pids(%s)) AS pid "
+            "JOIN pg_stat_activity AS blocking USING (pid)",
+            [backend],
+        )
+        found = cursor.fetchall()
+    if found:
+        pid, name, state, seconds = found[0]
+        since = duration(float(seconds or 0.0))
+        says = translate(
+            "It waits for a lock of the database process %(pid)s (%(state)s, its transaction open since %(since)s)."
+        )
+        cure = translate("SELECT * FROM pg_stat_activity WHERE pid = %s shows what that does.") % pid
+        evidence = {
+            "pid": pid,
+            "application": name,
+            "state": state,
+            "seconds": float(seconds or 0.0),
+            "backend": backend,
+        }
+        yield Reason("database_lock", says % {"pid": pid, "state": state, "since": since}, cure, evidence)
+
+
+def _calling(view: View) -> Iterator[Reason]:
+    if (call := view.call) is not None:
+        says = translate("It makes the external call %(call)s, begun %(ago)s ago.")
+        yield Reason("calling", says % {"call": call, "ago": view.ago(call.created_at)}, "", {"call": str(call)})
+
+
+def _running(view: View) -> Iterator[Reason]:
+    worker, job = view.own_worker, view.job
+    if worker is None or not worker.is_alive:
+        return
+    says = translate(
+        "It runs since %(since)s on %(worker)s, whose last beat was %(silence)s ago (attempt %(lease)s)."
+    ) % {
+        "since": view.ago(job.started_at),
+        "worker": worker.name,
+        "silence": duration(worker.silence),
+        "lease": job.lease,
+    }
+    evidence = {
+        "node": str(worker.node.pk),
+        "seconds": round(view.since(job.started_at), 3),
+        "silent_seconds": round(worker.silence, 3),
+    }
+    yield Reason("running", says, translate("To end it: manage.py jobs cancel %s") % job.pk, evidence)

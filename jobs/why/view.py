@@ -1,0 +1,157 @@
+"""What is known about a job and the world around it, each looked up when a reason asks for it, and once."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import uuid
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from django.db.models.functions import Now
+
+from jobs import databases, instance, lockstores, publisher
+from jobs.conf import conf
+from jobs.maintenance import rescue
+from jobs.models import UNIQUE, Cancellation, Effect, Job, Node, Pause
+from jobs.project import celery_app
+from jobs.times import duration
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    node: Node
+    #: Seconds since its last beat.
+    silence: float
+
+    @property
+    def is_alive(self) -> bool:
+        return self.node.dead_at is None and self.silence < conf().DEAD_AFTER
+
+    @property
+    def name(self) -> str:
+        return str(self.node)
+
+
+class View:
+    def __init__(self, job: Job, now: datetime.datetime) -> None:
+        self.job = job
+        self.using = str(job._state.db)
+        #: The database's clock.
+        self.now = now
+
+    # Times, as a reader sees them
+
+    def since(self, moment: datetime.datetime | None) -> float:
+        """Seconds; negative for what is to come."""
+        return 0.0 if moment is None else (self.now - moment).total_seconds()
+
+    def ago(self, moment: datetime.datetime | None) -> str:
+        return duration(max(0.0, self.since(moment)))
+
+    def until(self, moment: datetime.datetime | None) -> str:
+        return duration(max(0.0, -self.since(moment)))
+
+    # The world
+
+    @cached_property
+    def workers(self) -> list[Worker]:
+        """Those that nobody declared dead, the silent ones among them."""
+        with databases.side() as side:
+            silence = rescue.read_silence(side)
+        nodes = Node.objects.using(databases.home()).filter(dead_at=None).order_by("started_at")
+        return [Worker(node, silence.get(node.pk, math.inf)) for node in nodes]
+
+    @property
+    def alive(self) -> list[Worker]:
+        return [worker for worker in self.workers if worker.is_alive]
+
+    @property
+    def consumers(self) -> list[Worker]:
+        return [worker for worker in self.alive if self.job.queue in worker.node.queues]
+
+    @cached_property
+    def own_worker(self) -> Worker | None:
+        """The one that runs the job, or ran it last."""
+        node = Node.objects.using(self.using).filter(jobs=self.job).first()
+        if node is None:
+            return None
+        with databases.side() as side:
+            return Worker(node, rescue.read_silence(side).get(node.pk, math.inf))
+
+    @cached_property
+    def pause(self) -> Pause | None:
+        return Pause.objects.using(self.using).filter(pk=self.job.queue).first()
+
+    @cached_property
+    def marks(self) -> dict[str, Any]:
+        return dict(instance.marks(self.using))
+
+    @cached_property
+    def cancellation(self) -> Cancellation | None:
+        return Cancellation.objects.using(self.using).filter(pk=self.job.pk).first()
+
+    @cached_property
+    def app(self) -> Any:
+        return celery_app()
+
+    @cached_property
+    def task(self) -> Any:
+        """The task as this process knows it, or None."""
+        if self.app is None:
+            return None
+        self.app.loader.import_default_modules()
+        return self.app.tasks.get(self.job.task)
+
+    @cached_property
+    def trouble(self) -> str | None:
+        """Why the broker cannot be reached from here."""
+        return "no Celery app" if self.app is None else publisher.trouble(self.app, patient=False)
+
+    @cached_property
+    def depth(self) -> int | None:
+        """How many messages wait in the job's queue; None if the broker does not say."""
+        return None if self.trouble else publisher.depth(self.app, self.job.queue)
+
+    @cached_property
+    def running(self) -> int:
+        """How many jobs of the queue run."""
+        return Job.objects.using(self.using).filter(state="running", queue=self.job.queue).count()
+
+    @cached_property
+    def held_lock(self) -> tuple[str, lockstores.Held] | None:
+        """The task's own lock, if another job holds it."""
+        template = getattr(self.task, "key_templates", {}).get("lock")
+        if template is None:
+            return None
+        try:
+            key = template.of(self.job.args, self.job.kwargs)
+            held = lockstores.look(key)
+        except (TypeError, ValueError, lockstores.Away):
+            return None
+        return (key, held) if held is not None and held.job != self.job.pk else None
+
+    @cached_property
+    def key_holder(self) -> Job | None:
+        """The job that has the unique key of this one."""
+        if self.job.unique_key is None:
+            return None
+        rows = Job.objects.using(self.using).filter(UNIQUE, unique_key=self.job.unique_key)
+        return rows.exclude(pk=self.job.pk).first()
+
+    @cached_property
+    def call(self) -> Effect | None:
+        """The external call that the run makes at the moment."""
+        rows = Effect.objects.using(self.using).filter(
+            job=self.job.pk, lease=self.job.lease, state=Effect.State.SENDING
+        )
+        return rows.first()
+
+
+def find(key: uuid.UUID) -> View | None:
+    for alias in conf().DATABASES:
+        job = Job.objects.using(alias).annotate(read_at=Now()).filter(pk=key).first()
+        if job is not None:
+            return View(job, job.read_at)
+    return None

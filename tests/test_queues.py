@@ -1,0 +1,99 @@
+"""Pause and resume: nothing of a paused queue starts, whoever tries, and nothing is lost."""
+
+from __future__ import annotations
+
+import datetime
+import io
+import json
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.utils import timezone
+
+from jobs import lifecycle, queues
+from jobs.maintenance.relay import Relay, Suspects
+from jobs.models import Job, Pause
+from jobs.verify import verify
+from tests import tasks
+from tests.harness import Worker, deliver, effects, wait_ended
+from tests.rows import make
+from tests.servers import wait_for
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def run(*args: str) -> str:
+    out = io.StringIO()
+    call_command("jobs", *args, stdout=out)
+    return out.getvalue()
+
+
+@pytest.mark.core
+def test_paused_and_resumed_under_a_worker():
+    with Worker():
+        before = tasks.effect.delay("before")
+        wait_ended(before.id)
+        run("pause", "celery", "--reason", "for a test")
+        ready, due, late = (
+            tasks.effect.delay("a"),
+            tasks.effect.apply_async(("b",), countdown=0.1),
+            tasks.effect.apply_async(("c",), expires=0.2),
+        )
+        wait_for(lambda: Job.objects.get(pk=ready.id).dispatched_at is None, 20, "its message was consumed in vain")
+        # Long enough for the relay to have published both, if it did.
+        [expired] = wait_ended(late.id)
+        assert (expired.state, expired.error["type"]) == ("cancelled", "Expired")
+        other = tasks.effect.apply_async(("d",), queue="mail")
+        assert Job.objects.filter(pk__in=[ready.id, due.id], lease=0, started_at=None).count() == 2
+        run("resume", "celery")
+        wait_ended(ready.id, due.id)
+    assert effects() == {"before": 1, "a": 1, "b": 1}
+    assert Job.objects.get(pk=other.id).state == "ready"
+
+
+def test_what_runs_goes_on_and_waits_to_run_again(node):
+    result = tasks.retries.delay("a", times=1)
+    job = lifecycle.claim(Job.objects.get().pk, node.pk, "default")
+    queues.pause("celery")
+    assert lifecycle.retry(job, None, {"type": "x", "message": "", "attempt": 1}, {})
+    assert deliver(result)[0] == "IGNORED"
+    job.refresh_from_db()
+    assert (job.state, job.lease, job.dispatched_at) == ("ready", 1, None)
+
+
+def test_nobody_publishes_a_job_of_a_paused_queue(node):
+    old = timezone.now() - datetime.timedelta(hours=1)
+    make("ready", dispatched_at=None)
+    make("scheduled", age=60)
+    make("ready", age=3600, dispatched_at=old)
+    queues.pause("celery")
+    relay = Relay()
+    assert relay.run_once() == {"expired": 0, "published": 0, "republished": 0}
+    assert not Suspects(relay.app, "default")._old([]).exists()
+    # Nor does anybody call that a violation.
+    assert verify(patient=False).violations == verify(patient=False).recovering == 0
+    queues.resume("celery")
+    assert lifecycle.due("default", 10)
+    assert Suspects(relay.app, "default")._old([]).exists()
+
+
+def test_commands():
+    assert run("pause") == "No queue is paused.\n"
+    make("ready")
+    assert run("pause", "celery", "mail", "--reason", "why not") == (
+        "celery: paused, 1 jobs are ready\nmail: paused, 0 jobs are ready\n"
+    )
+    assert run("pause", "mail") == "mail: was paused already\n"
+    assert "mail: is paused; manage.py jobs resume mail" in run("status", "--live")
+    assert json.loads(run("status", "--json"))["queues"]["celery"]["paused"] is True
+    assert "mail: paused at" in run("pause")
+    assert "why not" in run("pause")
+    found = json.loads(run("pause", "--json"))
+    assert found["changed"] == []
+    assert list(found["paused"]) == ["celery", "mail"]
+    found = json.loads(run("resume", "mail", "other", "--json"))
+    assert (found["changed"], list(found["paused"])) == (["mail"], ["celery"])
+    assert run("resume", "celery", "celery") == "celery: resumed, 1 jobs are ready\n"
+    assert not Pause.objects.exists()
+    with pytest.raises(CommandError, match="1 to 255 characters"):
+        run("pause", "x" * 256)

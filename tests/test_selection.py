@@ -1,0 +1,114 @@
+"""Retry, cancel and run all jobs that have something in common."""
+
+from __future__ import annotations
+
+import datetime
+import io
+import json
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.utils import timezone
+
+from jobs.models import Job
+from jobs.selection import Selection, moment
+from tests import tasks
+from tests.rows import ERROR, make
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def run(*args: str) -> str:
+    out = io.StringIO()
+    call_command("jobs", *args, stdout=out)
+    return out.getvalue()
+
+
+def states(*jobs: Job) -> list[str]:
+    return [Job.objects.get(pk=job.pk).state for job in jobs]
+
+
+def test_everything_that_is_given_has_to_fit():
+    smtp = {**ERROR, "type": "SMTPConnectError"}
+    wanted = make("failed", task="shop.mail", queue="mail", error=smtp)
+    others = [
+        make("failed", task="shop.mail", queue="mail"),
+        make("failed", task="shop.mail", queue="other", error=smtp),
+        make("failed", task="shop.pay", queue="mail", error=smtp),
+        make("failed", task="shop.mail", queue="mail", error=smtp, age=7200),
+        make("cancelled", task="shop.mail", queue="mail", error=smtp),
+    ]
+    which = ["--task", "shop.mail", "--queue", "mail", "--error", "SMTPConnectError", "--since", "1h"]
+    assert run("retry", *which, "--dry-run") == "1 would be retried, 0 refused\n"
+    assert states(wanted) == ["failed"]
+    assert run("retry", *which) == "1 retried, 0 refused\n"
+    assert states(wanted) == ["ready"]
+    assert states(*others) == ["failed"] * 4 + ["cancelled"]
+    assert run("retry", "--task", "shop.*", "--state", "cancelled") == "1 retried, 0 refused\n"
+
+
+def test_more_than_a_batch(settings):
+    settings.JOBS = {**settings.JOBS, "BATCH": 7}
+    tasks.noop.delay_many([()] * 50)
+    assert run("cancel", "--state", "ready") == "50 cancelled, 0 refused\n"
+    assert set(Job.objects.values_list("state", flat=True)) == {"cancelled"}
+
+
+def test_those_that_are_refused_stop_no_other(node):
+    one = tasks.summary.delay("monday", how="fails")
+    Job.objects.filter(pk=one.id).update(state="failed", error=ERROR, finished_at=timezone.now())
+    holder, plain = tasks.summary.delay("monday"), make("failed")
+    out = io.StringIO()
+    with pytest.raises(CommandError, match=r"1 of 2 could not be retried\."):
+        call_command("jobs", "retry", "--state", "failed", "--json", stdout=out)
+    found = json.loads(out.getvalue())
+    assert (found["retried"], [each["id"] for each in found["refused"]]) == (1, [one.id])
+    assert holder.id in found["refused"][0]["why"]
+    assert states(plain) == ["ready"]
+
+
+def test_run_makes_due_what_waits():
+    soon = timezone.now() + datetime.timedelta(hours=3)
+    scheduled, published = make("scheduled", run_at=soon), make("ready", dispatched_at=timezone.now(), republished=3)
+    failed = make("failed")
+    out = io.StringIO()
+    with pytest.raises(CommandError, match="1 of 3 could not be made due"):
+        call_command("jobs", "run", *(str(job.pk) for job in (scheduled, published, failed)), stdout=out)
+    assert out.getvalue().splitlines() == [
+        f"{scheduled.pk} made due (was scheduled)",
+        f"{published.pk} made due (was ready)",
+        f"{failed.pk} is failed: it does not wait; manage.py jobs retry {failed.pk}",
+    ]
+    scheduled.refresh_from_db()
+    published.refresh_from_db()
+    assert (scheduled.state, scheduled.dispatched_at) == ("ready", None)
+    assert scheduled.run_at < soon
+    assert (published.dispatched_at, published.republished) == (None, 0)
+
+
+@pytest.mark.parametrize("arguments", [[], ["ID", "--task", "x"]], ids=["nothing", "both"])
+def test_either_ids_or_what_they_have_in_common(arguments):
+    with pytest.raises(CommandError, match="Say which jobs to cancel"):
+        call_command("jobs", "cancel", *arguments)
+
+
+def test_since():
+    now = timezone.now()
+    for text, hours in (("90min", 1.5), ("2h", 2), ("1.5 d", 36), ("1w", 168)):
+        assert abs((now - moment(text)).total_seconds() - hours * 3600) < 5
+    assert moment("2026-11-21") == timezone.make_aware(datetime.datetime(2026, 11, 21))
+    assert moment("2026-11-21 14:30") == timezone.make_aware(datetime.datetime(2026, 11, 21, 14, 30))
+    for text in ("yesterday", "2026-13-01", "-2h", ""):
+        with pytest.raises(ValueError, match="write 90min, 2h"):
+            moment(text)
+    with pytest.raises(CommandError, match="--since: 'soon' is no moment"):
+        call_command("jobs", "retry", "--since", "soon")
+
+
+def test_each_job_comes_once_although_it_leaves_the_selection():
+    tasks.noop.delay_many([()] * 5)
+    found = []
+    for key, alias in Selection(states=["ready"]):
+        Job.objects.using(alias).filter(pk=key).update(state="cancelled", finished_at=timezone.now())
+        found.append(key)
+    assert len(found) == len(set(found)) == 5

@@ -1,0 +1,297 @@
+"""``manage.py jobs why``: ten broken situations and the right reason first, and what else a job may be asked."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import io
+import json
+import uuid
+
+import pytest
+from celery import current_app
+from django.core.management import CommandError, call_command
+from django.db import connection
+from django.utils import timezone
+
+from jobs import databases, lifecycle, queues, syncpoints
+from jobs.maintenance import rescue
+from jobs.models import Cancellation, Instance, Job, Node
+from jobs.models import Effect as Call
+from shop.models import Customer
+from shop.tasks import send_welcome_email
+from tests import tasks
+from tests.concurrency import Elsewhere, open_transaction, somebody_waits
+from tests.harness import Worker, deliver, in_body, wait_ended, wait_state
+from tests.models import Effect
+from tests.rows import ERROR, make, make_node
+from tests.servers import free_port, wait_for
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def ask(key: object) -> dict:
+    out = io.StringIO()
+    with contextlib.suppress(CommandError):
+        call_command("jobs", "why", str(key), "--json", stdout=out)
+    return json.loads(out.getvalue())
+
+
+def codes(key: object) -> list[str]:
+    """The reasons in their order. What the text says is the same."""
+    found = ask(key)
+    out = io.StringIO()
+    with contextlib.suppress(CommandError):
+        call_command("jobs", "why", str(key), stdout=out)
+    lines = [line for line in out.getvalue().splitlines() if line[:1].isdigit()]
+    assert len(lines) == len(found["reasons"]) > 0
+    return [reason["code"] for reason in found["reasons"]]
+
+
+def first(key: object) -> dict:
+    return ask(key)["reasons"][0]
+
+
+# Ten situations
+
+
+def test_queue_that_no_worker_consumes():
+    with Worker() as worker:
+        job = tasks.effect.apply_async(("a",), queue="mail")
+        reason = first(job.id)
+    assert reason["code"] == "no_consumer"
+    assert "mail" in reason["says"]
+    assert "-Q mail" in reason["cure"]
+    assert reason["evidence"]["workers"] == {str(worker.node): ["celery"]}
+
+
+def test_paused_queue():
+    queues.pause("celery", by="ada", reason="the mail server is moved")
+    with Worker():
+        job = tasks.effect.delay("a")
+        wait_for(lambda: Job.objects.get(pk=job.id).dispatched_at is None, 20, "its message was consumed in vain")
+        reason = first(job.id)
+        assert reason["code"] == "queue_paused"
+        assert "ada" in reason["says"]
+        assert "the mail server is moved" in reason["says"]
+        assert reason["cure"] == "manage.py jobs resume celery"
+
+
+def test_mail_server_that_is_away():
+    customer = Customer.objects.create(email="ada@example.com")
+    with Worker(EMAIL_HOST="127.0.0.1", EMAIL_PORT=str(free_port())):
+        job = send_welcome_email.delay(customer.pk)
+        wait_for(lambda: Job.objects.filter(pk=job.id, state="scheduled", retries__gte=2).exists(), 30, "two retries")
+        reason = first(job.id)
+    assert reason["code"] == "retry"
+    assert "ConnectionRefusedError" in reason["says"]
+    assert reason["evidence"]["retries"] >= 2
+
+
+def test_dead_node(tmp_path):
+    with Worker() as worker:
+        job = tasks.slow.delay("a", seconds=30)
+        wait_state(job.id, "running")
+        worker.kill()
+    # Also before anybody is sure.
+    assert first(job.id)["code"] == "running"
+    reason = wait_for(lambda: (first(job.id)["code"] == "node_dead") and first(job.id), 20, "it is silent")
+    assert str(worker.node) in reason["says"]
+    assert "start one" in reason["cure"]
+
+
+@pytest.mark.servers
+def test_relay_that_is_stuck(redis_server, use_broker):
+    use_broker(redis_server.url)
+    with Worker():
+        redis_server.kill()
+        try:
+            job = tasks.effect.delay("a")
+            # Said by the worker, and seen from here.
+            wait_for(lambda: Node.objects.get().relay_error, 30, "the relay says so")
+            reason = first(job.id)
+        finally:
+            redis_server.start()
+        assert reason["code"] == "relay_stuck"
+        assert "ConnectionRefusedError" in reason["says"] or "Connection refused" in reason["says"]
+        assert list(reason["evidence"]["relays"]) == [str(Node.objects.get())]
+        wait_ended(job.id)
+        wait_for(lambda: Node.objects.get().relay_error is None, 30, "the relay has forgotten it")
+
+
+def test_unique_key_that_another_job_has_taken(node):
+    """While it ran the key was free; its retry finds it taken, and so would a replay."""
+    job = tasks.summary.delay("monday", how="retries")
+    others = []
+    syncpoints.arm(lambda point: others.append(tasks.summary.delay("monday")) if point == "after_claim" else None)
+    deliver(job)
+    syncpoints.arm(None)
+    reason = first(job.id)
+    assert reason["code"] == "unique_taken"
+    assert "'monday'" in reason["says"]
+    assert others[0].id in reason["says"]
+    assert codes(job.id)[1:] == ["failed"]
+
+
+def test_lock_that_another_job_holds(tmp_path, store):
+    started, gate = tmp_path / "started", tmp_path / "gate"
+    with Worker(**store):
+        holder = tasks.gated_alone.delay("a", "holder", str(started), str(gate))
+        in_body(holder.id, started)
+        waiting = tasks.gated_alone.delay("a", "waiting", str(started), str(gate))
+        wait_for(lambda: Job.objects.get(pk=waiting.id).snoozes, 20, "it found the lock held")
+        reason = wait_for(
+            lambda: (first(waiting.id)["code"] == "lock_held") and first(waiting.id), 20, "and says so while it waits"
+        )
+        assert holder.id in reason["says"]
+        assert reason["evidence"]["lock"] == "gated:a"
+        assert reason["cure"] == f"manage.py jobs why {holder.id}"
+        gate.touch()
+        wait_ended(waiting.id)
+
+
+def test_task_that_no_worker_knows():
+    """The code that enqueues was deployed first."""
+    name = "tests.tasks.of_tomorrow"
+
+    def of_tomorrow():
+        pass
+
+    task = current_app.task(of_tomorrow, name=name)
+    try:
+        with Worker():
+            job = task.delay()
+            assert first(job.id)["code"] == "unknown_task"
+            wait_for(lambda: Job.objects.get(pk=job.id).error, 20, "a worker has seen it")
+            reason = first(job.id)
+    finally:
+        current_app.tasks.pop(name)
+    assert reason["code"] == "unknown_task"
+    assert name in reason["says"]
+    assert reason["evidence"]["known_here"] is True
+
+
+def test_arguments_of_an_older_signature():
+    job = tasks.add.delay(1, 2)
+    Job.objects.filter(pk=job.id).update(args=[1, 2, 3])
+    assert "old_signature" in codes(job.id)
+    with Worker():
+        wait_ended(job.id)
+    reason = first(job.id)
+    assert reason["code"] == "old_signature"
+    assert "(x, y)" in reason["says"]
+    assert "retry" in reason["cure"]
+
+
+def test_expired_job():
+    job = tasks.effect.apply_async(("a",), expires=0.1)
+    wait_for(lambda: first(job.id)["code"] == "expired", 10, "it is over")
+    assert Job.objects.get().state == "ready"
+    with Worker():
+        wait_ended(job.id)
+    assert first(job.id)["code"] == "expired"
+    assert Job.objects.get().state == "cancelled"
+
+
+# What else it may be asked
+
+
+def test_unknown_id():
+    key = uuid.uuid4()
+    assert codes(key) == ["unknown"]
+    with pytest.raises(CommandError, match=f"no job {key}"):
+        call_command("jobs", "why", str(key), stdout=io.StringIO())
+    with pytest.raises(CommandError, match="'7' is no valid UUID"):
+        call_command("jobs", "why", "7")
+
+
+def test_without_any_worker():
+    assert codes(make("ready", dispatched_at=None).pk)[0] == "no_worker"
+    make_node()
+    reason = first(make("ready", dispatched_at=None).pk)
+    assert reason["code"] == "no_worker"
+    assert "web1" in reason["says"]
+
+
+def test_its_own_time():
+    soon = timezone.now() + datetime.timedelta(hours=3)
+    entry = {**ERROR, "attempt": 4}
+
+    def why(**values):
+        return codes(make("scheduled", run_at=soon, lease=4, **values).pk)[0]
+
+    assert why() == "scheduled"
+    # Of an earlier run, and not why it waits now.
+    assert why(error=ERROR) == "scheduled"
+    assert why(error=entry, retries=2) == "retry"
+    assert why(error={**entry, "type": "Snooze"}, snoozes=1) == "snoozed"
+    assert why(error={**entry, "type": "Busy"}, snoozes=1) == "busy"
+    assert why(error={**entry, "type": "WorkerLostError"}, retries=1, crashes=1) == "given_back"
+    assert why(error={**entry, "type": "DecodeError", "attempt": 0}) == "postponed"
+
+
+def test_running(node):
+    with databases.side() as side:
+        rescue.first_beat(side, node.pk)
+    job = make("running", node=node)
+    assert codes(job.pk) == ["running"]
+    Cancellation.objects.create(job=job.pk, reason="by hand")
+    Call.objects.create(name="charge", key="7", job=job.pk, lease=job.lease)
+    assert codes(job.pk) == ["ending", "calling", "running"]
+    lifecycle.bury(node.pk, "default")
+    assert codes(job.pk)[:2] == ["node_dead", "ending"]
+    node.delete()
+    assert codes(job.pk)[0] == "node_dead"
+
+
+@pytest.mark.database
+def test_running_and_blocked_in_the_database(node, settings):
+    if connection.vendor != "postgresql":
+        pytest.skip("SQLite does not say")
+    with databases.side() as side:
+        rescue.first_beat(side, node.pk)
+    effect = Effect.objects.create(key="a")
+    result = tasks.touches.delay(effect.pk)
+
+    def lock_it():
+        Effect.objects.filter(pk=effect.pk).update(note="locked")
+
+    with open_transaction(lock_it):
+        run = Elsewhere(lambda: deliver(result))
+        wait_for(somebody_waits, 10, "the body waits")
+        assert codes(result.id) == ["database_lock", "running"]
+    assert run.result()[0] == "SUCCESS"
+
+
+def test_waiting_for_its_turn(node):
+    with databases.side() as side:
+        rescue.first_beat(side, node.pk)
+    Node.objects.update(queues=["celery"], tasks=["tests.tasks.effect"], concurrency=2)
+    job = make("ready", dispatched_at=timezone.now())
+    reason = first(job.pk)
+    assert (reason["code"], reason["evidence"]["processes"]) == ("in_line", 2)
+    Job.objects.filter(pk=job.pk).update(dispatched_at=lifecycle.now_plus(-3600))
+    assert codes(job.pk) == ["message_lost"]
+    Job.objects.filter(pk=job.pk).update(dispatched_at=None, run_at=lifecycle.now_plus(0))
+    assert codes(job.pk) == ["due"]
+    Job.objects.filter(pk=job.pk).update(run_at=lifecycle.now_plus(-3600))
+    assert codes(job.pk) == ["relay_behind"]
+
+
+def test_ended():
+    assert codes(make("succeeded").pk) == ["succeeded"]
+    assert codes(make("succeeded", replay_of=uuid.uuid4(), marker_key="k").pk) == ["replayed"]
+    assert codes(make("failed").pk) == ["failed"]
+    assert codes(make("failed", error={**ERROR, "type": "WorkerLostError"}).pk) == ["failed"]
+    cancelled = make("cancelled", error={**ERROR, "type": "Revoked"})
+    assert codes(cancelled.pk) == ["cancelled"]
+    assert "Revoked" in first(cancelled.pk)["says"]
+    parked = make("failed", error={**ERROR, "type": "EffectParked"})
+    call = Call.objects.create(name="charge", key="7", job=parked.pk, lease=1, state="parked")
+    assert codes(parked.pk) == ["effect_parked", "failed"]
+    assert f"effects {call.pk}" in first(parked.pk)["cure"]
+
+
+def test_a_copied_database():
+    Instance.objects.update_or_create(pk=1, defaults={"mark": "another"})
+    assert codes(make("ready").pk)[0] == "not_adopted"
