@@ -177,7 +177,7 @@ def test_status_as_text_is_a_table_in_line():
     assert re.search(r"^queue +scheduled +ready +running$", text, re.M)
     assert re.search(r"^mail +0 +1 +0$", text, re.M)
     assert re.search(r"^total +0 +1 +1$", text, re.M)
-    assert re.search(r"web1 +4711 +\d\.\d s +never \(silent\) +1 +celery, mail$", text, re.M)
+    assert re.search(r"web1 +4711 +\? +\? +\d\.\d s +never \(silent\) +1 +celery, mail$", text, re.M)
     assert "the oldest ready job has waited 3.3 min" in text
     lines = text.splitlines()
     assert len({len(line) for line in lines[:3]}) == 1

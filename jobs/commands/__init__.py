@@ -7,6 +7,7 @@ from jobs.commands.adopt import Adopt
 from jobs.commands.base import Subcommand
 from jobs.commands.change import Cancel, Retry, RunNow
 from jobs.commands.effects import Effects
+from jobs.commands.look import List, Nodes, Show
 from jobs.commands.maintain import RunPrune, RunRelay, RunRescue
 from jobs.commands.queues import PauseQueue, ResumeQueue
 from jobs.commands.status import Status
@@ -16,6 +17,9 @@ from jobs.commands.why import Why
 SUBCOMMANDS: tuple[type[Subcommand], ...] = (
     Status,
     Why,
+    List,
+    Show,
+    Nodes,
     Retry,
     Cancel,
     RunNow,

@@ -1,0 +1,78 @@
+"""``manage.py jobs list|show|nodes``."""
+
+from __future__ import annotations
+
+import io
+import json
+import uuid
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from jobs import __version__, databases
+from jobs.maintenance import rescue
+from jobs.models import Job
+from tests import tasks
+from tests.harness import Worker, wait_ended
+from tests.rows import ERROR, make, make_node
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def run(*args: str) -> str:
+    out = io.StringIO()
+    call_command("jobs", *args, stdout=out)
+    return out.getvalue()
+
+
+def test_list_is_of_the_newest_and_says_that_there_are_more():
+    jobs = [make("ready", age=age) for age in (30, 10, 20)] + [make("failed", age=40)]
+    lines = run("list", "--limit", "3").splitlines()
+    assert [line.split()[0] for line in lines[1:4]] == [str(jobs[index].pk) for index in (1, 2, 0)]
+    assert lines[4] == "and more: --limit 6"
+    lines = run("list", "--state", "failed").splitlines()
+    assert len(lines) == 2
+    assert lines[1].startswith(str(jobs[3].pk))
+    assert lines[1].endswith("ValueError: no")
+    [found] = json.loads(run("list", "--state", "failed", "--json"))
+    assert (found["id"], found["error"]["type"], found["database"]) == (str(jobs[3].pk), "ValueError", "default")
+    assert run("list", "--task", "unknown") == "There is no such job.\n"
+    with pytest.raises(CommandError, match="--limit"):
+        run("list", "--limit", "0")
+
+
+def test_show_has_everything():
+    job = make("failed", args=[1, {"a": "b"}], errors=[{**ERROR, "traceback": "Traceback\n  line"}], retries=2)
+    text = run("show", str(job.pk))
+    for words in (str(job.pk), job.task, "[1, {'a': 'b'}]", "ValueError, attempt 1", "Traceback\n  line"):
+        assert words in text
+    found = json.loads(run("show", str(job.pk), "--json"))
+    assert (found["args"], found["retries"], found["errors"][0]["message"]) == ([1, {"a": "b"}], 2, "no")
+    with pytest.raises(CommandError, match="no valid UUID"):
+        run("show", "7")
+    with pytest.raises(CommandError, match="jobs why"):
+        run("show", str(uuid.uuid4()))
+
+
+def test_nodes_of_a_real_worker():
+    with Worker(concurrency=3) as worker:
+        wait_ended(tasks.noop.delay().id)
+        [found] = json.loads(run("nodes", "--json"))
+        assert (found["id"], found["alive"], found["queues"]) == (str(worker.node.pk), True, ["celery"])
+        assert (found["version"], found["pool"], found["concurrency"]) == (__version__, "prefork", 3)
+        assert "prefork 3" in run("nodes")
+
+
+def test_nodes_that_are_silent():
+    with pytest.raises(CommandError, match="No worker is alive"):
+        run("nodes")
+    node = make_node(relay_error="ConnectionRefusedError: no")
+    out = io.StringIO()
+    with pytest.raises(CommandError, match="No worker is alive"):
+        call_command("jobs", "nodes", stdout=out)
+    assert "(silent)" in out.getvalue()
+    assert "cannot publish: ConnectionRefusedError: no" in out.getvalue()
+    with databases.side() as side:
+        rescue.first_beat(side, node.pk)
+    run("nodes")
+    assert not Job.objects.exists()
