@@ -10,8 +10,11 @@ import uuid
 
 import pytest
 from celery import current_app
+from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
 from django.db import connection
+from django.test import Client
+from django.urls import reverse
 from django.utils import timezone
 
 from jobs import databases, lifecycle, queues, syncpoints
@@ -49,7 +52,23 @@ def codes(key: object) -> list[str]:
 
 
 def first(key: object) -> dict:
-    return ask(key)["reasons"][0]
+    """The first reason; the job's page in the admin has the same one."""
+    found = []
+
+    def agree() -> bool:
+        found[:] = [ask(key)["reasons"][0], on_page(key)]
+        return found[0]["code"] == found[1]
+
+    # Of one that comes and goes each may have seen another.
+    wait_for(agree, 5, f"command and page agree: {found}")
+    return found[0]
+
+
+def on_page(key: object) -> str:
+    client = Client()
+    client.force_login(User.objects.get_or_create(username="ada", is_staff=True, is_superuser=True)[0])
+    text = client.get(reverse("admin:jobs_job_change", args=[key])).content.decode()
+    return text.partition('<li class="reason-')[2].partition('"')[0]
 
 
 # Ten situations

@@ -19,6 +19,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as translate
 from django.utils.translation import gettext_lazy as _
 
+from jobs import why
 from jobs.admin.changelist import UncountedChangeList
 from jobs.admin.readonly import NOTHING, ReadOnlyAdmin, moment
 from jobs.arguments import scrub
@@ -84,6 +85,7 @@ class JobAdmin(ReadOnlyAdmin):
     ) -> HttpResponse:
         if obj is not None:
             context |= {"times": times(obj), "error": error(obj.error), "earlier_errors": earlier_errors(obj)}
+            _, context["reasons"] = why.explain(obj.pk)
         return super().render_change_form(request, context, add, change, form_url, obj)
 
     @admin.display(description=_("ID"))

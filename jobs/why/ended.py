@@ -43,7 +43,7 @@ def _succeeded(view: View) -> Iterator[Reason]:
 
 
 def _cancelled(view: View) -> Iterator[Reason]:
-    job, error = view.job, view.job.error or {"type": "Cancelled", "message": ""}
+    job, error = view.job, view.error or {"type": "Cancelled", "message": ""}
     evidence = {"finished_at": _text(job), "error": error["type"], "message": error["message"]}
     if error["type"] == "Expired":
         expires = job.expires_at.isoformat() if job.expires_at else None
@@ -62,7 +62,7 @@ def _cancelled(view: View) -> Iterator[Reason]:
 
 def _failed(view: View) -> Iterator[Reason]:
     job = view.job
-    error = job.error or {"type": "?", "message": "", "attempt": job.lease, "at": ""}
+    error = view.error or {"type": "?", "message": "", "at": ""}
     evidence = {
         "error": error["type"],
         "message": error["message"],

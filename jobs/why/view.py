@@ -41,6 +41,15 @@ class View:
         #: The database's clock.
         self.now = now
 
+    @cached_property
+    def error(self) -> dict[str, Any] | None:
+        """The last error in its full shape, whatever the row holds."""
+        error = self.job.error
+        if error is None:
+            return None
+        blank = {"type": "?", "message": "", "at": "", "attempt": None}
+        return {**blank, **(error if isinstance(error, dict) else {"message": str(error)})}
+
     # Times, as a reader sees them
 
     def since(self, moment: datetime.datetime | None) -> float:

@@ -62,7 +62,7 @@ def _not_adopted(view: View) -> Iterator[Reason]:
 
 
 def _own_time(view: View) -> Iterator[Reason]:
-    job, error = view.job, view.job.error
+    job, error = view.job, view.error
     when = {"run_at": job.run_at.isoformat(), "seconds": round(-view.since(job.run_at), 3)}
     values = {"until": view.until(job.run_at)}
     if error and (error["attempt"] == job.lease or error["type"] in strays.KINDS):
