@@ -21,7 +21,7 @@ from jobs import databases, unique
 from jobs.arguments import scrub
 from jobs.conf import conf
 from jobs.errors import UniqueBusy, UniqueTaken
-from jobs.models import ENDED, Cancellation, Job, Marker, Node, Pause, State
+from jobs.models import ENDED, Action, Cancellation, Job, Marker, Node, Pause, State
 from jobs.reports import report_cancelled
 from jobs.statements import Slot, Update
 
@@ -476,4 +476,9 @@ def delete_ended(using: str, states: Sequence[str], age: float, limit: int, wind
     if window is not None:
         rows = rows.filter(created_at__gte=now_plus(-window))
     ids = list(rows.values_list("pk", flat=True)[:limit])
-    return Job.objects.using(using).filter(pk__in=ids, state__in=states)._raw_delete(using) if ids else 0
+    if not ids:
+        return 0
+    deleted = Job.objects.using(using).filter(pk__in=ids, state__in=states)._raw_delete(using)
+    gone = Action.objects.using(using).filter(job__in=ids)
+    gone.filter(~Exists(Job.objects.using(using).filter(pk=OuterRef("job"))))._raw_delete(using)
+    return deleted

@@ -235,6 +235,27 @@ class Cancellation(models.Model):
         return f"{self.kind} {self.job}"
 
 
+class Action(models.Model):
+    """What a person did to a job (``jobs.operations``)."""
+
+    id = models.BigAutoField(primary_key=True)
+    job = models.UUIDField(_("job"))
+    at = models.DateTimeField(_("at"), default=Now)
+    #: A verb: ``retry``, ``cancel``, ``run``.
+    what = models.CharField(_("what"), max_length=32)
+    by = models.CharField(_("by"), max_length=150, default="")
+    why = models.TextField(_("why"), default="")
+
+    class Meta:
+        db_table = "jobs_action"
+        verbose_name = _("action")
+        verbose_name_plural = _("actions")
+        indexes: ClassVar = [models.Index(name="jobs_action_job", fields=["job"])]
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.job}"
+
+
 class Marker(models.Model):
     """Something was done, once: inserted in the transaction of its effects (``jobs.idempotency``)."""
 

@@ -252,9 +252,9 @@ def test_a_job_that_was_claimed_in_between_is_asked_to_end(monkeypatch):
     job, node = make("ready"), make_node()
     cancel = lifecycle.cancel
 
-    def late(key, alias):
+    def late(key, alias, why):
         assert lifecycle.claim(key, node.pk, alias)
-        return cancel(key, alias)
+        return cancel(key, alias, why=why)
 
     monkeypatch.setattr(lifecycle, "cancel", late)
     assert "asked to end at its next checkpoint or at its end" in run("cancel", str(job.pk))

@@ -10,7 +10,8 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.utils import timezone
 
-from jobs.models import Job
+from jobs.commands.base import me
+from jobs.models import Action, Job
 from jobs.selection import Selection, moment
 from tests import tasks
 from tests.rows import ERROR, make
@@ -62,7 +63,7 @@ def test_those_that_are_refused_stop_no_other(node):
     with pytest.raises(CommandError, match=r"1 of 2 could not be retried\."):
         call_command("jobs", "retry", "--state", "failed", "--json", stdout=out)
     found = json.loads(out.getvalue())
-    assert (found["retried"], [each["id"] for each in found["refused"]]) == (1, [one.id])
+    assert (found["done"], [each["id"] for each in found["refused"]]) == (1, [one.id])
     assert holder.id in found["refused"][0]["why"]
     assert states(plain) == ["ready"]
 
@@ -77,7 +78,7 @@ def test_run_makes_due_what_waits():
     assert out.getvalue().splitlines() == [
         f"{scheduled.pk} made due (was scheduled)",
         f"{published.pk} made due (was ready)",
-        f"{failed.pk} is failed: it does not wait; manage.py jobs retry {failed.pk}",
+        f"{failed.pk} is failed: it does not wait; retry it",
     ]
     scheduled.refresh_from_db()
     published.refresh_from_db()
@@ -112,3 +113,29 @@ def test_each_job_comes_once_although_it_leaves_the_selection():
         Job.objects.using(alias).filter(pk=key).update(state="cancelled", finished_at=timezone.now())
         found.append(key)
     assert len(found) == len(set(found)) == 5
+
+
+def test_who_did_it_and_why_is_in_the_history():
+    job, other = make("failed"), make("succeeded")
+    with pytest.raises(CommandError):
+        call_command("jobs", "retry", str(job.pk), str(other.pk), "--why", "the server is back", stdout=io.StringIO())
+    call_command("jobs", "cancel", str(job.pk), stdout=io.StringIO())
+    found = Action.objects.filter(job=job.pk).order_by("pk")
+    assert [(each.what, each.by, each.why) for each in found] == [
+        ("retry", me(), "the server is back"),
+        ("cancel", me(), ""),
+    ]
+    assert me() in Job.objects.get(pk=job.pk).error["message"]
+    assert not Action.objects.filter(job=other.pk).exists()
+
+
+def test_the_history_goes_with_its_job():
+    old = make("failed", age=40 * 86400)
+    call_command("jobs", "retry", str(old.pk), stdout=io.StringIO())
+    call_command("jobs", "cancel", str(old.pk), stdout=io.StringIO())
+    kept = make("failed")
+    call_command("jobs", "retry", str(kept.pk), stdout=io.StringIO())
+    long_ago = timezone.now() - datetime.timedelta(days=39)
+    Job.objects.filter(pk=old.pk).update(finished_at=long_ago)
+    call_command("jobs", "prune", "--once", stdout=io.StringIO())
+    assert [each.job for each in Action.objects.all()] == [kept.pk]

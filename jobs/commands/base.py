@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -52,3 +53,11 @@ class Subcommand:
 
     def say_json(self, value: Any) -> None:
         self.say(json.dumps(value, ensure_ascii=False))
+
+
+def me() -> str:
+    """Who calls, for the history of what is done; empty if the system does not know."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        return ""

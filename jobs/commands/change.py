@@ -10,11 +10,9 @@ from typing import Any, ClassVar
 
 from django.core.management.base import CommandError
 
-from jobs import lifecycle
-from jobs.commands.base import AS_JSON, DRY_RUN, Subcommand, option
-from jobs.conf import conf
-from jobs.errors import UniqueBusy, UniqueTaken
-from jobs.models import Job, State
+from jobs.commands.base import AS_JSON, DRY_RUN, Subcommand, me, option
+from jobs.models import State
+from jobs.operations import CANCEL, RETRY, RUN, By, Operation, Outcome
 from jobs.selection import Selection, moment
 
 IDS = option("ids", nargs="*", metavar="ID", help="the id of a job (a UUID)")
@@ -34,17 +32,10 @@ PROGRESS = 2.0
 
 
 class Change(Subcommand):
-    """One transition, for each of the jobs that are named, or that fit."""
+    """One operation, for each of the jobs that are named, or that fit."""
 
-    options = (IDS, *WHICH, DRY_RUN, AS_JSON)
-    participle: ClassVar[str]
-    #: The states out of which it is possible.
-    states: ClassVar[tuple[State, ...]]
-    #: The states of those that fit, unless --state says otherwise.
-    meant: ClassVar[tuple[State, ...]]
-
-    def transition(self, key: uuid.UUID, using: str) -> bool:
-        raise NotImplementedError
+    options = (IDS, *WHICH, option("--why", default="", help="the reason, for the job's history"), DRY_RUN, AS_JSON)
+    operation: ClassVar[Operation]
 
     def run(
         self,
@@ -55,84 +46,66 @@ class Change(Subcommand):
         state: str | None,
         error: str | None,
         since: str | None,
+        why: str,
         dry_run: bool,
         as_json: bool,
         **options: Any,
     ) -> None:
+        by = By(me(), why)
         given = [task, queue, state, error, since]
         if bool(ids) == any(value is not None for value in given):
             raise CommandError(f"Say which jobs to {self.name}: their ids, or what they have in common (--task, ...).")
         if ids:
-            self._report(self._named(ids, dry_run), as_json, dry_run, one_by_one=True)
+            self._report(self._named(ids, by, dry_run), as_json, dry_run, one_by_one=True)
             return
         try:
             created = moment(since) if since is not None else None
         except ValueError as exc:
             raise CommandError(f"--since: {exc}") from exc
-        selection = Selection([state] if state else self.meant, task, queue, error, created)
-        self._report(self._fitting(selection, dry_run), as_json, dry_run, one_by_one=False)
+        selection = Selection([state] if state else self.operation.meant, task, queue, error, created)
+        self._report(self._fitting(selection, by, dry_run), as_json, dry_run, one_by_one=False)
 
-    def _named(self, ids: list[str], dry_run: bool) -> Iterator[tuple[str, bool, str]]:
+    def _named(self, ids: list[str], by: By, dry_run: bool) -> Iterator[tuple[str, Outcome]]:
         for text in dict.fromkeys(ids):
-            yield text, *self.attempt(text, dry_run)
+            try:
+                key = uuid.UUID(text)
+            except ValueError:
+                yield text, Outcome(False, "is no valid UUID")
+            else:
+                yield text, self.operation.attempt(key, by, dry_run)
 
-    def _fitting(self, selection: Selection, dry_run: bool) -> Iterator[tuple[str, bool, str]]:
-        total, number, said = selection.count(), 0, time.monotonic()
+    def _fitting(self, selection: Selection, by: By, dry_run: bool) -> Iterator[tuple[str, Outcome]]:
+        total, said = selection.count(), time.monotonic()
         for number, (key, _) in enumerate(selection, 1):
-            yield str(key), *self.attempt(str(key), dry_run)
+            yield str(key), self.operation.attempt(key, by, dry_run)
             if time.monotonic() - said > PROGRESS:
                 said = time.monotonic()
                 self.stderr.write(f"{number} of {max(total, number)}", self.style.NOTICE)
 
-    def _report(
-        self, outcomes: Iterator[tuple[str, bool, str]], as_json: bool, dry_run: bool, one_by_one: bool
-    ) -> None:
+    def _report(self, outcomes: Iterator[tuple[str, Outcome]], as_json: bool, dry_run: bool, one_by_one: bool) -> None:
         counts: Counter[bool] = Counter()
         refused: list[dict[str, str]] = []
-        for text, is_done, answer in outcomes:
-            counts[is_done] += 1
-            if not is_done:
-                refused += [{"id": text, "why": answer}] if counts[False] <= NAMED or as_json else []
-            if not as_json and (one_by_one or (not is_done and counts[False] <= NAMED)):
-                self.say(f"{text} {(self.style.SUCCESS if is_done else self.style.WARNING)(answer)}")
+        participle = str(self.operation.participle)
+        for text, outcome in outcomes:
+            counts[outcome.is_done] += 1
+            is_named = not outcome.is_done and counts[False] <= NAMED
+            if not outcome.is_done and (is_named or as_json):
+                refused.append({"id": text, "why": outcome.says})
+            if not as_json and (one_by_one or is_named):
+                style = self.style.SUCCESS if outcome.is_done else self.style.WARNING
+                self.say(f"{text} {style(outcome.says)}")
         if as_json:
-            self.say_json({"dry_run": dry_run, self.participle: counts[True], "refused": refused})
+            self.say_json({"dry_run": dry_run, "done": counts[True], "refused": refused})
         elif not one_by_one:
-            verb = "would be " if dry_run else ""
-            self.say(f"{counts[True]} {verb}{self.participle}, {counts[False]} refused")
+            self.say(f"{counts[True]} {'would be ' if dry_run else ''}{participle}, {counts[False]} refused")
         if counts[False]:
-            raise CommandError(
-                f"{counts[False]} of {counts.total()} {'would' if dry_run else 'could'} not be {self.participle}."
-            )
-
-    def attempt(self, text: str, dry_run: bool) -> tuple[bool, str]:
-        """Whether it was (would be) done, and what to say about it."""
-        try:
-            key = uuid.UUID(text)
-        except ValueError:
-            return False, "is no valid UUID"
-        for alias in conf().DATABASES:
-            now = Job.objects.using(alias).filter(pk=key).values_list("state", flat=True)
-            if (state := now.first()) is None:
-                continue
-            if state in self.states and dry_run:
-                return True, f"would be {self.participle} (is {state})"
-            try:
-                if state in self.states and self.transition(key, alias):
-                    return True, f"{self.participle} (was {state})"
-            except (UniqueTaken, UniqueBusy) as exc:
-                return False, f"is {state}, and stays: {exc}"
-            # Race: somebody else was faster. The answer is what the row says now.
-            state = now.first() or state
-            return self.otherwise(key, alias, state, dry_run)
-        return False, "is unknown"
-
-    def otherwise(self, key: uuid.UUID, using: str, state: str, dry_run: bool) -> tuple[bool, str]:
-        return False, f"is {state}: nothing to {self.name}"
+            verb = "would" if dry_run else "could"
+            raise CommandError(f"{counts[False]} of {counts.total()} {verb} not be {participle}.")
 
 
 class Retry(Change):
     name = "retry"
+    operation = RETRY
     summary = "run failed or cancelled jobs again"
     more = (
         "Retries and crashes are counted from zero again. Without --state only failed jobs are meant. The exit status\n"
@@ -142,41 +115,22 @@ class Retry(Change):
         "retry 6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11",
         "retry --task shop.tasks.send_welcome_email --error SMTPConnectError --since 2h --dry-run",
     )
-    participle = "retried"
-    states = (State.FAILED, State.CANCELLED)
-    meant = (State.FAILED,)
-
-    def transition(self, key: uuid.UUID, using: str) -> bool:
-        return lifecycle.replay(key, using)
 
 
 class Cancel(Change):
     name = "cancel"
+    operation = CANCEL
     summary = "cancel jobs that have not ended"
     more = (
         "A running job is asked to end: it does so at its next self.checkpoint(), or at its end, when all that it did\n"
         "in its transaction is rolled back. The exit status is 1 if a job could not be cancelled."
     )
     examples = ("cancel 6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11", "cancel --queue mail --state scheduled --dry-run")
-    participle = "cancelled"
-    states = (State.SCHEDULED, State.READY)
-    meant = (State.SCHEDULED, State.READY, State.RUNNING)
-
-    def transition(self, key: uuid.UUID, using: str) -> bool:
-        return lifecycle.cancel(key, using)
-
-    def otherwise(self, key: uuid.UUID, using: str, state: str, dry_run: bool) -> tuple[bool, str]:
-        if state != State.RUNNING:
-            return super().otherwise(key, using, state, dry_run)
-        if dry_run:
-            return True, "would be asked to end (is running)"
-        if lifecycle.ask_to_end(key, using):
-            return True, "asked to end at its next checkpoint or at its end (is running)"
-        return self.attempt(str(key), dry_run)
 
 
 class RunNow(Change):
     name = "run"
+    operation = RUN
     summary = "let jobs run now that wait for their time, or whose message may be lost"
     more = (
         "A worker runs them as soon as it comes to them; nothing runs in this process. Jobs of a paused queue still\n"
@@ -186,13 +140,3 @@ class RunNow(Change):
         "run 6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11",
         "run --task shop.tasks.send_welcome_email --state scheduled",
     )
-    participle = "made due"
-    states = (State.SCHEDULED, State.READY)
-    meant = (State.SCHEDULED,)
-
-    def transition(self, key: uuid.UUID, using: str) -> bool:
-        return lifecycle.run_now(key, using)
-
-    def otherwise(self, key: uuid.UUID, using: str, state: str, dry_run: bool) -> tuple[bool, str]:
-        cure = f"; manage.py jobs retry {key}" if state in (State.FAILED, State.CANCELLED) else ""
-        return False, f"is {state}: it does not wait{cure}"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import getpass
 from typing import Any
 
 from django.core.management.base import CommandError
 
 from jobs import queues
-from jobs.commands.base import AS_JSON, Subcommand, option
+from jobs.commands.base import AS_JSON, Subcommand, me, option
 from jobs.conf import conf
 from jobs.models import Job, State
 
@@ -44,7 +43,7 @@ class PauseQueue(Switch):
 
     def run(self, *, names: list[str], reason: str, as_json: bool, **options: Any) -> None:
         try:
-            done = {name: queues.pause(name, _me(), reason) for name in dict.fromkeys(names)}
+            done = {name: queues.pause(name, me(), reason) for name in dict.fromkeys(names)}
         except ValueError as exc:
             raise CommandError(str(exc)) from exc
         self.report(done, "paused", "was paused already", as_json)
@@ -71,10 +70,3 @@ class ResumeQueue(Switch):
 
 def _ready(queue: str) -> int:
     return sum(Job.objects.using(each).filter(queue=queue, state=State.READY).count() for each in conf().DATABASES)
-
-
-def _me() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError, ImportError):
-        return ""

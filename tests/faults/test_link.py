@@ -154,7 +154,7 @@ def status() -> dict:
 
 @pytest.mark.brokers("redis", "rabbitmq", "jobs")
 @guard(
-    "jobs/commands/status.py",
+    "jobs/census.py",
     '"oldest_ready_seconds": max(waiting_since.values(), default=None)',
     '"oldest_ready_seconds": None',
 )
