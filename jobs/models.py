@@ -155,6 +155,10 @@ class Job(models.Model):
         db_table = "jobs_job"
         verbose_name = _("job")
         verbose_name_plural = _("jobs")
+        permissions: ClassVar = [
+            ("retry_job", _("Can retry jobs, and run them now")),
+            ("cancel_job", _("Can cancel jobs")),
+        ]
         constraints: ClassVar = [
             models.CheckConstraint(name="jobs_job_state", condition=Q(state__in=State.values)),
             models.CheckConstraint(
@@ -211,6 +215,7 @@ class Pause(models.Model):
         db_table = "jobs_pause"
         verbose_name = _("paused queue")
         verbose_name_plural = _("paused queues")
+        permissions: ClassVar = [("pause_queue", _("Can pause and resume queues"))]
 
     def __str__(self) -> str:
         return self.queue

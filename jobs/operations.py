@@ -40,6 +40,8 @@ class Operation:
     name: str
     #: For a button.
     label: Any
+    #: Who may do it: the codename, in this app.
+    permission: str
     #: For "128 retried".
     participle: Any
     #: The states out of which it is possible.
@@ -83,6 +85,7 @@ class Operation:
 class Retry(Operation):
     name = "retry"
     label = _("Retry")
+    permission = "retry_job"
     participle = _("retried")
     states = (State.FAILED, State.CANCELLED)
     meant = (State.FAILED,)
@@ -94,6 +97,7 @@ class Retry(Operation):
 class Cancel(Operation):
     name = "cancel"
     label = _("Cancel")
+    permission = "cancel_job"
     participle = _("cancelled")
     states = (State.SCHEDULED, State.READY)
     meant = (State.SCHEDULED, State.READY, State.RUNNING)
@@ -118,6 +122,7 @@ class Cancel(Operation):
 class RunNow(Operation):
     name = "run"
     label = _("Run now")
+    permission = "retry_job"
     participle = _("made due")
     states = (State.SCHEDULED, State.READY)
     meant = (State.SCHEDULED,)

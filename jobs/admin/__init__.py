@@ -1,5 +1,4 @@
-"""The admin: what every job did, and where it is now. It reads, and changes nothing but what only a
-person can know: whether an external call happened."""
+"""The admin: what every job did, where it is now and why, and the buttons to put it right."""
 
 from jobs.admin.effect import EffectAdmin
 from jobs.admin.job import JobAdmin

@@ -6,13 +6,14 @@ import datetime
 import json
 import re
 import uuid
+from functools import partial
 from typing import Any
 
 from django.contrib import admin
 from django.contrib.admin.utils import flatten_fieldsets
 from django.db.models import Model, QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.urls import reverse
+from django.urls import path, reverse
 from django.utils.dateparse import parse_datetime
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
@@ -20,10 +21,12 @@ from django.utils.translation import gettext as translate
 from django.utils.translation import gettext_lazy as _
 
 from jobs import why
+from jobs.admin import operate
 from jobs.admin.changelist import UncountedChangeList
 from jobs.admin.readonly import NOTHING, ReadOnlyAdmin, moment
 from jobs.arguments import scrub
-from jobs.models import Job, Node, State
+from jobs.models import Action, Job, Node, State
+from jobs.operations import CANCEL, RETRY, RUN
 
 #: Characters of JSON that the page shows of one field.
 SHOWN = 100_000
@@ -41,6 +44,7 @@ class JobAdmin(ReadOnlyAdmin):
     search_fields = ("id", "task")
     search_help_text = _("The ID of a job (or its first 8 digits), or the beginning of a task's name.")
     show_full_result_count = False
+    actions = ("retry", "run", "cancel")
     # By name, because a project may give the app another label.
     change_list_template = "admin/jobs/job/change_list.html"
     change_form_template = "admin/jobs/job/change_form.html"
@@ -74,6 +78,35 @@ class JobAdmin(ReadOnlyAdmin):
             queryset = queryset.filter(task__startswith=term)
         return queryset, False
 
+    # What people do
+
+    def get_urls(self) -> list[Any]:
+        name = f"{self.opts.app_label}_job"
+        wrap = self.admin_site.admin_view
+        return [
+            path("operate/", wrap(partial(operate.many, self)), name=f"{name}_operate"),
+            path("<uuid:key>/operate/", wrap(partial(operate.one, self)), name=f"{name}_operate_one"),
+            *super().get_urls(),
+        ]
+
+    def has_retry_permission(self, request: HttpRequest) -> bool:
+        return operate.may(request, RETRY)
+
+    def has_cancel_permission(self, request: HttpRequest) -> bool:
+        return operate.may(request, CANCEL)
+
+    @admin.action(permissions=["retry"], description=_("Retry"))
+    def retry(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse:
+        return operate.confirm(self, request, RETRY, queryset)
+
+    @admin.action(permissions=["retry"], description=_("Run now"))
+    def run(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse:
+        return operate.confirm(self, request, RUN, queryset)
+
+    @admin.action(permissions=["cancel"], description=_("Cancel"))
+    def cancel(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse:
+        return operate.confirm(self, request, CANCEL, queryset)
+
     def render_change_form(
         self,
         request: HttpRequest,
@@ -86,6 +119,8 @@ class JobAdmin(ReadOnlyAdmin):
         if obj is not None:
             context |= {"times": times(obj), "error": error(obj.error), "earlier_errors": earlier_errors(obj)}
             _, context["reasons"] = why.explain(obj.pk)
+            context["operations"] = operate.possible(request, obj)
+            context["actions_done"] = Action.objects.using(obj._state.db).filter(job=obj.pk).order_by("pk")
         return super().render_change_form(request, context, add, change, form_url, obj)
 
     @admin.display(description=_("ID"))

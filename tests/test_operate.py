@@ -1,0 +1,200 @@
+"""The buttons of the admin: who may press them, what they do, and what they leave behind."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Permission, User
+from django.test import Client
+from django.urls import reverse
+
+from jobs.admin import operate
+from jobs.models import Action, Cancellation, Job
+from tests import tasks
+from tests.rows import ERROR, make
+
+pytestmark = pytest.mark.django_db
+
+LIST = reverse("admin:jobs_job_changelist")
+MANY = reverse("admin:jobs_job_operate")
+WHAT = {"retry": ("failed", "retry_job"), "run": ("scheduled", "retry_job"), "cancel": ("ready", "cancel_job")}
+
+
+@pytest.fixture(autouse=True)
+def _left_to_the_relay(settings):
+    settings.JOBS = {**settings.JOBS, "PUBLISH": "relay"}
+
+
+@pytest.fixture
+def staff(client):
+    """Log somebody in who may look, and what is given."""
+
+    def log_in(*codenames: str) -> Client:
+        user = User.objects.create_user("ada", is_staff=True)
+        user.user_permissions.set(Permission.objects.filter(codename__in=("view_job", *codenames)))
+        client.force_login(user)
+        return client
+
+    return log_in
+
+
+def page(job: Job, name: str = "change") -> str:
+    return reverse(f"admin:jobs_job_{name}", args=[job.pk])
+
+
+def said(response) -> str:
+    return " ".join(str(message) for message in response.context["messages"])
+
+
+def hidden(text: str) -> dict[str, str]:
+    found = re.findall(r'<input type="hidden" name="(operation|keys|state|why)" value="([^"]*)"', text)
+    return {name: html.unescape(value) for name, value in found}
+
+
+# One job
+
+
+@pytest.mark.parametrize("verb", WHAT)
+def test_a_button_does_it_and_leaves_who_and_why(staff, verb):
+    state, permission = WHAT[verb]
+    client, job = staff(permission), make(state)
+    assert f'name="operation" value="{verb}"' in client.get(page(job)).content.decode()
+    response = client.post(page(job, "operate_one"), {"operation": verb, "why": "it is fixed"}, follow=True)
+    assert f"(was {state})" in said(response)
+    assert Job.objects.get().state == {"retry": "ready", "run": "ready", "cancel": "cancelled"}[verb]
+    action, entry = Action.objects.get(), LogEntry.objects.get()
+    assert (action.job, action.what, action.by, action.why) == (job.pk, verb, "ada", "it is fixed")
+    assert (entry.object_id, entry.user.username) == (str(job.pk), "ada")
+    assert "it is fixed" in entry.get_change_message()
+    assert "ada" in response.content.decode().partition("What people did")[2]
+
+
+@pytest.mark.parametrize("verb", WHAT)
+def test_who_may_not_sees_no_button_and_can_do_nothing(staff, verb):
+    state, permission = WHAT[verb]
+    others = {codename for _, codename in WHAT.values()} - {permission}
+    client, job = staff(*others, "change_job", "delete_job"), make(state)
+    assert f'value="{verb}"' not in client.get(page(job)).content.decode()
+    before = Job.objects.values().get()
+    assert client.post(page(job, "operate_one"), {"operation": verb}).status_code == 403
+    assert client.post(MANY, {"operation": verb, "scope": "all"}).status_code == 403
+    client.post(LIST, {"action": verb, "_selected_action": str(job.pk), "index": "0"})
+    assert Job.objects.values().get() == before
+    assert not Action.objects.exists()
+    assert not LogEntry.objects.exists()
+
+
+def test_who_may_not_look_may_not_act(client):
+    job = make("failed")
+    user = User.objects.create_user("ada", is_staff=True)
+    user.user_permissions.set(Permission.objects.filter(codename="retry_job"))
+    client.force_login(user)
+    for url in (page(job, "operate_one"), MANY):
+        assert client.post(url, {"operation": "retry", "scope": "all"}).status_code == 403
+    assert Job.objects.get().state == "failed"
+
+
+def test_only_by_post_and_with_a_token(staff):
+    job, client = make("failed"), staff("retry_job")
+    strict = Client(enforce_csrf_checks=True)
+    strict.force_login(User.objects.get())
+    for url in (page(job, "operate_one"), MANY):
+        assert client.get(url, {"operation": "retry", "scope": "all"}).status_code == 405
+        assert strict.post(url, {"operation": "retry", "scope": "all"}).status_code == 403
+    assert Job.objects.get().state == "failed"
+
+
+def test_what_is_refused_says_why_and_leaves_nothing(staff):
+    client, job = staff("retry_job", "cancel_job"), make("succeeded")
+    response = client.post(page(job, "operate_one"), {"operation": "retry"}, follow=True)
+    assert "is succeeded: nothing to retry" in said(response)
+    assert not Action.objects.exists()
+    assert not LogEntry.objects.exists()
+    assert client.post(page(job, "operate_one"), {"operation": "drop"}).status_code == 403
+
+
+def test_a_running_job_is_asked_to_end(staff):
+    client, job = staff("cancel_job"), make("running")
+    response = client.post(page(job, "operate_one"), {"operation": "cancel"}, follow=True)
+    assert "asked to end" in said(response)
+    assert Cancellation.objects.get().pk == job.pk
+    assert Action.objects.get().what == "cancel"
+
+
+# Many
+
+
+def choose(client, verb: str, *jobs: Job, query: str = "") -> tuple[str, str, dict[str, str]]:
+    """The text of the confirmation, where its form goes, and what is hidden in that."""
+    data = {"action": verb, "_selected_action": [str(job.pk) for job in jobs], "index": "0"}
+    text = client.post(f"{LIST}?{query}", data).content.decode()
+    url = html.unescape(re.search(r'class="job-operate" method="post" action="([^"]*)"', text)[1])
+    return text, url, hidden(text)
+
+
+def test_those_that_are_chosen_after_a_confirmation(staff):
+    client = staff("retry_job")
+    chosen, other = [make("failed"), make("failed")], make("failed")
+    text, url, form = choose(client, "retry", *chosen)
+    assert "The 2 that are chosen" in text
+    assert "All that match the filters of the list: 3" in text
+    assert not Action.objects.exists(), "nothing was done yet"
+    response = client.post(url, {**form, "scope": "chosen", "why": "again"}, follow=True)
+    assert said(response) == "2 jobs retried"
+    assert [Job.objects.get(pk=job.pk).state for job in (*chosen, other)] == ["ready", "ready", "failed"]
+    assert {action.why for action in Action.objects.all()} == {"again"}
+    assert LogEntry.objects.count() == 2
+
+
+def test_all_that_match_the_filters_and_no_other(staff):
+    client = staff("cancel_job")
+    jobs = [make("ready") for _ in range(5)]
+    others = [make("scheduled"), make("failed"), make("ready", task="shop.tasks.other")]
+    text, url, form = choose(client, "cancel", jobs[0], query="state__exact=ready&q=tests.tasks")
+    assert "All that match the filters of the list: 5" in text
+    response = client.post(url, {**form, "scope": "all"}, follow=True)
+    assert said(response) == "5 jobs cancelled"
+    assert {Job.objects.get(pk=job.pk).state for job in jobs} == {"cancelled"}
+    assert [Job.objects.get(pk=job.pk).state for job in others] == ["scheduled", "failed", "ready"]
+
+
+def test_an_honest_result(staff):
+    client = staff("retry_job")
+    one = tasks.summary.delay("monday")
+    Job.objects.filter(pk=one.id).update(state="failed", error=ERROR, finished_at="2026-01-01T00:00Z")
+    holder, plain, done = tasks.summary.delay("monday"), make("failed"), make("succeeded")
+    _, url, form = choose(client, "retry", *Job.objects.filter(pk__in=[one.id, plain.pk, done.pk]))
+    text = said(client.post(url, {**form, "scope": "chosen"}, follow=True))
+    assert text.startswith("1 job retried, 2 refused: ")
+    assert f"{one.id} is failed, and stays" in text
+    assert holder.id in text
+    assert f"{done.pk} is succeeded: nothing to retry" in text
+
+
+def test_many_go_step_by_step_and_each_once(staff, monkeypatch):
+    monkeypatch.setattr(operate, "BUDGET", 0.0)
+    monkeypatch.setattr(operate, "STEP", 2)
+    client = staff("cancel_job")
+    tasks.noop.delay_many([()] * 5)
+    _, url, form = choose(client, "cancel", Job.objects.first())
+    response, steps = client.post(url, {**form, "scope": "all", "why": "too many"}), 0
+    while response.status_code == 200:
+        steps += 1
+        text = response.content.decode()
+        assert f"{steps} cancelled, 0 refused so far" in text
+        response = client.post(url, hidden(text))
+    assert steps == 5
+    assert set(Job.objects.values_list("state", flat=True)) == {"cancelled"}
+    assert Action.objects.filter(what="cancel", why="too many").count() == 5
+    assert said(client.get(LIST)) == "5 jobs cancelled"
+
+
+def test_progress_that_somebody_wrote_himself_is_refused(staff):
+    client = staff("cancel_job")
+    state = json.dumps({"keys": None, "last": "", "done": 0, "refused": 0, "named": []})
+    assert client.post(MANY, {"operation": "cancel", "state": state}).status_code == 403
+    assert client.post(MANY, {"operation": "cancel", "keys": "no json"}).status_code == 403
