@@ -35,6 +35,7 @@ from jobs.instance import NotAdopted
 from jobs.maintenance import rescue
 from jobs.maintenance.prune import Prune
 from jobs.maintenance.relay import Relay
+from jobs.maintenance.tally import Count
 from jobs.models import Node
 
 logger = logging.getLogger("jobs")
@@ -44,6 +45,9 @@ LOOK = 0.25
 
 #: Seconds of one round of pruning; the rest waits for the next round.
 PRUNE_BUDGET = 2.0
+
+#: Seconds between two counts of what ended.
+COUNT_INTERVAL = 20.0
 
 #: Seconds to wait for the pool's processes to die after their parent did.
 LAST_WAIT = 5.0
@@ -417,7 +421,8 @@ class _Process:
 
     def _relay(self) -> None:
         relay, prune = Relay(self.handle.app), Prune(SideDatabase())
-        next_prune = 0.0
+        count = Count(lambda: self.board.node)
+        next_prune = next_count = 0.0
         said: str | None = None
         self._admitted.wait()
         while not self._stopping.is_set():
@@ -428,6 +433,9 @@ class _Process:
             if time.monotonic() >= next_prune:
                 next_prune = time.monotonic() + conf().PRUNE_INTERVAL
                 self._try(lambda: prune.run_once(budget=PRUNE_BUDGET))
+            if self.registered and time.monotonic() >= next_count:
+                next_count = time.monotonic() + COUNT_INTERVAL
+                self._try(count.run_once)
             self._due.wait(conf().RELAY_INTERVAL)
 
     def _say_trouble(self, trouble: str | None) -> bool:

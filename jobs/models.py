@@ -186,6 +186,7 @@ class Job(models.Model):
             models.Index(name="jobs_job_running", fields=["node"], condition=Q(state="running")),
             # History, read by people and by prune: rows arrive at its right edge.
             models.Index(name="jobs_job_created", fields=["created_at"]),
+            models.Index(name="jobs_job_finished", fields=["finished_at"], condition=Q(finished_at__isnull=False)),
         ]
 
     def __str__(self) -> str:
@@ -259,6 +260,35 @@ class Action(models.Model):
 
     def __str__(self) -> str:
         return f"{self.what} {self.job}"
+
+
+class Tally(models.Model):
+    """How many jobs ended in a minute, or in an hour (``jobs.maintenance.tally``): what the dashboard reads."""
+
+    id = models.BigAutoField(primary_key=True)
+    #: Seconds: 60 or 3600.
+    length = models.PositiveIntegerField()
+    begin = models.DateTimeField()
+    task = models.CharField(max_length=255)
+    queue = models.CharField(max_length=255)
+    state = models.CharField(max_length=16, choices=State.choices)
+    #: The class of the error; empty without one.
+    error = models.CharField(max_length=200, default="")
+    count = models.PositiveIntegerField()
+    #: How long they ran, and how long they had waited: how many in which bucket (``jobs.histogram``).
+    ran = models.JSONField(default=dict)
+    waited = models.JSONField(default=dict)
+
+    class Meta:
+        db_table = "jobs_tally"
+        constraints: ClassVar = [
+            models.UniqueConstraint(
+                name="jobs_tally_unique", fields=["length", "begin", "task", "queue", "state", "error"]
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.count} {self.task} {self.state} at {self.begin}"
 
 
 class Marker(models.Model):

@@ -1,0 +1,122 @@
+"""What ended is counted once, by minute and by hour, whoever counts and however often."""
+
+from __future__ import annotations
+
+import datetime
+
+import pytest
+from django.db import connection
+from django.utils import timezone
+
+from jobs.histogram import LEAST, added, bucket, middle, percentile
+from jobs.maintenance import tally
+from jobs.maintenance.tally import HOUR, MINUTE, Count, floor
+from jobs.models import Job, Tally
+from tests.harness import Worker
+from tests.rows import make, make_node
+from tests.servers import wait_for
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def ended(at: datetime.datetime, ran: float = 1.0, waited: float = 2.0, state: str = "succeeded", **more) -> Job:
+    started = at - datetime.timedelta(seconds=ran)
+    run_at = started - datetime.timedelta(seconds=waited)
+    return make(state, finished_at=at, started_at=started, run_at=run_at, **more)
+
+
+def counts(length: int) -> dict:
+    rows = Tally.objects.filter(length=length).order_by("begin", "state")
+    return {(row.begin, row.state, row.error): row.count for row in rows}
+
+
+def test_by_minute_and_by_hour():
+    hour = floor(timezone.now() - 3 * HOUR, HOUR)
+    ended(hour)
+    ended(hour + 59 * datetime.timedelta(seconds=1))
+    ended(hour + 30 * MINUTE)
+    ended(hour + 30 * MINUTE, state="failed")
+    ended(hour + HOUR, state="cancelled")
+    make("ready")
+    Count().run_once()
+    assert counts(60) == {
+        (hour, "succeeded", ""): 2,
+        (hour + 30 * MINUTE, "failed", "ValueError"): 1,
+        (hour + 30 * MINUTE, "succeeded", ""): 1,
+        (hour + HOUR, "cancelled", "ValueError"): 1,
+    }
+    assert counts(3600) == {
+        (hour, "failed", "ValueError"): 1,
+        (hour, "succeeded", ""): 3,
+        (hour + HOUR, "cancelled", "ValueError"): 1,
+    }
+    row = Tally.objects.get(length=3600, begin=hour, state="succeeded")
+    assert row.ran == {str(bucket(1.0)): 3}
+    assert row.waited == {str(bucket(2.0)): 3}
+
+
+def test_again_and_by_another_it_comes_to_the_same():
+    ended(timezone.now() - 5 * MINUTE)
+    first, second = Count(), Count()
+    first.run_once()
+    before = (counts(60), counts(3600))
+    for each in (second, first, Count()):
+        each._done.clear()
+        each.run_once()
+    assert (counts(60), counts(3600)) == before
+    # A commit that came late.
+    at = floor(tally.clock("default"), MINUTE) - MINUTE
+    ended(at)
+    first._done["default"] = at + MINUTE
+    later = Count()
+    later._done["default"] = at
+    later.run_once()
+    assert (at, "succeeded", "") in counts(60)
+
+
+def test_this_minute_is_not_over():
+    ended(floor(timezone.now(), MINUTE) + MINUTE)
+    Count().run_once()
+    assert counts(60) == {}
+
+
+def test_the_oldest_worker_counts():
+    ended(timezone.now() - 5 * MINUTE)
+    old = make_node(started_at=timezone.now() - HOUR)
+    young = make_node()
+    assert Count(lambda: young.pk).run_once() == {"jobs": 0}
+    assert Count(lambda: old.pk).run_once() == {"jobs": 1}
+
+
+def test_old_ones_go():
+    now = floor(timezone.now(), HOUR)
+    for length, age in ((60, 25), (60, 30), (3600, 30), (3600, 24 * 32)):
+        Tally.objects.create(
+            length=length, begin=now - age * HOUR, task="t", queue="q", state="failed", error=str(age), count=1
+        )
+    count = Count()
+    count._done["default"] = floor(timezone.now(), MINUTE) - MINUTE
+    count.run_once()
+    assert sorted(Tally.objects.values_list("length", "error")) == [(60, "25"), (3600, "30")]
+
+
+def test_a_worker_counts_by_itself():
+    job = ended(timezone.now() - 5 * MINUTE)
+    with Worker():
+        wait_for(lambda: Tally.objects.filter(length=60, task=job.task).exists(), 40, "it is counted")
+
+
+def test_it_reads_by_the_index():
+    now = timezone.now()
+    rows = Job.objects.filter(finished_at__gte=now - MINUTE, finished_at__lt=now)
+    if connection.vendor == "sqlite":
+        assert "jobs_job_finished" in rows.explain()
+
+
+def test_percentiles():
+    spread = added([{str(bucket(seconds)): 1} for seconds in [0.01] * 90 + [1.0] * 9 + [60.0]])
+    for part, seconds in ((0.5, 0.01), (0.95, 1.0), (0.99, 1.0), (1.0, 60.0)):
+        assert percentile(spread, part) == pytest.approx(seconds, rel=0.2)
+    assert percentile({}, 0.5) is None
+    assert bucket(0.0) == bucket(LEAST) == 0
+    assert middle(bucket(LEAST)) <= LEAST
