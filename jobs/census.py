@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import datetime
 import math
 import uuid
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
-from django.db.models import Count, DurationField, ExpressionWrapper, F, Max
+from django.db.models import Count, DurationField, ExpressionWrapper, F, Max, Q
 from django.db.models.functions import Now
 
 from jobs import databases, instance
@@ -16,6 +16,7 @@ from jobs.conf import conf
 from jobs.maintenance import rescue
 from jobs.models import ENDED, Job, Node, State
 from jobs.queues import paused as paused_queues
+from jobs.times import duration
 
 LIVE = (State.SCHEDULED, State.READY, State.RUNNING)
 
@@ -26,35 +27,40 @@ def gather(live: bool) -> dict[str, Any]:
     queues: dict[str, dict[str, int]] = {}
     waiting_since: dict[str, float] = {}
     marks: dict[str, dict[str, Any]] = {}
-    running = running_by_node()
+    running: Counter[uuid.UUID] = Counter()
     due, lag = 0, 0.0
+    paused = paused_queues()
     for alias in conf().DATABASES:
         mark = marks[alias] = dict(instance.marks(alias))
         mark["adopted"] = mark["marked_as"] in (None, mark["is"])
         rows = Job.objects.using(alias)
+        # One statement for each state: together they could not use their partial indexes.
         for state in LIVE:
-            # One statement for each: together they could not use their partial indexes.
-            found = rows.filter(state=state).values_list("queue").annotate(n=Count("pk"), age=_longest("run_at"))
-            for queue, count, age in found:
+            of_state = rows.filter(state=state)
+            if state == State.RUNNING:
+                grouped = list(of_state.values_list("queue", "node_id").annotate(Count("pk")))
+                for _, node, count in grouped:
+                    running[node] += count
+                found = [(queue, count, None, 0, None) for queue, _, count in grouped]
+            else:
+                waits = Q(dispatched_at=None) if state == State.READY else Q(run_at__lte=Now())
+                late = {"due": Count("pk", filter=waits), "late": _longest("run_at", filter=waits)}
+                found = list(of_state.values_list("queue").annotate(n=Count("pk"), age=_longest("run_at"), **late))
+            for queue, count, age, unpublished, lateness in found:
                 of_queue = queues.setdefault(queue, dict.fromkeys(LIVE, 0))
                 of_queue[state] += count
                 states[state] = (states[state] or 0) + count
                 if state == State.READY:
                     waiting_since[queue] = max(waiting_since.get(queue, 0.0), _seconds(age))
+                if unpublished and queue not in paused:
+                    due += unpublished
+                    lag = max(lag, _seconds(lateness))
         if not live:
             for state, count in rows.filter(state__in=ENDED).values_list("state").annotate(Count("pk")):
                 states[state] = (states[state] or 0) + count
-        for waiting in (
-            rows.filter(state=State.READY, dispatched_at=None),
-            rows.filter(state=State.SCHEDULED, run_at__lte=Now()),
-        ):
-            late = waiting.aggregate(n=Count("pk"), age=_longest("run_at"))
-            due += late["n"]
-            lag = max(lag, _seconds(late["age"])) if late["n"] else lag
-    paused = paused_queues()
     for name in paused:
         queues.setdefault(name, dict.fromkeys(LIVE, 0))
-    workers = nodes(running)
+    workers, dead = nodes(running)
     consumed = Counter(queue for node in workers if node["alive"] for queue in node["queues"])
     return {
         "databases": marks,
@@ -69,7 +75,7 @@ def gather(live: bool) -> dict[str, Any]:
             for name in sorted(queues)
         },
         "nodes": workers,
-        "dead_nodes": Node.objects.using(databases.home()).filter(dead_at__isnull=False, signed_off=False).count(),
+        "dead_nodes": dead,
         "oldest_ready_seconds": max(waiting_since.values(), default=None),
         "relay": {"due": due, "lag_seconds": lag},
     }
@@ -83,11 +89,13 @@ def running_by_node() -> Counter[uuid.UUID]:
     return running
 
 
-def nodes(running: Counter[uuid.UUID]) -> list[dict[str, Any]]:
-    """The workers that nobody declared dead, oldest first."""
+def nodes(running: Counter[uuid.UUID]) -> tuple[list[dict[str, Any]], int]:
+    """The workers that nobody declared dead, oldest first; and how many died of late, without signing off."""
     with databases.side() as side:
         silence = rescue.read_silence(side)
-    rows = Node.objects.using(databases.home()).filter(dead_at=None).order_by("started_at")
+    rows = Node.objects.using(databases.home()).filter(Q(dead_at=None) | Q(signed_off=False)).order_by("started_at")
+    found = list(rows.annotate(age=_age("started_at")).defer("tasks"))
+    alive = [node for node in found if node.dead_at is None]
     return [
         {
             "id": str(node.pk),
@@ -103,18 +111,47 @@ def nodes(running: Counter[uuid.UUID]) -> list[dict[str, Any]]:
             "alive": silence.get(node.pk, math.inf) < conf().DEAD_AFTER,
             "running": running[node.pk],
         }
-        for node in rows.annotate(age=_age("started_at")).defer("tasks")
-    ]
+        for node in alive
+    ], len(found) - len(alive)
 
 
-def _longest(since: str) -> Any:
+def _longest(since: str, filter: Q | None = None) -> Any:
     """An aggregate: the age of the oldest, by the database's clock."""
-    return Max(_age(since))
+    return Max(_age(since), filter=filter)
 
 
 def _age(since: str) -> Any:
     return ExpressionWrapper(Now() - F(since), output_field=DurationField())
 
 
-def _seconds(age: datetime.timedelta) -> float:
+def _seconds(age: Any) -> float:
     return round(max(0.0, age.total_seconds()), 3)
+
+
+def remarks(found: dict[str, Any]) -> Iterator[str]:
+    """What should not be so."""
+    for alias, mark in found["databases"].items():
+        if not mark["adopted"]:
+            yield (
+                f"the database {alias!r} is marked as another one, {mark['marked_as']!r}, and it is {mark['is']!r}: "
+                "workers refuse it until `manage.py jobs adopt`"
+            )
+    for name, queue in found["queues"].items():
+        waited = queue["oldest_ready_seconds"]
+        if queue["paused"]:
+            yield f"{name}: is paused; manage.py jobs resume {name}"
+            continue
+        if waited is None or waited < conf().GRACE:
+            continue
+        says = f"{name}: the oldest ready job has waited {duration(waited)}"
+        count = queue["workers"]
+        consumers = f"{count} workers consume" if count > 1 else "1 worker consumes"
+        if not count:
+            yield f"{says}, and no worker consumes its queue"
+        elif not queue["running"]:
+            yield f"{says} although {consumers} its queue, and none of its jobs is running"
+        else:
+            yield f"{says}; {consumers} its queue ({queue['running']} running)"
+    for node in found["nodes"]:
+        if node["relay_error"]:
+            yield f"{node['hostname']} ({node['id'][:8]}) cannot publish: {node['relay_error']}"

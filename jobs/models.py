@@ -222,6 +222,16 @@ class Pause(models.Model):
         return self.queue
 
 
+class Overview(Job):
+    """No rows of its own: a place for the dashboard in the admin's index."""
+
+    class Meta:
+        proxy = True
+        default_permissions = ()
+        verbose_name = _("dashboard")
+        verbose_name_plural = _("dashboard")
+
+
 class Cancellation(models.Model):
     """Somebody wants a running job to end.
 

@@ -166,7 +166,7 @@ def test_live_status_uses_the_partial_indexes():
         with connection.cursor() as cursor:
             cursor.execute(f"EXPLAIN QUERY PLAN {query}")
             plans += [row[3] for row in cursor.fetchall() if "jobs_job" in row[3]]
-    assert len(plans) >= 6
+    assert len(plans) >= 3
     assert all("USING INDEX jobs_job_" in plan or "USING COVERING INDEX jobs_job_" in plan for plan in plans), plans
 
 

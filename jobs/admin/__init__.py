@@ -1,7 +1,8 @@
 """The admin: what every job did, where it is now and why, and the buttons to put it right."""
 
+from jobs.admin.dashboard import OverviewAdmin
 from jobs.admin.effect import EffectAdmin
 from jobs.admin.job import JobAdmin
 from jobs.admin.node import NodeAdmin
 
-__all__ = ["EffectAdmin", "JobAdmin", "NodeAdmin"]
+__all__ = ["EffectAdmin", "JobAdmin", "NodeAdmin", "OverviewAdmin"]

@@ -96,7 +96,7 @@ class Nodes(Subcommand):
     examples = ("nodes", "nodes --json")
 
     def run(self, *, as_json: bool, **options: Any) -> None:
-        nodes = census.nodes(census.running_by_node())
+        nodes, _ = census.nodes(census.running_by_node())
         if as_json:
             self.say_json(nodes)
         elif nodes:

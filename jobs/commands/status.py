@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from jobs.census import LIVE, gather
+from jobs.census import LIVE, gather, remarks
 from jobs.commands.base import AS_JSON, Subcommand, option
 from jobs.commands.text import table
-from jobs.conf import conf
 from jobs.models import ENDED
 from jobs.times import duration
 
@@ -54,33 +53,7 @@ def as_text(found: dict[str, Any]) -> Iterator[str]:
         f"due and not published: {relay['due']}"
         + (f", the oldest since {duration(relay['lag_seconds'])}" if relay["due"] else ""),
     ]
-    yield "\n".join([*lines, *_remarks(found)])
-
-
-def _remarks(found: dict[str, Any]) -> Iterator[str]:
-    """What should not be so."""
-    for alias, mark in found["databases"].items():
-        if not mark["adopted"]:
-            yield (
-                f"the database {alias!r} is marked as another one, {mark['marked_as']!r}, and it is {mark['is']!r}: "
-                "workers refuse it until `manage.py jobs adopt`"
-            )
-    for name, queue in found["queues"].items():
-        waited = queue["oldest_ready_seconds"]
-        if queue["paused"]:
-            yield f"{name}: is paused; manage.py jobs resume {name}"
-            continue
-        if waited is None or waited < conf().GRACE:
-            continue
-        says = f"{name}: the oldest ready job has waited {duration(waited)}"
-        count = queue["workers"]
-        consumers = f"{count} workers consume" if count > 1 else "1 worker consumes"
-        if not count:
-            yield f"{says}, and no worker consumes its queue"
-        elif not queue["running"]:
-            yield f"{says} although {consumers} its queue, and none of its jobs is running"
-        else:
-            yield f"{says}; {consumers} its queue ({queue['running']} running)"
+    yield "\n".join([*lines, *remarks(found)])
 
 
 def nodes_table(nodes: list[dict[str, Any]]) -> str:

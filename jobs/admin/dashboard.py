@@ -1,0 +1,127 @@
+"""The dashboard: is it healthy, what is slow, what failed, and what waits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin, messages
+from django.core import checks
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import path, reverse
+from django.utils.translation import gettext as translate
+from django.utils.translation import gettext_lazy as _
+
+from jobs import queues
+from jobs.admin.chart import draw
+from jobs.admin.readonly import ReadOnlyAdmin
+from jobs.dashboard import SPANS, Dashboard
+from jobs.models import Overview, Pause, State
+from jobs.times import duration
+
+LABELS = {"hour": _("last hour"), "day": _("last day"), "week": _("last week")}
+BY = {"state": _("state"), "task": _("task"), "queue": _("queue")}
+
+
+@admin.register(Overview)
+class OverviewAdmin(ReadOnlyAdmin):
+    """A place in the admin's index for the dashboard; it lists no rows."""
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return bool(request.user.has_perm(f"{self.opts.app_label}.view_job"))
+
+    def has_module_permission(self, request: HttpRequest) -> bool:
+        return self.has_view_permission(request)
+
+    def get_urls(self) -> list[Any]:
+        wrap = self.admin_site.admin_view
+        return [
+            path("", wrap(self.changelist_view), name=f"{self.opts.app_label}_dashboard"),
+            path("queue/", wrap(self.switch), name=f"{self.opts.app_label}_queue_switch"),
+            *super().get_urls(),
+        ]
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        board = Dashboard(request.GET.get("span", "hour"), request.GET.get("by", "state"))
+        chart = board.chart()
+        names = {str(state): str(state.label) for state in State} if board.by == "state" else {"": translate("others")}
+        label = translate("Ended jobs, %(span)s, by %(by)s") % {"span": LABELS[board.span.name], "by": BY[board.by]}
+        context = {
+            **self.admin_site.each_context(request),
+            "title": translate("Dashboard"),
+            "opts": self.opts,
+            "board": board,
+            "live": [
+                (state, state.label, board.found["jobs"][state])
+                for state in (State.SCHEDULED, State.READY, State.RUNNING)
+            ],
+            "ended": [(state, State(state).label, count) for state, count in board.ended().items()],
+            "svg": draw(chart, label, names),
+            "chart_label": label,
+            "legend": [(name, names.get(name, name), sum(values)) for name, values in chart.series.items()],
+            "spans": [(name, LABELS[name]) for name in SPANS],
+            "bys": list(BY.items()),
+            "durations": [
+                {**each, "ran": _spoken(each["ran"]), "waited": _spoken(each["waited"])} for each in board.durations()
+            ],
+            "failures": board.failures(),
+            "queues": [
+                {**each, "oldest": _said(each["oldest"]), "drained": _said(each["drained"])} for each in board.queues()
+            ],
+            "nodes": [
+                {
+                    **node,
+                    "up": duration(node["age_seconds"]),
+                    "beat": _said(node["beat_seconds"]),
+                    "url": reverse(f"admin:{self.opts.app_label}_node_change", args=[node["id"]]),
+                }
+                for node in board.found["nodes"]
+            ],
+            "lag": _said(board.found["relay"]["lag_seconds"] if board.found["relay"]["due"] else None),
+            "checks": checks.run_checks(tags=["jobs"]),
+            "may_pause": self._may_pause(request),
+            "switch": reverse(f"admin:{self.opts.app_label}_queue_switch"),
+            "base": reverse(f"admin:{self.opts.app_label}_job_changelist"),
+        }
+        return TemplateResponse(request, "admin/jobs/dashboard.html", context)
+
+    def _may_pause(self, request: HttpRequest) -> bool:
+        return bool(request.user.has_perm(f"{self.opts.app_label}.pause_queue"))
+
+    def switch(self, request: HttpRequest) -> HttpResponse:
+        """POST: pause a queue, or resume it."""
+        if request.method != "POST":
+            return HttpResponseNotAllowed(["POST"])
+        name, verb = request.POST.get("queue", ""), request.POST.get("verb")
+        if verb not in ("pause", "resume") or not (self._may_pause(request) and self.has_view_permission(request)):
+            raise PermissionDenied
+        why = request.POST.get("why", "").strip()
+        try:
+            if verb == "pause":
+                done = queues.pause(name, request.user.get_username(), why)
+                said = translate("Paused: %s") if done else translate("Paused already: %s")
+            else:
+                done = queues.resume(name)
+                said = translate("Resumed: %s") if done else translate("Not paused: %s")
+        except ValueError as exc:
+            self.message_user(request, str(exc), messages.ERROR)
+        else:
+            if done:
+                self.log_change(request, Pause(queue=name), f"{verb} {why}".strip())
+            self.message_user(request, said % name, messages.SUCCESS if done else messages.WARNING)
+        return HttpResponseRedirect(reverse(f"admin:{self.opts.app_label}_dashboard"))
+
+
+def _said(seconds: float | None) -> str:
+    return "" if seconds is None else duration(seconds)
+
+
+def _spoken(percentiles: dict[str, float | None]) -> list[str]:
+    return ["-" if value is None else _short(value) for value in percentiles.values()]
+
+
+def _short(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else duration(seconds)

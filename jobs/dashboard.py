@@ -1,0 +1,164 @@
+"""What the dashboard shows, out of small tables only: live rows by their partial indexes, history by its tallies."""
+
+from __future__ import annotations
+
+import datetime
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from django.db.models import Count
+from django.utils import timezone
+
+from jobs import census
+from jobs.conf import conf
+from jobs.histogram import added, percentile
+from jobs.lifecycle import now_plus
+from jobs.maintenance.tally import HOUR, MINUTE, floor
+from jobs.models import Job, State, Tally
+
+#: The percentiles that are shown.
+PARTS = {"median": 0.5, "p95": 0.95, "p99": 0.99}
+
+#: Minutes over which the rate of a queue is taken.
+RATED = 10
+
+#: More series than that are shown as one.
+SERIES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of time that ends now, and the bars that it is shown in."""
+
+    name: str
+    #: Of the tallies that it is made of.
+    length: int
+    bar: datetime.timedelta
+    bars: int
+
+    def begin(self, now: datetime.datetime) -> datetime.datetime:
+        return floor(now, self.bar) - (self.bars - 1) * self.bar
+
+
+SPANS = {
+    "hour": Span("hour", 60, MINUTE, 60),
+    "day": Span("day", 3600, HOUR, 24),
+    "week": Span("week", 3600, 6 * HOUR, 28),
+}
+
+
+@dataclass
+class Chart:
+    begins: list[datetime.datetime]
+    #: For each series how many ended in each bar.
+    series: dict[str, list[int]]
+
+    @property
+    def highest(self) -> int:
+        return max((sum(values) for values in zip(*self.series.values(), strict=True)), default=0)
+
+
+class Dashboard:
+    def __init__(self, span: str = "hour", by: str = "state") -> None:
+        self.span = SPANS.get(span, SPANS["hour"])
+        self.by = by if by in ("state", "task", "queue") else "state"
+        self.found = census.gather(live=True)
+        self.remarks = list(census.remarks(self.found))
+        self.now = timezone.now()
+        self.tallies = _tallies(self.span.length, self.span.begin(self.now))
+
+    def ended(self) -> dict[str, int]:
+        total = Counter(dict.fromkeys((State.SUCCEEDED, State.FAILED, State.CANCELLED), 0))
+        for row in self.tallies:
+            total[State(row.state)] += row.count
+        return {str(state): count for state, count in total.items()}
+
+    def chart(self) -> Chart:
+        begin, bar = self.span.begin(self.now), self.span.bar
+        counts: dict[str, Counter[int]] = defaultdict(Counter)
+        for row in self.tallies:
+            counts[getattr(row, self.by)][(row.begin - begin) // bar] += row.count
+        names = sorted(counts, key=lambda name: -counts[name].total())
+        if self.by == "state":
+            names = [state for state in ("succeeded", "cancelled", "failed") if state in counts]
+        elif len(names) > SERIES:
+            for name in names[SERIES - 1 :]:
+                counts[""] += counts[name]
+            names = [*names[: SERIES - 1], ""]
+        series = {name: [counts[name][number] for number in range(self.span.bars)] for name in names}
+        return Chart([begin + number * bar for number in range(self.span.bars)], series)
+
+    def durations(self) -> list[dict[str, Any]]:
+        """For each task, and for all: how long they ran and waited (seconds)."""
+        groups: dict[str, list[Tally]] = defaultdict(list)
+        for row in self.tallies:
+            groups[row.task].append(row)
+        found = [_durations(task, rows) for task, rows in groups.items()]
+        found.sort(key=lambda each: -each["count"])
+        return [_durations("", self.tallies), *found] if found else []
+
+    def failures(self) -> list[dict[str, Any]]:
+        groups: dict[tuple[str, str], list[Tally]] = defaultdict(list)
+        for row in self.tallies:
+            if row.state == State.FAILED:
+                groups[row.task, row.error].append(row)
+        found = [
+            {
+                "task": task,
+                "error": error,
+                "count": sum(row.count for row in rows),
+                "first": min(row.begin for row in rows),
+                "last": max(row.begin for row in rows),
+            }
+            for (task, error), rows in groups.items()
+        ]
+        return sorted(found, key=lambda each: -each["count"])
+
+    def queues(self) -> list[dict[str, Any]]:
+        """With their rates (jobs a minute), and how long it takes until all that is ready has run (seconds)."""
+        entered: Counter[str] = Counter()
+        for alias in conf().DATABASES:
+            fresh = Job.objects.using(alias).filter(created_at__gte=now_plus(-60))
+            entered.update(dict(fresh.values_list("queue").annotate(Count("pk"))))
+        left: Counter[str] = Counter()
+        begin = floor(self.now, MINUTE) - RATED * MINUTE
+        for row in self.tallies if self.span.length == 60 else _tallies(60, begin):
+            left[row.queue] += row.count if row.begin >= begin else 0
+        found = []
+        for name in sorted({*self.found["queues"], *left}):
+            queue = self.found["queues"].get(name, {})
+            rate_out = left[name] / RATED
+            spare = rate_out - entered[name]
+            ready = queue.get("ready", 0)
+            found.append(
+                {
+                    "name": name,
+                    **{state: queue.get(state, 0) for state in ("scheduled", "ready", "running")},
+                    "oldest": queue.get("oldest_ready_seconds"),
+                    "workers": queue.get("workers", 0),
+                    "paused": queue.get("paused", False),
+                    "in": entered[name],
+                    "out": rate_out,
+                    "drained": 60 * ready / spare if ready and spare > 0 else None,
+                }
+            )
+        return found
+
+
+def _tallies(length: int, begin: datetime.datetime) -> list[Tally]:
+    return [
+        row for alias in conf().DATABASES for row in Tally.objects.using(alias).filter(length=length, begin__gte=begin)
+    ]
+
+
+def _durations(task: str, rows: Iterable[Tally]) -> dict[str, Any]:
+    rows = list(rows)
+    ran, waited = added(row.ran for row in rows), added(row.waited for row in rows)
+    return {
+        "task": task,
+        "count": sum(row.count for row in rows),
+        "ran": {name: percentile(ran, part) for name, part in PARTS.items()},
+        "waited": {name: percentile(waited, part) for name, part in PARTS.items()},
+    }

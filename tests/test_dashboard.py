@@ -1,0 +1,186 @@
+"""The dashboard: what it shows, out of small tables, and the one thing that it changes: whether a queue is paused."""
+
+from __future__ import annotations
+
+import datetime
+import re
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Permission, User
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+from django.utils import timezone
+
+from jobs import databases, queues
+from jobs.dashboard import Dashboard
+from jobs.maintenance import rescue
+from jobs.maintenance.tally import HOUR, MINUTE, Count, clock, floor
+from jobs.models import Pause, Tally
+from tests.rows import make, make_node
+from tests.test_tally import ended
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+URL = reverse("admin:jobs_dashboard")
+SWITCH = reverse("admin:jobs_queue_switch")
+EVIL = "<script>alert(1)</script>"
+
+
+@pytest.fixture
+def staff(client):
+    def log_in(*codenames: str):
+        user = User.objects.create_user("ada", is_staff=True)
+        user.user_permissions.set(Permission.objects.filter(codename__in=codenames))
+        client.force_login(user)
+        return client
+
+    return log_in
+
+
+def tally(age: datetime.timedelta, count: int, length: int = 60, **more) -> None:
+    begin = floor(clock("default") - age, MINUTE if length == 60 else HOUR)
+    values = {"task": "shop.mail", "queue": "mail", "state": "succeeded", "error": "", "ran": {"20": count}, **more}
+    Tally.objects.create(length=length, begin=begin, count=count, **values)
+
+
+def test_a_new_project_is_told_what_to_do_next(staff):
+    client = staff("view_job")
+    text = client.get(URL).content.decode()
+    for words in ("No worker is alive. Start one: celery -A proj worker", "Call a task with delay()", "No job ended"):
+        assert words in text
+    index = client.get(reverse("admin:index")).content.decode()
+    assert re.search(rf'href="{URL}"[^>]*>\s*Dashboard', index)
+
+
+def test_what_is_there_now(staff):
+    node = make_node(version="9.9", pool="prefork", concurrency=7, relay_error="ConnectionRefusedError: no")
+    with databases.side() as side:
+        rescue.first_beat(side, node.pk)
+    make("running", node=node)
+    make("ready", age=600)
+    make("ready", queue="mail")
+    queues.pause("mail")
+    text = staff("view_job").get(URL).content.decode()
+    for words in (
+        "<strong>2</strong> ready",
+        "9.9",
+        "prefork 7",
+        "celery, mail",
+        "ConnectionRefusedError: no",
+        "10.0 min",
+    ):
+        assert words in text, words
+    assert "paused" in text
+    assert "<button" not in text.partition("jobs-queues")[2].partition("jobs-nodes")[0], "may only look"
+
+
+def test_a_job_that_ended_is_in_the_picture():
+    for minutes in (3, 4):
+        ended(timezone.now() - minutes * MINUTE, ran=0.1, waited=5)
+    ended(timezone.now() - 3 * MINUTE, state="failed")
+    Count().run_once()
+    board = Dashboard("hour", "state")
+    assert board.ended() == {"succeeded": 2, "failed": 1, "cancelled": 0}
+    assert {name: sum(values) for name, values in board.chart().series.items()} == {"succeeded": 2, "failed": 1}
+    assert board.chart().highest == 2 or board.chart().highest == 1
+    all_of_them = board.durations()[0]
+    assert (all_of_them["task"], all_of_them["count"]) == ("", 3)
+    assert all_of_them["waited"]["median"] == pytest.approx(5, rel=0.2)
+    [failure] = board.failures()
+    assert (failure["task"], failure["error"], failure["count"]) == ("tests.tasks.effect", "ValueError", 1)
+    assert Dashboard("day").ended() == Dashboard("week").ended() == board.ended()
+
+
+def test_spans_and_groups(staff):
+    tally(2 * MINUTE, 5)
+    tally(70 * MINUTE, 7)
+    tally(2 * HOUR, 11, length=3600)
+    tally(30 * HOUR, 13, length=3600, task="shop.pay")
+    client = staff("view_job")
+    assert "shop.mail: 5<" in client.get(f"{URL}?by=task").content.decode()
+    assert "shop.mail: 11<" in client.get(f"{URL}?by=task&span=day").content.decode()
+    text = client.get(f"{URL}?by=task&span=week").content.decode()
+    assert "shop.pay: 13<" in text
+    assert "mail: 24<" in client.get(f"{URL}?by=queue&span=week").content.decode()
+    assert client.get(f"{URL}?by=nothing&span=century").status_code == 200
+
+
+def test_more_tasks_than_colours_are_shown_as_others(staff):
+    for number in range(12):
+        tally(2 * MINUTE, 20 - number, task=f"task{number}")
+    chart = Dashboard("hour", "task").chart()
+    assert list(chart.series) == [*(f"task{number}" for number in range(7)), ""]
+    assert sum(chart.series[""]) == sum(20 - number for number in range(7, 12))
+    assert "others: " in staff("view_job").get(f"{URL}?by=task").content.decode()
+
+
+def test_rates_and_when_a_queue_is_drained():
+    for _ in range(3):
+        make("ready", queue="mail", age=300)
+    tally(2 * MINUTE, 60)
+    [queue] = Dashboard().queues()
+    assert (queue["in"], queue["out"]) == (0, 6.0)
+    assert queue["drained"] == pytest.approx(30.0)
+    make("ready", queue="mail")
+    assert Dashboard().queues()[0]["in"] == 1
+
+
+def test_it_takes_few_queries_however_much_there_is(staff):
+    client = staff("view_job")
+
+    def queries() -> int:
+        with CaptureQueriesContext(connection) as captured:
+            assert client.get(f"{URL}?span=week&by=task").status_code == 200
+        return len(captured)
+
+    few = queries()
+    for number in range(10):
+        make("ready", queue=f"queue{number}")
+        make("running")
+        tally(2 * MINUTE, 1, task=f"task{number}", state="failed", error="E")
+    assert queries() == few <= 15
+
+
+def test_nothing_becomes_markup(staff):
+    make("ready", queue=EVIL)
+    make("running", node=make_node(hostname=EVIL, queues=[EVIL], relay_error=EVIL))
+    tally(2 * MINUTE, 1, task=EVIL, queue=EVIL, state="failed", error=EVIL)
+    client = staff("view_job", "pause_queue")
+    for by in ("state", "task", "queue"):
+        text = client.get(f"{URL}?by={by}").content.decode()
+        assert "<script>alert" not in text
+        assert "&lt;script&gt;alert(1)" in text
+
+
+# Pause and resume
+
+
+def test_pause_and_resume(staff):
+    client = staff("view_job", "pause_queue")
+    make("ready", queue="mail")
+    assert "Pause mail" in client.get(URL).content.decode()
+    text = client.post(SWITCH, {"queue": "mail", "verb": "pause", "why": "moving"}, follow=True).content.decode()
+    assert "Paused: mail" in text
+    assert "Resume mail" in text
+    assert (Pause.objects.get().by, Pause.objects.get().reason) == ("ada", "moving")
+    assert "Paused already" in client.post(SWITCH, {"queue": "mail", "verb": "pause"}, follow=True).content.decode()
+    assert "Resumed: mail" in client.post(SWITCH, {"queue": "mail", "verb": "resume"}, follow=True).content.decode()
+    assert not Pause.objects.exists()
+    assert [entry.object_repr for entry in LogEntry.objects.all()] == ["mail", "mail"]
+
+
+@pytest.mark.parametrize("codenames", [["view_job", "change_job", "retry_job"], ["pause_queue"]])
+def test_who_may_not_cannot(staff, codenames):
+    client = staff(*codenames)
+    assert client.post(SWITCH, {"queue": "mail", "verb": "pause"}).status_code == 403
+    assert client.get(SWITCH).status_code == 405
+    assert not Pause.objects.exists()
+    assert not LogEntry.objects.exists()
+
+
+def test_who_may_not_look_sees_nothing(staff):
+    client = staff("pause_queue")
+    assert client.get(URL).status_code == 403
+    assert "Dashboard" not in client.get(reverse("admin:index")).content.decode()
