@@ -141,7 +141,7 @@ class Dashboard:
                     "paused": queue.get("paused", False),
                     "in": entered[name],
                     "out": rate_out,
-                    "drained": 60 * ready / spare if ready and spare > 0 else None,
+                    "drained": 60 * ready / spare if ready and spare > 0 and not queue.get("paused") else None,
                 }
             )
         return found
