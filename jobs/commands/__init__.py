@@ -6,6 +6,7 @@ A new one is a :class:`jobs.commands.base.Subcommand`, and a line here; the orde
 from jobs.commands.adopt import Adopt
 from jobs.commands.base import Subcommand
 from jobs.commands.change import Cancel, Retry, RunNow
+from jobs.commands.doctor import Doctor
 from jobs.commands.effects import Effects
 from jobs.commands.look import List, Nodes, Show
 from jobs.commands.maintain import RunPrune, RunRelay, RunRescue
@@ -30,6 +31,7 @@ SUBCOMMANDS: tuple[type[Subcommand], ...] = (
     RunRescue,
     RunPrune,
     Verify,
+    Doctor,
     Adopt,
 )
 

@@ -1,0 +1,72 @@
+"""``manage.py jobs doctor``: what is well, and what is wrong in plain words."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from jobs import queues
+from jobs.models import Instance, Job
+from tests.harness import Worker
+from tests.servers import free_port
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def examine(*args: str) -> tuple[dict[str, dict], str]:
+    """The findings by name, and the error that it ends with."""
+    out = io.StringIO()
+    try:
+        call_command("jobs", "doctor", *args, "--json", stdout=out)
+        error = ""
+    except CommandError as exc:
+        error = str(exc)
+    return {each["what"]: each for each in json.loads(out.getvalue())["findings"]}, error
+
+
+@pytest.mark.core
+def test_all_is_well():
+    with Worker():
+        found, error = examine("--timeout", "20")
+        out = io.StringIO()
+        call_command("jobs", "doctor", stdout=out)
+    assert error == ""
+    assert set(found) == {"database 'default'", "settings", "broker", "locks", "workers", "probe"}
+    assert all(each["is_well"] for each in found.values())
+    assert [line.split()[0] for line in out.getvalue().splitlines()] == ["ok"] * 6
+    assert set(Job.objects.values_list("state", flat=True)) == {"succeeded"}
+
+
+def test_no_worker():
+    found, error = examine("--timeout", "0.3")
+    assert "2 of 6 things" in error
+    assert found["workers"]["says"] == "none is alive"
+    assert "No worker is alive" in found["probe"]["says"]
+    assert Job.objects.get().state == "cancelled"
+
+
+def test_a_paused_queue_and_no_probe():
+    queues.pause("mail")
+    found, _ = examine("--queue", "mail")
+    assert found["probe"]["cure"] == "manage.py jobs resume mail"
+    assert not Job.objects.exists()
+    found, _ = examine("--no-probe")
+    assert "probe" not in found
+
+
+def test_a_broker_that_is_away(use_broker):
+    use_broker(f"redis://127.0.0.1:{free_port()}/0")
+    found, _ = examine("--no-probe")
+    assert not found["broker"]["is_well"]
+    assert "cannot be reached" in found["broker"]["says"]
+
+
+def test_a_copied_database():
+    Instance.objects.update_or_create(pk=1, defaults={"mark": "another"})
+    found, error = examine()
+    assert list(found) == ["database 'default'"]
+    assert "jobs adopt" in found["database 'default'"]["cure"]
+    assert "1 of 1" in error
