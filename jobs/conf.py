@@ -103,6 +103,9 @@ class Settings:
     #: After a failed publish this process leaves publishing to the relay for this long.
     BREAKER: float = 30.0
 
+    #: Who scrapes ``jobs.urls``' metrics without being logged in says ``Authorization: Bearer`` and this. None: nobody.
+    METRICS_TOKEN: str | None = None
+
     #: Which installation this is: ``"production"``, ``"staging"``. Workers refuse a database that another one
     #: marked, until ``manage.py jobs adopt``. None: the database is known by its server's own identifiers, which a
     #: copy of a disk (a snapshot, the clone of a managed database) has in common with its original.
@@ -131,7 +134,7 @@ def problems() -> list[str]:
             found.append(f"JOBS[{name!r}] must be a list, not a string.")
     for field in fields(Settings):
         value = getattr(values, field.name)
-        if field.name in ("DATABASES", "EXCLUDE", "PUBLISH", "INSTANCE", "LOCK_CACHE") or (
+        if field.name in ("DATABASES", "EXCLUDE", "PUBLISH", "INSTANCE", "LOCK_CACHE", "METRICS_TOKEN") or (
             value is None and field.name in NULLABLE
         ):
             continue
@@ -145,6 +148,8 @@ def problems() -> list[str]:
         found.append(f"JOBS['INSTANCE'] must be a name of at most 200 characters, or None, not {values.INSTANCE!r}.")
     if values.LOCK_CACHE is not None and not isinstance(values.LOCK_CACHE, str):
         found.append(f"JOBS['LOCK_CACHE'] must be the alias of a cache, or None, not {values.LOCK_CACHE!r}.")
+    if values.METRICS_TOKEN is not None and not (isinstance(values.METRICS_TOKEN, str) and values.METRICS_TOKEN):
+        found.append("JOBS['METRICS_TOKEN'] must be text that nobody guesses, or None.")
     if values.PUBLISH not in ("inline", "relay"):
         found.append(f"JOBS['PUBLISH'] must be 'inline' or 'relay', not {values.PUBLISH!r}.")
     for alias in values.DATABASES if not found else ():

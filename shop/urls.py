@@ -1,5 +1,5 @@
 from django.contrib import admin
-from django.urls import path
+from django.urls import include, path
 
 from shop import views
 
@@ -7,4 +7,5 @@ urlpatterns = [
     path("", views.sign_up_view, name="sign_up"),
     path("customer/<uuid:public_id>/", views.customer_view, name="customer"),
     path("admin/", admin.site.urls),
+    path("jobs/", include("jobs.urls")),
 ]

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from django.db import IntegrityError, connections, transaction
-from django.db.models import Max
+from django.db.models import F, Max, QuerySet
 
 from jobs import databases
 from jobs.conf import conf
@@ -18,6 +18,8 @@ from jobs.histogram import bucket
 from jobs.models import Job, Node, State, Tally
 
 MINUTE, HOUR = datetime.timedelta(minutes=1), datetime.timedelta(hours=1)
+
+BEGIN = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 #: Minutes that are counted again: a commit may come late.
 AGAIN = 2 * MINUTE
@@ -67,8 +69,20 @@ class Count:
         self._done[using] = end
         rows = Tally.objects.using(using)
         rows.filter(length=60, begin__lt=oldest_minute)._raw_delete(using)
-        rows.filter(length=3600, begin__lt=end - HOURS_KEPT)._raw_delete(using)
+        _fold(using, rows.filter(length=3600, begin__lt=end - HOURS_KEPT))
         return counted
+
+
+def _fold(using: str, old: QuerySet[Tally]) -> None:
+    """Hours that grew old live on in one sum each, of length 0: counters only grow."""
+    with transaction.atomic(using=using):
+        hours = list(old.select_for_update())
+        for hour in hours:
+            key = {"task": hour.task, "queue": hour.queue, "state": hour.state, "error": hour.error}
+            values = {"begin": BEGIN, "length": 0, **key}
+            total, _ = Tally.objects.using(using).get_or_create(**values, defaults={"count": 0})
+            Tally.objects.using(using).filter(pk=total.pk).update(count=F("count") + hour.count)
+        Tally.objects.using(using).filter(pk__in=[hour.pk for hour in hours])._raw_delete(using)
 
 
 def _counted_until(using: str) -> datetime.datetime | None:
@@ -87,8 +101,7 @@ def clock(using: str) -> datetime.datetime:
 
 
 def floor(moment: datetime.datetime, step: datetime.timedelta) -> datetime.datetime:
-    epoch = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-    return epoch + (moment - epoch) // step * step
+    return BEGIN + (moment - BEGIN) // step * step
 
 
 def ended(using: str, begin: datetime.datetime, end: datetime.datetime) -> Iterable[Tally]:

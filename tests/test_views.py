@@ -1,0 +1,101 @@
+"""What machines ask for: is it healthy, and how much is there."""
+
+from __future__ import annotations
+
+import datetime
+
+import pytest
+from django.contrib.auth.models import User
+from django.utils import timezone
+
+from jobs import databases, lifecycle, queues
+from jobs.maintenance import rescue
+from jobs.maintenance.tally import HOUR, Count, floor
+from jobs.models import Effect, Instance, Tally
+from tests.rows import make, make_node
+from tests.test_tally import ended
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+HEALTH, METRICS = "/jobs/health", "/jobs/metrics"
+
+
+@pytest.fixture
+def worker():
+    node = make_node(concurrency=4)
+    with databases.side() as side:
+        rescue.first_beat(side, node.pk)
+    return node
+
+
+def test_healthy_with_a_worker_and_without_a_lag(client, worker):
+    make("ready")
+    response = client.get(HEALTH)
+    assert (response.status_code, response.json()) == (200, {"status": "ok", "reasons": []})
+    assert "no-store" in response["Cache-Control"]
+    assert client.post(HEALTH).status_code == 405
+
+
+def test_failing_without(client):
+    assert client.get(HEALTH).json()["reasons"] == ["no_worker"]
+    make("ready", age=3600, dispatched_at=None)
+    Instance.objects.update_or_create(pk=1, defaults={"mark": "another"})
+    response = client.get(HEALTH)
+    assert (response.status_code, response.json()["reasons"]) == (503, ["no_worker", "relay", "not_adopted"])
+    # Of a paused queue nothing is late.
+    queues.pause("celery")
+    assert "relay" not in client.get(HEALTH).json()["reasons"]
+
+
+def test_metrics_are_for_those_who_may_look(client, settings, admin_client):
+    assert client.get(METRICS).status_code == 403
+    assert client.get(METRICS, headers={"Authorization": "Bearer None"}).status_code == 403
+    assert admin_client.get(METRICS).status_code == 200
+    settings.JOBS = {**settings.JOBS, "METRICS_TOKEN": "secret"}
+    assert client.get(METRICS, headers={"Authorization": "Bearer guess"}).status_code == 403
+    assert client.get(METRICS, headers={"Authorization": "Bearer secret"}).status_code == 200
+    client.force_login(User.objects.create_user("staff", is_staff=True))
+    assert client.get(METRICS).status_code == 403
+
+
+def test_metrics(admin_client, worker):
+    make("ready", age=60)
+    make("scheduled", queue='ma"il')
+    make("running", node=worker)
+    Effect.objects.create(name="charge", key="7", job=make("failed").pk, lease=1, state="parked")
+    for state in ("succeeded", "failed", "cancelled"):
+        ended(timezone.now() - datetime.timedelta(minutes=5), state=state)
+    Count().run_once()
+    lines = admin_client.get(METRICS).content.decode().splitlines()
+    node = f'hostname="web1",node="{worker.pk}"'
+    task = 'name="tests.tasks.effect",queue_name="celery"'
+    for line in (
+        'celery_queue_length{queue_name="celery"} 1.0',
+        'celery_active_consumer_count{queue_name="celery"} 1.0',
+        'jobs_live{queue_name="ma\\"il",state="scheduled"} 1.0',
+        f"celery_worker_up{{{node}}} 1.0",
+        f"celery_worker_tasks_active{{{node}}} 1.0",
+        f"jobs_worker_processes{{{node}}} 4.0",
+        f"celery_task_succeeded_total{{{task}}} 1.0",
+        f'celery_task_failed_total{{exception="ValueError",{task}}} 1.0',
+        f"celery_task_revoked_total{{{task}}} 1.0",
+        "jobs_unsettled_effects 1.0",
+    ):
+        assert line in lines, (line, lines)
+
+
+def test_counters_only_grow(admin_client):
+    def succeeded() -> float:
+        lines = admin_client.get(METRICS).content.decode().splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith("celery_task_succeeded_total"))
+
+    old = floor(timezone.now() - 40 * 24 * HOUR, HOUR)
+    for number in range(3):
+        values = {"task": "t", "queue": "q", "state": "succeeded", "error": ""}
+        Tally.objects.create(length=3600, begin=old + number * HOUR, count=10, **values)
+    assert succeeded() == 30
+    for _ in range(2):
+        Count().run_once()
+        assert succeeded() == 30
+    assert [row.length for row in Tally.objects.all()] == [0]
+    assert lifecycle.due("default", 1) == []
