@@ -30,6 +30,9 @@ job = Job.objects.get()
 assert client.get(reverse("admin:background_jobs_job_changelist")).status_code == 200
 page = client.get(reverse("admin:background_jobs_job_change", args=[job.pk]))
 assert page.status_code == 200 and "succeeded" in page.content.decode()
+for name in ("overview_changelist", "dashboard"):
+    assert client.get(reverse(f"admin:background_jobs_{name}")).status_code == 200
+client.post(reverse("admin:background_jobs_job_operate_one", args=[job.pk]), {"operation": "retry"})
 print(job.state)
 """
 

@@ -27,6 +27,7 @@ from jobs.admin.readonly import NOTHING, ReadOnlyAdmin, moment
 from jobs.arguments import scrub
 from jobs.models import Action, Job, Node, State
 from jobs.operations import CANCEL, RETRY, RUN
+from jobs.redaction import shown
 
 #: Characters of JSON that the page shows of one field.
 SHOWN = 100_000
@@ -141,15 +142,15 @@ class JobAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("arguments"))
     def arguments(self, job: Job) -> SafeString:
-        return pretty(job.args)
+        return pretty(shown(job).args)
 
     @admin.display(description=_("keyword arguments"))
     def keyword_arguments(self, job: Job) -> SafeString:
-        return pretty(job.kwargs)
+        return pretty(shown(job).kwargs)
 
     @admin.display(description=_("result"))
     def shown_result(self, job: Job) -> str:
-        return pretty(job.result) if job.state == State.SUCCEEDED else NOTHING
+        return pretty(shown(job).result) if job.state == State.SUCCEEDED else NOTHING
 
     @admin.display(description=_("options"))
     def shown_options(self, job: Job) -> SafeString:

@@ -17,6 +17,7 @@ from jobs.commands.status import nodes_table
 from jobs.commands.text import table
 from jobs.conf import conf
 from jobs.models import Job, Node
+from jobs.redaction import shown
 from jobs.selection import Selection, moment
 
 
@@ -127,9 +128,10 @@ def as_dict(job: Job, whole: bool = False) -> dict[str, Any]:
     names = ["id", "task", "queue", "priority", "state", "run_at", "expires_at", "lease", "retries", "crashes"]
     names += ["node_losses", "snoozes", "created_at", "dispatched_at", "started_at", "finished_at", "parent_id"]
     names += ["root_id", "marker_key", "replay_of", "unique_key", "error"]
-    if whole:
-        names += ["args", "kwargs", "result", "errors"]
     found = {name: _plain(getattr(job, name)) for name in names}
+    if whole:
+        seen = shown(job)
+        found |= {"args": seen.args, "kwargs": seen.kwargs, "result": seen.result, "errors": job.errors}
     node = Node.objects.using(job._state.db).filter(pk=job.node_id).first() if whole and job.node_id else None
     return {**found, "node": str(node) if node else job.node_id and str(job.node_id), "database": job._state.db}
 
