@@ -21,7 +21,7 @@ from django.utils.translation import gettext as translate
 from django.utils.translation import gettext_lazy as _
 
 from jobs import why
-from jobs.admin import operate
+from jobs.admin import operate, timeline
 from jobs.admin.changelist import UncountedChangeList
 from jobs.admin.readonly import NOTHING, ReadOnlyAdmin, moment
 from jobs.arguments import scrub
@@ -52,7 +52,7 @@ class JobAdmin(ReadOnlyAdmin):
     ordering = ("-created_at",)
     fieldsets = (
         (None, {"fields": ("id", "task", ("badge", "queue", "priority"))}),
-        (_("Call"), {"fields": ("arguments", "keyword_arguments", "shown_result")}),
+        (_("Call"), {"fields": ("arguments", "keyword_arguments", "shown_result", "as_call")}),
         (
             _("Attempts"),
             {"fields": ("ran_on", ("lease", "retries", "snoozes"), ("crashes", "node_losses", "republished"))},
@@ -119,6 +119,7 @@ class JobAdmin(ReadOnlyAdmin):
     ) -> HttpResponse:
         if obj is not None:
             context |= {"times": times(obj), "error": error(obj.error), "earlier_errors": earlier_errors(obj)}
+            context["timeline"] = timeline.draw(obj)
             _, context["reasons"] = why.explain(obj.pk)
             context["operations"] = operate.possible(request, obj)
             context["actions_done"] = Action.objects.using(obj._state.db).filter(job=obj.pk).order_by("pk")
@@ -151,6 +152,15 @@ class JobAdmin(ReadOnlyAdmin):
     @admin.display(description=_("result"))
     def shown_result(self, job: Job) -> str:
         return pretty(shown(job).result) if job.state == State.SUCCEEDED else NOTHING
+
+    @admin.display(description=_("as a call"))
+    def as_call(self, job: Job) -> SafeString:
+        """To paste into a shell; with what people may not see left out."""
+        seen = shown(job)
+        given = [*map(repr, seen.args), *(f"{name}={value!r}" for name, value in seen.kwargs.items())]
+        module, _, name = job.task.rpartition(".")
+        text = f"from {module} import {name}\n{name}.delay({', '.join(given)})" if module else f"{name}.delay(...)"
+        return format_html('<pre class="job-json">{}</pre>', scrub(text, SHOWN))
 
     @admin.display(description=_("options"))
     def shown_options(self, job: Job) -> SafeString:
