@@ -163,7 +163,7 @@ class Ledger:
         self.recovered = max(self.recovered or 0.0, time.monotonic() - began)
         if self.broker is not None:
             # Copies that are still out may do harm.
-            _patiently(lambda: self.broker.depth() == 0, WORK, lambda: "the broker is empty")
+            _patiently(lambda: self.broker.depth() == 0, max(WORK, within), lambda: "the broker is empty")
         cancelled = Job.objects.filter(state="cancelled").values_list("pk", flat=True)
         keys = set(Order.objects.filter(job__in=list(cancelled)).values_list("key", flat=True))
         otherwise = dict.fromkeys(keys & set(perhaps_cancelled), "cancelled") | dict(otherwise or {})

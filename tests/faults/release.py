@@ -12,10 +12,11 @@ from typing import Any
 
 from django.db import connection
 from django.db.migrations.loader import MigrationLoader
+from django.db.models import Q
 
 from jobs import idempotency, instance, lifecycle, lockstores, message
-from jobs.maintenance import rescue
-from jobs.models import Job, State
+from jobs.maintenance import rescue, tally
+from jobs.models import Job, Node, State
 from jobs.statements import Slot, Update
 from tests.faults.database import Database
 
@@ -51,15 +52,23 @@ def play() -> None:
             message.VERSION += 1
 
 
-def _forget_later_releases() -> None:
-    """Unknown in 0001: the connection of a run, a wish that it ends, whose database it is, keys, markers, locks."""
-    first = MigrationLoader(None).project_state(FIRST).models["jobs", "job"].fields
+def _forget_columns(model: Any, known: Any) -> None:
     field: Any
-    for field in Job._meta.concrete_fields:
-        if field.name not in first:
+    for field in model._meta.concrete_fields:
+        if field.name not in known:
             field.column, field.concrete = None, False
-            setattr(Job, field.name, None)
-    Job._meta._expire_cache()  # type: ignore[attr-defined]
+            setattr(model, field.name, None)
+    model._meta._expire_cache()
+
+
+def _forget_later_releases() -> None:
+    """Unknown in 0001: the connection of a run, a wish that it ends, whose database it is, keys, markers, locks, pauses
+    of queues, counts, and what a worker says of itself.
+    """
+    known = MigrationLoader(None).project_state(FIRST).models
+    first = known["jobs", "job"].fields
+    _forget_columns(Job, first)
+    _forget_columns(Node, known["jobs", "node"].fields)
     claimable, waiting = lifecycle._claimable, lifecycle._waiting
 
     def claimable_then(using: str) -> tuple[Any, dict[str, Any]]:
@@ -82,6 +91,8 @@ def _forget_later_releases() -> None:
         rows = Job.objects.using(using).filter(state__in=states, finished_at__lt=past, created_at__lt=past)
         return rows.order_by("created_at")
 
+    lifecycle.is_paused = lambda using: Q(pk__in=[])  # type: ignore[assignment,return-value]
+    tally.Count.run_once = lambda self: {}  # type: ignore[method-assign]
     lifecycle._waiting = waiting_then
     lifecycle.ended = ended_then
     idempotency.delete_expired = lambda *args: 0
