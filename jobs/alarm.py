@@ -40,21 +40,30 @@ class Alarm:
         self._ticks = 0
         self._patience = PATIENCE
         self._stops_steps = False
+        self._is_set = False
 
     def start(self) -> None:
         """The worker was told to stop: its main thread may still be in the event loop."""
         is_main = threading.current_thread() is threading.main_thread()
         # Not if somebody else uses the process's alarm.
-        if is_main and signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:
+        if not self._is_set and is_main and signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:
+            self._is_set = True
             signal.signal(signal.SIGALRM, self._look)
             signal.setitimer(signal.ITIMER_REAL, TICK, TICK)
             # The interpreter, when it ends, gives the signal its own meaning back: to kill.
-            atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)
+            atexit.register(self.stop)
 
     def stop_steps(self) -> None:
         """The event loop is over: what is broken off now is one of Celery's steps, and the next one follows."""
-        self._stops_steps = True
         self.start()
+        self._stops_steps = self._is_set
+
+    def stop(self) -> None:
+        """The worker has ended; the process may go on."""
+        if self._is_set:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        self.__init__()  # type: ignore[misc]
 
     def _look(self, number: int, frame: FrameType | None) -> None:
         call = _call_to_broker(frame)
@@ -69,14 +78,14 @@ class Alarm:
 
 
 def _call_to_broker(frame: FrameType | None) -> FrameType | None:
-    """The outermost call into kombu that the frame is part of; None in a body (``-P solo``)."""
+    """The outermost call into kombu that the frame is part of; None in a body (``-P solo``) and in a signal handler."""
     found = None
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
-        if module == "celery.app.trace":
+        if module in ("celery.app.trace", "celery.apps.worker"):
             return None
-        # kombu's event loop is the one call that does not have to return.
-        if module.startswith("kombu.") and not module.startswith("kombu.asynchronous"):
+        # kombu's event loop, and what it waits in, is the one call that does not have to return.
+        if module.startswith("kombu.") and not module.startswith(("kombu.asynchronous", "kombu.utils.eventio")):
             found = frame
         frame = frame.f_back
     return found

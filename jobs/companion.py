@@ -423,13 +423,14 @@ class _Process:
         relay, prune = Relay(self.handle.app), Prune(SideDatabase())
         count = Count(lambda: self.board.node)
         next_prune = next_count = 0.0
-        said: str | None = None
+        said: tuple[uuid.UUID, str | None] = (self.board.node, None)
         self._admitted.wait()
         while not self._stopping.is_set():
             self._due.clear()
             self._try(relay.run_once)
-            if relay.trouble != said and self.registered and self._try(partial(self._say_trouble, relay.trouble)):
-                said = relay.trouble
+            now = (self.board.node, relay.trouble)
+            if now != said and self.registered and self._try(partial(self._say_trouble, relay.trouble)):
+                said = now
             if time.monotonic() >= next_prune:
                 next_prune = time.monotonic() + conf().PRUNE_INTERVAL
                 self._try(lambda: prune.run_once(budget=PRUNE_BUDGET))

@@ -69,6 +69,9 @@ def _despite_leftovers(action: Callable[..., Any]) -> Callable[..., Any]:
             extra = board.about("connection_lost")
             logger.warning("the connection to the broker is gone: %s", exc, exc_info=True, extra=extra)
 
+    if (message := getattr(action, "__self__", None)) is not None:
+        # By this Celery's pool knows an acknowledgement, and lets it out while it stops.
+        act.__self__ = message  # type: ignore[attr-defined]
     return act
 
 

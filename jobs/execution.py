@@ -199,9 +199,8 @@ def _unclaimed(task: Any, job_id: uuid.UUID, using: str) -> NoReturn:
     if job is None:
         logger.info("job %s is gone: pruned, or its transaction rolled back", job_id, extra=fields)
     elif job.state == State.READY:
-        logger.warning(
-            "job %s was not claimed here; it is published again", job_id, extra={**fields, "action": "unclaimed"}
-        )
+        text = "job %s may not be claimed now; it is published again when it may"
+        logger.info(text, job_id, extra={**fields, "action": "unclaimed"})
     else:
         logger.info("job %s is %s: a duplicate message", job_id, job.state, extra=fields)
     raise Ignore()

@@ -478,7 +478,8 @@ def delete_ended(using: str, states: Sequence[str], age: float, limit: int, wind
     ids = list(rows.values_list("pk", flat=True)[:limit])
     if not ids:
         return 0
-    deleted = Job.objects.using(using).filter(pk__in=ids, state__in=states)._raw_delete(using)
-    gone = Action.objects.using(using).filter(job__in=ids)
-    gone.filter(~Exists(Job.objects.using(using).filter(pk=OuterRef("job"))))._raw_delete(using)
+    with transaction.atomic(using=using):
+        deleted = Job.objects.using(using).filter(pk__in=ids, state__in=states)._raw_delete(using)
+        gone = Action.objects.using(using).filter(job__in=ids)
+        gone.filter(~Exists(Job.objects.using(using).filter(pk=OuterRef("job"))))._raw_delete(using)
     return deleted

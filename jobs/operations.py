@@ -15,6 +15,7 @@ from django.utils.translation import gettext as translate
 from django.utils.translation import gettext_lazy as _
 
 from jobs import lifecycle
+from jobs.arguments import scrub
 from jobs.conf import conf
 from jobs.errors import UniqueBusy, UniqueTaken
 from jobs.models import Action, Job, State
@@ -78,7 +79,9 @@ class Operation:
         with transaction.atomic(using=using):
             done = change(key, using, by)
             if done:
-                Action.objects.using(using).create(job=key, what=self.name, by=by.who[:150], why=by.why)
+                Action.objects.using(using).create(
+                    job=key, what=self.name, by=scrub(by.who, 150), why=scrub(by.why, 1000)
+                )
         return done
 
 

@@ -31,6 +31,9 @@ logger = logging.getLogger("jobs")
 #: Seconds until a message that could not be built is tried again; meanwhile it is in nobody's way.
 UNPUBLISHABLE_PAUSE = 60.0
 
+#: How the error of a job begins whose message did not leave.
+REFUSED, UNBUILT, FULL = "the broker refused the message", "the message could not be built", "the queue has no room"
+
 #: Seconds until a message is tried again for which the broker's queue had no room.
 FULL_PAUSE = 2.0
 
@@ -116,7 +119,7 @@ def publish(
                     break
                 except _Refused as refused:
                     broker.abandon(connection)
-                    _postpone(refused.job, refused.reason, "the broker refused the message")
+                    _postpone(refused.job, refused.reason, REFUSED)
                     waiting = refused.unsent
                 except _Lost as lost:
                     broker.abandon(connection)
@@ -177,11 +180,11 @@ def _send_all(
                 except broker.full_errors as exc:
                     # Postponed and not left over: it must not stand at the head of the line for the other queues.
                     full += 1
-                    error = lifecycle.error_entry(type(exc).__name__, "the queue has no room", attempt=job.lease)
+                    error = lifecycle.error_entry(type(exc).__name__, FULL, attempt=job.lease)
                     lifecycle.postpone(job, FULL_PAUSE, error)
                 except Exception as exc:
                     # Not the broker's doing: the row itself, or a queue that this process does not know.
-                    _postpone(job, exc, "the message could not be built")
+                    _postpone(job, exc, UNBUILT)
             index = len(jobs)
     except broker.lost_errors as exc:
         # Whether the last one left is unknown; a batch is discarded as a whole.
@@ -332,16 +335,34 @@ def _broker(app: Celery, patient: bool) -> _Broker:
         return _brokers[app, patient]
 
 
-def trouble(app: Celery, patient: bool = True) -> str | None:
-    """Why the broker cannot be reached; None if it can. Cheap while a connection is open."""
-    broker = _broker(app, patient)
+def trouble(app: Celery) -> str | None:
+    """Why the broker cannot be reached; None if it can. Cheap while a connection is open, which may be dead by now."""
+    broker = _broker(app, patient=True)
     try:
         with broker.connection() as connection:
             broker.connect(connection)
             return None
     except broker.lost_errors as exc:
-        logger.debug("the broker cannot be reached: %r", exc, extra={"action": "broker_down"})
-        return f"{type(exc).__name__}: {exc}"
+        return _told(exc)
+
+
+def trouble_now(app: Celery) -> str | None:
+    """As :func:`trouble`, over a new connection, and for no longer than a caller may wait."""
+    broker = _broker(app, patient=False)
+    connection = broker.template.clone()
+    try:
+        urls = len(connection.alt) or 1
+        connection.ensure_connection(max_retries=urls - 1, timeout=urls * broker.connect_timeout)
+        return None
+    except broker.lost_errors as exc:
+        return _told(exc)
+    finally:
+        broker.abandon(connection)
+
+
+def _told(exc: Exception) -> str:
+    logger.debug("the broker cannot be reached: %r", exc, extra={"action": "broker_down"})
+    return f"{type(exc).__name__}: {exc}"
 
 
 def is_up(app: Celery) -> bool:
@@ -363,9 +384,9 @@ def is_first_up(app: Celery) -> bool:
         broker.abandon(connection)
 
 
-def depth(app: Celery, queue: str) -> int | None:
+def depth(app: Celery, queue: str, patient: bool = True) -> int | None:
     """How many messages wait in the broker's queue; None if the broker does not say."""
-    broker = _broker(app, patient=True)
+    broker = _broker(app, patient)
     try:
         with broker.connection() as connection:
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import uuid
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
@@ -346,8 +347,9 @@ class Task(celery.Task):
 
     def retry(self, args: Any = None, kwargs: Any = None, exc: Any = None, **options: Any) -> Any:
         """As Celery's, by hand and for ``autoretry_for``; but what waits for a person ends the job at once."""
-        if isinstance(exc, EffectParked):
-            raise exc
+        cause = exc or sys.exc_info()[1]
+        if isinstance(cause, EffectParked):
+            raise cause
         return super().retry(args, kwargs, exc, **options)
 
     def replace(self, sig: Any) -> Any:

@@ -115,6 +115,11 @@ def _on_init(sender: Any = None, **kwargs: Any) -> None:
         sender.soft_time_limit = None
 
 
+@signals.worker_shutdown.connect(dispatch_uid="jobs.worker")
+def _on_shutdown(**kwargs: Any) -> None:
+    alarm.stop()
+
+
 @signals.worker_shutting_down.connect(dispatch_uid="jobs.worker")
 def _on_shutting_down(how: str = "", **kwargs: Any) -> None:
     companion.tell(stopping=True)

@@ -10,7 +10,7 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.test import Client
-from django.urls import reverse
+from django.urls import resolve, reverse
 
 from jobs.admin import operate
 from jobs.models import Action, Cancellation, Job
@@ -82,7 +82,8 @@ def test_who_may_not_sees_no_button_and_can_do_nothing(staff, verb):
     before = Job.objects.values().get()
     assert client.post(page(job, "operate_one"), {"operation": verb}).status_code == 403
     assert client.post(MANY, {"operation": verb, "scope": "all"}).status_code == 403
-    client.post(LIST, {"action": verb, "_selected_action": str(job.pk), "index": "0"})
+    text = client.post(LIST, {"action": verb, "_selected_action": str(job.pk), "index": "0"}, follow=True).content
+    assert b"Which jobs?" not in text
     assert Job.objects.values().get() == before
     assert not Action.objects.exists()
     assert not LogEntry.objects.exists()
@@ -193,8 +194,58 @@ def test_many_go_step_by_step_and_each_once(staff, monkeypatch):
     assert said(client.get(LIST)) == "5 jobs cancelled"
 
 
+def test_all_means_what_the_command_means_unless_a_state_is_asked_for(staff):
+    client = staff("retry_job")
+    failed, cancelled = make("failed"), make("cancelled")
+    text, url, form = choose(client, "retry", failed)
+    assert "All that match the filters of the list: 1 (failed)" in text
+    assert said(client.post(url, {**form, "scope": "all"}, follow=True)) == "1 job retried"
+    assert Job.objects.get(pk=cancelled.pk).state == "cancelled"
+    text, url, form = choose(client, "retry", cancelled, query="state__exact=cancelled")
+    assert said(client.post(url, {**form, "scope": "all"}, follow=True)) == "1 job retried"
+    assert Job.objects.get(pk=cancelled.pk).state == "ready"
+
+
+def test_from_a_later_page_of_the_list(staff, monkeypatch):
+    monkeypatch.setattr(operate, "BUDGET", 0.0)
+    client = staff("retry_job")
+    jobs = [make("failed") for _ in range(60)]
+    _, url, form = choose(client, "retry", jobs[0], query="state__exact=failed&p=2")
+    response, steps = client.post(url, {**form, "scope": "all"}), 1
+    while response.status_code == 200:
+        steps += 1
+        response = client.post(url, hidden(response.content.decode()))
+    assert (response.status_code, steps) == (302, 61)
+    assert {job.state for job in Job.objects.all()} == {"ready"}
+    assert client.post(f"{MANY}?nope=1", {"operation": "retry", "scope": "all"}).status_code == 403
+
+
+def test_djangos_own_offer_of_all_is_not_made(staff):
+    client = staff("retry_job")
+    jobs = [make("failed") for _ in range(60)]
+    assert "across all pages" not in client.get(LIST).content.decode()
+    data = {"action": "retry", "_selected_action": [str(jobs[0].pk)], "select_across": "1", "index": "0"}
+    text = client.post(LIST, data).content.decode()
+    assert len(json.loads(hidden(text)["keys"])) == 50
+
+
+def test_jobs_do_not_stay_locked_with_atomic_requests(settings):
+    for name in ("job_operate", "job_operate_one"):
+        args = [] if name == "job_operate" else ["00000000-0000-0000-0000-000000000000"]
+        view = resolve(reverse(f"admin:jobs_{name}", args=args)).func
+        assert "default" in view._non_atomic_requests
+
+
+def test_a_reason_that_no_database_takes(staff):
+    client, job = staff("retry_job"), make("failed")
+    client.post(page(job, "operate_one"), {"operation": "retry", "why": "a\0b" + "x" * 5000})
+    assert len(Action.objects.get().why) <= 1100
+    assert "\0" not in Action.objects.get().why
+
+
 def test_progress_that_somebody_wrote_himself_is_refused(staff):
     client = staff("cancel_job")
-    state = json.dumps({"keys": None, "last": "", "done": 0, "refused": 0, "named": []})
+    state = json.dumps({"keys": None, "group": "", "last": "", "done": 0, "refused": 0, "named": []})
     assert client.post(MANY, {"operation": "cancel", "state": state}).status_code == 403
     assert client.post(MANY, {"operation": "cancel", "keys": "no json"}).status_code == 403
+    assert client.post(MANY, {"operation": "cancel", "keys": "[1, {}]"}).status_code == 403

@@ -46,6 +46,8 @@ class JobAdmin(ReadOnlyAdmin):
     search_help_text = _("The ID of a job (or its first 8 digits), or the beginning of a task's name.")
     show_full_result_count = False
     actions = ("retry", "run", "cancel")
+    # The confirmation offers all that match; Django's own offer would load their keys into the page.
+    actions_selection_counter = False
     # By name, because a project may give the app another label.
     change_list_template = "admin/jobs/job/change_list.html"
     change_form_template = "admin/jobs/job/change_form.html"
@@ -85,8 +87,8 @@ class JobAdmin(ReadOnlyAdmin):
         name = f"{self.opts.app_label}_job"
         wrap = self.admin_site.admin_view
         return [
-            path("operate/", wrap(partial(operate.many, self)), name=f"{name}_operate"),
-            path("<uuid:key>/operate/", wrap(partial(operate.one, self)), name=f"{name}_operate_one"),
+            path("operate/", wrap(operate.apart(partial(operate.many, self))), name=f"{name}_operate"),
+            path("<uuid:key>/operate/", wrap(operate.apart(partial(operate.one, self))), name=f"{name}_operate_one"),
             *super().get_urls(),
         ]
 

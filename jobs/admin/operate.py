@@ -9,9 +9,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from django.contrib import messages
+from django.contrib.admin.options import IncorrectLookupParameters
+from django.contrib.admin.views.main import PAGE_VAR
 from django.core.exceptions import PermissionDenied
 from django.core.signing import BadSignature, Signer
-from django.db import transaction
+from django.db import connections, transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.template.response import TemplateResponse
@@ -19,7 +21,7 @@ from django.urls import reverse
 from django.utils.translation import gettext as translate
 from django.utils.translation import ngettext
 
-from jobs.models import Job
+from jobs.models import Job, State
 from jobs.operations import OPERATIONS, By, Operation, Outcome
 
 #: Seconds of work in one request; the next one goes on where it ended.
@@ -78,8 +80,8 @@ def _attempt(admin: Any, request: HttpRequest, operation: Operation, job: Job) -
 
 def confirm(admin: Any, request: HttpRequest, operation: Operation, chosen: QuerySet[Job]) -> HttpResponse:
     """Ask: these, or all that the list's filters match."""
-    keys = [str(key) for key in chosen.values_list("pk", flat=True)]
-    matching = _matching(admin, request, operation)
+    keys = [str(key) for key in chosen.values_list("pk", flat=True)[: admin.list_per_page]]
+    counts = [rows[: COUNTED + 1].count() for rows in _matching(admin, request, operation).values()]
     context = {
         **admin.admin_site.each_context(request),
         "title": translate("%(label)s: are you sure?") % {"label": operation.label},
@@ -87,9 +89,10 @@ def confirm(admin: Any, request: HttpRequest, operation: Operation, chosen: Quer
         "operation": operation,
         "number": len(keys),
         "keys": json.dumps(keys),
-        "all": matching[: COUNTED + 1].count(),
+        "all": sum(counts),
         "at_most": COUNTED,
         "states": [state.label for state in dict.fromkeys((*operation.states, *operation.meant))],
+        "meant": [State(state).label for state in _states(request, operation)],
         "action": _url(request),
         "back": request.get_full_path(),
         "media": admin.media,
@@ -103,26 +106,38 @@ def many(admin: Any, request: HttpRequest) -> HttpResponse:
         return HttpResponseNotAllowed(["POST"])
     operation = _asked_for(admin, request)
     progress = _Progress.of(request)
-    rows = _matching(admin, request, operation)
-    if progress.keys is not None:
-        rows = admin.get_queryset(request).filter(pk__in=progress.keys)
+    if progress.keys is None:
+        groups = _matching(admin, request, operation)
+    else:
+        groups = {"": admin.get_queryset(request).filter(pk__in=progress.keys)}
     deadline = time.monotonic() + BUDGET
-    for job in _one_by_one(rows, progress.last):
-        progress.note(job, _attempt(admin, request, operation, job))
+    for group, job in _one_by_one(groups, progress.group, progress.last):
+        progress.note(group, job, _attempt(admin, request, operation, job))
         if time.monotonic() > deadline:
             return _go_on(admin, request, operation, progress)
     admin.message_user(request, progress.says(operation), messages.WARNING if progress.refused else messages.SUCCESS)
     return HttpResponseRedirect(f"{reverse(f'admin:{Job._meta.app_label}_job_changelist')}?{request.GET.urlencode()}")
 
 
-def _one_by_one(rows: QuerySet[Job], last: str) -> Iterator[Job]:
+def apart(view: Any) -> Any:
+    """Each job in a transaction of its own, also with ATOMIC_REQUESTS: rows of jobs must not stay locked for long."""
+    for alias in connections:
+        view = transaction.non_atomic_requests(using=alias)(view)
+    return view
+
+
+def _one_by_one(groups: dict[str, QuerySet[Job]], group: str, last: str) -> Iterator[tuple[str, Job]]:
     """In the order of their ids, from the one behind ``last`` on: each comes once, whatever becomes of it meanwhile."""
-    while True:
-        page = list((rows.filter(pk__gt=last) if last else rows).order_by("pk")[:STEP])
-        yield from page
-        if len(page) < STEP:
-            return
-        last = str(page[-1].pk)
+    names = list(groups)
+    for name in names[names.index(group) if group in names else 0 :]:
+        behind = last if name == group else ""
+        while True:
+            rows = groups[name].filter(pk__gt=behind) if behind else groups[name]
+            page = list(rows.order_by("pk")[:STEP])
+            yield from ((name, job) for job in page)
+            if len(page) < STEP:
+                break
+            behind = str(page[-1].pk)
 
 
 def _go_on(admin: Any, request: HttpRequest, operation: Operation, progress: _Progress) -> HttpResponse:
@@ -140,24 +155,46 @@ def _go_on(admin: Any, request: HttpRequest, operation: Operation, progress: _Pr
     return TemplateResponse(request, "admin/jobs/job/progress.html", context)
 
 
-def _matching(admin: Any, request: HttpRequest, operation: Operation) -> QuerySet[Job]:
-    """All jobs that the list's filters and its search match, in a state out of which it is possible."""
-    rows: QuerySet[Job] = admin.get_changelist_instance(request).get_queryset(request)
-    return rows.filter(state__in={*operation.states, *operation.meant}).order_by("pk")
+def _matching(admin: Any, request: HttpRequest, operation: Operation) -> dict[str, QuerySet[Job]]:
+    """All jobs that the list's filters and search match, of each state that is meant: each has an index of its own."""
+    try:
+        rows: QuerySet[Job] = admin.get_changelist_instance(request).get_queryset(request)
+    except IncorrectLookupParameters:
+        raise PermissionDenied from None
+    return {state: rows.filter(state=state).order_by("pk") for state in _states(request, operation)}
+
+
+def _states(request: HttpRequest, operation: Operation) -> list[str]:
+    """Those that are meant, as on the command line; others only if the list is filtered by their state."""
+    asked = request.GET.get("state__exact")
+    if asked is None:
+        return [str(state) for state in operation.meant]
+    return [str(state) for state in dict.fromkeys((*operation.states, *operation.meant)) if state == asked]
 
 
 def _url(request: HttpRequest) -> str:
-    return f"{reverse(f'admin:{Job._meta.app_label}_job_operate')}?{request.GET.urlencode()}"
+    """Of the next step, with the list's filters, and without its page: by then there may be none of that number."""
+    query = request.GET.copy()
+    query.pop(PAGE_VAR, None)
+    return f"{reverse(f'admin:{Job._meta.app_label}_job_operate')}?{query.urlencode()}"
 
 
 class _Progress:
     """How far it is, carried from request to request by the page itself, and signed."""
 
     def __init__(
-        self, keys: list[str] | None, last: str = "", done: int = 0, refused: int = 0, named: Sequence[str] = ()
+        self,
+        keys: list[str] | None,
+        group: str = "",
+        last: str = "",
+        done: int = 0,
+        refused: int = 0,
+        named: Sequence[str] = (),
     ) -> None:
         #: None: all that match.
         self.keys = keys
+        #: Where it is: in which state's jobs, and the last of them.
+        self.group = group
         self.last = last
         self.done = done
         self.refused = refused
@@ -173,15 +210,15 @@ class _Progress:
         if request.POST.get("scope") == "all":
             return cls(None)
         try:
-            return cls([str(uuid.UUID(key)) for key in json.loads(request.POST.get("keys", "[]"))])
+            return cls([str(uuid.UUID(str(key))) for key in json.loads(request.POST.get("keys", "[]"))])
         except (TypeError, ValueError):
             raise PermissionDenied from None
 
     def signed(self) -> str:
         return Signer(salt="jobs.admin").sign_object(vars(self))
 
-    def note(self, job: Job, outcome: Outcome) -> None:
-        self.last = str(job.pk)
+    def note(self, group: str, job: Job, outcome: Outcome) -> None:
+        self.group, self.last = group, str(job.pk)
         if outcome.is_done:
             self.done += 1
             return

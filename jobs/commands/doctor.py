@@ -118,7 +118,7 @@ def _settings() -> Iterator[Finding]:
 
 def _broker(app: Any) -> Finding:
     url = app.connection_for_write().as_uri()
-    trouble = publisher.trouble(app, patient=False)
+    trouble = publisher.trouble_now(app)
     if trouble:
         return Finding("broker", False, f"{url} cannot be reached: {trouble}", "Look at CELERY_BROKER_URL, and at it.")
     return Finding("broker", True, f"{url} answers")

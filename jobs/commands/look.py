@@ -16,7 +16,7 @@ from jobs.commands.change import WHICH
 from jobs.commands.status import nodes_table
 from jobs.commands.text import table
 from jobs.conf import conf
-from jobs.models import Job, Node
+from jobs.models import Action, Job, Node
 from jobs.redaction import shown
 from jobs.selection import Selection, moment
 
@@ -59,7 +59,8 @@ class List(Subcommand):
             return
         lines = [["id", "state", "task", "queue", "created", "attempts", "error"]]
         for job in rows[:limit]:
-            error = f"{job.error['type']}: {job.error['message']}".splitlines()[0][:60] if job.error else ""
+            shape = job.error if isinstance(job.error, dict) else {"type": "?", "message": job.error}
+            error = f"{shape.get('type')}: {shape.get('message')} ".splitlines()[0][:60].strip() if job.error else ""
             lines.append([str(job.pk), job.state, job.task, job.queue, local(job.created_at), str(job.lease), error])
         self.say(table(lines))
         if len(rows) > limit:
@@ -78,15 +79,22 @@ class Show(Subcommand):
         if as_json:
             self.say_json(found)
             return
-        errors = found.pop("errors")
-        found.pop("error")
+        errors, last = found.pop("errors"), found.pop("error")
+        if last is not None and last not in errors[-1:]:
+            errors = [*errors, last]
         width = max(map(len, found))
         for name, value in found.items():
             if value not in (None, ""):
                 self.say(f"{name.ljust(width)}  {value}")
+        for action in Action.objects.using(job._state.db).filter(job=job.pk).order_by("pk"):
+            self.say(f"{local(action.at)} {action.what} by {action.by or '?'} {action.why}".rstrip())
         for entry in errors:
-            self.say(f"\n{self.style.WARNING(str(entry['type']))}, attempt {entry['attempt']}, {entry['at']}")
-            self.say((entry["traceback"] or entry["message"]).rstrip())
+            if not isinstance(entry, dict):
+                entry = {"message": entry}
+            self.say(
+                f"\n{self.style.WARNING(str(entry.get('type')))}, attempt {entry.get('attempt')}, {entry.get('at')}"
+            )
+            self.say(str(entry.get("traceback") or entry.get("message")).rstrip())
 
 
 class Nodes(Subcommand):

@@ -43,6 +43,7 @@ class Relay:
     def run_once(self) -> dict[str, int]:
         """Expire, publish what is due, and from time to time look for lost messages."""
         done = {"expired": 0, "published": 0, "republished": 0}
+        self.trouble = None
         look = time.monotonic() >= self._next_look or any(each.is_behind for each in self._suspects.values())
         if look:
             self._next_look = time.monotonic() + conf().GRACE / 4
@@ -66,8 +67,8 @@ class Relay:
         published = 0
         deadline = time.monotonic() + LONGEST_TICK
         while time.monotonic() < deadline and (ids := lifecycle.due(using, conf().BATCH)):
-            self.trouble = publisher.trouble(self.app)
-            if self.trouble is not None:
+            if (trouble := publisher.trouble(self.app)) is not None:
+                self.trouble = trouble
                 break
             jobs = lifecycle.dispatch(ids, using)
             left = publisher.publish(jobs, using, self.app, patient=True)
@@ -77,8 +78,6 @@ class Relay:
                 self.trouble = f"the broker took {len(jobs) - len(left)} of {len(jobs)} messages"
             if left or not jobs:
                 break
-        else:
-            self.trouble = None
         if published:
             logger.info("relay handled %s due jobs", published, extra={"action": "relayed", "count": published})
         return published

@@ -102,7 +102,7 @@ def _parked(view: View) -> Iterator[Reason]:
 def _taken_key(view: View) -> Iterator[Reason]:
     holder = view.key_holder
     if holder is not None:
-        says = translate("It cannot wait to run: its unique key %(key)s is taken by the job %(holder)s (%(state)s).")
+        says = translate("It cannot run again now: its unique key %(key)s is taken by the job %(holder)s (%(state)s).")
         cure = translate("That one does the same work. If this one should run as well, retry it when that has ended.")
         values = {"key": repr(view.job.unique_key), "holder": holder.pk, "state": State(holder.state).label}
         evidence = {"key": view.job.unique_key, "job": str(holder.pk), "state": holder.state}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import logging
 import math
 import uuid
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from jobs.maintenance import rescue
 from jobs.models import UNIQUE, Cancellation, Effect, Job, Node, Pause
 from jobs.project import celery_app
 from jobs.times import duration
+
+logger = logging.getLogger("jobs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,8 @@ class View:
         if error is None:
             return None
         blank = {"type": "?", "message": "", "at": "", "attempt": None}
-        return {**blank, **(error if isinstance(error, dict) else {"message": str(error)})}
+        found = {**blank, **(error if isinstance(error, dict) else {"message": error})}
+        return {**found, "type": str(found["type"]), "message": str(found["message"])}
 
     # Times, as a reader sees them
 
@@ -110,18 +114,22 @@ class View:
         """The task as this process knows it, or None."""
         if self.app is None:
             return None
-        self.app.loader.import_default_modules()
+        try:
+            self.app.loader.import_default_modules()
+        except Exception:
+            # A process that cannot import all of them (a web server without a worker's libraries) says what it can.
+            logger.debug("not all tasks can be imported here", exc_info=True, extra={"action": "tasks_unknown"})
         return self.app.tasks.get(self.job.task)
 
     @cached_property
     def trouble(self) -> str | None:
         """Why the broker cannot be reached from here."""
-        return "no Celery app" if self.app is None else publisher.trouble(self.app, patient=False)
+        return "no Celery app" if self.app is None else publisher.trouble_now(self.app)
 
     @cached_property
     def depth(self) -> int | None:
         """How many messages wait in the job's queue; None if the broker does not say."""
-        return None if self.trouble else publisher.depth(self.app, self.job.queue)
+        return None if self.trouble else publisher.depth(self.app, self.job.queue, patient=False)
 
     @cached_property
     def running(self) -> int:
@@ -137,7 +145,9 @@ class View:
         try:
             key = template.of(self.job.args, self.job.kwargs)
             held = lockstores.look(key)
-        except (TypeError, ValueError, lockstores.Away):
+        except Exception:
+            # The key is made by the project's code, perhaps of arguments that are older than it.
+            logger.debug("the lock of a job is not known here", exc_info=True, extra={"action": "lock_unknown"})
             return None
         return (key, held) if held is not None and held.job != self.job.pk else None
 

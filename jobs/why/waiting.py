@@ -8,7 +8,7 @@ from typing import Any
 from django.utils.translation import gettext as translate
 from django.utils.translation import ngettext
 
-from jobs import strays
+from jobs import publisher, strays
 from jobs.conf import conf
 from jobs.keys import bind, signature_of
 from jobs.models import State
@@ -30,8 +30,12 @@ def reasons(view: View) -> Iterator[Reason]:
     yield from _no_worker(view)
     yield from _unknown_task(view)
     if is_due:
+        way = list(_on_its_way(view))
+        if not way or way[0].code in ("in_line", "due"):
+            # All is well with its message, and it will find that.
+            yield from _locked(view)
+        yield from way
         yield from _locked(view)
-        yield from _on_its_way(view)
     yield from misfit(view)
 
 
@@ -65,7 +69,7 @@ def _own_time(view: View) -> Iterator[Reason]:
     job, error = view.job, view.error
     when = {"run_at": job.run_at.isoformat(), "seconds": round(-view.since(job.run_at), 3)}
     values = {"until": view.until(job.run_at)}
-    if error and (error["attempt"] == job.lease or error["type"] in strays.KINDS):
+    if error and (error["attempt"] == job.lease or _is_of_a_stray(view)):
         values |= {"error": f"{error['type']}: {error['message']}"}
         when |= {"error": error["type"], "message": error["message"], "at": error["at"]}
     else:
@@ -74,7 +78,12 @@ def _own_time(view: View) -> Iterator[Reason]:
     if error is None:
         says = translate("It is scheduled, and runs in %(until)s.") % values
         yield Reason("scheduled", says, run, when)
-    elif error["type"] in strays.KINDS:
+    elif error["message"].startswith((publisher.REFUSED, publisher.UNBUILT, publisher.FULL)):
+        says = translate("It cannot be published (%(error)s). It is tried again in %(until)s.") % values
+        yield Reason(
+            "unpublishable", says, translate("Look at its queue and exchange, and at CELERY_TASK_QUEUES."), when
+        )
+    elif _is_of_a_stray(view):
         # What one worker said of it.
         yield from _unknown_task(view)
         says = translate("A worker could not run it (%(error)s). It is tried again in %(until)s.") % values
@@ -96,6 +105,12 @@ def _own_time(view: View) -> Iterator[Reason]:
         says = translate("It was given back (%(error)s), and runs again in %(until)s.") % values
         counts = {name: getattr(job, name) for name in ("crashes", "node_losses", "snoozes", "retries")}
         yield Reason("given_back", says, run, {**when, **counts})
+
+
+def _is_of_a_stray(view: View) -> bool:
+    """Whether a worker got its message since its last run, and could not run it."""
+    error, started = view.error or {}, view.job.started_at
+    return error.get("type") in strays.KINDS and (started is None or str(error["at"]) > started.isoformat())
 
 
 def _paused(view: View) -> Iterator[Reason]:
@@ -182,7 +197,8 @@ def _locked(view: View) -> Iterator[Reason]:
 def _on_its_way(view: View) -> Iterator[Reason]:
     job = view.job
     if job.state == State.SCHEDULED or job.dispatched_at is None:
-        yield from _unpublished(view)
+        # Of a paused queue nothing is published.
+        yield from _unpublished(view) if view.pause is None else ()
         return
     since = view.since(job.dispatched_at)
     evidence: dict[str, Any] = {"published_seconds": round(since, 3), "republished": job.republished}
