@@ -206,8 +206,9 @@ def command(*args: object) -> str:
 
 def test_command_lists_what_is_not_settled(calls):
     lines = command().splitlines()
-    assert [line.split()[1:3] for line in lines[:-1]] == [["charge:b", "ambiguous,"], ["charge:c", "parked,"]]
-    assert lines[-1] == "2 external calls are not settled."
+    assert [line.split()[1:3] for line in lines[:2]] == [["charge:b", "ambiguous,"], ["charge:c", "parked,"]]
+    assert lines[2] == "2 external calls are not settled."
+    assert "jobs effects ID --happened" in lines[3]
     assert [(each["key"], each["status"]) for each in json.loads(command("--json"))] == [
         ("b", "ambiguous"),
         ("c", "parked"),

@@ -7,6 +7,7 @@ import io
 import json
 
 import pytest
+from celery import current_app
 from django.core.management import CommandError, call_command
 from django.utils import timezone
 
@@ -30,10 +31,12 @@ def run(*args: str) -> str:
 
 @pytest.mark.core
 def test_paused_and_resumed_under_a_worker():
+    # The cells of the matrix have queues of their own.
+    queue = current_app.conf.task_default_queue
     with Worker():
         before = tasks.effect.delay("before")
         wait_ended(before.id)
-        run("pause", "celery", "--reason", "for a test")
+        run("pause", queue, "--reason", "for a test")
         ready, due, late = (
             tasks.effect.delay("a"),
             tasks.effect.apply_async(("b",), countdown=0.1),
@@ -45,7 +48,7 @@ def test_paused_and_resumed_under_a_worker():
         assert (expired.state, expired.error["type"]) == ("cancelled", "Expired")
         other = tasks.effect.apply_async(("d",), queue="mail")
         assert Job.objects.filter(pk__in=[ready.id, due.id], lease=0, started_at=None).count() == 2
-        run("resume", "celery")
+        run("resume", queue)
         wait_ended(ready.id, due.id)
     assert effects() == {"before": 1, "a": 1, "b": 1}
     assert Job.objects.get(pk=other.id).state == "ready"

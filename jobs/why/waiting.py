@@ -11,9 +11,9 @@ from django.utils.translation import ngettext
 from jobs import publisher, strays
 from jobs.conf import conf
 from jobs.keys import bind, signature_of
+from jobs.maintenance.relay import LONGEST_TICK
 from jobs.models import State
 from jobs.times import duration
-from jobs.verify.delivery import relay_bound
 from jobs.why.reason import Reason
 from jobs.why.view import View
 
@@ -239,7 +239,7 @@ def _unpublished(view: View) -> Iterator[Reason]:
         says = translate("It is due since %(ago)s, and the relay cannot publish it: %(trouble)s.") % values
         cure = translate("Look at the broker: as soon as it answers, the relay goes on by itself.")
         yield Reason("relay_stuck", says, cure, evidence)
-    elif late > relay_bound():
+    elif late > conf().RELAY_INTERVAL + 3 * LONGEST_TICK:
         says = translate("It is due since %(ago)s, and no relay has published it.") % values
         cure = translate(
             "Every worker relays; look at their logs. By hand: manage.py jobs relay --once. With very many due jobs "
