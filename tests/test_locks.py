@@ -384,9 +384,11 @@ def test_a_lock_on_a_server_whose_transactions_are_repeatable_read(settings, cap
     assert not caplog.records
 
 
-def test_a_holder_paused_past_its_ttl_writes_nothing(store, tmp_path):
+@contextlib.contextmanager
+def another_holder(store, directory):
+    """A process that holds the lock; it writes with its token when the file is there."""
     Imported.objects.create(key="a")
-    started, gate = tmp_path / "started", tmp_path / "gate"
+    started, gate = directory / "started", directory / "gate"
     process = subprocess.Popen(
         [sys.executable, "-c", PAUSED, str(started), str(gate)],
         env=environment(**store),
@@ -395,6 +397,13 @@ def test_a_holder_paused_past_its_ttl_writes_nothing(store, tmp_path):
     )
     try:
         wait_for(started.exists, 20, "the first one holds it")
+        yield process, gate
+    finally:
+        process.kill()
+
+
+def test_a_holder_paused_past_its_ttl_writes_nothing(store, tmp_path):
+    with another_holder(store, tmp_path) as (process, gate):
         assert is_held()
         process.send_signal(signal.SIGSTOP)
         with lock("a", ttl=SHORT, wait=10) as token:
@@ -403,30 +412,17 @@ def test_a_holder_paused_past_its_ttl_writes_nothing(store, tmp_path):
             assert process.communicate(timeout=20)[0] == "1\n", "it wrote, and nobody saw more than its own token"
             assert is_held(), "it released another one's lock"
             assert Imported.objects.filter(key="a", fence__lt=token).update(fence=token, note="second") == 1
-    finally:
-        process.kill()
     assert Imported.objects.get().note == "second"
 
 
 def test_a_write_that_comes_after_its_successors_changes_nothing(store, tmp_path):
-    Imported.objects.create(key="a")
-    started, gate = tmp_path / "started", tmp_path / "gate"
-    process = subprocess.Popen(
-        [sys.executable, "-c", PAUSED, str(started), str(gate)],
-        env=environment(**store),
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        wait_for(started.exists, 20, "the first one holds it")
+    with another_holder(store, tmp_path) as (process, gate):
         process.send_signal(signal.SIGSTOP)
         with lock("a", ttl=SHORT, wait=10) as token:
             assert Imported.objects.filter(key="a", fence__lt=token).update(fence=token, note="second") == 1
         gate.touch()
         process.send_signal(signal.SIGCONT)
         assert process.communicate(timeout=20)[0] == "0\n"
-    finally:
-        process.kill()
     assert Imported.objects.get().note == "second"
 
 
