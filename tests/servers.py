@@ -60,6 +60,15 @@ def family(pid: int) -> list[int]:
     return found
 
 
+def states(pid: int) -> list[str]:
+    """Of the process's threads: ``T`` for one that is stopped."""
+    found = []
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found.append(stat.read_text().rpartition(")")[2].split()[0])
+    return found
+
+
 def die_with_parent(*command: str) -> list[str]:
     setpriv = shutil.which("setpriv")
     if setpriv is None:
@@ -126,8 +135,11 @@ class Server:
         wait_for(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids[1:]), 10, f"{self.name} is gone", 0.01)
 
     def pause(self) -> None:
-        """SIGSTOP: the kernel still accepts connections, and nobody answers."""
+        """SIGSTOP: the kernel still accepts connections, and nobody answers. It has stopped when this returns."""
         self.signal(signal.SIGSTOP)
+        assert self.process is not None
+        pids = family(self.process.pid)
+        wait_for(lambda: all(set(states(pid)) <= {"T", "Z"} for pid in pids), 10, f"{self.name} has stopped", 0.01)
 
     def resume(self) -> None:
         self.signal(signal.SIGCONT)

@@ -141,7 +141,7 @@ def test_a_broker_that_hangs_holds_nobody_up_for_long(kind, use_broker, request)
     server = request.getfixturevalue(f"{kind.name}_server")
     use_broker(server.url)
     tasks.noop.delay()
-    server.process.send_signal(signal.SIGSTOP)
+    server.pause()
     try:
         slowest = 0.0
         for _ in range(5):
@@ -150,7 +150,7 @@ def test_a_broker_that_hangs_holds_nobody_up_for_long(kind, use_broker, request)
             tasks.noop.delay()
             slowest = max(slowest, time.monotonic() - began)
     finally:
-        server.process.send_signal(signal.SIGCONT)
+        server.resume()
     assert slowest < 1.5
     assert Job.objects.filter(dispatched_at=None).count() == 5
 
