@@ -36,6 +36,9 @@ class Alarm:
     """Looks every second where the main thread is, and breaks off a call into kombu that does not return."""
 
     def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
         self._call: FrameType | None = None
         self._ticks = 0
         self._patience = PATIENCE
@@ -63,7 +66,8 @@ class Alarm:
         if self._is_set:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        self.__init__()  # type: ignore[misc]
+            atexit.unregister(self.stop)
+        self._reset()
 
     def _look(self, number: int, frame: FrameType | None) -> None:
         call = _call_to_broker(frame)

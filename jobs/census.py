@@ -6,9 +6,10 @@ import math
 import uuid
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from django.db.models import Count, DurationField, ExpressionWrapper, F, Max, Q
+from django.db.models import Count, DurationField, ExpressionWrapper, F, Max, Q, QuerySet
 from django.db.models.functions import Now
 
 from jobs import databases, instance
@@ -19,6 +20,28 @@ from jobs.queues import paused as paused_queues
 from jobs.times import duration
 
 LIVE = (State.SCHEDULED, State.READY, State.RUNNING)
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    node: Node
+    #: Seconds since its last beat; infinite for one that never beat.
+    silence: float
+
+    @property
+    def is_alive(self) -> bool:
+        return self.node.dead_at is None and self.silence < conf().DEAD_AFTER
+
+    @property
+    def name(self) -> str:
+        return str(self.node)
+
+
+def workers(nodes: QuerySet[Node]) -> list[Worker]:
+    """The nodes, oldest first, each with its silence."""
+    with databases.side() as side:
+        silence = rescue.read_silence(side)
+    return [Worker(node, silence.get(node.pk, math.inf)) for node in nodes.order_by("started_at")]
 
 
 def gather(live: bool) -> dict[str, Any]:
@@ -60,8 +83,8 @@ def gather(live: bool) -> dict[str, Any]:
                 states[state] = (states[state] or 0) + count
     for name in paused:
         queues.setdefault(name, dict.fromkeys(LIVE, 0))
-    workers, dead = nodes(running)
-    consumed = Counter(queue for node in workers if node["alive"] for queue in node["queues"])
+    listed, dead = nodes(running)
+    consumed = Counter(queue for node in listed if node["alive"] for queue in node["queues"])
     return {
         "databases": marks,
         "jobs": {str(state): count for state, count in states.items()},
@@ -74,7 +97,7 @@ def gather(live: bool) -> dict[str, Any]:
             }
             for name in sorted(queues)
         },
-        "nodes": workers,
+        "nodes": listed,
         "dead_nodes": dead,
         "oldest_ready_seconds": max(waiting_since.values(), default=None),
         "relay": {"due": due, "lag_seconds": lag},
@@ -91,28 +114,26 @@ def running_by_node() -> Counter[uuid.UUID]:
 
 def nodes(running: Counter[uuid.UUID]) -> tuple[list[dict[str, Any]], int]:
     """The workers that nobody declared dead, oldest first; and how many died of late, without signing off."""
-    with databases.side() as side:
-        silence = rescue.read_silence(side)
-    rows = Node.objects.using(databases.home()).filter(Q(dead_at=None) | Q(signed_off=False)).order_by("started_at")
-    found = list(rows.annotate(age=_age("started_at")).defer("tasks"))
-    alive = [node for node in found if node.dead_at is None]
+    rows = Node.objects.using(databases.home()).filter(Q(dead_at=None) | Q(signed_off=False))
+    found: list[Any] = workers(rows.annotate(age=_age("started_at")).defer("tasks"))
+    listed = [worker for worker in found if worker.node.dead_at is None]
     return [
         {
-            "id": str(node.pk),
-            "hostname": node.hostname,
-            "pid": node.pid,
-            "version": node.version,
-            "pool": node.pool,
-            "concurrency": node.concurrency,
-            "relay_error": node.relay_error,
-            "queues": node.queues,
-            "age_seconds": _seconds(node.age),
-            "beat_seconds": round(silence[node.pk], 3) if node.pk in silence else None,
-            "alive": silence.get(node.pk, math.inf) < conf().DEAD_AFTER,
-            "running": running[node.pk],
+            "id": str(worker.node.pk),
+            "hostname": worker.node.hostname,
+            "pid": worker.node.pid,
+            "version": worker.node.version,
+            "pool": worker.node.pool,
+            "concurrency": worker.node.concurrency,
+            "relay_error": worker.node.relay_error,
+            "queues": worker.node.queues,
+            "age_seconds": _seconds(worker.node.age),
+            "beat_seconds": round(worker.silence, 3) if math.isfinite(worker.silence) else None,
+            "alive": worker.is_alive,
+            "running": running[worker.node.pk],
         }
-        for node in alive
-    ], len(found) - len(alive)
+        for worker in listed
+    ], len(found) - len(listed)
 
 
 def _longest(since: str, filter: Q | None = None) -> Any:

@@ -48,7 +48,7 @@ def _go_back(c: Any) -> None:
     Raises:
         ConnectionResetError: Celery connects anew, as after an outage.
     """
-    if publisher.is_first_up(c.app):
+    if publisher.trouble_now(c.app, first_only=True) is None:
         logger.warning("this worker goes back to the first broker of its list", extra=board.about("broker_changed"))
         raise ConnectionResetError("the first broker of the list is there again")
 

@@ -346,12 +346,16 @@ def trouble(app: Celery) -> str | None:
         return _told(exc)
 
 
-def trouble_now(app: Celery) -> str | None:
-    """As :func:`trouble`, over a new connection, and for no longer than a caller may wait."""
+def trouble_now(app: Celery, first_only: bool = False) -> str | None:
+    """As :func:`trouble`, over a new connection, and for no longer than a caller may wait.
+
+    Parameters:
+        first_only: ask the first broker of the list, and not those that stand in for it.
+    """
     broker = _broker(app, patient=False)
     connection = broker.template.clone()
+    urls = 1 if first_only else len(connection.alt) or 1
     try:
-        urls = len(connection.alt) or 1
         connection.ensure_connection(max_retries=urls - 1, timeout=urls * broker.connect_timeout)
         return None
     except broker.lost_errors as exc:
@@ -368,20 +372,6 @@ def _told(exc: Exception) -> str:
 def is_up(app: Celery) -> bool:
     """Whether the broker can be reached; cheap while a connection is open."""
     return trouble(app) is None
-
-
-def is_first_up(app: Celery) -> bool:
-    """Whether the first broker of the list can be reached; takes no longer than a caller may."""
-    broker = _broker(app, patient=False)
-    connection = broker.template.clone()
-    try:
-        connection.ensure_connection(max_retries=0, timeout=broker.connect_timeout)
-        return True
-    except broker.lost_errors as exc:
-        logger.debug("the first broker cannot be reached: %r", exc, extra={"action": "broker_down"})
-        return False
-    finally:
-        broker.abandon(connection)
 
 
 def depth(app: Celery, queue: str, patient: bool = True) -> int | None:

@@ -7,6 +7,7 @@ and expire, as before.
 
 from __future__ import annotations
 
+from jobs.arguments import scrub
 from jobs.conf import conf
 from jobs.models import Pause
 
@@ -23,9 +24,9 @@ def pause(queue: str, by: str = "", reason: str = "") -> bool:
     Raises:
         ValueError: no such queue can be.
     """
-    if not 0 < len(queue) <= MAX_NAME:
-        raise ValueError(f"the name of a queue has 1 to {MAX_NAME} characters, and not {len(queue)}")
-    row = {"by": by[:150], "reason": reason}
+    if not 0 < len(queue) <= MAX_NAME or "\0" in queue:
+        raise ValueError(f"the name of a queue has 1 to {MAX_NAME} characters, none of them NUL")
+    row = {"by": scrub(by, 150), "reason": scrub(reason, 1000)}
     done = [Pause.objects.using(alias).get_or_create(pk=queue, defaults=row)[1] for alias in conf().DATABASES]
     return any(done)
 

@@ -11,7 +11,7 @@ from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
 from jobs.conf import conf
-from jobs.keys import bind, signature_of
+from jobs.keys import signature_of
 from jobs.models import Job
 from jobs.project import celery_app
 
@@ -56,16 +56,12 @@ def _names(job: Job) -> list[str]:
     task = app and app.tasks.get(job.task)
     if task is None or not getattr(task, "is_transactional", False):
         return []
-    signature = signature_of(type(task))
-    try:
-        bind(signature, job.args, job.kwargs)
-    except TypeError:
-        return []
     names: list[str] = []
-    for parameter in signature.parameters.values():
+    for parameter in signature_of(type(task)).parameters.values():
         if parameter.kind is parameter.VAR_POSITIONAL:
             return [*names, *[parameter.name] * len(job.args)]
-        names.append(parameter.name)
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            names.append(parameter.name)
     return names
 
 

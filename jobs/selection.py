@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 from django.db.models import QuerySet
 from django.utils import timezone
@@ -65,6 +66,15 @@ class Selection:
                     break
                 yield from ((key, alias) for key in page)
                 last = page[-1]
+
+
+def find(key: uuid.UUID, **annotations: Any) -> Any:
+    """The job of this id, in whatever database it is, or None."""
+    for alias in conf().DATABASES:
+        job = Job.objects.using(alias).annotate(**annotations).filter(pk=key).first()
+        if job is not None:
+            return job
+    return None
 
 
 def moment(text: str) -> datetime.datetime:

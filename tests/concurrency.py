@@ -57,12 +57,16 @@ def open_transaction(action: Callable[[], Any], commits: bool = True) -> Iterato
         assert holder.result() is None
 
 
-def somebody_waits() -> bool:
-    """Whether a transaction waits for another one; SQLite does not say."""
+def somebody_waits(seconds: float = 0.0) -> bool:
+    """Whether a transaction has waited so long for another one; SQLite does not say."""
     if connection.vendor != "postgresql":
         return True
     with connection.cursor() as cursor:
-        cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+        cursor.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' "
+            "AND clock_timestamp() - query_start >= make_interval(secs => %s)",
+            [seconds],
+        )
         return bool(cursor.fetchone()[0])
 
 

@@ -110,7 +110,8 @@ def test_list_neither_counts_nor_sorts_the_table(viewer, query):
 def test_page_of_a_job_takes_few_statements(viewer):
     root, parent = make(), make("succeeded")
     job = make("running", root_id=root.pk, parent_id=parent.pk, errors=[ERROR] * 40)
-    assert len(statements(viewer, page(job))) <= 16
+    # One more if the content types are not known yet.
+    assert len(statements(viewer, page(job))) <= 15
 
 
 # The list

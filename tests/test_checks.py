@@ -217,6 +217,13 @@ def test_a_database_in_memory(settings, monkeypatch):
     assert [message for message in run_checks() if message.id.startswith("jobs.")] == []
 
 
+def test_a_redaction_that_cannot_be_imported(settings):
+    settings.JOBS = {**settings.JOBS, "REDACT": "tests.nowhere.redact"}
+    assert ids(checks.check_redaction()) == ["jobs.E013"]
+    settings.JOBS = {**settings.JOBS, "REDACT": "tests.test_redaction.hide_secrets"}
+    assert ids(checks.check_redaction()) == []
+
+
 def test_an_app_whose_tasks_are_stock():
     plain = Celery("plain", set_as_current=False, fixups=[])
     plain.conf.update(celery_settings())
@@ -344,7 +351,7 @@ def test_the_readme_names_every_check():
     known = set(re.findall(r'id="jobs\.([EW]\d{3})"', source))
     named = set(re.findall(r"^\| `([EW]\d{3})` \|", (ROOT / "README.md").read_text(), re.M))
     assert known == named
-    assert {int(name[1:]) for name in known if name[0] == "E"} == set(range(1, 13))
+    assert {int(name[1:]) for name in known if name[0] == "E"} == set(range(1, 14))
     assert {int(name[1:]) for name in known if name[0] == "W"} == set(range(1, 18))
     tested = set(re.findall(r"jobs\.([EW]\d{3})", Path(__file__).read_text()))
     assert known - tested <= {"E002"}, "is tested with the workers"

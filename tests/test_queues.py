@@ -98,5 +98,8 @@ def test_commands():
     assert (found["changed"], list(found["paused"])) == (["mail"], ["celery"])
     assert run("resume", "celery", "celery") == "celery: resumed, 1 jobs are ready\n"
     assert not Pause.objects.exists()
-    with pytest.raises(CommandError, match="1 to 255 characters"):
-        run("pause", "x" * 256)
+    for name in ("x" * 256, "", "a\0b"):
+        with pytest.raises(CommandError, match="1 to 255 characters, none of them NUL"):
+            run("pause", name)
+    run("pause", "mail", "--reason", "a\0b")
+    assert "\0" not in Pause.objects.get().reason

@@ -8,6 +8,7 @@ import pytest
 from django.core.management import call_command
 from django.urls import reverse
 
+from jobs import checks
 from jobs.conf import problems
 from tests import tasks
 from tests.rows import make
@@ -56,7 +57,9 @@ def test_what_it_fails_at_is_hidden(settings, admin_client, caplog):
 
 def test_arguments_that_fit_no_more_and_tasks_that_nobody_knows(settings, admin_client):
     redact(settings)
-    assert "one" in everywhere(make("succeeded", args=["one", "two", "three", "four"]), admin_client)
+    text = everywhere(make("succeeded", args=["one", "s3cret", "three"]), admin_client)
+    assert "s3cret" not in text, "its place still has a name"
+    assert "three" in text
     assert "one" in everywhere(make("succeeded", task="gone", args=["one"]), admin_client)
 
 
@@ -66,6 +69,11 @@ def test_without_it_everything_is_shown(admin_client, settings):
     assert tasks.effect.name
 
 
-def test_a_path_that_leads_nowhere(settings):
+def test_a_path_that_leads_nowhere(settings, admin_client):
     redact(settings, "tests.nowhere")
+    assert [each.id for each in checks.check_redaction()] == ["jobs.E013"]
+    assert "s3cret" not in everywhere(make("succeeded", args=["key", "s3cret"]), admin_client)
+    redact(settings)
+    assert not list(checks.check_redaction())
+    settings.JOBS = {**settings.JOBS, "REDACT": 7}
     assert any("JOBS['REDACT'] must be the dotted path" in text for text in problems())

@@ -151,6 +151,9 @@ def test_keys_and_rows_in_opposite_order(node, first):
                 take(order[0])
                 Effect.objects.create(key=order[0])
                 meeting.wait(10)
+                if order[0] == other:
+                    # If both gave up at the same moment, none would have made way for the other.
+                    wait_for(lambda: somebody_waits(seconds=0.4), 10, "the other one has begun to wait")
                 take(order[1])
             return time.monotonic() - began, True
         except Exception as exc:
@@ -162,10 +165,9 @@ def test_keys_and_rows_in_opposite_order(node, first):
     outcomes = [left.result(), right.result()]
     assert all(seconds < conf().UNIQUE_WAIT + 4 for seconds, _ in outcomes), outcomes
     committed = sum(done is True for _, done in outcomes)
-    # On a busy machine both may give up at the same moment; each was told, so nothing is lost.
-    assert committed or all(isinstance(done, UniqueBusy) for _, done in outcomes), outcomes
+    assert committed >= 1, outcomes
     assert Effect.objects.count() == committed
-    assert Job.objects.filter(unique_key="mon").count() == min(committed, 1)
+    assert Job.objects.filter(unique_key="mon").count() == 1
 
 
 # Back to wait, and the key is taken

@@ -8,11 +8,15 @@ import subprocess
 import sys
 
 import pytest
+from celery.concurrency.prefork import _is_ack_callback
 from django.conf import settings
 from django.core.checks import run_checks
 from django.db import connection
+from kombu import Message
+from vine import promise
 
 from jobs import syncpoints
+from jobs.consumer import _despite_leftovers
 from jobs.models import Node
 from jobs.run import Run
 from tests import tasks
@@ -171,3 +175,10 @@ def test_a_server_dies_with_the_process_that_started_it(redis_server):
     starter.kill()
     starter.wait()
     wait_for(lambda: not is_alive(pid) and not accepts(port), 10, "the server died")
+
+
+def test_the_pool_knows_our_acknowledgements():
+    """While it stops it lets out only what it takes for one, and keeps the others until all bodies have ended."""
+    message = Message(body="", channel=None)
+    for action in (message.ack_log_error, message.reject_log_error):
+        assert _is_ack_callback(promise(_despite_leftovers(action)))

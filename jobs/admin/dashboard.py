@@ -16,6 +16,7 @@ from django.utils.translation import gettext_lazy as _
 from jobs import queues
 from jobs.admin.chart import draw
 from jobs.admin.readonly import ReadOnlyAdmin
+from jobs.census import LIVE
 from jobs.dashboard import SPANS, Dashboard
 from jobs.models import Overview, Pause, State
 from jobs.times import duration
@@ -54,10 +55,7 @@ class OverviewAdmin(ReadOnlyAdmin):
             "title": translate("Dashboard"),
             "opts": self.opts,
             "board": board,
-            "live": [
-                (state, state.label, board.found["jobs"][state])
-                for state in (State.SCHEDULED, State.READY, State.RUNNING)
-            ],
+            "live": [(state, state.label, board.found["jobs"][state]) for state in LIVE],
             "ended": [(state, State(state).label, count) for state, count in board.ended().items()],
             "svg": draw(chart, label, names),
             "chart_label": label,

@@ -12,12 +12,20 @@ from django.core.checks import CheckMessage
 
 from jobs.checks.base import Check
 from jobs.checks.celery import check_celery, check_project_app
-from jobs.checks.settings import check_routing, check_settings, check_sqlite, check_time_zones, check_transactions
+from jobs.checks.settings import (
+    check_redaction,
+    check_routing,
+    check_settings,
+    check_sqlite,
+    check_time_zones,
+    check_transactions,
+)
 from jobs.checks.worker import check_redis, check_tasks, check_worker
 
 __all__ = [
     "check_celery",
     "check_project_app",
+    "check_redaction",
     "check_redis",
     "check_routing",
     "check_settings",

@@ -9,6 +9,7 @@ from django.apps import AppConfig, apps
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 from django.db import connections, router
+from django.utils.module_loading import import_string
 
 from jobs import conf
 from jobs.checks.base import careful, databases, several
@@ -23,6 +24,22 @@ READ_COMMITTED = 2
 def check_settings(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> Iterator[CheckMessage]:
     for problem in conf.problems():
         yield Error(problem, id="jobs.E001", hint="See jobs/conf.py for every key.")
+
+
+@register("jobs")
+@careful
+def check_redaction(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> Iterator[CheckMessage]:
+    """Not among the problems of the settings: these are asked for when the function's module cannot be imported yet."""
+    path = None if conf.problems() else conf.conf().REDACT
+    try:
+        if path is not None:
+            import_string(path)
+    except Exception as exc:
+        yield Error(
+            f"JOBS['REDACT'] cannot be imported: {exc}",
+            hint="Name a function redact(task, name, value) by its dotted path. Until then all values are hidden.",
+            id="jobs.E013",
+        )
 
 
 @register("jobs")

@@ -17,6 +17,7 @@ from jobs import census, instance, lifecycle, lockstores, project, publisher, qu
 from jobs.commands.base import AS_JSON, Subcommand, option
 from jobs.conf import conf
 from jobs.models import ENDED, Job, State
+from jobs.selection import find
 from jobs.times import duration
 
 #: Seconds between two looks at the probe.
@@ -180,9 +181,8 @@ def _probe(app: Any, queue: str | None, timeout: float) -> Iterator[Finding]:
 
 def _follow(key: uuid.UUID, goes_on: Callable[[], bool]) -> Job | None:
     while goes_on():
-        for alias in conf().DATABASES:
-            job = Job.objects.using(alias).filter(pk=key).first()
-            if job is not None and job.state in ENDED:
-                return job
+        job: Job | None = find(key)
+        if job is not None and job.state in ENDED:
+            return job
         time.sleep(LOOK)
     return None

@@ -18,7 +18,7 @@ from jobs.commands.text import table
 from jobs.conf import conf
 from jobs.models import Action, Job, Node
 from jobs.redaction import shown
-from jobs.selection import Selection, moment
+from jobs.selection import Selection, find, moment
 
 
 class List(Subcommand):
@@ -74,7 +74,7 @@ class Show(Subcommand):
     examples = ("show 6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11", "show --json ID")
 
     def run(self, *, id: str, as_json: bool, **options: Any) -> None:
-        job = find(id)
+        job = named(id)
         found = as_dict(job, whole=True)
         if as_json:
             self.say_json(found)
@@ -117,7 +117,7 @@ class Nodes(Subcommand):
             raise CommandError("No worker is alive: celery -A proj worker")
 
 
-def find(text: str) -> Job:
+def named(text: str) -> Job:
     """
     Raises:
         CommandError: no UUID, or no such job.
@@ -126,10 +126,10 @@ def find(text: str) -> Job:
         key = uuid.UUID(text)
     except ValueError:
         raise CommandError(f"{text!r} is no valid UUID: give the job's id as delay() returned it.") from None
-    for alias in conf().DATABASES:
-        if (job := Job.objects.using(alias).filter(pk=key).first()) is not None:
-            return job
-    raise CommandError(f"There is no job {key}; manage.py jobs why {key} says what that may mean.")
+    job: Job | None = find(key)
+    if job is None:
+        raise CommandError(f"There is no job {key}; manage.py jobs why {key} says what that may mean.")
+    return job
 
 
 def as_dict(job: Job, whole: bool = False) -> dict[str, Any]:

@@ -130,9 +130,18 @@ def _note(histogram: dict[str, int], seconds: float) -> None:
 
 
 def count_minutes(using: str, begin: datetime.datetime, end: datetime.datetime) -> int:
-    tallies = list(ended(using, begin, end))
-    _replace(using, 60, begin, end, tallies)
-    return sum(tally.count for tally in tallies)
+    """What was counted before and is not there any more did end: it was retried since, or deleted."""
+    found = {_key(tally): tally for tally in ended(using, begin, end)}
+    for old in Tally.objects.using(using).filter(length=60, begin__gte=begin, begin__lt=end):
+        if old.count > getattr(found.get(_key(old)), "count", 0):
+            old.pk = None
+            found[_key(old)] = old
+    _replace(using, 60, begin, end, list(found.values()))
+    return sum(tally.count for tally in found.values())
+
+
+def _key(tally: Tally) -> tuple[Any, ...]:
+    return tally.begin, tally.task, tally.queue, tally.state, tally.error
 
 
 def count_hour(using: str, hour: datetime.datetime) -> None:

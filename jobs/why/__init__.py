@@ -13,14 +13,14 @@ from jobs.conf import conf
 from jobs.models import State
 from jobs.why import ended, running, waiting
 from jobs.why.reason import Reason
-from jobs.why.view import View, find
+from jobs.why.view import View, look
 
 __all__ = ["Reason", "View", "explain", "reasons"]
 
 
 def explain(key: uuid.UUID) -> tuple[View | None, list[Reason]]:
     """The job, if there is one of that id, and the reasons; never without a reason."""
-    view = find(key)
+    view = look(key)
     return view, [unknown(key)] if view is None else reasons(view)
 
 

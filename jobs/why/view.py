@@ -4,37 +4,20 @@ from __future__ import annotations
 
 import datetime
 import logging
-import math
 import uuid
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from django.db.models.functions import Now
 
 from jobs import databases, instance, lockstores, publisher
-from jobs.conf import conf
-from jobs.maintenance import rescue
+from jobs.census import Worker, workers
 from jobs.models import UNIQUE, Cancellation, Effect, Job, Node, Pause
 from jobs.project import celery_app
+from jobs.selection import find
 from jobs.times import duration
 
 logger = logging.getLogger("jobs")
-
-
-@dataclass(frozen=True, slots=True)
-class Worker:
-    node: Node
-    #: Seconds since its last beat.
-    silence: float
-
-    @property
-    def is_alive(self) -> bool:
-        return self.node.dead_at is None and self.silence < conf().DEAD_AFTER
-
-    @property
-    def name(self) -> str:
-        return str(self.node)
 
 
 class View:
@@ -71,10 +54,7 @@ class View:
     @cached_property
     def workers(self) -> list[Worker]:
         """Those that nobody declared dead, the silent ones among them."""
-        with databases.side() as side:
-            silence = rescue.read_silence(side)
-        nodes = Node.objects.using(databases.home()).filter(dead_at=None).order_by("started_at")
-        return [Worker(node, silence.get(node.pk, math.inf)) for node in nodes]
+        return workers(Node.objects.using(databases.home()).filter(dead_at=None))
 
     @property
     def alive(self) -> list[Worker]:
@@ -87,11 +67,7 @@ class View:
     @cached_property
     def own_worker(self) -> Worker | None:
         """The one that runs the job, or ran it last."""
-        node = Node.objects.using(self.using).filter(jobs=self.job).first()
-        if node is None:
-            return None
-        with databases.side() as side:
-            return Worker(node, rescue.read_silence(side).get(node.pk, math.inf))
+        return next(iter(workers(Node.objects.using(self.using).filter(jobs=self.job))), None)
 
     @cached_property
     def pause(self) -> Pause | None:
@@ -168,9 +144,6 @@ class View:
         return rows.first()
 
 
-def find(key: uuid.UUID) -> View | None:
-    for alias in conf().DATABASES:
-        job = Job.objects.using(alias).annotate(read_at=Now()).filter(pk=key).first()
-        if job is not None:
-            return View(job, job.read_at)
-    return None
+def look(key: uuid.UUID) -> View | None:
+    job = find(key, read_at=Now())
+    return None if job is None else View(job, job.read_at)

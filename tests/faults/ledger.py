@@ -149,6 +149,7 @@ class Ledger:
         otherwise: Mapping[str, str] | None = None,
         perhaps_cancelled: Collection[str] = (),
         pruned: bool = False,
+        copies: float = WORK,
     ) -> None:
         """Wait until nothing is under way, and hold what is there against the promise.
 
@@ -157,13 +158,14 @@ class Ledger:
             otherwise: keys that end in another state than ``succeeded``, without an effect.
             perhaps_cancelled: keys that end ``cancelled`` without an effect, or ``succeeded`` with one.
             pruned: rows of jobs that succeeded may be gone.
+            copies: the seconds that the last copies may take after that, which find their jobs done.
         """
         began = time.monotonic()
         _patiently(lambda: not _stuck(), within, lambda: f"all jobs ended within {within} s: {_describe_stuck()}")
         self.recovered = max(self.recovered or 0.0, time.monotonic() - began)
         if self.broker is not None:
             # Copies that are still out may do harm.
-            _patiently(lambda: self.broker.depth() == 0, max(WORK, within), lambda: "the broker is empty")
+            _patiently(lambda: self.broker.depth() == 0, copies, lambda: "the broker is empty")
         cancelled = Job.objects.filter(state="cancelled").values_list("pk", flat=True)
         keys = set(Order.objects.filter(job__in=list(cancelled)).values_list("key", flat=True))
         otherwise = dict.fromkeys(keys & set(perhaps_cancelled), "cancelled") | dict(otherwise or {})

@@ -147,7 +147,7 @@ def test_broker_down_for_two_minutes(ledger, broker, settings, how):
             ledger.wait_effects(20)
             outage(ledger, broker, how, 120)
         # All that came in meanwhile has to be done as well.
-        ledger.check(within=LOST_MESSAGES + 60)
+        ledger.check(within=LOST_MESSAGES + 60, copies=60)
         assert all(worker.main.is_alive for worker in both)
     ledger.callers_were_served(but=3 + 4)
 

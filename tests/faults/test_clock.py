@@ -16,6 +16,7 @@ from tests.faults.ledger import WORK
 from tests.faults.producer import Producer
 from tests.faults.worker import Worker, workers
 from tests.models import Order
+from tests.servers import wait_for
 
 HOURS = pytest.mark.parametrize("hours", [1, -1], ids=["ahead", "behind"])
 
@@ -54,8 +55,14 @@ def test_worker_with_a_wrong_clock(ledger, hours):
         ledger.enqueue(60, countdown=2)
         ledger.enqueue(60, expires=60)
         ledger.enqueue(60, tasks.retries, kwargs={"times": 1})
+
+        def takes_part() -> bool:
+            # On a busy machine the other one has long begun when this one comes.
+            ledger.enqueue(20)
+            return Job.objects.filter(node=wrong.node).count() > 50
+
+        wait_for(takes_part, 20, "the wrong clock has run its share", step=0.5)
         ledger.check(within=WORK, otherwise=dict.fromkeys(expired, "cancelled"))
-        assert Job.objects.filter(node=wrong.node).count() >= 10
         assert ledger.most_claims() <= 2
         assert_all_on_time()
 
