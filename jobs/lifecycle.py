@@ -329,6 +329,17 @@ def run_now(job_id: uuid.UUID, using: str) -> bool:
     return bool(due or job.filter(state=State.READY).update(dispatched_at=None, republished=0))
 
 
+def redirect(job_id: uuid.UUID, using: str, change: Callable[[Job], dict[str, Any]]) -> bool:
+    """Change how a waiting job's message travels, and have it sent again; a message that is out finds the job as well.
+
+    Race with a claim, and with another change: the row is locked before it is read.
+    """
+    waiting = Job.objects.using(using).filter(state__in=(State.SCHEDULED, State.READY), pk=job_id)
+    with transaction.atomic(using=using):
+        job = waiting.select_for_update().first()
+        return job is not None and waiting.update(**change(job), dispatched_at=None, republished=0) == 1
+
+
 def postpone(job: Job, seconds: float, error: dict[str, Any]) -> bool:
     """A ready job cannot be published, or nobody who got it knows it: try again later, and show why it waits."""
     ready = Job.objects.using(job._state.db).filter(pk=job.pk, state=State.READY)
@@ -478,8 +489,23 @@ def delete_ended(using: str, states: Sequence[str], age: float, limit: int, wind
     ids = list(rows.values_list("pk", flat=True)[:limit])
     if not ids:
         return 0
+    return _delete(ids, using, states)
+
+
+def delete(job_id: uuid.UUID, using: str) -> bool:
+    """Delete a job that ended, and to whose result no marker points. Race with a replay: as :func:`delete_ended`."""
+    rows = Job.objects.using(using).filter(pk=job_id)
+    return not is_kept(job_id, using) and _delete(list(rows.values_list("pk", flat=True)), using, ENDED) == 1
+
+
+def is_kept(job_id: uuid.UUID, using: str) -> bool:
+    """Whether others replay the job's result."""
+    return Marker.objects.using(using).filter(job=job_id).exists()
+
+
+def _delete(ids: Sequence[uuid.UUID], using: str, states: Sequence[str]) -> int:
     with transaction.atomic(using=using):
-        deleted = Job.objects.using(using).filter(pk__in=ids, state__in=states)._raw_delete(using)
+        deleted: int = Job.objects.using(using).filter(pk__in=ids, state__in=states)._raw_delete(using)
         gone = Action.objects.using(using).filter(job__in=ids)
         gone.filter(~Exists(Job.objects.using(using).filter(pk=OuterRef("job"))))._raw_delete(using)
     return deleted

@@ -233,6 +233,25 @@ def _check_known(app: Celery, options: Mapping[str, Any]) -> None:
             raise ValueError(f"declare={entity!r} cannot be kept: name a queue of the setting task_queues")
 
 
+def rerouted(app: Celery, job: Job, queue: str) -> dict[str, Any]:
+    """The job's options with its message going to another queue, as Celery's ``send_task_message`` sends it there.
+
+    Raises:
+        ValueError: the app knows no such queue, and may make none (``task_create_missing_queues``).
+    """
+    try:
+        entity = app.amqp.queues[queue]
+    except KeyError:
+        raise ValueError(f"the app knows no queue {queue!r}; known are: {', '.join(sorted(app.amqp.queues))}") from None
+    if isinstance(entity, Broadcast):
+        raise ValueError(f"{queue!r} is a broadcast: each of its workers would be handed the job")
+    if entity.exchange.type in (None, "direct"):
+        address = {"exchange": "", "routing_key": entity.name}
+    else:
+        address = {"exchange": entity.exchange.name, "routing_key": entity.routing_key}
+    return {**job.options, "publish": {**job.options["publish"], **address}, "declare": [entity.name]}
+
+
 def _queue_name(queue: Any, declare: Sequence[Any], how: Mapping[str, Any]) -> str:
     name = getattr(queue, "name", queue) or next((entity.name for entity in declare), None) or how.get("routing_key")
     return str(name or "")

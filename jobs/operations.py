@@ -5,20 +5,23 @@ Who did it, when and why is written into the job's history, together with the tr
 
 from __future__ import annotations
 
+import copy
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from django.db import transaction
 from django.utils.translation import gettext as translate
 from django.utils.translation import gettext_lazy as _
 
-from jobs import lifecycle
+from jobs import lifecycle, message
 from jobs.arguments import scrub
 from jobs.conf import conf
 from jobs.errors import UniqueBusy, UniqueTaken
-from jobs.models import Action, Job, State
+from jobs.models import ENDED, Action, Job, State
+from jobs.project import celery_app
+from jobs.queues import MAX_NAME
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,10 @@ class By:
     why: str = ""
 
 
+class Refused(Exception):
+    """The job's state would allow it, and something else does not."""
+
+
 class Operation:
     #: A verb, as on the command line.
     name: str
@@ -49,6 +56,19 @@ class Operation:
     states: tuple[State, ...]
     #: Those that are meant if nobody names a state.
     meant: tuple[State, ...]
+    #: What it needs to be told, for a form; None: nothing. It comes by :meth:`told`.
+    asks: ClassVar[Any] = None
+    value: str = ""
+    #: Not among the plain buttons: it asks for a value, or cannot be taken back.
+    is_apart: ClassVar[bool] = False
+
+    def told(self, value: str) -> Self:
+        """The operation with what it needs to know.
+
+        Raises:
+            ValueError: that cannot be; says what can.
+        """
+        return self
 
     def attempt(self, key: uuid.UUID, by: By, dry_run: bool = False) -> Outcome:
         """Do it to the job, in whatever database it is."""
@@ -63,7 +83,7 @@ class Operation:
                 if state in self.states and self._noted(key, alias, by, self._change):
                     values = {"participle": self.participle, "state": state}
                     return Outcome(True, translate("%(participle)s (was %(state)s)") % values)
-            except (UniqueTaken, UniqueBusy) as exc:
+            except (UniqueTaken, UniqueBusy, Refused) as exc:
                 return Outcome(False, translate("is %(state)s, and stays: %(why)s") % {"state": state, "why": exc})
             # Race: somebody else was faster. The answer is what the row says now.
             return self._otherwise(key, alias, now.first() or state, by, dry_run)
@@ -79,9 +99,8 @@ class Operation:
         with transaction.atomic(using=using):
             done = change(key, using, by)
             if done:
-                Action.objects.using(using).create(
-                    job=key, what=self.name, by=scrub(by.who, 150), why=scrub(by.why, 1000)
-                )
+                why = ": ".join(filter(None, [self.value, by.why]))
+                Action.objects.using(using).create(job=key, what=self.name, by=scrub(by.who, 150), why=scrub(why, 1000))
         return done
 
 
@@ -141,9 +160,89 @@ class RunNow(Operation):
         return Outcome(False, says % {"state": state})
 
 
+class Move(Operation):
+    name = "move"
+    label = _("Change queue")
+    permission = "change_job"
+    states = (State.SCHEDULED, State.READY)
+    meant = states
+    asks = _("To which queue:")
+    is_apart = True
+
+    def told(self, value: str) -> Self:
+        name = value.strip()
+        if not 0 < len(name) <= MAX_NAME or "\0" in name:
+            raise ValueError(translate("Name a queue, in 1 to %(number)s characters.") % {"number": MAX_NAME})
+        return _with(self, name, translate("moved to %(queue)s") % {"queue": name})
+
+    def _change(self, key: uuid.UUID, using: str, by: By) -> bool:
+        return lifecycle.redirect(key, using, self._columns)
+
+    def _columns(self, job: Job) -> dict[str, Any]:
+        app = celery_app()
+        if app is None:
+            raise Refused("no Celery app is known here, which would say how a message comes to that queue")
+        try:
+            return {"queue": self.value, "options": message.rerouted(app, job, self.value)}
+        except ValueError as exc:
+            raise Refused(str(exc)) from exc
+
+
+class Prioritize(Operation):
+    name = "prioritize"
+    label = _("Change priority")
+    permission = "change_job"
+    states = (State.SCHEDULED, State.READY)
+    meant = states
+    asks = _("Priority (0 to 255; whether more is first, the broker decides):")
+    is_apart = True
+
+    def told(self, value: str) -> Self:
+        number = value.strip()
+        if not (number.isascii() and number.isdecimal() and int(number) <= 255):
+            raise ValueError(
+                translate("A priority is a whole number from 0 to 255, and not %(value)r.") % {"value": value}
+            )
+        return _with(self, str(int(number)), translate("given priority %(number)s") % {"number": int(number)})
+
+    def _change(self, key: uuid.UUID, using: str, by: By) -> bool:
+        return lifecycle.redirect(key, using, self._columns)
+
+    def _columns(self, job: Job) -> dict[str, Any]:
+        publish = {**job.options["publish"], "priority": int(self.value)}
+        return {"priority": int(self.value), "options": {**job.options, "publish": publish}}
+
+
+class Delete(Operation):
+    name = "delete"
+    label = _("Delete")
+    permission = "delete_job"
+    participle = _("deleted")
+    is_apart = True
+    states = ENDED
+    meant = ENDED
+
+    def _change(self, key: uuid.UUID, using: str, by: By) -> bool:
+        if lifecycle.delete(key, using):
+            return True
+        if lifecycle.is_kept(key, using):
+            raise Refused("a marker points at it, so that its result is replayed; prune deletes both when it expires")
+        return False
+
+    def _noted(self, key: uuid.UUID, using: str, by: By, change: Callable[[uuid.UUID, str, By], bool]) -> bool:
+        """Its history goes with it; what stays is the admin's log."""
+        return change(key, using, by)
+
+
+def _with(operation: Any, value: str, participle: str) -> Any:
+    told = copy.copy(operation)
+    told.value, told.participle = value, participle
+    return told
+
+
 def _because(by: By) -> str:
     return " ".join(filter(None, ["cancelled by hand", by.who and f"by {by.who}", by.why and f"({by.why})"]))
 
 
-RETRY, CANCEL, RUN = Retry(), Cancel(), RunNow()
-OPERATIONS: dict[str, Operation] = {each.name: each for each in (RETRY, CANCEL, RUN)}
+RETRY, CANCEL, RUN, MOVE, PRIORITIZE, DELETE = Retry(), Cancel(), RunNow(), Move(), Prioritize(), Delete()
+OPERATIONS: dict[str, Operation] = {each.name: each for each in (RETRY, RUN, CANCEL, MOVE, PRIORITIZE, DELETE)}

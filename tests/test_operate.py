@@ -13,7 +13,8 @@ from django.test import Client
 from django.urls import resolve, reverse
 
 from jobs.admin import operate
-from jobs.models import Action, Cancellation, Job
+from jobs.models import Action, Cancellation, Job, Marker
+from jobs.project import celery_app
 from tests import tasks
 from tests.rows import ERROR, make
 
@@ -21,7 +22,21 @@ pytestmark = pytest.mark.django_db
 
 LIST = reverse("admin:jobs_job_changelist")
 MANY = reverse("admin:jobs_job_operate")
-WHAT = {"retry": ("failed", "retry_job"), "run": ("scheduled", "retry_job"), "cancel": ("ready", "cancel_job")}
+WHAT = {
+    "retry": ("failed", "retry_job", ""),
+    "run": ("scheduled", "retry_job", ""),
+    "cancel": ("ready", "cancel_job", ""),
+    "move": ("ready", "change_job", "mail"),
+    "prioritize": ("scheduled", "change_job", "7"),
+    "delete": ("failed", "delete_job", ""),
+}
+AFTER = {
+    "retry": {"state": "ready"},
+    "run": {"state": "ready"},
+    "cancel": {"state": "cancelled"},
+    "move": {"state": "ready", "queue": "mail", "dispatched_at": None},
+    "prioritize": {"state": "scheduled", "priority": 7},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -51,23 +66,25 @@ def said(response) -> str:
 
 
 def hidden(text: str) -> dict[str, str]:
-    found = re.findall(r'<input type="hidden" name="(operation|keys|state|why)" value="([^"]*)"', text)
+    found = re.findall(r'<input type="hidden" name="(operation|keys|state|value|why)" value="([^"]*)"', text)
     return {name: html.unescape(value) for name, value in found}
 
 
 # One job
 
 
-@pytest.mark.parametrize("verb", WHAT)
+@pytest.mark.parametrize("verb", AFTER)
 def test_a_button_does_it_and_leaves_who_and_why(staff, verb):
-    state, permission = WHAT[verb]
+    state, permission, value = WHAT[verb]
     client, job = staff(permission), make(state)
     assert f'name="operation" value="{verb}"' in client.get(page(job)).content.decode()
-    response = client.post(page(job, "operate_one"), {"operation": verb, "why": "it is fixed"}, follow=True)
+    form = {"operation": verb, "value": value, "why": "it is fixed"}
+    response = client.post(page(job, "operate_one"), form, follow=True)
     assert f"(was {state})" in said(response)
-    assert Job.objects.get().state == {"retry": "ready", "run": "ready", "cancel": "cancelled"}[verb]
+    assert Job.objects.values(*AFTER[verb]).get() == AFTER[verb]
     action, entry = Action.objects.get(), LogEntry.objects.get()
-    assert (action.job, action.what, action.by, action.why) == (job.pk, verb, "ada", "it is fixed")
+    why = f"{value}: it is fixed" if value else "it is fixed"
+    assert (action.job, action.what, action.by, action.why) == (job.pk, verb, "ada", why)
     assert (entry.object_id, entry.user.username) == (str(job.pk), "ada")
     assert "it is fixed" in entry.get_change_message()
     assert "ada" in response.content.decode().partition("What people did")[2]
@@ -75,13 +92,13 @@ def test_a_button_does_it_and_leaves_who_and_why(staff, verb):
 
 @pytest.mark.parametrize("verb", WHAT)
 def test_who_may_not_sees_no_button_and_can_do_nothing(staff, verb):
-    state, permission = WHAT[verb]
-    others = {codename for _, codename in WHAT.values()} - {permission}
-    client, job = staff(*others, "change_job", "delete_job"), make(state)
+    state, permission, value = WHAT[verb]
+    others = {codename for _, codename, _ in WHAT.values()} - {permission}
+    client, job = staff(*others), make(state)
     assert f'value="{verb}"' not in client.get(page(job)).content.decode()
     before = Job.objects.values().get()
-    assert client.post(page(job, "operate_one"), {"operation": verb}).status_code == 403
-    assert client.post(MANY, {"operation": verb, "scope": "all"}).status_code == 403
+    assert client.post(page(job, "operate_one"), {"operation": verb, "value": value}).status_code == 403
+    assert client.post(MANY, {"operation": verb, "value": value, "scope": "all"}).status_code == 403
     text = client.post(LIST, {"action": verb, "_selected_action": str(job.pk), "index": "0"}, follow=True).content
     assert b"Which jobs?" not in text
     assert Job.objects.values().get() == before
@@ -116,6 +133,63 @@ def test_what_is_refused_says_why_and_leaves_nothing(staff):
     assert not Action.objects.exists()
     assert not LogEntry.objects.exists()
     assert client.post(page(job, "operate_one"), {"operation": "drop"}).status_code == 403
+
+
+def test_a_deleted_job_is_gone_and_the_log_remains(staff):
+    client, job, other = staff("delete_job", "retry_job"), make("failed"), make("failed")
+    client.post(page(job, "operate_one"), {"operation": "retry"})
+    Job.objects.filter(pk=job.pk).update(state="cancelled", finished_at=other.finished_at)
+    response = client.post(page(job, "operate_one"), {"operation": "delete", "why": "a test"}, follow=True)
+    assert response.redirect_chain[-1][0] == LIST
+    assert "deleted (was cancelled)" in said(response)
+    assert Job.objects.get() == other
+    assert not Action.objects.exists()
+    entry = LogEntry.objects.first()
+    assert (entry.object_id, entry.object_repr) == (str(job.pk), str(job))
+    assert "a test" in entry.get_change_message()
+
+
+@pytest.mark.parametrize("state", ["scheduled", "ready", "running"])
+def test_what_has_not_ended_is_not_deleted(staff, state):
+    client, job = staff("delete_job"), make(state)
+    assert 'value="delete"' not in client.get(page(job)).content.decode()
+    response = client.post(page(job, "operate_one"), {"operation": "delete"}, follow=True)
+    assert f"is {state}: nothing to delete" in said(response)
+    assert Job.objects.get() == job
+
+
+def test_what_others_replay_is_not_deleted(staff):
+    client, job = staff("delete_job"), make("succeeded")
+    Marker.objects.create(key="k", kind="task", job=job.pk)
+    assert "a marker points at it" in said(client.post(page(job, "operate_one"), {"operation": "delete"}, follow=True))
+    assert Job.objects.get() == job
+
+
+@pytest.mark.parametrize(
+    ("verb", "value", "expected"),
+    [
+        ("move", "", "Name a queue"),
+        ("move", "x" * 256, "Name a queue"),
+        ("prioritize", "256", "from 0 to 255"),
+        ("prioritize", "-1", "from 0 to 255"),
+        ("prioritize", "high", "from 0 to 255"),
+    ],
+)
+def test_a_value_that_cannot_be(staff, verb, value, expected):
+    client, job = staff("change_job"), make("ready")
+    for url in (page(job, "operate_one"), MANY):
+        response = client.post(url, {"operation": verb, "value": value, "scope": "all"}, follow=True)
+        assert expected in said(response)
+    assert Job.objects.get() == job
+    assert not Action.objects.exists()
+
+
+def test_a_queue_that_the_app_does_not_know(staff, monkeypatch):
+    client, job = staff("change_job"), make("ready")
+    monkeypatch.setattr(celery_app().amqp.queues, "create_missing", False)
+    response = client.post(page(job, "operate_one"), {"operation": "move", "value": "nowhere"}, follow=True)
+    assert "the app knows no queue 'nowhere'; known are: " in said(response)
+    assert Job.objects.get().queue == job.queue
 
 
 def test_a_running_job_is_asked_to_end(staff):
@@ -241,6 +315,21 @@ def test_a_reason_that_no_database_takes(staff):
     client.post(page(job, "operate_one"), {"operation": "retry", "why": "a\0b" + "x" * 5000})
     assert len(Action.objects.get().why) <= 1100
     assert "\0" not in Action.objects.get().why
+
+
+def test_many_go_to_another_queue_step_by_step(staff, monkeypatch):
+    monkeypatch.setattr(operate, "BUDGET", 0.0)
+    client = staff("change_job")
+    jobs = [make("ready"), make("scheduled"), make("ready")]
+    ended = make("failed")
+    text, url, form = choose(client, "move", jobs[0])
+    assert "To which queue:" in text
+    response = client.post(url, {**form, "scope": "all", "value": "mail"})
+    while response.status_code == 200:
+        response = client.post(url, hidden(response.content.decode()))
+    assert said(client.get(LIST)) == "3 jobs moved to mail"
+    assert {Job.objects.get(pk=job.pk).queue for job in jobs} == {"mail"}
+    assert Job.objects.get(pk=ended.pk).queue == ended.queue
 
 
 def test_progress_that_somebody_wrote_himself_is_refused(staff):

@@ -54,6 +54,24 @@ def test_paused_and_resumed_under_a_worker():
     assert Job.objects.get(pk=other.id).state == "ready"
 
 
+@pytest.mark.core
+def test_moved_to_a_queue_that_has_a_worker():
+    queue = current_app.conf.task_default_queue
+    stays, goes, later = (
+        tasks.effect.apply_async(("a",), queue="nowhere"),
+        tasks.effect.apply_async(("b",), queue="nowhere"),
+        tasks.effect.apply_async(("c",), queue="nowhere", countdown=0.5),
+    )
+    with Worker():
+        away = tasks.effect.apply_async(("d",), countdown=60)
+        run("move", goes.id, later.id, "--to", queue)
+        run("move", away.id, "--to", "nowhere")
+        run("run", away.id)
+        wait_ended(goes.id, later.id)
+    assert effects() == {"b": 1, "c": 1}
+    assert [Job.objects.get(pk=one.id).state for one in (stays, away)] == ["ready", "ready"]
+
+
 def test_what_runs_goes_on_and_waits_to_run_again(node):
     result = tasks.retries.delay("a", times=1)
     job = lifecycle.claim(Job.objects.get().pk, node.pk, "default")
@@ -64,7 +82,7 @@ def test_what_runs_goes_on_and_waits_to_run_again(node):
     assert (job.state, job.lease, job.dispatched_at) == ("ready", 1, None)
 
 
-def test_nobody_publishes_a_job_of_a_paused_queue(node):
+def test_nobody_publishes_a_job_of_a_paused_queue():
     old = timezone.now() - datetime.timedelta(hours=1)
     make("ready", dispatched_at=None)
     make("scheduled", age=60)

@@ -26,7 +26,7 @@ from jobs.admin.changelist import UncountedChangeList
 from jobs.admin.readonly import NOTHING, ReadOnlyAdmin, moment
 from jobs.arguments import scrub
 from jobs.models import Action, Job, Node, State
-from jobs.operations import CANCEL, RETRY, RUN
+from jobs.operations import OPERATIONS
 from jobs.redaction import shown
 
 #: Characters of JSON that the page shows of one field.
@@ -45,7 +45,7 @@ class JobAdmin(ReadOnlyAdmin):
     search_fields = ("id", "task")
     search_help_text = _("The ID of a job (or its first 8 digits), or the beginning of a task's name.")
     show_full_result_count = False
-    actions = ("retry", "run", "cancel")
+    actions = tuple(operate.action(each) for each in OPERATIONS.values())
     # The confirmation offers all that match; Django's own offer would load their keys into the page.
     actions_selection_counter = False
     # By name, because a project may give the app another label.
@@ -92,23 +92,9 @@ class JobAdmin(ReadOnlyAdmin):
             *super().get_urls(),
         ]
 
-    def has_retry_permission(self, request: HttpRequest) -> bool:
-        return operate.may(request, RETRY)
-
-    def has_cancel_permission(self, request: HttpRequest) -> bool:
-        return operate.may(request, CANCEL)
-
-    @admin.action(permissions=["retry"], description=_("Retry"))
-    def retry(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse:
-        return operate.confirm(self, request, RETRY, queryset)
-
-    @admin.action(permissions=["retry"], description=_("Run now"))
-    def run(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse:
-        return operate.confirm(self, request, RUN, queryset)
-
-    @admin.action(permissions=["cancel"], description=_("Cancel"))
-    def cancel(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse:
-        return operate.confirm(self, request, CANCEL, queryset)
+    def get_actions(self, request: HttpRequest) -> dict[str, Any]:
+        actions = super().get_actions(request)
+        return {name: each for name, each in actions.items() if operate.may(request, OPERATIONS[name])}
 
     def render_change_form(
         self,

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from django.contrib import messages
+from django.contrib.admin import action as decorator
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import PAGE_VAR
 from django.core.exceptions import PermissionDenied
@@ -22,7 +23,7 @@ from django.utils.translation import gettext as translate
 from django.utils.translation import ngettext
 
 from jobs.models import Job, State
-from jobs.operations import OPERATIONS, By, Operation, Outcome
+from jobs.operations import DELETE, OPERATIONS, By, Operation, Outcome
 
 #: Seconds of work in one request; the next one goes on where it ended.
 BUDGET = 2.0
@@ -52,10 +53,28 @@ def one(admin: Any, request: HttpRequest, key: str) -> HttpResponse:
     job = admin.get_object(request, key)
     if job is None:
         raise PermissionDenied
-    outcome = _attempt(admin, request, operation, job)
+    back = reverse(f"admin:{Job._meta.app_label}_job_change", args=[job.pk])
+    try:
+        outcome = _attempt(admin, request, operation.told(_value(request)), job)
+    except ValueError as exc:
+        admin.message_user(request, str(exc), messages.ERROR)
+        return HttpResponseRedirect(back)
     level = messages.SUCCESS if outcome.is_done else messages.WARNING
     admin.message_user(request, f"{job}: {outcome.says}", level)
-    return HttpResponseRedirect(reverse(f"admin:{Job._meta.app_label}_job_change", args=[job.pk]))
+    if outcome.is_done and operation is DELETE:
+        back = reverse(f"admin:{Job._meta.app_label}_job_changelist")
+    return HttpResponseRedirect(back)
+
+
+def action(operation: Operation) -> Any:
+    """The operation among the actions of the list."""
+
+    @decorator(description=operation.label)
+    def act(admin: Any, request: HttpRequest, chosen: QuerySet[Job]) -> HttpResponse:
+        return confirm(admin, request, operation, chosen)
+
+    act.__name__ = operation.name
+    return act
 
 
 def _asked_for(admin: Any, request: HttpRequest) -> Operation:
@@ -63,6 +82,10 @@ def _asked_for(admin: Any, request: HttpRequest) -> Operation:
     if operation is None or not (may(request, operation) and admin.has_view_permission(request)):
         raise PermissionDenied
     return operation
+
+
+def _value(request: HttpRequest) -> str:
+    return str(request.POST.get("value", ""))
 
 
 def _attempt(admin: Any, request: HttpRequest, operation: Operation, job: Job) -> Outcome:
@@ -105,6 +128,11 @@ def many(admin: Any, request: HttpRequest) -> HttpResponse:
     if request.method != "POST":
         return HttpResponseNotAllowed(["POST"])
     operation = _asked_for(admin, request)
+    try:
+        operation = operation.told(_value(request))
+    except ValueError as exc:
+        admin.message_user(request, str(exc), messages.ERROR)
+        return HttpResponseRedirect(_list(request))
     progress = _Progress.of(request)
     if progress.keys is None:
         groups = _matching(admin, request, operation)
@@ -116,7 +144,11 @@ def many(admin: Any, request: HttpRequest) -> HttpResponse:
         if time.monotonic() > deadline:
             return _go_on(admin, request, operation, progress)
     admin.message_user(request, progress.says(operation), messages.WARNING if progress.refused else messages.SUCCESS)
-    return HttpResponseRedirect(f"{reverse(f'admin:{Job._meta.app_label}_job_changelist')}?{request.GET.urlencode()}")
+    return HttpResponseRedirect(_list(request))
+
+
+def _list(request: HttpRequest) -> str:
+    return f"{reverse(f'admin:{Job._meta.app_label}_job_changelist')}?{request.GET.urlencode()}"
 
 
 def apart(view: Any) -> Any:

@@ -5,7 +5,7 @@ A new one is a :class:`jobs.commands.base.Subcommand`, and a line here; the orde
 
 from jobs.commands.adopt import Adopt
 from jobs.commands.base import Subcommand
-from jobs.commands.change import Cancel, Retry, RunNow
+from jobs.commands.change import Cancel, Delete, Move, Prioritize, Retry, RunNow
 from jobs.commands.doctor import Doctor
 from jobs.commands.effects import Effects
 from jobs.commands.look import List, Nodes, Show
@@ -24,6 +24,9 @@ SUBCOMMANDS: tuple[type[Subcommand], ...] = (
     Retry,
     Cancel,
     RunNow,
+    Move,
+    Prioritize,
+    Delete,
     PauseQueue,
     ResumeQueue,
     Effects,

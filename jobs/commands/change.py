@@ -1,18 +1,18 @@
-"""``manage.py jobs retry|cancel|run``."""
+"""``manage.py jobs retry|cancel|run|move|prioritize|delete``."""
 
 from __future__ import annotations
 
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from django.core.management.base import CommandError
 
-from jobs.commands.base import AS_JSON, DRY_RUN, Subcommand, me, option
+from jobs.commands.base import AS_JSON, DRY_RUN, Option, Subcommand, me, option
 from jobs.models import State
-from jobs.operations import CANCEL, RETRY, RUN, By, Operation, Outcome
+from jobs.operations import CANCEL, DELETE, MOVE, PRIORITIZE, RETRY, RUN, By, Operation, Outcome
 from jobs.selection import Selection, moment
 
 IDS = option("ids", nargs="*", metavar="ID", help="the id of a job (a UUID)")
@@ -34,7 +34,13 @@ PROGRESS = 2.0
 class Change(Subcommand):
     """One operation, for each of the jobs that are named, or that fit."""
 
-    options = (IDS, *WHICH, option("--why", default="", help="the reason, for the job's history"), DRY_RUN, AS_JSON)
+    options: ClassVar[Sequence[Option]] = (
+        IDS,
+        *WHICH,
+        option("--why", default="", help="the reason, for the job's history"),
+        DRY_RUN,
+        AS_JSON,
+    )
     operation: ClassVar[Operation]
 
     def run(
@@ -49,9 +55,14 @@ class Change(Subcommand):
         why: str,
         dry_run: bool,
         as_json: bool,
+        to: str = "",
         **options: Any,
     ) -> None:
         by = By(me(), why)
+        try:
+            self.told = self.operation.told(to)
+        except ValueError as exc:
+            raise CommandError(f"--to: {exc}") from exc
         given = [task, queue, state, error, since]
         if bool(ids) == any(value is not None for value in given):
             raise CommandError(f"Say which jobs to {self.name}: their ids, or what they have in common (--task, ...).")
@@ -72,12 +83,12 @@ class Change(Subcommand):
             except ValueError:
                 yield text, Outcome(False, "is no valid UUID")
             else:
-                yield text, self.operation.attempt(key, by, dry_run)
+                yield text, self.told.attempt(key, by, dry_run)
 
     def _fitting(self, selection: Selection, by: By, dry_run: bool) -> Iterator[tuple[str, Outcome]]:
         total, said = selection.count(), time.monotonic()
         for number, (key, _) in enumerate(selection, 1):
-            yield str(key), self.operation.attempt(key, by, dry_run)
+            yield str(key), self.told.attempt(key, by, dry_run)
             if time.monotonic() - said > PROGRESS:
                 said = time.monotonic()
                 self.stderr.write(f"{number} of {max(total, number)}", self.style.NOTICE)
@@ -85,7 +96,7 @@ class Change(Subcommand):
     def _report(self, outcomes: Iterator[tuple[str, Outcome]], as_json: bool, dry_run: bool, one_by_one: bool) -> None:
         counts: Counter[bool] = Counter()
         refused: list[dict[str, str]] = []
-        participle = str(self.operation.participle)
+        participle = str(self.told.participle)
         for text, outcome in outcomes:
             counts[outcome.is_done] += 1
             is_named = not outcome.is_done and counts[False] <= NAMED
@@ -139,4 +150,48 @@ class RunNow(Change):
     examples = (
         "run 6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11",
         "run --task shop.tasks.send_welcome_email --state scheduled",
+    )
+
+
+class Move(Change):
+    name = "move"
+    operation = MOVE
+    summary = "let waiting jobs go to another queue"
+    more = (
+        "Each gets a message in the new queue; one that is still in the old queue finds the job as well, and it runs\n"
+        "once. The exit status is 1 if a job does not wait."
+    )
+    options = (*Change.options, option("--to", required=True, metavar="QUEUE", help="where they go"))
+    examples = (
+        "move 6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11 --to mail",
+        "move --queue slow --to celery --dry-run",
+    )
+
+
+class Prioritize(Change):
+    name = "prioritize"
+    operation = PRIORITIZE
+    summary = "give waiting jobs another priority"
+    more = (
+        "RabbitMQ (queues with x-max-priority) serves the highest number first; Redis, and the transport without a\n"
+        "broker, the lowest. The exit status is 1 if a job does not wait."
+    )
+    options = (*Change.options, option("--to", required=True, metavar="NUMBER", help="the priority, 0 to 255"))
+    examples = (
+        "prioritize 6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11 --to 9",
+        "prioritize --task shop.tasks.send_welcome_email --to 0 --dry-run",
+    )
+
+
+class Delete(Change):
+    name = "delete"
+    operation = DELETE
+    summary = "delete jobs that ended, with their history"
+    more = (
+        "For ever, and whatever their age; prune is for the old ones. Not those to whose result a marker points. The\n"
+        "exit status is 1 if a job could not be deleted."
+    )
+    examples = (
+        "delete 6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11",
+        "delete --task shop.tasks.send_welcome_email --state failed --dry-run",
     )
