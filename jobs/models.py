@@ -24,6 +24,8 @@ class State(models.TextChoices):
 
 
 ENDED = (State.SUCCEEDED, State.FAILED, State.CANCELLED)
+#: As values: for the condition of an index.
+UNSUCCESSFUL = ("failed", "cancelled")
 
 
 class Node(models.Model):
@@ -187,6 +189,11 @@ class Job(models.Model):
             # History, read by people and by prune: rows arrive at its right edge.
             models.Index(name="jobs_job_created", fields=["created_at"]),
             models.Index(name="jobs_job_finished", fields=["finished_at"], condition=Q(finished_at__isnull=False)),
+            # For people who look for one in a long history. Each costs only the jobs that have such a thing.
+            models.Index(name="jobs_job_unsuccessful", fields=["created_at"], condition=Q(state__in=UNSUCCESSFUL)),
+            models.Index(name="jobs_job_marker_key", fields=["marker_key"], condition=Q(marker_key__isnull=False)),
+            models.Index(name="jobs_job_unique_key", fields=["unique_key"], condition=Q(unique_key__isnull=False)),
+            models.Index(name="jobs_job_parent", fields=["parent_id"], condition=Q(parent_id__isnull=False)),
         ]
 
     def __str__(self) -> str:

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import datetime
+import json
 import re
 import uuid
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from itertools import product
-from typing import Any
+from typing import Any, Self
 
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet, TextField
+from django.db.models.functions import Cast
+from django.db.models.lookups import IContains
 from django.utils import timezone
 from django.utils.dateparse import parse_date, parse_datetime
 
 from jobs.conf import conf
-from jobs.models import Job
+from jobs.models import UNSUCCESSFUL, Job, Node
 
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _AGE = re.compile(r"(\d+(?:\.\d+)?) ?(s|min|m|h|d|w)")
 
 
-@dataclass(frozen=True, slots=True)
+#: In how many jobs, the newest of those that fit otherwise, the arguments are searched.
+SEARCHED = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
     """All jobs that fit everything that is given."""
 
@@ -29,24 +36,65 @@ class Selection:
     #: A task's name, or the beginning of one and an asterisk.
     task: str | None = None
     queue: str | None = None
+    #: The id of a worker, or its host's name.
+    node: str | None = None
+    #: Their unique key, or that of their marker.
+    key: str | None = None
     #: The class of the last error: ``SMTPException``.
     error: str | None = None
     #: Created since then.
     since: datetime.datetime | None = None
+    #: Created before then.
+    until: datetime.datetime | None = None
+    #: Text within the arguments, as JSON has them; of the newest that fit otherwise: :data:`SEARCHED`.
+    contains: str | None = None
+
+    @classmethod
+    def of(cls, given: Mapping[str, str | None], states: Sequence[str] = ()) -> Self:
+        """Out of what people wrote; empty is not given.
+
+        Raises:
+            ValueError: no moment, or no text that a database takes; says what it should be.
+        """
+        values: dict[str, Any] = {}
+        for name in FIELDS:
+            text = (given.get(name) or "").strip()
+            if "\0" in text:
+                raise ValueError(f"{name}: no text with a NUL fits anything")
+            try:
+                if text:
+                    values[name] = moment(text) if name in ("since", "until") else text
+            except ValueError as exc:
+                raise ValueError(f"{name}: {exc}") from exc
+        return cls(states=states, **values)
 
     def rows(self, using: str) -> QuerySet[Job]:
-        rows = Job.objects.using(using)
+        return self.narrow(Job.objects.using(using))
+
+    def narrow(self, rows: QuerySet[Job]) -> QuerySet[Job]:
         if self.states:
             rows = rows.filter(state__in=self.states)
+            if set(self.states) <= set(UNSUCCESSFUL):
+                # The condition of their index, in its words.
+                rows = rows.filter(state__in=UNSUCCESSFUL)
         if self.task is not None:
             name, star, _ = self.task.partition("*")
             rows = rows.filter(task__startswith=name) if star else rows.filter(task=name)
         if self.queue is not None:
             rows = rows.filter(queue=self.queue)
+        if self.node is not None:
+            rows = rows.filter(node__in=_nodes(self.node, rows.db))
+        if self.key is not None:
+            rows = rows.filter(pk__in=_of_key(self.key, rows.db))
         if self.error is not None:
             rows = rows.filter(error__type=self.error)
         if self.since is not None:
             rows = rows.filter(created_at__gte=self.since)
+        if self.until is not None:
+            rows = rows.filter(created_at__lt=self.until)
+        if self.contains is not None:
+            newest = rows.order_by("-created_at", "-pk").values("pk")[:SEARCHED]
+            rows = Job.objects.using(rows.db).filter(_said(self.contains), pk__in=newest)
         return rows
 
     def count(self) -> int:
@@ -66,6 +114,34 @@ class Selection:
                     break
                 yield from ((key, alias) for key in page)
                 last = page[-1]
+
+
+#: What can be asked for in words.
+FIELDS = tuple(field.name for field in fields(Selection) if field.name != "states")
+
+
+def _nodes(text: str, using: str) -> list[uuid.UUID]:
+    try:
+        return [uuid.UUID(text)]
+    except ValueError:
+        pass
+    return list(Node.objects.using(using).filter(hostname=text).values_list("pk", flat=True))
+
+
+def _of_key(key: str, using: str) -> QuerySet[Any]:
+    """Each by an index of its own: together in one condition they would read the table."""
+    rows = Job.objects.using(using)
+    marked = rows.filter(marker_key=key).values("pk")
+    return marked.union(rows.filter(unique_key=key).values("pk"), all=True)
+
+
+def _said(text: str) -> Q:
+    """As it was written, or as JSON escapes it."""
+    found = Q()
+    for way in {text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]}:
+        for name in ("args", "kwargs"):
+            found |= Q(IContains(Cast(name, TextField()), way))
+    return found
 
 
 def find(key: uuid.UUID, **annotations: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import html
 import re
 import uuid
 
@@ -93,7 +94,17 @@ def test_list_takes_the_same_statements_for_5_jobs_and_for_60(viewer):
 
 
 @pytest.mark.parametrize(
-    "query", ["", "?p=2", "?state__exact=failed", "?q=tests.", "?all=", "?_facets=True", "?o=2.-3"]
+    "query",
+    [
+        "",
+        "?p=last",
+        "?p=after,2030-01-01T00:00:00%2B00:00,6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11",
+        "?state__exact=failed",
+        "?q=tests.",
+        "?all=",
+        "?_facets=True",
+        "?o=2.-3",
+    ],
 )
 def test_list_neither_counts_nor_sorts_the_table(viewer, query):
     for _ in range(60):
@@ -102,7 +113,8 @@ def test_list_neither_counts_nor_sorts_the_table(viewer, query):
     assert len(sent) == 1
     assert "COUNT(" not in sent[0]
     assert "DISTINCT" not in sent[0]
-    assert 'ORDER BY "jobs_job"."created_at" DESC, "jobs_job"."id" DESC LIMIT 51' in sent[0]
+    way = "ASC" if "last" in query else "DESC"
+    assert f'ORDER BY "jobs_job"."created_at" {way}, "jobs_job"."id" {way} LIMIT 51' in sent[0]
     assert "traceback" not in sent[0]
     assert '"jobs_job"."headers"' not in sent[0]
 
@@ -134,33 +146,109 @@ def test_newest_job_is_first(viewer):
 
 def test_empty_list_says_so(viewer):
     assert listed(viewer) == []
-    assert "No jobs." in viewer.get(LIST).content.decode()
+    assert "No jobs yet." in viewer.get(LIST).content.decode()
+    assert "No jobs fit." in viewer.get(LIST, {"queue": "mail"}).content.decode()
 
 
-def test_pages_follow_each_other_without_gap_or_repetition(viewer):
-    made = {str(make().pk)[:8] for _ in range(60)}
-    first, second = listed(viewer), listed(viewer, p=2)
-    assert (len(first), len(second)) == (50, 10)
-    assert set(first) | set(second) == made
-    text = viewer.get(LIST).content.decode()
-    assert 'href="?p=2" rel="next"' in text
-    assert 'rel="prev"' not in text
-    text = viewer.get(LIST, {"p": 2, "state__exact": "ready"}).content.decode()
-    assert 'href="?p=1&amp;state__exact=ready" rel="prev"' in text
-    assert 'rel="next"' not in text
+def ids(response) -> list[uuid.UUID]:
+    return [job.pk for job in response.context["cl"].result_list]
+
+
+def links(response) -> dict[str, str]:
+    """Where the four links of the paging lead, those that are there."""
+    found = re.search(r'(?s)<nav class="paginator job-pages".*?</nav>', response.content.decode())[0]
+    return {text: html.unescape(url) for url, text in re.findall(r'<a href="([^"]*)"[^>]*>([^<]*)</a>', found)}
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_pages_follow_each_other_without_gap_or_repetition(viewer, at_once):
+    now = timezone.now()
+    for _ in range(120):
+        make(created_at=now if at_once else timezone.now(), queue="mail")
+    make(queue="other")
+    expected = list(Job.objects.filter(queue="mail").order_by("-created_at", "-pk").values_list("pk", flat=True))
+    first = viewer.get(LIST, {"queue": "mail"})
+    assert links(first).keys() == {"Next page", "Oldest"}
+    second = viewer.get(LIST + links(first)["Next page"])
+    assert links(second).keys() == {"Newest", "Previous page", "Next page", "Oldest"}
+    third = viewer.get(LIST + links(second)["Next page"])
+    assert links(third).keys() == {"Newest", "Previous page"}
+    assert [*ids(first), *ids(second), *ids(third)] == expected
+    assert ids(viewer.get(LIST + links(third)["Previous page"])) == ids(second)
+    assert ids(viewer.get(LIST + links(second)["Previous page"])) == ids(first)
+    assert ids(viewer.get(LIST + links(second)["Newest"])) == ids(first)
+    oldest = viewer.get(LIST + links(second)["Oldest"])
+    assert ids(oldest) == expected[-50:]
+    assert links(oldest).keys() == {"Newest", "Previous page"}
+    assert ids(viewer.get(LIST + links(oldest)["Previous page"])) == expected[20:70]
+
+
+def test_a_page_stays_where_it_is_while_new_jobs_come(viewer):
+    for _ in range(60):
+        make()
+    first = viewer.get(LIST)
+    rest = ids(viewer.get(LIST + links(first)["Next page"]))
+    for _ in range(20):
+        make()
+    second = viewer.get(LIST + links(first)["Next page"])
+    assert ids(second) == rest
+    assert len(ids(viewer.get(LIST + links(second)["Previous page"]))) == 50
+    Job.objects.filter(pk__in=rest).delete()
+    assert viewer.get(LIST + links(first)["Next page"]).status_code == 200
 
 
 def test_exactly_one_page_has_no_next(viewer):
     for _ in range(50):
         make()
-    assert 'rel="next"' not in viewer.get(LIST).content.decode()
+    assert links(viewer.get(LIST)) == {}
 
 
-@pytest.mark.parametrize("number", ["3", "0", "-1", "1001", str(10**30)])
-def test_page_that_does_not_exist_leads_back(viewer, number):
+@pytest.mark.parametrize(
+    "place",
+    ["3", "after", "before,x,y", "after,2026-01-01T00:00:00,6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11",
+     "after,2026-01-01T00:00:00+00:00,no", "after,6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11", "last,1"],
+)  # fmt: skip
+def test_page_that_does_not_exist_leads_back(viewer, place):
     make()
-    response = viewer.get(LIST, {"p": number})
+    response = viewer.get(LIST, {"p": place})
     assert (response.status_code, response.url) == (302, f"{LIST}?e=1")
+
+
+def test_filters_in_words(viewer):
+    node = Node.objects.create(hostname="web7", pid=1)
+    smtp = {**ERROR, "type": "SMTPConnectError"}
+    job = make(
+        "failed", task="shop.mail", queue="mail", node=node, error=smtp, marker_key="welcome:1", args=["ada@é.org"]
+    )
+    new = make("scheduled", unique_key="nightly", created_at=timezone.now() + datetime.timedelta(hours=1))
+    asked = {"task": "shop.*", "queue": "mail", "node": "web7", "error": "SMTPConnectError", "key": "welcome:1"}
+    asked |= {"contains": "ada@é", "since": "1h", "until": str(timezone.now())}
+    for name, value in asked.items():
+        expected = [new, job] if name == "since" else [job]
+        assert listed(viewer, **{name: value}) == short(*expected), name
+    assert listed(viewer, **asked) == short(job)
+    assert listed(viewer, node=node.pk) == short(job)
+    assert listed(viewer, key="nightly") == short(new)
+    assert listed(viewer, contains="welcome:1") == []
+    text = viewer.get(LIST, {**asked, "state__exact": "failed"}).content.decode()
+    assert '<input type="hidden" name="state__exact" value="failed">' in text
+    assert 'name="queue" value="mail"' in text
+
+
+def test_a_filter_that_says_nothing_says_what_it_should_be(viewer):
+    make()
+    for name, value in {"since": "soon", "queue": "\0"}.items():
+        response = viewer.get(LIST, {name: value})
+        assert next(str(each) for each in response.context["messages"]).startswith(f"{name}: ")
+        assert ids(response) == []
+
+
+def test_nobody_searches_arguments_that_nobody_may_see(viewer, settings):
+    make(args=["secret"])
+    assert len(listed(viewer, contains="secret")) == 1
+    settings.JOBS = {**settings.JOBS, "REDACT": "tests.test_redaction.hide_secrets"}
+    assert 'name="contains"' not in viewer.get(LIST).content.decode()
+    assert viewer.get(LIST, {"contains": "secret"}).status_code == 302
 
 
 @pytest.mark.parametrize("state", State.values)

@@ -9,6 +9,7 @@ import uuid
 
 import pytest
 from django.db import connection
+from django.db.models import QuerySet
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -18,6 +19,7 @@ from jobs.dashboard import Dashboard
 from jobs.maintenance import rescue, tally
 from jobs.maintenance.relay import Relay, Suspects
 from jobs.models import Job, Node
+from jobs.selection import Selection
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.core]
 
@@ -75,7 +77,15 @@ def hot_queries(node: Node) -> dict[str, object]:
         "prune": lambda: lifecycle.delete_ended("default", ["succeeded"], 3600, 100),
         "count": lambda: list(tally.ended("default", timezone.now() - tally.MINUTE, timezone.now())),
         "dashboard": lambda: Dashboard().queues(),
+        "list": lambda: list(newest(Selection())),
+        "failed": lambda: list(newest(Selection(states=["failed"], error="ValueError"))),
+        "key": lambda: list(newest(Selection(key="nightly"))),
+        "children": lambda: list(Job.objects.filter(parent_id=uuid.uuid4())),
     }
+
+
+def newest(selection: Selection) -> QuerySet[Job]:
+    return selection.rows("default").order_by("-created_at", "-pk")[:51]
 
 
 def test_every_hot_query_uses_an_index(history):

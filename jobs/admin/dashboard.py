@@ -16,6 +16,7 @@ from django.utils.translation import gettext_lazy as _
 from jobs import queues
 from jobs.admin.chart import draw
 from jobs.admin.readonly import ReadOnlyAdmin
+from jobs.arguments import scrub
 from jobs.census import LIVE
 from jobs.dashboard import SPANS, Dashboard
 from jobs.models import Overview, Pause, State
@@ -96,7 +97,7 @@ class OverviewAdmin(ReadOnlyAdmin):
         name, verb = request.POST.get("queue", ""), request.POST.get("verb")
         if verb not in ("pause", "resume") or not (self._may_pause(request) and self.has_view_permission(request)):
             raise PermissionDenied
-        why = request.POST.get("why", "").strip()
+        why = scrub(request.POST.get("why", "").strip(), 1000)
         try:
             if verb == "pause":
                 done = queues.pause(name, request.user.get_username(), why)

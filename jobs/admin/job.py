@@ -23,6 +23,7 @@ from django.utils.translation import gettext_lazy as _
 from jobs import why
 from jobs.admin import operate, timeline
 from jobs.admin.changelist import UncountedChangeList
+from jobs.admin.filters import Narrow, StateFilter
 from jobs.admin.readonly import NOTHING, ReadOnlyAdmin, moment
 from jobs.arguments import scrub
 from jobs.models import Action, Job, Node, State
@@ -39,8 +40,8 @@ ID = re.compile(r"[0-9a-f]{8,32}")
 @admin.register(Job)
 class JobAdmin(ReadOnlyAdmin):
     list_display = ("short_id", "task", "badge", "queue", "due", "created")
-    # Only what an index or the choices answer: a filter over all tasks or queues would read the whole table.
-    list_filter = ("state", "created_at")
+    # No choice of all tasks or queues: it would read the whole table.
+    list_filter = (("state", StateFilter), "created_at", Narrow)
     list_per_page = 50
     search_fields = ("id", "task")
     search_help_text = _("The ID of a job (or its first 8 digits), or the beginning of a task's name.")

@@ -22,8 +22,10 @@ from django.urls import reverse
 from django.utils.translation import gettext as translate
 from django.utils.translation import ngettext
 
+from jobs.arguments import scrub
 from jobs.models import Job, State
 from jobs.operations import DELETE, OPERATIONS, By, Operation, Outcome
+from jobs.selection import Selection
 
 #: Seconds of work in one request; the next one goes on where it ended.
 BUDGET = 2.0
@@ -89,7 +91,7 @@ def _value(request: HttpRequest) -> str:
 
 
 def _attempt(admin: Any, request: HttpRequest, operation: Operation, job: Job) -> Outcome:
-    by = By(request.user.get_username(), request.POST.get("why", "").strip())
+    by = By(request.user.get_username(), scrub(request.POST.get("why", "").strip(), 1000))
     with transaction.atomic():
         outcome = operation.attempt(job.pk, by)
         if outcome.is_done:
@@ -193,7 +195,7 @@ def _matching(admin: Any, request: HttpRequest, operation: Operation) -> dict[st
         rows: QuerySet[Job] = admin.get_changelist_instance(request).get_queryset(request)
     except IncorrectLookupParameters:
         raise PermissionDenied from None
-    return {state: rows.filter(state=state).order_by("pk") for state in _states(request, operation)}
+    return {state: Selection(states=[state]).narrow(rows).order_by("pk") for state in _states(request, operation)}
 
 
 def _states(request: HttpRequest, operation: Operation) -> list[str]:

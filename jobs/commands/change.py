@@ -13,16 +13,33 @@ from django.core.management.base import CommandError
 from jobs.commands.base import AS_JSON, DRY_RUN, Option, Subcommand, me, option
 from jobs.models import State
 from jobs.operations import CANCEL, DELETE, MOVE, PRIORITIZE, RETRY, RUN, By, Operation, Outcome
-from jobs.selection import Selection, moment
+from jobs.selection import FIELDS, SEARCHED, Selection
 
 IDS = option("ids", nargs="*", metavar="ID", help="the id of a job (a UUID)")
 WHICH = (
     option("--task", metavar="NAME", help="all jobs of a task; NAME* for all names that begin so"),
     option("--queue", metavar="NAME", help="all jobs of a queue"),
     option("--state", choices=State.values, help="all jobs in a state"),
+    option("--node", metavar="NAME", help="all jobs that a worker runs, or ran last: its id, or its host's name"),
+    option("--key", metavar="KEY", help="all jobs of a unique key, or of a marker's"),
     option("--error", metavar="CLASS", help="all jobs whose last error is of this class: SMTPException"),
     option("--since", metavar="WHEN", help="only those created since then: 2h, 7d, 2026-11-21, '2026-11-21 14:30'"),
+    option("--until", metavar="WHEN", help="only those created before then"),
+    option("--contains", metavar="TEXT", help=f"of the newest {SEARCHED:,}: with this text in their arguments"),
 )
+
+
+def which(options: dict[str, Any], states: Sequence[str]) -> Selection:
+    """What the options of :data:`WHICH` say.
+
+    Raises:
+        CommandError: one of them says nothing.
+    """
+    try:
+        return Selection.of(options, states)
+    except ValueError as exc:
+        raise CommandError(f"--{exc}") from exc
+
 
 #: How many of those that were refused are named one by one.
 NAMED = 20
@@ -47,11 +64,7 @@ class Change(Subcommand):
         self,
         *,
         ids: list[str],
-        task: str | None,
-        queue: str | None,
         state: str | None,
-        error: str | None,
-        since: str | None,
         why: str,
         dry_run: bool,
         as_json: bool,
@@ -63,17 +76,12 @@ class Change(Subcommand):
             self.told = self.operation.told(to)
         except ValueError as exc:
             raise CommandError(f"--to: {exc}") from exc
-        given = [task, queue, state, error, since]
-        if bool(ids) == any(value is not None for value in given):
+        if bool(ids) == any(value is not None for value in (state, *(options[name] for name in FIELDS))):
             raise CommandError(f"Say which jobs to {self.name}: their ids, or what they have in common (--task, ...).")
         if ids:
             self._report(self._named(ids, by, dry_run), as_json, dry_run, one_by_one=True)
             return
-        try:
-            created = moment(since) if since is not None else None
-        except ValueError as exc:
-            raise CommandError(f"--since: {exc}") from exc
-        selection = Selection([state] if state else self.operation.meant, task, queue, error, created)
+        selection = which(options, [state] if state else self.operation.meant)
         self._report(self._fitting(selection, by, dry_run), as_json, dry_run, one_by_one=False)
 
     def _named(self, ids: list[str], by: By, dry_run: bool) -> Iterator[tuple[str, Outcome]]:

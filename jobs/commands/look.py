@@ -12,13 +12,13 @@ from django.utils import timezone
 
 from jobs import census
 from jobs.commands.base import AS_JSON, Subcommand, option
-from jobs.commands.change import WHICH
+from jobs.commands.change import WHICH, which
 from jobs.commands.status import nodes_table
 from jobs.commands.text import table
 from jobs.conf import conf
 from jobs.models import Action, Job, Node
 from jobs.redaction import shown
-from jobs.selection import Selection, find, moment
+from jobs.selection import find
 
 
 class List(Subcommand):
@@ -34,21 +34,14 @@ class List(Subcommand):
     def run(
         self,
         *,
-        task: str | None,
-        queue: str | None,
         state: str | None,
-        error: str | None,
-        since: str | None,
         limit: int,
         as_json: bool,
         **options: Any,
     ) -> None:
         if limit < 1:
             raise CommandError("--limit has to be 1 or more.")
-        try:
-            selection = Selection([state] if state else (), task, queue, error, moment(since) if since else None)
-        except ValueError as exc:
-            raise CommandError(f"--since: {exc}") from exc
+        selection = which(options, [state] if state else ())
         newest = [selection.rows(alias).order_by("-created_at", "-pk")[: limit + 1] for alias in conf().DATABASES]
         rows = list(heapq.merge(*newest, key=lambda job: job.created_at, reverse=True))
         if as_json:
