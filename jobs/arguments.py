@@ -96,6 +96,14 @@ def as_uuid(value: Any) -> uuid.UUID | None:
         return uuid.uuid5(uuid.NAMESPACE_OID, str(value))
 
 
+def parse_uuid(text: str) -> uuid.UUID | None:
+    """What is written as one; None for anything else."""
+    try:
+        return uuid.UUID(text)
+    except ValueError:
+        return None
+
+
 def _plain(value: Any, where: str) -> Any:
     if value is None or value is True or value is False:
         return value

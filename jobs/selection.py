@@ -6,7 +6,7 @@ import datetime
 import json
 import re
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import product
 from typing import Any, Self
@@ -17,6 +17,7 @@ from django.db.models.lookups import IContains
 from django.utils import timezone
 from django.utils.dateparse import parse_date, parse_datetime
 
+from jobs.arguments import parse_uuid
 from jobs.conf import conf
 from jobs.models import UNSUCCESSFUL, Job, Node
 
@@ -40,6 +41,8 @@ class Selection:
     node: str | None = None
     #: Their unique key, or that of their marker.
     key: str | None = None
+    #: The job out of whose body they were called.
+    parent: uuid.UUID | None = None
     #: The class of the last error: ``SMTPException``.
     error: str | None = None
     #: Created since then.
@@ -54,7 +57,7 @@ class Selection:
         """Out of what people wrote; empty is not given.
 
         Raises:
-            ValueError: no moment, or no text that a database takes; says what it should be.
+            ValueError: one of them cannot be; says which, and what it should be.
         """
         values: dict[str, Any] = {}
         for name in FIELDS:
@@ -63,7 +66,7 @@ class Selection:
                 raise ValueError(f"{name}: no text with a NUL fits anything")
             try:
                 if text:
-                    values[name] = moment(text) if name in ("since", "until") else text
+                    values[name] = READERS.get(name, str)(text)
             except ValueError as exc:
                 raise ValueError(f"{name}: {exc}") from exc
         return cls(states=states, **values)
@@ -86,6 +89,8 @@ class Selection:
             rows = rows.filter(node__in=_nodes(self.node, rows.db))
         if self.key is not None:
             rows = rows.filter(pk__in=_of_key(self.key, rows.db))
+        if self.parent is not None:
+            rows = rows.filter(parent_id=self.parent)
         if self.error is not None:
             rows = rows.filter(error__type=self.error)
         if self.since is not None:
@@ -121,11 +126,8 @@ FIELDS = tuple(field.name for field in fields(Selection) if field.name != "state
 
 
 def _nodes(text: str, using: str) -> list[uuid.UUID]:
-    try:
-        return [uuid.UUID(text)]
-    except ValueError:
-        pass
-    return list(Node.objects.using(using).filter(hostname=text).values_list("pk", flat=True))
+    key = parse_uuid(text)
+    return list(Node.objects.using(using).filter(hostname=text).values_list("pk", flat=True)) if key is None else [key]
 
 
 def _of_key(key: str, using: str) -> QuerySet[Any]:
@@ -173,3 +175,7 @@ def moment(text: str) -> datetime.datetime:
     if value is None:
         raise ValueError(f"{text!r} is no moment: write 90min, 2h, 7d, 2026-11-21 or '2026-11-21 14:30'")
     return value if timezone.is_aware(value) else timezone.make_aware(value)
+
+
+#: How what is not just a text is read.
+READERS: dict[str, Callable[[str], Any]] = {"since": moment, "until": moment, "parent": uuid.UUID}

@@ -14,7 +14,10 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from jobs.models import Job, Node, State
+from jobs import lockstores
+from jobs.locks import lock
+from jobs.models import Effect, Job, Marker, Node, State
+from tests import tasks
 from tests.tasks import effect, noop
 
 pytestmark = pytest.mark.django_db
@@ -291,28 +294,41 @@ def test_search_by_the_beginning_of_the_task_name(viewer):
 # The page of a job
 
 
-def test_page_shows_call_times_errors_and_family(viewer):
-    root = make("succeeded")
-    job = make(
-        "failed",
-        args=["some argument", 42],
-        kwargs={"größe": {"deep": [1, 2]}},
-        root_id=root.pk,
-        parent_id="0b7f8cc1-5a5b-4c39-9a3e-4a8a3ad4c1a0",
-        errors=[{**ERROR, "message": "the first one", "attempt": 1, "traceback": "Traceback of the first"}, ERROR],
-        error=ERROR,
-    )
-    text = viewer.get(page(job)).content.decode()
-    assert "some argument" in text
-    assert "größe" in text
-    assert text.count("Traceback of the newest") == 1
-    assert text.count("Traceback of the first") == 1
-    assert "<details open><summary>Traceback</summary><pre>Traceback of the newest" in text
-    assert "attempt 3" in text
-    assert "<span>2026-01-02</span> <span>03:04:05</span>" in text
-    assert f'<a href="{page(root)}">tests.tasks.effect {root.pk}</a> (succeeded)' in text
-    assert "0b7f8cc1-5a5b-4c39-9a3e-4a8a3ad4c1a0 (not a job here, or deleted)" in text
-    assert "<input" not in text.split('id="job_form"')[1].split("</form>")[0].replace('<input type="hidden"', "")
+def test_frames_of_the_project_come_before_the_traceback(viewer):
+    theirs, mine = '  File "/v/site-packages/x.py", line 1, in y', '  File "/srv/shop/tasks.py", line 7, in pay'
+    text = f"Traceback (most recent call last):\n{theirs}\n    y()\n{mine}\n    z()\nE: no"
+    entry = {**ERROR, "traceback": text}
+    page_text = html.unescape(viewer.get(page(make("failed", error=entry, errors=[entry]))).content.decode())
+    own = page_text.index('aria-label="Where in the project">  File "/srv/shop/tasks.py", line 7, in pay')
+    assert own < page_text.index("<details><summary>Traceback</summary>")
+
+
+def test_what_belongs_to_a_job(viewer, admin_client):
+    job = make("succeeded", marker_key="welcome:1", unique_key="nightly")
+    child = make(parent_id=job.pk)
+    marker = Marker.objects.create(key="welcome:1", kind="task", job=job.pk)
+    call = Effect.objects.create(name="charge", key="k", job=job.pk, lease=1)
+    text = html.unescape(admin_client.get(page(job)).content.decode()).partition("What belongs to it")[2]
+    for row, name in ((child, "job"), (marker, "marker"), (call, "effect")):
+        assert f'href="{reverse(f"admin:jobs_{name}_change", args=[row.pk])}"' in text
+    assert "ambiguous" in text
+    for query in ("task=tests.tasks.effect", "queue=celery", "key=nightly", "key=welcome%3A1", f"parent={job.pk}"):
+        assert f'href="{LIST}?{query}"' in text
+    assert listed(admin_client, parent=job.pk) == short(child)
+    # Who may see neither markers nor calls sees none here.
+    text = viewer.get(page(job)).content.decode().partition("What belongs to it")[2]
+    assert "charge:k" not in text
+    assert reverse("admin:jobs_marker_change", args=[marker.pk]) not in text
+
+
+def test_the_lock_of_a_job(viewer, monkeypatch):
+    holder, waiting = (Job.objects.get(pk=tasks.locked.delay("x").id) for _ in range(2))
+    assert "<dd>locked:x: free</dd>" in viewer.get(page(waiting)).content.decode()
+    with lock("locked:x"):
+        assert "<dd>locked:x: held by a process that is no job for " in viewer.get(page(waiting)).content.decode()
+    monkeypatch.setattr(lockstores, "look", lambda key: lockstores.Held(holder.pk, None))
+    assert f'locked:x: held by the job <a href="{page(holder)}">' in viewer.get(page(waiting)).content.decode()
+    assert "<dd>locked:x: held by this job</dd>" in viewer.get(page(holder)).content.decode()
 
 
 def test_the_life_of_a_job_is_drawn(viewer):

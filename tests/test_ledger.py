@@ -48,8 +48,8 @@ def calls() -> dict[str, Effect]:
     }
 
 
-def login(client, *codenames: str):
-    user = User.objects.create_user("somebody", is_staff=True)
+def login(client, *codenames: str, username: str = "somebody"):
+    user = User.objects.create_user(username, is_staff=True)
     user.user_permissions.set(Permission.objects.filter(codename__in=codenames))
     client.force_login(user)
     return client
@@ -152,6 +152,40 @@ def test_it_did_not_happen_forgets_the_call(operator, calls):
     assert not Effect.objects.filter(key="c").exists()
     [entry] = LogEntry.objects.all()
     assert (entry.object_repr, entry.change_message) == ("charge:c", "Said that it did not happen")
+
+
+@pytest.mark.parametrize("back", ["effect", "job"])
+@pytest.mark.parametrize("verb", ["happened", "not-happened"])
+def test_buttons_on_the_page_of_a_call_and_of_its_job(client, calls, verb, back):
+    login(client, "view_effect", "change_effect", "view_job")
+    row = calls["ambiguous"]
+    page, url = reverse(f"admin:jobs_{back}_change", args=[row.job if back == "job" else row.pk]), settle(row)
+    text = client.get(page).content.decode()
+    assert f'action="{url}"' in text
+    assert f'name="back" value="{back}"' in text
+    assert client.get(url).status_code == 405
+    response = client.post(url, {"verb": verb, "answer": '{"id": 9}', "back": back}, follow=True)
+    assert response.status_code == 200
+    assert "Noted: charge:b" in response.content.decode()
+    assert list(Effect.objects.filter(key="b").values_list("answer", flat=True)) == [{"id": 9}] * (verb == "happened")
+    assert LogEntry.objects.get().user.username == "somebody"
+    assert settle(row) not in client.get(page).content.decode()
+
+
+def test_no_button_where_nobody_has_to_say_anything_or_may(operator, calls):
+    for name, row in calls.items():
+        text = operator.get(reverse("admin:jobs_effect_change", args=[row.pk])).content.decode()
+        assert (settle(row) in text) == (name in ("ambiguous", "parked"))
+    operator.logout()
+    login(operator, "view_effect", username="viewer")
+    page = reverse("admin:jobs_effect_change", args=[calls["parked"].pk])
+    assert settle(calls["parked"]) not in operator.get(page).content.decode()
+    assert operator.post(settle(calls["parked"]), {"verb": "happened"}).status_code == 403
+    assert Effect.objects.get(key="c").state == "parked"
+
+
+def settle(row: Effect) -> str:
+    return reverse("admin:jobs_effect_settle", args=[row.pk])
 
 
 @pytest.mark.parametrize("action", ["mark_happened", "mark_not_happened"])

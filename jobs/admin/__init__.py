@@ -3,6 +3,7 @@
 from jobs.admin.dashboard import OverviewAdmin
 from jobs.admin.effect import EffectAdmin
 from jobs.admin.job import JobAdmin
+from jobs.admin.marker import MarkerAdmin
 from jobs.admin.node import NodeAdmin
 
-__all__ = ["EffectAdmin", "JobAdmin", "NodeAdmin", "OverviewAdmin"]
+__all__ = ["EffectAdmin", "JobAdmin", "MarkerAdmin", "NodeAdmin", "OverviewAdmin"]

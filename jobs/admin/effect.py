@@ -9,12 +9,11 @@ from typing import Any
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ActionForm
-from django.contrib.auth import get_permission_codename
+from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.db.models import Q, QuerySet
-from django.http import HttpRequest
-from django.urls import reverse
-from django.utils.html import format_html
+from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
+from django.urls import path, reverse
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as translate
 from django.utils.translation import gettext_lazy as _
@@ -23,15 +22,9 @@ from jobs import effects
 from jobs.admin.changelist import UncountedChangeList
 from jobs.admin.job import link, pretty
 from jobs.admin.readonly import ReadOnlyAdmin, moment
-from jobs.arguments import as_uuid, jsonable
-from jobs.models import Effect, Job
-
-LABELS = {
-    "sending": _("being made"),
-    "ambiguous": _("ambiguous"),
-    "sent": _("sent"),
-    "parked": _("parked"),
-}
+from jobs.admin.related import EFFECT_LABELS, effect_badge, job_url, link_in_list, may, settle_url
+from jobs.arguments import jsonable, parse_uuid
+from jobs.models import Effect
 
 
 class StatusFilter(admin.SimpleListFilter):
@@ -39,7 +32,7 @@ class StatusFilter(admin.SimpleListFilter):
     parameter_name = "status"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return [("unsettled", _("ambiguous or parked")), *LABELS.items()]
+        return [("unsettled", _("ambiguous or parked")), *EFFECT_LABELS.items()]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         # exclude() first, because that is the condition of the partial index.
@@ -99,7 +92,7 @@ class EffectAdmin(ReadOnlyAdmin):
         """By an index each: nothing that starts with a wildcard."""
         term = search_term.strip()
         name, colon, key = term.partition(":")
-        if len(term) >= 32 and (job := as_uuid(term)) is not None and job.hex == term.replace("-", "").lower():
+        if (job := parse_uuid(term)) is not None:
             queryset = queryset.filter(job=job)
         elif colon:
             queryset = queryset.filter(name=name, key__startswith=key)
@@ -111,8 +104,34 @@ class EffectAdmin(ReadOnlyAdmin):
 
     def has_settle_permission(self, request: HttpRequest) -> bool:
         """The change permission; it allows nothing else here."""
-        codename = get_permission_codename("change", self.opts)
-        return bool(request.user.has_perm(f"{self.opts.app_label}.{codename}"))
+        return may(request, "change", Effect)
+
+    def get_urls(self) -> list[Any]:
+        name = f"{self.opts.app_label}_effect_settle"
+        return [path("<int:key>/settle/", self.admin_site.admin_view(self.settle), name=name), *super().get_urls()]
+
+    def settle(self, request: HttpRequest, key: int) -> HttpResponse:
+        """POST: say of one call whether it happened, and go back to the page of it or of its job."""
+        if request.method != "POST":
+            return HttpResponseNotAllowed(["POST"])
+        say = {"happened": self.mark_happened, "not-happened": self.mark_not_happened}.get(request.POST.get("verb", ""))
+        if say is None or not (self.has_settle_permission(request) and self.has_view_permission(request)):
+            raise PermissionDenied
+        rows = self.get_queryset(request).filter(pk=key)
+        row = rows.first()
+        say(request, rows)
+        if row is not None and request.POST.get("back") == "job":
+            return HttpResponseRedirect(job_url(row.job))
+        if rows.exists():
+            return HttpResponseRedirect(reverse(f"admin:{self.opts.app_label}_effect_change", args=[key]))
+        return HttpResponseRedirect(reverse(f"admin:{self.opts.app_label}_effect_changelist"))
+
+    def render_change_form(
+        self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> HttpResponse:
+        if self.has_settle_permission(request):
+            context["settle_url"] = settle_url(context["original"])
+        return super().render_change_form(request, context, *args, **kwargs)
 
     @admin.action(permissions=["settle"], description=_("It happened: the job makes no call"))
     def mark_happened(self, request: HttpRequest, queryset: QuerySet[Effect]) -> None:
@@ -154,13 +173,11 @@ class EffectAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("status"))
     def badge(self, row: Effect) -> SafeString:
-        status = effects.status(row)
-        return format_html('<span class="job-state effect-{}">{}</span>', status, LABELS[status])
+        return effect_badge(row)
 
     @admin.display(description=_("job"))
     def job_link(self, row: Effect) -> SafeString:
-        url = reverse(f"admin:{Job._meta.app_label}_job_change", args=[row.job])
-        return format_html('<a href="{}">{}</a>', url, str(row.job)[:8])
+        return link_in_list(row.job)
 
     @admin.display(description=_("job"))
     def linked_job(self, row: Effect) -> str:

@@ -20,6 +20,7 @@ LABELS = {
     "queue": (_("Queue"), "celery"),
     "node": (_("Worker (its ID or host)"), "web1"),
     "key": (_("Key (unique or marker)"), "welcome:42"),
+    "parent": (_("Called by the job"), "6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11"),
     "error": (_("Error"), "SMTPConnectError"),
     "since": (_("Created since"), "2h"),
     "until": (_("Created before"), "2026-11-21 14:30"),

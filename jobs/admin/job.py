@@ -20,11 +20,12 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as translate
 from django.utils.translation import gettext_lazy as _
 
-from jobs import why
+from jobs import frames, why
 from jobs.admin import operate, timeline
 from jobs.admin.changelist import UncountedChangeList
 from jobs.admin.filters import Narrow, StateFilter
 from jobs.admin.readonly import NOTHING, ReadOnlyAdmin, moment
+from jobs.admin.related import job_url, related
 from jobs.arguments import scrub
 from jobs.models import Action, Job, Node, State
 from jobs.operations import OPERATIONS
@@ -109,7 +110,8 @@ class JobAdmin(ReadOnlyAdmin):
         if obj is not None:
             context |= {"times": times(obj), "error": error(obj.error), "earlier_errors": earlier_errors(obj)}
             context["timeline"] = timeline.draw(obj)
-            _, context["reasons"] = why.explain(obj.pk)
+            view, context["reasons"] = why.explain(obj.pk)
+            context["related"] = view and related(request, view)
             context["operations"] = operate.possible(request, obj)
             context["actions_done"] = Action.objects.using(obj._state.db).filter(job=obj.pk).order_by("pk")
         return super().render_change_form(request, context, add, change, form_url, obj)
@@ -204,8 +206,7 @@ def link(row: Model, key: uuid.UUID | None) -> str:
     other = Job.objects.using(row._state.db).filter(pk=key).only("id", "task", "state").first()
     if other is None:
         return translate("%(id)s (not a job here, or deleted)") % {"id": key}
-    url = reverse(f"admin:{Job._meta.app_label}_job_change", args=[other.pk])
-    return format_html('<a href="{}">{} {}</a> ({})', url, other.task, other.pk, State(other.state).label)
+    return format_html('<a href="{}">{} {}</a> ({})', job_url(other.pk), other.task, other.pk, State(other.state).label)
 
 
 def times(job: Job) -> list[dict[str, Any]]:
@@ -238,7 +239,7 @@ def error(entry: Any) -> dict[str, Any] | None:
         at = parse_datetime(str(entry.get("at") or ""))
     except ValueError:
         at = None
-    return {**entry, "at": moment(at) if at else ""}
+    return {**entry, "at": moment(at) if at else "", "own": frames.own(str(entry.get("traceback") or ""))}
 
 
 def earlier_errors(job: Job) -> list[dict[str, Any] | None]:

@@ -22,6 +22,7 @@ WHICH = (
     option("--state", choices=State.values, help="all jobs in a state"),
     option("--node", metavar="NAME", help="all jobs that a worker runs, or ran last: its id, or its host's name"),
     option("--key", metavar="KEY", help="all jobs of a unique key, or of a marker's"),
+    option("--parent", metavar="ID", help="all jobs that were called by the body of this one"),
     option("--error", metavar="CLASS", help="all jobs whose last error is of this class: SMTPException"),
     option("--since", metavar="WHEN", help="only those created since then: 2h, 7d, 2026-11-21, '2026-11-21 14:30'"),
     option("--until", metavar="WHEN", help="only those created before then"),

@@ -8,16 +8,21 @@ import uuid
 from functools import cached_property
 from typing import Any
 
+from django.db.models import Q
 from django.db.models.functions import Now
 
 from jobs import databases, instance, lockstores, publisher
 from jobs.census import Worker, workers
-from jobs.models import UNIQUE, Cancellation, Effect, Job, Node, Pause
+from jobs.effects import with_makers
+from jobs.models import UNIQUE, Cancellation, Effect, Job, Marker, Node, Pause
 from jobs.project import celery_app
 from jobs.selection import find
 from jobs.times import duration
 
 logger = logging.getLogger("jobs")
+
+#: Rows that are shown of what a job may have any number of.
+SHOWN = 20
 
 
 class View:
@@ -113,19 +118,44 @@ class View:
         return Job.objects.using(self.using).filter(state="running", queue=self.job.queue).count()
 
     @cached_property
-    def held_lock(self) -> tuple[str, lockstores.Held] | None:
-        """The task's own lock, if another job holds it."""
+    def lock(self) -> tuple[str, lockstores.Held | None] | None:
+        """The lock that the task takes (``lock=``), and who holds it now."""
         template = getattr(self.task, "key_templates", {}).get("lock")
         if template is None:
             return None
         try:
             key = template.of(self.job.args, self.job.kwargs)
-            held = lockstores.look(key)
+            return key, lockstores.look(key)
         except Exception:
             # The key is made by the project's code, perhaps of arguments that are older than it.
             logger.debug("the lock of a job is not known here", exc_info=True, extra={"action": "lock_unknown"})
             return None
+
+    @property
+    def held_lock(self) -> tuple[str, lockstores.Held] | None:
+        """The same, if another job holds it."""
+        key, held = self.lock or ("", None)
         return (key, held) if held is not None and held.job != self.job.pk else None
+
+    @cached_property
+    def markers(self) -> list[Marker]:
+        """Those that the job left, and the one that it would leave."""
+        own = Q(job=self.job.pk)
+        if self.job.marker_key is not None:
+            own |= Q(key=self.job.marker_key, kind=Marker.Kind.TASK)
+        return list(Marker.objects.using(self.using).filter(own).order_by("pk")[:SHOWN])
+
+    @cached_property
+    def effects(self) -> list[Effect]:
+        """The external calls that no other job made after this one."""
+        rows = with_makers(Effect.objects.using(self.using).filter(job=self.job.pk))
+        return list(rows.order_by("pk")[:SHOWN])
+
+    @cached_property
+    def children(self) -> list[Job]:
+        """The first ones that its body called."""
+        rows = Job.objects.using(self.using).filter(parent_id=self.job.pk).exclude(pk=self.job.pk)
+        return list(rows.only("id", "task", "state").order_by("created_at", "pk")[:SHOWN])
 
     @cached_property
     def key_holder(self) -> Job | None:
