@@ -23,6 +23,8 @@ class Run:
         self.lock_token: int | None = None
         #: What became of it, in one word, as the log says it; None while that is not known.
         self.outcome: str | None = None
+        #: OpenTelemetry's, with the run's span.
+        self.context: Any = None
         self._began = time.monotonic()
 
     def is_retry(self, call: Job) -> bool:
