@@ -111,13 +111,20 @@ class Settings:
     #: Who scrapes ``jobs.urls``' metrics without being logged in says ``Authorization: Bearer`` and this. None: nobody.
     METRICS_TOKEN: str | None = None
 
+    #: With OpenTelemetry's API installed: the span of a run ``"link"``s to the call, because it may come hours later
+    #: and more than once, or is its ``"child"``, in the request's own trace. None: jobs are not traced.
+    TRACE: str | None = "link"
+
     #: Which installation this is: ``"production"``, ``"staging"``. Workers refuse a database that another one
     #: marked, until ``manage.py jobs adopt``. None: the database is known by its server's own identifiers, which a
     #: copy of a disk (a snapshot, the clone of a managed database) has in common with its original.
     INSTANCE: str | None = None
 
 
-#: Keys that may be None.
+#: Keys whose values are checked one by one.
+NO_NUMBERS = ("DATABASES", "EXCLUDE", "PUBLISH", "INSTANCE", "LOCK_CACHE", "METRICS_TOKEN", "REDACT", "TRACE")
+
+#: Numbers that may be None.
 NULLABLE = ("STOP_TIMEOUT", "RETENTION", "RETENTION_FAILED", "MARKER_RETENTION")
 
 
@@ -139,9 +146,7 @@ def problems() -> list[str]:
             found.append(f"JOBS[{name!r}] must be a list, not a string.")
     for field in fields(Settings):
         value = getattr(values, field.name)
-        if field.name in ("DATABASES", "EXCLUDE", "PUBLISH", "INSTANCE", "LOCK_CACHE", "METRICS_TOKEN", "REDACT") or (
-            value is None and field.name in NULLABLE
-        ):
+        if field.name in NO_NUMBERS or (value is None and field.name in NULLABLE):
             continue
         if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
             found.append(f"JOBS[{field.name!r}] must be a number above 0, not {value!r}.")
@@ -159,6 +164,8 @@ def problems() -> list[str]:
         found.append("JOBS['METRICS_TOKEN'] must be text that nobody guesses, or None.")
     if values.PUBLISH not in ("inline", "relay"):
         found.append(f"JOBS['PUBLISH'] must be 'inline' or 'relay', not {values.PUBLISH!r}.")
+    if values.TRACE not in ("link", "child", None):
+        found.append(f"JOBS['TRACE'] must be 'link' or 'child', or None, not {values.TRACE!r}.")
     for alias in values.DATABASES if not found else ():
         if alias not in django_settings.DATABASES:
             found.append(f"JOBS['DATABASES'] names {alias!r}, which settings.DATABASES does not have.")

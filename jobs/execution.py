@@ -21,7 +21,7 @@ from django.db import (
     transaction,
 )
 
-from jobs import current, databases, idempotency, lifecycle, settlement, signals, strays
+from jobs import current, databases, idempotency, lifecycle, settlement, signals, strays, tracing
 from jobs.arguments import as_uuid
 from jobs.board import board
 from jobs.conf import conf
@@ -74,6 +74,7 @@ def run(task: Any, request: Any, args: Any, kwargs: Any) -> Any:
             except (TypeError, ValueError, DataError, IntegrityError) as exc:
                 return _run_stock(task, request, args, kwargs, exc)
         reach("before_claim")
+        began = time.time_ns()
         job = _claim(task, job_id, using)
         if job is None:
             _unclaimed(task, job_id, using)
@@ -82,12 +83,13 @@ def run(task: Any, request: Any, args: Any, kwargs: Any) -> Any:
         run = Run(task, request, job)
         request.jobs_run = run
         try:
-            if is_newer(job.options):
-                _leave_to_newer(run)
-            run.log(logging.DEBUG, "started", "started")
-            signals.started.tell(job, using)
-            with current.running(run):
-                return _exclusively(run)
+            with tracing.processing(run, began):
+                if is_newer(job.options):
+                    _leave_to_newer(run)
+                run.log(logging.DEBUG, "started", "started")
+                signals.started.tell(job, using)
+                with current.running(run):
+                    return _exclusively(run)
         finally:
             settlement.quietly(lambda: databases.tidy(using))
 

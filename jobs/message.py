@@ -17,7 +17,7 @@ from celery.utils.time import maybe_iso8601
 from django.utils import timezone
 from kombu.common import Broadcast
 
-from jobs import lifecycle
+from jobs import lifecycle, tracing
 from jobs.arguments import as_uuid, normalize, storable
 from jobs.models import Job, State
 
@@ -143,7 +143,8 @@ def compose(app: Celery, task: Any, task_id: str, args: Any, kwargs: Any, option
         options.pop(stamp)
     queue = options.get("queue")
     try:
-        app.amqp.send_task_message(_Recorder(), task.name, message, retry=False, **options)
+        with tracing.apart():
+            app.amqp.send_task_message(_Recorder(), task.name, message, retry=False, **options)
     except _Composed as composed:
         body, how = composed.args
     else:  # pragma: no cover
@@ -184,6 +185,7 @@ def compose(app: Celery, task: Any, task_id: str, args: Any, kwargs: Any, option
     )
     if run_at is not None:
         job.run_at = run_at
+    tracing.create(job, options.get("headers"), parent)
     return job
 
 

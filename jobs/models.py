@@ -6,7 +6,7 @@ The tables' names are fixed, so that a project may give the app another label.
 from __future__ import annotations
 
 import uuid
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from django.db import models
 from django.db.models import Q
@@ -152,6 +152,9 @@ class Job(models.Model):
     unique_until = models.CharField(_("unique until"), max_length=8, null=True)
     #: From then on the key is free, whatever became of the job (``unique_for=``).
     unique_expires_at = models.DateTimeField(_("unique until time"), null=True)
+
+    #: The span of the call, until its transaction is committed (``jobs.tracing``).
+    span: Any = None
 
     class Meta:
         db_table = "jobs_job"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from django.db import connections, transaction
 from django.db.models.functions import Now
 
-from jobs import publisher, signals, unique
+from jobs import publisher, signals, tracing, unique
 from jobs.models import Job, State
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ class PublishAfterCommit:
             publisher.publish_inline(jobs, self.using, app)
         for job in self.recorded:
             job.forget_computed()
+            tracing.created(job)
             signals.enqueued.tell(job, self.using)
 
 
@@ -59,12 +60,14 @@ def record(jobs: list[Job], using: str, app: Celery) -> list[Job]:
         jobs[0].save(force_insert=True, using=using)
     else:
         Job.objects.using(using).bulk_create(jobs, batch_size=_batch_size(using))
-    if hook is None:
-        return jobs
     new = [job for job, call in zip(jobs, calls, strict=True) if job is call]
+    if hook is None:
+        for job in new:
+            tracing.created(job)
+        return jobs
     if will_publish:
         hook.jobs.setdefault(app, []).extend(job for job in new if job.state == State.READY)
-    if signals.enqueued.receivers:
+    if signals.enqueued.receivers or calls[0].span is not None:
         hook.recorded.extend(new)
     if not connections[using].in_atomic_block:
         hook()

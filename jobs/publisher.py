@@ -17,7 +17,7 @@ from celery.utils.nodenames import anon_nodename
 from celery.utils.time import maybe_iso8601
 from django.utils import timezone
 
-from jobs import lifecycle, message
+from jobs import lifecycle, message, tracing
 from jobs.conf import conf
 from jobs.logs import log
 from jobs.models import Job
@@ -80,9 +80,11 @@ def send(producer: kombu.Producer, app: Celery, job: Job, using: str, by_caller:
         retry=False,
         **how,
     )
-    signals.after_task_publish.send(
-        sender=job.task, body=body, headers=headers, exchange=how.get("exchange"), routing_key=how.get("routing_key")
-    )
+    exchange, routing_key = how.get("exchange"), how.get("routing_key")
+    with tracing.apart():
+        signals.after_task_publish.send(
+            sender=job.task, body=body, headers=headers, exchange=exchange, routing_key=routing_key
+        )
     if options["event"]:
         event = {
             **options["event"],

@@ -15,8 +15,8 @@ from jobs.logs import log
 from jobs.models import Job, State
 
 
-def report(job: Job, using: str, action: str, text: str, level: int = logging.INFO, **more: Any) -> None:
-    """Say what became of a run, after its settle was committed.
+def report(job: Job, using: str, action: str, text: str, level: int = logging.INFO, **more: Any) -> str:
+    """Say what became of a run, after its settle was committed; returns it in one word.
 
     The row decides, not what was wanted: a run that asked for a retry may have been asked to end, and a job that
     should go back may have reached its limit.
@@ -37,6 +37,7 @@ def report(job: Job, using: str, action: str, text: str, level: int = logging.IN
         getattr(signals, action).tell(job, using, error=error)
     else:
         signals.rescued.tell(job, using, action=action, error=error)
+    return action
 
 
 def error_of_run(job: Job) -> dict[str, Any] | None:

@@ -21,6 +21,10 @@ class Run:
         self.planned: Job | None = None
         #: The fencing token of the task's own lock.
         self.lock_token: int | None = None
+        #: What became of it, in one word, as the log says it; None while that is not known.
+        self.outcome: str | None = None
+        #: OpenTelemetry's, with the run's span.
+        self.context: Any = None
         self._began = time.monotonic()
 
     def is_retry(self, call: Job) -> bool:
@@ -36,7 +40,7 @@ class Run:
     def report(self, level: int, text: str, action: str, **more: Any) -> None:
         """Say what became of the run, in the log and by a signal."""
         runtime = round(time.monotonic() - self._began, 6)
-        reports.report(self.job, self.using, action, text, level, runtime=runtime, **more)
+        self.outcome = reports.report(self.job, self.using, action, text, level, runtime=runtime, **more)
 
 
 def checkpoint(run: Run) -> None:

@@ -540,6 +540,18 @@ def _write_signals(path):
         getattr(job_signals, name).connect(hear, weak=False)
 
 
+def _write_spans(path):
+    """The spans of this process and of those that it forks, a line of JSON each."""
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
+
+    provider = TracerProvider()
+    exporter = ConsoleSpanExporter(out=open(path, "a"), formatter=lambda span: span.to_json(indent=None) + "\n")
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    trace.set_tracer_provider(provider)
+
+
 if "JOBS_TEST_RELEASE" in os.environ:
     from tests.faults import release
 
@@ -547,6 +559,9 @@ if "JOBS_TEST_RELEASE" in os.environ:
 
 if "JOBS_TEST_SIGNALS" in os.environ:
     _write_signals(os.environ["JOBS_TEST_SIGNALS"])
+
+if "JOBS_TEST_SPANS" in os.environ:
+    _write_spans(os.environ["JOBS_TEST_SPANS"])
 
 
 def _charge(call, name):

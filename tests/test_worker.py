@@ -87,6 +87,7 @@ def test_a_task_class_that_is_not_ours_is_told():
         ({"PUBLISH": "later"}, "inline"),
         ({"DATABASES": []}, "at least one"),
         ({"INSTANCE": ""}, "name"),
+        ({"TRACE": "parent"}, "'link' or 'child'"),
     ],
 )
 def test_an_unusable_setting_is_an_error_that_names_the_cure(settings, given, text):

@@ -1,0 +1,208 @@
+"""Traces across the outbox: OpenTelemetry's context travels from the call through the row to every run of the job.
+
+The call writes it into the row's headers, and the run reads it there: it is the caller's, whoever published the
+message, and when. Spans and attributes are named by OpenTelemetry's conventions for messaging; what they do not know is
+``jobs.*``. Arguments and results are in none of them.
+
+Without ``opentelemetry-api`` nothing of this happens. What OpenTelemetry raises is logged once, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from celery.exceptions import SoftTimeLimitExceeded
+
+from jobs.arguments import storable
+from jobs.conf import conf
+from jobs.errors import LostLease, NotSettled
+from jobs.reports import error_of_run
+
+logger = logging.getLogger("jobs")
+
+try:
+    from opentelemetry import context, propagate, trace
+    from opentelemetry.trace import Link, Span, SpanKind, StatusCode
+except ImportError:
+    is_installed = False
+except Exception:
+    # OTEL_PROPAGATORS names one that is not there.
+    logger.exception("OpenTelemetry cannot be imported; jobs are not traced", extra={"action": "tracing_failed"})
+    is_installed = False
+else:
+    is_installed = True
+    #: Of the provider that the project sets, now or later.
+    tracer = trace.get_tracer("jobs")
+
+if TYPE_CHECKING:
+    from jobs.models import Job
+    from jobs.run import Run
+
+
+def is_on() -> bool:
+    return is_installed and conf().TRACE is not None
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """What receivers of Celery's signals make the current span, and leave so, is not the caller's afterwards."""
+    token: Any = None
+    if is_on():
+        with _harmless():
+            token = context.attach(context.get_current())
+    try:
+        yield
+    finally:
+        if token is not None:
+            with _harmless():
+                context.detach(token)
+
+
+def create(job: Job, given: Mapping[str, Any] | None, caller: Any) -> None:
+    """Put the context of the call into the headers of its row, with a span that :func:`created` ends.
+
+    Parameters:
+        given: the caller's own ``headers=``. A context in them is kept, and what other libraries wrote is not: so a
+            retry, which is given those of its row, goes on with the first call's.
+        caller: the task whose run makes the call. Celery sends links and chains when the run's span has ended.
+    """
+    if not is_on():
+        return
+    with _harmless():
+        kept = {name: given[name] for name in propagate.get_global_textmap().fields & given.keys()} if given else {}
+        if _creation(kept)[1].is_valid:
+            job.headers.update(storable(kept, "the context"))
+            return
+        here = context.get_current()
+        if not trace.get_current_span(here).get_span_context().is_valid:
+            run = getattr(caller and caller.request, "jobs_run", None)
+            here = getattr(run, "context", None) or here
+        name, attributes = _named("create", job)
+        span = tracer.start_span(name, here, SpanKind.PRODUCER, attributes)
+        carrier: dict[str, str] = {}
+        # Without a provider it may be none: the context that is there travels all the same.
+        made = span.get_span_context().is_valid
+        propagate.inject(carrier, trace.set_span_in_context(span, here) if made else here)
+        job.headers.update(storable({**carrier, **kept}, "the context"))
+        job.span = span if span.is_recording() else None
+
+
+def created(job: Job) -> None:
+    """The call was committed. Its span is not ended before: one that is rolled back leaves no trace."""
+    if job.span is not None:
+        with _harmless():
+            job.span.end()
+        job.span = None
+
+
+@contextmanager
+def processing(run: Run, began: int) -> Iterator[None]:
+    """The span of a run, from its claim until it is settled.
+
+    Parameters:
+        began: nanoseconds since the epoch.
+    """
+    span = token = raised = None
+    if is_on():
+        with _harmless():
+            span = _process(run, began)
+            token = context.attach(run.context)
+    try:
+        yield
+    except BaseException as exc:
+        raised = exc
+        raise
+    finally:
+        # First, and whatever follows: the next run would become part of this one's trace.
+        if token is not None:
+            with _late():
+                context.detach(token)
+        if span is not None:
+            with _late():
+                _tell(span, run, raised)
+            with _late():
+                span.end()
+
+
+def _process(run: Run, began: int) -> Span:
+    around, creation = _creation(run.job.headers)
+    ambient = trace.get_current_span()
+    links = [Link(creation)] if creation.is_valid else []
+    if conf().TRACE == "child" and creation.is_valid:
+        if ambient.get_span_context().is_valid:
+            links.append(Link(ambient.get_span_context()))
+    else:
+        # The caller's baggage, and not its span: a trace that stays open for hours, or over many retries, is of no use.
+        around = trace.set_span_in_context(ambient, around)
+    name, attributes = _named("process", run.job)
+    attributes |= {"jobs.lease": run.job.lease, "jobs.retries": run.job.retries, "jobs.node": str(run.job.node_id)}
+    span = tracer.start_span(name, around, SpanKind.CONSUMER, attributes, links, start_time=began)
+    run.context = trace.set_span_in_context(span, around)
+    return span
+
+
+def _tell(span: Span, run: Run, raised: BaseException | None) -> None:
+    """What became of the run, as its row says it. An attempt that raised is an error, even if it is retried."""
+    error: dict[str, Any] | None
+    if run.outcome is None:
+        outcome = {LostLease: "lost_lease", NotSettled: "not_settled"}.get(type(raised), "interrupted")
+        error = {"type": type(raised).__name__, "message": str(raised), "traceback": ""}
+    else:
+        outcome, error = run.outcome, error_of_run(run.job)
+    span.set_attribute("jobs.outcome", outcome)
+    # Retry: the body asked for another attempt, and nothing had gone wrong.
+    if error is None or outcome in ("succeeded", "snoozed", "cancelled") or error["type"] == "Retry":
+        return
+    event = {"exception.type": error["type"], "exception.message": error["message"]}
+    span.add_event("exception", {**event, "exception.stacktrace": error["traceback"]})
+    span.set_attribute("error.type", error["type"])
+    span.set_status(StatusCode.ERROR, f"{error['type']}: {error['message']}")
+
+
+def _creation(headers: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The context in the headers (a foreign message may hold anything), and that of the span in it."""
+    texts = {name: value for name, value in headers.items() if isinstance(value, str)}
+    found = propagate.extract(texts, context.Context())
+    return found, trace.get_current_span(found).get_span_context()
+
+
+def _named(operation: str, job: Job) -> tuple[str, dict[str, Any]]:
+    """The name of a span, and what a sampler may ask for."""
+    attributes = {
+        "messaging.system": "celery",
+        "messaging.operation.name": operation,
+        "messaging.operation.type": operation,
+        "messaging.destination.name": job.queue,
+        "messaging.message.id": str(job.pk),
+        "jobs.task": job.task,
+    }
+    return f"{operation} {job.queue}", attributes
+
+
+#: Whether the log says already that OpenTelemetry fails in this process.
+_told = False
+
+
+@contextmanager
+def _harmless() -> Iterator[None]:
+    """What OpenTelemetry raises is logged, the first time, and goes no further."""
+    global _told
+    try:
+        yield
+    except SoftTimeLimitExceeded:
+        # The body's own.
+        raise
+    except Exception as exc:
+        level, _told = logging.DEBUG if _told else logging.ERROR, True
+        text = "OpenTelemetry failed, and the job goes on: %r"
+        logger.log(level, text, exc, exc_info=True, extra={"action": "tracing_failed"})
+
+
+@contextmanager
+def _late() -> Iterator[None]:
+    """As :func:`_harmless`, after the run: it is settled, and a time limit means nothing any more."""
+    with suppress(SoftTimeLimitExceeded), _harmless():
+        yield
