@@ -33,15 +33,24 @@ class Worker:
         return self.node.dead_at is None and self.silence < conf().DEAD_AFTER
 
     @property
+    def takes_jobs(self) -> bool:
+        return self.is_alive and self.node.stopping_at is None
+
+    @property
     def name(self) -> str:
         return str(self.node)
 
 
 def workers(nodes: QuerySet[Node]) -> list[Worker]:
     """The nodes, oldest first, each with its silence."""
+    known = silence()
+    return [Worker(node, known.get(node.pk, math.inf)) for node in nodes.order_by("started_at")]
+
+
+def silence() -> dict[uuid.UUID, float]:
+    """Seconds since the last beat of each node that ever beat."""
     with databases.side() as side:
-        silence = rescue.read_silence(side)
-    return [Worker(node, silence.get(node.pk, math.inf)) for node in nodes.order_by("started_at")]
+        return rescue.read_silence(side)
 
 
 def gather(live: bool) -> dict[str, Any]:
@@ -84,7 +93,7 @@ def gather(live: bool) -> dict[str, Any]:
     for name in paused:
         queues.setdefault(name, dict.fromkeys(LIVE, 0))
     listed, dead = nodes(running)
-    consumed = Counter(queue for node in listed if node["alive"] for queue in node["queues"])
+    consumed = Counter(queue for node in listed if node["alive"] and not node["stopping"] for queue in node["queues"])
     return {
         "databases": marks,
         "jobs": {str(state): count for state, count in states.items()},
@@ -130,6 +139,7 @@ def nodes(running: Counter[uuid.UUID]) -> tuple[list[dict[str, Any]], int]:
             "age_seconds": _seconds(worker.node.age),
             "beat_seconds": round(worker.silence, 3) if math.isfinite(worker.silence) else None,
             "alive": worker.is_alive,
+            "stopping": worker.node.stopping_at is not None,
             "running": running[worker.node.pk],
         }
         for worker in listed

@@ -25,6 +25,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from django.db import Error, connections
+from django.db.models.functions import Now
 
 from jobs import __version__, databases, instance, lifecycle, strays
 from jobs.arguments import scrub
@@ -218,8 +219,8 @@ class _Process:
         self.side = SideDatabase()
         self.own = rescue.OwnJobs(self.board, handle._main)
         self.registered = False
-        #: The worker was told to consume from others than the node's row says.
-        self._has_other_queues = False
+        #: The worker consumes from others than the node's row says, or stops.
+        self._is_other = False
         self._unread = b""
         self._revoked: SimpleQueue[uuid.UUID] = SimpleQueue()
         self._last_look = time.monotonic()
@@ -273,6 +274,7 @@ class _Process:
             # These two need no database, and have to be known before the death that they announce is seen.
             if "stopping" in note:
                 self.board.note_stop()
+                self._is_other = True
             elif "ending" in note:
                 self.board.note_end()
             elif "queue" in note:
@@ -288,7 +290,7 @@ class _Process:
     def _note_queue(self, name: str, consumed: bool) -> None:
         others = {*self.handle.queues} - {name}
         self.handle.queues = sorted(others | {name} if consumed else others)
-        self._has_other_queues = True
+        self._is_other = True
 
     def _is_overdue(self) -> bool:
         """Whether what still runs has to give up."""
@@ -333,10 +335,13 @@ class _Process:
             # Somebody declared this node dead: under the old id it may neither claim nor settle again.
             self.board.node = uuid.uuid4()
             self._register()
-        if self._has_other_queues:
+            self._is_other = True
+        if self._is_other:
+            stopping_at = None if self.board.stopping_for is None else Now()
             for alias in conf().DATABASES:
-                Node.objects.using(alias).filter(pk=self.board.node).update(queues=self.handle.queues)
-            self._has_other_queues = False
+                node = Node.objects.using(alias).filter(pk=self.board.node)
+                node.update(queues=self.handle.queues, stopping_at=stopping_at)
+            self._is_other = False
         self.board.note_beat()
         return True
 

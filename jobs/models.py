@@ -44,6 +44,8 @@ class Node(models.Model):
     #: Why its relay cannot publish, as long as it cannot.
     relay_error = models.TextField(_("trouble of the relay"), null=True)
     started_at = models.DateTimeField(_("started at"), default=Now)
+    #: It was told to stop, and takes nothing new.
+    stopping_at = models.DateTimeField(_("stopping since"), null=True)
     #: Set once, by whoever first saw that the node is gone (or by the node itself when it stops).
     #: Never unset: a node that was only paused takes a new id.
     dead_at = models.DateTimeField(_("dead at"), null=True)

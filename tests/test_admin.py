@@ -14,8 +14,9 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from jobs import lockstores
+from jobs import databases, lockstores
 from jobs.locks import lock
+from jobs.maintenance import rescue
 from jobs.models import Effect, Job, Marker, Node, State
 from tests import tasks
 from tests.tasks import effect, noop
@@ -441,13 +442,26 @@ def test_badge_is_legible(viewer, state):
 # Nodes
 
 
-def test_nodes_are_listed_with_who_is_alive(viewer):
-    Node.objects.create(hostname="alive1", pid=1, queues=["celery", "mail"])
-    dead = Node.objects.create(hostname="dead1", pid=2, dead_at=timezone.now(), tasks=["tests.tasks.effect"])
-    text = viewer.get(reverse("admin:jobs_node_changelist")).content.decode()
-    assert text.count("icon-yes") == 1
-    assert text.count("icon-no") == 1
-    assert '<td class="field-queue_count">2</td>' in text
+def test_nodes_are_listed_with_what_each_does(viewer):
+    now = timezone.now()
+    dead = Node.objects.create(hostname="dead1", pid=2, dead_at=now, tasks=["tests.tasks.effect"])
+    names = {"alive": {}, "stopping": {"stopping_at": now}, "quiet": {"queues": []}, "silent": {}}
+    names["stopped"] = {"dead_at": now, "signed_off": True}
+    nodes = {
+        name: Node.objects.create(**{"hostname": name, "pid": 1, "queues": ["celery", "mail"], **more})
+        for name, more in names.items()
+    }
+    with databases.side() as side:
+        for name, node in nodes.items():
+            if name != "silent":
+                rescue.first_beat(side, node.pk)
+    job = make("running", node=nodes["alive"])
+    found = viewer.get(reverse("admin:jobs_node_changelist")).content.decode()
+    for name in (*nodes, "died"):
+        assert re.search(f'<td class="field-status"><span class="job-state job-[a-z]*">{name}</span></td>', found), name
+    assert '<td class="field-served">celery, mail</td>' in found
+    assert f'<a href="{LIST}?state__exact=running&amp;node={nodes["alive"].pk}">1</a>' in found
+    assert listed(viewer, state__exact="running", node=nodes["alive"].pk) == short(job)
     text = viewer.get(reverse("admin:jobs_node_change", args=[dead.pk])).content.decode()
     assert "tests.tasks.effect" in text
     assert "_save" not in text

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 import subprocess
 import sys
+import uuid
 
 import pytest
+from celery import current_app
 from celery.concurrency.prefork import _is_ack_callback
 from django.conf import settings
 from django.core.checks import run_checks
@@ -15,7 +18,7 @@ from django.db import connection
 from kombu import Message
 from vine import promise
 
-from jobs import syncpoints
+from jobs import census, syncpoints, why
 from jobs.consumer import _despite_leftovers
 from jobs.models import Node
 from jobs.run import Run
@@ -134,8 +137,6 @@ def test_celery_commands_work_without_django_being_set_up():
 
 
 def test_a_revoked_job_is_cancelled(tmp_path):
-    from celery import current_app
-
     started, gate = tmp_path / "started", tmp_path / "gate"
     with Worker(concurrency=1) as worker:
         blocker = tasks.waits.delay("blocker", str(started), str(gate))
@@ -147,6 +148,24 @@ def test_a_revoked_job_is_cancelled(tmp_path):
         wait_ended(blocker.id)
         [job] = wait_ended(victim.id)
     assert (job.state, job.error["type"]) == ("cancelled", "Revoked")
+
+
+def test_a_worker_that_stops_says_so(tmp_path):
+    started, gate = tmp_path / "started", tmp_path / "gate"
+    with Worker(concurrency=1) as worker:
+        result = tasks.waits.delay("last", str(started), str(gate))
+        wait_for(started.exists, 20, "it runs")
+        [node] = census.gather(live=True)["nodes"]
+        assert (node["alive"], node["stopping"]) == (True, False)
+        worker.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: census.gather(live=True)["nodes"][0]["stopping"], 20, "it says that it stops")
+        waiting = tasks.effect.delay("waits")
+        assert census.gather(live=True)["queues"][current_app.conf.task_default_queue]["workers"] == 0
+        [reason] = [each for each in why.explain(uuid.UUID(waiting.id))[1] if each.code == "no_worker"]
+        assert "was told to stop" in reason.says
+        gate.touch()
+        wait_ended(result.id)
+        worker.process.wait(30)
 
 
 def test_sync_points_are_disarmed_unless_a_test_arms_them():

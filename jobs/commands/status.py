@@ -68,7 +68,8 @@ def nodes_table(nodes: list[dict[str, Any]]) -> str:
                 f"{n['pool']} {n['concurrency']}" if n["pool"] else "?",
                 duration(n["age_seconds"]),
                 ("never" if n["beat_seconds"] is None else f"{duration(n['beat_seconds'])} ago")
-                + ("" if n["alive"] else " (silent)"),
+                + ("" if n["alive"] else " (silent)")
+                + (" (stopping)" if n["stopping"] else ""),
                 n["running"],
                 ", ".join(n["queues"]),
             ]

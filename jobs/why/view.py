@@ -67,7 +67,7 @@ class View:
 
     @property
     def consumers(self) -> list[Worker]:
-        return [worker for worker in self.alive if self.job.queue in worker.node.queues]
+        return [worker for worker in self.workers if worker.takes_jobs and self.job.queue in worker.node.queues]
 
     @cached_property
     def own_worker(self) -> Worker | None:

@@ -130,20 +130,24 @@ def _no_worker(view: View) -> Iterator[Reason]:
     if view.consumers:
         return
     silent = [worker.name for worker in view.workers if not worker.is_alive]
+    stopping = [worker.name for worker in view.alive if not worker.takes_jobs]
     evidence = {
         "queue": queue,
-        "workers": {worker.name: worker.node.queues for worker in view.alive},
+        "workers": {worker.name: worker.node.queues for worker in view.alive if worker.takes_jobs},
+        "stopping": stopping,
         "silent": silent,
     }
     cure = translate("celery -A proj worker -Q %(queue)s") % {"queue": queue}
-    if view.alive:
-        number = len(view.alive)
+    if number := len(evidence["workers"]):
         text = ngettext(
             "%(number)s worker is alive, and it does not consume the queue %(queue)s.",
             "%(number)s workers are alive, and none consumes the queue %(queue)s.",
             number,
         )
         yield Reason("no_consumer", text % {"number": number, "queue": queue}, cure, evidence)
+    elif stopping:
+        text = translate("No worker takes new jobs: %(stopping)s was told to stop.") % {"stopping": ", ".join(stopping)}
+        yield Reason("no_worker", text, translate("Start another: %s") % cure, evidence)
     elif silent:
         text = translate("No worker is alive: %(silent)s went silent.") % {"silent": ", ".join(silent)}
         yield Reason("no_worker", text, translate("Look at its machine, or start another: %s") % cure, evidence)
