@@ -47,6 +47,11 @@ class Subcommand:
         """
         raise NotImplementedError
 
+    @property
+    def is_terminal(self) -> bool:
+        """Whether people read it, and have not asked for ``--no-color``."""
+        return bool(self.stdout.isatty()) and self.style.SUCCESS("x") != "x"
+
     def say(self, line: str) -> None:
         self.stdout.write(line)
         self.stdout.flush()

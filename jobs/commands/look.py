@@ -55,7 +55,7 @@ class List(Subcommand):
             shape = job.error if isinstance(job.error, dict) else {"type": "?", "message": job.error}
             error = f"{shape.get('type')}: {shape.get('message')} ".splitlines()[0][:60].strip() if job.error else ""
             lines.append([str(job.pk), job.state, job.task, job.queue, local(job.created_at), str(job.lease), error])
-        self.say(table(lines))
+        self.say(table(lines, self.is_terminal))
         if len(rows) > limit:
             self.say(f"and more: --limit {2 * limit}")
 
@@ -102,7 +102,7 @@ class Nodes(Subcommand):
         if as_json:
             self.say_json(nodes)
         elif nodes:
-            self.say(nodes_table(nodes))
+            self.say(nodes_table(nodes, self.is_terminal))
         for node in nodes:
             if node["relay_error"] and not as_json:
                 self.say(f"{node['hostname']} ({node['id'][:8]}) cannot publish: {node['relay_error']}")

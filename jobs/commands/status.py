@@ -30,20 +30,21 @@ class Status(Subcommand):
         if as_json:
             self.say_json(found)
         else:
-            self.say("\n\n".join(as_text(found)))
+            self.say("\n\n".join(as_text(found, self.is_terminal)))
 
 
-def as_text(found: dict[str, Any]) -> Iterator[str]:
+def as_text(found: dict[str, Any], is_terminal: bool) -> Iterator[str]:
     yield table(
         [["queue", *LIVE]]
         + [[name, *(counts[state] for state in LIVE)] for name, counts in found["queues"].items()]
-        + [["total", *(found["jobs"][state] for state in LIVE)]]
+        + [["total", *(found["jobs"][state] for state in LIVE)]],
+        is_terminal,
     )
     ended = {state: found["jobs"][state] for state in ENDED}
     if None not in ended.values():
-        yield table([["ended", *ended], ["total", *ended.values()]])
+        yield table([["ended", *ended], ["total", *ended.values()]], is_terminal)
     if found["nodes"]:
-        yield nodes_table(found["nodes"])
+        yield nodes_table(found["nodes"], is_terminal)
     alive = sum(node["alive"] for node in found["nodes"])
     oldest = found["oldest_ready_seconds"]
     relay = found["relay"]
@@ -56,7 +57,7 @@ def as_text(found: dict[str, Any]) -> Iterator[str]:
     yield "\n".join([*lines, *remarks(found)])
 
 
-def nodes_table(nodes: list[dict[str, Any]]) -> str:
+def nodes_table(nodes: list[dict[str, Any]], is_terminal: bool) -> str:
     return table(
         [["worker", "host", "pid", "version", "pool", "up for", "last beat", "running", "queues"]]
         + [
@@ -74,5 +75,6 @@ def nodes_table(nodes: list[dict[str, Any]]) -> str:
                 ", ".join(n["queues"]),
             ]
             for n in nodes
-        ]
+        ],
+        is_terminal,
     )
