@@ -10,6 +10,7 @@ import uuid
 import pytest
 from django.contrib.auth.models import Permission, User
 from django.db import connection
+from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
@@ -164,27 +165,43 @@ def links(response) -> dict[str, str]:
     return {text: html.unescape(url) for url, text in re.findall(r'<a href="([^"]*)"[^>]*>([^<]*)</a>', found)}
 
 
-@pytest.mark.parametrize("at_once", [True, False])
-def test_pages_follow_each_other_without_gap_or_repetition(viewer, at_once):
+@pytest.mark.parametrize("clock", ["one moment", "of the database", "of the caller"])
+def test_pages_follow_each_other_without_gap_or_repetition(viewer, clock):
     now = timezone.now()
     for _ in range(120):
-        make(created_at=now if at_once else timezone.now(), queue="mail")
+        at = {"one moment": now, "of the database": Now(), "of the caller": timezone.now()}[clock]
+        make(created_at=at, queue="mail")
     make(queue="other")
     expected = list(Job.objects.filter(queue="mail").order_by("-created_at", "-pk").values_list("pk", flat=True))
     first = viewer.get(LIST, {"queue": "mail"})
-    assert links(first).keys() == {"Next page", "Oldest"}
+    assert links(first).keys() == {"Next page", "Last page"}
     second = viewer.get(LIST + links(first)["Next page"])
-    assert links(second).keys() == {"Newest", "Previous page", "Next page", "Oldest"}
+    assert links(second).keys() == {"First page", "Previous page", "Next page", "Last page"}
     third = viewer.get(LIST + links(second)["Next page"])
-    assert links(third).keys() == {"Newest", "Previous page"}
+    assert links(third).keys() == {"First page", "Previous page"}
     assert [*ids(first), *ids(second), *ids(third)] == expected
     assert ids(viewer.get(LIST + links(third)["Previous page"])) == ids(second)
     assert ids(viewer.get(LIST + links(second)["Previous page"])) == ids(first)
-    assert ids(viewer.get(LIST + links(second)["Newest"])) == ids(first)
-    oldest = viewer.get(LIST + links(second)["Oldest"])
+    assert ids(viewer.get(LIST + links(second)["First page"])) == ids(first)
+    oldest = viewer.get(LIST + links(second)["Last page"])
     assert ids(oldest) == expected[-50:]
-    assert links(oldest).keys() == {"Newest", "Previous page"}
+    assert links(oldest).keys() == {"First page", "Previous page"}
     assert ids(viewer.get(LIST + links(oldest)["Previous page"])) == expected[20:70]
+
+
+@pytest.mark.parametrize(("sort", "order"), [("oldest", ["created_at", "pk"]), ("ended", ["-finished_at", "-pk"])])
+def test_other_orders_have_pages_as_well(viewer, sort, order):
+    for number in range(60):
+        make("succeeded" if number % 2 else "failed")
+    make("ready")
+    rows = Job.objects.filter(finished_at=None) if sort == "oldest" else Job.objects.none()
+    expected = [job.pk for job in Job.objects.exclude(finished_at=None).order_by(*order)] + [job.pk for job in rows]
+    first = viewer.get(LIST, {"o": sort})
+    assert f'<a href="?o={sort}" aria-current="true">' in first.content.decode()
+    second = viewer.get(LIST + links(first)["Next page"])
+    assert [*ids(first), *ids(second)] == expected
+    assert ids(viewer.get(LIST + links(second)["Previous page"])) == ids(first)
+    assert ids(viewer.get(LIST + links(first)["Last page"])) == expected[-50:]
 
 
 def test_a_page_stays_where_it_is_while_new_jobs_come(viewer):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
+import uuid
 
 import pytest
 from django.contrib.admin.models import LogEntry
@@ -155,6 +156,19 @@ def test_nothing_becomes_markup(staff):
 
 
 # Pause and resume
+
+
+def test_the_promise_is_verified_on_a_page_of_its_own(staff):
+    client = staff("view_job")
+    url = reverse("admin:jobs_verify")
+    assert f'href="{url}"' in client.get(URL).content.decode()
+    assert "0 violations." in client.get(url).content.decode()
+    job = make("running", node_id=uuid.uuid4(), age=3600)
+    text = client.get(url).content.decode()
+    assert '<span class="job-state job-failed">1</span>' in text
+    assert f'<a href="{reverse("admin:jobs_job_change", args=[job.pk])}">{job.pk}</a>' in text
+    client.logout()
+    assert client.get(url).status_code == 302
 
 
 def test_pause_and_resume(staff):

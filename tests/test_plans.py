@@ -10,7 +10,9 @@ import uuid
 import pytest
 from django.db import connection
 from django.db.models import QuerySet
+from django.test import Client
 from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
 from django.utils import timezone
 
 from jobs import lifecycle
@@ -43,10 +45,16 @@ def history():
     columns = [field.column for field in Job._meta.concrete_fields if field.column != "id"]
     new_id = "gen_random_uuid()" if connection.vendor == "postgresql" else "lower(hex(randomblob(16)))"
     names = ", ".join(columns)
+    earlier = "{0} - i * interval '1 second'"
+    if connection.vendor == "sqlite":
+        earlier = "strftime('%%Y-%%m-%%d %%H:%%M:%%f', {0}, '-' || i || ' seconds')"
+    moments = ("created_at", "run_at", "finished_at")
+    values = ", ".join(earlier.format(name) if name in moments else name for name in columns)
     with connection.cursor() as cursor:
         cursor.execute(
             f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {ROWS}) "
-            f"INSERT INTO jobs_job (id, {names}) SELECT {new_id}, {names} FROM jobs_job, n"
+            f"INSERT INTO jobs_job (id, {names}) SELECT {new_id}, {values} FROM jobs_job, n",
+            [],
         )
     live = [Job(**template, state="ready", dispatched_at=now if n % 2 else None) for n in range(20)]
     live += [Job(**template, state="scheduled", expires_at=now if n % 2 else None) for n in range(20)]
@@ -64,7 +72,8 @@ def plan(sql: str) -> str:
         return "\n".join(" ".join(str(value) for value in row) for row in cursor.fetchall())
 
 
-def hot_queries(node: Node) -> dict[str, object]:
+def hot_queries(node: Node, client: Client) -> dict[str, object]:
+    middle = Job.objects.filter(state="succeeded").order_by("pk")[ROWS // 2]
     suspects = Suspects(Relay().app, "default")
     return {
         "claim": lambda: lifecycle.claim(uuid.uuid4(), node.pk, "default"),
@@ -79,6 +88,11 @@ def hot_queries(node: Node) -> dict[str, object]:
         "dashboard": lambda: Dashboard().queues(),
         "list": lambda: list(newest(Selection())),
         "failed": lambda: list(newest(Selection(states=["failed"], error="ValueError"))),
+        "next page": lambda: page(client, f"after,{middle.created_at.isoformat()},{middle.pk}"),
+        "page before": lambda: page(client, f"before,{middle.created_at.isoformat()},{middle.pk}"),
+        "last page": lambda: page(client, "last"),
+        "oldest": lambda: list(Job.objects.order_by("created_at", "pk")[:51]),
+        "ended last": lambda: list(Job.objects.filter(finished_at__isnull=False).order_by("-finished_at", "-pk")[:51]),
         "key": lambda: list(newest(Selection(key="nightly"))),
         "children": lambda: list(Job.objects.filter(parent_id=uuid.uuid4())),
     }
@@ -88,8 +102,12 @@ def newest(selection: Selection) -> QuerySet[Job]:
     return selection.rows("default").order_by("-created_at", "-pk")[:51]
 
 
-def test_every_hot_query_uses_an_index(history):
-    for name, query in hot_queries(history).items():
+def page(client: Client, place: str) -> None:
+    assert client.get(reverse("admin:jobs_job_changelist"), {"p": place}).status_code == 200
+
+
+def test_every_hot_query_uses_an_index(history, admin_client):
+    for name, query in hot_queries(history, admin_client).items():
         with CaptureQueriesContext(connection) as queries:
             query()  # type: ignore[operator]
         # What is read piece by piece comes as the declaration of a cursor.

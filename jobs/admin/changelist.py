@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import datetime
-from typing import Any
+from typing import Any, ClassVar
 
 from django.conf import settings
 from django.contrib.admin.options import IncorrectLookupParameters
-from django.contrib.admin.views.main import PAGE_VAR, ChangeList
+from django.contrib.admin.views.main import ORDER_VAR, PAGE_VAR, ChangeList
 from django.core.exceptions import ValidationError
 from django.core.paginator import Paginator
-from django.db.models import Q, QuerySet
+from django.db.models import Q, QuerySet, Subquery, Value
+from django.db.models.functions import Coalesce
 from django.http import HttpRequest
 from django.utils import timezone
 
@@ -19,9 +20,34 @@ LAST = "last"
 
 
 class UncountedChangeList(ChangeList):
+    #: What else ``?o=`` may ask for: a label, and the order, which an index has to have.
+    sorts: ClassVar[dict[str, tuple[Any, str]]] = {}
+
     def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any]:
-        """The index's order, newest first, whatever ``?o=`` asks for: any other order sorts the whole table."""
-        return [*self.model_admin.get_ordering(request), "-pk"]
+        """Of an index: any other order would sort the whole table."""
+        asked = self.sorts.get(request.GET.get(ORDER_VAR, ""))
+        names = [str(name) for name in self.model_admin.get_ordering(request)] if asked is None else [asked[1]]
+        is_ascending = bool(names) and not names[0].startswith("-")
+        return [*names, "pk" if is_ascending else "-pk"]
+
+    def get_queryset(self, request: HttpRequest, *args: Any, **kwargs: Any) -> QuerySet[Any]:
+        rows = super().get_queryset(request, *args, **kwargs)
+        self.order = [str(name) for name in self.get_ordering(request, rows)]
+        # Rows without such a moment have no place in its order.
+        for name in [each.lstrip("-") for each in self.order[:-1]]:
+            if self.opts.get_field(name).null:
+                rows = rows.filter(**{f"{name}__isnull": False})
+        return rows
+
+    def choices(self) -> list[tuple[Any, str, bool]]:
+        """Label, link, and whether it is the one that is shown."""
+        if not self.sorts:
+            return []
+        now = self.params.get(ORDER_VAR, "")
+        return [
+            (label, self.get_query_string({ORDER_VAR: name} if name else None, [ORDER_VAR, PAGE_VAR]), name == now)
+            for name, (label, _) in self.sorts.items()
+        ]
 
     def get_results(self, request: HttpRequest) -> None:
         size = self.list_per_page
@@ -30,7 +56,7 @@ class UncountedChangeList(ChangeList):
         is_back = way in ("before", LAST)
         rows = self.queryset.reverse() if is_back else self.queryset
         if way in ("after", "before"):
-            rows = rows.filter(self._beyond(request, cursor, is_back))
+            rows = rows.filter(self._beyond(cursor, is_back))
         elif where not in ("", LAST):
             raise IncorrectLookupParameters
         page = list(rows[: size + 1])
@@ -42,11 +68,9 @@ class UncountedChangeList(ChangeList):
         self.result_list = page[:size][::-1] if is_back else page[:size]
         has_older = bool(self.result_list) and (way == "before" or (is_more and not is_back))
         has_newer = way == "after" or (is_back and is_more)
-        self.next_page = self._link(request, "after", self.result_list[-1]) if has_older else ""
+        self.next_page = self._link("after", self.result_list[-1]) if has_older else ""
         self.last_page = self.get_query_string({PAGE_VAR: LAST}) if has_older else ""
-        self.previous_page = (
-            self._link(request, "before", self.result_list[0]) if has_newer and self.result_list else ""
-        )
+        self.previous_page = self._link("before", self.result_list[0]) if has_newer and self.result_list else ""
         self.first_page = self.get_query_string(remove=[PAGE_VAR]) if has_newer else ""
         # Equal counts keep "N results" out of the search form. The paginator knows as much as was read, for
         # themes that bring their own templates.
@@ -57,14 +81,11 @@ class UncountedChangeList(ChangeList):
         self.show_full_result_count = self.can_show_all = False
         self.show_admin_actions = True
 
-    def _fields(self, request: HttpRequest) -> list[str]:
-        return [str(name).lstrip("-") for name in self.model_admin.get_ordering(request)]
-
-    def _beyond(self, request: HttpRequest, cursor: str, is_back: bool) -> Q:
+    def _beyond(self, cursor: str, is_back: bool) -> Q:
         """The rows that come after the one of the cursor, or, on the way back, before it."""
-        than = "gt" if is_back else "lt"
+        *names, pk = self.order
+        than = "lt" if pk.startswith("-") != is_back else "gt"
         texts = cursor.split(",")
-        names = self._fields(request)
         try:
             key = self.opts.pk.to_python(texts[-1])
             moments = [datetime.datetime.fromisoformat(text) for text in texts[:-1]]
@@ -74,10 +95,14 @@ class UncountedChangeList(ChangeList):
             raise IncorrectLookupParameters
         if not names:
             return Q((f"pk__{than}", key))
-        [name], [at] = names, moments
+        [name] = [each.lstrip("-") for each in names]
+        field: Any = self.opts.get_field(name)
+        # What stands in the row, if it is still there: SQLite compares texts, of more or fewer digits.
+        stored = self.model._default_manager.filter(pk=key).values(name)
+        at = Coalesce(Subquery(stored), Value(moments[0], field))
         # The first condition is the index's; the others decide among rows of one moment.
         return Q((f"{name}__{than}e", at)) & (Q((f"{name}__{than}", at)) | Q((f"pk__{than}", key)))
 
-    def _link(self, request: HttpRequest, way: str, row: Any) -> str:
-        cursor = [*(getattr(row, name).isoformat() for name in self._fields(request)), str(row.pk)]
+    def _link(self, way: str, row: Any) -> str:
+        cursor = [*(getattr(row, name.lstrip("-")).isoformat() for name in self.order[:-1]), str(row.pk)]
         return self.get_query_string({PAGE_VAR: ",".join([way, *cursor])})

@@ -16,11 +16,13 @@ from django.utils.translation import gettext_lazy as _
 from jobs import queues
 from jobs.admin.chart import draw
 from jobs.admin.readonly import ReadOnlyAdmin
-from jobs.arguments import scrub
+from jobs.admin.related import job_url
+from jobs.arguments import parse_uuid, scrub
 from jobs.census import LIVE
 from jobs.dashboard import SPANS, Dashboard
 from jobs.models import Overview, Pause, State
 from jobs.times import duration
+from jobs.verify import Unverifiable, verify
 
 LABELS = {"hour": _("last hour"), "day": _("last day"), "week": _("last week")}
 BY = {"state": _("state"), "task": _("task"), "queue": _("queue")}
@@ -40,6 +42,7 @@ class OverviewAdmin(ReadOnlyAdmin):
         wrap = self.admin_site.admin_view
         return [
             path("", wrap(self.changelist_view), name=f"{self.opts.app_label}_dashboard"),
+            path("verify/", wrap(self.verify), name=f"{self.opts.app_label}_verify"),
             path("queue/", wrap(self.switch), name=f"{self.opts.app_label}_queue_switch"),
             *super().get_urls(),
         ]
@@ -81,11 +84,30 @@ class OverviewAdmin(ReadOnlyAdmin):
             ],
             "lag": _said(board.found["relay"]["lag_seconds"] if board.found["relay"]["due"] else None),
             "checks": checks.run_checks(tags=["jobs"]),
+            "verify_url": reverse(f"admin:{self.opts.app_label}_verify"),
             "may_pause": self._may_pause(request),
             "switch": reverse(f"admin:{self.opts.app_label}_queue_switch"),
             "base": reverse(f"admin:{self.opts.app_label}_job_changelist"),
         }
         return TemplateResponse(request, "admin/jobs/dashboard.html", context)
+
+    def verify(self, request: HttpRequest) -> HttpResponse:
+        """What ``manage.py jobs verify --no-watch`` finds, now."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        context = {
+            **self.admin_site.each_context(request),
+            "title": translate("The promise, verified"),
+            "opts": self.opts,
+        }
+        try:
+            report = verify(patient=False)
+        except Unverifiable as exc:
+            context["trouble"] = str(exc)
+        else:
+            context["report"] = report
+            context["findings"] = [(each, [_linked(key) for key in each.examples]) for each in report.findings]
+        return TemplateResponse(request, "admin/jobs/verify.html", context)
 
     def _may_pause(self, request: HttpRequest) -> bool:
         return bool(request.user.has_perm(f"{self.opts.app_label}.pause_queue"))
@@ -112,6 +134,12 @@ class OverviewAdmin(ReadOnlyAdmin):
                 self.log_change(request, Pause(queue=name), f"{verb} {why}".strip())
             self.message_user(request, said % name, messages.SUCCESS if done else messages.WARNING)
         return HttpResponseRedirect(reverse(f"admin:{self.opts.app_label}_dashboard"))
+
+
+def _linked(key: str) -> tuple[str, str]:
+    """An example of a finding, and the page of the job if it is one."""
+    job = parse_uuid(key.rpartition(":")[2])
+    return key, "" if job is None else job_url(job)
 
 
 def _said(seconds: float | None) -> str:

@@ -7,7 +7,7 @@ import json
 import re
 import uuid
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from django.contrib import admin
 from django.contrib.admin.utils import flatten_fieldsets
@@ -186,10 +186,16 @@ class JobAdmin(ReadOnlyAdmin):
 
 
 class JobChangeList(UncountedChangeList):
+    sorts: ClassVar[dict[str, tuple[Any, str]]] = {
+        "": (_("newest"), "-created_at"),
+        "oldest": (_("oldest"), "created_at"),
+        "ended": (_("ended last"), "-finished_at"),
+    }
+
     def get_queryset(self, request: HttpRequest, *args: Any, **kwargs: Any) -> QuerySet[Job]:
         """Without the columns that may be large."""
         rows = super().get_queryset(request, *args, **kwargs)
-        return rows.only("id", "task", "state", "queue", "run_at", "created_at")
+        return rows.only("id", "task", "state", "queue", "run_at", "created_at", "finished_at")
 
 
 def pretty(value: Any) -> SafeString:
