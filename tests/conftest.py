@@ -193,3 +193,17 @@ def use_broker(settings):
     yield use
     conf.update(before)
     publisher.forget_connections()
+
+
+@pytest.fixture
+def staff(client):
+    """Log somebody in who may enter the admin, and has these permissions."""
+    from django.contrib.auth.models import Permission, User
+
+    def log_in(*codenames: str):
+        user = User.objects.create_user("ada", is_staff=True)
+        user.user_permissions.set(Permission.objects.filter(codename__in=codenames))
+        client.force_login(user)
+        return client
+
+    return log_in

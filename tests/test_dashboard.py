@@ -8,7 +8,6 @@ import uuid
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.contrib.auth.models import Permission, User
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
@@ -27,17 +26,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 URL = reverse("admin:jobs_dashboard")
 SWITCH = reverse("admin:jobs_queue_switch")
 EVIL = "<script>alert(1)</script>"
-
-
-@pytest.fixture
-def staff(client):
-    def log_in(*codenames: str):
-        user = User.objects.create_user("ada", is_staff=True)
-        user.user_permissions.set(Permission.objects.filter(codename__in=codenames))
-        client.force_login(user)
-        return client
-
-    return log_in
 
 
 def tally(age: datetime.timedelta, count: int, length: int = 60, **more) -> None:

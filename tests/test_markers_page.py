@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.contrib.auth.models import Permission, User
 from django.urls import reverse
 
 from jobs.models import Marker
@@ -18,17 +17,6 @@ LIST = reverse("admin:jobs_marker_changelist")
 @pytest.fixture(autouse=True)
 def _left_to_the_relay(settings):
     settings.JOBS = {**settings.JOBS, "PUBLISH": "relay"}
-
-
-@pytest.fixture
-def staff(client):
-    def log_in(*codenames: str):
-        user = User.objects.create_user("ada", is_staff=True)
-        user.user_permissions.set(Permission.objects.filter(codename__in=codenames))
-        client.force_login(user)
-        return client
-
-    return log_in
 
 
 @pytest.fixture

@@ -20,9 +20,9 @@ from django.utils.translation import gettext_lazy as _
 
 from jobs import effects
 from jobs.admin.changelist import UncountedChangeList
-from jobs.admin.job import link, pretty
+from jobs.admin.job import pretty
 from jobs.admin.readonly import ReadOnlyAdmin, moment
-from jobs.admin.related import EFFECT_LABELS, effect_badge, job_url, link_in_list, may, settle_url
+from jobs.admin.related import EFFECT_LABELS, effect_badge, job_url, link, link_in_list, may, settle_url
 from jobs.arguments import jsonable, parse_uuid
 from jobs.models import Effect
 

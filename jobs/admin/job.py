@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from django.contrib import admin
 from django.contrib.admin.utils import flatten_fieldsets
-from django.db.models import Model, QuerySet
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import path, reverse
 from django.utils.dateparse import parse_datetime
@@ -25,7 +25,7 @@ from jobs.admin import operate, timeline
 from jobs.admin.changelist import UncountedChangeList
 from jobs.admin.filters import Narrow, StateFilter
 from jobs.admin.readonly import NOTHING, ReadOnlyAdmin, moment
-from jobs.admin.related import job_url, related
+from jobs.admin.related import link, related
 from jobs.arguments import scrub
 from jobs.models import Action, Job, Node, State
 from jobs.operations import OPERATIONS
@@ -201,18 +201,6 @@ class JobChangeList(UncountedChangeList):
 def pretty(value: Any) -> SafeString:
     text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
     return format_html('<pre class="job-json">{}</pre>', scrub(text, SHOWN))
-
-
-def link(row: Model, key: uuid.UUID | None) -> str:
-    """The other job that a row names, if it is (still) one of ours."""
-    if key is None:
-        return NOTHING
-    if key == row.pk:
-        return translate("this job")
-    other = Job.objects.using(row._state.db).filter(pk=key).only("id", "task", "state").first()
-    if other is None:
-        return translate("%(id)s (not a job here, or deleted)") % {"id": key}
-    return format_html('<a href="{}">{} {}</a> ({})', job_url(other.pk), other.task, other.pk, State(other.state).label)
 
 
 def times(job: Job) -> list[dict[str, Any]]:

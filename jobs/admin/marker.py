@@ -11,9 +11,8 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from jobs.admin.changelist import UncountedChangeList
-from jobs.admin.job import link
 from jobs.admin.readonly import NOTHING, ReadOnlyAdmin, moment
-from jobs.admin.related import link_in_list
+from jobs.admin.related import link, link_in_list
 from jobs.arguments import parse_uuid
 from jobs.models import Marker
 

@@ -6,6 +6,7 @@ import uuid
 from typing import Any
 
 from django.contrib.auth import get_permission_codename
+from django.db.models import Model
 from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.html import format_html
@@ -15,7 +16,8 @@ from django.utils.translation import gettext as translate
 from django.utils.translation import gettext_lazy as _
 
 from jobs import effects
-from jobs.models import Effect, Job, Marker
+from jobs.admin.readonly import NOTHING
+from jobs.models import Effect, Job, Marker, State
 from jobs.times import duration
 from jobs.why import View
 
@@ -97,6 +99,18 @@ def marker_url(marker: Marker) -> str:
 
 def job_url(key: uuid.UUID) -> str:
     return reverse(f"admin:{Job._meta.app_label}_job_change", args=[key])
+
+
+def link(row: Model, key: uuid.UUID | None) -> str:
+    """The other job that a row names, if it is (still) one of ours."""
+    if key is None:
+        return NOTHING
+    if key == row.pk:
+        return translate("this job")
+    other = Job.objects.using(row._state.db).filter(pk=key).only("id", "task", "state").first()
+    if other is None:
+        return translate("%(id)s (not a job here, or deleted)") % {"id": key}
+    return format_html('<a href="{}">{} {}</a> ({})', job_url(other.pk), other.task, other.pk, State(other.state).label)
 
 
 def link_in_list(key: uuid.UUID) -> SafeString:
