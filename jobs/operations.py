@@ -15,7 +15,7 @@ from django.db import transaction
 from django.utils.translation import gettext as translate
 from django.utils.translation import gettext_lazy as _
 
-from jobs import lifecycle, message
+from jobs import history, lifecycle, message
 from jobs.arguments import scrub
 from jobs.conf import conf
 from jobs.errors import UniqueBusy, UniqueTaken
@@ -223,9 +223,9 @@ class Delete(Operation):
     meant = ENDED
 
     def _change(self, key: uuid.UUID, using: str, by: By) -> bool:
-        if lifecycle.delete(key, using):
+        if history.delete(key, using):
             return True
-        if lifecycle.is_kept(key, using):
+        if history.is_kept(key, using):
             raise Refused("a marker points at it, so that its result is replayed; prune deletes both when it expires")
         return False
 

@@ -6,8 +6,8 @@ import json
 import traceback
 
 import jobs
+from jobs.admin.frames import own
 from jobs.arguments import normalize
-from jobs.frames import own
 
 
 def of(call) -> str:

@@ -18,6 +18,7 @@ from django.utils import timezone
 from jobs import lifecycle
 from jobs.board import board
 from jobs.dashboard import Dashboard
+from jobs.history import delete_ended
 from jobs.maintenance import rescue, tally
 from jobs.maintenance.relay import Relay, Suspects
 from jobs.models import Job, Node
@@ -83,7 +84,7 @@ def hot_queries(node: Node, client: Client) -> dict[str, object]:
         "watch": suspects._watch_running,
         "orphans": lambda: rescue.OwnJobs(board, os.getpid()).hand_back_orphans(),
         "dead nodes": lambda: rescue.give_back_all("default"),
-        "prune": lambda: lifecycle.delete_ended("default", ["succeeded"], 3600, 100),
+        "prune": lambda: delete_ended("default", ["succeeded"], 3600, 100),
         "count": lambda: list(tally.ended("default", timezone.now() - tally.MINUTE, timezone.now())),
         "dashboard": lambda: Dashboard().queues(),
         "list": lambda: list(newest(Selection())),

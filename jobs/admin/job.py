@@ -20,8 +20,8 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as translate
 from django.utils.translation import gettext_lazy as _
 
-from jobs import frames, why
-from jobs.admin import operate, timeline
+from jobs import why
+from jobs.admin import frames, operate, timeline
 from jobs.admin.changelist import UncountedChangeList
 from jobs.admin.filters import Narrow, StateFilter
 from jobs.admin.readonly import NOTHING, ReadOnlyAdmin, moment

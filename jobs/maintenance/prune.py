@@ -8,7 +8,7 @@ from functools import partial
 
 from django.db.models import Exists, OuterRef
 
-from jobs import databases, idempotency, lifecycle, lockstores
+from jobs import databases, history, idempotency, lifecycle, lockstores
 from jobs.conf import conf
 from jobs.databases import SideDatabase
 from jobs.models import Job, Node, State
@@ -57,7 +57,7 @@ class Prune:
             while age is not None and (deadline is None or time.monotonic() < deadline):
                 # A minute more, for transactions that were open at the last look.
                 window = None if is_full or last is None else age + began - last + 60.0
-                deleted = lifecycle.delete_ended(using, states, age, conf().BATCH, window)
+                deleted = history.delete_ended(using, states, age, conf().BATCH, window)
                 done["jobs"] += deleted
                 if not deleted:
                     self._looked[using, states] = (began, began if is_full else full)
@@ -70,7 +70,7 @@ class Prune:
         """What ``run_once`` would delete; a job that only an expired marker keeps is not counted yet."""
         return {
             "jobs": sum(
-                lifecycle.ended(alias, states, age).count()
+                history.ended(alias, states, age).count()
                 for alias in conf().DATABASES
                 for states, age in _kept()
                 if age is not None

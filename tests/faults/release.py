@@ -14,7 +14,7 @@ from django.db import connection
 from django.db.migrations.loader import MigrationLoader
 from django.db.models import Q
 
-from jobs import idempotency, instance, lifecycle, lockstores, message
+from jobs import history, idempotency, instance, lifecycle, lockstores, message
 from jobs.maintenance import rescue, tally
 from jobs.models import Job, Node, State
 from jobs.statements import Slot, Update
@@ -94,7 +94,7 @@ def _forget_later_releases() -> None:
     lifecycle.is_paused = lambda using: Q(pk__in=[])  # type: ignore[assignment,return-value]
     tally.Count.run_once = lambda self: {}  # type: ignore[method-assign]
     lifecycle._waiting = waiting_then
-    lifecycle.ended = ended_then
+    history.ended = ended_then
     idempotency.delete_expired = lambda *args: 0
     lockstores.prune = lambda side: 0
     lifecycle._CLAIM = Update(claimable_then)

@@ -177,21 +177,21 @@ def test_message_of_a_long_body_is_acknowledged_early(ledger, broker, use_broker
 
 
 @guard(
-    "jobs/lifecycle.py",
+    "jobs/history.py",
     "state__in=states, finished_at__lt=now_plus(-age), created_at__lt=now_plus(-age)",
     "finished_at__lt=now_plus(-age), created_at__lt=now_plus(-age)",
-    also=[("jobs/lifecycle.py", "pk__in=ids, state__in=states)._raw_delete", "pk__in=ids)._raw_delete")],
+    also=[("jobs/history.py", "pk__in=ids, state__in=states)._raw_delete", "pk__in=ids)._raw_delete")],
 )
 @guard(
-    "jobs/lifecycle.py",
+    "jobs/history.py",
     "state__in=states, finished_at__lt=now_plus(-age), created_at__lt=now_plus(-age)",
     "created_at__lt=now_plus(-age)",
-    also=[("jobs/lifecycle.py", "pk__in=ids, state__in=states)._raw_delete", "pk__in=ids)._raw_delete")],
+    also=[("jobs/history.py", "pk__in=ids, state__in=states)._raw_delete", "pk__in=ids)._raw_delete")],
 )
 def test_pruned_under_load(ledger, settings):
     """History is kept for a second only: what waits, what runs and what failed stays, and all of it is run.
 
-    Guard: only what ended in the given states, long enough ago, is deleted (``lifecycle.ended``).
+    Guard: only what ended in the given states, long enough ago, is deleted (``history.ended``).
     """
     settings.JOBS = {**settings.JOBS, "RETENTION": 1.0, "PRUNE_INTERVAL": 0.3, "BATCH": 20}
     failing = ledger.enqueue(20, tasks.misbehaves, kwargs={"how": "deadline"})

@@ -1,0 +1,55 @@
+"""What ended, and when it goes: only an end state can be deleted, and nothing whose result others replay."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+
+from django.db import transaction
+from django.db.models import Exists, OuterRef, QuerySet
+
+from jobs.lifecycle import now_plus
+from jobs.models import ENDED, Action, Job, Marker
+
+
+def ended(using: str, states: Sequence[str], age: float) -> QuerySet[Job]:
+    """Jobs that ended ``age`` seconds ago, oldest first; not those whose result a marker points at."""
+    assert set(states) <= set(ENDED)
+    rows = Job.objects.using(using).filter(
+        state__in=states, finished_at__lt=now_plus(-age), created_at__lt=now_plus(-age)
+    )
+    # Not by ``marker_key``, which the row of an adopted job lacks.
+    return rows.filter(~Exists(Marker.objects.using(using).filter(job=OuterRef("pk")))).order_by("created_at")
+
+
+def delete_ended(using: str, states: Sequence[str], age: float, limit: int, window: float | None = None) -> int:
+    """Delete one batch, of jobs that were created in the last ``window`` seconds if it is given.
+
+    Race with a replay: the state is compared again by the DELETE.
+    """
+    rows = ended(using, states, age)
+    if window is not None:
+        rows = rows.filter(created_at__gte=now_plus(-window))
+    ids = list(rows.values_list("pk", flat=True)[:limit])
+    if not ids:
+        return 0
+    return _delete(ids, using, states)
+
+
+def delete(job_id: uuid.UUID, using: str) -> bool:
+    """Delete a job that ended, and to whose result no marker points. Race with a replay: as :func:`delete_ended`."""
+    rows = Job.objects.using(using).filter(pk=job_id)
+    return not is_kept(job_id, using) and _delete(list(rows.values_list("pk", flat=True)), using, ENDED) == 1
+
+
+def is_kept(job_id: uuid.UUID, using: str) -> bool:
+    """Whether others replay the job's result."""
+    return Marker.objects.using(using).filter(job=job_id).exists()
+
+
+def _delete(ids: Sequence[uuid.UUID], using: str, states: Sequence[str]) -> int:
+    with transaction.atomic(using=using):
+        deleted: int = Job.objects.using(using).filter(pk__in=ids, state__in=states)._raw_delete(using)
+        gone = Action.objects.using(using).filter(job__in=ids)
+        gone.filter(~Exists(Job.objects.using(using).filter(pk=OuterRef("job"))))._raw_delete(using)
+    return deleted
