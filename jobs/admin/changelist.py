@@ -32,11 +32,11 @@ class UncountedChangeList(ChangeList):
         has_next = len(rows) > size and self.page_num < LAST_PAGE
         self.next_page = self.get_query_string({PAGE_VAR: self.page_num + 1}) if has_next else ""
         self.previous_page = self.get_query_string({PAGE_VAR: self.page_num - 1}) if self.page_num > 1 else ""
-        # Equal counts keep "N results" out of the search form. The paginator knows as much as was read, for
-        # themes that bring their own templates.
-        self.result_count = self.full_result_count = first + len(rows)
+        # Equal counts keep "N results" out of the search form, and those of the page Django's offer to choose all
+        # pages out of the actions. The paginator knows as much as was read, for themes that bring their own templates.
+        self.result_count = self.full_result_count = len(self.result_list)
         self.paginator = Paginator(self.queryset, size)
-        self.paginator.count = self.result_count
+        self.paginator.count = first + len(rows)
         self.multi_page = has_next or self.page_num > 1
         self.show_full_result_count = self.can_show_all = False
         self.show_admin_actions = True
