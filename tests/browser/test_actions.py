@@ -5,20 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
-from django.urls import reverse
 from playwright.sync_api import expect
 
 from jobs import queues
 from jobs.admin import operate
-from jobs.models import Action, Effect, Job, Pause
+from jobs.models import Action, Cancellation, Effect, Job, Pause
 from tests import tasks
+from tests.browser.pages import DASHBOARD, EFFECTS, LIST, change
 from tests.rows import make
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-LIST = reverse("admin:jobs_job_changelist")
-EFFECTS = reverse("admin:jobs_effect_changelist")
-DASHBOARD = reverse("admin:jobs_dashboard")
 
 
 @dataclass(frozen=True)
@@ -63,7 +59,7 @@ def said(hand):
 
 def test_on_the_page_of_a_job(hand, deed):
     job, other = make(deed.state), make(deed.state)
-    hand.page.goto(reverse("admin:jobs_job_change", args=[job.pk]))
+    hand.page.goto(change(job))
     fill(hand, deed)
     hand.press(hand.page.get_by_role("button", name=deed.label, exact=True))
     said(hand).to_contain_text(f"{deed.participle} (was {deed.state})")
@@ -73,6 +69,14 @@ def test_on_the_page_of_a_job(hand, deed):
     assert deed.was_done_to(job)
     assert not deed.was_done_to(other)
     assert [(row.job, row.by, row.why) for row in Action.objects.all()] == [(job.pk, "ada", "it is fixed")]
+
+
+def test_a_running_job_is_asked_to_end(hand):
+    job = make("running")
+    hand.page.goto(change(job))
+    hand.press(hand.page.get_by_role("button", name="Cancel", exact=True))
+    said(hand).to_contain_text("asked to end")
+    assert Cancellation.objects.get().job == job.pk
 
 
 def choose(hand, label: str, *keys: object) -> None:

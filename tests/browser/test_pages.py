@@ -24,13 +24,15 @@ WIDE = """() => {
         .slice(0, 5).map(each => each.cloneNode().outerHTML)];
 }"""
 
-#: What has the focus and does not look like it, of the page's own part; null at its end.
+#: What has the focus and does not look like it, null at the page's end.
 HIDDEN = """() => {
     const each = document.activeElement;
     if (each === document.body) return null;
     const look = () => {
         const style = getComputedStyle(each);
-        return style.outlineStyle + style.outlineWidth + style.boxShadow + style.borderColor + style.backgroundColor;
+        const line = style.borderBottomStyle === "none" ? "" : style.borderBottomColor;
+        const ring = style.outlineStyle === "none" ? "" : style.outlineWidth;
+        return [ring, line, style.boxShadow, style.backgroundColor, style.textDecorationLine].join();
     };
     const focused = look();
     each.blur();

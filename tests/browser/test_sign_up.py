@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 from django.contrib.auth.models import User
 from playwright.sync_api import expect
 
-from jobs.board import is_alive
 from jobs.models import Job
 from shop.demo.mail_server import MailServer
 from tests.harness import Worker, wait_ended
-from tests.servers import family, wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -54,26 +48,3 @@ def test_a_customer_signs_up_and_the_shop_sees_the_job_succeed(visit, mail_serve
     expect(page.locator(".job-state").first).to_have_text("succeeded")
     expect(page.locator(".field-task")).to_contain_text("shop.tasks.send_welcome_email")
     assert Job.objects.get(pk=key).state == "succeeded"
-
-
-# Nobody tells it to end.
-OPENS = """
-import shutil, signal
-from playwright.sync_api import sync_playwright
-with sync_playwright() as playwright:
-    playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"])
-    print("open", flush=True)
-    signal.pause()
-"""
-
-
-def test_the_browser_dies_with_the_tests(chromium):
-    process = subprocess.Popen([sys.executable, "-c", OPENS], stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout.readline()
-        pids = family(process.pid)
-        assert any(b"chromium" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids)
-    finally:
-        process.kill()
-        process.wait()
-    wait_for(lambda: not any(is_alive(pid) for pid in pids), 20, "Chromium is gone")
