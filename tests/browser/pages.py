@@ -14,6 +14,9 @@ from shop.services import sign_up
 LIST, EFFECTS, NODES = (reverse(f"admin:jobs_{name}_changelist") for name in ("job", "effect", "node"))
 DASHBOARD = reverse("admin:jobs_dashboard")
 
+#: Runs an action of a list: "Go", or "Run" since Django 6.
+RUN = "button[name=index]"
+
 
 def change(row: Job | Effect | Node) -> str:
     return reverse(f"admin:jobs_{row._meta.model_name}_change", args=[row.pk])
@@ -46,7 +49,7 @@ def confirmation(page: Page) -> None:
     page.goto(f"{LIST}?state__exact=failed")
     page.locator("input[name=_selected_action]").first.check()
     page.get_by_label("Action:").select_option(label="Retry")
-    page.get_by_role("button", name="Go", exact=True).click()
+    page.locator(RUN).click()
     page.get_by_role("group", name="Which jobs?").wait_for()
 
 

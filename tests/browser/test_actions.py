@@ -11,7 +11,7 @@ from jobs import queues
 from jobs.admin import operate
 from jobs.models import Action, Cancellation, Effect, Job, Pause
 from tests import tasks
-from tests.browser.pages import DASHBOARD, EFFECTS, LIST, change
+from tests.browser.pages import DASHBOARD, EFFECTS, LIST, RUN, change
 from tests.rows import make
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -84,7 +84,7 @@ def choose(hand, label: str, *keys: object) -> None:
     for key in keys:
         hand.tick(hand.page.locator(f'input[name=_selected_action][value="{key}"]'))
     hand.choose(hand.page.get_by_label("Action:"), label)
-    hand.press(hand.page.get_by_role("button", name="Go", exact=True))
+    hand.press(hand.page.locator(RUN))
 
 
 def test_on_the_list_for_those_that_are_chosen(hand, deed):
