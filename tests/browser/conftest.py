@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -20,7 +21,7 @@ PATIENCE = 15_000
 
 def pytest_collection_modifyitems(items) -> None:
     for item in items:
-        if item.path.parent == item.path.parent.parent / "browser":
+        if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.browser)
 
 
@@ -63,8 +64,7 @@ def visit(chromium, live_server, transactional_db):
         context.on("console", lambda message: complaints.append(f"{message.text} ({message.location['url']})"))
         context.on("weberror", lambda error: complaints.append(str(error.error)))
         if codenames:
-            name, value = "sessionid", log_in(*codenames)
-            context.add_cookies([{"name": name, "value": value, "url": live_server.url}])
+            context.add_cookies([{"name": "sessionid", "value": log_in(*codenames), "url": live_server.url}])
         return context.new_page()
 
     yield open_page
