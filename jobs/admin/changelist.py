@@ -72,8 +72,8 @@ class UncountedChangeList(ChangeList):
         self.last_page = self.get_query_string({PAGE_VAR: LAST}) if has_older else ""
         self.previous_page = self._link("before", self.result_list[0]) if has_newer and self.result_list else ""
         self.first_page = self.get_query_string(remove=[PAGE_VAR]) if has_newer else ""
-        # Equal counts keep "N results" out of the search form. The paginator knows as much as was read, for
-        # themes that bring their own templates.
+        # Equal counts keep "N results" out of the search form, and those of the page Django's offer to choose all
+        # pages out of the actions. The paginator knows as much as was read, for themes that bring their own templates.
         self.result_count = self.full_result_count = len(self.result_list)
         self.paginator = Paginator(self.queryset, size)
         self.paginator.count = self.result_count

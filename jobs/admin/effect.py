@@ -58,13 +58,6 @@ class AnswerForm(ActionForm):
     )
 
 
-class EffectChangeList(UncountedChangeList):
-    def get_results(self, request: HttpRequest) -> None:
-        super().get_results(request)
-        # What was said of one page is not said of all pages.
-        self.result_count = len(self.result_list)
-
-
 @admin.register(Effect)
 class EffectAdmin(ReadOnlyAdmin):
     list_display = ("call", "badge", "calls", "job_link", "created", "sent")
@@ -83,8 +76,8 @@ class EffectAdmin(ReadOnlyAdmin):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Effect]:
         return effects.with_makers(super().get_queryset(request))
 
-    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[EffectChangeList]:
-        return EffectChangeList
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[UncountedChangeList]:
+        return UncountedChangeList
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Effect], search_term: str

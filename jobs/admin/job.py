@@ -48,8 +48,6 @@ class JobAdmin(ReadOnlyAdmin):
     search_help_text = _("The ID of a job (or its first 8 digits), or the beginning of a task's name.")
     show_full_result_count = False
     actions = tuple(operate.action(each) for each in OPERATIONS.values())
-    # The confirmation offers all that match; Django's own offer would load their keys into the page.
-    actions_selection_counter = False
     # By name, because a project may give the app another label.
     change_list_template = "admin/jobs/job/change_list.html"
     change_form_template = "admin/jobs/job/change_form.html"

@@ -28,7 +28,6 @@ class MarkerAdmin(ReadOnlyAdmin):
     search_help_text = _("The beginning of a key, or the ID of a job.")
     show_full_result_count = False
     actions = ()
-    actions_selection_counter = False
     change_list_template = "admin/jobs/job/change_list.html"
     fieldsets = (
         (

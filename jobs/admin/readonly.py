@@ -34,9 +34,12 @@ NOTHING = "-"
 
 
 def moment(value: datetime.datetime | None) -> str:
-    """To the second, in the reader's time zone; Django's own format would leave the seconds out."""
+    """In the reader's time zone, to the second, and exactly on hover; Django's own format leaves the seconds out."""
     if value is None:
         return NOTHING
     local = timezone.localtime(value) if timezone.is_aware(value) else value
     date, time = f"{local:%Y-%m-%d %H:%M:%S}".split()
-    return format_html('<time datetime="{}"><span>{}</span> <span>{}</span></time>', local.isoformat(), date, time)
+    exact = local.isoformat()
+    return format_html(
+        '<time datetime="{}" title="{}"><span>{}</span> <span>{}</span></time>', exact, exact, date, time
+    )

@@ -1,0 +1,160 @@
+"""A shop on a busy day: the same jobs each time, told from the moment in which it is set."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import uuid
+
+from django.db import transaction
+from django.utils import timezone
+
+from jobs import databases, queues
+from jobs.histogram import bucket
+from jobs.maintenance import rescue
+from jobs.maintenance.tally import HOUR, MINUTE, clock, floor
+from jobs.models import Effect, Job, Marker, Node, Pause, Tally
+
+WELCOME, CHARGE = "shop.tasks.send_welcome_email", "shop.tasks.charge_order"
+IMPORT, SUMMARY = "shop.tasks.import_orders", "shop.tasks.summarize"
+QUEUES = {WELCOME: "mail", CHARGE: "payments", IMPORT: "imports", SUMMARY: "celery"}
+REFUSED = "[Errno 111] Connection refused"
+TRACEBACK = f"""Traceback (most recent call last):
+  File "/srv/shop/tasks.py", line 48, in send_welcome_email
+    welcome_email(customer, message_id=f"<{{message_id}}@shop.example.com>").send()
+  File "/usr/lib/python3.11/smtplib.py", line 341, in connect
+    self.sock = self._get_socket(host, port, self.timeout)
+ConnectionRefusedError: {REFUSED}
+"""
+
+
+def wave(ago: int) -> int:
+    """Of customers: from 2 to 11."""
+    return round(6 + 3 * math.sin(ago / 7)) + (ago * 7 % 5 - 2)
+
+
+def seconds(number: float) -> datetime.timedelta:
+    return datetime.timedelta(seconds=number)
+
+
+class Scene:
+    """
+    Attributes:
+        job: failed twice, and waits for its third attempt in a paused queue.
+    """
+
+    @transaction.atomic
+    def __init__(self) -> None:
+        self.now = timezone.now()
+        self.number = 0
+        self.nodes = [self.node(name, up) for name, up in (("worker1", 7 * 3600), ("worker2", 7 * 3600 + 40))]
+        for state, task, ago, more in LINES:
+            self.put(state, task, ago, **more)
+        self.job = self.retried()
+        self.calls()
+        Marker.objects.create(key="welcome:4710", kind="task", job=Job.objects.filter(task=WELCOME).first().pk)
+        Marker.objects.create(key="newsletter:2026-11", kind="once")
+        self.history()
+        queues.pause("mail", "ada", "the mail server is moved")
+        Pause.objects.update(at=self.now - seconds(150))
+
+    def key(self, name: str) -> uuid.UUID:
+        self.number += 1
+        return uuid.uuid5(uuid.NAMESPACE_URL, f"{name}/{self.number}")
+
+    def node(self, hostname: str, up: float) -> Node:
+        values = {"version": "0.1.0", "pool": "prefork", "concurrency": 4, "queues": [*QUEUES.values()]}
+        node = Node.objects.create(
+            id=self.key("node"),
+            hostname=hostname,
+            pid=4711,
+            tasks=[*QUEUES],
+            started_at=self.now - seconds(up),
+            **values,
+        )
+        with databases.side() as side:
+            rescue.first_beat(side, node.pk)
+        return node
+
+    def put(self, state: str, task: str, ago: float, args: list | None = None, ran: float = 0.4, **more) -> Job:
+        """A job that was due so many seconds ago."""
+        due = self.now - seconds(ago)
+        values = {"created_at": min(due, self.now), "run_at": due, "dispatched_at": due + seconds(0.02)}
+        if state != "scheduled" and state != "ready":
+            values |= {"node": self.nodes[self.number % 2], "started_at": due + seconds(0.05), "lease": 1}
+        if state == "running":
+            values["token"] = self.key("token")
+        if state in ("succeeded", "failed", "cancelled"):
+            values["finished_at"] = due + seconds(0.05 + ran)
+        if state in ("failed", "cancelled"):
+            values["error"] = {"type": "PaymentError", "message": "card declined", "traceback": "", "attempt": 1}
+            values["error"]["at"] = values["finished_at"].isoformat()
+        row = {"task": task, "queue": QUEUES[task], "state": state, "args": args or [self.number]}
+        return Job.objects.create(id=self.key("job"), **row, **{**values, **more})
+
+    def retried(self) -> Job:
+        at = [self.now - seconds(ago) for ago in (190, 130)]
+        errors = [
+            {"type": "ConnectionRefusedError", "message": REFUSED, "traceback": TRACEBACK, "at": moment.isoformat(),
+             "attempt": attempt}
+            for attempt, moment in enumerate(at, 1)
+        ]  # fmt: skip
+        times = {"created_at": at[0] - seconds(2), "started_at": at[1] - seconds(1), "node": self.nodes[0]}
+        return self.put(
+            "scheduled", WELCOME, -95, [4711], lease=2, retries=2, errors=errors, error=errors[-1],
+            marker_key="welcome:4711", dispatched_at=None, **times,
+        )  # fmt: skip
+
+    def calls(self) -> None:
+        charged = Job.objects.filter(task=CHARGE, state="failed").first()
+        for number, state in enumerate(("parked", "sent", "sent", "sending")):
+            answer = {"id": f"ch_{number}"} if state == "sent" else None
+            Effect.objects.create(
+                name="charge", key=f"order-{1041 + number}", job=charged.pk, lease=1, state=state, answer=answer,
+                created_at=self.now - seconds(600 * number + 60), sent_at=self.now if answer else None,
+            )  # fmt: skip
+
+    def history(self) -> None:
+        """What ended in the last hour, and in the last week."""
+        last = floor(clock("default"), MINUTE)
+        rows = [row for ago in range(60) for row in tallies(60, last - ago * MINUTE, wave(ago))]
+        for ago in range(24 * 7):
+            rows += tallies(3600, floor(last, HOUR) - ago * HOUR, 60 * wave(ago))
+        Tally.objects.bulk_create(rows)
+
+
+def tallies(length: int, begin: datetime.datetime, many: int) -> list[Tally]:
+    rows = [
+        (WELCOME, "succeeded", "", 9 * many, 0.35, 0.06),
+        (CHARGE, "succeeded", "", 4 * many, 0.9, 0.04),
+        (SUMMARY, "succeeded", "", many, 0.02, 0.01),
+        (WELCOME, "failed", "ConnectionRefusedError", many // 4, 5.0, 1.2),
+        (CHARGE, "failed", "PaymentError", many // 6, 0.6, 0.05),
+        (IMPORT, "cancelled", "Cancelled", many // 10, 0.1, 0.1),
+    ]
+    return [
+        Tally(
+            length=length, begin=begin, task=task, queue=QUEUES[task], state=state, error=error, count=count,
+            ran={str(bucket(ran)): count}, waited={str(bucket(waited)): count},
+        )
+        for task, state, error, count, ran, waited in rows
+        if count
+    ]  # fmt: skip
+
+
+#: State, task, and how many seconds ago it was due; what is special about it.
+LINES: list[tuple[str, str, float, dict]] = [
+    ("succeeded", SUMMARY, 3000, {"args": ["2026-11-20"]}),
+    ("failed", CHARGE, 900, {}),
+    ("cancelled", IMPORT, 600, {"args": ["partner.jsonl"]}),
+    ("succeeded", CHARGE, 300, {}),
+    ("succeeded", WELCOME, 280, {"result": None}),
+    ("failed", CHARGE, 200, {}),
+    ("succeeded", CHARGE, 120, {}),
+    ("running", IMPORT, 75, {"args": ["partner.jsonl"]}),
+    ("ready", WELCOME, 60, {}),
+    ("ready", WELCOME, 45, {}),
+    ("ready", CHARGE, 3, {}),
+    ("running", CHARGE, 1, {}),
+    ("scheduled", SUMMARY, -7 * 3600, {"args": ["2026-11-21"]}),
+]

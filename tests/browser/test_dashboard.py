@@ -1,0 +1,38 @@
+"""The dashboard renews itself, and takes nothing out of anybody's hands."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.pages import DASHBOARD
+from tests.rows import make
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_it_renews_itself_unless_somebody_is_at_a_control(visit):
+    make("ready", queue="mail")
+    page, asked = visit("*"), []
+    ready = page.locator(".jobs-tile.job-ready strong")
+    page.clock.install()
+    page.goto(DASHBOARD)
+    page.on("request", lambda request: asked.append(request.url))
+    expect(ready).to_have_text("1")
+
+    page.get_by_role("cell", name="mail").or_(page.get_by_role("rowheader", name="mail")).first.click()
+    make("ready")
+    page.clock.run_for(10_000)
+    expect(ready).to_have_text("2")
+    assert len(asked) == 1
+
+    page.keyboard.press("Tab")
+    page.get_by_role("button", name="Pause mail").focus()
+    make("ready")
+    page.clock.run_for(30_000)
+    expect(page.get_by_role("button", name="Pause mail")).to_be_focused()
+    assert len(asked) == 1
+
+    page.locator(":focus").blur()
+    page.clock.run_for(10_000)
+    expect(ready).to_have_text("3")

@@ -1,0 +1,69 @@
+"""A long history: the pages come, and lead on."""
+
+from __future__ import annotations
+
+import datetime
+import uuid
+
+import pytest
+from django.utils import timezone
+from playwright.sync_api import expect
+
+from jobs.models import Job
+from tests.browser.pages import DASHBOARD, LIST, RUN
+from tests.rows import ERROR
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow, pytest.mark.timeout(300)]
+
+MANY = 100_000
+
+
+@pytest.fixture
+def history(transactional_db) -> None:
+    now = timezone.now()
+
+    def row(number: int) -> Job:
+        at = now - datetime.timedelta(seconds=number)
+        job = Job(id=uuid.UUID(int=number), task=f"shop.tasks.task{number % 7}", queue=f"queue{number % 3}")
+        job.created_at = job.run_at = at
+        match number % 20:
+            case 0:
+                job.state = "scheduled"
+            case 1 | 2:
+                job.state, job.dispatched_at = "ready", at
+            case 3:
+                job.state, job.finished_at, job.error = "failed", at, ERROR
+            case _:
+                job.state, job.finished_at = "succeeded", at
+        return job
+
+    Job.objects.bulk_create(map(row, range(MANY)), batch_size=2000)
+
+
+def test_pages_of_a_hundred_thousand_jobs(visit, history):
+    page = visit("*")
+    rows = page.locator("#result_list tbody tr")
+    page.goto(LIST)
+    expect(rows).to_have_count(50)
+    page.get_by_role("link", name="Next page").click()
+    expect(page.get_by_text("Page 2", exact=True)).to_be_visible()
+    expect(rows).to_have_count(50)
+    page.get_by_role("link", name="failed", exact=True).click()
+    expect(page).to_have_url(f"{LIST}?state__exact=failed")
+    expect(rows).to_have_count(50)
+    assert set(page.locator("#result_list .job-state").all_inner_texts()) == {"failed"}
+    page.get_by_role("link", name="Next page").click()
+    expect(page.get_by_text("Page 2", exact=True)).to_be_visible()
+    page.locator("#searchbar").fill("shop.tasks.task3")
+    page.get_by_role("button", name="Search").click()
+    expect(page.get_by_role("cell", name="shop.tasks.task3").first).to_be_visible()
+    page.goto(DASHBOARD)
+    expect(page.locator(".jobs-tile.job-ready strong")).to_have_text(str(MANY // 10))
+    expect(page.locator(".jobs-tile.job-scheduled strong")).to_have_text(str(MANY // 20))
+    page.get_by_role("link", name="last week").click()
+    page.get_by_role("link", name="ready").first.click()
+    expect(rows).to_have_count(50)
+    page.locator("input[name=_selected_action]").first.check()
+    page.get_by_label("Action:").select_option(label="Cancel")
+    page.locator(RUN).click()
+    expect(page.get_by_label(f"All that match the filters of the list: {MANY // 10} (ready)")).to_be_visible()
