@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from django.db import transaction
-from django.utils.translation import gettext as translate
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from jobs import history, lifecycle, message
@@ -78,22 +78,22 @@ class Operation:
                 continue
             if state in self.states and dry_run:
                 values = {"participle": self.participle, "state": state}
-                return Outcome(True, translate("would be %(participle)s (is %(state)s)") % values)
+                return Outcome(True, gettext("would be %(participle)s (is %(state)s)") % values)
             try:
                 if state in self.states and self._noted(key, alias, by, self._change):
                     values = {"participle": self.participle, "state": state}
-                    return Outcome(True, translate("%(participle)s (was %(state)s)") % values)
+                    return Outcome(True, gettext("%(participle)s (was %(state)s)") % values)
             except (UniqueTaken, UniqueBusy, Refused) as exc:
-                return Outcome(False, translate("is %(state)s, and stays: %(why)s") % {"state": state, "why": exc})
+                return Outcome(False, gettext("is %(state)s, and stays: %(why)s") % {"state": state, "why": exc})
             # Race: somebody else was faster. The answer is what the row says now.
             return self._otherwise(key, alias, now.first() or state, by, dry_run)
-        return Outcome(False, translate("is unknown"))
+        return Outcome(False, gettext("is unknown"))
 
     def _change(self, key: uuid.UUID, using: str, by: By) -> bool:
         raise NotImplementedError
 
     def _otherwise(self, key: uuid.UUID, using: str, state: str, by: By, dry_run: bool) -> Outcome:
-        return Outcome(False, translate("is %(state)s: nothing to %(verb)s") % {"state": state, "verb": self.name})
+        return Outcome(False, gettext("is %(state)s: nothing to %(verb)s") % {"state": state, "verb": self.name})
 
     def _noted(self, key: uuid.UUID, using: str, by: By, change: Callable[[uuid.UUID, str, By], bool]) -> bool:
         with transaction.atomic(using=using):
@@ -131,9 +131,9 @@ class Cancel(Operation):
         if state != State.RUNNING:
             return super()._otherwise(key, using, state, by, dry_run)
         if dry_run:
-            return Outcome(True, translate("would be asked to end (is running)"))
+            return Outcome(True, gettext("would be asked to end (is running)"))
         if self._noted(key, using, by, self._ask):
-            return Outcome(True, translate("asked to end at its next checkpoint or at its end (is running)"))
+            return Outcome(True, gettext("asked to end at its next checkpoint or at its end (is running)"))
         # Race: it has just ended, or waits again.
         return self.attempt(key, by)
 
@@ -154,9 +154,9 @@ class RunNow(Operation):
 
     def _otherwise(self, key: uuid.UUID, using: str, state: str, by: By, dry_run: bool) -> Outcome:
         if state in (State.FAILED, State.CANCELLED):
-            says = translate("is %(state)s: it does not wait; retry it")
+            says = gettext("is %(state)s: it does not wait; retry it")
         else:
-            says = translate("is %(state)s: it does not wait")
+            says = gettext("is %(state)s: it does not wait")
         return Outcome(False, says % {"state": state})
 
 
@@ -172,8 +172,8 @@ class Move(Operation):
     def told(self, value: str) -> Self:
         name = value.strip()
         if not 0 < len(name) <= MAX_NAME or "\0" in name:
-            raise ValueError(translate("Name a queue, in 1 to %(number)s characters.") % {"number": MAX_NAME})
-        return _with(self, name, translate("moved to %(queue)s") % {"queue": name})
+            raise ValueError(gettext("Name a queue, in 1 to %(number)s characters.") % {"number": MAX_NAME})
+        return _with(self, name, gettext("moved to %(queue)s") % {"queue": name})
 
     def _change(self, key: uuid.UUID, using: str, by: By) -> bool:
         return lifecycle.redirect(key, using, self._columns)
@@ -201,9 +201,9 @@ class Prioritize(Operation):
         number = value.strip()
         if not (number.isascii() and number.isdecimal() and int(number) <= 255):
             raise ValueError(
-                translate("A priority is a whole number from 0 to 255, and not %(value)r.") % {"value": value}
+                gettext("A priority is a whole number from 0 to 255, and not %(value)r.") % {"value": value}
             )
-        return _with(self, str(int(number)), translate("given priority %(number)s") % {"number": int(number)})
+        return _with(self, str(int(number)), gettext("given priority %(number)s") % {"number": int(number)})
 
     def _change(self, key: uuid.UUID, using: str, by: By) -> bool:
         return lifecycle.redirect(key, using, self._columns)

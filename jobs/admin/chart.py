@@ -7,7 +7,7 @@ import datetime
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
-from django.utils.translation import gettext as translate
+from django.utils.translation import gettext
 
 from jobs.dashboard import Chart
 
@@ -31,7 +31,7 @@ def draw(chart: Chart, label: str, names: dict[str, str]) -> SafeString:
             title = f"{_time(begin)} {names.get(name, name)}: {counts[number]}"
             bars.append((kind, _n(LEFT + number * step), _n(y), _n(step * 0.85), _n(height), title))
     rect = '<rect class="chart-{}" x="{}" y="{}" width="{}" height="{}"><title>{}</title></rect>'
-    says = translate("%(label)s; at most %(highest)s at a time") % {"label": label, "highest": chart.highest}
+    says = gettext("%(label)s; at most %(highest)s at a time") % {"label": label, "highest": chart.highest}
     return format_html(
         '<svg class="jobs-chart" viewBox="0 0 {} {}" role="img" aria-label="{}">'
         '<line x1="{}" y1="{}" x2="{}" y2="{}"/>{}{}</svg>',

@@ -10,7 +10,7 @@ from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
-from django.utils.translation import gettext as translate
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from jobs import queues
@@ -52,11 +52,11 @@ class OverviewAdmin(ReadOnlyAdmin):
             raise PermissionDenied
         board = Dashboard(request.GET.get("span", "hour"), request.GET.get("by", "state"))
         chart = board.chart()
-        names = {str(state): str(state.label) for state in State} if board.by == "state" else {"": translate("others")}
-        label = translate("Ended jobs, %(span)s, by %(by)s") % {"span": LABELS[board.span.name], "by": BY[board.by]}
+        names = {str(state): str(state.label) for state in State} if board.by == "state" else {"": gettext("others")}
+        label = gettext("Ended jobs, %(span)s, by %(by)s") % {"span": LABELS[board.span.name], "by": BY[board.by]}
         context = {
             **self.admin_site.each_context(request),
-            "title": translate("Dashboard"),
+            "title": gettext("Dashboard"),
             "opts": self.opts,
             "board": board,
             "live": [(state, state.label, board.found["jobs"][state]) for state in LIVE],
@@ -97,7 +97,7 @@ class OverviewAdmin(ReadOnlyAdmin):
             raise PermissionDenied
         context = {
             **self.admin_site.each_context(request),
-            "title": translate("The promise, verified"),
+            "title": gettext("The promise, verified"),
             "opts": self.opts,
         }
         try:
@@ -123,10 +123,10 @@ class OverviewAdmin(ReadOnlyAdmin):
         try:
             if verb == "pause":
                 done = queues.pause(name, request.user.get_username(), why)
-                said = translate("Paused: %s") if done else translate("Paused already: %s")
+                said = gettext("Paused: %s") if done else gettext("Paused already: %s")
             else:
                 done = queues.resume(name)
-                said = translate("Resumed: %s") if done else translate("Not paused: %s")
+                said = gettext("Resumed: %s") if done else gettext("Not paused: %s")
         except ValueError as exc:
             self.message_user(request, str(exc), messages.ERROR)
         else:

@@ -15,7 +15,7 @@ from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.urls import path, reverse
 from django.utils.safestring import SafeString
-from django.utils.translation import gettext as translate
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from jobs import effects
@@ -132,15 +132,15 @@ class EffectAdmin(ReadOnlyAdmin):
         try:
             answer = jsonable(json.loads(text), "the answer") if text else None
         except ValueError as exc:
-            said = translate("The answer is not JSON, and nothing was changed: %(error)s")
+            said = gettext("The answer is not JSON, and nothing was changed: %(error)s")
             self.message_user(request, said % {"error": exc}, messages.ERROR)
             return
-        said = translate("Said that it happened; the answer: %(answer)s") % {"answer": json.dumps(answer)}
+        said = gettext("Said that it happened; the answer: %(answer)s") % {"answer": json.dumps(answer)}
         self._say(request, queryset, lambda row: effects.happened(row.pk, queryset.db, answer), said)
 
     @admin.action(permissions=["settle"], description=_("It did not happen: the job makes the call"))
     def mark_not_happened(self, request: HttpRequest, queryset: QuerySet[Effect]) -> None:
-        said = translate("Said that it did not happen")
+        said = gettext("Said that it did not happen")
         self._say(request, queryset, lambda row: effects.did_not_happen(row.pk, queryset.db), said)
 
     def _say(self, request: HttpRequest, queryset: QuerySet[Effect], say: Callable[[Effect], bool], said: str) -> None:
@@ -152,10 +152,10 @@ class EffectAdmin(ReadOnlyAdmin):
                     self.log_change(request, row, said)
             (done if is_done else refused).append(str(row))
         if done:
-            text = translate("Noted: %(calls)s. Retry the jobs that failed because of it.")
+            text = gettext("Noted: %(calls)s. Retry the jobs that failed because of it.")
             self.message_user(request, text % {"calls": ", ".join(done)}, messages.SUCCESS)
         if refused:
-            text = translate("Neither ambiguous nor parked, and left alone: %(calls)s.")
+            text = gettext("Neither ambiguous nor parked, and left alone: %(calls)s.")
             self.message_user(request, text % {"calls": ", ".join(refused)}, messages.WARNING)
 
     # Columns

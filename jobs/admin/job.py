@@ -17,7 +17,7 @@ from django.urls import path, reverse
 from django.utils.dateparse import parse_datetime
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
-from django.utils.translation import gettext as translate
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from jobs import why
@@ -165,7 +165,7 @@ class JobAdmin(ReadOnlyAdmin):
             return NOTHING
         node = Node.objects.using(job._state.db).filter(pk=job.node_id).first()
         if node is None:
-            return translate("%(id)s (no longer known)") % {"id": job.node_id}
+            return gettext("%(id)s (no longer known)") % {"id": job.node_id}
         return format_html(
             '<a href="{}">{}</a>', reverse(f"admin:{Node._meta.app_label}_node_change", args=[node.pk]), node
         )

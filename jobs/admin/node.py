@@ -12,7 +12,7 @@ from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
-from django.utils.translation import gettext as translate
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from jobs import census
@@ -89,21 +89,21 @@ class NodeAdmin(ReadOnlyAdmin):
     @admin.display(description=_("status"))
     def status(self, node: Any) -> SafeString:
         if node.dead_at is not None:
-            state, label = ("cancelled", translate("stopped")) if node.signed_off else ("failed", translate("died"))
+            state, label = ("cancelled", gettext("stopped")) if node.signed_off else ("failed", gettext("died"))
         elif not node.worker.is_alive:
-            state, label = "failed", translate("silent")
+            state, label = "failed", gettext("silent")
         elif node.stopping_at is not None:
-            state, label = "cancelled", translate("stopping")
+            state, label = "cancelled", gettext("stopping")
         elif not node.queues:
-            state, label = "cancelled", translate("quiet")
+            state, label = "cancelled", gettext("quiet")
         else:
-            state, label = "succeeded", translate("alive")
+            state, label = "succeeded", gettext("alive")
         return format_html('<span class="job-state job-{}">{}</span>', state, label)
 
     @admin.display(description=_("last beat"))
     def beat(self, node: Any) -> str:
         silence = node.worker.silence
-        return translate("%(time)s ago") % {"time": duration(silence)} if math.isfinite(silence) else NOTHING
+        return gettext("%(time)s ago") % {"time": duration(silence)} if math.isfinite(silence) else NOTHING
 
     @admin.display(description=_("running"))
     def running(self, node: Any) -> SafeString:

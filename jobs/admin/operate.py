@@ -19,8 +19,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
-from django.utils.translation import gettext as translate
-from django.utils.translation import ngettext
+from django.utils.translation import gettext, ngettext
 
 from jobs.arguments import scrub
 from jobs.models import Job, State
@@ -109,7 +108,7 @@ def confirm(admin: Any, request: HttpRequest, operation: Operation, chosen: Quer
     counts = [rows[: COUNTED + 1].count() for rows in _matching(admin, request, operation).values()]
     context = {
         **admin.admin_site.each_context(request),
-        "title": translate("%(label)s: are you sure?") % {"label": operation.label},
+        "title": gettext("%(label)s: are you sure?") % {"label": operation.label},
         "opts": admin.opts,
         "operation": operation,
         "number": len(keys),
@@ -264,6 +263,6 @@ class _Progress:
         text = ngettext("%(number)s job %(participle)s", "%(number)s jobs %(participle)s", self.done)
         text %= {"number": self.done, "participle": operation.participle}
         if self.refused:
-            text += translate(", %(number)s refused: ") % {"number": self.refused} + "; ".join(self.named)
+            text += gettext(", %(number)s refused: ") % {"number": self.refused} + "; ".join(self.named)
             text += " ..." if self.refused > len(self.named) else ""
         return text

@@ -12,7 +12,7 @@ from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.http import urlencode
 from django.utils.safestring import SafeString
-from django.utils.translation import gettext as translate
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from jobs import effects
@@ -57,12 +57,12 @@ def may(request: HttpRequest, verb: str, model: Any) -> bool:
 def _others(job: Job) -> list[tuple[str, str]]:
     """Where the list shows the jobs that have something in common with this one."""
     base = reverse(f"admin:{Job._meta.app_label}_job_changelist")
-    found = [(translate("Same task"), {"task": job.task}), (translate("Same queue"), {"queue": job.queue})]
+    found = [(gettext("Same task"), {"task": job.task}), (gettext("Same queue"), {"queue": job.queue})]
     keys = dict.fromkeys(filter(None, (job.unique_key, job.marker_key)))
-    found += [(translate("Same key: %(key)s") % {"key": key}, {"key": key}) for key in keys]
+    found += [(gettext("Same key: %(key)s") % {"key": key}, {"key": key}) for key in keys]
     if job.node_id is not None:
-        found.append((translate("Same worker"), {"node": str(job.node_id)}))
-    found.append((translate("Called by this job"), {"parent": str(job.pk)}))
+        found.append((gettext("Same worker"), {"node": str(job.node_id)}))
+    found.append((gettext("Called by this job"), {"parent": str(job.pk)}))
     return [(label, f"{base}?{urlencode(query)}") for label, query in found]
 
 
@@ -71,14 +71,14 @@ def _lock(view: View) -> str:
         return ""
     key, held = view.lock
     if held is None:
-        return translate("%(key)s: free") % {"key": key}
-    left = translate(" for %(time)s at the most") % {"time": duration(held.left)} if held.left is not None else ""
+        return gettext("%(key)s: free") % {"key": key}
+    left = gettext(" for %(time)s at the most") % {"time": duration(held.left)} if held.left is not None else ""
     if held.job == view.job.pk:
-        return translate("%(key)s: held by this job") % {"key": key} + left
+        return gettext("%(key)s: held by this job") % {"key": key} + left
     if held.job is None:
-        return translate("%(key)s: held by a process that is no job") % {"key": key} + left
+        return gettext("%(key)s: held by a process that is no job") % {"key": key} + left
     name = format_html('<a href="{}">{}</a>', job_url(held.job), held.job)
-    return format_html(translate("{}: held by the job {}{}"), key, name, left)
+    return format_html(gettext("{}: held by the job {}{}"), key, name, left)
 
 
 def effect_badge(row: Effect) -> SafeString:
@@ -106,10 +106,10 @@ def link(row: Model, key: uuid.UUID | None) -> str:
     if key is None:
         return NOTHING
     if key == row.pk:
-        return translate("this job")
+        return gettext("this job")
     other = Job.objects.using(row._state.db).filter(pk=key).only("id", "task", "state").first()
     if other is None:
-        return translate("%(id)s (not a job here, or deleted)") % {"id": key}
+        return gettext("%(id)s (not a job here, or deleted)") % {"id": key}
     return format_html('<a href="{}">{} {}</a> ({})', job_url(other.pk), other.task, other.pk, State(other.state).label)
 
 

@@ -9,7 +9,7 @@ from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
-from django.utils.translation import gettext as translate
+from django.utils.translation import gettext
 
 from jobs.models import Job
 from jobs.times import duration
@@ -34,7 +34,7 @@ def draw(job: Job) -> SafeString:
             says = f"{label}: {duration((until - since).total_seconds())}"
             bars.append((state, _n(x(since)), _n(TOP), _n(max(1.5, x(until) - x(since))), _n(HEIGHT), says))
     ticks = [(_n(x(at)), _n(x(at)), _n(TOP - 4), _n(TOP + HEIGHT + 4), text) for at, text in moments.items()]
-    label = ", ".join(bar[-1] for bar in bars) or translate("it ended at once")
+    label = ", ".join(bar[-1] for bar in bars) or gettext("it ended at once")
     return format_html(
         '<svg class="job-timeline" viewBox="0 0 {} {}" role="img" aria-label="{}">{}{}</svg>',
         int(WIDTH),
@@ -55,16 +55,16 @@ def _stretches(job: Job, end: datetime.datetime) -> list[tuple[str, str, datetim
     if begun is not None and job.state in ("scheduled", "ready"):
         # It ran before, and waits again.
         return [
-            ("tried", translate("earlier attempts"), job.created_at, min(job.run_at, begun)),
-            ("scheduled", translate("waits for its time"), begun, min(job.run_at, end)),
-            ("ready", translate("waits for a worker"), job.run_at, end),
+            ("tried", gettext("earlier attempts"), job.created_at, min(job.run_at, begun)),
+            ("scheduled", gettext("waits for its time"), begun, min(job.run_at, end)),
+            ("ready", gettext("waits for a worker"), job.run_at, end),
         ]
     first = job.run_at if job.lease <= 1 else job.created_at
     return [
-        ("scheduled", translate("waited for its time"), job.created_at, min(first, end)),
-        ("tried", translate("earlier attempts"), first, job.run_at),
-        ("ready", translate("waited for a worker"), max(job.run_at, job.created_at), begun or end),
-        ("running", translate("ran"), begun or end, end),
+        ("scheduled", gettext("waited for its time"), job.created_at, min(first, end)),
+        ("tried", gettext("earlier attempts"), first, job.run_at),
+        ("ready", gettext("waited for a worker"), max(job.run_at, job.created_at), begun or end),
+        ("running", gettext("ran"), begun or end, end),
     ]
 
 

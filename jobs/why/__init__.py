@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import uuid
 
-from django.utils.translation import gettext as translate
+from django.utils.translation import gettext
 
 from jobs.conf import conf
 from jobs.models import State
@@ -43,12 +43,12 @@ def unknown(key: uuid.UUID) -> Reason:
     aliases = ", ".join(conf().DATABASES)
     return Reason(
         "unknown",
-        translate(
+        gettext(
             "There is no such job in %(databases)s: the transaction that enqueued it was rolled back or is still open, "
             "the id is of a task that is no job, or the job ended long ago and was pruned."
         )
         % {"databases": aliases},
-        translate(
+        gettext(
             "Look for the id in the logs of the process that enqueued it; compare its DATABASE_URL with this one's."
         ),
         {"id": str(key), "databases": list(conf().DATABASES)},

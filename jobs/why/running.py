@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from django.db import connections
-from django.utils.translation import gettext as translate
+from django.utils.translation import gettext
 
 from jobs.conf import conf
 from jobs.times import duration
@@ -27,18 +27,16 @@ def _dead_worker(view: View) -> Iterator[Reason]:
         return
     others = [each.name for each in view.alive]
     if worker is None:
-        says = translate("The worker that runs it is not known any more.")
+        says = gettext("The worker that runs it is not known any more.")
         evidence: dict[str, object] = {"node": str(view.job.node_id)}
     else:
         silence = None if worker.silence == float("inf") else round(worker.silence, 3)
         evidence = {"node": str(worker.node.pk), "worker": worker.name, "silent_seconds": silence}
         if worker.node.dead_at is not None:
-            says = translate("The worker that ran it, %(worker)s, is dead since %(ago)s.")
+            says = gettext("The worker that ran it, %(worker)s, is dead since %(ago)s.")
             says %= {"worker": worker.name, "ago": view.ago(worker.node.dead_at)}
         else:
-            says = translate(
-                "The worker that ran it, %(worker)s, is silent since %(silence)s, and dead after %(dead)s."
-            )
+            says = gettext("The worker that ran it, %(worker)s, is silent since %(silence)s, and dead after %(dead)s.")
             says %= {
                 "worker": worker.name,
                 "silence": "?" if silence is None else duration(silence),
@@ -46,18 +44,16 @@ def _dead_worker(view: View) -> Iterator[Reason]:
             }
     evidence["others"] = others
     if others:
-        cure = translate("Another worker gives the job back by itself.")
+        cure = gettext("Another worker gives the job back by itself.")
     else:
-        cure = translate("No other worker is alive to give the job back: start one (celery -A proj worker).")
+        cure = gettext("No other worker is alive to give the job back: start one (celery -A proj worker).")
     yield Reason("node_dead", says, cure, evidence)
 
 
 def _asked_to_end(view: View) -> Iterator[Reason]:
     if (note := view.cancellation) is not None:
-        says = translate(
-            "It was asked to end %(ago)s ago (%(why)s), and has not come to a checkpoint or to its end yet."
-        )
-        cure = translate("Call self.checkpoint() in long bodies; a body that hangs ends with its time limit.")
+        says = gettext("It was asked to end %(ago)s ago (%(why)s), and has not come to a checkpoint or to its end yet.")
+        cure = gettext("Call self.checkpoint() in long bodies; a body that hangs ends with its time limit.")
         yield Reason("ending", says % {"ago": view.ago(note.at), "why": note.reason}, cure, {"at": note.at.isoformat()})
 
 
@@ -77,10 +73,10 @@ def _blocked(view: View) -> Iterator[Reason]:
     if found:
         pid, name, state, seconds = found[0]
         since = duration(float(seconds or 0.0))
-        says = translate(
+        says = gettext(
             "It waits for a lock of the database process %(pid)s (%(state)s, its transaction open since %(since)s)."
         )
-        cure = translate("SELECT * FROM pg_stat_activity WHERE pid = %s shows what that does.") % pid
+        cure = gettext("SELECT * FROM pg_stat_activity WHERE pid = %s shows what that does.") % pid
         evidence = {
             "pid": pid,
             "application": name,
@@ -93,7 +89,7 @@ def _blocked(view: View) -> Iterator[Reason]:
 
 def _calling(view: View) -> Iterator[Reason]:
     if (call := view.call) is not None:
-        says = translate("It makes the external call %(call)s, begun %(ago)s ago.")
+        says = gettext("It makes the external call %(call)s, begun %(ago)s ago.")
         yield Reason("calling", says % {"call": call, "ago": view.ago(call.created_at)}, "", {"call": str(call)})
 
 
@@ -101,7 +97,7 @@ def _running(view: View) -> Iterator[Reason]:
     worker, job = view.own_worker, view.job
     if worker is None or not worker.is_alive:
         return
-    says = translate(
+    says = gettext(
         "It runs since %(since)s on %(worker)s, whose last beat was %(silence)s ago (attempt %(lease)s)."
     ) % {
         "since": view.ago(job.started_at),
@@ -114,4 +110,4 @@ def _running(view: View) -> Iterator[Reason]:
         "seconds": round(view.since(job.started_at), 3),
         "silent_seconds": round(worker.silence, 3),
     }
-    yield Reason("running", says, translate("To end it: manage.py jobs cancel %s") % job.pk, evidence)
+    yield Reason("running", says, gettext("To end it: manage.py jobs cancel %s") % job.pk, evidence)

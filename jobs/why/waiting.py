@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from django.utils.translation import gettext as translate
-from django.utils.translation import ngettext
+from django.utils.translation import gettext, ngettext
 
 from jobs import publisher, strays
 from jobs.conf import conf
@@ -44,9 +43,9 @@ def _expired(view: View) -> Iterator[Reason]:
     if expires is not None and expires <= view.now:
         yield Reason(
             "expired",
-            translate("It expired %(ago)s ago, before a worker started it. It is cancelled instead of run.")
+            gettext("It expired %(ago)s ago, before a worker started it. It is cancelled instead of run.")
             % {"ago": view.ago(expires)},
-            translate("Enqueue it again, with a later expires=. The reasons below say what kept it."),
+            gettext("Enqueue it again, with a later expires=. The reasons below say what kept it."),
             {"expires_at": expires.isoformat()},
         )
 
@@ -56,11 +55,11 @@ def _not_adopted(view: View) -> Iterator[Reason]:
     if marked_as not in (None, really):
         yield Reason(
             "not_adopted",
-            translate(
+            gettext(
                 "The database is marked as another one (%(mark)s): a copy of it, or it was moved. Workers refuse it."
             )
             % {"mark": marked_as},
-            translate("If its jobs should run here: manage.py jobs adopt --dry-run"),
+            gettext("If its jobs should run here: manage.py jobs adopt --dry-run"),
             {"marked_as": marked_as, "is": really},
         )
 
@@ -74,35 +73,31 @@ def _own_time(view: View) -> Iterator[Reason]:
         when |= {"error": error["type"], "message": error["message"], "at": error["at"]}
     else:
         error = None
-    run = translate("Without waiting: manage.py jobs run %(id)s") % {"id": job.pk}
+    run = gettext("Without waiting: manage.py jobs run %(id)s") % {"id": job.pk}
     if error is None:
-        says = translate("It is scheduled, and runs in %(until)s.") % values
+        says = gettext("It is scheduled, and runs in %(until)s.") % values
         yield Reason("scheduled", says, run, when)
     elif error["message"].startswith((publisher.REFUSED, publisher.UNBUILT, publisher.FULL)):
-        says = translate("It cannot be published (%(error)s). It is tried again in %(until)s.") % values
-        yield Reason(
-            "unpublishable", says, translate("Look at its queue and exchange, and at CELERY_TASK_QUEUES."), when
-        )
+        says = gettext("It cannot be published (%(error)s). It is tried again in %(until)s.") % values
+        yield Reason("unpublishable", says, gettext("Look at its queue and exchange, and at CELERY_TASK_QUEUES."), when)
     elif _is_of_a_stray(view):
         # What one worker said of it.
         yield from _unknown_task(view)
-        says = translate("A worker could not run it (%(error)s). It is tried again in %(until)s.") % values
-        yield Reason("postponed", says, translate("Deploy the same code to all workers."), when)
+        says = gettext("A worker could not run it (%(error)s). It is tried again in %(until)s.") % values
+        yield Reason("postponed", says, gettext("Deploy the same code to all workers."), when)
     elif error["type"] == "Busy":
         yield from _locked(view)
-        says = (
-            translate("What it needs is busy (%(error)s). It tries again in %(until)s, and uses no attempt.") % values
-        )
+        says = gettext("What it needs is busy (%(error)s). It tries again in %(until)s, and uses no attempt.") % values
         yield Reason("busy", says, "", when)
     elif error["type"] == "Snooze":
-        says = translate("Its body asked for a later time (snooze number %(n)s). It runs in %(until)s.")
+        says = gettext("Its body asked for a later time (snooze number %(n)s). It runs in %(until)s.")
         yield Reason("snoozed", says % {**values, "n": job.snoozes}, run, {**when, "snoozes": job.snoozes})
     elif job.retries and error["type"] not in ("WorkerLostError", "NodeLost"):
-        says = translate("Its last run failed: %(error)s. Retry number %(n)s runs in %(until)s.")
-        cure = translate("If the cause is gone: manage.py jobs run %(id)s") % {"id": job.pk}
+        says = gettext("Its last run failed: %(error)s. Retry number %(n)s runs in %(until)s.")
+        cure = gettext("If the cause is gone: manage.py jobs run %(id)s") % {"id": job.pk}
         yield Reason("retry", says % {**values, "n": job.retries}, cure, {**when, "retries": job.retries})
     else:
-        says = translate("It was given back (%(error)s), and runs again in %(until)s.") % values
+        says = gettext("It was given back (%(error)s), and runs again in %(until)s.") % values
         counts = {name: getattr(job, name) for name in ("crashes", "node_losses", "snoozes", "retries")}
         yield Reason("given_back", says, run, {**when, **counts})
 
@@ -115,13 +110,13 @@ def _is_of_a_stray(view: View) -> bool:
 
 def _paused(view: View) -> Iterator[Reason]:
     if (pause := view.pause) is not None:
-        says = translate("The queue %(queue)s is paused since %(ago)s%(by)s%(why)s.") % {
+        says = gettext("The queue %(queue)s is paused since %(ago)s%(by)s%(why)s.") % {
             "queue": pause.queue,
             "ago": view.ago(pause.at),
-            "by": translate(", by %s") % pause.by if pause.by else "",
+            "by": gettext(", by %s") % pause.by if pause.by else "",
             "why": f": {pause.reason}" if pause.reason else "",
         }
-        cure = translate("manage.py jobs resume %(queue)s") % {"queue": pause.queue}
+        cure = gettext("manage.py jobs resume %(queue)s") % {"queue": pause.queue}
         yield Reason("queue_paused", says, cure, {"queue": pause.queue, "at": pause.at.isoformat(), "by": pause.by})
 
 
@@ -137,7 +132,7 @@ def _no_worker(view: View) -> Iterator[Reason]:
         "stopping": stopping,
         "silent": silent,
     }
-    cure = translate("celery -A proj worker -Q %(queue)s") % {"queue": queue}
+    cure = gettext("celery -A proj worker -Q %(queue)s") % {"queue": queue}
     if number := len(evidence["workers"]):
         text = ngettext(
             "%(number)s worker is alive, and it does not consume the queue %(queue)s.",
@@ -146,13 +141,13 @@ def _no_worker(view: View) -> Iterator[Reason]:
         )
         yield Reason("no_consumer", text % {"number": number, "queue": queue}, cure, evidence)
     elif stopping:
-        text = translate("No worker takes new jobs: %(stopping)s was told to stop.") % {"stopping": ", ".join(stopping)}
-        yield Reason("no_worker", text, translate("Start another: %s") % cure, evidence)
+        text = gettext("No worker takes new jobs: %(stopping)s was told to stop.") % {"stopping": ", ".join(stopping)}
+        yield Reason("no_worker", text, gettext("Start another: %s") % cure, evidence)
     elif silent:
-        text = translate("No worker is alive: %(silent)s went silent.") % {"silent": ", ".join(silent)}
-        yield Reason("no_worker", text, translate("Look at its machine, or start another: %s") % cure, evidence)
+        text = gettext("No worker is alive: %(silent)s went silent.") % {"silent": ", ".join(silent)}
+        yield Reason("no_worker", text, gettext("Look at its machine, or start another: %s") % cure, evidence)
     else:
-        yield Reason("no_worker", translate("No worker is alive."), cure, evidence)
+        yield Reason("no_worker", gettext("No worker is alive."), cure, evidence)
 
 
 def _unknown_task(view: View) -> Iterator[Reason]:
@@ -169,7 +164,7 @@ def _unknown_task(view: View) -> Iterator[Reason]:
     yield Reason(
         "unknown_task",
         text % {"number": len(workers), "task": job.task},
-        translate(
+        gettext(
             "Deploy the code that has it, and see that the worker imports it (autodiscover_tasks, imports). If it was "
             "renamed or removed: manage.py jobs cancel %(id)s"
         )
@@ -187,13 +182,13 @@ def _locked(view: View) -> Iterator[Reason]:
     if view.held_lock is None:
         return
     key, held = view.held_lock
-    holder = translate("the job %s") % held.job if held.job else translate("somebody who is no job")
-    until = "" if held.left is None else translate(", for %s more unless it is renewed") % duration(held.left)
+    holder = gettext("the job %s") % held.job if held.job else gettext("somebody who is no job")
+    until = "" if held.left is None else gettext(", for %s more unless it is renewed") % duration(held.left)
     yield Reason(
         "lock_held",
-        translate("The lock %(key)s is held by %(holder)s%(until)s. It tries again until that is free.")
+        gettext("The lock %(key)s is held by %(holder)s%(until)s. It tries again until that is free.")
         % {"key": repr(key), "holder": holder, "until": until},
-        translate("manage.py jobs why %s") % held.job if held.job else "",
+        gettext("manage.py jobs why %s") % held.job if held.job else "",
         {"lock": key, "job": held.job and str(held.job), "seconds": held.left},
     )
 
@@ -207,9 +202,9 @@ def _on_its_way(view: View) -> Iterator[Reason]:
     since = view.since(job.dispatched_at)
     evidence: dict[str, Any] = {"published_seconds": round(since, 3), "republished": job.republished}
     if view.trouble:
-        says = translate("It was published %(ago)s ago, and the broker cannot be reached from here: %(trouble)s.")
+        says = gettext("It was published %(ago)s ago, and the broker cannot be reached from here: %(trouble)s.")
         says %= {"ago": view.ago(job.dispatched_at), "trouble": view.trouble}
-        yield Reason("broker_down", says, translate("Look at the broker."), {**evidence, "trouble": view.trouble})
+        yield Reason("broker_down", says, gettext("Look at the broker."), {**evidence, "trouble": view.trouble})
         return
     slots = sum(worker.node.concurrency or 0 for worker in view.consumers)
     evidence |= {"messages": view.depth, "running": view.running, "processes": slots}
@@ -220,15 +215,15 @@ def _on_its_way(view: View) -> Iterator[Reason]:
         "slots": slots or "?",
     }
     if view.depth == 0 and since > conf().GRACE:
-        says = translate("It was published %(ago)s ago, and its queue is empty: the message seems lost.") % values
-        cure = translate("The relay publishes it again by itself; without waiting: manage.py jobs run %s") % job.pk
+        says = gettext("It was published %(ago)s ago, and its queue is empty: the message seems lost.") % values
+        cure = gettext("The relay publishes it again by itself; without waiting: manage.py jobs run %s") % job.pk
         yield Reason("message_lost", says, cure, evidence)
         return
-    says = translate(
+    says = gettext(
         "It was published %(ago)s ago and waits for its turn: %(messages)s messages are in its queue, %(running)s of "
         "its jobs run, on %(slots)s processes."
     )
-    cure = translate("If that takes too long: more workers, or more processes (--concurrency).")
+    cure = gettext("If that takes too long: more workers, or more processes (--concurrency).")
     yield Reason("in_line", says % values, cure if view.consumers else "", evidence)
 
 
@@ -240,18 +235,18 @@ def _unpublished(view: View) -> Iterator[Reason]:
     trouble = next(iter(troubles.values()), view.trouble)
     values = {"ago": view.ago(job.run_at), "trouble": trouble}
     if trouble:
-        says = translate("It is due since %(ago)s, and the relay cannot publish it: %(trouble)s.") % values
-        cure = translate("Look at the broker: as soon as it answers, the relay goes on by itself.")
+        says = gettext("It is due since %(ago)s, and the relay cannot publish it: %(trouble)s.") % values
+        cure = gettext("Look at the broker: as soon as it answers, the relay goes on by itself.")
         yield Reason("relay_stuck", says, cure, evidence)
     elif late > conf().RELAY_INTERVAL + 3 * LONGEST_TICK:
-        says = translate("It is due since %(ago)s, and no relay has published it.") % values
-        cure = translate(
+        says = gettext("It is due since %(ago)s, and no relay has published it.") % values
+        cure = gettext(
             "Every worker relays; look at their logs. By hand: manage.py jobs relay --once. With very many due jobs "
             "let manage.py jobs relay run on its own."
         )
         yield Reason("relay_behind", says, cure, evidence)
     else:
-        says = translate("It is due since %(ago)s, and published by the relay in a moment.") % values
+        says = gettext("It is due since %(ago)s, and published by the relay in a moment.") % values
         yield Reason("due", says, "", evidence)
 
 
@@ -266,9 +261,9 @@ def misfit(view: View) -> Iterator[Reason]:
     except TypeError as exc:
         yield Reason(
             "old_signature",
-            translate("Its arguments do not fit the task as it is now, %(task)s%(signature)s: %(error)s.")
+            gettext("Its arguments do not fit the task as it is now, %(task)s%(signature)s: %(error)s.")
             % {"task": view.job.task, "signature": signature, "error": exc},
-            translate(
+            gettext(
                 "Let the task take the old arguments as well until no such job is left (a default for what is new), "
                 "deploy, and retry: manage.py jobs retry %s"
             )
