@@ -11,6 +11,7 @@ from typing import Any
 
 from django.db.models import Count, DurationField, ExpressionWrapper, F, Max, Q, QuerySet
 from django.db.models.functions import Now
+from django.utils.translation import gettext, ngettext
 
 from jobs import databases, instance
 from jobs.conf import conf
@@ -163,26 +164,38 @@ def remarks(found: dict[str, Any]) -> Iterator[str]:
     """What should not be so."""
     for alias, mark in found["databases"].items():
         if not mark["adopted"]:
-            yield (
-                f"the database {alias!r} is marked as another one, {mark['marked_as']!r}, and it is {mark['is']!r}: "
-                "workers refuse it until `manage.py jobs adopt`"
+            says = gettext(
+                "the database %(database)r is marked as another one, %(mark)r, and it is %(is)r: workers refuse it "
+                "until `manage.py jobs adopt`"
             )
+            yield says % {"database": alias, "mark": mark["marked_as"], "is": mark["is"]}
     for name, queue in found["queues"].items():
-        waited = queue["oldest_ready_seconds"]
+        waited, workers = queue["oldest_ready_seconds"], queue["workers"]
         if queue["paused"]:
-            yield f"{name}: is paused; manage.py jobs resume {name}"
+            yield gettext("%(queue)s: is paused; manage.py jobs resume %(queue)s") % {"queue": name}
             continue
         if waited is None or waited < conf().GRACE:
             continue
-        says = f"{name}: the oldest ready job has waited {duration(waited)}"
-        count = queue["workers"]
-        consumers = f"{count} workers consume" if count > 1 else "1 worker consumes"
-        if not count:
-            yield f"{says}, and no worker consumes its queue"
+        if not workers:
+            says = gettext("%(queue)s: the oldest ready job has waited %(time)s, and no worker consumes its queue")
         elif not queue["running"]:
-            yield f"{says} although {consumers} its queue, and none of its jobs is running"
+            says = ngettext(
+                "%(queue)s: the oldest ready job has waited %(time)s although %(workers)s worker consumes its queue, "
+                "and none of its jobs is running",
+                "%(queue)s: the oldest ready job has waited %(time)s although %(workers)s workers consume its queue, "
+                "and none of its jobs is running",
+                workers,
+            )
         else:
-            yield f"{says}; {consumers} its queue ({queue['running']} running)"
+            says = ngettext(
+                "%(queue)s: the oldest ready job has waited %(time)s; %(workers)s worker consumes its queue "
+                "(%(running)s running)",
+                "%(queue)s: the oldest ready job has waited %(time)s; %(workers)s workers consume its queue "
+                "(%(running)s running)",
+                workers,
+            )
+        yield says % {"queue": name, "time": duration(waited), "workers": workers, "running": queue["running"]}
     for node in found["nodes"]:
         if node["relay_error"]:
-            yield f"{node['hostname']} ({node['id'][:8]}) cannot publish: {node['relay_error']}"
+            values = {"host": node["hostname"], "id": node["id"][:8], "error": node["relay_error"]}
+            yield gettext("%(host)s (%(id)s) cannot publish: %(error)s") % values

@@ -15,6 +15,7 @@ import kombu.compression
 from celery.utils.functional import maybe_list
 from celery.utils.time import maybe_iso8601
 from django.utils import timezone
+from django.utils.translation import gettext
 from kombu.common import Broadcast
 
 from jobs import lifecycle, tracing
@@ -244,9 +245,11 @@ def rerouted(app: Celery, job: Job, queue: str) -> dict[str, Any]:
     try:
         entity = app.amqp.queues[queue]
     except KeyError:
-        raise ValueError(f"the app knows no queue {queue!r}; known are: {', '.join(sorted(app.amqp.queues))}") from None
+        says = gettext("the app knows no queue %(queue)r; known are: %(known)s")
+        raise ValueError(says % {"queue": queue, "known": ", ".join(sorted(app.amqp.queues))}) from None
     if isinstance(entity, Broadcast):
-        raise ValueError(f"{queue!r} is a broadcast: each of its workers would be handed the job")
+        says = gettext("%(queue)r is a broadcast: each of its workers would be handed the job")
+        raise ValueError(says % {"queue": queue})
     if entity.exchange.type in (None, "direct"):
         address = {"exchange": "", "routing_key": entity.name}
     else:

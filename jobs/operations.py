@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import copy
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 from django.db import transaction
+from django.utils.text import format_lazy
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from jobs import history, lifecycle, message
+from jobs import history, lifecycle, message, unique
 from jobs.arguments import scrub
 from jobs.conf import conf
 from jobs.errors import UniqueBusy, UniqueTaken
@@ -27,8 +28,14 @@ from jobs.queues import MAX_NAME
 @dataclass(frozen=True, slots=True)
 class Outcome:
     is_done: bool
-    #: What to say about it.
-    says: str
+    #: What to say about it, lazily translated.
+    text: Any
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def says(self) -> str:
+        """In the language that is active by then."""
+        return str(self.text) % self.values
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +47,7 @@ class By:
 
 
 class Refused(Exception):
-    """The job's state would allow it, and something else does not."""
+    """The job's state would allow it, and something else does not; says what, in the reader's language."""
 
 
 class Operation:
@@ -50,12 +57,14 @@ class Operation:
     label: Any
     #: Who may do it: the codename, in this app.
     permission: str
-    #: For "128 retried".
-    participle: Any
+    #: For "128 retried"; of what needs to be told something, by :meth:`told`.
+    participle: Any = ""
     #: The states out of which it is possible.
     states: tuple[State, ...]
     #: Those that are meant if nobody names a state.
     meant: tuple[State, ...]
+    #: To say of a job in none of these states.
+    otherwise: Any
     #: What it needs to be told, for a form; None: nothing. It comes by :meth:`told`.
     asks: ClassVar[Any] = None
     value: str = ""
@@ -77,23 +86,25 @@ class Operation:
             if (state := now.first()) is None:
                 continue
             if state in self.states and dry_run:
-                values = {"participle": self.participle, "state": state}
-                return Outcome(True, gettext("would be %(participle)s (is %(state)s)") % values)
+                return Outcome(True, _("would be %(participle)s (is %(state)s)"), self._values(state))
             try:
                 if state in self.states and self._noted(key, alias, by, self._change):
-                    values = {"participle": self.participle, "state": state}
-                    return Outcome(True, gettext("%(participle)s (was %(state)s)") % values)
+                    return Outcome(True, _("%(participle)s (was %(state)s)"), self._values(state))
             except (UniqueTaken, UniqueBusy, Refused) as exc:
-                return Outcome(False, gettext("is %(state)s, and stays: %(why)s") % {"state": state, "why": exc})
+                values = {**self._values(state), "why": _why(exc, key, alias)}
+                return Outcome(False, _("is %(state)s, and stays: %(why)s"), values)
             # Race: somebody else was faster. The answer is what the row says now.
             return self._otherwise(key, alias, now.first() or state, by, dry_run)
-        return Outcome(False, gettext("is unknown"))
+        return Outcome(False, _("is unknown"))
 
     def _change(self, key: uuid.UUID, using: str, by: By) -> bool:
         raise NotImplementedError
 
     def _otherwise(self, key: uuid.UUID, using: str, state: str, by: By, dry_run: bool) -> Outcome:
-        return Outcome(False, gettext("is %(state)s: nothing to %(verb)s") % {"state": state, "verb": self.name})
+        return Outcome(False, self.otherwise, self._values(state))
+
+    def _values(self, state: str) -> dict[str, Any]:
+        return {"participle": self.participle, "state": dict(State.choices).get(state, state)}
 
     def _noted(self, key: uuid.UUID, using: str, by: By, change: Callable[[uuid.UUID, str, By], bool]) -> bool:
         with transaction.atomic(using=using):
@@ -111,6 +122,7 @@ class Retry(Operation):
     participle = _("retried")
     states = (State.FAILED, State.CANCELLED)
     meant = (State.FAILED,)
+    otherwise = _("is %(state)s: nothing to retry")
 
     def _change(self, key: uuid.UUID, using: str, by: By) -> bool:
         return lifecycle.replay(key, using)
@@ -123,6 +135,7 @@ class Cancel(Operation):
     participle = _("cancelled")
     states = (State.SCHEDULED, State.READY)
     meant = (State.SCHEDULED, State.READY, State.RUNNING)
+    otherwise = _("is %(state)s: nothing to cancel")
 
     def _change(self, key: uuid.UUID, using: str, by: By) -> bool:
         return lifecycle.cancel(key, using, why=_because(by))
@@ -131,9 +144,9 @@ class Cancel(Operation):
         if state != State.RUNNING:
             return super()._otherwise(key, using, state, by, dry_run)
         if dry_run:
-            return Outcome(True, gettext("would be asked to end (is running)"))
+            return Outcome(True, _("would be asked to end (is running)"))
         if self._noted(key, using, by, self._ask):
-            return Outcome(True, gettext("asked to end at its next checkpoint or at its end (is running)"))
+            return Outcome(True, _("asked to end at its next checkpoint or at its end (is running)"))
         # Race: it has just ended, or waits again.
         return self.attempt(key, by)
 
@@ -148,16 +161,15 @@ class RunNow(Operation):
     participle = _("made due")
     states = (State.SCHEDULED, State.READY)
     meant = (State.SCHEDULED,)
+    otherwise = _("is %(state)s: it does not wait")
 
     def _change(self, key: uuid.UUID, using: str, by: By) -> bool:
         return lifecycle.run_now(key, using)
 
     def _otherwise(self, key: uuid.UUID, using: str, state: str, by: By, dry_run: bool) -> Outcome:
         if state in (State.FAILED, State.CANCELLED):
-            says = gettext("is %(state)s: it does not wait; retry it")
-        else:
-            says = gettext("is %(state)s: it does not wait")
-        return Outcome(False, says % {"state": state})
+            return Outcome(False, _("is %(state)s: it does not wait; retry it"), self._values(state))
+        return super()._otherwise(key, using, state, by, dry_run)
 
 
 class Move(Operation):
@@ -166,6 +178,7 @@ class Move(Operation):
     permission = "change_job"
     states = (State.SCHEDULED, State.READY)
     meant = states
+    otherwise = _("is %(state)s: nothing to move")
     asks = _("To which queue:")
     is_apart = True
 
@@ -173,7 +186,7 @@ class Move(Operation):
         name = value.strip()
         if not 0 < len(name) <= MAX_NAME or "\0" in name:
             raise ValueError(gettext("Name a queue, in 1 to %(number)s characters.") % {"number": MAX_NAME})
-        return _with(self, name, gettext("moved to %(queue)s") % {"queue": name})
+        return _with(self, name, format_lazy(_("moved to {queue}"), queue=name))
 
     def _change(self, key: uuid.UUID, using: str, by: By) -> bool:
         return lifecycle.redirect(key, using, self._columns)
@@ -181,7 +194,7 @@ class Move(Operation):
     def _columns(self, job: Job) -> dict[str, Any]:
         app = celery_app()
         if app is None:
-            raise Refused("no Celery app is known here, which would say how a message comes to that queue")
+            raise Refused(gettext("no Celery app is known here, which would say how a message comes to that queue"))
         try:
             return {"queue": self.value, "options": message.rerouted(app, job, self.value)}
         except ValueError as exc:
@@ -194,6 +207,7 @@ class Prioritize(Operation):
     permission = "change_job"
     states = (State.SCHEDULED, State.READY)
     meant = states
+    otherwise = _("is %(state)s: nothing to prioritize")
     asks = _("Priority (0 to 255; whether more is first, the broker decides):")
     is_apart = True
 
@@ -203,7 +217,7 @@ class Prioritize(Operation):
             raise ValueError(
                 gettext("A priority is a whole number from 0 to 255, and not %(value)r.") % {"value": value}
             )
-        return _with(self, str(int(number)), gettext("given priority %(number)s") % {"number": int(number)})
+        return _with(self, str(int(number)), format_lazy(_("given priority {number}"), number=int(number)))
 
     def _change(self, key: uuid.UUID, using: str, by: By) -> bool:
         return lifecycle.redirect(key, using, self._columns)
@@ -221,12 +235,15 @@ class Delete(Operation):
     is_apart = True
     states = ENDED
     meant = ENDED
+    otherwise = _("is %(state)s: nothing to delete")
 
     def _change(self, key: uuid.UUID, using: str, by: By) -> bool:
         if history.delete(key, using):
             return True
         if history.is_kept(key, using):
-            raise Refused("a marker points at it, so that its result is replayed; prune deletes both when it expires")
+            raise Refused(
+                gettext("a marker points at it, so that its result is replayed; prune deletes both when it expires")
+            )
         return False
 
     def _noted(self, key: uuid.UUID, using: str, by: By, change: Callable[[uuid.UUID, str, By], bool]) -> bool:
@@ -234,7 +251,17 @@ class Delete(Operation):
         return change(key, using, by)
 
 
-def _with(operation: Any, value: str, participle: str) -> Any:
+def _why(exc: Exception, key: uuid.UUID, using: str) -> str:
+    """What stood in the way, in the reader's language."""
+    job = Job.objects.using(using).filter(pk=key).first() if isinstance(exc, UniqueTaken) else None
+    if job is not None:
+        return unique.describe(job, gettext)
+    if isinstance(exc, UniqueBusy):
+        return gettext("another transaction is about to take its unique key; try again in a moment")
+    return str(exc)
+
+
+def _with(operation: Any, value: str, participle: Any) -> Any:
     told = copy.copy(operation)
     told.value, told.participle = value, participle
     return told

@@ -7,6 +7,8 @@ and expire, as before.
 
 from __future__ import annotations
 
+from django.utils.translation import gettext
+
 from jobs.arguments import scrub
 from jobs.conf import conf
 from jobs.models import Pause
@@ -25,7 +27,8 @@ def pause(queue: str, by: str = "", reason: str = "") -> bool:
         ValueError: no such queue can be.
     """
     if not 0 < len(queue) <= MAX_NAME or "\0" in queue:
-        raise ValueError(f"the name of a queue has 1 to {MAX_NAME} characters, none of them NUL")
+        says = gettext("the name of a queue has 1 to %(number)s characters, none of them NUL")
+        raise ValueError(says % {"number": MAX_NAME})
     row = {"by": scrub(by, 150), "reason": scrub(reason, 1000)}
     done = [Pause.objects.using(alias).get_or_create(pk=queue, defaults=row)[1] for alias in conf().DATABASES]
     return any(done)

@@ -16,6 +16,7 @@ from django.db.models.functions import Cast
 from django.db.models.lookups import IContains
 from django.utils import timezone
 from django.utils.dateparse import parse_date, parse_datetime
+from django.utils.translation import gettext
 
 from jobs.arguments import parse_uuid
 from jobs.conf import conf
@@ -27,6 +28,16 @@ _AGE = re.compile(r"(\d+(?:\.\d+)?) ?(s|min|m|h|d|w)")
 
 #: In how many jobs, the newest of those that fit otherwise, the arguments are searched.
 SEARCHED = 10_000
+
+
+class Unreadable(ValueError):
+    """What somebody wrote for a field of :class:`Selection` cannot be."""
+
+    def __init__(self, field: str, why: str) -> None:
+        super().__init__(f"{field}: {why}")
+        self.field = field
+        #: What it should be; in the reader's language.
+        self.why = why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,18 +68,18 @@ class Selection:
         """Out of what people wrote; empty is not given.
 
         Raises:
-            ValueError: one of them cannot be; says which, and what it should be.
+            Unreadable: one of them cannot be; says which, and what it should be.
         """
         values: dict[str, Any] = {}
         for name in FIELDS:
             text = (given.get(name) or "").strip()
             if "\0" in text:
-                raise ValueError(f"{name}: no text with a NUL fits anything")
+                raise Unreadable(name, gettext("no text with a NUL fits anything"))
             try:
                 if text:
                     values[name] = READERS.get(name, str)(text)
             except ValueError as exc:
-                raise ValueError(f"{name}: {exc}") from exc
+                raise Unreadable(name, str(exc)) from exc
         return cls(states=states, **values)
 
     def rows(self, using: str) -> QuerySet[Job]:
@@ -166,16 +177,24 @@ def moment(text: str) -> datetime.datetime:
         try:
             return timezone.now() - datetime.timedelta(seconds=float(number) * _UNITS[unit])
         except OverflowError:
-            raise ValueError(f"{text!r} is before all time") from None
+            raise ValueError(gettext("%(text)r is before all time") % {"text": text}) from None
     try:
         day = parse_date(text.strip())
         value = datetime.datetime.combine(day, datetime.time()) if day else parse_datetime(text.strip())
     except ValueError:
         value = None
     if value is None:
-        raise ValueError(f"{text!r} is no moment: write 90min, 2h, 7d, 2026-11-21 or '2026-11-21 14:30'")
+        says = gettext("%(text)r is no moment: write 90min, 2h, 7d, 2026-11-21 or '2026-11-21 14:30'")
+        raise ValueError(says % {"text": text})
     return value if timezone.is_aware(value) else timezone.make_aware(value)
 
 
+def _id(text: str) -> uuid.UUID:
+    key = parse_uuid(text)
+    if key is None:
+        raise ValueError(gettext("%(text)r is no ID of a job (a UUID)") % {"text": text})
+    return key
+
+
 #: How what is not just a text is read.
-READERS: dict[str, Callable[[str], Any]] = {"since": moment, "until": moment, "parent": uuid.UUID}
+READERS: dict[str, Callable[[str], Any]] = {"since": moment, "until": moment, "parent": _id}

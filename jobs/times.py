@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from django.utils.formats import number_format
+
 
 def duration(seconds: float) -> str:
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.1f} s"
+            return f"{number_format(seconds / size, 1)} {unit}"
+    return f"{number_format(seconds, 1)} s"

@@ -8,16 +8,24 @@ order would wait for each other, perhaps in a web request.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from django.db import IntegrityError, OperationalError, connections
 from django.db.models.functions import Now
+from django.utils.translation import gettext_noop
 
 from jobs import databases
 from jobs.conf import conf
 from jobs.errors import UniqueBusy
 from jobs.models import UNIQUE, Job
+
+TAKEN = gettext_noop(
+    "%(who)s has the unique key %(key)r and does the same work: there is nothing to do, or replay this one when that "
+    "has ended"
+)
+HOLDER = gettext_noop("the job %(id)s (%(state)s)")
+NO_LONGER = gettext_noop("another job")
 
 #: How often an INSERT is repeated that met a job which was gone the next moment.
 TRIES = 10
@@ -61,14 +69,15 @@ def insert(jobs: Sequence[Job], using: str, batch_size: int | None) -> list[Job]
     raise UniqueBusy(f"the jobs of the key {job.unique_key!r} come and go too fast; try again")
 
 
-def describe(job: Job) -> str:
-    """Why a job cannot wait again, and what to do."""
+def describe(job: Job, say: Callable[[str], str] = str) -> str:
+    """Why a job cannot wait again, and what to do.
+
+    Parameters:
+        say: gettext, for a reader. What is stored is English.
+    """
     holder = next(iter(_holders([job], str(job._state.db))), None)
-    who = f"the job {holder.pk} ({holder.state})" if holder is not None else "another job"
-    return (
-        f"{who} has the unique key {job.unique_key!r} and does the same work: there is nothing to do, or replay this "
-        "one when that has ended"
-    )
+    who = say(NO_LONGER) if holder is None else say(HOLDER) % {"id": holder.pk, "state": say(holder.state)}
+    return say(TAKEN) % {"who": who, "key": job.unique_key}
 
 
 def _same_task(job: Job, holder: Job) -> Job:

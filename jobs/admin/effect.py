@@ -135,15 +135,16 @@ class EffectAdmin(ReadOnlyAdmin):
             said = gettext("The answer is not JSON, and nothing was changed: %(error)s")
             self.message_user(request, said % {"error": exc}, messages.ERROR)
             return
-        said = gettext("Said that it happened; the answer: %(answer)s") % {"answer": json.dumps(answer)}
+        said = f"Said that it happened; the answer: {json.dumps(answer)}"
         self._say(request, queryset, lambda row: effects.happened(row.pk, queryset.db, answer), said)
 
     @admin.action(permissions=["settle"], description=_("It did not happen: the job makes the call"))
     def mark_not_happened(self, request: HttpRequest, queryset: QuerySet[Effect]) -> None:
-        said = gettext("Said that it did not happen")
+        said = "Said that it did not happen"
         self._say(request, queryset, lambda row: effects.did_not_happen(row.pk, queryset.db), said)
 
     def _say(self, request: HttpRequest, queryset: QuerySet[Effect], say: Callable[[Effect], bool], said: str) -> None:
+        """``said``: for the log, which is English, as all that is stored."""
         done: list[str] = []
         refused: list[str] = []
         for row in queryset:

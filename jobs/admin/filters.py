@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy as _
 
 from jobs.conf import conf
 from jobs.models import Job
-from jobs.selection import FIELDS, Selection
+from jobs.selection import FIELDS, Selection, Unreadable
 
 LABELS = {
     "task": (_("Task"), "shop.tasks.*"),
@@ -56,8 +56,8 @@ class Narrow(ListFilter):
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
         try:
             return Selection.of(self.asked).narrow(queryset)
-        except ValueError as exc:
-            messages.error(request, str(exc))
+        except Unreadable as exc:
+            messages.error(request, f"{LABELS[exc.field][0]}: {exc.why}")
             return queryset.none()
 
     def choices(self, changelist: Any) -> Iterator[dict[str, Any]]:

@@ -15,6 +15,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import path, reverse
 from django.utils.dateparse import parse_datetime
+from django.utils.formats import number_format
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext
@@ -111,7 +112,7 @@ class JobAdmin(ReadOnlyAdmin):
             view, context["reasons"] = why.explain(obj.pk)
             context["related"] = view and related(request, view)
             context["operations"] = operate.possible(request, obj)
-            context["actions_done"] = Action.objects.using(obj._state.db).filter(job=obj.pk).order_by("pk")
+            context["actions_done"] = actions_done(obj)
         return super().render_change_form(request, context, add, change, form_url, obj)
 
     @admin.display(description=_("ID"))
@@ -215,10 +216,17 @@ def times(job: Job) -> list[dict[str, Any]]:
     shown = []
     previous: datetime.datetime | None = None
     for at, label in known:
-        after = None if previous is None else f"{(at - previous).total_seconds():.3f}"
+        after = None if previous is None else number_format((at - previous).total_seconds(), 3)
         shown.append({"label": label, "at": moment(at), "after": after})
         previous = at
     return shown
+
+
+def actions_done(job: Job) -> list[dict[str, Any]]:
+    """What people did to it; the row says it in English, and the button in the reader's language."""
+    rows = Action.objects.using(job._state.db).filter(job=job.pk).order_by("pk")
+    labels = {name: operation.label for name, operation in OPERATIONS.items()}
+    return [{"at": row.at, "what": labels.get(row.what, row.what), "by": row.by, "why": row.why} for row in rows]
 
 
 def error(entry: Any) -> dict[str, Any] | None:

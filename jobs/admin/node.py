@@ -14,6 +14,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import pgettext_lazy
 
 from jobs import census
 from jobs.admin.readonly import NOTHING, ReadOnlyAdmin, moment
@@ -105,7 +106,7 @@ class NodeAdmin(ReadOnlyAdmin):
         silence = node.worker.silence
         return gettext("%(time)s ago") % {"time": duration(silence)} if math.isfinite(silence) else NOTHING
 
-    @admin.display(description=_("running"))
+    @admin.display(description=pgettext_lazy("how many jobs", "running"))
     def running(self, node: Any) -> SafeString:
         url = reverse(f"admin:{Job._meta.app_label}_job_changelist")
         return format_html('<a href="{}?state__exact=running&amp;node={}">{}</a>', url, node.pk, node.running)

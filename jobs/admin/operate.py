@@ -19,6 +19,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
+from django.utils import translation
 from django.utils.translation import gettext, ngettext
 
 from jobs.arguments import scrub
@@ -94,7 +95,9 @@ def _attempt(admin: Any, request: HttpRequest, operation: Operation, job: Job) -
     with transaction.atomic():
         outcome = operation.attempt(job.pk, by)
         if outcome.is_done:
-            said = f"{operation.label}: {outcome.says}" + (f" ({by.why})" if by.why else "")
+            # English, as all that is stored.
+            with translation.override(None):
+                said = f"{operation.label}: {outcome.says}" + (f" ({by.why})" if by.why else "")
             admin.log_change(request, job, said)
     return outcome
 

@@ -78,7 +78,7 @@ def _lock(view: View) -> str:
     if held.job is None:
         return gettext("%(key)s: held by a process that is no job") % {"key": key} + left
     name = format_html('<a href="{}">{}</a>', job_url(held.job), held.job)
-    return format_html(gettext("{}: held by the job {}{}"), key, name, left)
+    return format_html(gettext("{key}: held by the job {job}{left}"), key=key, job=name, left=left)
 
 
 def effect_badge(row: Effect) -> SafeString:

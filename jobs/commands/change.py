@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from django.core.management.base import CommandError
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 
 from jobs.commands.base import AS_JSON, DRY_RUN, Option, Subcommand, me, option
 from jobs.models import State
@@ -90,13 +92,13 @@ class Change(Subcommand):
             try:
                 key = uuid.UUID(text)
             except ValueError:
-                yield text, Outcome(False, "is no valid UUID")
+                yield text, Outcome(False, _("is no valid UUID"))
             else:
                 yield text, self.told.attempt(key, by, dry_run)
 
     def _fitting(self, selection: Selection, by: By, dry_run: bool) -> Iterator[tuple[str, Outcome]]:
         total, said = selection.count(), time.monotonic()
-        for number, (key, _) in enumerate(selection, 1):
+        for number, (key, _alias) in enumerate(selection, 1):
             yield str(key), self.told.attempt(key, by, dry_run)
             if time.monotonic() - said > PROGRESS:
                 said = time.monotonic()
@@ -117,10 +119,17 @@ class Change(Subcommand):
         if as_json:
             self.say_json({"dry_run": dry_run, "done": counts[True], "refused": refused})
         elif not one_by_one:
-            self.say(f"{counts[True]} {'would be ' if dry_run else ''}{participle}, {counts[False]} refused")
+            if dry_run:
+                says = gettext("%(done)s would be %(participle)s, %(refused)s refused")
+            else:
+                says = gettext("%(done)s %(participle)s, %(refused)s refused")
+            self.say(says % {"done": counts[True], "participle": participle, "refused": counts[False]})
         if counts[False]:
-            verb = "would" if dry_run else "could"
-            raise CommandError(f"{counts[False]} of {counts.total()} {verb} not be {participle}.")
+            if dry_run:
+                says = gettext("%(number)s of %(total)s would not be %(participle)s.")
+            else:
+                says = gettext("%(number)s of %(total)s could not be %(participle)s.")
+            raise CommandError(says % {"number": counts[False], "total": counts.total(), "participle": participle})
 
 
 class Retry(Change):

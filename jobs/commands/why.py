@@ -6,8 +6,10 @@ import uuid
 from typing import Any
 
 from django.core.management.base import CommandError
+from django.utils.translation import gettext
 
 from jobs.commands.base import AS_JSON, Subcommand, option
+from jobs.models import State
 from jobs.why import View, explain
 from jobs.why.reason import Reason
 
@@ -26,19 +28,21 @@ class Why(Subcommand):
         try:
             key = uuid.UUID(id)
         except ValueError:
-            raise CommandError(f"{id!r} is no valid UUID: give the job's id as delay() returned it.") from None
+            says = gettext("%(id)r is no valid UUID: give the job's id as delay() returned it.")
+            raise CommandError(says % {"id": id}) from None
         view, reasons = explain(key)
         if as_json:
             self.say_json(as_dict(key, view, reasons))
         else:
             self._write(key, view, reasons)
         if view is None:
-            raise CommandError(f"There is no job {key}.")
+            raise CommandError(gettext("There is no job %(id)s.") % {"id": key})
 
     def _write(self, key: uuid.UUID, view: View | None, reasons: list[Reason]) -> None:
         if view is not None:
             job = view.job
-            self.say(f"{job.task}[{key}] {self.style.WARNING(job.state)}, queue {job.queue}")
+            state = self.style.WARNING(str(dict(State.choices).get(job.state, job.state)))
+            self.say(f"{job.task}[{key}] {state}, {gettext('queue')} {job.queue}")
         for number, reason in enumerate(reasons, 1):
             says = self.style.MIGRATE_HEADING(reason.says) if number == 1 else reason.says
             self.say(f"{number}. {says}")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from django.db import Error, ProgrammingError
 from django.db.models import Count, QuerySet
+from django.utils.translation import gettext
 
 from jobs import databases
 from jobs.conf import conf
@@ -84,7 +85,7 @@ def verify(*, everything: bool = False, patient: bool = True, tell: Callable[[st
     """
     view = _look()
     every: tuple[Shape | Rule, ...] = (*SHAPES, *RULES)
-    findings = {each.id: Finding(each.id, each.says) for each in every}
+    findings = {each.id: Finding(each.id, str(each.says)) for each in every}
     for alias in conf().DATABASES:
         with _asking(alias):
             _hold_shapes(alias, findings, everything)
@@ -121,8 +122,13 @@ def _asking(alias: str) -> Iterator[None]:
     except Error as exc:
         text = str(exc).strip()
         is_empty = isinstance(exc, ProgrammingError) or "no such" in text
-        cure = " (not migrated? run manage.py migrate)" if is_empty else ""
-        raise Unverifiable(f"the database {alias!r} cannot be verified: {text}{cure}") from exc
+        if is_empty:
+            says = gettext(
+                "the database %(database)r cannot be verified: %(error)s (not migrated? run manage.py migrate)"
+            )
+        else:
+            says = gettext("the database %(database)r cannot be verified: %(error)s")
+        raise Unverifiable(says % {"database": alias, "error": text}) from exc
 
 
 def _hold(finding: Finding, rule: Rule, view: View, alias: str) -> None:

@@ -7,6 +7,7 @@ from operator import or_
 
 from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.db.models.functions import Now
+from django.utils.translation import gettext_lazy as _
 
 from jobs import databases
 from jobs.companion import PRUNE_BUDGET
@@ -94,7 +95,7 @@ def _hidden(view: View, using: str) -> Rows:
 RULES = (
     Rule(
         id="due-published",
-        says="a job that is due is published",
+        says=_("a job that is due is published"),
         broken=lambda view, using: _due(using, relay_bound()),
         waiting=lambda view, using: _due(using, 0.0),
         bound=relay_bound,
@@ -102,7 +103,7 @@ RULES = (
     ),
     Rule(
         id="lost-published-again",
-        says="a published job that did not start is published again when its queue is empty",
+        says=_("a published job that did not start is published again when its queue is empty"),
         broken=_lost,
         waiting=_not_started,
         bound=republish_bound,
@@ -110,21 +111,21 @@ RULES = (
     ),
     Rule(
         id="expired-cancelled",
-        says="a job that was not started before it expired is cancelled",
+        says=_("a job that was not started before it expired is cancelled"),
         broken=lambda view, using: _expired(using, relay_bound()),
         waiting=lambda view, using: _expired(using, 0.0),
         bound=relay_bound,
     ),
     Rule(
         id="cancellation-heeded",
-        says="a job that was asked to end while it ran does not wait to run again",
+        says=_("a job that was asked to end while it ran does not wait to run again"),
         broken=lambda view, using: _noted(using, relay_bound()),
         waiting=lambda view, using: _noted(using, 0.0),
         bound=relay_bound,
     ),
     Rule(
         id="messages-come-back",
-        says="a message of the jobs:// broker that a worker holds is hidden for a few seconds at a time",
+        says=_("a message of the jobs:// broker that a worker holds is hidden for a few seconds at a time"),
         broken=_hidden,
         at_home=True,
     ),

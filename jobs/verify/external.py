@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django.db.models import Exists, OuterRef, Q
+from django.utils.translation import gettext_lazy as _
 
 from jobs import effects
 from jobs.models import Effect, Job
@@ -23,7 +24,9 @@ def _without_a_lease(view: View, using: str) -> Rows:
 RULES = (
     Rule(
         id="effects-settled",
-        says="an external call was begun by a run, and what became of it is known (else its job or a person finds out)",
+        says=_(
+            "an external call was begun by a run, and what became of it is known (else its job or a person finds out)"
+        ),
         broken=_without_a_lease,
         waiting=_unsettled,
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 
 from django.db.models import Exists, OuterRef
+from django.utils.translation import gettext_lazy as _
 
 from jobs import databases
 from jobs.conf import conf
@@ -82,26 +83,26 @@ def _dead_at_home_only(view: View, using: str) -> Rows:
 RULES = (
     Rule(
         id="running-on-a-node",
-        says="the node of a running job has a row",
+        says=_("the node of a running job has a row"),
         broken=_of_no_node,
     ),
     Rule(
         id="dead-node-rescued",
-        says="the jobs that a dead node was running are given back",
+        says=_("the jobs that a dead node was running are given back"),
         broken=_long_of_dead_nodes,
         waiting=_of_dead_nodes,
         bound=rescue_bound,
     ),
     Rule(
         id="silent-node-rescued",
-        says="the jobs of a node that does not beat any more are given back",
+        says=_("the jobs of a node that does not beat any more are given back"),
         broken=_of_long_silent_nodes,
         waiting=_of_silent_nodes,
         bound=death_bound,
     ),
     Rule(
         id="silent-node-dead",
-        says="a node that does not beat any more is declared dead",
+        says=_("a node that does not beat any more is declared dead"),
         broken=_long_silent_nodes,
         waiting=_silent_nodes,
         bound=death_bound,
@@ -109,7 +110,7 @@ RULES = (
     ),
     Rule(
         id="dead-node-silent",
-        says="a dead node finds its beat gone, and takes a new id",
+        says=_("a dead node finds its beat gone, and takes a new id"),
         broken=_long_dead_nodes_that_beat,
         waiting=_dead_nodes_that_beat,
         bound=rescue_bound,
@@ -117,7 +118,7 @@ RULES = (
     ),
     Rule(
         id="dead-everywhere",
-        says="a node that is dead in the first database is dead in all",
+        says=_("a node that is dead in the first database is dead in all"),
         broken=_dead_at_home_only,
     ),
 )

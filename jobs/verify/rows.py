@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.apps import apps
 from django.db import connections
 from django.db.models import F, Q
+from django.utils.translation import gettext_lazy as _
 
 from jobs.models import Job, State
 from jobs.verify.rule import LIVE, Rows, Rule, Shape, View
@@ -12,49 +13,49 @@ from jobs.verify.rule import LIVE, Rows, Rule, Shape, View
 SHAPES = (
     Shape(
         id="state-known",
-        says="a job is in one of the six states",
+        says=_("a job is in one of the six states"),
         broken=~Q(state__in=State.values),
         states=(None,),
     ),
     Shape(
         id="live-not-finished",
-        says="a job that has not ended has no time of its end",
+        says=_("a job that has not ended has no time of its end"),
         broken=Q(finished_at__isnull=False),
         states=LIVE,
     ),
     Shape(
         id="ended-finished",
-        says="a job that ended has the time of its end",
+        says=_("a job that ended has the time of its end"),
         broken=Q(finished_at=None),
         states=(None,),
     ),
     Shape(
         id="failure-explained",
-        says="a job that failed or was cancelled says why",
+        says=_("a job that failed or was cancelled says why"),
         broken=Q(state__in=(State.FAILED, State.CANCELLED), error__isnull=True),
         states=(None,),
     ),
     Shape(
         id="success-without-error",
-        says="a job that succeeded has no error",
+        says=_("a job that succeeded has no error"),
         broken=Q(state=State.SUCCEEDED, error__isnull=False),
         states=(None,),
     ),
     Shape(
         id="success-claimed",
-        says="a job that succeeded was claimed: it has a lease, a token, a node and a start",
+        says=_("a job that succeeded was claimed: it has a lease, a token, a node and a start"),
         broken=Q(state=State.SUCCEEDED) & (Q(lease__lt=1) | Q(token=None) | Q(node_id=None) | Q(started_at=None)),
         states=(None,),
     ),
     Shape(
         id="running-claimed",
-        says="a running job has a lease, a token, a node and a start",
+        says=_("a running job has a lease, a token, a node and a start"),
         broken=Q(lease__lt=1) | Q(token=None) | Q(node_id=None) | Q(started_at=None),
         states=(State.RUNNING,),
     ),
     Shape(
         id="counts-add-up",
-        says="no count is negative, and each crash, loss and snooze had a claim of its own",
+        says=_("no count is negative, and each crash, loss and snooze had a claim of its own"),
         # Not the retries: a job that was made of somebody else's message brings its own number.
         broken=Q(retries__lt=0)
         | Q(crashes__lt=0)
@@ -65,7 +66,7 @@ SHAPES = (
     ),
     Shape(
         id="losses-explained",
-        says="each job that crashed or lost its worker has an error that says so",
+        says=_("each job that crashed or lost its worker has an error that says so"),
         broken=(Q(crashes__gt=0) | Q(node_losses__gt=0)) & Q(errors=[]),
     ),
 )
@@ -89,7 +90,7 @@ def _missing(view: View, using: str) -> Rows:
 RULES = (
     Rule(
         id="schema-complete",
-        says="the database has all constraints and indexes of the models",
+        says=_("the database has all constraints and indexes of the models"),
         broken=_missing,
     ),
 )

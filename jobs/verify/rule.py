@@ -78,7 +78,8 @@ class Shape:
     """What holds for the columns of each job. All shapes are looked at in one pass over the rows."""
 
     id: str
-    says: str
+    #: A sentence, lazily translated.
+    says: Any
     broken: Q
     #: The states of the rows it is about; None is all those that ended (or are in no known state).
     states: tuple[State | None, ...] = (*LIVE, None)
@@ -89,7 +90,8 @@ class Rule:
     """What holds between rows."""
 
     id: str
-    says: str
+    #: A sentence, lazily translated.
+    says: Any
     #: The rows of a database that break it; with a bound, those that have waited for longer.
     broken: Callable[[View, str], Rows]
     #: All rows that wait to be put right; with a bound, the broken ones are among them.

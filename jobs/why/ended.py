@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from django.utils.translation import gettext
+from django.utils.translation import gettext, ngettext
 
 from jobs import effects
 from jobs.models import Job, State
@@ -81,7 +81,11 @@ def _failed(view: View) -> Iterator[Reason]:
         )
         values |= {"crashes": job.crashes, "losses": job.node_losses}
     elif job.retries:
-        says = gettext("It failed %(ago)s ago, after %(retries)s retries: %(error)s.")
+        says = ngettext(
+            "It failed %(ago)s ago, after %(retries)s retry: %(error)s.",
+            "It failed %(ago)s ago, after %(retries)s retries: %(error)s.",
+            job.retries,
+        )
     else:
         says = gettext("It failed %(ago)s ago: %(error)s.")
     yield Reason("failed", says % values, again, evidence)
@@ -89,8 +93,10 @@ def _failed(view: View) -> Iterator[Reason]:
 
 def _parked(view: View) -> Iterator[Reason]:
     for call in effects.unsettled(view.using).filter(job=view.job.pk):
-        says = gettext(
-            "The external call %(call)s waits for a person: nobody knows whether it happened (%(calls)s calls)."
+        says = ngettext(
+            "The external call %(call)s waits for a person: nobody knows whether it happened (%(calls)s call).",
+            "The external call %(call)s waits for a person: nobody knows whether it happened (%(calls)s calls).",
+            call.calls,
         )
         cure = gettext("Look at the provider for its key. Then: manage.py jobs effects %s --happened | --not-happened")
         evidence = {"call": str(call), "id": call.pk, "calls": call.calls}

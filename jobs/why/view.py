@@ -10,6 +10,7 @@ from typing import Any
 
 from django.db.models import Q
 from django.db.models.functions import Now
+from django.utils.translation import gettext
 
 from jobs import databases, instance, lockstores, publisher
 from jobs.census import Worker, workers
@@ -105,7 +106,7 @@ class View:
     @cached_property
     def trouble(self) -> str | None:
         """Why the broker cannot be reached from here."""
-        return "no Celery app" if self.app is None else publisher.trouble_now(self.app)
+        return gettext("no Celery app") if self.app is None else publisher.trouble_now(self.app)
 
     @cached_property
     def depth(self) -> int | None:

@@ -116,7 +116,7 @@ def _paused(view: View) -> Iterator[Reason]:
             "by": gettext(", by %s") % pause.by if pause.by else "",
             "why": f": {pause.reason}" if pause.reason else "",
         }
-        cure = gettext("manage.py jobs resume %(queue)s") % {"queue": pause.queue}
+        cure = f"manage.py jobs resume {pause.queue}"
         yield Reason("queue_paused", says, cure, {"queue": pause.queue, "at": pause.at.isoformat(), "by": pause.by})
 
 
@@ -132,7 +132,7 @@ def _no_worker(view: View) -> Iterator[Reason]:
         "stopping": stopping,
         "silent": silent,
     }
-    cure = gettext("celery -A proj worker -Q %(queue)s") % {"queue": queue}
+    cure = f"celery -A proj worker -Q {queue}"
     if number := len(evidence["workers"]):
         text = ngettext(
             "%(number)s worker is alive, and it does not consume the queue %(queue)s.",
@@ -188,7 +188,7 @@ def _locked(view: View) -> Iterator[Reason]:
         "lock_held",
         gettext("The lock %(key)s is held by %(holder)s%(until)s. It tries again until that is free.")
         % {"key": repr(key), "holder": holder, "until": until},
-        gettext("manage.py jobs why %s") % held.job if held.job else "",
+        f"manage.py jobs why {held.job}" if held.job else "",
         {"lock": key, "job": held.job and str(held.job), "seconds": held.left},
     )
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from argparse import SUPPRESS, ArgumentParser, RawDescriptionHelpFormatter
+from contextlib import nullcontext
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser, DjangoHelpFormatter, SystemCheckError
+from django.utils import translation
 from django.utils.text import capfirst
 
 from jobs.commands import SUBCOMMANDS
@@ -49,7 +51,9 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, subcommand: str, **options: Any) -> None:
         chosen = next(each for each in SUBCOMMANDS if each.name == subcommand)
-        chosen(self).run(**options)
+        # What programs read is the same in every language.
+        with translation.override(None) if options.get("as_json") else nullcontext():
+            chosen(self).run(**options)
 
 
 def _add_common_options(parser: ArgumentParser) -> None:
