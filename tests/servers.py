@@ -92,8 +92,12 @@ class Server:
         self.directory = Path(tempfile.mkdtemp(prefix=f"jobs-{self.name}-"))
         self.directory.chmod(0o755)
         self.process: subprocess.Popen | None = None
-        self.prepare()
-        self.start()
+        try:
+            self.prepare()
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
 
     url = ""
 
@@ -210,6 +214,10 @@ class Redis(Server):
 class Postgres(Server):
     name = "postgres"
 
+    def __init__(self, settings: tuple[str, ...] = ("max_connections=200", "fsync=off")) -> None:
+        self.settings = settings
+        super().__init__()
+
     @property
     def binaries(self) -> Path:
         found = sorted(glob.glob("/usr/lib/postgresql/*/bin/postgres"), key=lambda path: int(path.split("/")[4]))
@@ -256,8 +264,9 @@ class Postgres(Server):
         subprocess.run([*as_nobody(), *command], check=True, capture_output=True, cwd=self.directory)
 
     def command(self) -> list[str]:
-        options = ["-D", str(self.data), "-p", str(self.port), "-c", "listen_addresses=127.0.0.1"]
-        options += ["-c", "unix_socket_directories=", "-c", "max_connections=200", "-c", "fsync=off"]
+        options = ["-D", str(self.data), "-p", str(self.port)]
+        for setting in ("listen_addresses=127.0.0.1", "unix_socket_directories=", *self.settings):
+            options += ["-c", setting]
         return [*as_nobody(), *die_with_parent(str(self.binaries / "postgres"), *options)]
 
     def is_ready(self) -> bool:
