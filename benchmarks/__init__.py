@@ -1,0 +1,1 @@
+"""What the pages cost when there is much history."""
