@@ -6,7 +6,9 @@ Each bucket ends 1.41 times as late as the one before, so what is read out of th
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 #: Seconds at which the first bucket ends.
 LEAST = 0.001
@@ -24,13 +26,16 @@ def middle(number: int) -> float:
     return LEAST * STEP**number / math.sqrt(STEP)
 
 
-def added(histograms: Iterable[Mapping[str, int]]) -> dict[int, int]:
-    """One out of several, as they come out of JSON."""
-    total: dict[int, int] = {}
+def added(histograms: Iterable[Mapping[Any, int]]) -> dict[int, int]:
+    """One out of several, also as they come out of JSON."""
+    total: dict[Any, int] = defaultdict(int)
     for each in histograms:
         for number, count in each.items():
-            total[int(number)] = total.get(int(number), 0) + count
-    return total
+            total[number] += count
+    numbers: dict[int, int] = defaultdict(int)
+    for number, count in total.items():
+        numbers[int(number)] += count
+    return dict(numbers)
 
 
 def percentile(histogram: Mapping[int, int], part: float) -> float | None:
