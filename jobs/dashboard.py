@@ -30,6 +30,9 @@ RATED = 10
 #: More series than that are shown as one.
 SERIES = 8
 
+#: Of the kinds of failures the most frequent are shown.
+FAILURES = 50
+
 
 @dataclass(frozen=True, slots=True)
 class Span:

@@ -14,7 +14,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from jobs import databases, queues
-from jobs.dashboard import Dashboard
+from jobs.dashboard import FAILURES, Dashboard
 from jobs.maintenance import rescue
 from jobs.maintenance.tally import HOUR, MINUTE, Count, clock, floor
 from jobs.models import Pause, Tally
@@ -103,6 +103,14 @@ def test_more_tasks_than_colours_are_shown_as_others(staff):
     assert list(chart.series) == [*(f"task{number}" for number in range(7)), ""]
     assert sum(chart.series[""]) == sum(20 - number for number in range(7, 12))
     assert "others: " in staff("view_job").get(f"{URL}?by=task").content.decode()
+
+
+def test_of_many_kinds_of_failures_the_most_frequent_are_shown(staff):
+    for number in range(FAILURES + 3):
+        tally(2 * MINUTE, 1 + number, state="failed", error=f"Error{number:03}")
+    text = staff("view_job").get(URL).content.decode()
+    assert [f"Error{number:03}" in text for number in (0, 2, 3, FAILURES + 2)] == [False, False, True, True]
+    assert "3 rarer kinds of failures" in text
 
 
 def test_rates_and_when_a_queue_is_drained():

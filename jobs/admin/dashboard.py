@@ -19,7 +19,7 @@ from jobs.admin.readonly import ReadOnlyAdmin
 from jobs.admin.related import job_url
 from jobs.arguments import parse_uuid, scrub
 from jobs.census import LIVE
-from jobs.dashboard import SPANS, Dashboard
+from jobs.dashboard import FAILURES, SPANS, Dashboard
 from jobs.models import Overview, Pause, State
 from jobs.times import duration
 from jobs.verify import Unverifiable, verify
@@ -51,7 +51,7 @@ class OverviewAdmin(ReadOnlyAdmin):
         if not self.has_view_permission(request):
             raise PermissionDenied
         board = Dashboard(request.GET.get("span", "hour"), request.GET.get("by", "state"))
-        chart = board.chart()
+        chart, failures = board.chart(), board.failures()
         names = {str(state): str(state.label) for state in State} if board.by == "state" else {"": gettext("others")}
         label = gettext("Ended jobs, %(span)s, by %(by)s") % {"span": LABELS[board.span.name], "by": BY[board.by]}
         context = {
@@ -69,7 +69,8 @@ class OverviewAdmin(ReadOnlyAdmin):
             "durations": [
                 {**each, "ran": _spoken(each["ran"]), "waited": _spoken(each["waited"])} for each in board.durations()
             ],
-            "failures": board.failures(),
+            "failures": failures[:FAILURES],
+            "rarer": max(0, len(failures) - FAILURES),
             "queues": [
                 {**each, "oldest": _said(each["oldest"]), "drained": _said(each["drained"])} for each in board.queues()
             ],
