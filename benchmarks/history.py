@@ -11,7 +11,7 @@ from django.db import connection
 
 from jobs import instance
 from jobs.maintenance import tally
-from jobs.maintenance.tally import HOUR, MINUTE
+from jobs.maintenance.tally import HOUR, MINUTE, QUARTER
 from jobs.models import Job, Message, Node, Tally
 
 SPAN = datetime.timedelta(days=30)
@@ -255,13 +255,13 @@ def _count(begin: datetime.datetime, say: Callable[[str], None]) -> None:
     hour = tally.floor(begin, HOUR)
     kept = tally.floor(now - tally.MINUTES_KEPT, HOUR)
     while hour < now:
-        tally.count_minutes("default", hour, min(hour + HOUR, tally.floor(now, MINUTE)))
-        tally.count_hour("default", hour)
+        tally.count("default", hour, min(hour + HOUR, tally.floor(now, MINUTE)))
         if hour < kept:
             Tally.objects.filter(length=60, begin__gte=hour, begin__lt=hour + HOUR)._raw_delete("default")
         hour += HOUR
         if hour.hour == 0 and hour.day % 5 == 0:
             say(f"counted until {hour:%Y-%m-%d}")
+    Tally.objects.filter(length=tally.seconds(QUARTER), begin__lt=now - tally.QUARTERS_KEPT)._raw_delete("default")
 
 
 def _run(statement: str, values: Any = None) -> None:

@@ -59,6 +59,8 @@ PAGES = (
     Page("list: first page", LIST),
     Page("list: a page in the middle", LIST + "?p=after,{middle}"),
     Page("list: last page", LIST + "?p=last"),
+    Page("list: oldest first", LIST + "?o=oldest"),
+    Page("list: ended last", LIST + "?o=ended"),
     *(
         Page(f"list: {state}", f"{LIST}?state__exact={state}")
         for state in ("scheduled", "ready", "running", "succeeded", "failed", "cancelled")
@@ -96,6 +98,11 @@ PAGES = (
     Page("confirm: retry all of an error", LIST + "?error=PaymentError", {"action": "retry", **CHOSEN}),
     Page("confirm: delete all of a queue", LIST + "?queue=reports", {"action": "delete", **CHOSEN}),
     Page("confirm: cancel all", LIST, {"action": "cancel", **CHOSEN}),
+    Page("workers", "/admin/jobs/node/"),
+    Page("worker", "/admin/jobs/node/{node}/change/"),
+    Page("markers", "/admin/jobs/marker/"),
+    Page("markers: search", "/admin/jobs/marker/?q={key}"),
+    Page("the promise, verified", "/admin/jobs/overview/verify/"),
     Page("health", "/jobs/health"),
     Page("metrics", "/jobs/metrics"),
     Page("jobs status --json", "status --json"),
@@ -315,6 +322,7 @@ def places() -> dict[str, str]:
         "middle": quote(f"{middle.created_at.isoformat()},{middle.pk}"),
         "key": rows.exclude(marker_key=None)[100].marker_key,
         "argument": newest[State.SUCCEEDED].kwargs["address"],
+        "node": str(newest[State.RUNNING].node_id),
         "worker": str(Node.objects.filter(signed_off=True).order_by("started_at")[0].pk),
         "day": quote(str(day)),
         "next": quote(str(day + datetime.timedelta(days=1))),

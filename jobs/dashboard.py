@@ -18,7 +18,7 @@ from jobs import census
 from jobs.conf import conf
 from jobs.histogram import added, percentile
 from jobs.lifecycle import now_plus
-from jobs.maintenance.tally import HOUR, MINUTE, floor
+from jobs.maintenance.tally import HOUR, MINUTE, QUARTER, floor
 from jobs.models import Job, State, Tally
 
 #: The percentiles that are shown.
@@ -51,7 +51,7 @@ class Span:
 SPANS = {
     "hour": Span("hour", 60, MINUTE, 60),
     "day": Span("day", 3600, HOUR, 24),
-    "week": Span("week", 3600, 6 * HOUR, 28),
+    "week": Span("week", 21600, QUARTER, 28),
 }
 
 

@@ -285,10 +285,10 @@ class Action(models.Model):
 
 
 class Tally(models.Model):
-    """How many jobs ended in a minute, or in an hour (``jobs.maintenance.tally``): what the dashboard reads."""
+    """How many jobs ended in a minute, an hour or six (``jobs.maintenance.tally``): what the dashboard reads."""
 
     id = models.BigAutoField(primary_key=True)
-    #: Seconds: 60 or 3600; 0 for all that is older than the hours that are kept.
+    #: Seconds: 60, 3600 or 21600; 0 for all that is older than the hours that are kept.
     length = models.PositiveIntegerField()
     begin = models.DateTimeField()
     task = models.CharField(max_length=255)

@@ -1,4 +1,4 @@
-"""What ended is counted once, by minute and by hour, whoever counts and however often."""
+"""What ended is counted once, by the minute, the hour and the quarter of a day, whoever counts and however often."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django.utils import timezone
 from jobs import lifecycle
 from jobs.histogram import LEAST, added, bucket, middle, percentile
 from jobs.maintenance import tally
-from jobs.maintenance.tally import HOUR, MINUTE, Count, floor
+from jobs.maintenance.tally import HOUR, MINUTE, QUARTER, QUARTERS_KEPT, Count, floor
 from jobs.models import Job, Tally
 from tests.harness import Worker
 from tests.rows import make, make_node
@@ -55,15 +55,26 @@ def test_by_minute_and_by_hour():
     assert row.waited == {str(bucket(2.0)): 3}
 
 
+def test_hours_are_added_up_to_quarters_of_days():
+    quarter = floor(timezone.now() - 8 * HOUR, QUARTER)
+    for hours in (0, 1, 6):
+        ended(quarter + hours * HOUR)
+    Tally.objects.create(length=21600, begin=quarter - QUARTERS_KEPT, task="t", queue="q", state="failed", count=1)
+    Count().run_once()
+    begins = {quarter: 2, quarter + QUARTER: 1}
+    assert counts(21600) == {(begin, "succeeded", ""): count for begin, count in begins.items()}
+    assert Tally.objects.get(length=21600, begin=quarter).ran == {str(bucket(1.0)): 2}
+
+
 def test_again_and_by_another_it_comes_to_the_same():
     ended(timezone.now() - 5 * MINUTE)
     first, second = Count(), Count()
     first.run_once()
-    before = (counts(60), counts(3600))
+    before = (counts(60), counts(3600), counts(21600))
     for each in (second, first, Count()):
         each._done.clear()
         each.run_once()
-    assert (counts(60), counts(3600)) == before
+    assert (counts(60), counts(3600), counts(21600)) == before
     # A commit that came late.
     at = floor(tally.clock("default"), MINUTE) - MINUTE
     ended(at)

@@ -1,4 +1,4 @@
-"""Count what ended, minute by minute and hour by hour, so that the dashboard need not read the jobs."""
+"""Count what ended, by the minute, the hour and the quarter of a day, so that the dashboard need not read the jobs."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from jobs.conf import conf
 from jobs.histogram import bucket
 from jobs.models import Job, Node, State, Tally
 
-MINUTE, HOUR = datetime.timedelta(minutes=1), datetime.timedelta(hours=1)
+MINUTE, HOUR, QUARTER = datetime.timedelta(minutes=1), datetime.timedelta(hours=1), datetime.timedelta(hours=6)
 
 BEGIN = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 #: Minutes that are counted again: a commit may come late.
 AGAIN = 2 * MINUTE
 
-#: For how long minutes and hours are kept.
-MINUTES_KEPT, HOURS_KEPT = 25 * HOUR, 24 * 31 * HOUR
+#: For how long minutes, hours and quarters of days are kept.
+MINUTES_KEPT, HOURS_KEPT, QUARTERS_KEPT = 25 * HOUR, 24 * 31 * HOUR, 24 * 8 * HOUR
 
 
 class Count:
@@ -60,8 +60,7 @@ class Count:
         while since < end:
             until = min(end, floor(since, HOUR) + HOUR)
             try:
-                counted += count_minutes(using, since, until)
-                count_hour(using, floor(since, HOUR))
+                counted += count(using, since, until)
             except IntegrityError:
                 # Race: another one counts the same at this moment, and both come to the same.
                 return counted
@@ -69,6 +68,7 @@ class Count:
         self._done[using] = end
         rows = Tally.objects.using(using)
         rows.filter(length=60, begin__lt=oldest_minute)._raw_delete(using)
+        rows.filter(length=seconds(QUARTER), begin__lt=end - QUARTERS_KEPT)._raw_delete(using)
         _fold(using, rows.filter(length=3600, begin__lt=end - HOURS_KEPT))
         return counted
 
@@ -102,6 +102,19 @@ def clock(using: str) -> datetime.datetime:
 
 def floor(moment: datetime.datetime, step: datetime.timedelta) -> datetime.datetime:
     return BEGIN + (moment - BEGIN) // step * step
+
+
+def seconds(stretch: datetime.timedelta) -> int:
+    """The length of its tallies."""
+    return int(stretch.total_seconds())
+
+
+def count(using: str, begin: datetime.datetime, end: datetime.datetime) -> int:
+    """One hour or a part of it, and what that is a part of."""
+    counted = count_minutes(using, begin, end)
+    add_up(using, MINUTE, floor(begin, HOUR), HOUR)
+    add_up(using, HOUR, floor(begin, QUARTER), QUARTER)
+    return counted
 
 
 def ended(using: str, begin: datetime.datetime, end: datetime.datetime) -> Iterable[Tally]:
@@ -144,22 +157,23 @@ def _key(tally: Tally) -> tuple[Any, ...]:
     return tally.begin, tally.task, tally.queue, tally.state, tally.error
 
 
-def count_hour(using: str, hour: datetime.datetime) -> None:
-    """Add up the minutes of one hour, be it over or not."""
+def add_up(using: str, part: datetime.timedelta, begin: datetime.datetime, whole: datetime.timedelta) -> None:
+    """The parts of one whole, be it over or not."""
     found: dict[tuple[str, ...], Tally] = {}
-    rows = Tally.objects.using(using).filter(length=60, begin__gte=hour, begin__lt=hour + HOUR)
+    length = seconds(whole)
+    rows = Tally.objects.using(using).filter(length=seconds(part), begin__gte=begin, begin__lt=begin + whole)
     for row in rows.iterator():
         key = (row.task, row.queue, row.state, row.error)
         if key not in found:
             found[key] = Tally(
-                length=3600, begin=hour, task=row.task, queue=row.queue, state=row.state, error=row.error, count=0
+                length=length, begin=begin, task=row.task, queue=row.queue, state=row.state, error=row.error, count=0
             )
         total = found[key]
         total.count += row.count
         total.ran = dict(Counter(total.ran) + Counter(row.ran))
         total.waited = dict(Counter(total.waited) + Counter(row.waited))
     if found:
-        _replace(using, 3600, hour, hour + HOUR, list(found.values()))
+        _replace(using, length, begin, begin + whole, list(found.values()))
 
 
 def _replace(using: str, length: int, begin: datetime.datetime, end: datetime.datetime, tallies: list[Tally]) -> None:
