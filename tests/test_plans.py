@@ -120,3 +120,14 @@ def test_every_hot_query_uses_an_index(history, admin_client):
             assert "Seq Scan on jobs_job" not in text, f"{name}: {sql}\n{text}"
             scans = [line for line in text.splitlines() if "SCAN jobs_job" in line and "USING" not in line]
             assert not scans, f"{name}: {sql}\n{text}"
+
+
+def test_what_is_counted_before_a_confirmation_is_not_sorted(history, admin_client):
+    key = str(Job.objects.filter(state="ready")[0].pk)
+    with CaptureQueriesContext(connection) as queries:
+        url = reverse("admin:jobs_job_changelist")
+        assert admin_client.post(url, {"action": "cancel", "_selected_action": key}).status_code == 200
+    counts = [query["sql"] for query in queries if query["sql"].startswith("SELECT COUNT(*) FROM (")]
+    assert len(counts) == 3
+    for sql in counts:
+        assert "ORDER BY" not in sql

@@ -108,7 +108,8 @@ def _attempt(admin: Any, request: HttpRequest, operation: Operation, job: Job) -
 def confirm(admin: Any, request: HttpRequest, operation: Operation, chosen: QuerySet[Job]) -> HttpResponse:
     """Ask: these, or all that the list's filters match."""
     keys = [str(key) for key in chosen.values_list("pk", flat=True)[: admin.list_per_page]]
-    counts = [rows[: COUNTED + 1].count() for rows in _matching(admin, request, operation).values()]
+    # Unsorted: a count that has an end need not read what comes after it.
+    counts = [rows.order_by()[: COUNTED + 1].count() for rows in _matching(admin, request, operation).values()]
     context = {
         **admin.admin_site.each_context(request),
         "title": gettext("%(label)s: are you sure?") % {"label": operation.label},
