@@ -31,8 +31,7 @@ LABELS = {
 class StateFilter(ChoicesFieldListFilter):
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> Any:
         asked: Any = self.used_parameters.get(self.lookup_kwarg, [])
-        rows: Any = super().queryset(request, queryset)
-        return Selection(states=asked).narrow(rows)
+        return Selection(states=asked).narrow(queryset)
 
 
 class Narrow(ListFilter):

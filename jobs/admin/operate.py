@@ -33,6 +33,9 @@ BUDGET = 2.0
 #: Rows of one query of a step, and refusals that are named.
 STEP, NAMED = 100, 10
 
+#: The list's filter by state.
+STATE_VAR = "state__exact"
+
 #: What is counted at the most before somebody is asked.
 COUNTED = 100_000
 
@@ -198,12 +201,15 @@ def _matching(admin: Any, request: HttpRequest, operation: Operation) -> dict[st
         rows: QuerySet[Job] = admin.get_changelist_instance(request).get_queryset(request)
     except IncorrectLookupParameters:
         raise PermissionDenied from None
-    return {state: Selection(states=[state]).narrow(rows).order_by("pk") for state in _states(request, operation)}
+    rows = rows.order_by("pk")
+    if STATE_VAR in request.GET:
+        return dict.fromkeys(_states(request, operation), rows)
+    return {state: Selection(states=[state]).narrow(rows) for state in _states(request, operation)}
 
 
 def _states(request: HttpRequest, operation: Operation) -> list[str]:
     """Those that are meant, as on the command line; others only if the list is filtered by their state."""
-    asked = request.GET.get("state__exact")
+    asked = request.GET.get(STATE_VAR)
     if asked is None:
         return [str(state) for state in operation.meant]
     return [str(state) for state in dict.fromkeys((*operation.states, *operation.meant)) if state == asked]
