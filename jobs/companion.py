@@ -25,7 +25,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from django.db import Error, connections
-from django.db.models.functions import Now
+from django.db.models.functions import Coalesce, Now
 
 from jobs import __version__, databases, instance, lifecycle, strays
 from jobs.arguments import scrub
@@ -220,7 +220,7 @@ class _Process:
         self.own = rescue.OwnJobs(self.board, handle._main)
         self.registered = False
         #: The worker consumes from others than the node's row says, or stops.
-        self._is_other = False
+        self._is_other = self.board.stopping_for is not None
         self._unread = b""
         self._revoked: SimpleQueue[uuid.UUID] = SimpleQueue()
         self._last_look = time.monotonic()
@@ -337,7 +337,7 @@ class _Process:
             self._register()
             self._is_other = True
         if self._is_other:
-            stopping_at = None if self.board.stopping_for is None else Now()
+            stopping_at = None if self.board.stopping_for is None else Coalesce("stopping_at", Now())
             for alias in conf().DATABASES:
                 node = Node.objects.using(alias).filter(pk=self.board.node)
                 node.update(queues=self.handle.queues, stopping_at=stopping_at)

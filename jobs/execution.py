@@ -101,9 +101,13 @@ def _leave_to_newer(run: Run) -> NoReturn:
     raise Ignore()
 
 
+#: How a message comes to its queue.
+ADDRESS = ("exchange", "routing_key", "priority")
+
+
 def _take_from_row(request: Any, job: Job) -> None:
     """The row wins over the message, which may be an old copy."""
-    embed = job.options["embed"]
+    embed, publish = job.options["embed"], job.options["publish"]
     request.update(
         {
             **job.headers,
@@ -116,6 +120,8 @@ def _take_from_row(request: Any, job: Job) -> None:
             "errbacks": embed.get("errbacks"),
             "chain": embed.get("chain"),
             "chord": embed.get("chord"),
+            # A retry goes where the row says by now, and not where this message came from.
+            "delivery_info": (request.delivery_info or {}) | {name: publish.get(name) for name in ADDRESS},
         }
     )
 

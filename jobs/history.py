@@ -36,10 +36,19 @@ def delete_ended(using: str, states: Sequence[str], age: float, limit: int, wind
     return _delete(ids, using, states)
 
 
+#: Seconds in which the message of an adopted job may come again: it bears no sign of its row, and would run anew.
+ADOPTED_STAYS = 86400.0
+
+
 def delete(job_id: uuid.UUID, using: str) -> bool:
-    """Delete a job that ended, and to whose result no marker points. Race with a replay: as :func:`delete_ended`."""
-    rows = Job.objects.using(using).filter(pk=job_id)
-    return not is_kept(job_id, using) and _delete(list(rows.values_list("pk", flat=True)), using, ENDED) == 1
+    """Delete a job that ended. Race with a replay: as :func:`delete_ended`. Ask :func:`is_kept` and others before."""
+    return _delete([job_id], using, ENDED) == 1
+
+
+def may_come_again(job_id: uuid.UUID, using: str) -> bool:
+    """Whether the job was another program's message, and ended so lately that a copy may be on its way."""
+    fresh = Job.objects.using(using).filter(pk=job_id, finished_at__gt=now_plus(-ADOPTED_STAYS))
+    return any("v" not in options for options in fresh.values_list("options", flat=True))
 
 
 def is_kept(job_id: uuid.UUID, using: str) -> bool:

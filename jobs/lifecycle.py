@@ -326,7 +326,7 @@ def run_now(job_id: uuid.UUID, using: str) -> bool:
     """A job waits no longer for its time, and gets another message if it waits for one. Race with a claim: as above."""
     job = Job.objects.using(using).filter(pk=job_id)
     due = job.filter(state=State.SCHEDULED).update(**_waiting(None))
-    return bool(due or job.filter(state=State.READY).update(dispatched_at=None, republished=0))
+    return bool(due or job.filter(state=State.READY).update(dispatched_at=None, republished=1))
 
 
 def redirect(job_id: uuid.UUID, using: str, change: Callable[[Job], dict[str, Any]]) -> bool:
@@ -337,7 +337,8 @@ def redirect(job_id: uuid.UUID, using: str, change: Callable[[Job], dict[str, An
     waiting = Job.objects.using(using).filter(state__in=(State.SCHEDULED, State.READY), pk=job_id)
     with transaction.atomic(using=using):
         job = waiting.select_for_update().first()
-        return job is not None and waiting.update(**change(job), dispatched_at=None, republished=0) == 1
+        # As if published again: a copy of before may be claimed first, and tells nothing of the line behind it.
+        return job is not None and waiting.update(**change(job), dispatched_at=None, republished=1) == 1
 
 
 def postpone(job: Job, seconds: float, error: dict[str, Any]) -> bool:

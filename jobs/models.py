@@ -104,7 +104,7 @@ class Job(models.Model):
     expires_at = models.DateTimeField(_("expires at"), null=True)
     #: When the message that is out was published; None: publish at the next tick.
     dispatched_at = models.DateTimeField(_("published at"), null=True)
-    #: How often the message was published again because it seemed lost; doubles the next grace.
+    #: How often the message was published again, because it seemed lost or by hand; doubles the next grace.
     republished = models.PositiveSmallIntegerField(_("published again"), default=0)
 
     #: Grows with every claim and never shrinks; with the token it is the fence of every settle
@@ -198,7 +198,9 @@ class Job(models.Model):
             models.Index(name="jobs_job_unsuccessful", fields=["created_at"], condition=Q(state__in=UNSUCCESSFUL)),
             models.Index(name="jobs_job_marker_key", fields=["marker_key"], condition=Q(marker_key__isnull=False)),
             models.Index(name="jobs_job_unique_key", fields=["unique_key"], condition=Q(unique_key__isnull=False)),
-            models.Index(name="jobs_job_parent", fields=["parent_id"], condition=Q(parent_id__isnull=False)),
+            models.Index(
+                name="jobs_job_parent", fields=["parent_id", "created_at"], condition=Q(parent_id__isnull=False)
+            ),
         ]
 
     def __str__(self) -> str:

@@ -6,6 +6,7 @@ Who did it, when and why is written into the job's history, together with the tr
 from __future__ import annotations
 
 import copy
+import logging
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,9 +21,11 @@ from jobs import history, lifecycle, message, unique
 from jobs.arguments import scrub
 from jobs.conf import conf
 from jobs.errors import UniqueBusy, UniqueTaken
-from jobs.models import ENDED, Action, Job, State
+from jobs.models import ENDED, UNIQUE, Action, Job, State
 from jobs.project import celery_app
 from jobs.queues import MAX_NAME
+
+logger = logging.getLogger("jobs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,10 @@ class Operation:
             if (state := now.first()) is None:
                 continue
             if state in self.states and dry_run:
+                if hindrance := self._hindrance(key, alias):
+                    return Outcome(
+                        False, _("is %(state)s, and stays: %(why)s"), {**self._values(state), "why": hindrance}
+                    )
                 return Outcome(True, _("would be %(participle)s (is %(state)s)"), self._values(state))
             try:
                 if state in self.states and self._noted(key, alias, by, self._change):
@@ -99,6 +106,10 @@ class Operation:
 
     def _change(self, key: uuid.UUID, using: str, by: By) -> bool:
         raise NotImplementedError
+
+    def _hindrance(self, key: uuid.UUID, using: str) -> str:
+        """What else stands in the way of a job in one of the states; empty if nothing does."""
+        return ""
 
     def _otherwise(self, key: uuid.UUID, using: str, state: str, by: By, dry_run: bool) -> Outcome:
         return Outcome(False, self.otherwise, self._values(state))
@@ -126,6 +137,13 @@ class Retry(Operation):
 
     def _change(self, key: uuid.UUID, using: str, by: By) -> bool:
         return lifecycle.replay(key, using)
+
+    def _hindrance(self, key: uuid.UUID, using: str) -> str:
+        job = Job.objects.using(using).filter(pk=key, unique_key__isnull=False).first()
+        if job is None:
+            return ""
+        holders = Job.objects.using(using).filter(UNIQUE, unique_key=job.unique_key).exclude(pk=key)
+        return unique.describe(job, gettext) if holders.exists() else ""
 
 
 class Cancel(Operation):
@@ -191,6 +209,14 @@ class Move(Operation):
     def _change(self, key: uuid.UUID, using: str, by: By) -> bool:
         return lifecycle.redirect(key, using, self._columns)
 
+    def _hindrance(self, key: uuid.UUID, using: str) -> str:
+        try:
+            for job in Job.objects.using(using).filter(pk=key):
+                self._columns(job)
+        except Refused as exc:
+            return str(exc)
+        return ""
+
     def _columns(self, job: Job) -> dict[str, Any]:
         app = celery_app()
         if app is None:
@@ -238,17 +264,24 @@ class Delete(Operation):
     otherwise = _("is %(state)s: nothing to delete")
 
     def _change(self, key: uuid.UUID, using: str, by: By) -> bool:
-        if history.delete(key, using):
-            return True
+        if hindrance := self._hindrance(key, using):
+            raise Refused(hindrance)
+        return history.delete(key, using)
+
+    def _hindrance(self, key: uuid.UUID, using: str) -> str:
         if history.is_kept(key, using):
-            raise Refused(
-                gettext("a marker points at it, so that its result is replayed; prune deletes both when it expires")
-            )
-        return False
+            return gettext("a marker points at it, so that its result is replayed; prune deletes both when it expires")
+        if history.may_come_again(key, using):
+            return gettext("its message was another program's, and would run again if it came again; try in a day")
+        return ""
 
     def _noted(self, key: uuid.UUID, using: str, by: By, change: Callable[[uuid.UUID, str, By], bool]) -> bool:
-        """Its history goes with it; what stays is the admin's log."""
-        return change(key, using, by)
+        """Its history goes with it; what stays is the log."""
+        done = change(key, using, by)
+        if done:
+            about = {"action": "deleted", "job": str(key), "by": by.who, "why": by.why}
+            logger.info("the job %s was deleted by hand", key, extra=about)
+        return done
 
 
 def _why(exc: Exception, key: uuid.UUID, using: str) -> str:

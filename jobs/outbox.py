@@ -67,7 +67,7 @@ def record(jobs: list[Job], using: str, app: Celery) -> list[Job]:
         return jobs
     if will_publish:
         hook.jobs.setdefault(app, []).extend(job for job in new if job.state == State.READY)
-    if signals.enqueued.receivers or calls[0].span is not None:
+    if signals.enqueued.receivers or any(job.span is not None for job in new):
         hook.recorded.extend(new)
     if not connections[using].in_atomic_block:
         hook()

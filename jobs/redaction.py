@@ -26,19 +26,30 @@ class Shown:
     args: list[Any]
     kwargs: dict[str, Any]
     result: Any
+    options: dict[str, Any]
+    headers: dict[str, Any]
 
 
 def shown(job: Job) -> Shown:
     """The arguments and the result as ``JOBS["REDACT"]`` leaves them. What it fails at is hidden."""
     if conf().REDACT is None:
-        return Shown(job.args, job.kwargs, job.result)
+        return Shown(job.args, job.kwargs, job.result, job.options, job.headers)
     names = _names(job)
     names += map(str, range(len(names), len(job.args)))
     return Shown(
         [_redacted(job, name, value) for name, value in zip(names, job.args, strict=False)],
         {name: _redacted(job, name, value) for name, value in job.kwargs.items()},
         None if job.result is None else _redacted(job, "result", job.result),
+        # Links, chains and chords with their arguments; and Celery's texts of the job's own.
+        _without(job.options, "embed"),
+        _without(job.headers, "argsrepr", "kwargsrepr"),
     )
+
+
+def _without(values: Any, *names: str) -> Any:
+    if not isinstance(values, dict):
+        return HIDDEN
+    return values | {name: HIDDEN for name in names if name in values}
 
 
 def _redacted(job: Job, name: str, value: Any) -> Any:

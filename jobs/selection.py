@@ -107,8 +107,9 @@ class Selection:
         if self.until is not None:
             rows = rows.filter(created_at__lt=self.until)
         if self.contains is not None:
-            newest = rows.order_by("-created_at", "-pk").values("pk")[:SEARCHED]
-            rows = Job.objects.using(rows.db).filter(_said(self.contains), pk__in=newest)
+            newest = rows.order_by("-created_at", "-pk").values_list("created_at", flat=True)
+            last = list(newest[SEARCHED - 1 : SEARCHED])
+            rows = rows.filter(_said(self.contains), **({"created_at__gte": last[0]} if last else {}))
         return rows
 
     def count(self) -> int:

@@ -165,6 +165,8 @@ def test_the_promise_is_verified_on_a_page_of_its_own(staff):
     text = client.get(url).content.decode()
     assert '<span class="job-state job-failed">1</span>' in text
     assert f'<a href="{reverse("admin:jobs_job_change", args=[job.pk])}">{job.pk}</a>' in text
+    # A node is not a job.
+    assert reverse("admin:jobs_job_change", args=[job.node_id]) not in text
     client.logout()
     assert client.get(url).status_code == 302
 

@@ -72,6 +72,30 @@ def test_moved_to_a_queue_that_has_a_worker():
     assert [Job.objects.get(pk=one.id).state for one in (stays, away)] == ["ready", "ready"]
 
 
+def test_a_retry_goes_where_the_row_says(node):
+    result = tasks.retries.apply_async(("a",), {"times": 1}, queue="slow", priority=3)
+    run("move", result.id, "--to", "fast")
+    run("prioritize", result.id, "--to", "9")
+    # By the message that is still out in the old queue.
+    info = {"exchange": "", "routing_key": "slow", "priority": 3, "redelivered": True}
+    assert deliver(result, delivery_info=info)[0] == "RETRY"
+    job = Job.objects.get()
+    assert (job.retries, job.queue, job.priority) == (1, "fast", 9)
+    assert (job.options["publish"]["routing_key"], job.options["publish"]["priority"]) == ("fast", 9)
+
+
+@pytest.mark.parametrize("verb", ["move", "run"])
+def test_a_job_with_two_messages_lets_no_other_seem_overtaken(node, verb):
+    make("ready", queue="fast", age=600, dispatched_at=timezone.now() - datetime.timedelta(minutes=10))
+    moved = make("ready", queue="slow" if verb == "move" else "fast", dispatched_at=timezone.now())
+    run(verb, str(moved.pk), *(["--to", "fast"] if verb == "move" else []))
+    Relay().run_once()
+    assert lifecycle.claim(moved.pk, node.pk, "default").queue == "fast"
+    suspects = Suspects(Relay().app, "default")
+    suspects._watch_running()
+    assert suspects._running == {}
+
+
 def test_what_runs_goes_on_and_waits_to_run_again(node):
     result = tasks.retries.delay("a", times=1)
     job = lifecycle.claim(Job.objects.get().pk, node.pk, "default")

@@ -10,6 +10,7 @@ from django.urls import reverse
 
 from jobs import checks
 from jobs.conf import problems
+from jobs.models import Job
 from tests import tasks
 from tests.rows import make
 
@@ -77,3 +78,15 @@ def test_a_path_that_leads_nowhere(settings, admin_client):
     assert not list(checks.check_redaction())
     settings.JOBS = {**settings.JOBS, "REDACT": 7}
     assert any("JOBS['REDACT'] must be the dotted path" in text for text in problems())
+
+
+def test_neither_headers_nor_options_tell(settings, admin_client):
+    redact(settings)
+    link = tasks.effect.si("x", note="s3cret-of-the-link")
+    result = tasks.effect.apply_async(("x",), {"note": "s3cret"}, link=link)
+    page = reverse("admin:jobs_job_change", args=[result.id])
+    assert "s3cret" in str(Job.objects.get().headers)
+    assert "s3cret" in str(Job.objects.get().options)
+    text = admin_client.get(page).content.decode()
+    assert "kwargsrepr" in text
+    assert "s3cret" not in text

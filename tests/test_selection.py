@@ -11,7 +11,7 @@ from django.core.management import CommandError, call_command
 from django.utils import timezone
 
 from jobs.commands.base import me
-from jobs.models import Action, Job
+from jobs.models import Action, Job, Marker
 from jobs.selection import Selection, moment
 from tests import tasks
 from tests.rows import ERROR, make
@@ -84,7 +84,7 @@ def test_run_makes_due_what_waits():
     published.refresh_from_db()
     assert (scheduled.state, scheduled.dispatched_at) == ("ready", None)
     assert scheduled.run_at < soon
-    assert (published.dispatched_at, published.republished) == (None, 0)
+    assert (published.dispatched_at, published.republished) == (None, 1)
 
 
 @pytest.mark.parametrize("arguments", [[], ["ID", "--task", "x"]], ids=["nothing", "both"])
@@ -139,3 +139,52 @@ def test_the_history_goes_with_its_job():
     Job.objects.filter(pk=old.pk).update(finished_at=long_ago)
     call_command("jobs", "prune", "--once", stdout=io.StringIO())
     assert [each.job for each in Action.objects.all()] == [kept.pk]
+
+
+@pytest.mark.parametrize("verb", ["cancel", "retry", "delete", "list"])
+def test_an_option_that_is_empty_does_not_mean_all(verb):
+    jobs = [make(state) for state in ("ready", "failed", "cancelled")]
+    for name in ("--task", "--queue", "--error", "--since"):
+        with pytest.raises(CommandError, match=f"{name} is empty"):
+            run(verb, name, " ")
+    assert states(*jobs) == ["ready", "failed", "cancelled"]
+
+
+def test_nobody_searches_arguments_that_are_redacted(settings):
+    assert run("list", "--contains", "x") == "There is no such job.\n"
+    settings.JOBS = {**settings.JOBS, "REDACT": "tests.test_redaction.hide_secrets"}
+    with pytest.raises(CommandError, match="--contains: the arguments are redacted"):
+        run("list", "--contains", "x")
+
+
+def test_a_dry_run_says_what_will_be_refused(caplog):
+    one = tasks.summary.delay("monday", how="fails")
+    Job.objects.filter(pk=one.id).update(state="failed", error=ERROR, finished_at=timezone.now())
+    tasks.summary.delay("monday")
+    kept, gone = make("cancelled"), make("cancelled")
+    Marker.objects.create(key="k", kind="task", job=kept.pk)
+    for verb, state, done in (("retry", "failed", 0), ("delete", "cancelled", 1)):
+        for more in (["--dry-run"], []):
+            out = io.StringIO()
+            with pytest.raises(CommandError):
+                call_command("jobs", verb, "--state", state, "--json", *more, stdout=out)
+            assert (json.loads(out.getvalue())["done"], len(json.loads(out.getvalue())["refused"])) == (done, 1)
+    assert set(Job.objects.filter(state="cancelled")) == {kept}
+    with caplog.at_level("INFO", logger="jobs"):
+        run("delete", one.id, "--why", "gdpr")
+    record = [record for record in caplog.records if getattr(record, "action", "") == "deleted"][-1]
+    assert (record.job, record.why) == (one.id, "gdpr")
+    assert not Job.objects.filter(pk=gone.pk).exists()
+
+
+def test_an_adopted_job_is_not_deleted_while_its_message_may_come_again():
+    job = make("succeeded")
+    adopted = {name: value for name, value in job.options.items() if name != "v"}
+    Job.objects.filter(pk=job.pk).update(options=adopted)
+    out = io.StringIO()
+    with pytest.raises(CommandError):
+        call_command("jobs", "delete", str(job.pk), stdout=out)
+    assert "another program's" in out.getvalue()
+    Job.objects.filter(pk=job.pk).update(finished_at=timezone.now() - datetime.timedelta(days=2))
+    run("delete", str(job.pk))
+    assert not Job.objects.exists()

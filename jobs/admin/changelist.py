@@ -45,7 +45,8 @@ class UncountedChangeList(ChangeList):
             return []
         now = self.params.get(ORDER_VAR, "")
         return [
-            (label, self.get_query_string({ORDER_VAR: name} if name else None, [ORDER_VAR, PAGE_VAR]), name == now)
+            # Not by ``remove``, which takes away whatever begins so: ``parent``.
+            (label, self.get_query_string({ORDER_VAR: name or None, PAGE_VAR: None}), name == now)
             for name, (label, _) in self.sorts.items()
         ]
 
@@ -71,7 +72,7 @@ class UncountedChangeList(ChangeList):
         self.next_page = self._link("after", self.result_list[-1]) if has_older else ""
         self.last_page = self.get_query_string({PAGE_VAR: LAST}) if has_older else ""
         self.previous_page = self._link("before", self.result_list[0]) if has_newer and self.result_list else ""
-        self.first_page = self.get_query_string(remove=[PAGE_VAR]) if has_newer else ""
+        self.first_page = self.get_query_string({PAGE_VAR: None}) if has_newer else ""
         # Equal counts keep "N results" out of the search form, and those of the page Django's offer to choose all
         # pages out of the actions. The paginator knows as much as was read, for themes that bring their own templates.
         self.result_count = self.full_result_count = len(self.result_list)
@@ -89,10 +90,11 @@ class UncountedChangeList(ChangeList):
         try:
             key = self.opts.pk.to_python(texts[-1])
             moments = [datetime.datetime.fromisoformat(text) for text in texts[:-1]]
-        except (ValueError, ValidationError) as exc:
+            if len(moments) != len(names) or any(timezone.is_aware(at) != settings.USE_TZ for at in moments):
+                raise IncorrectLookupParameters
+            moments = [at.astimezone(datetime.UTC) if settings.USE_TZ else at for at in moments]
+        except (ValueError, OverflowError, ValidationError) as exc:
             raise IncorrectLookupParameters from exc
-        if len(moments) != len(names) or any(timezone.is_aware(at) != settings.USE_TZ for at in moments):
-            raise IncorrectLookupParameters
         if not names:
             return Q((f"pk__{than}", key))
         [name] = [each.lstrip("-") for each in names]

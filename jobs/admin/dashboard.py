@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from django.contrib import admin, messages
@@ -20,9 +21,8 @@ from jobs.admin.related import job_url
 from jobs.arguments import parse_uuid, scrub
 from jobs.census import LIVE
 from jobs.dashboard import FAILURES, SPANS, Dashboard
-from jobs.models import Overview, Pause, State
+from jobs.models import Job, Overview, Pause, State
 from jobs.times import duration
-from jobs.verify import Unverifiable, verify
 
 LABELS = {"hour": _("last hour"), "day": _("last day"), "week": _("last week")}
 BY = {"state": _("state"), "task": _("task"), "queue": _("queue")}
@@ -42,9 +42,10 @@ class OverviewAdmin(ReadOnlyAdmin):
         wrap = self.admin_site.admin_view
         return [
             path("", wrap(self.changelist_view), name=f"{self.opts.app_label}_dashboard"),
+            # The name by which the admin's index knows it. No page of a row: this model's rows are jobs, unredacted.
+            path("", wrap(self.changelist_view), name=f"{self.opts.app_label}_overview_changelist"),
             path("verify/", wrap(self.verify), name=f"{self.opts.app_label}_verify"),
             path("queue/", wrap(self.switch), name=f"{self.opts.app_label}_queue_switch"),
-            *super().get_urls(),
         ]
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
@@ -94,6 +95,9 @@ class OverviewAdmin(ReadOnlyAdmin):
 
     def verify(self, request: HttpRequest) -> HttpResponse:
         """What ``manage.py jobs verify --no-watch`` finds, now."""
+        # Not above: it reaches the transport, which may be what Celery imports when it imports the admin.
+        from jobs.verify import Unverifiable, verify
+
         if not self.has_view_permission(request):
             raise PermissionDenied
         context = {
@@ -107,7 +111,10 @@ class OverviewAdmin(ReadOnlyAdmin):
             context["trouble"] = str(exc)
         else:
             context["report"] = report
-            context["findings"] = [(each, [_linked(key) for key in each.examples]) for each in report.findings]
+            pages = _pages(key for each in report.findings for key in each.examples)
+            context["findings"] = [
+                (each, [(key, pages.get(key, "")) for key in each.examples]) for each in report.findings
+            ]
         return TemplateResponse(request, "admin/jobs/verify.html", context)
 
     def _may_pause(self, request: HttpRequest) -> bool:
@@ -137,10 +144,11 @@ class OverviewAdmin(ReadOnlyAdmin):
         return HttpResponseRedirect(reverse(f"admin:{self.opts.app_label}_dashboard"))
 
 
-def _linked(key: str) -> tuple[str, str]:
-    """An example of a finding, and the page of the job if it is one."""
-    job = parse_uuid(key.rpartition(":")[2])
-    return key, "" if job is None else job_url(job)
+def _pages(keys: Iterable[str]) -> dict[str, str]:
+    """Of those examples that are jobs (and not nodes, or in another database) the page."""
+    found = {key: job for key in keys if (job := parse_uuid(key)) is not None}
+    known = set(Job.objects.filter(pk__in=found.values()).values_list("pk", flat=True))
+    return {key: job_url(job) for key, job in found.items() if job in known}
 
 
 def _said(seconds: float | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -13,7 +14,7 @@ _FRAME = re.compile(r'^  File "(?P<path>[^"]*)", line \d+.*\n(?:    .*\n?)*', re
 #: What is installed, or comes with Python; the text may be from another machine.
 _FOREIGN = re.compile(r"[/\\](site-packages|dist-packages|lib[/\\]python\d[\d.]*)[/\\]|^<frozen ")
 
-_HERE = str(Path(jobs.__file__).parent)
+_HERE = str(Path(jobs.__file__).parent) + os.sep
 
 
 def own(traceback: str) -> str:

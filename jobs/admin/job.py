@@ -26,14 +26,18 @@ from jobs.admin import frames, operate, timeline
 from jobs.admin.changelist import UncountedChangeList
 from jobs.admin.filters import Narrow, StateFilter
 from jobs.admin.readonly import NOTHING, ReadOnlyAdmin, moment
-from jobs.admin.related import link, related
+from jobs.admin.related import link, may, related
 from jobs.arguments import scrub
-from jobs.models import Action, Job, Node, State
+from jobs.models import Action, Effect, Job, Node, State
 from jobs.operations import OPERATIONS
 from jobs.redaction import shown
+from jobs.selection import FIELDS
 
 #: Characters of JSON that the page shows of one field.
 SHOWN = 100_000
+
+#: Reasons that name an external call.
+CALLS = ("effect_parked", "calling")
 
 #: An id, or the first digits of one as the list shows them.
 ID = re.compile(r"[0-9a-f]{8,32}")
@@ -44,6 +48,7 @@ class JobAdmin(ReadOnlyAdmin):
     list_display = ("short_id", "task", "badge", "queue", "due", "created")
     # No choice of all tasks or queues: it would read the whole table.
     list_filter = (("state", StateFilter), "created_at", Narrow)
+    lookups = frozenset({"state__exact", "created_at__gte", "created_at__lt", *FIELDS})
     list_per_page = 50
     search_fields = ("id", "task")
     search_help_text = _("The ID of a job (or its first 8 digits), or the beginning of a task's name.")
@@ -95,7 +100,7 @@ class JobAdmin(ReadOnlyAdmin):
 
     def get_actions(self, request: HttpRequest) -> dict[str, Any]:
         actions = super().get_actions(request)
-        return {name: each for name, each in actions.items() if operate.may(request, OPERATIONS[name])}
+        return {name: each for name, each in actions.items() if operate.is_allowed(request, name)}
 
     def render_change_form(
         self,
@@ -109,7 +114,9 @@ class JobAdmin(ReadOnlyAdmin):
         if obj is not None:
             context |= {"times": times(obj), "error": error(obj.error), "earlier_errors": earlier_errors(obj)}
             context["timeline"] = timeline.draw(obj)
-            view, context["reasons"] = why.explain(obj.pk)
+            view, reasons = why.explain(obj.pk)
+            sees_calls = may(request, "view", Effect)
+            context["reasons"] = [each for each in reasons if sees_calls or each.code not in CALLS]
             context["related"] = view and related(request, view)
             context["operations"] = operate.possible(request, obj)
             context["actions_done"] = actions_done(obj)
@@ -154,11 +161,11 @@ class JobAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("options"))
     def shown_options(self, job: Job) -> SafeString:
-        return pretty(job.options)
+        return pretty(shown(job).options)
 
     @admin.display(description=_("headers"))
     def shown_headers(self, job: Job) -> SafeString:
-        return pretty(job.headers)
+        return pretty(shown(job).headers)
 
     @admin.display(description=_("node"))
     def ran_on(self, job: Job) -> str:

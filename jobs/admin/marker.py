@@ -23,6 +23,7 @@ class MarkerAdmin(ReadOnlyAdmin):
 
     list_display = ("key", "kind", "job_link", "created", "expires")
     list_filter = ("kind",)
+    lookups = frozenset({"kind__exact"})
     list_per_page = 50
     search_fields = ("key", "job")
     search_help_text = _("The beginning of a key, or the ID of a job.")

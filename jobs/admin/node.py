@@ -52,6 +52,7 @@ class NodeAdmin(ReadOnlyAdmin):
         "died",
     )
     list_filter = (("dead_at", admin.EmptyFieldListFilter),)
+    lookups = frozenset({"dead_at__isempty"})
     search_fields = ("hostname__startswith",)
     ordering = ("-started_at",)
     change_list_template = "admin/jobs/node/change_list.html"

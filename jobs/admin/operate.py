@@ -16,7 +16,7 @@ from django.core.exceptions import PermissionDenied
 from django.core.signing import BadSignature, Signer
 from django.db import connections, transaction
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils import translation
@@ -44,6 +44,11 @@ def may(request: HttpRequest, operation: Operation) -> bool:
     return bool(request.user.has_perm(f"{Job._meta.app_label}.{operation.permission}"))
 
 
+def is_allowed(request: HttpRequest, action: str) -> bool:
+    """Of the list; those that are not ours have permissions of their own."""
+    return action not in OPERATIONS or may(request, OPERATIONS[action])
+
+
 def possible(request: HttpRequest, job: Job) -> list[Operation]:
     """What the reader may do to the job as it is."""
     asks = [each for each in OPERATIONS.values() if job.state in each.states or job.state in each.meant]
@@ -57,7 +62,7 @@ def one(admin: Any, request: HttpRequest, key: str) -> HttpResponse:
     operation = _asked_for(admin, request)
     job = admin.get_object(request, key)
     if job is None:
-        raise PermissionDenied
+        raise Http404
     back = reverse(f"admin:{Job._meta.app_label}_job_change", args=[job.pk])
     try:
         outcome = _attempt(admin, request, operation.told(_value(request)), job)

@@ -1,4 +1,4 @@
-"""What both pages share: they are for reading, and show times to the second."""
+"""What all pages share: they are for reading, and show times to the second."""
 
 from __future__ import annotations
 
@@ -12,12 +12,19 @@ from django.utils.html import format_html
 
 
 class ReadOnlyAdmin(admin.ModelAdmin):
-    """The view permission suffices, and no permission gives more."""
+    """The view permission suffices, and nobody edits a field."""
+
+    #: Of the URL. Django's own would find out any value of any field, also of those that are redacted.
+    lookups: frozenset[str] = frozenset()
 
     actions: Any = None
     list_max_show_all = 0
     show_facets = admin.ShowFacets.NEVER
     sortable_by = ()
+
+    def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest) -> bool:
+        names = {field.name for field in self.opts.get_fields()}
+        return lookup in self.lookups or lookup.partition("__")[0] not in names
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False

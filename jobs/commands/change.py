@@ -13,6 +13,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from jobs.commands.base import AS_JSON, DRY_RUN, Option, Subcommand, me, option
+from jobs.conf import conf
 from jobs.models import State
 from jobs.operations import CANCEL, DELETE, MOVE, PRIORITIZE, RETRY, RUN, By, Operation, Outcome
 from jobs.selection import FIELDS, SEARCHED, Selection
@@ -38,6 +39,12 @@ def which(options: dict[str, Any], states: Sequence[str]) -> Selection:
     Raises:
         CommandError: one of them says nothing.
     """
+    for name in FIELDS:
+        if options[name] is not None and not options[name].strip():
+            # A variable of a script that is not set must not mean "all".
+            raise CommandError(f"--{name} is empty: give it a value, or leave it out.")
+    if options["contains"] is not None and conf().REDACT is not None:
+        raise CommandError("--contains: the arguments are redacted (JOBS['REDACT']), and nobody may search in them.")
     try:
         return Selection.of(options, states)
     except ValueError as exc:

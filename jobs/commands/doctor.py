@@ -142,10 +142,12 @@ def _locks() -> Finding:
 
 def _workers() -> Finding:
     nodes, _ = census.nodes(census.running_by_node())
-    alive = [node for node in nodes if node["alive"]]
+    alive = [node for node in nodes if node["alive"] and not node["stopping"]]
     if not alive:
-        silent = ", ".join(f"{node['hostname']} ({node['id'][:8]})" for node in nodes)
-        says = f"none is alive; {silent} went silent" if silent else "none is alive"
+        others = ", ".join(
+            f"{node['hostname']} ({node['id'][:8]}) {'stops' if node['alive'] else 'went silent'}" for node in nodes
+        )
+        says = f"none takes jobs; {others}" if others else "none is alive"
         return Finding("workers", False, says, "celery -A proj worker")
     for node in alive:
         if node["relay_error"]:

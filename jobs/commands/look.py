@@ -106,7 +106,7 @@ class Nodes(Subcommand):
         for node in nodes:
             if node["relay_error"] and not as_json:
                 self.say(f"{node['hostname']} ({node['id'][:8]}) cannot publish: {node['relay_error']}")
-        if not any(node["alive"] for node in nodes):
+        if not any(node["alive"] and not node["stopping"] for node in nodes):
             raise CommandError("No worker is alive: celery -A proj worker")
 
 

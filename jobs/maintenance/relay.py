@@ -159,7 +159,8 @@ class Suspects:
         return [job for job in lost if job.queue not in self._emptied]
 
     def _watch_running(self) -> None:
-        rows = Job.objects.using(self.using).filter(state=State.RUNNING, dispatched_at__isnull=False)
+        # One with several messages out may have been claimed by the oldest, and overtook nobody.
+        rows = Job.objects.using(self.using).filter(state=State.RUNNING, dispatched_at__isnull=False, republished=0)
         for queue, priority, latest in rows.values_list("queue", "priority").annotate(Max("dispatched_at")):
             key = (queue, priority)
             self._running[key] = max(latest, self._running.get(key, latest))
