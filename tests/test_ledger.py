@@ -250,7 +250,8 @@ def test_command_lists_what_is_not_settled(calls):
 
 
 def test_command_notes_what_a_person_found(calls):
-    command(calls["parked"].pk, "--happened", "--answer", '{"id": 1}')
+    told = command(calls["parked"].pk, "--happened", "--answer", '{"id": 1}', "--json")
+    assert json.loads(told) == {"database": "default", "id": calls["parked"].pk, "happened": True}
     assert Effect.objects.get(key="c").answer == {"id": 1}
     command(calls["ambiguous"].pk, "--not-happened")
     assert not Effect.objects.filter(key="b").exists()

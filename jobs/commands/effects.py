@@ -55,7 +55,12 @@ class Effects(Subcommand):
         elif happened == not_happened or (answer is not None and not happened):
             raise CommandError("Say one of the two: --happened (with --answer JSON), or --not-happened.")
         else:
-            self._settle(id, database or conf().DATABASES[0], happened, answer)
+            using = database or conf().DATABASES[0]
+            self._settle(id, using, happened, answer)
+            if as_json:
+                self.say_json({"database": using, "id": id, "happened": happened})
+            else:
+                self.say(f"{id} {'happened' if happened else 'did not happen'}: retry its job, if that has ended")
 
     def _list(self, aliases: list[str], as_json: bool) -> None:
         rows = [(alias, row) for alias in aliases for row in effects.unsettled(alias).iterator()]
@@ -79,7 +84,6 @@ class Effects(Subcommand):
             raise CommandError(
                 f"{key} is no call that is ambiguous or parked (a run may be making it): nothing to say."
             )
-        self.say(f"{key} {'happened' if happened else 'did not happen'}: retry its job, if that has ended")
 
 
 def as_dict(row: Effect) -> dict[str, Any]:
