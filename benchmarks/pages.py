@@ -164,6 +164,8 @@ def main() -> int:
     if options.jobs < 1000:
         parser.error("--jobs: at least 1000, so that there are some in each state")
     signal.signal(signal.SIGTERM, _end)
+    # A shell has its background jobs ignore it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with database():
             return _run(options)

@@ -91,9 +91,10 @@ def gather(live: bool) -> dict[str, Any]:
         if not live:
             for state, count in rows.filter(state__in=ENDED).values_list("state").annotate(Count("pk")):
                 states[state] = (states[state] or 0) + count
-    for name in paused:
-        queues.setdefault(name, dict.fromkeys(LIVE, 0))
     listed, dead = nodes(running)
+    # Those without a live job, too: an idle queue is not one that is gone.
+    for name in (*paused, *(queue for node in listed if node["alive"] for queue in node["queues"])):
+        queues.setdefault(name, dict.fromkeys(LIVE, 0))
     consumed = Counter(queue for node in listed if node["alive"] and not node["stopping"] for queue in node["queues"])
     return {
         "databases": marks,

@@ -383,7 +383,8 @@ class _Process:
             return
         if self.board.stopping_for is not None:
             self._try(self.own.hand_back_all)
-        self._try(lambda: rescue.bury(self.board.node, by_itself=True))
+        # Without a word that it stops its main process was killed.
+        self._try(lambda: rescue.bury(self.board.node, by_itself=self.board.stopping_for is not None))
         for alias in conf().DATABASES:
             self._try(partial(rescue.give_back_all, alias))
         self._try(lambda: rescue.delete_beat(self.side, self.board.node))

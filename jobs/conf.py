@@ -6,6 +6,7 @@ error of ``manage.py check`` and stops a worker from starting.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from datetime import timedelta
 from functools import cache
 from typing import Any
 
@@ -140,7 +141,7 @@ def problems() -> list[str]:
         for key in given
         if key not in known
     ]
-    values = Settings(**{key: value for key, value in given.items() if key in known})
+    values = _settings({key: value for key, value in given.items() if key in known})
     for name in ("DATABASES", "EXCLUDE"):
         if isinstance(getattr(values, name), str):
             found.append(f"JOBS[{name!r}] must be a list, not a string.")
@@ -149,7 +150,9 @@ def problems() -> list[str]:
         if field.name in NO_NUMBERS or (value is None and field.name in NULLABLE):
             continue
         if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
-            found.append(f"JOBS[{field.name!r}] must be a number above 0, not {value!r}.")
+            found.append(
+                f"JOBS[{field.name!r}] must be a number above 0 (a time: in seconds, or a timedelta), not {value!r}."
+            )
         elif isinstance(field.default, int) and not isinstance(value, int):
             found.append(f"JOBS[{field.name!r}] must be a whole number, not {value!r}.")
     if not found and values.DEAD_AFTER < 3 * values.HEARTBEAT:
@@ -183,7 +186,15 @@ def conf() -> Settings:
     """
     if found := problems():
         raise ImproperlyConfigured(" ".join(found))
-    return Settings(**getattr(django_settings, "JOBS", {}))
+    return _settings(getattr(django_settings, "JOBS", {}))
+
+
+def _settings(given: dict[str, Any]) -> Settings:
+    """A time may also be a timedelta."""
+    values: dict[str, Any] = {
+        key: value.total_seconds() if isinstance(value, timedelta) else value for key, value in given.items()
+    }
+    return Settings(**values)
 
 
 def _forget(*, setting: str, **kwargs: Any) -> None:

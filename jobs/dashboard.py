@@ -143,18 +143,21 @@ class Dashboard:
         """With their rates (jobs a minute), and how long it takes until all that is ready has run (seconds)."""
         entered: Counter[str] = Counter()
         for alias in conf().DATABASES:
-            fresh = Job.objects.using(alias).filter(created_at__gte=now_plus(-60))
+            fresh = Job.objects.using(alias).filter(created_at__gte=now_plus(-60 * RATED))
             entered.update(dict(fresh.values_list("queue").annotate(Count("pk"))))
         left: Counter[str] = Counter()
         begin = floor(self.now, MINUTE) - RATED * MINUTE
         for row in self.tallies if self.span.length == 60 else _tallies(60, begin):
-            left[row.queue] += row.jobs if row.begin >= begin else 0
+            # Those that ran: what is cancelled while it waits is no work that is done.
+            left[row.queue] += sum(row.ran.values()) if row.begin >= begin else 0
         found = []
         for name in sorted({*self.found["queues"], *left}):
             queue = self.found["queues"].get(name, {})
             rate_out = left[name] / RATED
-            spare = rate_out - entered[name]
+            rate_in = entered[name] / RATED
+            spare = rate_out - rate_in
             ready = queue.get("ready", 0)
+            is_worked = queue.get("workers", 0) and not queue.get("paused")
             found.append(
                 {
                     "name": name,
@@ -162,9 +165,9 @@ class Dashboard:
                     "oldest": queue.get("oldest_ready_seconds"),
                     "workers": queue.get("workers", 0),
                     "paused": queue.get("paused", False),
-                    "in": entered[name],
+                    "in": rate_in,
                     "out": rate_out,
-                    "drained": 60 * ready / spare if ready and spare > 0 and not queue.get("paused") else None,
+                    "drained": 60 * ready / spare if ready and spare > 0 and is_worked else None,
                 }
             )
         return found

@@ -338,7 +338,10 @@ def redirect(job_id: uuid.UUID, using: str, change: Callable[[Job], dict[str, An
     with transaction.atomic(using=using):
         job = waiting.select_for_update().first()
         # As if published again: a copy of before may be claimed first, and tells nothing of the line behind it.
-        return job is not None and waiting.update(**change(job), dispatched_at=None, republished=1) == 1
+        if job is None:
+            return False
+        again = {"dispatched_at": None, "republished": 0 if job.dispatched_at is None else 1}
+        return waiting.update(**change(job), **again) == 1
 
 
 def postpone(job: Job, seconds: float, error: dict[str, Any]) -> bool:

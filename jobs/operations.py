@@ -280,7 +280,7 @@ class Delete(Operation):
         done = change(key, using, by)
         if done:
             about = {"action": "deleted", "job": str(key), "by": by.who, "why": by.why}
-            logger.info("the job %s was deleted by hand", key, extra=about)
+            logger.info("the job %s was deleted by %s: %s", key, by.who or "somebody", by.why or "-", extra=about)
         return done
 
 

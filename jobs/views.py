@@ -43,7 +43,10 @@ def metrics(request: HttpRequest) -> HttpResponse:
     """Prometheus' text, for whoever may see jobs: logged in, or with ``Authorization: Bearer`` METRICS_TOKEN."""
     if not _may_scrape(request):
         raise PermissionDenied
-    from jobs.metrics import exposition
+    try:
+        from jobs.metrics import exposition
+    except ModuleNotFoundError as exc:
+        return HttpResponse(f"{exc}: pip install 'django-transactional-jobs[metrics]'\n", "text/plain", 501)
 
     text, kind = exposition()
     return HttpResponse(text, content_type=kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import logging
 import re
 import socket
@@ -16,7 +17,7 @@ from django.core.checks import CheckMessage, run_checks
 from django.db import connections
 
 from jobs import checks, project
-from jobs.conf import celery_settings
+from jobs.conf import celery_settings, conf, problems
 from tests.harness import ROOT
 
 
@@ -217,6 +218,17 @@ def test_a_database_in_memory(settings, monkeypatch):
     assert [message for message in run_checks() if message.id.startswith("jobs.")] == []
 
 
+def test_a_retention_of_days_that_are_seconds(settings):
+    settings.JOBS = {**settings.JOBS, "RETENTION": 7, "MARKER_RETENTION": datetime.timedelta(days=90)}
+    [message] = checks.check_retention()
+    assert (message.id, "timedelta(days=7)" in message.hint) == ("jobs.W018", True)
+    assert conf().MARKER_RETENTION == 90 * 86400
+    settings.JOBS = {**settings.JOBS, "RETENTION": datetime.timedelta(days=7)}
+    assert ids(checks.check_retention()) == []
+    settings.JOBS = {**settings.JOBS, "RETENTION": "7 days"}
+    assert any("in seconds, or a timedelta" in text for text in problems())
+
+
 def test_a_redaction_that_cannot_be_imported(settings):
     settings.JOBS = {**settings.JOBS, "REDACT": "tests.nowhere.redact"}
     assert ids(checks.check_redaction()) == ["jobs.E013"]
@@ -352,6 +364,6 @@ def test_the_readme_names_every_check():
     named = set(re.findall(r"^\| `([EW]\d{3})` \|", (ROOT / "README.md").read_text(), re.M))
     assert known == named
     assert {int(name[1:]) for name in known if name[0] == "E"} == set(range(1, 14))
-    assert {int(name[1:]) for name in known if name[0] == "W"} == set(range(1, 18))
+    assert {int(name[1:]) for name in known if name[0] == "W"} == set(range(1, 19))
     tested = set(re.findall(r"jobs\.([EW]\d{3})", Path(__file__).read_text()))
     assert known - tested <= {"E002"}, "is tested with the workers"

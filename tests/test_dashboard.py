@@ -118,11 +118,18 @@ def test_rates_and_when_a_queue_is_drained():
     for _ in range(3):
         make("ready", queue="mail", age=300)
     tally(2 * MINUTE, 60)
+    tally(2 * MINUTE, 30, state="cancelled", ran={})
+    Job.objects.update(created_at=timezone.now() - datetime.timedelta(hours=1))
     [queue] = Dashboard().queues()
-    assert (queue["in"], queue["out"]) == (0, 6.0)
+    assert (queue["in"], queue["out"], queue["drained"]) == (0, 6.0, None), "nobody works on it"
+    node = make_node(queues=["mail", "idle"])
+    with databases.side() as side:
+        rescue.first_beat(side, node.pk)
+    idle, queue = Dashboard().queues()
     assert queue["drained"] == pytest.approx(30.0)
+    assert (idle["name"], idle["workers"], idle["ready"]) == ("idle", 1, 0)
     make("ready", queue="mail")
-    assert Dashboard().queues()[0]["in"] == 1
+    assert Dashboard().queues()[1]["in"] == 0.1
 
 
 def test_it_takes_few_queries_however_much_there_is(staff):

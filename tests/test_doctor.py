@@ -11,6 +11,7 @@ from django.core.management import CommandError, call_command
 from jobs import queues
 from jobs.models import Instance, Job
 from tests.harness import Worker
+from tests.rows import make
 from tests.servers import free_port
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -70,3 +71,12 @@ def test_a_copied_database():
     assert list(found) == ["database 'default'"]
     assert "jobs adopt" in found["database 'default'"]["cure"]
     assert "1 of 1" in error
+
+
+def test_a_queue_that_nobody_works_on():
+    make("ready", queue="nobody", age=600)
+    found, error = examine("--no-probe")
+    assert "nobody: the oldest ready job has waited" in found["attention"]["says"]
+    assert error
+    with pytest.raises(CommandError, match="--timeout has to be above 0"):
+        call_command("jobs", "doctor", "--timeout", "0")

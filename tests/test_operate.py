@@ -138,7 +138,7 @@ def test_a_deleted_job_is_gone_and_the_log_remains(staff):
     assert Job.objects.get() == other
     assert not Action.objects.exists()
     entry = LogEntry.objects.first()
-    assert (entry.object_id, entry.object_repr) == (str(job.pk), str(job))
+    assert (entry.object_id, entry.object_repr, entry.is_deletion()) == (str(job.pk), str(job), True)
     assert "a test" in entry.get_change_message()
 
 
@@ -308,6 +308,13 @@ def test_a_reason_that_no_database_takes(staff):
     client.post(page(job, "operate_one"), {"operation": "retry", "why": "a\0b" + "x" * 5000})
     assert len(Action.objects.get().why) <= 1100
     assert "\0" not in Action.objects.get().why
+
+
+def test_those_that_are_gone_by_then_are_counted(staff):
+    client, stays, goes = staff("retry_job"), make("failed"), make("failed")
+    _, url, form = choose(client, "retry", stays, goes)
+    goes.delete()
+    assert said(client.post(url, {**form, "scope": "chosen"}, follow=True)) == "1 job retried, 1 refused: 1 is gone"
 
 
 def test_many_go_to_another_queue_step_by_step(staff, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import sys
 
 import pytest
 from django.contrib.auth.models import User
@@ -99,3 +100,16 @@ def test_counters_only_grow(admin_client):
         assert succeeded() == 30
     assert [row.length for row in Tally.objects.all()] == [0]
     assert lifecycle.due("default", 1) == []
+
+
+def test_metrics_without_their_library_say_what_to_install(admin_client, monkeypatch):
+    monkeypatch.delitem(sys.modules, "jobs.metrics", raising=False)
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    response = admin_client.get(METRICS)
+    assert (response.status_code, b"[metrics]" in response.content) == (501, True)
+
+
+def test_a_queue_without_a_job_is_still_there(admin_client, worker):
+    text = admin_client.get(METRICS).content.decode()
+    assert 'celery_queue_length{queue_name="mail"} 0.0' in text
+    assert 'celery_active_consumer_count{queue_name="mail"} 1.0' in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -166,6 +167,14 @@ def test_a_worker_that_stops_says_so(tmp_path):
         gate.touch()
         wait_ended(result.id)
         worker.process.wait(30)
+
+
+def test_a_worker_whose_main_process_is_killed_did_not_stop_in_good_order():
+    with Worker() as worker:
+        node = Node.objects.get(dead_at=None)
+        os.kill(worker.process.pid, signal.SIGKILL)
+        wait_for(lambda: Node.objects.get(pk=node.pk).dead_at, 20, "its companion declares it dead")
+        assert not Node.objects.get(pk=node.pk).signed_off
 
 
 def test_sync_points_are_disarmed_unless_a_test_arms_them():

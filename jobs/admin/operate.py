@@ -10,6 +10,7 @@ from typing import Any
 
 from django.contrib import messages
 from django.contrib.admin import action as decorator
+from django.contrib.admin.models import CHANGE, DELETION, LogEntry
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import PAGE_VAR
 from django.core.exceptions import PermissionDenied
@@ -106,7 +107,9 @@ def _attempt(admin: Any, request: HttpRequest, operation: Operation, job: Job) -
             # English, as all that is stored.
             with translation.override(None):
                 said = f"{operation.label}: {outcome.says}" + (f" ({by.why})" if by.why else "")
-            admin.log_change(request, job, said)
+            user: Any = request.user.pk
+            flag = DELETION if operation is DELETE else CHANGE
+            LogEntry.objects.log_actions(user, [job], flag, change_message=said, single_object=True)
     return outcome
 
 
@@ -156,6 +159,7 @@ def many(admin: Any, request: HttpRequest) -> HttpResponse:
         progress.note(group, job, _attempt(admin, request, operation, job))
         if time.monotonic() > deadline:
             return _go_on(admin, request, operation, progress)
+    progress.note_gone()
     admin.message_user(request, progress.says(operation), messages.WARNING if progress.refused else messages.SUCCESS)
     return HttpResponseRedirect(_list(request))
 
@@ -273,6 +277,13 @@ class _Progress:
         self.refused += 1
         if len(self.named) < NAMED:
             self.named.append(f"{job.pk} {outcome.says}")
+
+    def note_gone(self) -> None:
+        """Of those that were chosen some may be deleted by now."""
+        gone = len(self.keys) - self.done - self.refused if self.keys is not None else 0
+        if gone > 0:
+            self.refused += gone
+            self.named.append(ngettext("%(number)s is gone", "%(number)s are gone", gone) % {"number": gone})
 
     def says(self, operation: Operation) -> str:
         text = ngettext("%(number)s job %(participle)s", "%(number)s jobs %(participle)s", self.done)

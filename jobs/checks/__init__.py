@@ -14,6 +14,7 @@ from jobs.checks.base import Check
 from jobs.checks.celery import check_celery, check_project_app
 from jobs.checks.settings import (
     check_redaction,
+    check_retention,
     check_routing,
     check_settings,
     check_sqlite,
@@ -27,6 +28,7 @@ __all__ = [
     "check_project_app",
     "check_redaction",
     "check_redis",
+    "check_retention",
     "check_routing",
     "check_settings",
     "check_sqlite",

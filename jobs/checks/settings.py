@@ -19,6 +19,10 @@ from jobs.models import Job
 READ_COMMITTED = 2
 
 
+#: Seconds that nobody means to keep a history for.
+SHORT = 3600.0
+
+
 @register("jobs")
 @careful
 def check_settings(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> Iterator[CheckMessage]:
@@ -40,6 +44,20 @@ def check_redaction(app_configs: Sequence[AppConfig] | None = None, **kwargs: An
             hint="Name a function redact(task, name, value) by its dotted path. Until then all values are hidden.",
             id="jobs.E013",
         )
+
+
+@register("jobs")
+@careful
+def check_retention(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> Iterator[CheckMessage]:
+    """Days were meant, perhaps."""
+    for name in ("RETENTION", "RETENTION_FAILED", "MARKER_RETENTION") if not conf.problems() else ():
+        seconds = getattr(conf.conf(), name)
+        if seconds is not None and seconds < SHORT:
+            yield Warning(
+                f"JOBS[{name!r}] is {seconds:g} seconds: what is older is deleted.",
+                hint=f"For days write datetime.timedelta(days={seconds:g}). Silence this if seconds are meant.",
+                id="jobs.W018",
+            )
 
 
 @register("jobs")

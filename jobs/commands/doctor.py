@@ -49,6 +49,8 @@ class Doctor(Subcommand):
     examples = ("doctor", "doctor --queue mail", "doctor --no-probe --json")
 
     def run(self, *, queue: str | None, timeout: float, is_probed: bool, as_json: bool, **options: Any) -> None:
+        if timeout <= 0:
+            raise CommandError("--timeout has to be above 0 seconds.")
         found = []
         for finding in self._examine(queue, timeout, is_probed):
             found.append(finding)
@@ -78,10 +80,13 @@ class Doctor(Subcommand):
             cure = "Import it in the __init__.py of the package that holds the settings (from proj.celery import app)."
             yield Finding("app", False, "the project's Celery app is not loaded", cure)
             return
-        yield _broker(app)
+        broker = _broker(app)
+        yield broker
         yield _locks()
         yield _workers()
-        if is_probed:
+        for remark in census.remarks(census.gather(live=True)):
+            yield Finding("attention", False, str(remark))
+        if is_probed and broker.is_well:
             app.loader.import_default_modules()
             yield from _probe(app, queue, timeout)
 

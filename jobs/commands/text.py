@@ -8,6 +8,9 @@ from typing import Any
 
 from jobs.models import State
 
+#: Columns whose cells are never broken.
+WHOLE = ("id", "state", "created", "worker", "queue")
+
 #: Of a cell that is the name of a state.
 COLOURS: dict[str, str] = {
     State.SCHEDULED: "blue",
@@ -50,8 +53,8 @@ def _rich(rows: list[list[Any]], is_number: list[bool]) -> str:
     head, *body = rows
     found = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name, right in zip(head, is_number, strict=True):
-        # An id is of use only as a whole.
-        found.add_column(Text(str(name)), justify="right" if right else "left", no_wrap=name == "id", overflow="fold")
+        # An id is of use only as a whole, and a state or a moment is hard to read in pieces.
+        found.add_column(Text(str(name)), justify="right" if right else "left", no_wrap=name in WHOLE, overflow="fold")
     for row in body:
         found.add_row(*(Text(str(cell), COLOURS.get(cell, "") if isinstance(cell, str) else "") for cell in row))
     out = io.StringIO()

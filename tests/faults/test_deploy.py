@@ -21,7 +21,7 @@ from tests.harness import in_body, wait_beats, wait_state
 from tests.servers import wait_for
 
 #: The worker declares its own node dead, when it stops in good order.
-SIGN_OFF = "self._try(lambda: rescue.bury(self.board.node, by_itself=True))"
+SIGN_OFF = "self._try(lambda: rescue.bury(self.board.node, by_itself=self.board.stopping_for is not None))"
 #: Before that it hands back what it ran; and whose process ended because the worker stops did not crash.
 HAND_BACK = ("jobs/companion.py", "self._try(self.own.hand_back_all)", "pass")
 NO_CRASH = ("jobs/maintenance/rescue.py", 'why == "cancelled" or self.board.stopping_for is not None', "False")

@@ -6,7 +6,8 @@ from argparse import SUPPRESS, ArgumentParser, RawDescriptionHelpFormatter
 from contextlib import nullcontext
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandParser, DjangoHelpFormatter, SystemCheckError
+from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter, SystemCheckError
+from django.db import OperationalError, ProgrammingError
 from django.utils import translation
 from django.utils.text import capfirst
 
@@ -53,7 +54,10 @@ class Command(BaseCommand):
         chosen = next(each for each in SUBCOMMANDS if each.name == subcommand)
         # What programs read is the same in every language.
         with translation.override(None) if options.get("as_json") else nullcontext():
-            chosen(self).run(**options)
+            try:
+                chosen(self).run(**options)
+            except (OperationalError, ProgrammingError) as exc:
+                raise CommandError(f"The database says: {exc} (not migrated? manage.py migrate)") from exc
 
 
 def _add_common_options(parser: ArgumentParser) -> None:
