@@ -161,19 +161,23 @@ def _seconds(age: Any) -> float:
     return round(max(0.0, age.total_seconds()), 3)
 
 
-def remarks(found: dict[str, Any]) -> Iterator[str]:
-    """What should not be so."""
+#: Remarks about what somebody wanted, or what is only much.
+NO_FAULT = ("paused", "busy")
+
+
+def remarks(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What needs attention: of what kind it is, and a sentence."""
     for alias, mark in found["databases"].items():
         if not mark["adopted"]:
             says = gettext(
                 "the database %(database)r is marked as another one, %(mark)r, and it is %(is)r: workers refuse it "
                 "until `manage.py jobs adopt`"
             )
-            yield says % {"database": alias, "mark": mark["marked_as"], "is": mark["is"]}
+            yield "copied", says % {"database": alias, "mark": mark["marked_as"], "is": mark["is"]}
     for name, queue in found["queues"].items():
         waited, workers = queue["oldest_ready_seconds"], queue["workers"]
         if queue["paused"]:
-            yield gettext("%(queue)s: is paused; manage.py jobs resume %(queue)s") % {"queue": name}
+            yield "paused", gettext("%(queue)s: is paused; manage.py jobs resume %(queue)s") % {"queue": name}
             continue
         if waited is None or waited < conf().GRACE:
             continue
@@ -195,8 +199,9 @@ def remarks(found: dict[str, Any]) -> Iterator[str]:
                 "(%(running)s running)",
                 workers,
             )
-        yield says % {"queue": name, "time": duration(waited), "workers": workers, "running": queue["running"]}
+        kind = "busy" if workers and queue["running"] else "starving"
+        yield kind, says % {"queue": name, "time": duration(waited), "workers": workers, "running": queue["running"]}
     for node in found["nodes"]:
         if node["relay_error"]:
             values = {"host": node["hostname"], "id": node["id"][:8], "error": node["relay_error"]}
-            yield gettext("%(host)s (%(id)s) cannot publish: %(error)s") % values
+            yield "relay", gettext("%(host)s (%(id)s) cannot publish: %(error)s") % values

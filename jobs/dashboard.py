@@ -84,7 +84,7 @@ class Dashboard:
         self.span = SPANS.get(span, SPANS["hour"])
         self.by = by if by in ("state", "task", "queue") else "state"
         self.found = census.gather(live=True)
-        self.remarks = list(census.remarks(self.found))
+        self.remarks = [text for _, text in census.remarks(self.found)]
         self.now = timezone.now()
         self.tallies = _tallies(self.span.length, self.span.begin(self.now))
 

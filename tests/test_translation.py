@@ -432,4 +432,6 @@ def test_commands_speak_the_language_of_the_project_and_json_none(settings):
         call_command("jobs", "cancel", str(job.pk), "--json", stdout=out)
     assert json.loads(out.getvalue())["refused"][0]["why"] == "is failed: nothing to cancel"
     queues.pause("celery")
-    assert list(census.remarks(census.gather(live=True))) == ["celery: ist angehalten; manage.py jobs resume celery"]
+    assert [text for _, text in census.remarks(census.gather(live=True))] == [
+        "celery: ist angehalten; manage.py jobs resume celery"
+    ]

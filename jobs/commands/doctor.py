@@ -84,8 +84,8 @@ class Doctor(Subcommand):
         yield broker
         yield _locks()
         yield _workers()
-        for remark in census.remarks(census.gather(live=True)):
-            yield Finding("attention", False, str(remark))
+        for kind, text in census.remarks(census.gather(live=True)):
+            yield Finding("attention", kind in census.NO_FAULT, text)
         if is_probed and broker.is_well:
             app.loader.import_default_modules()
             yield from _probe(app, queue, timeout)

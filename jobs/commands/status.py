@@ -54,7 +54,7 @@ def as_text(found: dict[str, Any], is_terminal: bool) -> Iterator[str]:
         f"due and not published: {relay['due']}"
         + (f", the oldest since {duration(relay['lag_seconds'])}" if relay["due"] else ""),
     ]
-    yield "\n".join([*lines, *remarks(found)])
+    yield "\n".join([*lines, *(text for _, text in remarks(found))])
 
 
 def nodes_table(nodes: list[dict[str, Any]], is_terminal: bool) -> str:
