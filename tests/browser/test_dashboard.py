@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import uuid
+
 import pytest
 from playwright.sync_api import expect
 
+from jobs.models import Job
 from tests.browser.pages import DASHBOARD
 from tests.rows import make
 
@@ -36,3 +39,14 @@ def test_it_renews_itself_unless_somebody_is_at_a_control(visit):
     page.locator(":focus").blur()
     page.clock.run_for(10_000)
     expect(ready).to_have_text("3")
+
+
+def test_it_says_what_verify_says(visit):
+    page = visit("*")
+    page.goto(DASHBOARD)
+    status = page.locator("#jobs-verify [role=status]")
+    expect(status).to_contain_text("0 violations.")
+    make("running", age=3600)
+    Job.objects.update(node_id=uuid.uuid4())
+    page.reload()
+    expect(status).to_contain_text("1 violation.")
