@@ -95,7 +95,7 @@ def gather(live: bool) -> dict[str, Any]:
     # Those without a live job, too: an idle queue is not one that is gone.
     for name in (*paused, *(queue for node in listed if node["alive"] for queue in node["queues"])):
         queues.setdefault(name, dict.fromkeys(LIVE, 0))
-    consumed = Counter(queue for node in listed if node["alive"] and not node["stopping"] for queue in node["queues"])
+    consumed = Counter(queue for node in listed if node["takes_jobs"] for queue in node["queues"])
     return {
         "databases": marks,
         "jobs": {str(state): count for state, count in states.items()},
@@ -142,6 +142,7 @@ def nodes(running: Counter[uuid.UUID]) -> tuple[list[dict[str, Any]], int]:
             "beat_seconds": round(worker.silence, 3) if math.isfinite(worker.silence) else None,
             "alive": worker.is_alive,
             "stopping": worker.node.stopping_at is not None,
+            "takes_jobs": worker.takes_jobs,
             "running": running[worker.node.pk],
         }
         for worker in listed

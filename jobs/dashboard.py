@@ -18,7 +18,7 @@ from jobs import census
 from jobs.conf import conf
 from jobs.histogram import added, percentile
 from jobs.lifecycle import now_plus
-from jobs.maintenance.tally import HOUR, MINUTE, QUARTER, floor
+from jobs.maintenance.tally import HOUR, MINUTE, QUARTER, floor, seconds
 from jobs.models import Job, State, Tally
 
 #: The percentiles that are shown.
@@ -39,8 +39,7 @@ class Span:
     """A stretch of time that ends now, and the bars that it is shown in."""
 
     name: str
-    #: Of the tallies that it is made of.
-    length: int
+    #: The stretch of the tallies that it is made of.
     bar: datetime.timedelta
     bars: int
 
@@ -49,9 +48,9 @@ class Span:
 
 
 SPANS = {
-    "hour": Span("hour", 60, MINUTE, 60),
-    "day": Span("day", 3600, HOUR, 24),
-    "week": Span("week", 21600, QUARTER, 28),
+    "hour": Span("hour", MINUTE, 60),
+    "day": Span("day", HOUR, 24),
+    "week": Span("week", QUARTER, 28),
 }
 
 
@@ -86,7 +85,7 @@ class Dashboard:
         self.found = census.gather(live=True)
         self.remarks = [text for _, text in census.remarks(self.found)]
         self.now = timezone.now()
-        self.tallies = _tallies(self.span.length, self.span.begin(self.now))
+        self.tallies = _tallies(self.span.bar, self.span.begin(self.now))
 
     def ended(self) -> dict[str, int]:
         total: Counter[str] = Counter(dict.fromkeys((State.SUCCEEDED, State.FAILED, State.CANCELLED), 0))
@@ -147,7 +146,7 @@ class Dashboard:
             entered.update(dict(fresh.values_list("queue").annotate(Count("pk"))))
         left: Counter[str] = Counter()
         begin = floor(self.now, MINUTE) - RATED * MINUTE
-        for row in self.tallies if self.span.length == 60 else _tallies(60, begin):
+        for row in self.tallies if self.span.bar == MINUTE else _tallies(MINUTE, begin):
             # Those that ran: what is cancelled while it waits is no work that is done.
             left[row.queue] += sum(row.ran.values()) if row.begin >= begin else 0
         found = []
@@ -173,8 +172,8 @@ class Dashboard:
         return found
 
 
-def _tallies(length: int, begin: datetime.datetime) -> list[Counted]:
-    return [row for alias in conf().DATABASES for row in _read(alias, length, begin)]
+def _tallies(stretch: datetime.timedelta, begin: datetime.datetime) -> list[Counted]:
+    return [row for alias in conf().DATABASES for row in _read(alias, seconds(stretch), begin)]
 
 
 def _read(using: str, length: int, begin: datetime.datetime) -> Iterator[Counted]:

@@ -108,6 +108,7 @@ ADDRESS = ("exchange", "routing_key", "priority")
 def _take_from_row(request: Any, job: Job) -> None:
     """The row wins over the message, which may be an old copy."""
     embed, publish = job.options["embed"], job.options["publish"]
+    address = {name: publish[name] for name in ADDRESS if name in publish}
     request.update(
         {
             **job.headers,
@@ -121,7 +122,7 @@ def _take_from_row(request: Any, job: Job) -> None:
             "chain": embed.get("chain"),
             "chord": embed.get("chord"),
             # A retry goes where the row says by now, and not where this message came from.
-            "delivery_info": (request.delivery_info or {}) | {name: publish.get(name) for name in ADDRESS},
+            "delivery_info": (request.delivery_info or {}) | address,
         }
     )
 

@@ -21,7 +21,7 @@ from jobs import history, lifecycle, message, unique
 from jobs.arguments import scrub
 from jobs.conf import conf
 from jobs.errors import UniqueBusy, UniqueTaken
-from jobs.models import ENDED, UNIQUE, Action, Job, State
+from jobs.models import ENDED, Action, Job, State
 from jobs.project import celery_app
 from jobs.queues import MAX_NAME
 
@@ -139,11 +139,8 @@ class Retry(Operation):
         return lifecycle.replay(key, using)
 
     def _hindrance(self, key: uuid.UUID, using: str) -> str:
-        job = Job.objects.using(using).filter(pk=key, unique_key__isnull=False).first()
-        if job is None:
-            return ""
-        holders = Job.objects.using(using).filter(UNIQUE, unique_key=job.unique_key).exclude(pk=key)
-        return unique.describe(job, gettext) if holders.exists() else ""
+        job = Job.objects.using(using).filter(pk=key).first()
+        return "" if job is None or unique.holder_of(job) is None else unique.describe(job, gettext)
 
 
 class Cancel(Operation):
@@ -190,21 +187,13 @@ class RunNow(Operation):
         return super()._otherwise(key, using, state, by, dry_run)
 
 
-class Move(Operation):
-    name = "move"
-    label = _("Change queue")
+class Redirect(Operation):
+    """Another message for a job that waits."""
+
     permission = "change_job"
     states = (State.SCHEDULED, State.READY)
     meant = states
-    otherwise = _("is %(state)s: nothing to move")
-    asks = _("To which queue:")
     is_apart = True
-
-    def told(self, value: str) -> Self:
-        name = value.strip()
-        if not 0 < len(name) <= MAX_NAME or "\0" in name:
-            raise ValueError(gettext("Name a queue, in 1 to %(number)s characters.") % {"number": MAX_NAME})
-        return _with(self, name, format_lazy(_("moved to {queue}"), queue=name))
 
     def _change(self, key: uuid.UUID, using: str, by: By) -> bool:
         return lifecycle.redirect(key, using, self._columns)
@@ -218,6 +207,26 @@ class Move(Operation):
         return ""
 
     def _columns(self, job: Job) -> dict[str, Any]:
+        """
+        Raises:
+            Refused: it cannot be sent so.
+        """
+        raise NotImplementedError
+
+
+class Move(Redirect):
+    name = "move"
+    label = _("Change queue")
+    otherwise = _("is %(state)s: nothing to move")
+    asks = _("To which queue:")
+
+    def told(self, value: str) -> Self:
+        name = value.strip()
+        if not 0 < len(name) <= MAX_NAME or "\0" in name:
+            raise ValueError(gettext("Name a queue, in 1 to %(number)s characters.") % {"number": MAX_NAME})
+        return _with(self, name, format_lazy(_("moved to {queue}"), queue=name))
+
+    def _columns(self, job: Job) -> dict[str, Any]:
         app = celery_app()
         if app is None:
             raise Refused(gettext("no Celery app is known here, which would say how a message comes to that queue"))
@@ -227,15 +236,11 @@ class Move(Operation):
             raise Refused(str(exc)) from exc
 
 
-class Prioritize(Operation):
+class Prioritize(Redirect):
     name = "prioritize"
     label = _("Change priority")
-    permission = "change_job"
-    states = (State.SCHEDULED, State.READY)
-    meant = states
     otherwise = _("is %(state)s: nothing to prioritize")
     asks = _("Priority (0 to 255; whether more is first, the broker decides):")
-    is_apart = True
 
     def told(self, value: str) -> Self:
         number = value.strip()
@@ -244,9 +249,6 @@ class Prioritize(Operation):
                 gettext("A priority is a whole number from 0 to 255, and not %(value)r.") % {"value": value}
             )
         return _with(self, str(int(number)), format_lazy(_("given priority {number}"), number=int(number)))
-
-    def _change(self, key: uuid.UUID, using: str, by: By) -> bool:
-        return lifecycle.redirect(key, using, self._columns)
 
     def _columns(self, job: Job) -> dict[str, Any]:
         publish = {**job.options["publish"], "priority": int(self.value)}

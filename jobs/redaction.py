@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -21,29 +20,40 @@ logger = logging.getLogger("jobs")
 HIDDEN = "(hidden: JOBS['REDACT'] failed)"
 
 
-@dataclass(frozen=True, slots=True)
 class Shown:
-    args: list[Any]
-    kwargs: dict[str, Any]
-    result: Any
-    options: dict[str, Any]
-    headers: dict[str, Any]
+    """A job's values as ``JOBS["REDACT"]`` leaves them, each when it is asked for. What it fails at is hidden."""
 
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.is_whole = conf().REDACT is None
 
-def shown(job: Job) -> Shown:
-    """The arguments and the result as ``JOBS["REDACT"]`` leaves them. What it fails at is hidden."""
-    if conf().REDACT is None:
-        return Shown(job.args, job.kwargs, job.result, job.options, job.headers)
-    names = _names(job)
-    names += map(str, range(len(names), len(job.args)))
-    return Shown(
-        [_redacted(job, name, value) for name, value in zip(names, job.args, strict=False)],
-        {name: _redacted(job, name, value) for name, value in job.kwargs.items()},
-        None if job.result is None else _redacted(job, "result", job.result),
-        # Links, chains and chords with their arguments; and Celery's texts of the job's own.
-        _without(job.options, "embed"),
-        _without(job.headers, "argsrepr", "kwargsrepr"),
-    )
+    @property
+    def args(self) -> list[Any]:
+        if self.is_whole:
+            return list(self.job.args)
+        names = _names(self.job)
+        names += map(str, range(len(names), len(self.job.args)))
+        return [_redacted(self.job, name, value) for name, value in zip(names, self.job.args, strict=False)]
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        kwargs: dict[str, Any] = self.job.kwargs
+        return kwargs if self.is_whole else {name: _redacted(self.job, name, kwargs[name]) for name in kwargs}
+
+    @property
+    def result(self) -> Any:
+        is_plain = self.is_whole or self.job.result is None
+        return self.job.result if is_plain else _redacted(self.job, "result", self.job.result)
+
+    @property
+    def options(self) -> Any:
+        """Without links, chains and chords, which bear arguments."""
+        return self.job.options if self.is_whole else _without(self.job.options, "embed")
+
+    @property
+    def headers(self) -> Any:
+        """Without Celery's texts of the arguments."""
+        return self.job.headers if self.is_whole else _without(self.job.headers, "argsrepr", "kwargsrepr")
 
 
 def _without(values: Any, *names: str) -> Any:

@@ -75,9 +75,17 @@ def describe(job: Job, say: Callable[[str], str] = str) -> str:
     Parameters:
         say: gettext, for a reader. What is stored is English.
     """
-    holder = next(iter(_holders([job], str(job._state.db))), None)
+    holder = holder_of(job)
     who = say(NO_LONGER) if holder is None else say(HOLDER) % {"id": holder.pk, "state": say(holder.state)}
     return say(TAKEN) % {"who": who, "key": job.unique_key}
+
+
+def holder_of(job: Job) -> Job | None:
+    """The other job that has the unique key of this one."""
+    if job.unique_key is None:
+        return None
+    holder: Job | None = _holders([job], str(job._state.db)).exclude(pk=job.pk).first()
+    return holder
 
 
 def _same_task(job: Job, holder: Job) -> Job:

@@ -28,7 +28,7 @@ def health(request: HttpRequest) -> HttpResponse:
     except Error:
         return JsonResponse({"status": "failing", "reasons": ["database"]}, status=503)
     reasons = []
-    if not any(node["alive"] and not node["stopping"] for node in found["nodes"]):
+    if not any(node["takes_jobs"] for node in found["nodes"]):
         reasons.append("no_worker")
     if found["relay"]["lag_seconds"] > conf().GRACE:
         reasons.append("relay")

@@ -81,3 +81,13 @@ def by_default(isolation: str) -> Iterator[None]:
     finally:
         with connection.cursor() as cursor:
             cursor.execute(f"{database} RESET default_transaction_isolation")
+
+
+@contextmanager
+def autocommit_off() -> Iterator[None]:
+    """Who does that ends the transaction in the block."""
+    connection.set_autocommit(False)
+    try:
+        yield
+    finally:
+        connection.set_autocommit(True)

@@ -396,6 +396,11 @@ def test_a_job_as_a_call(viewer):
     assert "from tests.tasks import effect\neffect.delay(&#x27;x&#x27;, 1, note=None)" in text
 
 
+def test_a_task_with_another_name_is_called_by_its_own(viewer):
+    text = viewer.get(page(make(task="jobs.probe", args=[], kwargs={}))).content.decode()
+    assert "from jobs.tasks import probe\nprobe.delay()" in text
+
+
 @pytest.mark.parametrize("state", State.values)
 def test_each_state_has_a_page(viewer, state):
     assert viewer.get(page(make(state))).status_code == 200

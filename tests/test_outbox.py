@@ -15,6 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from jobs import Task, publisher
 from jobs.models import Job
 from tests import tasks
+from tests.concurrency import autocommit_off
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -142,12 +143,9 @@ def test_autocommit_off_leaves_publishing_to_the_relay(published):
 
 
 def test_autocommit_off_and_rolled_back(published):
-    connection.set_autocommit(False)
-    try:
+    with autocommit_off():
         tasks.effect.delay("a")
         connection.rollback()
-    finally:
-        connection.set_autocommit(True)
     assert not Job.objects.exists()
 
 

@@ -22,6 +22,7 @@ from jobs.maintenance import rescue
 from jobs.maintenance.relay import Relay
 from jobs.models import Job, Node
 from tests import tasks
+from tests.concurrency import autocommit_off
 from tests.harness import Worker, deliver, effects, wait_ended
 from tests.servers import wait_for
 
@@ -122,12 +123,9 @@ def test_a_transaction_still_publishes_once_with_receivers_connected(told, setti
 
 
 def test_with_autocommit_off_nothing_tells_of_the_commit(told):
-    connection.set_autocommit(False)
-    try:
+    with autocommit_off():
         tasks.effect.delay("a")
         connection.commit()
-    finally:
-        connection.set_autocommit(True)
     assert Job.objects.count() == 1
     assert told == []
 

@@ -25,6 +25,7 @@ from jobs import lifecycle, publisher, settlement, tracing
 from jobs.maintenance.relay import Relay
 from jobs.models import Job
 from tests import tasks
+from tests.concurrency import autocommit_off
 from tests.harness import ROOT, Worker, deliver, effects, environment, wait_ended
 from tests.servers import wait_for
 
@@ -167,12 +168,9 @@ def test_a_call_that_is_rolled_back_leaves_no_span(spans):
 
 
 def test_with_autocommit_off_a_call_has_its_span_as_well(spans):
-    connection.set_autocommit(False)
-    try:
+    with autocommit_off():
         tasks.effect.delay("a")
         connection.commit()
-    finally:
-        connection.set_autocommit(True)
     assert attributes(spans.only("create"))["messaging.message.id"] == str(Job.objects.get().pk)
 
 

@@ -30,7 +30,8 @@ from jobs.admin.related import link, may, related
 from jobs.arguments import scrub
 from jobs.models import Action, Effect, Job, Node, State
 from jobs.operations import OPERATIONS
-from jobs.redaction import shown
+from jobs.project import celery_app
+from jobs.redaction import Shown
 from jobs.selection import FIELDS
 
 #: Characters of JSON that the page shows of one field.
@@ -140,32 +141,38 @@ class JobAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("arguments"))
     def arguments(self, job: Job) -> SafeString:
-        return pretty(shown(job).args)
+        return pretty(Shown(job).args)
 
     @admin.display(description=_("keyword arguments"))
     def keyword_arguments(self, job: Job) -> SafeString:
-        return pretty(shown(job).kwargs)
+        return pretty(Shown(job).kwargs)
 
     @admin.display(description=_("result"))
     def shown_result(self, job: Job) -> str:
-        return pretty(shown(job).result) if job.state == State.SUCCEEDED else NOTHING
+        return pretty(Shown(job).result) if job.state == State.SUCCEEDED else NOTHING
 
     @admin.display(description=_("as a call"))
     def as_call(self, job: Job) -> SafeString:
         """To paste into a shell; with what people may not see left out."""
-        seen = shown(job)
+        seen = Shown(job)
         given = [*map(repr, seen.args), *(f"{name}={value!r}" for name, value in seen.kwargs.items())]
-        module, _, name = job.task.rpartition(".")
+        app = celery_app()
+        task = app and app.tasks.get(job.task)
+        if task is None:
+            module, _, name = job.task.rpartition(".")
+        else:
+            # Its name in Celery may be another one.
+            module, name = task.__module__, task.__name__
         text = f"from {module} import {name}\n{name}.delay({', '.join(given)})" if module else f"{name}.delay(...)"
         return format_html('<pre class="job-json">{}</pre>', scrub(text, SHOWN))
 
     @admin.display(description=_("options"))
     def shown_options(self, job: Job) -> SafeString:
-        return pretty(shown(job).options)
+        return pretty(Shown(job).options)
 
     @admin.display(description=_("headers"))
     def shown_headers(self, job: Job) -> SafeString:
-        return pretty(shown(job).headers)
+        return pretty(Shown(job).headers)
 
     @admin.display(description=_("node"))
     def ran_on(self, job: Job) -> str:

@@ -147,7 +147,7 @@ def _locks() -> Finding:
 
 def _workers() -> Finding:
     nodes, _ = census.nodes(census.running_by_node())
-    alive = [node for node in nodes if node["alive"] and not node["stopping"]]
+    alive = [node for node in nodes if node["takes_jobs"]]
     if not alive:
         others = ", ".join(
             f"{node['hostname']} ({node['id'][:8]}) {'stops' if node['alive'] else 'went silent'}" for node in nodes

@@ -17,7 +17,7 @@ from jobs.commands.status import nodes_table
 from jobs.commands.text import table
 from jobs.conf import conf
 from jobs.models import Action, Job, Node
-from jobs.redaction import shown
+from jobs.redaction import Shown
 from jobs.selection import find
 
 
@@ -106,7 +106,7 @@ class Nodes(Subcommand):
         for node in nodes:
             if node["relay_error"] and not as_json:
                 self.say(f"{node['hostname']} ({node['id'][:8]}) cannot publish: {node['relay_error']}")
-        if not any(node["alive"] and not node["stopping"] for node in nodes):
+        if not any(node["takes_jobs"] for node in nodes):
             raise CommandError("No worker is alive: celery -A proj worker")
 
 
@@ -131,7 +131,7 @@ def as_dict(job: Job, whole: bool = False) -> dict[str, Any]:
     names += ["root_id", "marker_key", "replay_of", "unique_key", "error"]
     found = {name: _plain(getattr(job, name)) for name in names}
     if whole:
-        seen = shown(job)
+        seen = Shown(job)
         found |= {"args": seen.args, "kwargs": seen.kwargs, "result": seen.result, "errors": job.errors}
     node = Node.objects.using(job._state.db).filter(pk=job.node_id).first() if whole and job.node_id else None
     return {**found, "node": str(node) if node else job.node_id and str(job.node_id), "database": job._state.db}

@@ -12,10 +12,10 @@ from django.db.models import Q
 from django.db.models.functions import Now
 from django.utils.translation import gettext
 
-from jobs import databases, instance, lockstores, publisher
+from jobs import databases, instance, lockstores, publisher, unique
 from jobs.census import Worker, workers
 from jobs.effects import with_makers
-from jobs.models import UNIQUE, Cancellation, Effect, Job, Marker, Node, Pause
+from jobs.models import Cancellation, Effect, Job, Marker, Node, Pause
 from jobs.project import celery_app
 from jobs.selection import find
 from jobs.times import duration
@@ -161,10 +161,7 @@ class View:
     @cached_property
     def key_holder(self) -> Job | None:
         """The job that has the unique key of this one."""
-        if self.job.unique_key is None:
-            return None
-        rows = Job.objects.using(self.using).filter(UNIQUE, unique_key=self.job.unique_key)
-        return rows.exclude(pk=self.job.pk).first()
+        return unique.holder_of(self.job)
 
     @cached_property
     def call(self) -> Effect | None:
