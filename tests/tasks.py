@@ -49,10 +49,10 @@ def naps(key):
 
 
 @shared_task
-def lingers(key):
+def lingers(key, seconds=0.02):
     """Long enough for a second run to meet the first one."""
     Effect.objects.create(key=key, pid=os.getpid())
-    time.sleep(0.02)
+    time.sleep(seconds)
 
 
 @shared_task

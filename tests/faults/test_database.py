@@ -109,7 +109,7 @@ def test_idle_connections_exhaust_the_server(ledger, database):
         assert not Job.objects.filter(crashes__gt=0).exists()
 
 
-@guard("jobs/lifecycle.py", "CASE WHEN pg_backend_pid() = %s", "CASE WHEN %s > 0")
+@guard("jobs/lifecycle.py", "CASE WHEN pg_backend_pid() = %s", "CASE WHEN %s <> 0")
 def test_dead_worker_behind_a_pooler(ledger, database, tmp_path):
     """The server processes that it used serve others by now, who are not to be hurt.
 

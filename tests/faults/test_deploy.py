@@ -157,7 +157,6 @@ def test_warm_shutdown_of_a_long_body_is_not_rescued(ledger, tmp_path):
 
 
 @guard("jobs/companion.py", "pids.add(self.handle._main)", "pass", case="stock")
-@guard("jobs/companion.py", "pids = {slot.pid for slot in self.board.occupied()}", "pids = set()", case="job")
 @guard("jobs/consumer.py", "c.cancel_active_requests = end", "pass")
 @pytest.mark.parametrize("stubborn", [tasks.ignores_sigterm, tasks.ignores_sigterm_as_stock], ids=["job", "stock"])
 def test_stopped_cold_while_a_process_does_not_end(ledger, tmp_path, stubborn):
@@ -183,6 +182,7 @@ def test_stopped_cold_while_a_process_does_not_end(ledger, tmp_path, stubborn):
 
 
 @guard("jobs/companion.py", "            if self._is_overdue():", "            if False:")
+@guard("jobs/companion.py", "pids = {slot.pid for slot in self.board.occupied()}", "pids = set()")
 @guard(*NO_CRASH, also=[HAND_BACK])
 def test_time_to_stop_is_over(ledger, tmp_path, settings):
     """A body that does not end in STOP_TIMEOUT: its process is killed, and its job goes back at once.
