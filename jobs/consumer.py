@@ -16,6 +16,8 @@ from celery.worker import state
 from jobs import companion, pool, publisher, strays
 from jobs.alarm import BrokerSilent
 from jobs.board import board
+from jobs.conf import conf
+from jobs.databases import home
 from jobs.message import VERSION, is_newer, version_of
 
 logger = logging.getLogger("jobs")
@@ -94,16 +96,18 @@ class ConsumerStep(bootsteps.StartStopStep):
 
         def create_task_handler(*args: Any, **kwargs: Any) -> Callable[[Any], Any]:
             handle = handlers(*args, **kwargs)
-            # Trouble with the connection is Celery's to handle. (kombu takes Redis' KeyError for such.)
-            trouble = (*c.connection_errors, *c.channel_errors)
-            passing = tuple(kind for kind in trouble if not issubclass(kind, LookupError | ValueError | TypeError))
+            # Trouble with the connection is Celery's to handle.
+            passing = publisher.link_errors((*c.connection_errors, *c.channel_errors))
 
             def on_task_received(message: Any) -> Any:
                 message.ack_log_error = _despite_leftovers(message.ack_log_error)
                 message.reject_log_error = _despite_leftovers(message.reject_log_error)
                 try:
-                    if isinstance(ours := message.headers.get("jobs"), dict) and is_newer(ours):
-                        return put_aside("NewerVersion", message, _too_new(ours))
+                    if isinstance(ours := message.headers.get("jobs"), dict):
+                        if ours.get("db", home()) not in conf().DATABASES:
+                            return pass_over(message, ours["db"])
+                        if is_newer(ours):
+                            return put_aside("NewerVersion", message, _too_new(ours))
                     return handle(message)
                 except passing:
                     raise
@@ -126,6 +130,16 @@ class ConsumerStep(bootsteps.StartStopStep):
             text = "%s[%s] cannot be run here (%s): %r; its message is put aside"
             logger.error(text, about["task"], about["job"], kind, exc, extra=board.about("stray", **about))
             companion.tell(stray=True)
+            acknowledge(message, about)
+
+        def pass_over(message: Any, database: Any) -> None:
+            """The row is the truth, and its own relay sends another message. A row of ours would be a second job."""
+            about = {"job": str(message.headers.get("id")), "task": str(message.headers.get("task"))}
+            text = "%s[%s] lives in the database %r, which is not in JOBS['DATABASES'] of this worker: left to others"
+            logger.error(text, about["task"], about["job"], database, extra=board.about("passed_over", **about))
+            acknowledge(message, about)
+
+        def acknowledge(message: Any, about: dict[str, str]) -> None:
             # kombu's own line, if it cannot.
             message.ack_log_error(
                 logging.LoggerAdapter(logger, board.about("ack_failed", **about)), c.connection_errors

@@ -16,6 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import Error, InterfaceError, OperationalError, ProgrammingError, connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
+from django.db.models import Model, QuerySet
 from django.db.utils import load_backend
 
 from jobs.conf import conf
@@ -24,6 +25,7 @@ from jobs.models import Beat, Binding, Job, Lock, Message
 logger = logging.getLogger("jobs")
 
 T = TypeVar("T")
+M = TypeVar("M", bound=Model)
 
 #: Seconds after which the same complaint about a database is logged again.
 REPEAT = 30.0
@@ -96,6 +98,12 @@ def is_conflict(exc: BaseException) -> bool:
     """Whether the database ended this transaction in favour of another one: the same again may go well."""
     code: object = sqlstate(exc) or exc.args[:1]
     return isinstance(exc, OperationalError) and code in (SERIALIZATION_FAILURE, DEADLOCK, MYSQL_DEADLOCK)
+
+
+def free(rows: QuerySet[M]) -> QuerySet[M]:
+    """Those that nobody else has locked; locked until the end of the transaction (SQLite has one writer anyway)."""
+    can_skip = connections[rows.db].features.has_select_for_update_skip_locked
+    return rows.select_for_update(skip_locked=True) if can_skip else rows
 
 
 @contextmanager

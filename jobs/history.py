@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from django.db import transaction
 from django.db.models import Exists, OuterRef, QuerySet
 
+from jobs import databases
 from jobs.lifecycle import now_plus
 from jobs.models import ENDED, Action, Job, Marker
 
@@ -25,15 +26,16 @@ def ended(using: str, states: Sequence[str], age: float) -> QuerySet[Job]:
 def delete_ended(using: str, states: Sequence[str], age: float, limit: int, window: float | None = None) -> int:
     """Delete one batch, of jobs that were created in the last ``window`` seconds if it is given.
 
-    Race with a replay: the state is compared again by the DELETE.
+    Race with a replay: the rows are locked, and one that is locked already is left for another time.
     """
     rows = ended(using, states, age)
     if window is not None:
         rows = rows.filter(created_at__gte=now_plus(-window))
-    ids = list(rows.values_list("pk", flat=True)[:limit])
-    if not ids:
+    if not rows.exists():
         return 0
-    return _delete(ids, using, states)
+    with transaction.atomic(using=using):
+        ids = list(databases.free(rows).values_list("pk", flat=True)[:limit])
+        return _delete(ids, using, states) if ids else 0
 
 
 #: Seconds in which the message of an adopted job may come again: it bears no sign of its row, and would run anew.

@@ -169,8 +169,5 @@ def expired(using: str) -> QuerySet[Marker]:
 def delete_expired(using: str, limit: int) -> int:
     """Delete one batch. Race: whoever takes an expired marker over has locked it; prune does not wait for a body."""
     with transaction.atomic(using=using):
-        late = expired(using)
-        if connections[using].features.has_select_for_update_skip_locked:
-            late = late.select_for_update(skip_locked=True)
-        keys = list(late.values_list("pk", flat=True)[:limit])
+        keys = list(databases.free(expired(using)).values_list("pk", flat=True)[:limit])
         return Marker.objects.using(using).filter(pk__in=keys)._raw_delete(using) if keys else 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from django.db import IntegrityError, OperationalError, connections, transaction
@@ -48,8 +48,9 @@ def error_entry(kind: str, message: str, traceback: str = "", attempt: int = 0) 
     }
 
 
-def _with(errors: Sequence[Any], entry: dict[str, Any]) -> list[Any]:
-    kept = [*errors, entry]
+def _with(errors: Any, entry: dict[str, Any]) -> list[Any]:
+    # Somebody may have edited the row by hand.
+    kept = [*(errors if isinstance(errors, list) else ()), entry]
     return kept if len(kept) <= 2 * KEPT_ERRORS else kept[:KEPT_ERRORS] + kept[-KEPT_ERRORS:]
 
 
@@ -306,10 +307,14 @@ def hold(job: Job) -> bool:
 def sweep_cancellations(using: str, limit: int) -> int:
     """Cancel jobs that were asked to end and wait again, and drop the notes of those that ended."""
     done = 0
-    for note in Cancellation.objects.using(using).order_by("at")[:limit]:
-        cancelled = cancel(note.pk, using, note.kind, note.reason)
-        if cancelled or not Job.objects.using(using).filter(pk=note.pk).exclude(state__in=ENDED).exists():
-            note.delete(using=using)
+    running = Job.objects.using(using).filter(pk=OuterRef("job"), state=State.RUNNING)
+    for note in Cancellation.objects.using(using).filter(~Exists(running)).order_by("at")[:limit]:
+        job = Job.objects.using(using).filter(pk=note.pk)
+        waiting = job.filter(state__in=(State.SCHEDULED, State.READY))
+        with transaction.atomic(using=using):
+            cancelled = databases.free(waiting).exists() and cancel(note.pk, using, note.kind, note.reason)
+            if cancelled or not job.exclude(state__in=ENDED).exists():
+                note.delete(using=using)
         done += cancelled
     return done
 
@@ -347,20 +352,27 @@ def redirect(job_id: uuid.UUID, using: str, change: Callable[[Job], dict[str, An
 def postpone(job: Job, seconds: float, error: dict[str, Any]) -> bool:
     """A ready job cannot be published, or nobody who got it knows it: try again later, and show why it waits."""
     ready = Job.objects.using(job._state.db).filter(pk=job.pk, state=State.READY)
-    known = any((entry["type"], entry["message"]) == (error["type"], error["message"]) for entry in job.errors[-1:])
+    known = any(
+        isinstance(entry, dict) and all(entry.get(name) == error[name] for name in ("type", "message"))
+        for entry in (job.errors[-1:] if isinstance(job.errors, list) else ())
+    )
     errors = job.errors if known else _with(job.errors, error)
-    return ready.update(**_waiting(now_plus(seconds)), error=error, errors=errors) == 1
+    with transaction.atomic(using=job._state.db):
+        if not databases.free(ready).exists():
+            return False
+        return ready.update(**_waiting(now_plus(seconds)), error=error, errors=errors) == 1
 
 
 def expire(using: str, limit: int) -> int:
     """Cancel what waited beyond ``expires_at``. Race: a claim compares the same clock in its own statement."""
     late = Job.objects.using(using).filter(state__in=(State.SCHEDULED, State.READY), expires_at__lte=Now())
-    ids = list(late.values_list("pk", flat=True)[:limit])
-    if not ids:
+    if not late.exists():
         return 0
     error = error_entry("Expired", "the job was not started before expires_at")
-    done = late.filter(pk__in=ids).update(state=State.CANCELLED, finished_at=Now(), error=error)
-    report_cancelled(ids, using)
+    with transaction.atomic(using=using):
+        ids = list(databases.free(late).values_list("pk", flat=True)[:limit])
+        done = late.filter(pk__in=ids).update(state=State.CANCELLED, finished_at=Now(), error=error)
+        report_cancelled(ids, using)
     return done
 
 
@@ -407,36 +419,38 @@ def is_paused(using: str) -> Exists:
     return Exists(Pause.objects.using(using).filter(pk=OuterRef("queue")))
 
 
-def due(using: str, limit: int) -> list[uuid.UUID]:
-    """What should be published now: up to ``limit`` jobs whose message is missing, and as many whose time has come."""
+def due(using: str, limit: int, skip: int = 0) -> list[uuid.UUID]:
+    """What should be published now: up to ``limit`` jobs whose message is missing, and as many whose time has come.
+
+    Parameters:
+        skip: so many of each that stand before them are locked by somebody.
+    """
     rows = Job.objects.using(using).filter(~is_paused(using)).order_by("run_at").values_list("pk", flat=True)
-    missing = rows.filter(state=State.READY, dispatched_at=None)[:limit]
-    return [*missing, *rows.filter(state=State.SCHEDULED, run_at__lte=Now())[:limit]]
+    missing = rows.filter(state=State.READY, dispatched_at=None)[skip : skip + limit]
+    return [*missing, *rows.filter(state=State.SCHEDULED, run_at__lte=Now())[skip : skip + limit]]
 
 
 def dispatch(ids: Iterable[uuid.UUID], using: str) -> list[Job]:
     """Take jobs for publishing. Race: of several relays, each row goes to one; a locked row is skipped."""
     with transaction.atomic(using=using):
-        rows = _lock(
-            Job.objects.using(using).filter(
-                Q(state=State.READY, dispatched_at=None) | Q(state=State.SCHEDULED, run_at__lte=Now()), pk__in=list(ids)
-            ),
-            using,
-        )
+        missing = Q(state=State.READY, dispatched_at=None) | Q(state=State.SCHEDULED, run_at__lte=Now())
+        rows = list(databases.free(Job.objects.using(using).filter(missing, pk__in=list(ids))))
         Job.objects.using(using).filter(pk__in=[job.pk for job in rows]).update(state=State.READY, dispatched_at=Now())
     return sorted(rows, key=lambda job: job.run_at)
 
 
 def undispatch(ids: Iterable[uuid.UUID], using: str) -> int:
-    """These were not published after all."""
-    return Job.objects.using(using).filter(pk__in=list(ids), state=State.READY).update(dispatched_at=None)
+    """These were not published after all. One that somebody has locked is published again after its grace."""
+    ready = Job.objects.using(using).filter(pk__in=list(ids), state=State.READY)
+    with transaction.atomic(using=using):
+        return ready.filter(pk__in=list(databases.free(ready).values_list("pk", flat=True))).update(dispatched_at=None)
 
 
 def dispatch_again(ids: Iterable[uuid.UUID], until: datetime.datetime, using: str) -> list[Job]:
     """Take jobs that were published before ``until`` for another copy. Race: as :func:`dispatch`."""
     with transaction.atomic(using=using):
         old = Job.objects.using(using).filter(state=State.READY, dispatched_at__lte=until, pk__in=list(ids))
-        rows = _lock(old, using)
+        rows = list(databases.free(old))
         taken = Job.objects.using(using).filter(pk__in=[job.pk for job in rows])
         taken.update(dispatched_at=Now(), republished=F("republished") + 1)
     return sorted(rows, key=lambda job: job.run_at)
@@ -449,15 +463,8 @@ def settle_running(key: uuid.UUID, using: str, transition: Callable[[Job], bool]
     Whoever rescues does not wait for it, and comes again.
     """
     with transaction.atomic(using=using):
-        rows = _lock(Job.objects.using(using).filter(pk=key, state=State.RUNNING, **where), using)
-        return bool(rows) and transition(rows[0])
-
-
-def _lock(rows: QuerySet[Job], using: str) -> list[Job]:
-    features = connections[using].features
-    if features.has_select_for_update_skip_locked:
-        rows = rows.select_for_update(skip_locked=True)
-    return list(rows)
+        job = databases.free(Job.objects.using(using).filter(pk=key, state=State.RUNNING, **where)).first()
+        return job is not None and transition(job)
 
 
 # Nodes

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import kombu
@@ -108,6 +109,7 @@ def publish(
         patient: wait for the broker as long as a worker may, not as short as a request must.
     """
     waiting = list(jobs)
+    batched = True
     broker = _broker(app, patient)
     deadline = None if budget is None else time.monotonic() + budget
     reach("before_publish")
@@ -117,15 +119,22 @@ def publish(
             while waiting:
                 began = time.monotonic()
                 try:
-                    waiting = _send_all(broker, connection, waiting, using, deadline)
+                    waiting = _send_all(broker, connection, waiting, using, deadline, batched)
                     break
                 except _Refused as refused:
                     broker.abandon(connection)
                     _postpone(refused.job, refused.reason, REFUSED)
                     waiting = refused.unsent
+                    if deadline is not None and time.monotonic() > deadline:
+                        break
                 except _Lost as lost:
                     broker.abandon(connection)
                     waiting = lost.unsent
+                    if batched and _refuses_one(lost.__cause__):
+                        # It took the others of the batch, and does not say which these are: one by one they go twice,
+                        # and only this time.
+                        batched = False
+                        continue
                     # It failed at once: the connection may only have grown stale while this process was idle.
                     if not stale or time.monotonic() - began > broker.connect_timeout:
                         raise
@@ -157,8 +166,14 @@ class _Refused(_Lost):
         self.reason = reason
 
 
+def _refuses_one(exc: BaseException | None) -> bool:
+    """Whether Redis refused a command for its key, in a batch; all else that it refuses, it refuses to everybody."""
+    cause = getattr(exc, "__cause__", None)
+    return "WRONGTYPE" in str(cause) or type(cause).__name__ == "NoPermissionError"
+
+
 def _send_all(
-    broker: _Broker, connection: kombu.Connection, jobs: list[Job], using: str, deadline: float | None
+    broker: _Broker, connection: kombu.Connection, jobs: list[Job], using: str, deadline: float | None, batched: bool
 ) -> list[Job]:
     """Returns what the deadline left over.
 
@@ -169,9 +184,13 @@ def _send_all(
     batches = False
     try:
         broker.connect(connection)
+    except (*broker.lost_errors, *broker.refused_errors) as exc:
+        # Whom the broker does not let in, it refuses no message.
+        raise _Lost(jobs) from exc
+    try:
         producer = broker.app.amqp.Producer(connection.default_channel, auto_declare=False)
-        batches = producer.supports_batch_publish
-        with producer.batch(conf().BATCH):
+        batches = batched and producer.supports_batch_publish
+        with producer.batch(conf().BATCH) if batched else nullcontext():
             for index, job in enumerate(jobs):
                 if deadline is not None and time.monotonic() > deadline:
                     return jobs[index:]
@@ -253,6 +272,11 @@ def publish_inline(jobs: list[Job], using: str, app: Celery) -> None:
 # Connections
 
 
+def link_errors(kinds: Iterable[type[Exception]]) -> tuple[type[Exception], ...]:
+    """What a lost connection is, and not a mistake of somebody's: with Redis kombu takes any ``KeyError`` for one."""
+    return tuple(kind for kind in kinds if not issubclass(kind, LookupError | ValueError | TypeError))
+
+
 class _Broker:
     """Connections of our own to an app's broker: a request must not wait as long as a worker may."""
 
@@ -283,7 +307,7 @@ class _Broker:
         self.lost_errors: tuple[type[Exception], ...] = (
             kombu.exceptions.KombuError,
             OSError,
-            *template.connection_errors,
+            *link_errors(template.connection_errors),
         )
         self.refused_errors: tuple[type[Exception], ...] = tuple(template.channel_errors)
         #: A publish that was answered with no (RabbitMQ's nack, as of a full queue); its channel is well.
@@ -344,7 +368,7 @@ def trouble(app: Celery) -> str | None:
         with broker.connection() as connection:
             broker.connect(connection)
             return None
-    except broker.lost_errors as exc:
+    except (*broker.lost_errors, *broker.refused_errors) as exc:
         return _told(exc)
 
 
@@ -360,7 +384,7 @@ def trouble_now(app: Celery, first_only: bool = False) -> str | None:
     try:
         connection.ensure_connection(max_retries=urls - 1, timeout=urls * broker.connect_timeout)
         return None
-    except broker.lost_errors as exc:
+    except (*broker.lost_errors, *broker.refused_errors) as exc:
         return _told(exc)
     finally:
         broker.abandon(connection)

@@ -42,7 +42,8 @@ def report(job: Job, using: str, action: str, text: str, level: int = logging.IN
 
 def error_of_run(job: Job) -> dict[str, Any] | None:
     """The error that this run was settled with; that of an earlier run may still stand in the row."""
-    return job.error if job.error and job.error["attempt"] == job.lease else None
+    error = job.error if isinstance(job.error, dict) else {}
+    return error if error.get("attempt") == job.lease else None
 
 
 def report_cancelled(ids: Sequence[uuid.UUID], using: str) -> None:

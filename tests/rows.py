@@ -5,12 +5,26 @@ from __future__ import annotations
 import datetime
 import uuid
 
+from django.db.models import JSONField, Value
 from django.utils import timezone
 
 from jobs.models import Job, Node
 from tests.tasks import effect
 
 ERROR = {"type": "ValueError", "message": "no", "traceback": "", "at": "2026-01-02T03:04:05+00:00", "attempt": 1}
+
+#: What somebody may have written into a row by hand.
+MALFORMED = [
+    {"errors": Value(None, JSONField())},
+    {"errors": 5},
+    {"errors": ["x"]},
+    {"error": {"type": "T"}},
+    {"error": ["x"]},
+    {"options": []},
+    {"headers": 5},
+    {"args": {"a": 1}},
+    {"kwargs": [1]},
+]
 
 
 def make(state: str = "ready", age: float = 0.0, **more) -> Job:

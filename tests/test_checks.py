@@ -222,6 +222,7 @@ def test_a_retention_of_days_that_are_seconds(settings):
     settings.JOBS = {**settings.JOBS, "RETENTION": 7, "MARKER_RETENTION": datetime.timedelta(days=90)}
     [message] = checks.check_retention()
     assert (message.id, "timedelta(days=7)" in message.hint) == ("jobs.W018", True)
+    assert ids(checks.for_worker(worker())) == ["jobs.W018"]
     assert conf().MARKER_RETENTION == 90 * 86400
     settings.JOBS = {**settings.JOBS, "RETENTION": datetime.timedelta(days=7)}
     assert ids(checks.check_retention()) == []
@@ -231,7 +232,7 @@ def test_a_retention_of_days_that_are_seconds(settings):
 
 def test_a_redaction_that_cannot_be_imported(settings):
     settings.JOBS = {**settings.JOBS, "REDACT": "tests.nowhere.redact"}
-    assert ids(checks.check_redaction()) == ["jobs.E013"]
+    assert ids(checks.check_redaction()) == ids(checks.for_worker(worker())) == ["jobs.E013"]
     settings.JOBS = {**settings.JOBS, "REDACT": "tests.test_redaction.hide_secrets"}
     assert ids(checks.check_redaction()) == []
 

@@ -18,8 +18,9 @@ from jobs.databases import SideDatabase
 from jobs.maintenance import rescue
 from jobs.maintenance.prune import Prune
 from jobs.maintenance.relay import Relay
-from jobs.models import Job, Node
+from jobs.models import Cancellation, Job, Node
 from tests import tasks
+from tests.rows import MALFORMED, make, make_node
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -126,6 +127,76 @@ def test_messages_that_cannot_be_built_stop_nobody(settings):
     job = Job.objects.get(pk=bad[0].id)
     assert (job.state, job.error["type"]) == ("scheduled", "KeyError")
     assert "could not be built" in job.error["message"]
+
+
+@pytest.mark.parametrize("wrong", MALFORMED, ids=str)
+def test_a_row_that_somebody_edited_keeps_no_other_from_being_given_back(wrong):
+    dead = make_node(dead_at=timezone.now())
+    bad, _, _ = (make("running", node=dead) for _ in range(3))
+    Job.objects.filter(pk=bad.pk).update(**wrong)
+    assert rescue.give_back_all("default") == 3
+    assert not Job.objects.filter(state="running").exists()
+
+
+def test_a_row_that_cannot_be_given_back_is_told_of_once(monkeypatch, caplog):
+    dead = make_node(dead_at=timezone.now())
+    bad, _, _ = (make("running", node=dead) for _ in range(3))
+    lose = lifecycle.lose
+
+    def lose_but_one(job, *more):
+        if job.pk == bad.pk:
+            raise KeyError("unforeseen")
+        return lose(job, *more)
+
+    monkeypatch.setattr(lifecycle, "lose", lose_but_one)
+    assert [rescue.give_back_all("default") for _ in range(3)] == [2, 0, 0]
+    assert [job.pk for job in Job.objects.filter(state="running")] == [bad.pk]
+    told = [record for record in caplog.records if getattr(record, "action", "") == "rescue_failed"]
+    assert [record.job for record in told if record.levelname == "ERROR"] == [str(bad.pk)]
+
+
+@pytest.mark.parametrize("wrong", MALFORMED, ids=str)
+def test_a_row_that_somebody_edited_keeps_no_other_from_being_published(wrong):
+    bad, *good = (make("scheduled", age=number) for number in (3, 2, 1))
+    Job.objects.filter(pk=bad.pk).update(**{"options": {"broken": True}, **wrong})
+    Relay().run_once()
+    assert set(Job.objects.filter(dispatched_at__isnull=False).values_list("pk", flat=True)) == {j.pk for j in good}
+    bad.refresh_from_db()
+    assert (bad.state, bad.error["type"] != "T") == ("scheduled", True)
+
+
+@pytest.mark.database
+@pytest.mark.timeout(20)
+def test_rows_that_another_session_has_locked_hold_up_no_other(published, settings):
+    if connection.vendor == "sqlite":
+        pytest.skip("one writer at a time")
+    settings.JOBS = {**settings.JOBS, "BATCH": 7}
+    long_ago = 400 * 86400.0
+    rows = {
+        "published": [make("scheduled", age=10 - number / 10) for number in range(9)],
+        "expired": [make("ready", expires_at=ago(10), dispatched_at=ago(10)) for _ in range(9)],
+        "cancelled": [make("scheduled", age=-60) for _ in range(9)],
+        "jobs": [make("succeeded", age=long_ago) for _ in range(9)],
+    }
+    for job in rows["cancelled"]:
+        Cancellation.objects.create(job=job.pk, kind="Cancelled", reason="")
+    held = [job.pk for jobs in rows.values() for job in jobs[:5]]
+    other = connection.copy()
+    other.set_autocommit(False)
+    try:
+        with other.cursor() as cursor:
+            cursor.execute("SELECT 1 FROM jobs_job WHERE id = ANY(%s) FOR UPDATE", [held])
+        done = Relay().run_once() | Prune(SideDatabase()).run_once()
+        assert (done["published"], done["expired"], done["jobs"]) == (4, 4, 4)
+        Relay().run_once()
+        assert Cancellation.objects.count() == 5
+        assert lifecycle.undispatch([job.pk for job in rows["published"]], "default") == 4
+        assert not lifecycle.postpone(rows["expired"][0], 5, lifecycle.error_entry("Held", ""))
+    finally:
+        other.close()
+    done = Relay().run_once() | Prune(SideDatabase()).run_once()
+    assert (done["published"], done["expired"], done["jobs"]) == (9, 5, 5)
+    assert not Cancellation.objects.exists()
 
 
 def test_an_expired_job_is_cancelled(published):

@@ -60,6 +60,18 @@ def test_messages_that_nobody_can_read_become_rows_and_stop_nobody():
     assert effects() == {"after": 1}
 
 
+@pytest.mark.parametrize("database", ["nowhere", 5, None])
+def test_a_message_of_a_database_that_is_not_known_here_is_left_to_others(database):
+    """A row here would be a second job; the real one's relay sends another message."""
+    key = str(uuid.uuid4())
+    with Worker(concurrency=1) as worker:
+        send(json.dumps([["x"], {}, {}]), id=key, task="tests.tasks.effect", jobs={"v": 1, "db": database, "at": 0})
+        wait_for(lambda: f"[{key}] lives in the database" in worker.text(), 10, "it says so")
+        wait_ended(tasks.effect.delay("after").id)
+    assert not Job.objects.filter(pk=key).exists()
+    assert effects() == {"after": 1}
+
+
 def test_an_undecodable_copy_of_a_job_leaves_the_job_alone():
     result = tasks.effect.apply_async(("a",), countdown=600)
     with Worker(concurrency=1) as worker:

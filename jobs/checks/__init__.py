@@ -42,7 +42,15 @@ __all__ = [
 
 def for_worker(worker: Any) -> list[CheckMessage]:
     """What a worker checks before it starts; Celery itself runs Django's checks and throws the result away."""
-    every: tuple[Check, ...] = (check_settings, check_sqlite, check_time_zones, check_transactions, check_routing)
+    every: tuple[Check, ...] = (
+        check_settings,
+        check_redaction,
+        check_retention,
+        check_sqlite,
+        check_time_zones,
+        check_transactions,
+        check_routing,
+    )
     found = [message for check in every for message in check()]
     if getattr(worker.app, "conf", None) is not None:
         found += [*check_celery(worker.app), *check_tasks(worker)]

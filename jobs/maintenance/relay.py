@@ -64,9 +64,9 @@ class Relay:
 
     def _publish_due(self, using: str) -> int:
         """Publish batch after batch until nothing is due, the broker takes no more, or the tick has lasted enough."""
-        published = 0
+        published = locked = 0
         deadline = time.monotonic() + LONGEST_TICK
-        while time.monotonic() < deadline and (ids := lifecycle.due(using, conf().BATCH)):
+        while time.monotonic() < deadline and (ids := lifecycle.due(using, conf().BATCH, locked)):
             if (trouble := publisher.trouble(self.app)) is not None:
                 self.trouble = trouble
                 break
@@ -74,9 +74,10 @@ class Relay:
             left = publisher.publish(jobs, using, self.app, patient=True)
             lifecycle.undispatch([job.pk for job in left], using)
             published += len(jobs) - len(left)
+            # They stay at the head of the line for as long as another session holds them: the others must not wait.
+            locked += len(ids) - len(jobs)
             if left:
                 self.trouble = f"the broker took {len(jobs) - len(left)} of {len(jobs)} messages"
-            if left or not jobs:
                 break
         if published:
             logger.info("relay handled %s due jobs", published, extra={"action": "relayed", "count": published})
@@ -117,23 +118,28 @@ class Suspects:
             return 0
         # The broker may have lost its queues and bindings with the messages: declare them again.
         publisher.forget_connections()
-        done = (
-            self._publish([job.pk for job in lost], max(job.dispatched_at for job in lost if job.dispatched_at))
-            if lost
-            else 0
-        )
+        done = 0
+        if lost:
+            done, _ = self._publish(
+                [job.pk for job in lost], max(job.dispatched_at for job in lost if job.dispatched_at)
+            )
         deadline = time.monotonic() + LONGEST_TICK
         for queue, until in list(self._emptied.items()):
             rows = self._old([]).filter(queue=queue, dispatched_at__lte=until).values_list("pk", flat=True)
-            while ids := list(rows[: conf().BATCH]):
-                published = self._publish(ids, until)
+            locked = 0
+            while ids := list(rows[locked : locked + conf().BATCH]):
+                published, left = self._publish(ids, until)
                 done += published
-                if published < len(ids) or time.monotonic() > deadline:
+                locked += len(ids) - published - left
+                if left or time.monotonic() > deadline:
                     break
             else:
-                del self._emptied[queue]
-        text = "relay published %s jobs again: their messages seem lost"
-        logger.warning(text, done, extra={"action": "republished", "count": done})
+                # Race: what another relay took meanwhile was counted as locked, and others passed over in its place.
+                if not locked:
+                    del self._emptied[queue]
+        if done:
+            text = "relay published %s jobs again: their messages seem lost"
+            logger.warning(text, done, extra={"action": "republished", "count": done})
         return done
 
     @property
@@ -141,11 +147,12 @@ class Suspects:
         """Whether more is known to be lost than one tick could publish."""
         return bool(self._emptied)
 
-    def _publish(self, ids: list[uuid.UUID], until: datetime.datetime) -> int:
+    def _publish(self, ids: list[uuid.UUID], until: datetime.datetime) -> tuple[int, int]:
+        """How many were published, and how many the broker did not take; the others are somebody else's by now."""
         jobs = lifecycle.dispatch_again(ids, until, self.using)
         left = publisher.publish(jobs, self.using, self.app, patient=True)
         lifecycle.undispatch([job.pk for job in left], self.using)
-        return len(jobs) - len(left)
+        return len(jobs) - len(left), len(left)
 
     def _find_lost(self) -> list[Job]:
         lost: list[Job] = []

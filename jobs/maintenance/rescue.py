@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 from celery import current_app
-from django.db import Error
 from django.db.models import QuerySet
 
 from jobs import databases, lifecycle, logs
@@ -106,8 +105,12 @@ def _hand_back(job: Job) -> bool:
     return lifecycle.hand_back(job, 0)
 
 
+#: The rows that could not be given back, and stay running until somebody mends them.
+_reported: set[uuid.UUID] = set()
+
+
 def _settle(key: uuid.UUID, using: str, action: str, transition: Callable[[Job], bool], **where: Any) -> int:
-    """One bad row never stops the others."""
+    """One bad row never stops the others; it is logged once."""
     found: list[Job] = []
 
     def settle(job: Job) -> bool:
@@ -117,11 +120,15 @@ def _settle(key: uuid.UUID, using: str, action: str, transition: Callable[[Job],
     try:
         if not lifecycle.settle_running(key, using, settle, **where):
             return 0
-    except Error as exc:
+    except Exception as exc:
         if databases.is_lost(exc, using):
             raise
         fields = logs.fields(found[0]) if found else {"job": str(key)}
-        logger.exception("job %s cannot be given back", key, extra={**fields, "action": "rescue_failed"})
+        level = logging.DEBUG if key in _reported else logging.ERROR
+        _reported.add(key)
+        logger.log(
+            level, "job %s cannot be given back", key, exc_info=True, extra={**fields, "action": "rescue_failed"}
+        )
         return 0
     job = found[0]
     if action == "crashed":

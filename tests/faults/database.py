@@ -140,6 +140,16 @@ class Database:
             session.rollback()
 
     @contextmanager
+    def holding(self, keys: list[Any]) -> Iterator[None]:
+        """Another session has locked the rows of these jobs, and does nothing more."""
+        import psycopg
+
+        with psycopg.connect(self.url) as session:
+            session.execute("SELECT 1 FROM jobs_job WHERE id = ANY(%s) FOR UPDATE", [keys])
+            yield
+            session.rollback()
+
+    @contextmanager
     def locked(self) -> Iterator[None]:
         """Another process writes into the SQLite file, and does not come to its end."""
         with closing(sqlite3.connect(connection.settings_dict["NAME"], timeout=60, isolation_level=None)) as writer:

@@ -20,6 +20,7 @@ from tests.faults.guards import guard
 from tests.faults.ledger import LOST_CHILD, LOST_WORKER, WORK
 from tests.faults.proxy import Proxy
 from tests.faults.worker import Worker, workers
+from tests.models import Effect
 from tests.servers import wait_for
 
 #: Seconds that a database is away: 40 with the clocks that users get.
@@ -178,6 +179,22 @@ def test_a_transaction_left_idle_in_another_session(ledger, database):
         late = Job.objects.filter(run_at__gt=F("created_at")).annotate(late=F("started_at") - F("run_at"))
         assert late.aggregate(most=Max("late"))["most"] < timedelta(seconds=2)
         assert min(seconds(Relay().run_once) for _ in range(5)) < 0.1
+
+
+@guard("jobs/databases.py", "rows.select_for_update(skip_locked=True)", "rows.select_for_update()")
+def test_a_transaction_left_idle_that_holds_jobs(ledger, database):
+    """They have to wait for it, be they due, expired, asked to end or old; nobody else has.
+
+    Guard: the relay, and all that goes through many rows, passes over those that are locked (``databases.free``).
+    """
+    held = ledger.enqueue(20, countdown=3)
+    with workers(2):
+        with database.holding(list(Job.objects.values_list("pk", flat=True))):
+            ledger.enqueue(100)
+            ledger.enqueue(200, countdown=4)
+            wait_for(lambda: Effect.objects.count() >= 300, 2 * WORK, "the others ran")
+            assert not Effect.objects.filter(key__in=held).exists()
+        ledger.check(within=WORK)
 
 
 @guard("jobs/execution.py", "(isinstance(exc, Error) and not entered)", "False")

@@ -133,6 +133,28 @@ def test_stopped_impatiently(ledger, tmp_path, numbers):
     assert counts() == {(0, 0, 0)}
 
 
+def test_stopped_as_a_group(ledger, tmp_path):
+    """systemd's ``KillMode=control-group``: the processes of the pool get the SIGTERM at the same moment.
+
+    Guard:
+    """
+    gate = tmp_path / "gate"
+    for key in ("one", "two"):
+        ledger.note(key, tasks.waits.delay(key, str(tmp_path / key), str(gate)))
+    ledger.enqueue(300)
+    for _ in range(5):
+        with Worker() as old:
+            bodies = Job.objects.filter(state="running", node=old.node)
+            wait_for(lambda bodies=bodies: bodies.count() == 2, 30, "both processes are in a body")
+            old.signal(signal.SIGTERM)
+            old.process.wait(15)
+    gate.touch()
+    with Worker():
+        ledger.check(within=LOST_MESSAGES)
+    assert counts() == {(0, 0, 0)}
+    assert deaths() == 0
+
+
 @guard("jobs/companion.py", "signal.signal(getattr(signal, name), signal.SIG_IGN)", "pass")
 def test_warm_shutdown_of_a_long_body_is_not_rescued(ledger, tmp_path):
     """It outlives any heartbeat by far; the worker beats until its last body has ended.
