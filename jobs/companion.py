@@ -336,13 +336,13 @@ class _Process:
             self.board.node = uuid.uuid4()
             self._register()
             self._is_other = True
+        self.board.note_beat()
         if self._is_other:
             stopping_at = None if self.board.stopping_for is None else Coalesce("stopping_at", Now())
             for alias in conf().DATABASES:
                 node = Node.objects.using(alias).filter(pk=self.board.node)
                 node.update(queues=self.handle.queues, stopping_at=stopping_at)
             self._is_other = False
-        self.board.note_beat()
         return True
 
     def _admit(self) -> bool:
@@ -394,7 +394,7 @@ class _Process:
     # The two others
 
     def _rescue(self) -> None:
-        watch = rescue.Rescue(SideDatabase())
+        watch = rescue.Rescue(SideDatabase(), lambda: self.board.node)
         next_watch = 0.0
         self._admitted.wait()
         self._try(lambda: strays.keep_orphans(self.handle.app))

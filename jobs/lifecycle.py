@@ -223,7 +223,7 @@ def _wait(job: Job, run_at: Any, **values: Any) -> bool:
     if job.unique_key is None or job.unique_until == "finished":
         return _settle(job, **values)
     if job.unique_expires_at is not None:
-        values["unique_key"] = Case(When(unique_expires_at__lte=Now(), then=None), default=F("unique_key"))
+        values["unique_key"] = _unexpired_key()
     try:
         with databases.bounded(str(job._state.db), conf().UNIQUE_WAIT):
             return _settle(job, **values)
@@ -244,6 +244,10 @@ def _wait(job: Job, run_at: Any, **values: Any) -> bool:
             raise
         # Somebody may take the key, and does not come to an end. Better two that wait than a retry that is forgotten.
         return _settle(job, **{**values, "unique_key": None})
+
+
+def _unexpired_key() -> Case:
+    return Case(When(unique_expires_at__lte=Now(), then=None), default=F("unique_key"))
 
 
 def _backoff(times: int) -> Any:
@@ -405,7 +409,8 @@ def replay(job_id: uuid.UUID, using: str) -> bool:
     Cancellation.objects.using(using).filter(Exists(over), pk=job_id).delete()
     try:
         with databases.bounded(using, conf().UNIQUE_WAIT):
-            return over.update(**_waiting(None), finished_at=None, expires_at=None, **dict.fromkeys(COUNTS, 0)) == 1
+            values = {**_waiting(None), "unique_key": _unexpired_key()}
+            return over.update(**values, finished_at=None, expires_at=None, **dict.fromkeys(COUNTS, 0)) == 1
     except IntegrityError:
         raise UniqueTaken(unique.describe(Job.objects.using(using).get(pk=job_id))) from None
     except OperationalError as exc:

@@ -312,7 +312,8 @@ class _Broker:
         self.refused_errors: tuple[type[Exception], ...] = tuple(template.channel_errors)
         #: A publish that was answered with no (RabbitMQ's nack, as of a full queue); its channel is well.
         known = (*self.lost_errors, *self.refused_errors)
-        self.full_errors = tuple(kind for kind in template.recoverable_connection_errors if not issubclass(kind, known))
+        answers = link_errors(template.recoverable_connection_errors)
+        self.full_errors = tuple(kind for kind in answers if not issubclass(kind, known))
 
     def connection(self) -> Any:
         return self.pool.acquire(block=True, timeout=self.connect_timeout)

@@ -18,6 +18,7 @@ from jobs import databases, lifecycle
 from jobs.arguments import jsonable, scrub
 from jobs.conf import conf
 from jobs.errors import Busy, LostLease, NotSettled, Snooze, TaskExited, TaskOutOfMemory
+from jobs.message import ADDRESS
 from jobs.models import Job, State
 from jobs.run import Run
 
@@ -103,6 +104,9 @@ def _retry(run: Run, exc: Retry) -> None:
         name: getattr(planned, name)
         for name in ("args", "kwargs", "options", "headers", "queue", "priority", "expires_at", "marker_key")
     }
+    if all(planned.options["publish"].get(name) == job.options["publish"].get(name) for name in ADDRESS):
+        # Celery routes a retry by its address alone; a queue behind a topic exchange it would not find again.
+        changes |= {"queue": job.queue, "options": {**planned.options, "declare": job.options["declare"]}}
     write(run, lambda: lifecycle.retry(job, run_at, error, changes))
     text = f"will be retried: {error['type']}: {error['message']}"
     run.report(logging.INFO, text, "retried", retries=planned.retries)

@@ -164,6 +164,8 @@ def put_aside(directory: Path, kind: str, message: Any, exc: BaseException) -> d
         headers = {name: headers.get(name) for name in ("id", "task") if isinstance(headers.get(name), str)}
         text = json.dumps({**stray, "headers": headers, "payload": None}, default=repr)
     directory.mkdir(mode=0o700, exist_ok=True)
+    if not _is_ours(directory):
+        raise PermissionError(f"{directory} belongs to somebody else")
     name = str(uuid.uuid4())
     partial = directory / f"{name}.part"
     partial.write_text(text)
@@ -184,11 +186,18 @@ def keep_orphans(app: Any) -> int:
     done = 0
     pattern = directory_of(app, 0).name[:-1] + "*"
     for directory in Path(tempfile.gettempdir()).glob(pattern):
-        # In a folder that everybody may write to, only our own.
-        if directory.stat().st_uid == os.getuid() and not is_alive(int(directory.name.rpartition("-")[2])):
+        if _is_ours(directory) and not is_alive(int(directory.name.rpartition("-")[2])):
             done += keep_all(directory)
             drop(directory)
     return done
+
+
+def _is_ours(directory: Path) -> bool:
+    """In a folder that everybody may write to, somebody may have been faster."""
+    try:
+        return directory.lstat().st_uid == os.getuid()
+    except FileNotFoundError:
+        return False
 
 
 def drop(directory: Path) -> None:
@@ -208,7 +217,7 @@ def keep_all(directory: Path) -> int:
     One that no row can hold stays as a file, and stops no other.
     """
     done = 0
-    for path in sorted(directory.glob("*.json")):
+    for path in sorted(directory.glob("*.json")) if _is_ours(directory) else ():
         headers: dict[str, Any] = {}
         try:
             stray = json.loads(path.read_text())

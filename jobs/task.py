@@ -116,6 +116,11 @@ class Task(celery.Task):
 
     @classmethod
     def _read_policy(cls) -> None:
+        if cls.max_crashes is not None and (type(cls.max_crashes) is not int or cls.max_crashes < 1):
+            raise ValueError(
+                f"{cls.name}: max_crashes={cls.max_crashes!r} must be a whole number above 0; without it "
+                "JOBS['MAX_CRASHES'] applies"
+            )
         given = inspect.getattr_static(cls, "on_ambiguous")
         given = getattr(given, "__func__", given)
         if callable(given):

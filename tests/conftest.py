@@ -9,12 +9,16 @@ from typing import NoReturn
 
 import pytest
 from celery import current_app
+from django.apps import apps
 from django.conf import settings
-from django.db import connection
+from django.db import connection, connections
+from django.db.backends.base.base import NO_DB_ALIAS
+from django.db.utils import load_backend
 
 from jobs import publisher, syncpoints
 from jobs.board import board
 from jobs.conf import celery_settings
+from jobs.models import Job
 from tests import servers
 
 FAULTS = Path(__file__).parent / "faults"
@@ -102,6 +106,29 @@ def node(settings):
     from jobs.models import Node
 
     return Node.objects.create(pk=board.node, hostname="here", pid=1)
+
+
+@pytest.fixture
+def second(tmp_path, settings, transactional_db):
+    """Another database that jobs live in, on SQLite."""
+    options = {"transaction_mode": "IMMEDIATE", "timeout": 20}
+    template = {**connections.settings["default"], "ENGINE": "django.db.backends.sqlite3", "OPTIONS": options}
+    connections.settings["second"] = {**template, "NAME": str(tmp_path / "second.sqlite3")}
+    # Django's tests refuse to open a database that they did not make, unless it goes by this name.
+    backend = load_backend("django.db.backends.sqlite3")
+    wrapper = backend.DatabaseWrapper(connections.settings["second"], NO_DB_ALIAS)
+    connections["second"] = connections[NO_DB_ALIAS] = wrapper
+    try:
+        with connections["second"].schema_editor() as editor:
+            for model in apps.get_app_config(Job._meta.app_label).get_models():
+                if not model._meta.proxy:
+                    editor.create_model(model)
+        settings.JOBS = {**settings.JOBS, "DATABASES": ["default", "second"]}
+        yield "second"
+    finally:
+        wrapper.close()
+        del connections["second"], connections[NO_DB_ALIAS]
+        del connections.settings["second"]
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from django.db import connection
 from kombu import Exchange, Queue
 
 from jobs import publisher
+from jobs.maintenance.relay import Relay
 from jobs.models import Job
 from tests import tasks
 from tests.harness import ROOT, Worker, effects, environment, wait_beats, wait_ended, wait_reached, wait_state
@@ -153,6 +154,59 @@ def test_a_broker_that_hangs_holds_nobody_up_for_long(kind, use_broker, request)
         server.resume()
     assert slowest < 1.5
     assert Job.objects.filter(dispatched_at=None).count() == 5
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("kind", [Redis, RabbitMQ])
+def test_a_row_that_cannot_be_built_stands_in_nobodys_way(kind, use_broker, request, settings):
+    """With Redis, kombu takes a ``KeyError`` for a lost connection."""
+    use_broker(request.getfixturevalue(f"{kind.name}_server").url)
+    settings.JOBS = {**settings.JOBS, "PUBLISH": "relay"}
+    bad, good = tasks.noop.delay(), tasks.noop.delay()
+    Job.objects.filter(pk=bad.id).update(options={"broken": True}, run_at="2020-01-01T00:00:00Z")
+    relay = Relay()
+    relay.run_once()
+    assert [str(job.pk) for job in Job.objects.filter(dispatched_at__isnull=False)] == [good.id]
+    assert "could not be built" in Job.objects.get(pk=bad.id).error["message"]
+    assert relay.trouble is None
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("declared", [False, True])
+def test_a_queue_that_is_something_else_in_redis_stands_in_nobodys_way(use_broker, redis_server, settings, declared):
+    """A batch is one pipeline: the others left, and all of it was taken for lost, and sent again at each tick."""
+    use_broker(redis_server.url)
+    settings.JOBS = {**settings.JOBS, "PUBLISH": "relay"}
+    relay = Relay()
+    if declared:
+        tasks.noop.apply_async(queue="session")
+        relay.run_once()
+    redis_server.call("DEL", "session")
+    redis_server.call("SET", "session", "of the site")
+    bad = tasks.noop.apply_async(queue="session")
+    good = tasks.noop.delay_many([(n,) for n in range(10)])
+    for _ in range(3):
+        relay.run_once()
+    left = Job.objects.filter(dispatched_at__isnull=False, queue=current_app.conf.task_default_queue)
+    assert {str(job.pk) for job in left} == {result.id for result in good}
+    job = Job.objects.get(pk=bad.id)
+    assert (job.state, job.error["message"][:30]) == ("scheduled", publisher.REFUSED[:30])
+    assert int(redis_server.call("LLEN", current_app.conf.task_default_queue)) <= 20, "twice at the most"
+
+
+@pytest.mark.servers
+def test_who_is_not_let_in_by_rabbitmq_is_refused_no_message(use_broker, rabbitmq_server):
+    use_broker(rabbitmq_server.url.replace("guest:guest@", "guest:wrong@"))
+    try:
+        for _ in range(3):
+            tasks.noop.delay()
+        assert publisher.breaker.is_open
+        assert Job.objects.filter(dispatched_at=None, state="ready", error__isnull=True).count() == 3
+        relay = Relay()
+        relay.run_once()
+        assert "ACCESS_REFUSED" in str(relay.trouble)
+    finally:
+        publisher.breaker.closed_again = 0.0
 
 
 @pytest.mark.servers

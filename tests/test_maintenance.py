@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
 import time
 import uuid
 
 import pytest
 from celery import current_app
-from django.db import connection
+from django.db import connection, connections
 from django.utils import timezone
 
 from jobs import lifecycle, publisher
@@ -21,6 +22,7 @@ from jobs.maintenance.relay import Relay
 from jobs.models import Cancellation, Job, Node
 from tests import tasks
 from tests.rows import MALFORMED, make, make_node
+from tests.servers import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -167,7 +169,7 @@ def test_a_row_that_somebody_edited_keeps_no_other_from_being_published(wrong):
 
 @pytest.mark.database
 @pytest.mark.timeout(20)
-def test_rows_that_another_session_has_locked_hold_up_no_other(published, settings):
+def test_rows_that_another_session_has_locked_hold_up_no_other(published, side, settings):
     if connection.vendor == "sqlite":
         pytest.skip("one writer at a time")
     settings.JOBS = {**settings.JOBS, "BATCH": 7}
@@ -186,7 +188,7 @@ def test_rows_that_another_session_has_locked_hold_up_no_other(published, settin
     try:
         with other.cursor() as cursor:
             cursor.execute("SELECT 1 FROM jobs_job WHERE id = ANY(%s) FOR UPDATE", [held])
-        done = Relay().run_once() | Prune(SideDatabase()).run_once()
+        done = Relay().run_once() | Prune(side).run_once()
         assert (done["published"], done["expired"], done["jobs"]) == (4, 4, 4)
         Relay().run_once()
         assert Cancellation.objects.count() == 5
@@ -194,7 +196,7 @@ def test_rows_that_another_session_has_locked_hold_up_no_other(published, settin
         assert not lifecycle.postpone(rows["expired"][0], 5, lifecycle.error_entry("Held", ""))
     finally:
         other.close()
-    done = Relay().run_once() | Prune(SideDatabase()).run_once()
+    done = Relay().run_once() | Prune(side).run_once()
     assert (done["published"], done["expired"], done["jobs"]) == (9, 5, 5)
     assert not Cancellation.objects.exists()
 
@@ -269,6 +271,25 @@ def test_a_job_that_was_overtaken_a_grace_ago_is_published_again(published):
         relay._next_look = 0
         relay.run_once()
     assert published.sent == [lost.id]
+
+
+def test_a_job_of_a_priority_that_nobody_else_has_is_found(published):
+    """Nothing of its priority will ever run after it, and the queue is never empty."""
+    rare, younger = tasks.effect.apply_async(("rare",), priority=9), tasks.effect.delay("younger")
+    tasks.noop.delay_many([(n,) for n in range(5)], priority=3)
+    Job.objects.filter(priority=3).update(dispatched_at=ago(150))
+    Job.objects.filter(pk=rare.id).update(dispatched_at=ago(160))
+    Job.objects.filter(pk=younger.id).update(dispatched_at=ago(15))
+    run(younger.id)
+    published.depth = 7
+    relay = Relay()
+    relay.run_once()
+    relay._suspects["default"]._rotated -= 11
+    for _ in range(2):
+        relay._next_look = 0
+        relay.run_once()
+    assert published.sent[:1] == [rare.id]
+    assert len(published.sent) <= 2, "one in each look: it may only be the least of all"
 
 
 def test_the_death_of_a_node_brings_back_what_it_may_have_held(published):
@@ -357,6 +378,49 @@ def test_a_row_that_runs_in_a_process_here_stays():
             assert own.hand_back_orphans() == 0
         assert own.settle_dead() == 0
     assert Job.objects.get().state == "running"
+
+
+def test_a_second_database_that_is_away_keeps_nobody_from_being_rescued(second, side, settings):
+    settings.JOBS = {**settings.JOBS, "HEARTBEAT": 0.05, "DEAD_AFTER": 0.3}
+    job = run(tasks.effect.delay("a").id)
+    rescue.first_beat(side, job.node_id)
+    with connections[second].cursor() as cursor:
+        cursor.execute("ALTER TABLE jobs_job RENAME TO away")
+        cursor.execute("ALTER TABLE jobs_node RENAME TO jobs_away")
+    watch = rescue.Rescue(side)
+    wait_for(lambda: watch.run_once()["nodes"], 5, "it is dead", step=0.05)
+    job.refresh_from_db()
+    assert (job.state, job.node_losses) == ("ready", 1)
+    crashed, orphan = (run(tasks.effect.delay(key).id) for key in "bc")
+    own = rescue.OwnJobs(board, os.getpid())
+    board.node = crashed.node_id
+    board.wipe()
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    board._write(5, process.pid, crashed.lease, crashed.pk)
+    Job.objects.filter(pk=orphan.pk).update(node=crashed.node_id)
+    assert own.settle_dead() == 1
+    assert [own.hand_back_orphans() for _ in range(3)] == [0, 0, 1]
+    assert not Job.objects.filter(state="running").exists()
+    assert len(board.occupied()) == 1, "perhaps its job is in the other database"
+
+
+def test_a_rescuer_that_cannot_write_calls_nobody_dead(side, settings):
+    """A server that lost its standby, or has no room left: everybody can read, and no beat is written."""
+    settings.JOBS = {**settings.JOBS, "HEARTBEAT": 0.05, "DEAD_AFTER": 0.3}
+    own, other = (Node.objects.create(hostname="h", pid=pid) for pid in (1, 2))
+    for node in (own, other):
+        rescue.first_beat(side, node.pk)
+    watch = rescue.Rescue(side, lambda: own.pk)
+    for _ in range(20):
+        assert not watch.run_once()["nodes"]
+        time.sleep(0.05)
+    began = time.monotonic()
+    while not watch.run_once()["nodes"]:
+        rescue.beat(side, own.pk)
+        time.sleep(0.05)
+        assert time.monotonic() - began < 5
+    assert time.monotonic() - began >= 0.3, "the other one gets the full time again"
 
 
 def test_jobs_of_a_node_that_somebody_else_buried_are_given_back(side):

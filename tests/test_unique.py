@@ -11,6 +11,7 @@ import pytest
 from celery import chain, group
 from django.core.management import CommandError, call_command
 from django.db import IntegrityError, connection, transaction
+from django.utils import timezone
 
 from jobs import UniqueBusy, UniqueTaken, lifecycle, signals, syncpoints
 from jobs.conf import conf
@@ -22,6 +23,7 @@ from tests.conftest import not_installed
 from tests.faults.database import use
 from tests.harness import database_url, deliver, effects
 from tests.models import Effect, Order
+from tests.rows import ERROR
 from tests.servers import Missing, PgBouncer, wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -297,6 +299,37 @@ def test_expired_keys_are_freed_outside_of_the_callers_transaction(node):
 
 
 @pytest.mark.database
+def test_a_job_that_a_caller_counts_on_does_not_start_before_its_commit(node):
+    """It would read what was there before, and the caller's change would never be processed."""
+    if connection.vendor != "postgresql":
+        pytest.skip("SQLite has one writer")
+    one = tasks.summary.delay("mon")
+    existing = []
+    with open_transaction(lambda: existing.append(tasks.summary.delay("mon").existing)):
+        claimed = Elsewhere(lambda: lifecycle.claim(uuid.UUID(one.id), node.pk, "default"))
+        wait_for(somebody_waits, 10, "the claim waits")
+        assert not claimed.outcome
+    assert (existing, claimed.result().state) == ([True], "running")
+
+
+@pytest.mark.database
+def test_a_job_that_starts_while_a_caller_looks_is_not_counted_on(node):
+    if connection.vendor != "postgresql":
+        pytest.skip("SQLite has one writer")
+    one = tasks.summary.delay("mon")
+    claimed = []
+
+    def claim_before_it_is_held(execute, sql, *how):
+        if "FOR SHARE" in sql and not claimed:
+            claimed.append(Elsewhere(lambda: lifecycle.claim(uuid.UUID(one.id), node.pk, "default")).result())
+        return execute(sql, *how)
+
+    with connection.execute_wrapper(claim_before_it_is_held), transaction.atomic():
+        two = tasks.summary.delay("mon")
+    assert ([job.state for job in claimed], two.existing) == (["running"], False)
+
+
+@pytest.mark.database
 def test_behind_a_pooler_other_clients_keep_their_bounds(node):
     """The connection that freed an expired key is somebody else's the next moment."""
     if connection.vendor != "postgresql":
@@ -332,6 +365,15 @@ def test_unique_for_is_over_for_a_retry_too(node):
     job.refresh_from_db()
     assert lifecycle.retry(job, None, lifecycle.error_entry("ValueError", "no", attempt=1), {})
     assert Job.objects.get(pk=one.id).state == "ready"
+
+
+def test_unique_for_is_over_for_a_replay_too(node):
+    one = tasks.summary_for_a_while.delay("mon")
+    Job.objects.update(state="cancelled", finished_at=timezone.now(), error=ERROR)
+    tasks.summary_for_a_while.delay("mon")
+    Job.objects.filter(pk=one.id).update(unique_expires_at=lifecycle.now_plus(-1))
+    assert lifecycle.replay(uuid.UUID(one.id), "default")
+    assert Job.objects.filter(state="ready").count() == 2
 
 
 def test_groups_and_chords_are_refused(node):

@@ -25,6 +25,9 @@ logger = logging.getLogger("jobs")
 #: messages one dead node can have taken with it.
 SUSPECTS, HELD_BY_A_NODE = 2000, 100
 
+#: So many graces is a job overtaken by far.
+FAR = 10
+
 #: The grace of a job doubles with every copy, so often at the most.
 MOST_DOUBLINGS = 10
 
@@ -92,6 +95,8 @@ class Suspects:
 
     * the broker's queue is empty;
     * a job published later into the same queue, with the same priority, was running a grace ago;
+    * one of another priority was, that was published later by far: the queue moves, and nothing says which comes first
+      (one in each look, because it may only be the least of all);
     * a node that consumed the queue died since (it may have held the message), up to a bound per node.
     """
 
@@ -190,6 +195,7 @@ class Suspects:
         deaths = self._died(old[0])
         depth: dict[str, int | None] = {}
         lost = []
+        by_far = False
         for job in old:
             assert job.dispatched_at is not None
             if job.queue not in depth:
@@ -199,6 +205,13 @@ class Suspects:
                     self._emptied[job.queue] = latest["dispatched_at__max"] or job.dispatched_at
             overtaken = self._overtaken.get((job.queue, job.priority))
             if overtaken is not None and job.dispatched_at < overtaken:
+                lost.append(job)
+                continue
+            if not by_far and any(
+                queue == job.queue and job.dispatched_at < latest - FAR * datetime.timedelta(seconds=conf().GRACE)
+                for (queue, _), latest in self._overtaken.items()
+            ):
+                by_far = True
                 lost.append(job)
                 continue
             for death in deaths:

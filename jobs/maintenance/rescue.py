@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -27,31 +28,47 @@ class Rescue:
     """Watches the heartbeats of all nodes (Quartz's clustered check-in, judged by a monotonic clock).
 
     Death is judged by this process alone: a node is dead if its beat stood still for ``DEAD_AFTER`` while
-    this process reached the database all the time. Clocks of other machines play no part, and after an
+    this process could write to the database all the time. Clocks of other machines play no part, and after an
     outage of the database everybody gets the full time again.
+
+    Parameters:
+        node: this process's own node, whose beat proves that it can write; without one it beats before each look.
     """
 
-    def __init__(self, side: SideDatabase) -> None:
+    def __init__(self, side: SideDatabase, node: Callable[[], uuid.UUID] | None = None) -> None:
         self.side = side
+        self._node = node
         self._seen: dict[uuid.UUID, tuple[int, float]] = {}
-        self._last_look = 0.0
+        self._last_write = 0.0
+        self._own = -1
 
     def run_once(self) -> dict[str, int]:
         done = {"nodes": 0, "jobs": 0}
         for node_id in self._silent():
-            done["nodes"] += bury(node_id)
+            # Race: the last burial may have waited for as long as nobody could write, and now all beat again.
+            if read_beats(self.side).get(node_id, -1) == self._seen[node_id][0]:
+                done["nodes"] += bury(node_id)
         for alias in conf().DATABASES:
-            done["jobs"] += databases.guarded(alias, partial(give_back_all, alias)) or 0
+            done["jobs"] += databases.guarded(alias, partial(self._give_back, alias)) or 0
         self._forget_beats()
         return done
 
+    def _give_back(self, alias: str) -> int:
+        if alias != databases.home():
+            bury_again(alias)
+        return give_back_all(alias)
+
     def _silent(self) -> list[uuid.UUID]:
+        if self._node is None and not beat(self.side, VISITOR):
+            first_beat(self.side, VISITOR)
         now = time.monotonic()
         beats = read_beats(self.side)
-        if now - self._last_look > conf().DEAD_AFTER / 2:
-            # We were away ourselves, and cannot know what was written meanwhile.
+        own = beats.get(VISITOR if self._node is None else self._node(), -1)
+        if now - self._last_write > conf().DEAD_AFTER / 2:
+            # We were away ourselves, or nobody could write: nothing is known of the others.
             self._seen.clear()
-        self._last_look = now
+        if own != self._own:
+            self._own, self._last_write = own, now
         alive = set(Node.objects.using(databases.home()).filter(dead_at=None).values_list("pk", flat=True))
         silent = []
         for node_id in alive:
@@ -65,7 +82,7 @@ class Rescue:
 
     def _forget_beats(self) -> None:
         """A beat of a node that is dead must miss its row, so that the node notices."""
-        beats = read_beats(self.side)
+        beats = set(read_beats(self.side)) - {VISITOR}
         if not beats:
             return
         dead = Node.objects.using(databases.home()).filter(pk__in=beats, dead_at__isnull=False)
@@ -75,12 +92,22 @@ class Rescue:
 
 def bury(node_id: uuid.UUID, *, by_itself: bool = False) -> int:
     """Declare a node dead in every job database; 1 if this call declared it. Its jobs are given back after that."""
-    # The home database last: as long as it calls the node alive, somebody comes again for the others.
-    declared = [lifecycle.bury(node_id, alias, by_itself) for alias in reversed(conf().DATABASES)]
-    if any(declared):
+    for alias in conf().DATABASES[1:]:
+        # One that is away is told later (``bury_again``), and the jobs of the others need not wait for it.
+        databases.guarded(alias, partial(lifecycle.bury, node_id, alias, by_itself))
+    declared = lifecycle.bury(node_id, databases.home(), by_itself)
+    if declared:
         level, text = (logging.INFO, "signed off") if by_itself else (logging.WARNING, "is dead")
         logger.log(level, f"node {node_id} {text}", extra={"action": "node_dead", "node": str(node_id)})
-    return int(any(declared))
+    return int(declared)
+
+
+def bury_again(using: str) -> None:
+    """Tell this database of the nodes that are dead at home."""
+    alive = list(Node.objects.using(using).filter(dead_at=None).values_list("pk", flat=True))
+    dead = Node.objects.using(databases.home()).filter(pk__in=alive, dead_at__isnull=False)
+    for node_id, signed_off in dead.values_list("pk", "signed_off"):
+        lifecycle.bury(node_id, using, signed_off)
 
 
 def give_back_all(using: str) -> int:
@@ -130,6 +157,7 @@ def _settle(key: uuid.UUID, using: str, action: str, transition: Callable[[Job],
             level, "job %s cannot be given back", key, exc_info=True, extra={**fields, "action": "rescue_failed"}
         )
         return 0
+    _reported.discard(key)
     job = found[0]
     if action == "crashed":
         # Its process is gone; whether by its own doing, the settle has decided.
@@ -150,7 +178,8 @@ class OwnJobs:
         self.board = board
         #: The process id of the worker's main process.
         self.main = main
-        self._unseen: dict[tuple[uuid.UUID, int], int] = {}
+        #: For each database the jobs that no process ran, and for how many beats.
+        self._unseen: dict[str, dict[tuple[uuid.UUID, int], int]] = {}
         #: What the worker's main process told of jobs whose process it ends: why, the limit, and when.
         self._ended: dict[uuid.UUID, tuple[str, float, float]] = {}
 
@@ -167,29 +196,38 @@ class OwnJobs:
     def settle_dead(self) -> int:
         """Settle the jobs that their process left or died in. Memory only, as long as none did."""
         done = 0
+        dead = []
         for slot in self.board.occupied():
-            if not slot.is_dead:
-                continue
-            if slot.lease == 0 and self._is_elsewhere(slot):
+            if slot.is_dead and slot.lease == 0 and self._is_elsewhere(slot):
                 # Over a duplicate message: the job itself runs in another process.
                 self.board.clear(slot)
-                continue
-            where = {"node_id": self.board.node, **({"lease": slot.lease} if slot.lease else {})}
-            for alias in conf().DATABASES:
-                if not slot.is_left:
-                    end_backends([slot.job], alias)
-                done += _settle(
-                    slot.job, alias, "handed_back" if slot.is_left else "crashed", partial(self._end, slot), **where
-                )
-                if slot.lease == 0:
-                    # The message was taken, and may be gone with the process.
-                    done += lifecycle.release_message(slot.job, alias)
-            left = (
-                Job.objects.using(alias).filter(pk=slot.job, state=State.RUNNING, **where) for alias in conf().DATABASES
-            )
-            if not any(rows.exists() for rows in left):
-                # Else its row is locked by what is left of the process, and the next look settles it.
+            elif slot.is_dead:
+                dead.append(slot)
+        settled: Counter[int] = Counter()
+        for alias in conf().DATABASES if dead else ():
+            done += databases.guarded(alias, partial(self._settle_in, alias, dead, settled)) or 0
+        for slot in dead:
+            if settled[slot.index] == len(conf().DATABASES):
                 self.board.clear(slot)
+        return done
+
+    def _settle_in(self, alias: str, dead: list[Occupied], settled: Counter[int]) -> int:
+        done = 0
+        for slot in dead:
+            where = {"node_id": self.board.node, **({"lease": slot.lease} if slot.lease else {})}
+            if not slot.is_left:
+                end_backends([slot.job], alias)
+            action = "handed_back" if slot.is_left else "crashed"
+            if _settle(slot.job, alias, action, partial(self._end, slot), **where):
+                self._ended.pop(slot.job, None)
+                done += 1
+            if slot.lease == 0:
+                # The message was taken, and may be gone with the process.
+                done += lifecycle.release_message(slot.job, alias)
+            # Else its row is locked by what is left of the process, and the next look settles it.
+            settled[slot.index] += (
+                not Job.objects.using(alias).filter(pk=slot.job, state=State.RUNNING, **where).exists()
+            )
         return done
 
     def _is_elsewhere(self, slot: Occupied) -> bool:
@@ -199,7 +237,7 @@ class OwnJobs:
     def _end(self, slot: Occupied, job: Job) -> bool:
         if slot.is_left:
             return _lose("DatabaseLost", "there was no database to settle the run")(job)
-        why, limit, told = self._ended.pop(job.pk, ("", 0.0, 0.0))
+        why, limit, told = self._ended.get(job.pk, ("", 0.0, 0.0))
         if time.monotonic() - told > EXPECTED:
             why = ""
         if why == "timed_out":
@@ -220,19 +258,24 @@ class OwnJobs:
 
     def hand_back_orphans(self) -> int:
         """Rows that run here, and in no process for two beats (a settle that failed, an answer that was lost)."""
+        return sum(
+            databases.guarded(alias, partial(self._hand_back_orphans_in, alias)) or 0 for alias in conf().DATABASES
+        )
+
+    def _hand_back_orphans_in(self, alias: str) -> int:
         here = {slot.job for slot in self.board.occupied()}
+        before = self._unseen.get(alias, {})
         unseen: dict[tuple[uuid.UUID, int], int] = {}
         done = 0
-        for alias in conf().DATABASES:
-            rows = Job.objects.using(alias).filter(state=State.RUNNING, node_id=self.board.node)
-            for job_id, lease in rows.exclude(pk__in=here).values_list("pk", "lease"):
-                beats = self._unseen.get((job_id, lease), 0) + 1
-                if beats < 3:
-                    unseen[job_id, lease] = beats
-                else:
-                    orphan = _lose("Orphaned", "no process of the worker ran it")
-                    done += _settle(job_id, alias, "rescued", orphan, lease=lease)
-        self._unseen = unseen
+        rows = Job.objects.using(alias).filter(state=State.RUNNING, node_id=self.board.node)
+        for job_id, lease in rows.exclude(pk__in=here).values_list("pk", "lease"):
+            beats = before.get((job_id, lease), 0) + 1
+            if beats < 3:
+                unseen[job_id, lease] = beats
+            else:
+                orphan = _lose("Orphaned", "no process of the worker ran it")
+                done += _settle(job_id, alias, "rescued", orphan, lease=lease)
+        self._unseen[alias] = unseen
         return done
 
     def hand_back_all(self) -> int:
@@ -251,6 +294,9 @@ def max_crashes(task: str) -> int:
 
 
 # Beats
+
+#: Beats for a rescuer that is no worker (``manage.py jobs rescue``).
+VISITOR = uuid.UUID(int=1)
 
 
 def read_beats(side: SideDatabase) -> dict[uuid.UUID, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -26,6 +27,10 @@ AGAIN = 2 * MINUTE
 
 #: For how long minutes, hours and quarters of days are kept.
 MINUTES_KEPT, HOURS_KEPT, QUARTERS_KEPT = 25 * HOUR, 24 * 31 * HOUR, 24 * 8 * HOUR
+
+
+#: Seconds after which a worker leaves the rest to the next time: its relay waits meanwhile.
+LONGEST_COUNT = 1.0
 
 
 class Count:
@@ -55,6 +60,7 @@ class Count:
         if begin >= end:
             return 0
         counted = 0
+        deadline = time.monotonic() + LONGEST_COUNT
         # Hour by hour: after a long absence of all workers one look must not hold all of it.
         since = max(begin - AGAIN, oldest_minute)
         while since < end:
@@ -65,6 +71,9 @@ class Count:
                 # Race: another one counts the same at this moment, and both come to the same.
                 return counted
             since = until
+            if self._node is not None and time.monotonic() > deadline:
+                self._done[using] = until
+                return counted
         self._done[using] = end
         rows = Tally.objects.using(using)
         rows.filter(length=60, begin__lt=oldest_minute)._raw_delete(using)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 
-from django.db.models import Exists, OuterRef
+from django.db.models import Exists, OuterRef, QuerySet
 from django.utils.translation import gettext_lazy as _
 
 from jobs import databases
@@ -71,13 +71,18 @@ def _long_dead_nodes_that_beat(view: View, using: str) -> Rows:
 
 
 def _dead_at_home_only(view: View, using: str) -> Rows:
-    """Race with a burial, which comes home last: who is seen dead at home is dead everywhere, seen later."""
-    home = databases.home()
+    return _alive_of(Node.objects.using(databases.home()).filter(dead_at__isnull=False), using)
+
+
+def _long_dead_at_home_only(view: View, using: str) -> Rows:
+    return _alive_of(Node.objects.using(databases.home()).filter(dead_at__lt=now_plus(-rescue_bound())), using)
+
+
+def _alive_of(dead: QuerySet[Node], using: str) -> Rows:
     nodes = Node.objects.using(using).filter(dead_at=None)
-    if using == home or not (alive := list(nodes.values_list("pk", flat=True))):
+    if using == databases.home() or not (alive := list(nodes.values_list("pk", flat=True))):
         return Rows()
-    dead = Node.objects.using(home).filter(pk__in=alive, dead_at__isnull=False)
-    return Rows(nodes.filter(pk__in=list(dead.values_list("pk", flat=True))))
+    return Rows(nodes.filter(pk__in=list(dead.filter(pk__in=alive).values_list("pk", flat=True))))
 
 
 RULES = (
@@ -119,6 +124,8 @@ RULES = (
     Rule(
         id="dead-everywhere",
         says=_("a node that is dead in the first database is dead in all"),
-        broken=_dead_at_home_only,
+        broken=_long_dead_at_home_only,
+        waiting=_dead_at_home_only,
+        bound=rescue_bound,
     ),
 )

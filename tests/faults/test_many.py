@@ -31,8 +31,8 @@ def test_many_processes_and_one_killed_every_few_seconds(ledger, seconds, kills)
     seed = int(os.environ.get("JOBS_TEST_SEED") or random.randrange(10**6))
     print(f"JOBS_TEST_SEED={seed}")  # noqa: T201  (of a scenario that failed)
     ledger.enqueue(3, tasks.slow, kwargs={"seconds": 0.7 * seconds})
-    # No process is idle: each kill hits somebody's job.
-    ledger.enqueue(20 * seconds, tasks.lingers, kwargs={"seconds": 0.3})
+    # No process is idle at first: each kill hits somebody's job.
+    ledger.enqueue(12 * seconds, tasks.lingers, kwargs={"seconds": 0.3})
     with Fleet(seed, workers=4, relays=2, producers=3) as fleet:
         ledger.wait_effects(20)
         for number in range(kills):

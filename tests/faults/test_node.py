@@ -27,7 +27,9 @@ def silence(worker: Worker) -> float:
 
 @pytest.mark.quick
 @guard(
-    "jobs/maintenance/rescue.py", 'done["jobs"] += databases.guarded(alias, partial(give_back_all, alias)) or 0', "pass"
+    "jobs/maintenance/rescue.py",
+    'done["jobs"] += databases.guarded(alias, partial(self._give_back, alias)) or 0',
+    "pass",
 )
 def test_worker_killed_under_load(ledger):
     """SIGKILL to the whole group.

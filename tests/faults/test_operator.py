@@ -109,7 +109,7 @@ def test_jobs_cancelled_under_load(ledger, tmp_path):
     started, gate = tmp_path / "started", tmp_path / "gate"
     with workers(2):
         with ledger.load(300):
-            ledger.enqueue(150, countdown=2)
+            ledger.enqueue(150, countdown=6)
             held = tasks.gated.delay("held", str(started), str(gate))
             ledger.note("held", held)
             in_body(held.id, started)
