@@ -14,7 +14,7 @@ import psycopg
 from celery import shared_task, signals
 from django.db import OperationalError, connection
 
-from jobs import Snooze, Task, guard, lock, once
+from jobs import Snooze, Task, guard, lock, once, request
 from jobs import effect as effect_of
 from jobs import signals as job_signals
 from shop import payments
@@ -527,6 +527,10 @@ def conflicting_retried(key):
 def forget(sender, instance, **kwargs):
     """A worker of the release before, which does not know this task."""
     instance.app.tasks.pop(os.environ.get("JOBS_TEST_FORGET"), None)
+
+
+if "JOBS_TEST_CONSUMER_TIMEOUT" in os.environ:
+    request.CONSUMER_TIMEOUT = float(os.environ["JOBS_TEST_CONSUMER_TIMEOUT"])
 
 
 def _write_signals(path):

@@ -103,6 +103,16 @@ class Broker:
         queue = f"^{current_app.conf.task_default_queue}$"
         self._control("set_policy", "full", queue, policy, "--apply-to", "queues", undo=("clear_policy", "full"))
 
+    def impatient(self, seconds: float) -> None:
+        """Close the channel of whoever has not acknowledged a message for so long; for channels opened from now on."""
+
+        def settings(timeout: float, tick: float) -> tuple[str, str]:
+            names = {"consumer_timeout": timeout, "channel_tick_interval": tick}
+            calls = (f"application:set_env(rabbit, {name}, {value * 1000:.0f})" for name, value in names.items())
+            return "eval", ", ".join(calls) + "."
+
+        self._control(*settings(seconds, 0.5), undo=settings(1800, 60))
+
     def create_vhost(self, name: str) -> None:
         self._control("add_vhost", name, undo=("delete_vhost", name))
         self._control("set_permissions", "-p", name, "guest", ".*", ".*", ".*")

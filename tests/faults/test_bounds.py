@@ -15,11 +15,13 @@ from django.db import connection
 from django.db.models import Sum
 
 from jobs.models import Job
+from jobs.verify import verify
 from tests import tasks
 from tests.faults.ledger import Ledger
 from tests.faults.process import Process
 from tests.faults.worker import Worker, workers
 from tests.harness import in_body, wait_ended
+from tests.models import Effect
 
 pytestmark = pytest.mark.bounds
 
@@ -118,11 +120,14 @@ def test_backlog(ledger):
     Guard: a published job is suspect only if its message cannot be in the queue any more (``relay.Suspects``).
     """
     for first in range(0, 100_000, 10_000):
-        tasks.naps.delay_many([(f"n{number}",) for number in range(first, first + 10_000)])
+        tasks.lingers.delay_many([(f"n{number}", 0.5) for number in range(first, first + 10_000)])
     with Worker(concurrency=1):
         time.sleep(float(os.environ.get("JOBS_BACKLOG_SECONDS") or 60))
         copies = Job.objects.aggregate(Sum("republished"))["republished__sum"]
-        assert Job.objects.filter(lease__gt=0).count() > 50
+        assert not [(finding.says, finding.examples) for finding in verify().findings if finding.violations]
+    effects = list(Effect.objects.values_list("key", flat=True))
+    assert len(effects) == len(set(effects)) == Job.objects.filter(state="succeeded", lease=1).count() > 50
+    assert not Job.objects.filter(lease__gt=1).exists()
     ledger.measured = f"{copies / 1000:.2f} % published again"
     ledger.recovered = 0.0
     assert copies <= 1000

@@ -133,16 +133,17 @@ def test_stopped_impatiently(ledger, tmp_path, numbers):
     assert counts() == {(0, 0, 0)}
 
 
+@guard(*NO_CRASH, also=[HAND_BACK])
 def test_stopped_as_a_group(ledger, tmp_path):
     """systemd's ``KillMode=control-group``: the processes of the pool get the SIGTERM at the same moment.
 
-    Guard:
+    Guard: a process that ends because its worker stops did not crash (``rescue.OwnJobs._end``).
     """
     gate = tmp_path / "gate"
     for key in ("one", "two"):
         ledger.note(key, tasks.waits.delay(key, str(tmp_path / key), str(gate)))
     ledger.enqueue(300)
-    for _ in range(5):
+    for _ in range(3):
         with Worker() as old:
             bodies = Job.objects.filter(state="running", node=old.node)
             wait_for(lambda bodies=bodies: bodies.count() == 2, 30, "both processes are in a body")
@@ -284,6 +285,39 @@ def test_migration_applied_while_workers_run(ledger, database):
         call_command("migrate", "jobs", latest[0][1], verbosity=0)
         ledger.enqueue(200)
         ledger.check(within=LOST_CHILD)
+
+
+@guard(
+    "jobs/migrations/0002_run_control.py",
+    "IntegerField(null=True,",
+    "IntegerField(default=0,",
+    also=[("jobs/models.py", '(_("database process"), null=True)', '(_("database process"), default=0)')],
+)
+def test_migration_applied_under_workers_of_the_release_before(ledger, database, tmp_path):
+    """They go on before, during and after it, with a body in its transaction all the while; nobody stops for it.
+
+    Guard: migrations are additive, and what they add has a default that old code need not know.
+    """
+    started, gate = tmp_path / "started", tmp_path / "gate"
+    latest = [key for key in MigrationExecutor(connection).loader.graph.leaf_nodes() if key[0] == "jobs"]
+    call_command("migrate", "jobs", "0001", verbosity=0)
+    then = release.before(database)
+    with Producer(600, pace=60, **then) as producer, Worker(wait=False, **then):
+        ledger.wait_effects(50)
+        call_command("migrate", "jobs", latest[0][1], verbosity=0)
+        ledger.wait_effects(50)
+        long = tasks.gated.delay("long", str(started), str(gate))
+        ledger.note("long", long)
+        in_body(long.id, started)
+        with Worker() as new:
+            ledger.enqueue(100)
+            ledger.wait_effects(50)
+            gate.touch()
+            assert producer.wait() == 0
+            ledger.check(within=LOST_CHILD)
+    nodes = set(Job.objects.values_list("node", flat=True))
+    assert (new.node.pk in nodes, len(nodes)) == (True, 2)
+    assert counts() == {(0, 0, 0)}
 
 
 @guard("jobs/companion.py", SIGN_OFF, "None")

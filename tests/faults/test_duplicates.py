@@ -176,6 +176,30 @@ def test_message_of_a_long_body_is_acknowledged_early(ledger, broker, use_broker
         assert not any("a duplicate message" in worker.text() for worker in both)
 
 
+@pytest.mark.brokers("rabbitmq")
+@pytest.mark.parametrize("early", [False, True], ids=["late", "early"])
+@guard(*CLAIM, case="late")
+@guard("jobs/worker.py", "if holding := request.holding_time(parent.app):", "if holding := 0:", case="early")
+def test_body_longer_than_rabbitmq_waits_for_an_acknowledgement(ledger, broker, early):
+    """Its ``consumer_timeout``: acknowledged early, nothing happens. Where it is shorter than we know, RabbitMQ closes
+    the channel and delivers again; the worker lives, and its body is nobody else's.
+
+    Guard: the messages of long bodies are acknowledged early (``request.acknowledge_long_ones``); of all copies of a
+    message one claims the row (``lifecycle.claim``).
+    """
+    broker.impatient(3)
+    ledger.enqueue(300)
+    with workers(2, **({"JOBS_TEST_CONSUMER_TIMEOUT": "3"} if early else {})) as both:
+        ledger.check(within=WORK)
+        long = tasks.slow.delay("long", 9)
+        ledger.note("long", long)
+        wait_ended(long.id)
+        ledger.check(within=WORK)
+        assert any("PRECONDITION_FAILED" in worker.text() for worker in both) is not early
+        assert all(worker.main.is_alive for worker in both)
+        assert ledger.most_claims() == 1
+
+
 @guard(
     "jobs/history.py",
     "state__in=states, finished_at__lt=now_plus(-age), created_at__lt=now_plus(-age)",

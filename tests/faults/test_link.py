@@ -187,6 +187,8 @@ def test_main_process_hangs(ledger, broker):
         # It asks for the next message, and will never know that it got it.
         hanging.main.pause()
         ledger.enqueue(50)
+        wait_for(lambda: (status()["oldest_ready_seconds"] or 0) > 2, 10, "the status shows that jobs wait")
+        assert [node["alive"] for node in status()["nodes"]] == [True]
         with Worker():
             ledger.check(within=LOST_MESSAGES)
             hanging.main.resume()

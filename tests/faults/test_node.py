@@ -43,17 +43,26 @@ def test_worker_killed_under_load(ledger):
         ledger.check(within=LOST_WORKER)
 
 
-@guard("jobs/maintenance/rescue.py", "end_backends(keys, using)", "pass")
-def test_all_workers_lose_power_at_once(ledger, database):
-    """Their connections stay open at the database server, in transactions that hold locks; nobody closes them.
+@pytest.mark.parametrize("link_is", ["closed", "half-open"])
+@guard("jobs/maintenance/rescue.py", "end_backends(keys, using)", "pass", case="half-open")
+@guard(
+    "jobs/maintenance/rescue.py",
+    'done["jobs"] += databases.guarded(alias, partial(self._give_back, alias)) or 0',
+    "pass",
+    case="closed",
+)
+def test_all_workers_lose_power_at_once(ledger, database, link_is):
+    """Their connections are closed, or stay open at the database server, in transactions that hold locks.
 
-    Guard: rescue ends the connections of dead runs (``zombies.end_backends``).
+    Guard: rescue ends the connections of dead runs (``zombies.end_backends``), and gives their jobs back
+    (``rescue.give_back_all``).
     """
     ledger.enqueue(300, tasks.takes_turns)
     with Proxy(database.url) as link:
         with workers(2, DATABASE_URL=link.url) as machines:
             ledger.wait_effects(20)
-            link.half_open()
+            if link_is == "half-open":
+                link.half_open()
             for machine in machines:
                 machine.kill()
         with Worker():
