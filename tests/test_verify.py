@@ -22,7 +22,7 @@ from jobs import databases, lifecycle, project, publisher
 from jobs.maintenance import rescue
 from jobs.maintenance.relay import Relay
 from jobs.maintenance.rescue import Rescue
-from jobs.models import Cancellation, Effect, Job, Node
+from jobs.models import Cancellation, Effect, Job, Marker, Node
 from jobs.verify import RULES, SHAPES, WINDOW, Finding, Report, Unverifiable, suspicion, verify
 from tests import tasks
 from tests.harness import Worker, wait_ended
@@ -189,10 +189,11 @@ BREAKERS: list[tuple[str, Callable[[], object]]] = [
     ("messages-come-back", _hidden_message),
     ("effects-settled", lambda: _call("running", lease=2, node=worker_node())),
     ("effects-settled", lambda: _call("running", lease=1, node=worker_node(), under=0)),
+    ("marker-succeeded", lambda: Marker.objects.create(key="k", kind="task", job=make("failed").pk).pk),
 ]
 
 #: Broken by something else than a row; tested below.
-OTHERS = {"dead-everywhere", "schema-complete"}
+OTHERS = {"dead-everywhere", "one-marker-per-key", "schema-complete"}
 
 
 def worker_node() -> Node:
@@ -394,6 +395,22 @@ def test_a_database_without_tables_is_named(second):
 
 
 # The schema
+
+
+def test_a_key_that_has_two_markers_is_named(worker, monkeypatch):
+    [unique] = Marker._meta.constraints
+    with monkeypatch.context() as without, connection.schema_editor() as editor:
+        # SQLite makes the table anew, as the model says.
+        without.setattr(Marker._meta, "constraints", [])
+        editor.remove_constraint(Marker, unique)
+    try:
+        for kind in ("task", "task", "once"):
+            Marker.objects.create(key="welcome:1", kind=kind)
+        assert found(verify())["one-marker-per-key"].examples == ["welcome:1"]
+    finally:
+        Marker.objects.all().delete()
+        with connection.schema_editor() as editor:
+            editor.add_constraint(Marker, unique)
 
 
 def test_a_constraint_that_was_dropped_is_named(monkeypatch):

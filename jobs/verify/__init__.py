@@ -17,7 +17,7 @@ from jobs import databases
 from jobs.conf import conf
 from jobs.lifecycle import now_plus
 from jobs.models import Job
-from jobs.verify import delivery, external, ownership, rows
+from jobs.verify import delivery, external, markers, ownership, rows
 from jobs.verify.rule import LIVE, Rule, Shape, View
 from jobs.verify.suspicion import Suspicion, watch
 
@@ -31,7 +31,7 @@ SHAPES: tuple[Shape, ...] = rows.SHAPES
 
 #: In the order of the report. A module with a promise of its own writes its rules in a file of this package,
 #: and adds them here.
-RULES: tuple[Rule, ...] = (*ownership.RULES, *delivery.RULES, *external.RULES, *rows.RULES)
+RULES: tuple[Rule, ...] = (*ownership.RULES, *delivery.RULES, *external.RULES, *markers.RULES, *rows.RULES)
 
 
 class Unverifiable(Exception):
