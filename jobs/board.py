@@ -28,7 +28,7 @@ _SLOT = struct.Struct("<qq16s")
 #: Added to the pid of a slot whose run could not be settled: the process lives, and the job is nobody's.
 _LEFT = 1 << 40
 
-#: More processes and threads than one worker has. A slot is found by looking from pid % SLOTS on.
+#: More processes and threads than one worker has. A slot is found by looking from a place of the process on.
 SLOTS = 1024
 
 

@@ -60,6 +60,9 @@ REGISTERED = b"1"
 #: Seconds that a worker has to end by itself after it was told not to wait for its bodies any longer.
 COLD_TIMEOUT = 10.0
 
+#: Seconds for the rest of the main process's end.
+LAST_ALARM = 5
+
 _handle: Companion | None = None
 
 
@@ -117,7 +120,7 @@ class Companion:
         os.set_blocking(self._pipe, False)
         # A pool child that kept the pipe open would hide the main process's death.
         os.register_at_fork(after_in_child=self._close_in_child)
-        atexit.register(self.stop)
+        atexit.register(self._end)
 
     def wait_until_registered(self, timeout: float) -> bool:
         """Wait until the node is in the database, so that its children may claim.
@@ -162,6 +165,16 @@ class Companion:
             except ChildProcessError:
                 return
             select.select([], [], [], 0.02)
+
+    def _end(self) -> None:
+        """At the end of the worker's main process, when all is handed back and signed off.
+
+        What follows is billiard's: it joins a pool process that was started during the stop, without a bound.
+        """
+        self.stop()
+        if os.getpid() == self._main:
+            signal.signal(signal.SIGALRM, lambda *args: os._exit(0))
+            signal.alarm(LAST_ALARM)
 
     def _close_in_child(self) -> None:
         if self._pipe >= 0 and os.getpid() != self._main:

@@ -160,10 +160,15 @@ def complain(exc: Error, alias: str) -> None:
     if len(_complaints) > 100:
         _complaints.clear()
     _complaints[alias, text] = now
-    cure = (
-        " (not migrated? run manage.py migrate)" if isinstance(exc, ProgrammingError) or "no such table" in text else ""
-    )
-    logger.error("the database %s: %s%s", alias, text, cure, extra={"action": "database_away", "database": alias})
+    extra = {"action": "database_away", "database": alias}
+    logger.error("the database %s: %s", alias, describe(exc), extra=extra)
+
+
+def describe(exc: Error) -> str:
+    """What a database refuses, with the cure where one is known."""
+    text = str(exc).strip()
+    is_cured = isinstance(exc, ProgrammingError) or "no such table" in text or "no such column" in text
+    return f"{text} (not migrated? run manage.py migrate)" if is_cured else text
 
 
 _complaints: dict[tuple[str, str], float] = {}

@@ -28,7 +28,7 @@ from jobs.conf import conf
 from jobs.errors import Cancel, LostLease, NotSettled
 from jobs.keys import fingerprint
 from jobs.locks import lock
-from jobs.message import ADDRESS, is_newer
+from jobs.message import is_newer
 from jobs.models import Job, State
 from jobs.run import Run
 from jobs.syncpoints import reach
@@ -99,6 +99,10 @@ def _leave_to_newer(run: Run) -> NoReturn:
     settlement.write(run, lambda: lifecycle.hand_back(run.job, strays.UNKNOWN_PAUSE))
     run.report(logging.WARNING, "left to the workers of a later release", "handed_back")
     raise Ignore()
+
+
+#: How a message comes to its queue.
+ADDRESS = ("exchange", "routing_key", "priority")
 
 
 def _take_from_row(request: Any, job: Job) -> None:

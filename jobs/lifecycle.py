@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from django.db import IntegrityError, OperationalError, connections, transaction
@@ -428,7 +428,7 @@ def due(using: str, limit: int, skip: int = 0) -> list[uuid.UUID]:
     """What should be published now: up to ``limit`` jobs whose message is missing, and as many whose time has come.
 
     Parameters:
-        skip: so many of each that stand before them are locked by somebody.
+        skip: pass over so many of each, which somebody has locked.
     """
     rows = Job.objects.using(using).filter(~is_paused(using)).order_by("run_at").values_list("pk", flat=True)
     missing = rows.filter(state=State.READY, dispatched_at=None)[skip : skip + limit]
@@ -444,9 +444,11 @@ def dispatch(ids: Iterable[uuid.UUID], using: str) -> list[Job]:
     return sorted(rows, key=lambda job: job.run_at)
 
 
-def undispatch(ids: Iterable[uuid.UUID], using: str) -> int:
+def undispatch(ids: Sequence[uuid.UUID], using: str) -> int:
     """These were not published after all. One that somebody has locked is published again after its grace."""
     ready = Job.objects.using(using).filter(pk__in=list(ids), state=State.READY)
+    if not ids:
+        return 0
     with transaction.atomic(using=using):
         return ready.filter(pk__in=list(databases.free(ready).values_list("pk", flat=True))).update(dispatched_at=None)
 

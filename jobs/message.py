@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 #: of an older release publishes a newer job as what it is.
 VERSION = 1
 
-#: How a message comes to its queue.
-ADDRESS = ("exchange", "routing_key", "priority")
-
 #: Accepted by ``apply_async`` because groups and beat pass them, and not kept: how a message travels is ours.
 PLUMBING = frozenset(
     {

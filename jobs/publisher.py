@@ -140,7 +140,8 @@ def publish(
                         raise
                     stale = False
     except _Lost as lost:
-        logger.warning("the broker took no message: %r", lost.__cause__, extra={"action": "broker_down"})
+        text = "the broker took no message; what is committed is sent when it is back: %r"
+        logger.warning(text, lost.__cause__, extra={"action": "broker_down"})
         return waiting
     except broker.lost_errors as exc:
         logger.warning("no connection to the broker is free: %r", exc, extra={"action": "broker_down"})
@@ -169,7 +170,7 @@ class _Refused(_Lost):
 def _refuses_one(exc: BaseException | None) -> bool:
     """Whether Redis refused a command for its key, in a batch; all else that it refuses, it refuses to everybody."""
     cause = getattr(exc, "__cause__", None)
-    return "WRONGTYPE" in str(cause) or type(cause).__name__ == "NoPermissionError"
+    return "WRONGTYPE" in str(cause) or (type(cause).__name__ == "NoPermissionError" and " key" in str(cause))
 
 
 def _send_all(

@@ -27,6 +27,9 @@ _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _AGE = re.compile(r"(\d+(?:\.\d+)?) ?(s|min|m|h|d|w)")
 
 
+#: So many digits of a worker's id are shown in lists.
+SHOWN = 8
+
 #: In how many jobs, the newest of those that fit otherwise, the arguments are searched.
 SEARCHED = 10_000
 
@@ -145,7 +148,11 @@ def _in_states(rows: QuerySet[Job], states: Sequence[str]) -> QuerySet[Job]:
 
 def _on_node(rows: QuerySet[Job], text: str) -> QuerySet[Job]:
     key = parse_uuid(text)
-    nodes = Node.objects.using(rows.db).filter(**({"hostname": text} if key is None else {"pk": key}))
+    named = Q(hostname=text) if key is None else Q(pk=key)
+    if len(text) == SHOWN and text.isalnum():
+        # As lists show it; a host may be called so as well.
+        named |= Q(pk__startswith=text)
+    nodes = Node.objects.using(rows.db).filter(named)
     deaths: dict[uuid.UUID, Any] = dict(nodes.values_list("pk", "dead_at"))
     rows = rows.filter(node__in=deaths or [key])
     if deaths and None not in deaths.values():

@@ -18,7 +18,6 @@ from jobs import databases, lifecycle
 from jobs.arguments import jsonable, scrub
 from jobs.conf import conf
 from jobs.errors import Busy, LostLease, NotSettled, Snooze, TaskExited, TaskOutOfMemory
-from jobs.message import ADDRESS
 from jobs.models import Job, State
 from jobs.run import Run
 
@@ -104,7 +103,8 @@ def _retry(run: Run, exc: Retry) -> None:
         name: getattr(planned, name)
         for name in ("args", "kwargs", "options", "headers", "queue", "priority", "expires_at", "marker_key")
     }
-    if all(planned.options["publish"].get(name) == job.options["publish"].get(name) for name in ADDRESS):
+    again, before = planned.options["publish"], job.options["publish"]
+    if all(again.get(name) == before.get(name) for name in ("exchange", "routing_key")):
         # Celery routes a retry by its address alone; a queue behind a topic exchange it would not find again.
         changes |= {"queue": job.queue, "options": {**planned.options, "declare": job.options["declare"]}}
     write(run, lambda: lifecycle.retry(job, run_at, error, changes))

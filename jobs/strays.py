@@ -256,8 +256,10 @@ def keep(stray: dict[str, Any]) -> None:
     alias = ours.get("db") if isinstance(ours, dict) else None
     using = alias if alias in conf().DATABASES else databases.job_alias()
     key = as_uuid(headers.get("id"))
-    if key is not None and (job := Job.objects.using(using).filter(pk=key).first()) is not None:
-        lifecycle.postpone(job, pause, error)
+    jobs = Job.objects.using(using)
+    if key is not None and (job := jobs.filter(pk=key).first()) is not None:
+        if not lifecycle.postpone(job, pause, error) and jobs.filter(pk=key, state=State.READY).exists():
+            raise OperationalError(f"somebody has locked the job {key}")
         return
     if alias == using:
         return  # pruned, or never committed

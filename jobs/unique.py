@@ -18,7 +18,7 @@ from django.utils.translation import gettext_noop
 from jobs import databases
 from jobs.conf import conf
 from jobs.errors import UniqueBusy
-from jobs.models import UNIQUE, Job, State
+from jobs.models import UNIQUE, Job
 
 TAKEN = gettext_noop(
     "%(who)s has the unique key %(key)r and does the same work: there is nothing to do, or replay this one when that "
@@ -49,7 +49,7 @@ def insert(jobs: Sequence[Job], using: str, batch_size: int | None) -> list[Job]
             for _ in range(TRIES):
                 _free_expired(missing, using)
                 Job.objects.using(using).bulk_create(missing.values(), ignore_conflicts=True, batch_size=batch_size)
-                holders = {job.unique_key: job for job in _hold(missing, using)}
+                holders = {job.unique_key: job for job in _holders(missing.values(), using)}
                 for key, job in missing.items():
                     if (holder := holders.get(job.unique_key)) is not None:
                         found[key] = job if holder.pk == key else _same_task(job, holder)
@@ -99,24 +99,6 @@ def _same_task(job: Job, holder: Job) -> Job:
 
 def _holders(jobs: Any, using: str) -> Any:
     return Job.objects.using(using).filter(UNIQUE, unique_key__in={job.unique_key for job in jobs})
-
-
-def _hold(jobs: dict[uuid.UUID, Job], using: str) -> list[Job]:
-    """The holders of these jobs' keys. One that waits does not start before the caller's transaction ends.
-
-    Race: it would read what was there before, and the caller's change would never be processed. Who claims it waits
-    for the caller, and who finds it started meanwhile looks again. (SQLite has one writer at a time.)
-    """
-    holders = list(_holders(jobs.values(), using))
-    waiting = [job.pk for job in holders if job.pk not in jobs and job.state != State.RUNNING]
-    if not waiting or connections[using].vendor != "postgresql":
-        return holders
-    with connections[using].cursor() as cursor:
-        cursor.execute(
-            "SELECT id FROM jobs_job WHERE id = ANY(%s) AND state IN ('scheduled', 'ready') FOR SHARE", [waiting]
-        )
-        held = {key for (key,) in cursor.fetchall()}
-    return [job for job in holders if job.pk not in waiting or job.pk in held]
 
 
 def _free_expired(jobs: dict[uuid.UUID, Job], using: str) -> None:

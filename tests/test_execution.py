@@ -12,6 +12,7 @@ from celery.app.trace import build_tracer
 from django.db import InterfaceError, OperationalError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
+from kombu import Exchange, Queue
 
 from jobs import lifecycle, publisher, syncpoints
 from jobs.arguments import as_uuid
@@ -366,6 +367,20 @@ def test_a_row_that_nobody_can_run_fails(monkeypatch):
     build_tracer(task.name, task, app=current_app)(result.id, [], {}, request)
     job.refresh_from_db()
     assert (job.state, job.error["type"]) == ("failed", "KeyError")
+
+
+def test_a_retry_stays_in_its_queue_behind_a_topic_exchange(monkeypatch):
+    """Celery routes it by its address, from which it takes another queue's name."""
+    topical = Queue("topical", Exchange("topics", type="topic"), routing_key="topical.#")
+    monkeypatch.setitem(current_app.amqp.queues, "topical", topical)
+    result = tasks.retries.apply_async(("a", 1), queue="topical")
+    job = Job.objects.get()
+    before = (job.queue, job.options["declare"], job.options["publish"]["routing_key"])
+    address = {"exchange": "topics", "routing_key": "topical.#", "priority": 0, "redelivered": False}
+    assert deliver(result, delivery_info=address)[0] == "RETRY"
+    job.refresh_from_db()
+    assert (job.queue, job.options["declare"], job.options["publish"]["routing_key"]) == before
+    assert before[0] == "topical"
 
 
 def test_replace_says_what_to_do_instead():

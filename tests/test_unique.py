@@ -299,37 +299,6 @@ def test_expired_keys_are_freed_outside_of_the_callers_transaction(node):
 
 
 @pytest.mark.database
-def test_a_job_that_a_caller_counts_on_does_not_start_before_its_commit(node):
-    """It would read what was there before, and the caller's change would never be processed."""
-    if connection.vendor != "postgresql":
-        pytest.skip("SQLite has one writer")
-    one = tasks.summary.delay("mon")
-    existing = []
-    with open_transaction(lambda: existing.append(tasks.summary.delay("mon").existing)):
-        claimed = Elsewhere(lambda: lifecycle.claim(uuid.UUID(one.id), node.pk, "default"))
-        wait_for(somebody_waits, 10, "the claim waits")
-        assert not claimed.outcome
-    assert (existing, claimed.result().state) == ([True], "running")
-
-
-@pytest.mark.database
-def test_a_job_that_starts_while_a_caller_looks_is_not_counted_on(node):
-    if connection.vendor != "postgresql":
-        pytest.skip("SQLite has one writer")
-    one = tasks.summary.delay("mon")
-    claimed = []
-
-    def claim_before_it_is_held(execute, sql, *how):
-        if "FOR SHARE" in sql and not claimed:
-            claimed.append(Elsewhere(lambda: lifecycle.claim(uuid.UUID(one.id), node.pk, "default")).result())
-        return execute(sql, *how)
-
-    with connection.execute_wrapper(claim_before_it_is_held), transaction.atomic():
-        two = tasks.summary.delay("mon")
-    assert ([job.state for job in claimed], two.existing) == (["running"], False)
-
-
-@pytest.mark.database
 def test_behind_a_pooler_other_clients_keep_their_bounds(node):
     """The connection that freed an expired key is somebody else's the next moment."""
     if connection.vendor != "postgresql":

@@ -23,7 +23,11 @@ WHICH = (
     option("--task", metavar="NAME", help="all jobs of a task; NAME* for all names that begin so"),
     option("--queue", metavar="NAME", help="all jobs of a queue"),
     option("--state", choices=State.values, help="all jobs in a state"),
-    option("--node", metavar="NAME", help="all jobs that a worker runs, or ran last: its id, or its host's name"),
+    option(
+        "--node",
+        metavar="NAME",
+        help="all jobs that a worker runs, or ran last: its id or the first 8 digits of it, or its host's name",
+    ),
     option("--key", metavar="KEY", help="all jobs of a unique key, or of a marker's"),
     option("--parent", metavar="ID", help="all jobs that were called by the body of this one"),
     option("--error", metavar="CLASS", help="all jobs whose last error is of this class: SMTPException"),

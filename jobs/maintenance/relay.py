@@ -77,7 +77,8 @@ class Relay:
             left = publisher.publish(jobs, using, self.app, patient=True)
             lifecycle.undispatch([job.pk for job in left], using)
             published += len(jobs) - len(left)
-            # They stay at the head of the line for as long as another session holds them: the others must not wait.
+            # Some stay at the head of the line for as long as another session holds them: the others must not wait.
+            # (What another relay took is counted as well; the next tick begins at the head again.)
             locked += len(ids) - len(jobs)
             if left:
                 self.trouble = f"the broker took {len(jobs) - len(left)} of {len(jobs)} messages"
@@ -96,7 +97,7 @@ class Suspects:
     * the broker's queue is empty;
     * a job published later into the same queue, with the same priority, was running a grace ago;
     * one of another priority was, that was published later by far: the queue moves, and nothing says which comes first
-      (one in each look, because it may only be the least of all);
+      (few in each look, because it may only be the least of all);
     * a node that consumed the queue died since (it may have held the message), up to a bound per node.
     """
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from celery import current_app
+from django.db import IntegrityError
 from django.db.models import QuerySet
 
 from jobs import databases, lifecycle, logs
@@ -60,11 +61,13 @@ class Rescue:
 
     def _silent(self) -> list[uuid.UUID]:
         if self._node is None and not beat(self.side, VISITOR):
-            first_beat(self.side, VISITOR)
+            with suppress(IntegrityError):  # Another visitor was faster.
+                first_beat(self.side, VISITOR)
         now = time.monotonic()
         beats = read_beats(self.side)
         own = beats.get(VISITOR if self._node is None else self._node(), -1)
-        if now - self._last_write > conf().DEAD_AFTER / 2:
+        written = max(0, own - self._own) * conf().HEARTBEAT
+        if now - self._last_write - written > conf().DEAD_AFTER / 2:
             # We were away ourselves, or nobody could write: nothing is known of the others.
             self._seen.clear()
         if own != self._own:
@@ -92,10 +95,10 @@ class Rescue:
 
 def bury(node_id: uuid.UUID, *, by_itself: bool = False) -> int:
     """Declare a node dead in every job database; 1 if this call declared it. Its jobs are given back after that."""
+    declared = lifecycle.bury(node_id, databases.home(), by_itself)
     for alias in conf().DATABASES[1:]:
         # One that is away is told later (``bury_again``), and the jobs of the others need not wait for it.
         databases.guarded(alias, partial(lifecycle.bury, node_id, alias, by_itself))
-    declared = lifecycle.bury(node_id, databases.home(), by_itself)
     if declared:
         level, text = (logging.INFO, "signed off") if by_itself else (logging.WARNING, "is dead")
         logger.log(level, f"node {node_id} {text}", extra={"action": "node_dead", "node": str(node_id)})
@@ -178,6 +181,8 @@ class OwnJobs:
         self.board = board
         #: The process id of the worker's main process.
         self.main = main
+        #: In which databases the dead slots are settled; one may be away.
+        self._settled: dict[Occupied, set[str]] = {}
         #: For each database the jobs that no process ran, and for how many beats.
         self._unseen: dict[str, dict[tuple[uuid.UUID, int], int]] = {}
         #: What the worker's main process told of jobs whose process it ends: why, the limit, and when.
@@ -196,24 +201,24 @@ class OwnJobs:
     def settle_dead(self) -> int:
         """Settle the jobs that their process left or died in. Memory only, as long as none did."""
         done = 0
-        dead = []
-        for slot in self.board.occupied():
-            if slot.is_dead and slot.lease == 0 and self._is_elsewhere(slot):
-                # Over a duplicate message: the job itself runs in another process.
-                self.board.clear(slot)
-            elif slot.is_dead:
-                dead.append(slot)
-        settled: Counter[int] = Counter()
+        dead = [slot for slot in self.board.occupied() if slot.is_dead]
+        self._settled = {slot: self._settled.get(slot, set()) for slot in dead}
         for alias in conf().DATABASES if dead else ():
-            done += databases.guarded(alias, partial(self._settle_in, alias, dead, settled)) or 0
-        for slot in dead:
-            if settled[slot.index] == len(conf().DATABASES):
-                self.board.clear(slot)
+            done += databases.guarded(alias, partial(self._settle_in, alias)) or 0
+        for slot in [slot for slot, aliases in self._settled.items() if len(aliases) == len(conf().DATABASES)]:
+            self.board.clear(slot)
+            del self._settled[slot]
         return done
 
-    def _settle_in(self, alias: str, dead: list[Occupied], settled: Counter[int]) -> int:
+    def _settle_in(self, alias: str) -> int:
         done = 0
-        for slot in dead:
+        for slot, settled in self._settled.items():
+            if alias in settled:
+                continue
+            if slot.lease == 0 and self._is_elsewhere(slot):
+                # Over a duplicate message: the job itself runs in another process.
+                settled.add(alias)
+                continue
             where = {"node_id": self.board.node, **({"lease": slot.lease} if slot.lease else {})}
             if not slot.is_left:
                 end_backends([slot.job], alias)
@@ -224,10 +229,9 @@ class OwnJobs:
             if slot.lease == 0:
                 # The message was taken, and may be gone with the process.
                 done += lifecycle.release_message(slot.job, alias)
-            # Else its row is locked by what is left of the process, and the next look settles it.
-            settled[slot.index] += (
-                not Job.objects.using(alias).filter(pk=slot.job, state=State.RUNNING, **where).exists()
-            )
+            if not Job.objects.using(alias).filter(pk=slot.job, state=State.RUNNING, **where).exists():
+                # Else its row is locked by what is left of the process, and the next look settles it.
+                settled.add(alias)
         return done
 
     def _is_elsewhere(self, slot: Occupied) -> bool:

@@ -71,7 +71,8 @@ class Count:
                 # Race: another one counts the same at this moment, and both come to the same.
                 return counted
             since = until
-            if self._node is not None and time.monotonic() > deadline:
+            # Not where it began: the minutes that are counted again would be all that is ever counted.
+            if self._node is not None and begin < until < end and time.monotonic() > deadline:
                 self._done[using] = until
                 return counted
         self._done[using] = end

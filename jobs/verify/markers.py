@@ -12,7 +12,7 @@ from jobs.verify.rule import Rows, Rule, View
 def _twice(view: View, using: str) -> Rows:
     """Only a lost constraint lets a key have two markers."""
     markers = Marker.objects.using(using)
-    twice = markers.values("key", "kind").annotate(Count("pk")).filter(pk__count__gt=1)
+    twice = markers.values("key", "kind").annotate(count=Count("*")).filter(count__gt=1)
     return Rows(keys=twice.order_by().values_list("key", flat=True))
 
 

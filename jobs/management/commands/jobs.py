@@ -11,6 +11,7 @@ from django.db import OperationalError, ProgrammingError
 from django.utils import translation
 from django.utils.text import capfirst
 
+from jobs import databases
 from jobs.commands import SUBCOMMANDS
 
 
@@ -57,7 +58,7 @@ class Command(BaseCommand):
             try:
                 chosen(self).run(**options)
             except (OperationalError, ProgrammingError) as exc:
-                raise CommandError(f"The database says: {exc} (not migrated? manage.py migrate)") from exc
+                raise CommandError(f"The database says: {databases.describe(exc)}") from exc
 
 
 def _add_common_options(parser: ArgumentParser) -> None:
