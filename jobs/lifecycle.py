@@ -453,10 +453,18 @@ def undispatch(ids: Sequence[uuid.UUID], using: str) -> int:
         return ready.filter(pk__in=list(databases.free(ready).values_list("pk", flat=True))).update(dispatched_at=None)
 
 
+def published_by(until: datetime.datetime) -> Q:
+    """A condition: published at ``until`` or before.
+
+    SQLite compares text, and writes the same moment in two ways: ``14.000``, by its own clock, is not up to ``14``.
+    """
+    return Q(dispatched_at__lt=until + datetime.timedelta(milliseconds=1))
+
+
 def dispatch_again(ids: Iterable[uuid.UUID], until: datetime.datetime, using: str) -> list[Job]:
     """Take jobs that were published before ``until`` for another copy. Race: as :func:`dispatch`."""
     with transaction.atomic(using=using):
-        old = Job.objects.using(using).filter(state=State.READY, dispatched_at__lte=until, pk__in=list(ids))
+        old = Job.objects.using(using).filter(published_by(until), state=State.READY, pk__in=list(ids))
         rows = list(databases.free(old))
         taken = Job.objects.using(using).filter(pk__in=[job.pk for job in rows])
         taken.update(dispatched_at=Now(), republished=F("republished") + 1)

@@ -295,6 +295,21 @@ def test_a_job_of_a_priority_that_nobody_else_has_is_found(published):
     assert len(published.sent) <= 2, "one in each look: it may only be the least of all"
 
 
+@pytest.mark.database
+@pytest.mark.parametrize("others", [[], [-10], [10]])
+def test_a_message_that_was_lost_at_a_whole_second_is_found(published, others):
+    """SQLite's clock writes ``14.000`` and Django ``14``, which as text is less."""
+    second = ago(60).replace(microsecond=0)
+    results = tasks.noop.delay_many([(n,) for n in range(1 + len(others))])
+    for result, later in zip(results, [0, *others], strict=True):
+        at = second + timezone.timedelta(milliseconds=later)
+        with connection.cursor() as cursor:
+            key = result.id if connection.vendor == "postgresql" else result.id.replace("-", "")
+            text = f"{at:%Y-%m-%d %H:%M:%S}.{at.microsecond // 1000:03d}"
+            cursor.execute("UPDATE jobs_job SET dispatched_at = %s WHERE id = %s", [text, key])
+    assert Relay().run_once()["republished"] == len(results)
+
+
 def test_the_death_of_a_node_brings_back_what_it_may_have_held(published):
     tasks.noop.delay_many([(n,) for n in range(300)])
     Job.objects.update(dispatched_at=ago(60))

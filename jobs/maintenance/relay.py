@@ -131,7 +131,7 @@ class Suspects:
             )
         deadline = time.monotonic() + LONGEST_TICK
         for queue, until in list(self._emptied.items()):
-            rows = self._old([]).filter(queue=queue, dispatched_at__lte=until).values_list("pk", flat=True)
+            rows = self._old([]).filter(lifecycle.published_by(until), queue=queue).values_list("pk", flat=True)
             locked = 0
             while ids := list(rows[locked : locked + conf().BATCH]):
                 published, left = self._publish(ids, until)
