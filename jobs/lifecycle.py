@@ -446,9 +446,9 @@ def dispatch(ids: Iterable[uuid.UUID], using: str) -> list[Job]:
 
 def undispatch(ids: Sequence[uuid.UUID], using: str) -> int:
     """These were not published after all. One that somebody has locked is published again after its grace."""
-    ready = Job.objects.using(using).filter(pk__in=list(ids), state=State.READY)
     if not ids:
         return 0
+    ready = Job.objects.using(using).filter(pk__in=ids, state=State.READY)
     with transaction.atomic(using=using):
         return ready.filter(pk__in=list(databases.free(ready).values_list("pk", flat=True))).update(dispatched_at=None)
 

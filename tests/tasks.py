@@ -1,5 +1,6 @@
 """Bodies for the tests. Each leaves a ledger row; some misbehave."""
 
+import atexit
 import ctypes
 import json
 import os
@@ -528,6 +529,10 @@ def forget(sender, instance, **kwargs):
     """A worker of the release before, which does not know this task."""
     instance.app.tasks.pop(os.environ.get("JOBS_TEST_FORGET"), None)
 
+
+if "JOBS_TEST_HANGS_AT_EXIT" in os.environ:
+    # Before the companion is there, so it comes after the companion's end, as billiard's does.
+    atexit.register(time.sleep, 60)
 
 if "JOBS_TEST_CONSUMER_TIMEOUT" in os.environ:
     request.CONSUMER_TIMEOUT = float(os.environ["JOBS_TEST_CONSUMER_TIMEOUT"])

@@ -369,6 +369,15 @@ def test_a_row_that_nobody_can_run_fails(monkeypatch):
     assert (job.state, job.error["type"]) == ("failed", "KeyError")
 
 
+@pytest.mark.parametrize("wrong", [float("inf"), "many", 0, True])
+def test_max_crashes_is_a_number(wrong):
+    def body():
+        pass
+
+    with pytest.raises(ValueError, match="max_crashes.*above 0"):
+        current_app.task(name="tests.bad_crashes", max_crashes=wrong, shared=False, lazy=False)(body)
+
+
 def test_a_retry_stays_in_its_queue_behind_a_topic_exchange(monkeypatch):
     """Celery routes it by its address, from which it takes another queue's name."""
     topical = Queue("topical", Exchange("topics", type="topic"), routing_key="topical.#")

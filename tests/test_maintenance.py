@@ -441,6 +441,25 @@ def test_a_rescuer_that_cannot_write_calls_nobody_dead(side, settings):
     assert time.monotonic() - began >= 0.3, "the other one gets the full time again"
 
 
+def test_a_node_that_beats_again_while_another_is_buried_lives(side, settings, monkeypatch):
+    """The first burial waited for as long as nobody could write."""
+    settings.JOBS = {**settings.JOBS, "HEARTBEAT": 0.05, "DEAD_AFTER": 0.3}
+    nodes = [Node.objects.create(hostname="h", pid=pid) for pid in (1, 2)]
+    for node in nodes:
+        rescue.first_beat(side, node.pk)
+    bury = rescue.bury
+
+    def bury_at_last(node_id):
+        for node in nodes:
+            rescue.beat(side, node.pk)
+        return bury(node_id)
+
+    monkeypatch.setattr(rescue, "bury", bury_at_last)
+    watch = rescue.Rescue(side)
+    wait_for(lambda: watch.run_once()["nodes"], 5, "one is dead", step=0.05)
+    assert Node.objects.filter(dead_at=None).count() == 1
+
+
 def test_jobs_of_a_node_that_somebody_else_buried_are_given_back(side):
     job = run(tasks.effect.delay("a").id)
     Node.objects.filter(pk=job.node_id).update(dead_at=timezone.now())

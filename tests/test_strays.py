@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import uuid
+from types import SimpleNamespace
 
 import pytest
 from celery import current_app
 from django.db.models.functions import Now
 
-from jobs import lifecycle
+from jobs import lifecycle, strays
 from jobs.models import Job
 from tests import tasks
 from tests.harness import Worker, effects, wait_ended
 from tests.servers import wait_for
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.core]
+
+
+#: As kombu hands it over.
+MESSAGE = {"headers": {}, "payload": None, "body": "", "delivery_info": {}, "properties": {}}
 
 
 def send(body: str, *, content_type: str = "application/json", **headers: object) -> None:
@@ -58,6 +63,16 @@ def test_messages_that_nobody_can_read_become_rows_and_stop_nobody():
         assert worker.process.poll() is None
         assert "Unrecoverable" not in worker.text()
     assert effects() == {"after": 1}
+
+
+def test_a_directory_of_somebody_else_is_not_ours(tmp_path, monkeypatch):
+    """Whoever knows the broker and the database could make it first, in a folder that everybody may write to."""
+    (tmp_path / "planted.json").write_text("{}")
+    monkeypatch.setattr("os.getuid", lambda: tmp_path.stat().st_uid + 1)
+    assert strays.keep_all(tmp_path) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["planted.json"]
+    with pytest.raises(PermissionError, match="belongs to somebody else"):
+        strays.put_aside(tmp_path, "MalformedMessage", SimpleNamespace(**MESSAGE), ValueError())
 
 
 @pytest.mark.parametrize("database", ["nowhere", 5, None])

@@ -115,6 +115,21 @@ def test_the_oldest_worker_counts():
     assert Count(lambda: old.pk).run_once() == {"jobs": 1}
 
 
+def test_a_slow_count_gives_way_and_comes_to_its_end(monkeypatch):
+    """However long each hour takes, the next count goes on behind it, and what is old still goes."""
+    monkeypatch.setattr(tally, "LONGEST_COUNT", -1.0)
+    node = make_node()
+    hour = floor(timezone.now(), HOUR)
+    for hours in range(1, 25):
+        ended(hour - hours * HOUR + MINUTE)
+    Tally.objects.create(length=60, begin=hour - 90 * HOUR, task="t", queue="q", state="failed", error="", count=1)
+    count = Count(lambda: node.pk)
+    counted = [count.run_once()["jobs"] for _ in range(30)]
+    assert max(counted) <= 2, "an hour, and the minutes before it, at a time"
+    assert sum(counts(3600).values()) == 24
+    assert not Tally.objects.filter(length=60, begin__lt=hour - 80 * HOUR).exists()
+
+
 def test_old_ones_go():
     now = floor(timezone.now(), HOUR)
     for length, age in ((60, 25), (60, 30), (3600, 30), (3600, 24 * 32)):

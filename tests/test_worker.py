@@ -35,6 +35,16 @@ def start(*options: str, **env: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=ROOT, env=environment(**env), capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.core
+def test_a_main_process_that_hangs_at_its_very_end_ends():
+    """After all was handed back and signed off: billiard joins a pool process that was started during the stop."""
+    with Worker(concurrency=1, JOBS_TEST_HANGS_AT_EXIT="1") as worker:
+        wait_ended(tasks.effect.delay("a").id)
+        worker.process.terminate()
+        assert worker.process.wait(20) == 0
+    assert not Node.objects.filter(dead_at=None).exists()
+
+
 def test_a_worker_refuses_unknown_settings():
     done = start(JOBS_TEST_SETTINGS=json.dumps({"RELAI": 1}))
     assert done.returncode != 0
