@@ -376,6 +376,7 @@ def test_max_crashes_is_a_number(wrong):
 
     with pytest.raises(ValueError, match="max_crashes.*above 0"):
         current_app.task(name="tests.bad_crashes", max_crashes=wrong, shared=False, lazy=False)(body)
+    current_app.tasks.pop("tests.bad_crashes", None)
 
 
 def test_a_retry_stays_in_its_queue_behind_a_topic_exchange(monkeypatch):
