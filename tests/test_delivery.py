@@ -187,6 +187,25 @@ def test_a_queue_that_is_something_else_in_redis_stands_in_nobodys_way(use_broke
     good = tasks.noop.delay_many([(n,) for n in range(10)])
     for _ in range(3):
         relay.run_once()
+    assert_only_one_was_refused(redis_server, bad, good)
+
+
+@pytest.mark.servers
+def test_an_exchange_that_leads_to_something_else_in_redis_stands_in_nobodys_way(use_broker, redis_server, settings):
+    """Nothing is declared for it, so that the batch is the first that fails."""
+    use_broker(redis_server.url)
+    settings.JOBS = {**settings.JOBS, "PUBLISH": "relay"}
+    redis_server.call("SADD", "_kombu.binding.others", "\x06\x16".join(("sessions", "", "session")))
+    redis_server.call("SET", "session", "of the site")
+    bad = tasks.noop.apply_async(exchange="others", routing_key="sessions")
+    good = tasks.noop.delay_many([(n,) for n in range(10)])
+    relay = Relay()
+    for _ in range(3):
+        relay.run_once()
+    assert_only_one_was_refused(redis_server, bad, good)
+
+
+def assert_only_one_was_refused(redis_server, bad, good):
     left = Job.objects.filter(dispatched_at__isnull=False, queue=current_app.conf.task_default_queue)
     assert {str(job.pk) for job in left} == {result.id for result in good}
     job = Job.objects.get(pk=bad.id)
