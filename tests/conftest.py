@@ -14,6 +14,7 @@ from django.conf import settings
 from django.db import connection, connections
 from django.db.backends.base.base import NO_DB_ALIAS
 from django.db.utils import load_backend
+from kombu import pools
 
 from jobs import publisher, syncpoints
 from jobs.board import board
@@ -214,7 +215,8 @@ def use_broker(settings):
         if options:
             settings.CELERY_BROKER_TRANSPORT_OPTIONS = conf.broker_transport_options
         publisher.forget_connections()
-        # Celery's own connections, for remote control.
+        # Celery's own connections, for remote control; kombu keeps them, and an earlier test may have ended them.
+        pools.reset()
         current_app._get_current_object()._after_fork()
         _empty_broker()
 

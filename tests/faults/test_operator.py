@@ -74,9 +74,8 @@ def test_restored_copy(ledger, database, tmp_path, how, cancel):
             refused_by_the_copy(states)
             jobs("adopt", *(["--cancel"] if cancel else []))
             with Producer(100, **ELSEWHERE) as producer, Worker(**ELSEWHERE):
-                Ledger().check(within=LOST_WORKER + LOST_MESSAGES, otherwise=copied if cancel else {})
                 assert producer.wait() == 0
-                Ledger().check(within=LOST_MESSAGES, otherwise=copied if cancel else {})
+                Ledger().check(within=LOST_WORKER + LOST_MESSAGES, otherwise=copied if cancel else {})
         ledger.check(within=LOST_MESSAGES)
 
 
