@@ -149,7 +149,7 @@ def test_broker_down_for_two_minutes(ledger, broker, settings, caplog, how):
         # All that came in meanwhile has to be done as well.
         ledger.check(within=LOST_MESSAGES + 60, copies=60)
         assert all(worker.main.is_alive for worker in both)
-    # Counted by what they tried, not by what it took: RabbitMQ keeps the machine busy with all that it missed.
+    # Counted by what they tried: on a busy machine a publish that succeeds may take as long as one that fails.
     tried = [record for record in caplog.records if getattr(record, "action", "") == "broker_down"]
     assert 0 < len(tried) <= 3 + 4
     ledger.callers_were_served(but=len(ledger.waits) // 10)
