@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import statistics
 import threading
 import time
 from collections import Counter
@@ -11,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 from django.db import Error, connection, transaction
 from django.db.models import Count, Max
 
@@ -38,8 +40,8 @@ PACE = 100
 #: How long a caller may be held up by a broker in trouble, in seconds: the first of a process in a while.
 HELD_UP = conf().PUBLISH_CONNECT_TIMEOUT + conf().PUBLISH_TIMEOUT + 1.0
 
-#: What counts as held up at all, on a busy machine.
-NOTICED = 0.3
+#: What the usual caller waits at most, on a busy machine.
+USUAL = 0.3
 
 
 class _RollBack(Exception):
@@ -137,11 +139,19 @@ class Ledger:
         self.measured = f"{seconds:.1f} s"
         assert seconds < bound, f"{seconds:.1f} s, and not {bound:g} s"
 
-    def callers_were_served(self, but: int, noticed: float = NOTICED, longest: float = HELD_UP) -> None:
-        """No caller was held up for longer than the first of a process may be, and only ``but`` of them at all."""
-        assert max(self.waits) < longest, f"a caller waited for {max(self.waits):.1f} s"
-        held_up = [round(wait, 1) for wait in self.waits if wait > noticed]
-        assert len(held_up) <= but, f"{len(held_up)} callers of {len(self.waits)} were held up: {held_up[:20]}"
+    def callers_were_served(self, log: pytest.LogCaptureFixture) -> None:
+        """No caller was held up for longer than the first of a process may be, and the usual one not at all.
+
+        Only few were: one in ``BREAKER`` seconds tries a broker in trouble. These are counted by what they logged; by
+        the clock, those that a busy machine holds up would be among them.
+        """
+        assert max(self.waits) < HELD_UP, f"a caller waited for {max(self.waits):.1f} s"
+        assert statistics.median(self.waits) < USUAL, [round(wait, 1) for wait in self.waits]
+        tries = [record.created for record in log.records if getattr(record, "action", "") == "broker_down"]
+        early = [after - before for before, after in itertools.pairwise(tries) if after - before < conf().BREAKER]
+        assert tries, "the broker was never in trouble"
+        # The first may have published a part: that is no reason yet to stop trying.
+        assert len(early) <= 1, f"tries {early} s after the one before"
 
     def check(
         self,

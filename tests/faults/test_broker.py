@@ -115,7 +115,7 @@ def outage(ledger, broker, how: str, seconds: float) -> None:
 @guard(*DUE, case="refuses")
 @guard(*BREAKER, case="hangs")
 @guard("jobs/conf.py", '"broker_connection_max_retries": None', '"broker_connection_max_retries": 1', case="refuses")
-def test_broker_down_for_long_under_load(ledger, broker, settings, how):
+def test_broker_down_for_long_under_load(ledger, broker, settings, caplog, how):
     """For several times the patience of the breaker and of the relay; of all callers only few notice.
 
     Guard: the breaker (``publisher._Breaker``), the relay (``Relay._publish_due``), and workers that outlive their
@@ -129,7 +129,7 @@ def test_broker_down_for_long_under_load(ledger, broker, settings, how):
             outage(ledger, broker, how, down)
         ledger.check(within=LOST_MESSAGES)
         assert all(worker.main.is_alive for worker in both)
-    ledger.callers_were_served(but=3 + round(down / conf().BREAKER))
+    ledger.callers_were_served(caplog)
 
 
 @pytest.mark.long
@@ -149,10 +149,7 @@ def test_broker_down_for_two_minutes(ledger, broker, settings, caplog, how):
         # All that came in meanwhile has to be done as well.
         ledger.check(within=LOST_MESSAGES + 60, copies=60)
         assert all(worker.main.is_alive for worker in both)
-    # Counted by what they tried: on a busy machine a publish that succeeds may take as long as one that fails.
-    tried = [record for record in caplog.records if getattr(record, "action", "") == "broker_down"]
-    assert 0 < len(tried) <= 3 + 4
-    ledger.callers_were_served(but=len(ledger.waits) // 10)
+    ledger.callers_were_served(caplog)
 
 
 @pytest.mark.brokers("rabbitmq")
@@ -162,7 +159,7 @@ def test_broker_down_for_two_minutes(ledger, broker, settings, caplog, how):
     '"confirm_publish": True, "read_timeout": None, "write_timeout": None',
 )
 @guard(*DUE)
-def test_memory_alarm(ledger, broker):
+def test_memory_alarm(ledger, broker, caplog):
     """RabbitMQ takes no message and says nothing; callers go on, and all is published when it has room again.
 
     Guard: each read of a publisher's connection is bounded (``publisher._Broker``), and the relay publishes what did
@@ -175,7 +172,7 @@ def test_memory_alarm(ledger, broker):
             ledger.wait_committed(200)
             broker.calm()
         ledger.check(within=LOST_MESSAGES)
-    ledger.callers_were_served(but=8)
+    ledger.callers_were_served(caplog)
 
 
 @pytest.mark.brokers("rabbitmq")
@@ -203,7 +200,7 @@ def test_queue_is_full(ledger, broker, settings):
 
 @pytest.mark.brokers("redis", "rabbitmq")
 @guard(*LEFT)
-def test_producer_with_a_wrong_broker(ledger, broker, settings):
+def test_producer_with_a_wrong_broker(ledger, broker, settings, caplog):
     """A web process looks for a virtual host that is not there; its jobs are published by the workers.
 
     Guard: what a caller could not publish is left to the relay (``publisher.publish_inline``).
@@ -213,7 +210,7 @@ def test_producer_with_a_wrong_broker(ledger, broker, settings):
         with callers_use(elsewhere(broker)):
             ledger.enqueue(300)
         ledger.check(within=WORK)
-    ledger.callers_were_served(but=3)
+    ledger.callers_were_served(caplog)
 
 
 @pytest.mark.brokers("redis", "rabbitmq")

@@ -40,7 +40,8 @@ def test_every_message_delivered_two_to_five_times_in_any_order(ledger, broker):
     broker.drop_messages()
     messages.repeat(times=(2, 5))
     with workers(2):
-        ledger.check(within=WORK)
+        # The first message of some comes last, of a thousand.
+        ledger.check(within=3 * WORK)
         messages.repeat(times=(1, 1))
         ledger.check(within=WORK)
         assert ledger.most_claims() == 1
