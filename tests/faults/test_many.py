@@ -12,7 +12,9 @@ from jobs.models import Job
 from tests import tasks
 from tests.faults.fleet import Fleet
 from tests.faults.guards import guard
-from tests.faults.ledger import LOST_WORKER
+from tests.faults.ledger import LEAST, LOST_WORKER
+from tests.models import Order
+from tests.servers import wait_for
 
 
 @guard("jobs/companion.py", "if self._try(self.own.settle_dead):", "if False:")
@@ -32,9 +34,11 @@ def test_many_processes_and_one_killed_every_few_seconds(ledger, seconds, kills)
     print(f"JOBS_TEST_SEED={seed}")  # noqa: T201  (of a scenario that failed)
     ledger.enqueue(3, tasks.slow, kwargs={"seconds": 0.7 * seconds})
     # No process is idle at first: each kill hits somebody's job.
-    ledger.enqueue(12 * seconds, tasks.lingers, kwargs={"seconds": 0.3})
+    ledger.enqueue(max(LEAST, 12 * seconds), tasks.lingers, kwargs={"seconds": 0.3})
+    ours = Order.objects.count()
     with Fleet(seed, workers=4, relays=2, producers=3) as fleet:
         ledger.wait_effects(20)
+        wait_for(lambda: Order.objects.count() > ours, 60, "the producers are at work")
         for number in range(kills):
             if number % len(fleet.KINDS) == 0:
                 kinds = fleet.random.sample(fleet.KINDS, len(fleet.KINDS))
