@@ -152,6 +152,14 @@ class ConsumerStep(bootsteps.StartStopStep):
             companion.tell(ending=True)
             cancel_active_requests()
 
+        wait_for_soft_shutdown = c.controller.wait_for_soft_shutdown
+
+        def end_soft_shutdown() -> None:
+            wait_for_soft_shutdown()
+            # All in a signal handler: if it came while the main thread wrote to RabbitMQ, py-amqp's lock is taken, and
+            # what follows, Celery's basic.cancel, waits for it for ever.
+            companion.tell(ending=True)
+
         ensure_connected = c.ensure_connected
 
         def connect(connection: Any) -> Any:
@@ -170,6 +178,7 @@ class ConsumerStep(bootsteps.StartStopStep):
         c.on_connection_error_after_connected = _despite_leftovers(c.on_connection_error_after_connected)
         if isinstance(c.pool, prefork.TaskPool):
             c.cancel_active_requests = end
+            c.controller.wait_for_soft_shutdown = end_soft_shutdown
         c.create_task_handler = create_task_handler
         c.on_decode_error = lambda message, exc: put_aside("DecodeError", message, exc)
         c.on_unknown_message = lambda body, message: put_aside("MalformedMessage", message, ValueError("no task"))
