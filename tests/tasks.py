@@ -538,6 +538,21 @@ if "JOBS_TEST_CONSUMER_TIMEOUT" in os.environ:
     request.CONSUMER_TIMEOUT = float(os.environ["JOBS_TEST_CONSUMER_TIMEOUT"])
 
 
+def _quit_in_a_write(order):
+    """SIGQUIT comes while the main thread writes to RabbitMQ, and so holds py-amqp's lock."""
+    from amqp.transport import TCPTransport
+
+    write = TCPTransport.write
+
+    def quit_and_write(self, data):
+        if threading.current_thread() is threading.main_thread() and order.exists():
+            order.unlink()
+            signal.raise_signal(signal.SIGQUIT)
+        write(self, data)
+
+    TCPTransport.write = quit_and_write
+
+
 def _write_signals(path):
     """What the signals of this process tell, a line of JSON each."""
     for name in ("enqueued", "started", "succeeded", "retried", "failed", "cancelled", "rescued"):
@@ -565,6 +580,9 @@ if "JOBS_TEST_RELEASE" in os.environ:
     from tests.faults import release
 
     release.play()
+
+if "JOBS_TEST_QUITS_IN_A_WRITE" in os.environ:
+    _quit_in_a_write(Path(os.environ["JOBS_TEST_QUITS_IN_A_WRITE"]))
 
 if "JOBS_TEST_SIGNALS" in os.environ:
     _write_signals(os.environ["JOBS_TEST_SIGNALS"])

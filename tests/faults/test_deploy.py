@@ -53,7 +53,8 @@ def test_stopped_once(ledger, number):
         old.main.signal(number)
         old.process.wait(30)
         # If the companion had to kill the main process (a signal in py-amqp's lock), it signs off after that.
-        wait_for(lambda: not Job.objects.filter(state="running").exists(), 10, "nothing runs any more")
+        wait_for(Node.objects.filter(signed_off=True).exists, 10, "the node signed off")
+        assert not Job.objects.filter(state="running").exists()
     with Worker():
         ledger.check(within=LOST_MESSAGES)
     assert counts() == {(0, 0, 0)}
@@ -203,7 +204,32 @@ def test_stopped_cold_while_a_process_does_not_end(ledger, tmp_path, stubborn):
         old.main.signal(signal.SIGQUIT)
         old.process.wait(25)
         # The companion signs off after the main process that it had to kill.
-        wait_for(lambda: not Job.objects.filter(state="running").exists(), 10, "nothing runs any more")
+        wait_for(Node.objects.filter(signed_off=True).exists, 10, "the node signed off")
+        assert not Job.objects.filter(state="running").exists()
+    with Worker():
+        ledger.check(within=LOST_MESSAGES)
+    assert counts() == {(0, 0, 0)}
+    assert deaths() == 0
+
+
+@pytest.mark.brokers("rabbitmq")
+@guard("jobs/consumer.py", "c.controller.wait_for_soft_shutdown = end_soft_shutdown", "pass")
+def test_stopped_cold_in_the_middle_of_a_write(ledger, tmp_path):
+    """Celery's signal handler writes too, and waits for py-amqp's lock, which its own thread holds: for ever.
+
+    Guard: the companion is told before that, and ends the worker (``consumer.end_soft_shutdown``).
+    """
+    order = tmp_path / "quit"
+    ledger.enqueue(200)
+    ledger.enqueue(100, tasks.lingers)
+    with Worker(JOBS_TEST_QUITS_IN_A_WRITE=str(order)) as old:
+        ledger.wait_effects(200)
+        order.touch()
+        old.process.wait(25)
+        assert not order.exists()
+        # The companion signs off after the main process that it had to kill.
+        wait_for(Node.objects.filter(signed_off=True).exists, 10, "the node signed off")
+        assert not Job.objects.filter(state="running").exists()
     with Worker():
         ledger.check(within=LOST_MESSAGES)
     assert counts() == {(0, 0, 0)}
