@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import shutil
+import tempfile
 import uuid
 from pathlib import Path
 from typing import NoReturn
@@ -54,9 +56,19 @@ def pytest_ignore_collect(collection_path, config) -> bool | None:
     return True if collection_path == FAULTS and faults_mode(config) is None else None
 
 
-def pytest_sessionfinish(session) -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session) -> None:
+    """What is killed leaves its files behind: they go with the run that made them, unless it failed."""
+    if not hasattr(session.config, "workerinput"):
+        os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="jobs-run-")
+        os.chmod(tempfile.tempdir, 0o755)  # PostgreSQL and RabbitMQ run as users of their own
+
+
+def pytest_sessionfinish(session, exitstatus) -> None:
     for server in _running.values():
         server.stop()
+    if not hasattr(session.config, "workerinput") and exitstatus == 0:
+        atexit.register(shutil.rmtree, tempfile.gettempdir(), ignore_errors=True)
     name = str(settings.DATABASES["default"].get("TEST", {}).get("NAME") or "")
     if "/jobs-tests-" in name:
         shutil.rmtree(os.path.dirname(name), ignore_errors=True)
