@@ -254,12 +254,13 @@ class _Process:
         next_beat = 0.0
         while self._listen(LOOK):
             self._last_look = time.monotonic()
+            # Before the beat, which may hang: this needs no database.
+            if self._is_overdue():
+                self._give_up()
             if time.monotonic() >= next_beat:
                 # A beat that failed is repeated soon: nothing is claimed here as long as the node is silent.
                 pause = conf().HEARTBEAT if self._try(self._beat) else min(1.0, conf().HEARTBEAT)
                 next_beat = time.monotonic() + pause
-            if self._is_overdue():
-                self._give_up()
             if self.own.has_dead():
                 self._fell.set()
             if not all(thread.is_alive() for thread in threads):
@@ -290,6 +291,7 @@ class _Process:
                 self._is_other = True
             elif "ending" in note:
                 self.board.note_end()
+                self._is_other = True
             elif "queue" in note:
                 self._note_queue(note["queue"], note["consumed"])
             elif "ended" in note:

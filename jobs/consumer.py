@@ -145,20 +145,16 @@ class ConsumerStep(bootsteps.StartStopStep):
                 logging.LoggerAdapter(logger, board.about("ack_failed", **about)), c.connection_errors
             )
 
-        cancel_active_requests = c.cancel_active_requests
-
-        def end() -> None:
-            # Celery announces a cold stop when all is over, and waits for its pool without a bound.
-            companion.tell(ending=True)
-            cancel_active_requests()
-
         wait_for_soft_shutdown = c.controller.wait_for_soft_shutdown
+        # A pool without processes lets its bodies end by themselves: STOP_TIMEOUT bounds them, if it is set.
+        what = "ending" if isinstance(c.pool, prefork.TaskPool) else "stopping"
 
         def end_soft_shutdown() -> None:
             wait_for_soft_shutdown()
-            # All in a signal handler: if it came while the main thread wrote to RabbitMQ, py-amqp's lock is taken, and
-            # what follows, Celery's basic.cancel, waits for it for ever.
-            companion.tell(ending=True)
+            # What follows is a cold stop, which Celery announces when all is over. It waits for its pool without a
+            # bound. And it is in a signal handler: if it came while the main thread wrote to RabbitMQ, py-amqp's lock
+            # is taken, and Celery's basic.cancel waits for it for ever.
+            companion.tell(**{what: True})
 
         ensure_connected = c.ensure_connected
 
@@ -176,9 +172,7 @@ class ConsumerStep(bootsteps.StartStopStep):
         c.ensure_connected = connect
         c.shutdown = shut_down
         c.on_connection_error_after_connected = _despite_leftovers(c.on_connection_error_after_connected)
-        if isinstance(c.pool, prefork.TaskPool):
-            c.cancel_active_requests = end
-            c.controller.wait_for_soft_shutdown = end_soft_shutdown
+        c.controller.wait_for_soft_shutdown = end_soft_shutdown
         c.create_task_handler = create_task_handler
         c.on_decode_error = lambda message, exc: put_aside("DecodeError", message, exc)
         c.on_unknown_message = lambda body, message: put_aside("MalformedMessage", message, ValueError("no task"))

@@ -61,7 +61,7 @@ class Request(celery.worker.request.Request):
         self._on_reject: Any = noop
 
     def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
-        # A cold shutdown kills the pool's processes before it announces itself: not their own fault.
+        # Celery kills the process for a cold stop, or for a lost connection if it is set so: not its own fault.
         if self.is_job:
             companion.tell(ended=str(as_uuid(self.id)), why="cancelled")
         try:

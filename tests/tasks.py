@@ -539,13 +539,14 @@ if "JOBS_TEST_CONSUMER_TIMEOUT" in os.environ:
 
 
 def _quit_in_a_write(order):
-    """SIGQUIT comes while the main thread writes to RabbitMQ, and so holds py-amqp's lock."""
+    """SIGQUIT comes while the main thread acknowledges a message to RabbitMQ, and so holds py-amqp's lock."""
     from amqp.transport import TCPTransport
 
     write = TCPTransport.write
 
     def quit_and_write(self, data):
-        if threading.current_thread() is threading.main_thread() and order.exists():
+        is_ack = data[7:11] == b"\0\x3c\0\x50"
+        if is_ack and threading.current_thread() is threading.main_thread() and order.exists():
             order.unlink()
             signal.raise_signal(signal.SIGQUIT)
         write(self, data)

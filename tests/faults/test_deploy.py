@@ -36,6 +36,11 @@ def deaths() -> int:
     return Node.objects.filter(dead_at__isnull=False, signed_off=False).count()
 
 
+def wait_signed_off() -> None:
+    """The companion does that after the main process, if it had to kill that one."""
+    wait_for(Node.objects.filter(signed_off=True).exists, 10, "the node signed off")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT])
 @guard("jobs/companion.py", SIGN_OFF, "None")
 @guard(*HAND_BACK, also=[NO_CRASH], case="3")
@@ -52,8 +57,7 @@ def test_stopped_once(ledger, number):
         ledger.wait_effects(30)
         old.main.signal(number)
         old.process.wait(30)
-        # If the companion had to kill the main process (a signal in py-amqp's lock), it signs off after that.
-        wait_for(Node.objects.filter(signed_off=True).exists, 10, "the node signed off")
+        wait_signed_off()
         assert not Job.objects.filter(state="running").exists()
     with Worker():
         ledger.check(within=LOST_MESSAGES)
@@ -130,6 +134,7 @@ def test_stopped_impatiently(ledger, tmp_path, numbers):
             old.said("shutdown")
         gate.touch()
         old.process.wait(30)
+        wait_signed_off()
     with Worker():
         ledger.check(within=LOST_MESSAGES)
     assert counts() == {(0, 0, 0)}
@@ -182,12 +187,7 @@ def test_warm_shutdown_of_a_long_body_is_not_rescued(ledger, tmp_path):
 
 
 @guard("jobs/companion.py", "pids.add(self.handle._main)", "pass", case="stock")
-@guard(
-    "jobs/consumer.py",
-    "c.cancel_active_requests = end",
-    "pass",
-    also=[("jobs/consumer.py", "c.controller.wait_for_soft_shutdown = end_soft_shutdown", "pass")],
-)
+@guard("jobs/consumer.py", "c.controller.wait_for_soft_shutdown = end_soft_shutdown", "pass")
 @pytest.mark.parametrize("stubborn", [tasks.ignores_sigterm, tasks.ignores_sigterm_as_stock], ids=["job", "stock"])
 def test_stopped_cold_while_a_process_does_not_end(ledger, tmp_path, stubborn):
     """It shrugs off the SIGTERM with which Celery ends it, and Celery would wait for it for ever.
@@ -203,8 +203,7 @@ def test_stopped_cold_while_a_process_does_not_end(ledger, tmp_path, stubborn):
         wait_for(started.exists, 30, "the body runs")
         old.main.signal(signal.SIGQUIT)
         old.process.wait(25)
-        # The companion signs off after the main process that it had to kill.
-        wait_for(Node.objects.filter(signed_off=True).exists, 10, "the node signed off")
+        wait_signed_off()
         assert not Job.objects.filter(state="running").exists()
     with Worker():
         ledger.check(within=LOST_MESSAGES)
@@ -213,22 +212,24 @@ def test_stopped_cold_while_a_process_does_not_end(ledger, tmp_path, stubborn):
 
 
 @pytest.mark.brokers("rabbitmq")
-@guard("jobs/consumer.py", "c.controller.wait_for_soft_shutdown = end_soft_shutdown", "pass")
-def test_stopped_cold_in_the_middle_of_a_write(ledger, tmp_path):
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@guard("jobs/consumer.py", "c.controller.wait_for_soft_shutdown = end_soft_shutdown", "pass", case="prefork")
+@guard("jobs/consumer.py", "c.controller.wait_for_soft_shutdown = end_soft_shutdown", "pass", case="threads")
+def test_stopped_cold_in_the_middle_of_a_write(ledger, tmp_path, settings, pool):
     """Celery's signal handler writes too, and waits for py-amqp's lock, which its own thread holds: for ever.
 
     Guard: the companion is told before that, and ends the worker (``consumer.end_soft_shutdown``).
     """
+    if pool == "threads":
+        settings.JOBS = {**settings.JOBS, "STOP_TIMEOUT": 1.0}
     order = tmp_path / "quit"
     ledger.enqueue(200)
     ledger.enqueue(100, tasks.lingers)
-    with Worker(JOBS_TEST_QUITS_IN_A_WRITE=str(order)) as old:
+    with Worker("-P", pool, JOBS_TEST_QUITS_IN_A_WRITE=str(order)) as old:
         ledger.wait_effects(200)
         order.touch()
-        old.process.wait(25)
-        assert not order.exists()
-        # The companion signs off after the main process that it had to kill.
-        wait_for(Node.objects.filter(signed_off=True).exists, 10, "the node signed off")
+        assert old.process.wait(25) == -signal.SIGKILL
+        wait_signed_off()
         assert not Job.objects.filter(state="running").exists()
     with Worker():
         ledger.check(within=LOST_MESSAGES)
@@ -261,11 +262,11 @@ def test_time_to_stop_is_over(ledger, tmp_path, settings):
     assert counts() == {(0, 0, 0)}
 
 
-@guard("jobs/request.py", 'companion.tell(ended=str(as_uuid(self.id)), why="cancelled")', "pass")
+@guard(*NO_CRASH, also=[HAND_BACK])
 def test_soft_shutdown(ledger, tmp_path):
     """Celery waits a while before it goes cold; short bodies end in that time, long ones are handed back.
 
-    Guard: what the worker cancels did not crash (``request.Request.cancel``).
+    Guard: a process that ends because its worker stops did not crash (``rescue.OwnJobs._end``).
     """
     started, gate = tmp_path / "started", tmp_path / "gate"
     ledger.enqueue(300)
@@ -276,6 +277,7 @@ def test_soft_shutdown(ledger, tmp_path):
         old.main.signal(signal.SIGTERM)
         old.said("Initiating Soft Shutdown")
         old.process.wait(30)
+        wait_signed_off()
     gate.touch()
     with Worker():
         ledger.check(within=LOST_MESSAGES)

@@ -10,12 +10,14 @@ from celery import current_app
 from django.core.management import call_command
 
 from jobs import publisher
+from jobs.models import Job
 from tests import tasks
 from tests.faults.broker import callers_use
 from tests.faults.guards import BREAKER, CLAIM, LEFT, SUSPECTS, guard
 from tests.faults.ledger import HELD_UP, LOST_MESSAGES, WORK
 from tests.faults.proxy import Proxy
 from tests.faults.worker import Worker, workers
+from tests.harness import in_body
 from tests.servers import wait_for
 
 
@@ -54,6 +56,27 @@ def test_cut_in_mid_consume(ledger, broker):
         ledger.check(within=LOST_MESSAGES)
         assert all(worker.main.is_alive for worker in both)
         assert ledger.most_claims() == 1
+
+
+@pytest.mark.brokers("redis", "rabbitmq")
+@guard("jobs/request.py", 'companion.tell(ended=str(as_uuid(self.id)), why="cancelled")', "pass")
+def test_cut_and_what_runs_is_cancelled_for_it(ledger, broker, tmp_path):
+    """``worker_cancel_long_running_tasks_on_connection_loss``: Celery kills what runs, whenever the link is cut.
+
+    Guard: what the worker cancels did not crash (``request.Request.cancel``).
+    """
+    started, gate = tmp_path / "started", tmp_path / "gate"
+    long = tasks.waits.delay("long", str(started), str(gate))
+    ledger.note("long", long)
+    ledger.enqueue(300)
+    setting = json.dumps({"worker_cancel_long_running_tasks_on_connection_loss": True})
+    with Proxy(broker.url) as link, Worker(CELERY_BROKER_URL=link.url, JOBS_TEST_CELERY=setting):
+        in_body(long.id, started)
+        link.blip()
+        wait_for(lambda: Job.objects.get(pk=long.id).lease > 1, LOST_MESSAGES, "it runs again")
+        gate.touch()
+        ledger.check(within=LOST_MESSAGES)
+    assert set(Job.objects.values_list("retries", "crashes", "node_losses")) == {(0, 0, 0)}
 
 
 @pytest.mark.brokers("redis", "rabbitmq")
