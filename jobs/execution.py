@@ -281,7 +281,7 @@ def _attempt(run: Run, may_repeat: bool) -> Any:
         raise Cancel("the job was asked to end") from None
     except BaseException as exc:
         if settled:
-            exc = _what_struck(exc)
+            exc = settlement.shutdown_behind(exc) or _what_struck(exc)
         lost = lost or (isinstance(exc, Error) and not entered)
         if settled and settlement.is_committed(run):
             run.report(
@@ -289,7 +289,7 @@ def _attempt(run: Run, may_repeat: bool) -> Any:
             )
             if isinstance(exc, Exception):
                 return result
-            raise
+            raise exc
         if is_conflict := run.task.atomic and _is_conflict(exc):
             if may_repeat:
                 raise _Conflict from exc

@@ -51,9 +51,9 @@ def settle(run: Run, exc: BaseException, lost: bool) -> Any:
         Ignore, Retry, Exception: always, but for the shutdown of this process, which passes through.
     """
     job = run.job
-    if _is_shutdown(exc):
+    if (shutdown := shutdown_behind(exc)) is not None:
         # Whoever sees this process die gives the job back.
-        raise exc
+        raise shutdown
     if lost:
         error = _entry(run, exc)
         write(run, lambda: lifecycle.lose(job, error, conf().MAX_NODE_LOSSES))
@@ -111,6 +111,14 @@ def _retry(run: Run, exc: Retry) -> None:
     text = f"will be retried: {error['type']}: {error['message']}"
     run.report(logging.INFO, text, "retried", retries=planned.retries)
     raise exc
+
+
+def shutdown_behind(exc: BaseException) -> BaseException | None:
+    """What ends this process from outside; the driver may complain in front of it about what was interrupted."""
+    cause: BaseException | None = exc
+    while cause is not None and not _is_shutdown(cause):
+        cause = cause.__context__
+    return cause
 
 
 def _is_shutdown(exc: BaseException) -> bool:

@@ -450,6 +450,10 @@ def misbehaves(key, how, marker=None):
             raise ValueError("a\0b \ud800")
         case "unspeakable":
             raise Unspeakable
+        case "ended":
+            # From outside, just before the COMMIT: Django's cleanup meets an open transaction, and complains of that.
+            commit = connection._commit
+            connection._commit = lambda: (setattr(connection, "_commit", commit), os.kill(os.getpid(), signal.SIGTERM))
         case "recursion":
             misbehaves.run(key + "-", how)
         case "deadline":

@@ -37,12 +37,14 @@ def test_process_killed_at(ledger, point):
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("how", ["segfault", "abort"])
+@pytest.mark.parametrize("how", ["segfault", "abort", "ended"])
 @guard("jobs/maintenance/rescue.py", "return lifecycle.crash(", "return lifecycle.lose(")
+@guard("jobs/settlement.py", "cause = cause.__context__", "return None", case="ended")
 def test_a_body_that_kills_its_process_now_and_then(ledger, tmp_path, how):
     """The crash of one is not the crash of its neighbours, and the next time it goes well.
 
-    Guard: crashes count only the body whose process died (``rescue.OwnJobs._end``).
+    Guard: crashes count only the body whose process died (``rescue.OwnJobs._end``); a SIGTERM is one even where
+    something else is raised in front of it (``settlement.shutdown_behind``).
     """
     fragile = ledger.enqueue(5, tasks.misbehaves, kwargs={"how": how, "marker": str(tmp_path / "once")})
     ledger.enqueue(300)
