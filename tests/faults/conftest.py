@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(config, items) -> None:
         item
         for item in ours
         if (mode == "quick" and item.get_closest_marker("quick") is None)
-        or (mode != "all" and item.get_closest_marker("long") is not None)
+        or (mode != "all" and any(item.get_closest_marker(name) for name in ("long", "again")))
         or (mode == "bounds") != (item.get_closest_marker("bounds") is not None)
     ]
     if left:

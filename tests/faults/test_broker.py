@@ -16,6 +16,7 @@ from tests import tasks
 from tests.faults.broker import callers_use
 from tests.faults.guards import BREAKER, DUE, LEFT, SUSPECTS, guard
 from tests.faults.ledger import LOST_MESSAGES, WORK
+from tests.faults.manner import again
 from tests.faults.worker import Worker, workers
 from tests.models import Effect
 from tests.servers import wait_for
@@ -111,7 +112,7 @@ def outage(ledger, broker, how: str, seconds: float) -> None:
 
 
 @pytest.mark.brokers("redis", "rabbitmq")
-@pytest.mark.parametrize("how", ["refuses", "hangs"])
+@pytest.mark.parametrize("how", [again("refuses"), "hangs"])
 @guard(*DUE, case="refuses")
 @guard(*BREAKER, case="hangs")
 @guard("jobs/conf.py", '"broker_connection_max_retries": None', '"broker_connection_max_retries": 1', case="refuses")

@@ -13,12 +13,11 @@ from tests import tasks
 from tests.faults.clock import clock
 from tests.faults.guards import guard
 from tests.faults.ledger import WORK
+from tests.faults.manner import again
 from tests.faults.producer import Producer
 from tests.faults.worker import Worker, workers
 from tests.models import Order
 from tests.servers import wait_for
-
-HOURS = pytest.mark.parametrize("hours", [1, -1], ids=["ahead", "behind"])
 
 SECONDS = "lifecycle.now_plus(expires) if isinstance(expires, int | float) else expires_at"
 
@@ -40,7 +39,7 @@ def assert_all_on_time() -> None:
 @guard(
     "jobs/lifecycle.py", "return Now() + datetime.timedelta", "return timezone.now() + datetime.timedelta", case="ahead"
 )
-@HOURS
+@pytest.mark.parametrize("hours", [1, -1], ids=["ahead", "behind"])
 def test_worker_with_a_wrong_clock(ledger, hours):
     """It runs, relays and rescues beside one whose clock is right; on Redis each gives messages back by its own clock.
 
@@ -74,7 +73,7 @@ def test_worker_with_a_wrong_clock(ledger, hours):
     case="ahead",
 )
 @guard("jobs/message.py", SECONDS, "expires_at", case="behind")
-@HOURS
+@pytest.mark.parametrize("hours", [again(1), -1], ids=["ahead", "behind"])
 def test_producer_with_a_wrong_clock(ledger, hours):
     """What it says in seconds is meant from now on, and not from its own idea of now.
 
@@ -89,7 +88,7 @@ def test_producer_with_a_wrong_clock(ledger, hours):
 
 
 @guard("jobs/message.py", SECONDS, "expires_at", case="ahead")
-@HOURS
+@pytest.mark.parametrize("hours", [1, again(-1)], ids=["ahead", "behind"])
 def test_producer_with_a_wrong_clock_whose_jobs_expire(ledger, hours):
     """Nobody works while they could be run.
 

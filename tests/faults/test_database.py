@@ -18,6 +18,7 @@ from tests import tasks
 from tests.faults.database import AWAY
 from tests.faults.guards import guard
 from tests.faults.ledger import LOST_CHILD, LOST_WORKER, WORK
+from tests.faults.manner import again
 from tests.faults.proxy import Proxy
 from tests.faults.worker import Worker, workers
 from tests.models import Effect
@@ -70,7 +71,7 @@ def test_database_killed_and_restarted_under_load(ledger, database):
 
 
 @guard("jobs/maintenance/rescue.py", "self._seen.clear()", "pass", case="killed")
-@pytest.mark.parametrize("how", ["killed", "paused"])
+@pytest.mark.parametrize("how", ["killed", again("paused")])
 def test_database_away_for_longer_than_it_takes_to_be_dead(ledger, database, how):
     """Nobody could beat, and one finds the database again later than the others; a worker was started meanwhile.
 
@@ -146,7 +147,7 @@ def test_deadlocks(ledger):
 
 
 @guard("jobs/execution.py", "if is_conflict := run.task.atomic and _is_conflict(exc):", "if is_conflict := False:")
-@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+@pytest.mark.parametrize("level", [again("repeatable read"), "serializable"])
 def test_serialization_failures(ledger, level):
     """Bodies that read what others write; all transactions of the workers, and not only theirs, are on a higher level.
 

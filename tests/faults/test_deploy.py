@@ -15,6 +15,7 @@ from tests import tasks
 from tests.faults import release
 from tests.faults.guards import guard
 from tests.faults.ledger import LOST_CHILD, LOST_MESSAGES, LOST_WORKER, WORK
+from tests.faults.manner import again
 from tests.faults.producer import Producer
 from tests.faults.worker import Worker, workers
 from tests.harness import in_body, wait_beats, wait_state
@@ -114,7 +115,7 @@ def test_stopped_while_a_process_has_a_task_and_has_not_said_so(ledger, broker):
 @guard(*NO_CRASH, also=[HAND_BACK], case="quit")
 @pytest.mark.parametrize(
     "numbers",
-    [[signal.SIGTERM] * 2, [signal.SIGTERM] * 3, [signal.SIGTERM, signal.SIGQUIT]],
+    [[signal.SIGTERM] * 2, [signal.SIGTERM] * 3, again([signal.SIGTERM, signal.SIGQUIT])],
     ids=["twice", "thrice", "quit"],
 )
 def test_stopped_impatiently(ledger, tmp_path, numbers):
@@ -188,7 +189,9 @@ def test_warm_shutdown_of_a_long_body_is_not_rescued(ledger, tmp_path):
 
 @guard("jobs/companion.py", "pids.add(self.handle._main)", "pass", case="stock")
 @guard("jobs/consumer.py", "c.controller.wait_for_soft_shutdown = end_soft_shutdown", "pass")
-@pytest.mark.parametrize("stubborn", [tasks.ignores_sigterm, tasks.ignores_sigterm_as_stock], ids=["job", "stock"])
+@pytest.mark.parametrize(
+    "stubborn", [again(tasks.ignores_sigterm), tasks.ignores_sigterm_as_stock], ids=["job", "stock"]
+)
 def test_stopped_cold_while_a_process_does_not_end(ledger, tmp_path, stubborn):
     """It shrugs off the SIGTERM with which Celery ends it, and Celery would wait for it for ever.
 
@@ -212,7 +215,7 @@ def test_stopped_cold_while_a_process_does_not_end(ledger, tmp_path, stubborn):
 
 
 @pytest.mark.brokers("rabbitmq")
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("pool", ["prefork", again("threads")])
 @guard("jobs/consumer.py", "c.controller.wait_for_soft_shutdown = end_soft_shutdown", "pass", case="prefork")
 @guard("jobs/consumer.py", "c.controller.wait_for_soft_shutdown = end_soft_shutdown", "pass", case="threads")
 def test_stopped_cold_in_the_middle_of_a_write(ledger, tmp_path, settings, pool):
@@ -285,7 +288,7 @@ def test_soft_shutdown(ledger, tmp_path):
 
 
 @guard("jobs/execution.py", "transaction.atomic(using=run.using) if run.task.atomic else ", "", case="9")
-@pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGQUIT, again(signal.SIGKILL)])
 def test_stopped_inside_a_commit(ledger, database, number):
     """Nobody heard the COMMIT's answer; the row knows it.
 
@@ -375,7 +378,7 @@ def test_every_worker_replaced_under_load(ledger):
     assert deaths() == 0
 
 
-@pytest.mark.parametrize("dies", ["old", "new"])
+@pytest.mark.parametrize("dies", ["old", again("new")])
 @guard(
     "jobs/migrations/0002_run_control.py",
     "IntegerField(null=True,",

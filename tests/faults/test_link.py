@@ -15,6 +15,7 @@ from tests import tasks
 from tests.faults.broker import callers_use
 from tests.faults.guards import BREAKER, CLAIM, LEFT, SUSPECTS, guard
 from tests.faults.ledger import HELD_UP, LOST_MESSAGES, WORK
+from tests.faults.manner import again
 from tests.faults.proxy import Proxy
 from tests.faults.worker import Worker, workers
 from tests.harness import in_body
@@ -80,7 +81,7 @@ def test_cut_and_what_runs_is_cancelled_for_it(ledger, broker, tmp_path):
 
 
 @pytest.mark.brokers("redis", "rabbitmq")
-@pytest.mark.parametrize("answers", [False, True], ids=["both-ways", "answers-only"])
+@pytest.mark.parametrize("answers", [again(False), True], ids=["both-ways", "answers-only"])
 @guard(*BREAKER)
 @guard(
     "jobs/publisher.py",
@@ -107,7 +108,7 @@ def test_half_open_for_callers(ledger, broker, settings, caplog, answers):
 
 
 @pytest.mark.brokers("redis", "rabbitmq")
-@pytest.mark.parametrize("answers", [False, True], ids=["both-ways", "answers-only"])
+@pytest.mark.parametrize("answers", [again(False), True], ids=["both-ways", "answers-only"])
 @guard(*SUSPECTS, case="redis answers-only")
 @guard(*SUSPECTS, case="redis both-ways")
 @guard(*SUSPECTS, case="rabbitmq both-ways")
@@ -136,7 +137,7 @@ def test_half_open_for_a_worker(ledger, broker, answers):
     "left = publisher.publish(jobs, using, self.app, patient=True)",
     "left = publisher.publish(jobs, using, self.app)",
 )
-@pytest.mark.parametrize("ms", [300, 200])
+@pytest.mark.parametrize("ms", [300, again(200)])
 def test_slow_link(ledger, broker, caplog, ms):
     """300 ms each way, for callers and workers: callers leave it to the relay, which has more patience. At 200 ms an
     answer comes just in time: the first callers pay for the roundtrips of a new connection, and of its declarations.

@@ -16,6 +16,7 @@ from tests import tasks
 from tests.faults import messages
 from tests.faults.guards import guard
 from tests.faults.ledger import LOST_MESSAGES, LOST_WORKER, WORK, Ledger
+from tests.faults.manner import again
 from tests.faults.producer import Producer
 from tests.faults.worker import Worker, workers
 from tests.harness import in_body
@@ -42,8 +43,11 @@ def ids(**where: object) -> list[str]:
 
 
 @pytest.mark.databases("postgres", "sqlite")
-@pytest.mark.parametrize("how", ["files", "dump"])
-@pytest.mark.parametrize("cancel", [True, False], ids=["cancelled", "adopted"])
+@pytest.mark.parametrize(
+    ("cancel", "how"),
+    [(True, "files"), (False, "dump"), again(True, "dump"), again(False, "files")],
+    ids=["cancelled-files", "adopted-dump", "cancelled-dump", "adopted-files"],
+)
 @guard(*ASKS)
 @guard(
     "jobs/instance.py",

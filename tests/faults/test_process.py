@@ -8,6 +8,7 @@ from jobs.models import Job
 from tests import tasks
 from tests.faults.guards import guard
 from tests.faults.ledger import LOST_CHILD, LOST_WORKER
+from tests.faults.manner import again
 from tests.faults.worker import Worker, workers
 
 
@@ -37,7 +38,7 @@ def test_process_killed_at(ledger, point):
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("how", ["segfault", "abort", "ended"])
+@pytest.mark.parametrize("how", ["segfault", again("abort"), "ended"])
 @guard("jobs/maintenance/rescue.py", "return lifecycle.crash(", "return lifecycle.lose(")
 @guard("jobs/settlement.py", "cause = cause.__context__", "return None", case="ended")
 def test_a_body_that_kills_its_process_now_and_then(ledger, tmp_path, how):
@@ -56,7 +57,7 @@ def test_a_body_that_kills_its_process_now_and_then(ledger, tmp_path, how):
     assert Job.objects.filter(crashes__gt=0).count() <= len(fragile)
 
 
-@pytest.mark.parametrize("how", ["segfault", "abort"])
+@pytest.mark.parametrize("how", ["segfault", again("abort")])
 @guard("jobs/lifecycle.py", "if times + 1 >= limit:", "if False:")
 def test_poison_ends_failed(ledger, how):
     """A body that always kills its process, among innocent ones.
@@ -107,7 +108,7 @@ def test_hard_time_limit(ledger, database, where):
     assert set(errors) == {("TimeLimitExceeded", 0)}
 
 
-@pytest.mark.parametrize("where", ["python", "query", "commit", "autocommit"])
+@pytest.mark.parametrize("where", ["python", "query", "commit", again("autocommit")])
 @guard("jobs/databases.py", "raw.cancel_safe(timeout=2.0)", "pass", case="query")
 def test_soft_time_limit(ledger, database, where):
     """An exception in mid-body, in mid-query, inside the COMMIT, or in a query without a transaction; the connection
