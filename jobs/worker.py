@@ -15,7 +15,7 @@ from celery.platforms import EX_FAILURE
 from celery.worker.state import maybe_shutdown
 from django.core.exceptions import ImproperlyConfigured
 
-from jobs import checks, companion, databases, request
+from jobs import checks, companion, databases, pool, request
 from jobs.alarm import alarm
 from jobs.board import board
 from jobs.consumer import ConsumerStep
@@ -47,10 +47,11 @@ class NodeStep(bootsteps.StartStopStep):
             )
         _keep_connections(parent.app)
         databases.watch_links()
+        pool.install()
         queues = sorted(parent.app.amqp.queues.consume_from)
         tasks = sorted(name for name in parent.app.tasks if not name.startswith("celery."))
-        pool = parent.pool_cls.__module__.rpartition(".")[2]
-        self.companion = companion.start(parent.app, queues, tasks, pool, parent.concurrency)
+        kind = parent.pool_cls.__module__.rpartition(".")[2]
+        self.companion = companion.start(parent.app, queues, tasks, kind, parent.concurrency)
 
     def start(self, parent: Any) -> None:
         try:
