@@ -67,7 +67,7 @@ def run(task: Any, request: Any, args: Any, kwargs: Any) -> Any:
     using = header.get("db", databases.home()) if isinstance(header, dict) else databases.home()
     job_id = as_uuid(request.id)
     assert job_id is not None
-    with board.running(job_id) as slot:
+    with board.running(job_id) as slot, settlement.unmasked():
         if not is_ours:
             try:
                 using = _adopt(task.name, request, args, kwargs)
@@ -327,7 +327,4 @@ def _is_conflict(exc: BaseException) -> bool:
 
 def _what_struck(exc: BaseException) -> BaseException:
     """A soft limit inside COMMIT comes out as the driver's complaint about the interrupted connection."""
-    cause: BaseException | None = exc
-    while cause is not None and not isinstance(cause, SoftTimeLimitExceeded):
-        cause = cause.__context__
-    return cause or exc
+    return next((each for each in settlement.chain(exc) if isinstance(each, SoftTimeLimitExceeded)), exc)

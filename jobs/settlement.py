@@ -7,7 +7,8 @@ import random
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from billiard.common import terminate_handler_fired
@@ -115,10 +116,28 @@ def _retry(run: Run, exc: Retry) -> None:
 
 def shutdown_behind(exc: BaseException) -> BaseException | None:
     """What ends this process from outside; the driver may complain in front of it about what was interrupted."""
-    cause: BaseException | None = exc
-    while cause is not None and not _is_shutdown(cause):
-        cause = cause.__context__
-    return cause
+    return next(filter(_is_shutdown, chain(exc)), None)
+
+
+@contextmanager
+def unmasked() -> Iterator[None]:
+    """Let nothing stand in front of a shutdown: who sees an ordinary error takes the process for alive."""
+    try:
+        yield
+    except Exception as exc:
+        if (shutdown := shutdown_behind(exc)) is not None:
+            raise shutdown from None
+        raise
+
+
+def chain(exc: BaseException) -> Iterator[BaseException]:
+    """The exception, and those in front of which it was raised; a body may have tied them into a ring."""
+    seen: set[int] = set()
+    each: BaseException | None = exc
+    while each is not None and id(each) not in seen:
+        yield each
+        seen.add(id(each))
+        each = each.__context__
 
 
 def _is_shutdown(exc: BaseException) -> bool:

@@ -451,9 +451,7 @@ def misbehaves(key, how, marker=None):
         case "unspeakable":
             raise Unspeakable
         case "ended":
-            # From outside, just before the COMMIT: Django's cleanup meets an open transaction, and complains of that.
-            commit = connection._commit
-            connection._commit = lambda: (setattr(connection, "_commit", commit), os.kill(os.getpid(), signal.SIGTERM))
+            _end_at_commit()
         case "recursion":
             misbehaves.run(key + "-", how)
         case "deadline":
@@ -542,6 +540,26 @@ if "JOBS_TEST_CONSUMER_TIMEOUT" in os.environ:
     request.CONSUMER_TIMEOUT = float(os.environ["JOBS_TEST_CONSUMER_TIMEOUT"])
 
 
+def _end_at_commit():
+    """SIGTERM just before the next COMMIT: Django's cleanup meets an open transaction, and complains of that."""
+    commit = connection._commit
+    connection._commit = lambda: (setattr(connection, "_commit", commit), os.kill(os.getpid(), signal.SIGTERM))
+
+
+def _end_in_adoption(marker):
+    """The first process that gives a message its row is told to end before this is committed."""
+    from jobs import strays
+
+    adopt = strays.adopt
+
+    def end_and_adopt(*args):
+        if once_only(marker):
+            _end_at_commit()
+        return adopt(*args)
+
+    strays.adopt = end_and_adopt
+
+
 def _quit_in_a_write(order):
     """SIGQUIT comes while the main thread acknowledges a message to RabbitMQ, and so holds py-amqp's lock."""
     from amqp.transport import TCPTransport
@@ -585,6 +603,9 @@ if "JOBS_TEST_RELEASE" in os.environ:
     from tests.faults import release
 
     release.play()
+
+if "JOBS_TEST_ENDS_IN_ADOPTION" in os.environ:
+    _end_in_adoption(os.environ["JOBS_TEST_ENDS_IN_ADOPTION"])
 
 if "JOBS_TEST_QUITS_IN_A_WRITE" in os.environ:
     _quit_in_a_write(Path(os.environ["JOBS_TEST_QUITS_IN_A_WRITE"]))

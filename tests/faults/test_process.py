@@ -10,6 +10,7 @@ from tests.faults.guards import guard
 from tests.faults.ledger import LOST_CHILD, LOST_WORKER
 from tests.faults.manner import again
 from tests.faults.worker import Worker, workers
+from tests.servers import wait_for
 
 
 @pytest.mark.parametrize(
@@ -40,7 +41,7 @@ def test_process_killed_at(ledger, point):
 @pytest.mark.quick
 @pytest.mark.parametrize("how", ["segfault", again("abort"), "ended"])
 @guard("jobs/maintenance/rescue.py", "return lifecycle.crash(", "return lifecycle.lose(")
-@guard("jobs/settlement.py", "cause = cause.__context__", "return None", case="ended")
+@guard("jobs/settlement.py", "each = each.__context__", "return", case="ended")
 def test_a_body_that_kills_its_process_now_and_then(ledger, tmp_path, how):
     """The crash of one is not the crash of its neighbours, and the next time it goes well.
 
@@ -139,4 +140,18 @@ def test_companion_killed_under_load(ledger):
             worker.companion.kill()
             worker.said("died and is started again")
             ledger.enqueue(20, countdown=1)
+        ledger.check(within=LOST_CHILD)
+
+
+@guard("jobs/pool.py", "self._inqueue._rlock = Lock()", "pass", case="jobs")
+@guard("jobs/worker.py", "pool.install()", "pass", case="jobs")
+def test_idle_processes_killed(ledger):
+    """None of them had anything to do with a job.
+
+    Guard: what a process of the pool holds is free when it is gone (``pool.Lock``).
+    """
+    with Worker(concurrency=3) as worker:
+        for child in wait_for(lambda: worker.children, 10, "the worker has children"):
+            child.kill()
+        ledger.enqueue(300)
         ledger.check(within=LOST_CHILD)

@@ -160,6 +160,22 @@ def test_messages_sent_by_name(ledger):
         ledger.check(within=LOST_CHILD)
 
 
+@guard("jobs/execution.py", "as slot, settlement.unmasked():", "as slot:")
+def test_process_ended_while_it_adopts(ledger, tmp_path):
+    """A SIGTERM before the row of a message sent by name is committed: the broker has the message again.
+
+    Guard: an error in front of the shutdown does not hide it (``settlement.unmasked``).
+    """
+    marker = tmp_path / "once"
+    order = Order.objects.create(key="foreign", job="00000000-0000-4000-8000-000000000000")
+    send(json.dumps([[order.key], {}, {}]), id=str(order.job), task="tests.tasks.effect", lang="py")
+    ledger.enqueue(300)
+    with Worker(JOBS_TEST_ENDS_IN_ADOPTION=str(marker)):
+        wait_for(lambda: Job.objects.filter(pk=order.job).exists(), LOST_CHILD, "it is adopted")
+        assert marker.exists()
+        ledger.check(within=LOST_CHILD)
+
+
 def replay(jobs) -> None:
     for key in list(jobs.values_list("pk", flat=True)):
         assert lifecycle.replay(key, "default")
