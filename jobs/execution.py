@@ -257,31 +257,31 @@ def _attempt(run: Run, may_repeat: bool) -> Any:
             try:
                 source = _leave_marker(run)
                 result = source.result if source is not None else run.task.run(*job.args, **job.kwargs)
+                if run.planned is not None:
+                    # retry(throw=False) and a normal return.
+                    raise Retry(exc=None, when=None)
+                if not connections[run.using].get_autocommit() and not run.task.atomic:
+                    raise ProgrammingError(
+                        "the body returned with autocommit off: its work would be lost; commit, and set it on"
+                    )
+                stored = settlement.storable(run, result)
+                reach("before_commit")
+                settled = True
+                if not (lifecycle.succeed(job, stored) if source is None else lifecycle.succeed_like(job, source)):
+                    raise LostLease("this run lost its lease; its transaction is rolled back")
+                reach("after_completion")
             except BaseException as exc:
-                # Both before the rollback, which opens a new connection in place of a broken one.
+                # These before the end of the block, which opens a new connection in place of a broken one.
                 lost = databases.is_lost(exc, run.using)
                 databases.cancel_query(run.using)
+                databases.roll_back(run.using)
                 raise
-            if run.planned is not None:
-                # retry(throw=False) and a normal return.
-                raise Retry(exc=None, when=None)
-            if not connections[run.using].get_autocommit() and not run.task.atomic:
-                raise ProgrammingError(
-                    "the body returned with autocommit off: its work would be lost; commit, and set it on"
-                )
-            stored = settlement.storable(run, result)
-            reach("before_commit")
-            settled = True
-            if not (lifecycle.succeed(job, stored) if source is None else lifecycle.succeed_like(job, source)):
-                raise LostLease("this run lost its lease; its transaction is rolled back")
-            reach("after_completion")
     except LostLease:
         settlement.write(run, lambda: lifecycle.heed(job))
         run.report(logging.INFO, "cancelled: it was asked to end", "cancelled")
         raise Cancel("the job was asked to end") from None
     except BaseException as exc:
-        if settled:
-            exc = settlement.shutdown_behind(exc) or _what_struck(exc)
+        exc = settlement.shutdown_behind(exc) or (_what_struck(exc) if settled else exc)
         lost = lost or (isinstance(exc, Error) and not entered)
         if settled and settlement.is_committed(run):
             run.report(

@@ -451,7 +451,16 @@ def misbehaves(key, how, marker=None):
         case "unspeakable":
             raise Unspeakable
         case "ended":
-            _end_at_commit()
+            _end_at("_commit")
+        case "ended_in_conflict":
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+            finally:
+                with connection.cursor() as cursor:
+                    cursor.execute("DO $$ BEGIN RAISE SQLSTATE '40001'; END $$")
+        case "ended_in_rollback":
+            _end_at("_rollback")
+            raise ValueError(how)
         case "recursion":
             misbehaves.run(key + "-", how)
         case "deadline":
@@ -540,10 +549,13 @@ if "JOBS_TEST_CONSUMER_TIMEOUT" in os.environ:
     request.CONSUMER_TIMEOUT = float(os.environ["JOBS_TEST_CONSUMER_TIMEOUT"])
 
 
-def _end_at_commit():
-    """SIGTERM just before the next COMMIT: Django's cleanup meets an open transaction, and complains of that."""
-    commit = connection._commit
-    connection._commit = lambda: (setattr(connection, "_commit", commit), os.kill(os.getpid(), signal.SIGTERM))
+def _end_at(name):
+    """SIGTERM just before the next COMMIT or ROLLBACK: Django's cleanup meets an open transaction.
+
+    PostgreSQL's driver complains of that; SQLite's commits.
+    """
+    end = getattr(connection, name)
+    setattr(connection, name, lambda: (setattr(connection, name, end), os.kill(os.getpid(), signal.SIGTERM)))
 
 
 def _end_in_adoption(marker):
@@ -554,7 +566,7 @@ def _end_in_adoption(marker):
 
     def end_and_adopt(*args):
         if once_only(marker):
-            _end_at_commit()
+            _end_at("_commit")
         return adopt(*args)
 
     strays.adopt = end_and_adopt

@@ -39,14 +39,20 @@ def test_process_killed_at(ledger, point):
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("how", ["segfault", again("abort"), "ended"])
+@pytest.mark.parametrize("how", ["segfault", again("abort"), "ended", "ended_in_conflict"])
 @guard("jobs/maintenance/rescue.py", "return lifecycle.crash(", "return lifecycle.lose(")
 @guard("jobs/settlement.py", "each = each.__context__", "return", case="ended")
+@guard(
+    "jobs/execution.py",
+    "settlement.shutdown_behind(exc) or (_what_struck(exc) if settled else exc)",
+    "exc",
+    case="ended_in_conflict",
+)
 def test_a_body_that_kills_its_process_now_and_then(ledger, tmp_path, how):
     """The crash of one is not the crash of its neighbours, and the next time it goes well.
 
     Guard: crashes count only the body whose process died (``rescue.OwnJobs._end``); a SIGTERM is one even where
-    something else is raised in front of it (``settlement.shutdown_behind``).
+    something else is raised in front of it (``settlement.shutdown_behind``), were it a conflict.
     """
     fragile = ledger.enqueue(5, tasks.misbehaves, kwargs={"how": how, "marker": str(tmp_path / "once")})
     ledger.enqueue(300)
@@ -56,6 +62,21 @@ def test_a_body_that_kills_its_process_now_and_then(ledger, tmp_path, how):
     # On a machine so busy that the node missed its beats, a death may have been the node's.
     assert {crashes for crashes, losses, _ in counts if not losses} == {1}, counts
     assert Job.objects.filter(crashes__gt=0).count() <= len(fragile)
+
+
+@pytest.mark.databases("sqlite", "postgres")
+@guard("jobs/databases.py", "connections[alias]._rollback()", "pass", case="sqlite")
+def test_process_ended_while_it_rolls_back(ledger, tmp_path):
+    """A SIGTERM between the failure of a body and its ROLLBACK: nothing of the body is kept.
+
+    Guard: a failed body is rolled back before Django's cleanup (``databases.roll_back``).
+    """
+    options = {"how": "ended_in_rollback", "marker": str(tmp_path / "once")}
+    fragile = ledger.enqueue(5, tasks.misbehaves, kwargs=options)
+    ledger.enqueue(300)
+    with Worker(concurrency=4):
+        ledger.check(within=LOST_CHILD)
+    assert 0 < Job.objects.filter(crashes__gt=0).count() <= len(fragile)
 
 
 @pytest.mark.parametrize("how", ["segfault", again("abort")])
