@@ -74,7 +74,7 @@ def is_lost(exc: BaseException, alias: str) -> bool:
     if code := sqlstate(exc):
         # Of a failed transaction's connection the question below would say that it is dead.
         return code.startswith(("08", "57P0"))
-    return not connection.is_usable()
+    return not is_interrupted(alias) and not connection.is_usable()
 
 
 #: PostgreSQL's codes: the wait for a lock took longer than lock_timeout; of two transactions one had to end.
@@ -197,17 +197,21 @@ def drop(alias: str) -> None:
 def cancel_query(alias: str) -> None:
     """A query that a time limit left behind would go on in the server, and keep its transaction's locks."""
     connection = connections[alias]
-    raw = connection.connection
-    if raw is None or _transaction_status(connection) != ACTIVE:
+    if not is_interrupted(alias):
         return
     try:
-        raw.cancel_safe(timeout=2.0)
+        connection.connection.cancel_safe(timeout=2.0)
     except Exception:
         logger.debug("a query that was left behind goes on", exc_info=True, extra={"action": "query_kept"})
 
 
+def is_interrupted(alias: str) -> bool:
+    """Whether a time limit left a query behind (PostgreSQL): the link is sound, and takes no other query."""
+    return _transaction_status(connections[alias]) == ACTIVE
+
+
 def roll_back(alias: str) -> None:
-    """At the end of a body that failed, before Django does the same.
+    """At the end of a body that failed, before Django does the same (with ``atomic=False`` nobody does).
 
     Race: a signal that strikes in Django's rollback has it switch autocommit on, with which SQLite and MySQL commit.
     One that strikes here leaves the rollback to Django.
@@ -262,6 +266,9 @@ def tidy(alias: str) -> None:
 def _is_busy(connection: BaseDatabaseWrapper) -> bool:
     if connection.in_atomic_block or connection.errors_occurred or not connection.get_autocommit():
         connection.errors_occurred = False
+        return True
+    if getattr(connection.connection, "in_transaction", False):
+        # SQLite: a signal that came while BEGIN waited for the lock strikes before Django knows of the transaction.
         return True
     return _transaction_status(connection) not in (None, IDLE)
 

@@ -260,10 +260,7 @@ def _attempt(run: Run, may_repeat: bool) -> Any:
                 if run.planned is not None:
                     # retry(throw=False) and a normal return.
                     raise Retry(exc=None, when=None)
-                if not connections[run.using].get_autocommit() and not run.task.atomic:
-                    raise ProgrammingError(
-                        "the body returned with autocommit off: its work would be lost; commit, and set it on"
-                    )
+                _look_after(run)
                 stored = settlement.storable(run, result)
                 reach("before_commit")
                 settled = True
@@ -271,7 +268,7 @@ def _attempt(run: Run, may_repeat: bool) -> Any:
                     raise LostLease("this run lost its lease; its transaction is rolled back")
                 reach("after_completion")
             except BaseException as exc:
-                # These before the end of the block, which opens a new connection in place of a broken one.
+                # Before the end of the block, which opens a new connection in place of a broken one.
                 lost = databases.is_lost(exc, run.using)
                 databases.cancel_query(run.using)
                 databases.roll_back(run.using)
@@ -290,7 +287,7 @@ def _attempt(run: Run, may_repeat: bool) -> Any:
             if isinstance(exc, Exception):
                 return result
             raise exc
-        if is_conflict := run.task.atomic and _is_conflict(exc):
+        if is_conflict := run.task.atomic and _is_conflict(_what_struck(exc)):
             if may_repeat:
                 raise _Conflict from exc
             is_conflict = not isinstance(exc, Retry)
@@ -301,6 +298,24 @@ def _attempt(run: Run, may_repeat: bool) -> Any:
     # At INFO Celery says so itself, with the runtime and the result.
     run.report(logging.DEBUG, "succeeded", "succeeded")
     return result
+
+
+def _look_after(run: Run) -> None:
+    """See that the connection that a body leaves behind can carry its completion.
+
+    Raises:
+        ProgrammingError: it cannot, and what the body did is lost.
+    """
+    if run.task.atomic:
+        if databases.is_interrupted(run.using):
+            raise ProgrammingError(
+                "the body returned although a query of it was interrupted: its transaction cannot commit; let the "
+                "exception that struck it (SoftTimeLimitExceeded?) pass"
+            )
+    elif not connections[run.using].get_autocommit():
+        raise ProgrammingError("the body returned with autocommit off: its work would be lost; commit, and set it on")
+    else:
+        databases.tidy(run.using)
 
 
 def _leave_marker(run: Run) -> Job | None:
@@ -326,5 +341,5 @@ def _is_conflict(exc: BaseException) -> bool:
 
 
 def _what_struck(exc: BaseException) -> BaseException:
-    """A soft limit inside COMMIT comes out as the driver's complaint about the interrupted connection."""
+    """A soft limit comes out as the driver's complaint about an interrupted COMMIT, or as a conflict in its cleanup."""
     return next((each for each in settlement.chain(exc) if isinstance(each, SoftTimeLimitExceeded)), exc)

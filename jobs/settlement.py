@@ -116,7 +116,11 @@ def _retry(run: Run, exc: Retry) -> None:
 
 def shutdown_behind(exc: BaseException) -> BaseException | None:
     """What ends this process from outside; the driver may complain in front of it about what was interrupted."""
-    return next(filter(_is_shutdown, chain(exc)), None)
+    behind = next(filter(_is_shutdown, chain(exc)), None)
+    if behind is None and isinstance(exc, OperationalError) and terminate_handler_fired():
+        # SQLite says only that a function (one of Django's, such as for dates) raised something.
+        return SystemExit()
+    return behind
 
 
 @contextmanager

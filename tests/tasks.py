@@ -13,6 +13,7 @@ from pathlib import Path
 import celery
 import psycopg
 from celery import shared_task, signals
+from celery.exceptions import SoftTimeLimitExceeded
 from django.db import OperationalError, connection
 
 from jobs import Snooze, Task, guard, lock, once, request
@@ -456,11 +457,15 @@ def misbehaves(key, how, marker=None):
             try:
                 os.kill(os.getpid(), signal.SIGTERM)
             finally:
-                with connection.cursor() as cursor:
-                    cursor.execute("DO $$ BEGIN RAISE SQLSTATE '40001'; END $$")
+                _conflict()
         case "ended_in_rollback":
             _end_at("_rollback")
             raise ValueError(how)
+        case "ended_in_function":
+            connection.ensure_connection()
+            connection.connection.create_function("strike", 0, lambda: os.kill(os.getpid(), signal.SIGTERM))
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT strike()")
         case "recursion":
             misbehaves.run(key + "-", how)
         case "deadline":
@@ -483,6 +488,30 @@ def sleeps_softly(key, where="python"):
 @shared_task(soft_time_limit=1, time_limit=20, atomic=False)
 def sleeps_bare(key, where="autocommit"):
     _sleep(key, where)
+
+
+@shared_task(soft_time_limit=1, time_limit=20)
+def handles_its_limit(key, how):
+    _handle_limit(key, how)
+
+
+@shared_task(soft_time_limit=1, time_limit=20, atomic=False)
+def handles_its_limit_bare(key, how):
+    _handle_limit(key, how)
+
+
+def _handle_limit(key, how):
+    Effect.objects.create(key=key, pid=os.getpid())
+    try:
+        if how == "conflict":
+            time.sleep(60)
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_sleep(60)")
+    except SoftTimeLimitExceeded:
+        if how == "queries":
+            Effect.objects.filter(key=key).update(note="too late")
+        if how == "conflict":
+            _conflict()
 
 
 @shared_task(time_limit=2)
@@ -514,6 +543,11 @@ def gives_up(key, cured=None):
     Effect.objects.create(key=key, pid=os.getpid())
     if not (cured and Path(cured).exists()):
         raise TimeoutError("not yet")
+
+
+def _conflict():
+    with connection.cursor() as cursor:
+        cursor.execute("DO $$ BEGIN RAISE SQLSTATE '40001'; END $$")
 
 
 conflicts: list[str] = []

@@ -220,6 +220,25 @@ def test_sqlite_locked_by_another_writer(ledger, database):
         assert_nobody_is_blamed()
 
 
+@pytest.mark.databases("sqlite")
+@guard("jobs/databases.py", 'getattr(connection.connection, "in_transaction", False)', "False")
+def test_soft_time_limit_while_sqlite_is_locked(ledger, database):
+    """A body that waits for its BEGIN gets the exception together with the lock, which goes back at once.
+
+    Guard: a connection in a transaction of which Django does not know is dropped (``databases.tidy``).
+    """
+    with Worker(sync="after_claim=pause") as worker:
+        late = ledger.enqueue(1, tasks.sleeps_softly, soft_time_limit=3)
+        worker.reached("after_claim")
+        with database.locked():
+            worker.go("after_claim")
+            worker.said("Soft time limit")
+            # The signal follows the line in the log.
+            time.sleep(0.3)
+        ledger.enqueue(300)
+        ledger.check(within=LOST_CHILD, otherwise=dict.fromkeys(late, "failed"))
+
+
 def pass_through(jobs: int) -> None:
     """Let rows pass through all states that a job has, and go."""
     columns = [field.column for field in Job._meta.concrete_fields if field.column != "id"]

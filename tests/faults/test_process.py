@@ -64,14 +64,17 @@ def test_a_body_that_kills_its_process_now_and_then(ledger, tmp_path, how):
     assert Job.objects.filter(crashes__gt=0).count() <= len(fragile)
 
 
-@pytest.mark.databases("sqlite", "postgres")
-@guard("jobs/databases.py", "connections[alias]._rollback()", "pass", case="sqlite")
-def test_process_ended_while_it_rolls_back(ledger, tmp_path):
-    """A SIGTERM between the failure of a body and its ROLLBACK: nothing of the body is kept.
+@pytest.mark.databases("sqlite")
+@pytest.mark.parametrize("where", ["rollback", "function"])
+@guard("jobs/databases.py", "connections[alias]._rollback()", "pass", case="rollback")
+@guard("jobs/settlement.py", "return SystemExit()", "pass", case="function")
+def test_process_ended_inside_sqlite(ledger, tmp_path, where):
+    """A SIGTERM between the failure of a body and its ROLLBACK, or in a function that SQLite calls.
 
-    Guard: a failed body is rolled back before Django's cleanup (``databases.roll_back``).
+    Guard: a failed body is rolled back before Django's cleanup (``databases.roll_back``); what SQLite keeps to itself
+    is a shutdown all the same (``settlement.shutdown_behind``).
     """
-    options = {"how": "ended_in_rollback", "marker": str(tmp_path / "once")}
+    options = {"how": f"ended_in_{where}", "marker": str(tmp_path / "once")}
     fragile = ledger.enqueue(5, tasks.misbehaves, kwargs=options)
     ledger.enqueue(300)
     with Worker(concurrency=4):
@@ -147,6 +150,29 @@ def test_soft_time_limit(ledger, database, where):
         ledger.check(within=2 * LOST_CHILD, otherwise=dict.fromkeys(late, "failed"))
     errors = Job.objects.filter(state="failed").values_list("error__type", "lease", "error__traceback")
     assert {error[:2] for error in errors} == {("SoftTimeLimitExceeded", 1)}, errors[0]
+
+
+@pytest.mark.parametrize("how", ["queries", "returns", "conflict"])
+@guard("jobs/databases.py", "not is_interrupted(alias) and not", "not", case="queries")
+@guard("jobs/execution.py", "if databases.is_interrupted(run.using):", "if False:", case="returns")
+@guard("jobs/execution.py", "    else:\n        databases.tidy(run.using)", "", case="returns")
+@guard("jobs/execution.py", "_is_conflict(_what_struck(exc))", "_is_conflict(exc)", case="conflict")
+def test_soft_time_limit_that_the_body_handles(ledger, how):
+    """In mid-query: it goes on over a connection that takes no other query. That is its own failure, and one time is
+    enough; a body without a transaction that just returns has done its work.
+
+    Guard: the link is not to blame (``databases.is_lost``), and what a body leaves behind is looked at
+    (``execution._look_after``).
+    """
+    late = ledger.enqueue(4, tasks.handles_its_limit, kwargs={"how": how})
+    ledger.enqueue(2, tasks.handles_its_limit_bare, kwargs={"how": "returns"})
+    ledger.enqueue(300)
+    with Worker(concurrency=4):
+        ledger.check(within=2 * LOST_CHILD, otherwise=dict.fromkeys(late, "failed"))
+    assert set(Job.objects.values_list("lease", "node_losses", "crashes")) == {(1, 0, 0)}
+    message = {"queries": "another command is already in progress", "returns": "the body returned although"}
+    for error in Job.objects.filter(state="failed").values_list("error", flat=True):
+        assert message.get(how, "40001") in error["message"] + error["traceback"]
 
 
 @guard("jobs/companion.py", "if status == 0:\n            return", "return")
