@@ -130,7 +130,11 @@ def test_dead_worker_behind_a_pooler(ledger, database, tmp_path):
         ledger.check(within=LOST_WORKER)
 
 
-@guard("jobs/execution.py", "if is_conflict := run.task.atomic and _is_conflict(exc):", "if is_conflict := False:")
+@guard(
+    "jobs/execution.py",
+    "if is_conflict := run.task.atomic and _is_conflict(_what_struck(exc)):",
+    "if is_conflict := False:",
+)
 def test_deadlocks(ledger):
     """Two kinds of bodies lock the same two rows in opposite order, again and again.
 
@@ -146,7 +150,11 @@ def test_deadlocks(ledger):
         assert_nobody_is_blamed()
 
 
-@guard("jobs/execution.py", "if is_conflict := run.task.atomic and _is_conflict(exc):", "if is_conflict := False:")
+@guard(
+    "jobs/execution.py",
+    "if is_conflict := run.task.atomic and _is_conflict(_what_struck(exc)):",
+    "if is_conflict := False:",
+)
 @pytest.mark.parametrize("level", [again("repeatable read"), "serializable"])
 def test_serialization_failures(ledger, level):
     """Bodies that read what others write; all transactions of the workers, and not only theirs, are on a higher level.

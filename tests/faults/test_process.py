@@ -134,7 +134,7 @@ def test_hard_time_limit(ledger, database, where):
 
 
 @pytest.mark.parametrize("where", ["python", "query", "commit", again("autocommit")])
-@guard("jobs/databases.py", "raw.cancel_safe(timeout=2.0)", "pass", case="query")
+@guard("jobs/databases.py", "connection.connection.cancel_safe(timeout=2.0)", "pass", case="query")
 def test_soft_time_limit(ledger, database, where):
     """An exception in mid-body, in mid-query, inside the COMMIT, or in a query without a transaction; the connection
     serves the next job, and the locks are free for all the others.
