@@ -206,7 +206,7 @@ def cancel_query(alias: str) -> None:
 
 
 def is_interrupted(alias: str) -> bool:
-    """Whether a time limit left a query behind (PostgreSQL): the link is sound, and takes no other query."""
+    """Whether a query was left behind, by a time limit for one (PostgreSQL): the link is sound, and takes no other."""
     return _transaction_status(connections[alias]) == ACTIVE
 
 
@@ -217,7 +217,11 @@ def roll_back(alias: str) -> None:
     One that strikes here leaves the rollback to Django.
     """
     try:
-        connections[alias]._rollback()  # type: ignore[attr-defined]
+        if is_interrupted(alias):
+            # A rollback would be refused, or wait for itself: psycopg's ``stream()`` keeps a lock.
+            connections[alias].close()
+        else:
+            connections[alias]._rollback()  # type: ignore[attr-defined]
     except Error:
         logger.debug("a rollback over a broken connection", exc_info=True, extra={"action": "rollback_failed"})
 
@@ -267,9 +271,10 @@ def _is_busy(connection: BaseDatabaseWrapper) -> bool:
     if connection.in_atomic_block or connection.errors_occurred or not connection.get_autocommit():
         connection.errors_occurred = False
         return True
-    if getattr(connection.connection, "in_transaction", False):
-        # SQLite: a signal that came while BEGIN waited for the lock strikes before Django knows of the transaction.
-        return True
+    with connection.wrap_database_errors:
+        if getattr(connection.connection, "in_transaction", False):
+            # SQLite: a signal that came while BEGIN waited for the lock strikes before Django knows of the transaction.
+            return True
     return _transaction_status(connection) not in (None, IDLE)
 
 

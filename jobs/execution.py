@@ -306,16 +306,16 @@ def _look_after(run: Run) -> None:
     Raises:
         ProgrammingError: it cannot, and what the body did is lost.
     """
-    if run.task.atomic:
-        if databases.is_interrupted(run.using):
-            raise ProgrammingError(
-                "the body returned although a query of it was interrupted: its transaction cannot commit; let the "
-                "exception that struck it (SoftTimeLimitExceeded?) pass"
-            )
-    elif not connections[run.using].get_autocommit():
+    if not run.task.atomic and not connections[run.using].get_autocommit():
         raise ProgrammingError("the body returned with autocommit off: its work would be lost; commit, and set it on")
-    else:
-        databases.tidy(run.using)
+    if not databases.is_interrupted(run.using):
+        return
+    if run.task.atomic:
+        raise ProgrammingError(
+            "the body returned although a query of it was interrupted: its transaction cannot commit; let the "
+            "exception that struck it (SoftTimeLimitExceeded?) pass"
+        )
+    databases.drop(run.using)
 
 
 def _leave_marker(run: Run) -> Job | None:

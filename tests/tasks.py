@@ -500,6 +500,14 @@ def handles_its_limit_bare(key, how):
     _handle_limit(key, how)
 
 
+@shared_task
+def fails_in_a_stream(key):
+    """The traceback keeps the query open, which has psycopg's lock."""
+    with connection.cursor() as cursor:
+        rows = cursor.stream("SELECT generate_series(1, 1000)")
+        raise ValueError(next(rows))
+
+
 def _handle_limit(key, how):
     Effect.objects.create(key=key, pid=os.getpid())
     try:
