@@ -31,7 +31,7 @@ M = TypeVar("M", bound=Model)
 REPEAT = 30.0
 
 #: psycopg.pq.TransactionStatus
-IDLE, ACTIVE = 0, 1
+IDLE, ACTIVE, INTRANS, INERROR = range(4)
 
 #: SQL for "now" in seconds since 1970, by the database's clock.
 EPOCH_NOW = {
@@ -214,7 +214,7 @@ def roll_back(alias: str) -> None:
     """At the end of a body that failed, before Django does the same (with ``atomic=False`` nobody does).
 
     Race: a signal that strikes in Django's rollback has it switch autocommit on, with which SQLite and MySQL commit.
-    One that strikes here leaves the rollback to Django.
+    One that strikes here leaves the rollback to Django, or to the end of a connection that is closed.
     """
     try:
         if is_interrupted(alias):
@@ -268,14 +268,29 @@ def tidy(alias: str) -> None:
 
 
 def _is_busy(connection: BaseDatabaseWrapper) -> bool:
-    if connection.in_atomic_block or connection.errors_occurred or not connection.get_autocommit():
+    if connection.in_atomic_block or connection.errors_occurred:
         connection.errors_occurred = False
         return True
+    return has_transaction(connection.alias) or not is_idle(connection.alias)
+
+
+def has_transaction(alias: str) -> bool:
+    """Whether a transaction is open, or may begin at any statement; Django need not know of it.
+
+    Race: a signal that comes while SQLite's BEGIN waits for the lock strikes when the lock is there.
+    """
+    connection = connections[alias]
     with connection.wrap_database_errors:
-        if getattr(connection.connection, "in_transaction", False):
-            # SQLite: a signal that came while BEGIN waited for the lock strikes before Django knows of the transaction.
-            return True
-    return _transaction_status(connection) not in (None, IDLE)
+        return (
+            not connection.get_autocommit()
+            or _transaction_status(connection) in (INTRANS, INERROR)
+            or getattr(connection.connection, "in_transaction", False)
+        )
+
+
+def is_idle(alias: str) -> bool:
+    """Whether the connection is free for a statement, as far as the driver knows without asking the server."""
+    return _transaction_status(connections[alias]) in (None, IDLE)
 
 
 def _transaction_status(connection: BaseDatabaseWrapper) -> int | None:

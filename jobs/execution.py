@@ -17,7 +17,6 @@ from django.db import (
     InterfaceError,
     OperationalError,
     ProgrammingError,
-    connections,
     transaction,
 )
 
@@ -306,16 +305,20 @@ def _look_after(run: Run) -> None:
     Raises:
         ProgrammingError: it cannot, and what the body did is lost.
     """
-    if not run.task.atomic and not connections[run.using].get_autocommit():
-        raise ProgrammingError("the body returned with autocommit off: its work would be lost; commit, and set it on")
-    if not databases.is_interrupted(run.using):
-        return
     if run.task.atomic:
+        if databases.is_interrupted(run.using):
+            raise ProgrammingError(
+                "the body returned although a query of it was interrupted: its transaction cannot commit; let the "
+                "exception that struck it (SoftTimeLimitExceeded?) pass"
+            )
+    elif databases.has_transaction(run.using):
         raise ProgrammingError(
-            "the body returned although a query of it was interrupted: its transaction cannot commit; let the "
-            "exception that struck it (SoftTimeLimitExceeded?) pass"
+            "the body returned with an open transaction, or with autocommit off: its work would be lost; commit, and "
+            "set it on"
         )
-    databases.drop(run.using)
+    elif not databases.is_idle(run.using):
+        # Broken, or a query was left behind: what the body did is committed.
+        databases.drop(run.using)
 
 
 def _leave_marker(run: Run) -> Job | None:

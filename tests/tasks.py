@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import celery
@@ -347,6 +348,20 @@ def raises_no_exception(name):
 def leaves_autocommit_off(key):
     connection.set_autocommit(False)
     Effect.objects.create(key=key)
+
+
+@shared_task(atomic=False)
+def leaves_its_transaction(key):
+    with connection.cursor() as cursor:
+        cursor.execute("BEGIN")
+    Effect.objects.create(key=key)
+
+
+@shared_task(atomic=False)
+def loses_its_link(key):
+    Effect.objects.create(key=key)
+    with suppress(OperationalError), connection.cursor() as cursor:
+        cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
 
 
 @shared_task(bind=True)

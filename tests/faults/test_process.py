@@ -154,8 +154,8 @@ def test_soft_time_limit(ledger, database, where):
 
 @pytest.mark.parametrize("how", ["queries", "returns", "conflict"])
 @guard("jobs/databases.py", "not is_interrupted(alias) and not", "not", case="queries")
-@guard("jobs/execution.py", "if not databases.is_interrupted(run.using):", "if True:", case="returns")
-@guard("jobs/execution.py", "        )\n    databases.drop(run.using)", "        )", case="returns")
+@guard("jobs/execution.py", "        if databases.is_interrupted(run.using):", "        if False:", case="returns")
+@guard("jobs/execution.py", "elif not databases.is_idle(run.using):", "elif False:", case="returns")
 @guard("jobs/databases.py", "        if is_interrupted(alias):\n", "        if False:\n", case="returns")
 @guard("jobs/execution.py", "_is_conflict(_what_struck(exc))", "_is_conflict(exc)", case="conflict")
 def test_soft_time_limit_that_the_body_handles(ledger, how):

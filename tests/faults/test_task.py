@@ -75,16 +75,22 @@ def test_result_that_cannot_be_stored(ledger):
 
 
 @guard("jobs/databases.py", "elif connection.connection is not None and _is_busy(connection):", "elif False:")
-def test_transaction_left_open(ledger):
-    """A body switches autocommit off and returns: its work is rolled back, its job failed, and the next one is well.
+@guard("jobs/execution.py", "elif databases.has_transaction(run.using):", "elif False:")
+@guard("jobs/execution.py", "elif not databases.is_idle(run.using):", "elif False:")
+def test_connection_left_behind(ledger):
+    """A body switches autocommit off, or begins a transaction, and returns: its work is rolled back, its job failed,
+    and the next one is well. One that only lost its link, and returns, has done its work.
 
-    Guard: a connection that is busy after a run is dropped (``databases.tidy``).
+    Guard: what a body leaves behind is looked at (``execution._look_after``), and a connection that is busy after a run
+    is dropped (``databases.tidy``).
     """
-    open_ended = ledger.enqueue(100, tasks.leaves_autocommit_off)
+    open_ended = ledger.enqueue(50, tasks.leaves_autocommit_off) + ledger.enqueue(50, tasks.leaves_its_transaction)
+    ledger.enqueue(20, tasks.loses_its_link)
     ledger.enqueue(200)
     with workers(2):
         ledger.check(within=WORK, otherwise=dict.fromkeys(open_ended, "failed"))
     assert set(failed().values_list("error__type", "lease")) == {("ProgrammingError", 1)}
+    assert set(Job.objects.values_list("lease", flat=True)) == {1}
 
 
 @pytest.mark.quick
