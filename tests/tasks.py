@@ -511,8 +511,8 @@ def handles_its_limit(key, how):
 
 
 @shared_task(soft_time_limit=1, time_limit=20, atomic=False)
-def handles_its_limit_bare(key, how):
-    _handle_limit(key, how)
+def handles_its_limit_bare(key):
+    _handle_limit(key, "returns")
 
 
 @shared_task

@@ -167,7 +167,7 @@ def test_soft_time_limit_that_the_body_handles(ledger, how):
     (``execution._look_after``).
     """
     late = ledger.enqueue(4, tasks.handles_its_limit, kwargs={"how": how})
-    ledger.enqueue(2, tasks.handles_its_limit_bare, kwargs={"how": "returns"})
+    ledger.enqueue(2, tasks.handles_its_limit_bare)
     broken = ledger.enqueue(2, tasks.fails_in_a_stream)
     ledger.enqueue(300)
     with Worker(concurrency=4):
