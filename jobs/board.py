@@ -1,12 +1,13 @@
-"""What each process of this worker runs at the moment, in memory that they share.
+"""What each process of this worker does at the moment, in memory that they share.
 
-A pool child writes which job it runs and clears it after the settle; the companion process reads. So the
-node knows which running rows nobody runs any more, and whose death took which job along, without a
-statement per job. The memory is made when this module is imported, before the worker forks.
+A process writes which job it runs, with its time limits; the companion reads. So the node knows whose death took which
+job along, which body runs too long, and which process is busy, without a statement per job. The memory is made when
+this module is imported, before the worker forks.
 """
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import struct
@@ -18,40 +19,62 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from jobs.errors import NotSettled
-
 #: The node's id; then, on the machine's monotonic clock, its last beat, when the worker was told to stop, and when
-#: not to wait for its bodies any longer.
-_HEADER, _TIME, _BEAT, _STOP, _END = 40, struct.Struct("<d"), 16, 24, 32
-_SLOT = struct.Struct("<qq16s")
+#: not to wait for its bodies any longer; whether a stock task waits for a process, and whether somebody wants events.
+_TIME, _BEAT, _STOP, _END, _STOCK, _EVENTS = struct.Struct("<d"), 16, 24, 32, 40, 41
 
-#: Added to the pid of a slot whose run could not be settled: the process lives, and the job is nobody's.
-_LEFT = 1 << 40
+#: The queues that the worker consumes: the number of their last change, their length as JSON, and the JSON.
+_QUEUES, _QUEUES_AT, _QUEUES_MOST = struct.Struct("<qq"), 48, 1 << 16
+_PIDS = _QUEUES_AT + _QUEUES.size + _QUEUES_MOST
+
+#: Phase, lease, token of the row, token of its claim, began, soft limit, hard limit, job; then what people read.
+_SLOT = struct.Struct("<qqqqddd16s")
+_TEXT, _TEXT_MOST = struct.Struct("<q"), 1000
+_SIZE = _SLOT.size + _TEXT.size + _TEXT_MOST
+
+#: A process waits; it claims, or is between two jobs; it has a job; it is in the body.
+IDLE, BUSY, NAMED, BODY = range(4)
 
 #: More processes and threads than one worker has. A slot is found by looking from a place of the process on.
 SLOTS = 1024
 
+#: The processes of the slots come first, side by side: to look who is there is one step.
+_HEADER = _PIDS + 8 * SLOTS
+
+#: Seconds of a batch's first job after which the others are given back, and of a claim after which it is renewed.
+LONG, OLD = 2.0, 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Occupied:
-    """A slot as it was read: the process ``pid`` runs ``job`` under ``lease`` (0: about to claim)."""
+    """A slot as it was read: the process ``pid`` has ``job`` under ``lease``. Times are of the monotonic clock."""
 
     index: int
     pid: int
+    phase: int
     lease: int
+    token: int
+    #: Of the claim, whose other rows wait behind this one; 0: none does.
+    batch: int
+    began: float
+    soft_at: float
+    hard_at: float
     job: uuid.UUID
-    #: The run is over, and could not be settled or claimed for want of a database.
-    is_left: bool = False
 
     @property
     def is_dead(self) -> bool:
         """Nobody runs the job any more."""
-        return self.is_left or not is_alive(self.pid)
+        return not is_alive(self.pid)
+
+    @property
+    def has_job(self) -> bool:
+        return self.phase >= NAMED
 
 
 class Board:
     def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, _HEADER + SLOTS * _SLOT.size)
+        self._memory = mmap.mmap(-1, _HEADER + SLOTS * _SIZE)
+        self._pids = memoryview(self._memory)[_PIDS:_HEADER].cast("q")
         self._lock = threading.Lock()
 
     @property
@@ -98,68 +121,156 @@ class Board:
         (at,) = _TIME.unpack_from(self._memory, offset)
         return time.monotonic() - at if at else None
 
-    @contextmanager
-    def running(self, job: uuid.UUID) -> Iterator[Slot]:
-        """Occupy a slot for one run.
+    @property
+    def stock_waits(self) -> bool:
+        """Whether a stock task waits for a process: one that is between two jobs offers itself."""
+        return bool(self._memory[_STOCK])
 
-        A process that is being ended from outside leaves its slot as it is: its death gives the job back. So does
-        a run that found no database to settle itself: the companion settles it when there is one again.
-        """
-        slot = Slot(self, self._take(job))
-        try:
-            yield slot
-        except NotSettled:
-            slot.leave()
-            raise
-        except Exception:
-            slot.clear()
-            raise
-        slot.clear()
+    @stock_waits.setter
+    def stock_waits(self, value: bool) -> None:
+        self._memory[_STOCK] = value
+
+    @property
+    def wants_events(self) -> bool:
+        """Whether the worker sends Celery's events (``-E``)."""
+        return bool(self._memory[_EVENTS])
+
+    @wants_events.setter
+    def wants_events(self, value: bool) -> None:
+        self._memory[_EVENTS] = value
+
+    @property
+    def queues_version(self) -> int:
+        return int(_QUEUES.unpack_from(self._memory, _QUEUES_AT)[0])
+
+    @property
+    def queues(self) -> list[str]:
+        """The queues that the worker consumes."""
+        while True:
+            version, length = _QUEUES.unpack_from(self._memory, _QUEUES_AT)
+            start = _QUEUES_AT + _QUEUES.size
+            text = self._memory[start : start + length]
+            # Race: the main process may be writing.
+            if version == self.queues_version and version % 2 == 0:
+                return list(json.loads(text or b"[]"))
+            time.sleep(0.001)
+
+    @queues.setter
+    def queues(self, names: list[str]) -> None:
+        text = json.dumps(sorted(names)).encode()[:_QUEUES_MOST]
+        version, start = self.queues_version, _QUEUES_AT + _QUEUES.size
+        _QUEUES.pack_into(self._memory, _QUEUES_AT, version + 1, len(text))
+        self._memory[start : start + len(text)] = text
+        _QUEUES.pack_into(self._memory, _QUEUES_AT, version + 2, len(text))
+
+    def take(self) -> Slot:
+        """A slot for this process, or for a thread of it. A dead process keeps its own until it was settled."""
+        with self._lock:
+            # Neighbours begin far from each other: between processes nothing guards this search.
+            start = 61 * os.getpid()
+            for step in range(SLOTS):
+                index = (start + step) % SLOTS
+                if self._pids[index] == 0:
+                    slot = Slot(self, index)
+                    slot.rest(IDLE)
+                    self._pids[index] = os.getpid()
+                    return slot
+        raise RuntimeError(f"more than {SLOTS} processes and threads run jobs in this worker: start a second worker")
+
+    def read(self, index: int) -> Occupied:
+        values: list[Any] = list(_SLOT.unpack_from(self._memory, _HEADER + index * _SIZE))
+        values[-1] = uuid.UUID(bytes=values[-1])
+        return Occupied(index, self._pids[index], *values)
 
     def occupied(self) -> list[Occupied]:
-        return [
-            Occupied(index, pid % _LEFT, lease, uuid.UUID(bytes=job), pid >= _LEFT)
-            for index, (pid, lease, job) in enumerate(_SLOT.iter_unpack(self._memory[_HEADER:]))
-            if pid
-        ]
+        """The slots of all processes, also of those that wait."""
+        return [self.read(index) for index, pid in enumerate(self._pids.tolist()) if pid]
+
+    def is_busy(self, pid: int) -> bool:
+        """Whether the process has jobs."""
+        start = 61 * pid
+        for step in range(16):
+            index = (start + step) % SLOTS
+            if self._pids[index] == pid:
+                return bool(struct.unpack_from("<q", self._memory, _HEADER + index * _SIZE)[0] != IDLE)
+        return False
+
+    def has_idle(self) -> bool:
+        """Whether a process waits for work."""
+        return any(slot.phase == IDLE for slot in self.occupied())
+
+    def text(self, slot: Occupied) -> dict[str, Any]:
+        """What the process says of its job, for people; empty if it has another one by now."""
+        start = _HEADER + slot.index * _SIZE + _SLOT.size
+        (length,) = _TEXT.unpack_from(self._memory, start)
+        text = self._memory[start + _TEXT.size : start + _TEXT.size + length]
+        try:
+            about: dict[str, Any] = json.loads(text)
+        except ValueError:
+            return {}
+        return about if about.get("id") == str(slot.job) else {}
 
     def clear(self, slot: Occupied) -> None:
-        self._write(slot.index, 0, 0, uuid.UUID(int=0))
+        self._pids[slot.index] = 0
 
     def wipe(self) -> None:
-        self._memory[16:] = bytes(_HEADER - 16 + SLOTS * _SLOT.size)
-
-    def _take(self, job: uuid.UUID) -> int:
-        # A dead process keeps its slot until the companion has seen it, so a successor never hides a crash.
-        while True:
-            with self._lock:
-                # Neighbours begin far from each other: between processes nothing guards this search.
-                start = 61 * os.getpid()
-                for step in range(SLOTS):
-                    index = (start + step) % SLOTS
-                    if _SLOT.unpack_from(self._memory, _HEADER + index * _SLOT.size)[0] == 0:
-                        self._write(index, os.getpid(), 0, job)
-                        return index
-            # All are left over from an outage of the database: the companion settles them when it is back.
-            time.sleep(0.5)
-
-    def _write(self, index: int, pid: int, lease: int, job: uuid.UUID) -> None:
-        _SLOT.pack_into(self._memory, _HEADER + index * _SLOT.size, pid, lease, job.bytes)
+        self._memory[16:_QUEUES_AT] = bytes(_QUEUES_AT - 16)
+        for slot in self.occupied():
+            self.clear(slot)
 
 
 class Slot:
+    """What one process, or one thread, shows of itself."""
+
     def __init__(self, board: Board, index: int) -> None:
-        self._board = board
-        self._offset = _HEADER + index * _SLOT.size
+        self._pids = board._pids
+        self._index = index
+        self._memory = board._memory
+        self._offset = _HEADER + index * _SIZE
+        self.phase = IDLE
+        #: On the monotonic clock; 0: no limit.
+        self.soft_at = 0.0
 
-    def lease(self, lease: int) -> None:
-        struct.pack_into("<q", self._board._memory, self._offset + 8, lease)
+    def rest(self, phase: int, batch: int = 0) -> None:
+        """The process has no job: it waits, or claims, or is between two."""
+        self.phase = phase
+        _SLOT.pack_into(self._memory, self._offset, phase, 0, 0, batch, 0.0, 0.0, 0.0, bytes(16))
 
-    def clear(self) -> None:
-        struct.pack_into("<q", self._board._memory, self._offset, 0)
+    def name(
+        self, job: uuid.UUID, lease: int, token: int, batch: int, soft: float | None, hard: float | None, text: bytes
+    ) -> None:
+        """The process is about to run the job. Limits are in seconds from now."""
+        now = time.monotonic()
+        self.phase = NAMED
+        self.soft_at = now + soft if soft else 0.0
+        hard_at = now + hard if hard else 0.0
+        start = self._offset + _SLOT.size
+        text = text[:_TEXT_MOST]
+        _TEXT.pack_into(self._memory, start, len(text))
+        self._memory[start + _TEXT.size : start + _TEXT.size + len(text)] = text
+        values = (NAMED, lease, token, batch, now, self.soft_at, hard_at, job.bytes)
+        _SLOT.pack_into(self._memory, self._offset, *values)
 
-    def leave(self) -> None:
-        struct.pack_into("<q", self._board._memory, self._offset, os.getpid() + _LEFT)
+    def retoken(self, token: int) -> None:
+        """The job has a token of its own. What waits behind it keeps that of the claim."""
+        struct.pack_into("<q", self._memory, self._offset + 16, token)
+
+    @contextmanager
+    def body(self) -> Iterator[None]:
+        """The process is in the body: only now a soft time limit strikes."""
+        self._enter(BODY)
+        try:
+            yield
+        finally:
+            self._enter(NAMED)
+
+    def _enter(self, phase: int) -> None:
+        self.phase = phase
+        struct.pack_into("<q", self._memory, self._offset, phase)
+
+    def free(self) -> None:
+        self.phase = IDLE
+        self._pids[self._index] = 0
 
 
 board = Board()

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 import uuid
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from django.db.models import Count, DurationField, ExpressionWrapper, F, Max, Q, QuerySet
+from django.db import connections
+from django.db.models import Count, DurationField, ExpressionWrapper, F, QuerySet
 from django.db.models.functions import Now
 from django.utils.translation import gettext, ngettext
 
 from jobs import databases, instance
 from jobs.conf import conf
-from jobs.maintenance import rescue
 from jobs.models import ENDED, Job, Node, State
 from jobs.queues import paused as paused_queues
 from jobs.times import duration
 
 LIVE = (State.SCHEDULED, State.READY, State.RUNNING)
+
+#: Nobody counts further: of a long backlog it matters that it is long.
+MOST = 10_000
+
+#: For how long a dead worker is spoken of.
+RECENT = datetime.timedelta(days=1)
+
+#: The type of the error that a worker leaves which does not know the task (``lifecycle.postpone_unknown``).
+UNKNOWN = "NotRegistered"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,48 +60,140 @@ def workers(nodes: QuerySet[Node]) -> list[Worker]:
 
 def silence() -> dict[uuid.UUID, float]:
     """Seconds since the last beat of each node that ever beat."""
-    with databases.side() as side:
-        return rescue.read_silence(side)
+    vendor = connections[databases.home()].vendor
+    # Only on SQLite they are in another file; a second connection for each page would cost more than its queries.
+    source: Any = _beats if vendor == "sqlite" else connections[databases.home()]
+    with source.cursor() as cursor:
+        cursor.execute(f"SELECT node, {databases.EPOCH_NOW[vendor]} - at FROM jobs_beat")
+        return {uuid.UUID(str(node)): max(0.0, float(seconds)) for node, seconds in cursor.fetchall()}
+
+
+_beats = databases.SideDatabase()
+
+
+def late_after() -> float:
+    """Seconds that a job may wait for a free worker, or a due one for the maintenance, before somebody should look."""
+    return max(10.0, 5 * conf().POLL_INTERVAL)
+
+
+# What waits
+
+#: The first of the ready jobs of each queue and rank, found by steps through their index: never by reading all of them.
+_HEADS = """
+WITH RECURSIVE head(id) AS (
+    SELECT (SELECT id FROM jobs_job WHERE state = 'ready' ORDER BY queue, rank, run_at, id LIMIT 1)
+    UNION ALL
+    SELECT (
+        SELECT following.id FROM jobs_job AS following
+        WHERE following.state = 'ready' AND (following.queue, following.rank) > (job.queue, job.rank)
+        ORDER BY following.queue, following.rank, following.run_at, following.id LIMIT 1
+    )
+    FROM head JOIN jobs_job AS job ON job.id = head.id
+)
+SELECT job.id, (
+    SELECT count(*) FROM (
+        SELECT 1 FROM jobs_job AS ready
+        WHERE ready.state = 'ready' AND ready.queue = job.queue AND ready.rank = job.rank
+        ORDER BY ready.queue, ready.rank, ready.run_at, ready.id LIMIT %s
+    ) AS counted
+)
+FROM head JOIN jobs_job AS job ON job.id = head.id
+"""
+
+
+class Head(NamedTuple):
+    """The ready jobs of a queue and a rank."""
+
+    queue: str
+    rank: int
+    #: How long the oldest has waited.
+    seconds: float
+    #: How many there are; nobody counts beyond :data:`MOST`.
+    number: int
+
+
+def heads(using: str) -> list[Head]:
+    with connections[using].cursor() as cursor:
+        cursor.execute(_HEADS, [MOST])
+        counts = {uuid.UUID(str(key)): count for key, count in cursor.fetchall()}
+    rows = Job.objects.using(using).filter(pk__in=counts).annotate(age=_age("run_at"))
+    found = rows.values_list("pk", "queue", "rank", "age")
+    return [Head(queue, rank, _seconds(age), counts[key]) for key, queue, rank, age in found]
+
+
+def in_line(using: str) -> QuerySet[Job]:
+    """The ready jobs in the order in which they are claimed; so the planner takes their index, even to count a few."""
+    return Job.objects.using(using).filter(state=State.READY).order_by("queue", "rank", "run_at", "pk")
+
+
+def ready(queue: str) -> str:
+    """How many jobs of the queue are ready, for people."""
+    rows = [in_line(alias).filter(queue=queue) for alias in conf().DATABASES]
+    counts = [each[:MOST].count() for each in rows]
+    return at_least(sum(counts), MOST in counts)
+
+
+class Scheduled(NamedTuple):
+    queue: str
+    #: For how long it is due; negative for what is to come.
+    seconds: float
+    #: The task, if a worker that did not know it has put the job behind the others.
+    unknown: str | None
+
+
+def scheduled(using: str, limit: int) -> list[Scheduled]:
+    """Those that are due first."""
+    rows = Job.objects.using(using).filter(state=State.SCHEDULED).order_by("run_at").annotate(age=_age("run_at"))
+    return [
+        Scheduled(queue, age.total_seconds(), task if kind == UNKNOWN else None)
+        for queue, age, task, kind in rows.values_list("queue", "age", "task", "error__type")[:limit]
+    ]
 
 
 def gather(live: bool) -> dict[str, Any]:
-    """Summed up over all job databases. ``live`` leaves the ended jobs at None."""
+    """Summed up over all job databases. ``live`` leaves the ended jobs at None.
+
+    Of a queue's scheduled and ready jobs :data:`MOST` are counted; ``capped`` says that there may be more.
+    """
     states: dict[str, int | None] = {state: None if live and state in ENDED else 0 for state in State}
     queues: dict[str, dict[str, int]] = {}
     waiting_since: dict[str, float] = {}
+    capped: set[str] = set()
     marks: dict[str, dict[str, Any]] = {}
     running: Counter[uuid.UUID] = Counter()
+    unknown: Counter[str] = Counter()
     due, lag = 0, 0.0
-    paused = paused_queues()
+
+    def add(queue: str, state: State, count: int) -> None:
+        queues.setdefault(queue, dict.fromkeys(LIVE, 0))[state] += count
+        states[state] = (states[state] or 0) + count
+
     for alias in conf().DATABASES:
         mark = marks[alias] = dict(instance.marks(alias))
         mark["adopted"] = mark["marked_as"] in (None, mark["is"])
         rows = Job.objects.using(alias)
-        # One statement for each state: together they could not use their partial indexes.
-        for state in LIVE:
-            of_state = rows.filter(state=state)
-            if state == State.RUNNING:
-                grouped = list(of_state.values_list("queue", "node_id").annotate(Count("pk")))
-                for _, node, count in grouped:
-                    running[node] += count
-                found = [(queue, count, None, 0, None) for queue, _, count in grouped]
-            else:
-                waits = Q(dispatched_at=None) if state == State.READY else Q(run_at__lte=Now())
-                late = {"due": Count("pk", filter=waits), "late": _longest("run_at", filter=waits)}
-                found = list(of_state.values_list("queue").annotate(n=Count("pk"), age=_longest("run_at"), **late))
-            for queue, count, age, unpublished, lateness in found:
-                of_queue = queues.setdefault(queue, dict.fromkeys(LIVE, 0))
-                of_queue[state] += count
-                states[state] = (states[state] or 0) + count
-                if state == State.READY:
-                    waiting_since[queue] = max(waiting_since.get(queue, 0.0), _seconds(age))
-                if unpublished and queue not in paused:
-                    due += unpublished
-                    lag = max(lag, _seconds(lateness))
+        for head in heads(alias):
+            add(head.queue, State.READY, head.number)
+            waiting_since[head.queue] = max(waiting_since.get(head.queue, 0.0), head.seconds)
+            if head.number >= MOST:
+                capped.add(head.queue)
+        first = scheduled(alias, MOST)
+        for queue, count in Counter(each.queue for each in first).items():
+            add(queue, State.SCHEDULED, count)
+            if len(first) >= MOST:
+                capped.add(queue)
+        unknown.update(each.unknown for each in first if each.unknown is not None)
+        late = [each.seconds for each in first if each.seconds >= 0]
+        due, lag = due + len(late), max([lag, *late])
+        grouped = rows.filter(state=State.RUNNING).values_list("queue", "node_id").annotate(Count("pk"))
+        for queue, node, count in grouped:
+            add(queue, State.RUNNING, count)
+            running[node] += count
         if not live:
             for state, count in rows.filter(state__in=ENDED).values_list("state").annotate(Count("pk")):
                 states[state] = (states[state] or 0) + count
     listed, dead = nodes(running)
+    paused = paused_queues()
     # Those without a live job, too: an idle queue is not one that is gone.
     for name in (*paused, *(queue for node in listed if node["alive"] for queue in node["queues"])):
         queues.setdefault(name, dict.fromkeys(LIVE, 0))
@@ -99,9 +201,11 @@ def gather(live: bool) -> dict[str, Any]:
     return {
         "databases": marks,
         "jobs": {str(state): count for state, count in states.items()},
+        "capped": bool(capped),
         "queues": {
             name: {
                 **{str(state): count for state, count in queues[name].items()},
+                "capped": name in capped,
                 "oldest_ready_seconds": waiting_since.get(name),
                 "workers": consumed[name],
                 "paused": name in paused,
@@ -111,8 +215,14 @@ def gather(live: bool) -> dict[str, Any]:
         "nodes": listed,
         "dead_nodes": dead,
         "oldest_ready_seconds": max(waiting_since.values(), default=None),
-        "relay": {"due": due, "lag_seconds": lag},
+        "due": {"count": due, "lag_seconds": round(lag, 3)},
+        "unknown_tasks": dict(unknown),
     }
+
+
+def at_least(count: int, capped: bool) -> str:
+    """A count, for people; with a plus sign if nobody counted further."""
+    return f"{count}+" if capped and count else str(count)
 
 
 def running_by_node() -> Counter[uuid.UUID]:
@@ -124,10 +234,10 @@ def running_by_node() -> Counter[uuid.UUID]:
 
 
 def nodes(running: Counter[uuid.UUID]) -> tuple[list[dict[str, Any]], int]:
-    """The workers that nobody declared dead, oldest first; and how many died of late, without signing off."""
-    rows = Node.objects.using(databases.home()).filter(Q(dead_at=None) | Q(signed_off=False))
-    found: list[Any] = workers(rows.annotate(age=_age("started_at")).defer("tasks"))
-    listed = [worker for worker in found if worker.node.dead_at is None]
+    """The workers that nobody declared dead, oldest first; and how many died in the last day, without signing off."""
+    rows = Node.objects.using(databases.home())
+    listed: list[Any] = workers(rows.filter(dead_at=None).annotate(age=_age("started_at")).defer("tasks"))
+    died = rows.filter(dead_at__gt=Now() - RECENT, signed_off=False).count()
     return [
         {
             "id": str(worker.node.pk),
@@ -136,7 +246,6 @@ def nodes(running: Counter[uuid.UUID]) -> tuple[list[dict[str, Any]], int]:
             "version": worker.node.version,
             "pool": worker.node.pool,
             "concurrency": worker.node.concurrency,
-            "relay_error": worker.node.relay_error,
             "queues": worker.node.queues,
             "age_seconds": _seconds(worker.node.age),
             "beat_seconds": round(worker.silence, 3) if math.isfinite(worker.silence) else None,
@@ -146,15 +255,11 @@ def nodes(running: Counter[uuid.UUID]) -> tuple[list[dict[str, Any]], int]:
             "running": running[worker.node.pk],
         }
         for worker in listed
-    ], len(found) - len(listed)
-
-
-def _longest(since: str, filter: Q | None = None) -> Any:
-    """An aggregate: the age of the oldest, by the database's clock."""
-    return Max(_age(since), filter=filter)
+    ], died
 
 
 def _age(since: str) -> Any:
+    """By the database's clock."""
     return ExpressionWrapper(Now() - F(since), output_field=DurationField())
 
 
@@ -180,7 +285,7 @@ def remarks(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
         if queue["paused"]:
             yield "paused", gettext("%(queue)s: is paused; manage.py jobs resume %(queue)s") % {"queue": name}
             continue
-        if waited is None or waited < conf().GRACE:
+        if waited is None or waited < late_after():
             continue
         if not workers:
             says = gettext("%(queue)s: the oldest ready job has waited %(time)s, and no worker consumes its queue")
@@ -202,7 +307,18 @@ def remarks(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
             )
         kind = "busy" if workers and queue["running"] else "starving"
         yield kind, says % {"queue": name, "time": duration(waited), "workers": workers, "running": queue["running"]}
-    for node in found["nodes"]:
-        if node["relay_error"]:
-            values = {"host": node["hostname"], "id": node["id"][:8], "error": node["relay_error"]}
-            yield "relay", gettext("%(host)s (%(id)s) cannot publish: %(error)s") % values
+    due = found["due"]
+    if due["lag_seconds"] > late_after():
+        says = ngettext(
+            "%(number)s job is due since %(time)s, and no worker has made it ready",
+            "%(number)s jobs are due, the oldest since %(time)s, and no worker has made them ready",
+            due["count"],
+        )
+        yield "overdue", says % {"number": due["count"], "time": duration(due["lag_seconds"])}
+    for task, number in found["unknown_tasks"].items():
+        says = ngettext(
+            "%(task)s: %(number)s job waits for a worker that knows this task",
+            "%(task)s: %(number)s jobs wait for a worker that knows this task",
+            number,
+        )
+        yield "unknown_task", says % {"task": task, "number": number}

@@ -1,4 +1,4 @@
-"""The process beside a worker: it beats for the node, gives back what fell, relays and prunes.
+"""The process beside a worker: it beats for the node, hears rings, gives back what fell, and watches the time.
 
 It is a process of its own because every other place stops beating at the wrong time: a timer with a blocked
 event loop (``-P solo``, soft shutdown), a thread breaks the forks of the pool, a pool child has work to do.
@@ -20,6 +20,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -27,22 +28,21 @@ from typing import Any
 from django.db import Error, connections
 from django.db.models.functions import Coalesce, Now
 
-from jobs import __version__, databases, instance, lifecycle, strays
-from jobs.arguments import scrub
-from jobs.board import Board, board, is_alive
+from jobs import __version__, databases, instance, lifecycle, listener
+from jobs.board import BODY, IDLE, LONG, Board, Occupied, board, is_alive
 from jobs.conf import conf
 from jobs.databases import SideDatabase
 from jobs.instance import NotAdopted
 from jobs.maintenance import rescue
+from jobs.maintenance.clock import Clock
 from jobs.maintenance.prune import Prune
-from jobs.maintenance.relay import Relay
 from jobs.maintenance.tally import Count
 from jobs.models import Node
 
 logger = logging.getLogger("jobs")
 
-#: Seconds between two looks at the pool's processes.
-LOOK = 0.25
+#: Seconds between two looks at the pool's processes: at their deaths, and at their time limits.
+LOOK = 0.2
 
 #: Seconds of one round of pruning; the rest waits for the next round.
 PRUNE_BUDGET = 2.0
@@ -88,6 +88,7 @@ class Companion:
     ) -> None:
         self.app = app
         self.board = board
+        #: Read from the board from then on.
         self.queues = queues
         self.tasks = tasks
         self.pool = pool
@@ -101,8 +102,7 @@ class Companion:
         """Fork the supervisor. Call it before anything else in this process forks or holds a connection."""
         self.board.node = uuid.uuid4()
         self.board.wipe()
-        #: Where the main process puts messages aside.
-        self.directory = strays.directory_of(self.app, self._main)
+        self.board.queues = self.queues
         connections.close_all()
         pipe, self._pipe = os.pipe()
         self._ready, ready = os.pipe()
@@ -157,6 +157,9 @@ class Companion:
             return
         os.close(self._pipe)
         self._pipe = -1
+        if any(slot.pid == self._main and slot.phase != IDLE for slot in self.board.occupied()):
+            # Threads in their bodies: they end with this process, and the companion gives their jobs back then.
+            return
         deadline = time.monotonic() + LAST_WAIT + 2
         while time.monotonic() < deadline:
             try:
@@ -219,9 +222,11 @@ def _supervise(handle: Companion, pipe: int, ready: int) -> None:
 
 
 class _Process:
-    """Three threads, each with connections of its own, so that none waits for another's queries.
+    """Threads with connections of their own, so that none waits for another's queries.
 
-    The main one beats and listens to the worker. ``rescue`` settles what fell. ``relay`` publishes and prunes.
+    The main one beats and listens to the worker. ``watch`` looks at the pool's processes, and needs no database.
+    ``rescue`` settles what fell. ``clock`` does what time brings, and polls. ``tidy`` prunes and counts. One more for
+    each database hears rings.
     """
 
     def __init__(self, handle: Companion, pipe: int, ready: int) -> None:
@@ -235,20 +240,22 @@ class _Process:
         #: The worker consumes from others than the node's row says, or stops.
         self._is_other = self.board.stopping_for is not None
         self._unread = b""
-        self._revoked: SimpleQueue[uuid.UUID] = SimpleQueue()
+        #: What to cancel, by id or by stamps, and the signal that ends its process.
+        self._revoked: SimpleQueue[tuple[uuid.UUID | dict[str, list[Any]], int | None]] = SimpleQueue()
+        self._is_prefork = handle.pool == "prefork"
         self._last_look = time.monotonic()
         #: The database is ours: maintenance may begin.
         self._admitted = threading.Event()
         self._stopping = threading.Event()
         self._fell = threading.Event()
-        self._due = threading.Event()
 
     def main(self) -> None:
         threads = [
             threading.Thread(target=target, name=f"jobs-{target.__name__}", daemon=True)
-            for target in (self._rescue, self._relay)
+            for target in (self._watch, self._rescue, self._clock, self._tidy)
         ]
-        for thread in threads:
+        listeners = [listener.listener_of(alias, self._stopping) for alias in conf().DATABASES]
+        for thread in [*threads, *filter(None, listeners)]:
             thread.start()
         threading.Thread(target=self._guard, name="jobs-guard", daemon=True).start()
         next_beat = 0.0
@@ -261,14 +268,11 @@ class _Process:
                 # A beat that failed is repeated soon: nothing is claimed here as long as the node is silent.
                 pause = conf().HEARTBEAT if self._try(self._beat) else min(1.0, conf().HEARTBEAT)
                 next_beat = time.monotonic() + pause
-            if self.own.has_dead():
-                self._fell.set()
             if not all(thread.is_alive() for thread in threads):
                 raise RuntimeError("a thread of the companion ended")
         self._stopping.set()
         self._admitted.set()
         self._fell.set()
-        self._due.set()
         for thread in threads:
             thread.join(LAST_WAIT)
         self._sign_off()
@@ -285,27 +289,60 @@ class _Process:
         *lines, self._unread = self._unread.split(b"\n")
         for line in lines:
             note = json.loads(line)
-            # These two need no database, and have to be known before the death that they announce is seen.
+            # These need no database, and have to be known before the death that they announce is seen.
             if "stopping" in note:
                 self.board.note_stop()
                 self._is_other = True
             elif "ending" in note:
                 self.board.note_end()
                 self._is_other = True
-            elif "queue" in note:
-                self._note_queue(note["queue"], note["consumed"])
-            elif "ended" in note:
-                self.own.expect_end(uuid.UUID(note["ended"]), note["why"], note.get("limit", 0.0))
-            else:
-                if "revoked" in note:
-                    self._revoked.put(uuid.UUID(note["revoked"]))
+            elif "queues" in note:
+                self._is_other = True
+            elif "revoked" in note:
+                key = uuid.UUID(note["revoked"])
+                if note["signal"] is not None:
+                    self._terminate(key, note["signal"])
+                self._revoked.put((key, note["signal"]))
+                self._fell.set()
+            elif "stamps" in note:
+                self._revoked.put((note["stamps"], note["signal"]))
                 self._fell.set()
         return bool(data)
 
-    def _note_queue(self, name: str, consumed: bool) -> None:
-        others = {*self.handle.queues} - {name}
-        self.handle.queues = sorted(others | {name} if consumed else others)
-        self._is_other = True
+    def _terminate(self, key: uuid.UUID, number: int) -> None:
+        """``revoke(terminate=True)``: end the process that runs the job, and with it the job."""
+        for slot in self.board.occupied():
+            if slot.has_job and slot.job == key and self._is_prefork:
+                self._end_run(slot, "revoked", "revoked at the worker", number)
+
+    def _end_run(self, slot: Occupied, why: str, text: str, number: int = signal.SIGKILL) -> None:
+        # Race: the process may have another job by now.
+        now = self.board.read(slot.index)
+        if (now.pid, now.job, now.lease) == (slot.pid, slot.job, slot.lease):
+            self.own.expect_end(slot, why, text)
+            with suppress(ProcessLookupError):
+                os.kill(slot.pid, number)
+
+    def _enforce_limits(self, slots: list[Occupied]) -> None:
+        """Time limits are the companion's: no event loop has to be alive for them."""
+        now = time.monotonic()
+        for slot in slots:
+            if not slot.has_job:
+                continue
+            if 0 < slot.hard_at < now and not slot.is_dead:
+                limit = round(slot.hard_at - slot.began, 3)
+                task = self.board.text(slot).get("name")
+                about = self.board.about("timed_out", job=str(slot.job), task=task)
+                logger.error("the job %s ran longer than its hard time limit of %s s", slot.job, limit, extra=about)
+                self._end_run(slot, "timed_out", f"TimeLimitExceeded({limit:g})")
+            elif 0 < slot.soft_at < now and slot.phase == BODY:
+                # Again and again: the process takes it once, and only in the body.
+                with suppress(ProcessLookupError):
+                    os.kill(slot.pid, signal.SIGUSR1)
+
+    def _holds_up(self, slot: Occupied) -> bool:
+        """Whether something waits behind a body that takes long."""
+        return bool(slot.has_job and slot.batch and time.monotonic() - slot.began > LONG)
 
     def _is_overdue(self) -> bool:
         """Whether what still runs has to give up."""
@@ -321,7 +358,7 @@ class _Process:
         its SIGTERM or waits to be read.
         """
         self.board.note_end()
-        pids = {slot.pid for slot in self.board.occupied()}
+        pids = {slot.pid for slot in self.board.occupied() if slot.phase != IDLE}
         if (self.board.ending_for or 0.0) > COLD_TIMEOUT:
             logger.error("the worker does not end: it is killed", extra=self.board.about("stop_forced"))
             pids.add(self.handle._main)
@@ -356,7 +393,7 @@ class _Process:
             stopping_at = None if self.board.stopping_for is None else Coalesce("stopping_at", Now())
             for alias in conf().DATABASES:
                 node = Node.objects.using(alias).filter(pk=self.board.node)
-                node.update(queues=self.handle.queues, stopping_at=stopping_at)
+                node.update(queues=self.board.queues, stopping_at=stopping_at)
             self._is_other = False
         return True
 
@@ -374,7 +411,7 @@ class _Process:
                 defaults={
                     "hostname": socket.gethostname(),
                     "pid": self.handle._main,
-                    "queues": self.handle.queues,
+                    "queues": self.board.queues,
                     "tasks": self.handle.tasks,
                     "version": __version__,
                     "pool": self.handle.pool,
@@ -391,9 +428,9 @@ class _Process:
         if not self.registered and not self._try(self._admit):
             return
         deadline = time.monotonic() + LAST_WAIT
-        while time.monotonic() < deadline and any(is_alive(slot.pid) for slot in self.board.occupied()):
+        while time.monotonic() < deadline and self._runs():
             select.select([], [], [], 0.02)
-        if any(is_alive(slot.pid) for slot in self.board.occupied()):
+        if self._runs():
             # Bodies outlive their parent: nobody may run their jobs yet. Rescue waits for the beat to stand still.
             return
         if self.board.stopping_for is not None:
@@ -403,26 +440,34 @@ class _Process:
         for alias in conf().DATABASES:
             self._try(partial(rescue.give_back_all, alias))
         self._try(lambda: rescue.delete_beat(self.side, self.board.node))
-        self._try(lambda: strays.keep_all(self.handle.directory))
-        strays.drop(self.handle.directory)
 
-    # The two others
+    def _runs(self) -> bool:
+        return any(slot.phase != IDLE and is_alive(slot.pid) for slot in self.board.occupied())
+
+    # The others
+
+    def _watch(self) -> None:
+        """A beat may hang: behind a dead link, or on SQLite behind a long body. Time limits are kept all the same."""
+        while not self._stopping.wait(LOOK):
+            slots = self.board.occupied()
+            if self._is_prefork:
+                self._enforce_limits(slots)
+            if any(slot.is_dead or self._holds_up(slot) for slot in slots):
+                self._fell.set()
 
     def _rescue(self) -> None:
         watch = rescue.Rescue(SideDatabase(), lambda: self.board.node)
         next_watch = 0.0
         self._admitted.wait()
-        self._try(lambda: strays.keep_orphans(self.handle.app))
         while not self._stopping.is_set():
             self._fell.clear()
             self._try(self._revoke)
-            self._try(lambda: strays.keep_all(self.handle.directory))
-            if self._try(self.own.settle_dead):
-                self._due.set()
+            self._try(self.own.settle_dead)
+            self._try(self.own.give_back_waiting)
             if time.monotonic() >= next_watch:
                 next_watch = time.monotonic() + conf().HEARTBEAT
-                if self.registered and self._try(self.own.hand_back_orphans):
-                    self._due.set()
+                if self.registered:
+                    self._try(self.own.hand_back_orphans)
                 self._try(watch.run_once)
             self._fell.wait(max(0.0, next_watch - time.monotonic()))
 
@@ -430,41 +475,37 @@ class _Process:
         """Cancel jobs that the worker was told to drop by remote control."""
         why = ("Revoked", "revoked at the worker")
         while not self._revoked.empty():
-            key = self._revoked.get()
+            what, number = self._revoked.get()
             try:
                 for alias in conf().DATABASES:
-                    # Race: the run may go back to wait between the first two.
-                    cancel = partial(lifecycle.cancel, key, alias, *why)
-                    _ = cancel() or lifecycle.ask_to_end(key, alias, *why) or cancel()
+                    for key in lifecycle.stamped(alias, what) if isinstance(what, dict) else [what]:
+                        # Race: the run may go back to wait between the first two.
+                        cancel = partial(lifecycle.cancel, key, alias, *why)
+                        asked = cancel() or lifecycle.ask_to_end(key, alias, *why) or cancel()
+                        if asked and isinstance(what, dict) and number is not None:
+                            self._terminate(key, number)
             except Error:
-                self._revoked.put(key)
+                self._revoked.put((what, number))
                 raise
 
-    def _relay(self) -> None:
-        relay, prune = Relay(self.handle.app), Prune(SideDatabase())
-        count = Count(lambda: self.board.node)
-        next_prune = next_count = 0.0
-        said: tuple[uuid.UUID, str | None] = (self.board.node, None)
+    def _clock(self) -> None:
+        tick = Clock()
         self._admitted.wait()
         while not self._stopping.is_set():
-            self._due.clear()
-            self._try(relay.run_once)
-            now = (self.board.node, relay.trouble)
-            if now != said and self.registered and self._try(partial(self._say_trouble, relay.trouble)):
-                said = now
+            self._try(tick.run_once)
+            self._stopping.wait(conf().POLL_INTERVAL)
+
+    def _tidy(self) -> None:
+        prune, count = Prune(SideDatabase(), lambda: self.board.node), Count(lambda: self.board.node)
+        next_prune = next_count = 0.0
+        self._admitted.wait()
+        while not self._stopping.wait(max(1.0, min(next_prune, next_count) - time.monotonic())):
             if time.monotonic() >= next_prune:
                 next_prune = time.monotonic() + conf().PRUNE_INTERVAL
                 self._try(lambda: prune.run_once(budget=PRUNE_BUDGET))
             if self.registered and time.monotonic() >= next_count:
                 next_count = time.monotonic() + COUNT_INTERVAL
                 self._try(count.run_once)
-            self._due.wait(conf().RELAY_INTERVAL)
-
-    def _say_trouble(self, trouble: str | None) -> bool:
-        """Why jobs that are due are not published is for people to read, on the page of such a job."""
-        for alias in conf().DATABASES:
-            Node.objects.using(alias).filter(pk=self.board.node).update(relay_error=trouble and scrub(trouble, 1000))
-        return True
 
     def _try(self, action: Callable[[], Any]) -> Any:
         """Nothing that goes wrong in one tick stops the next."""

@@ -28,6 +28,9 @@ class Settings:
     #: a prefix. Celery's built-ins (``celery.*``) always stay stock.
     EXCLUDE: Sequence[str] = ()
 
+    #: How many jobs a process claims in one statement, at the most. It claims as many as it expects to run in 50 ms.
+    CLAIM_BATCH: int = 100
+
     #: How often a worker proves that it is alive.
     HEARTBEAT: float = 3.0
 
@@ -41,13 +44,9 @@ class Settings:
     #: as the bodies need.
     STOP_TIMEOUT: float | None = None
 
-    #: How often due jobs (countdown, eta, retries) and jobs that were not published are published.
-    #: This is also how late a due job may be.
-    RELAY_INTERVAL: float = 1.0
-
-    #: A job that was published this long ago and has not started may have lost its message; it is
-    #: published again if the broker's queue shows that the message is gone. Doubles per copy.
-    GRACE: float = 20.0
+    #: How often a worker looks for what has come due (countdown, eta, retries), and for jobs of which no ring told it.
+    #: No job waits longer than this for a worker that is free.
+    POLL_INTERVAL: float = 1.0
 
     #: How often finished jobs are pruned.
     PRUNE_INTERVAL: float = 60.0
@@ -58,7 +57,7 @@ class Settings:
     #: Jobs that ended ``failed`` are deleted after this time; None keeps them.
     RETENTION_FAILED: float | None = 30 * 86400.0
 
-    #: How many rows one statement of the relay, of rescue or of prune touches at the most.
+    #: How many rows one statement of the maintenance touches at the most.
     BATCH: int = 500
 
     #: A job whose body killed its process this often ends ``failed``. A task's own ``max_crashes`` wins.
@@ -88,22 +87,6 @@ class Settings:
     #: A job's arguments, as JSON, may be this long.
     MAX_ARGS_BYTES: int = 256 * 1024
 
-    #: ``"inline"`` publishes in the caller's process right after the commit, ``"relay"`` leaves all
-    #: publishing to the workers (no broker connection in web processes, up to RELAY_INTERVAL later).
-    PUBLISH: str = "inline"
-
-    #: How long the publish after a commit may wait for a connection to the broker.
-    PUBLISH_CONNECT_TIMEOUT: float = 0.3
-
-    #: How long one read or write of that publish may take.
-    PUBLISH_TIMEOUT: float = 0.5
-
-    #: A transaction with very many jobs stops publishing them itself after this time; the relay goes on.
-    PUBLISH_BUDGET: float = 0.5
-
-    #: After a failed publish this process leaves publishing to the relay for this long.
-    BREAKER: float = 30.0
-
     #: The dotted path of ``redact(task, name, value)``, which returns what people may see of an argument, or of the
     #: ``"result"``, in the admin and by the commands. What is stored stays as it is. An argument that was passed by its
     #: place and whose name is not known here comes as its number: ``"0"``. None: everything is shown.
@@ -123,7 +106,7 @@ class Settings:
 
 
 #: Keys whose values are checked one by one.
-NO_NUMBERS = ("DATABASES", "EXCLUDE", "PUBLISH", "INSTANCE", "LOCK_CACHE", "METRICS_TOKEN", "REDACT", "TRACE")
+NO_NUMBERS = ("DATABASES", "EXCLUDE", "INSTANCE", "LOCK_CACHE", "METRICS_TOKEN", "REDACT", "TRACE")
 
 #: Numbers that may be None.
 NULLABLE = ("STOP_TIMEOUT", "RETENTION", "RETENTION_FAILED", "MARKER_RETENTION")
@@ -165,8 +148,6 @@ def problems() -> list[str]:
         found.append(f"JOBS['REDACT'] must be the dotted path of a function, or None, not {values.REDACT!r}.")
     if values.METRICS_TOKEN is not None and not (isinstance(values.METRICS_TOKEN, str) and values.METRICS_TOKEN):
         found.append("JOBS['METRICS_TOKEN'] must be text that nobody guesses, or None.")
-    if values.PUBLISH not in ("inline", "relay"):
-        found.append(f"JOBS['PUBLISH'] must be 'inline' or 'relay', not {values.PUBLISH!r}.")
     if values.TRACE not in ("link", "child", None):
         found.append(f"JOBS['TRACE'] must be 'link' or 'child', or None, not {values.TRACE!r}.")
     for alias in values.DATABASES if not found else ():

@@ -8,8 +8,12 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from jobs.board import Slot
     from jobs.models import Job
     from jobs.run import Run
+
+#: The job that the worker is about to run, and the slot in which it says so; Celery's tracer stands in between.
+claimed: ContextVar[tuple[Job, Slot] | None] = ContextVar("jobs.claimed", default=None)
 
 _run: ContextVar[Run | None] = ContextVar("jobs.current", default=None)
 
@@ -17,6 +21,13 @@ _run: ContextVar[Run | None] = ContextVar("jobs.current", default=None)
 def run() -> Run | None:
     """The run of the job that runs here; None outside of runs, and in threads that a body started."""
     return _run.get()
+
+
+def take_claimed() -> tuple[Job, Slot] | None:
+    """The job that this call is to run; None if the worker was given a message."""
+    here = claimed.get()
+    claimed.set(None)
+    return here
 
 
 def job() -> Job | None:

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from django.db import connections
-from django.db.models import Count, TextField
+from django.db.models import TextField
 from django.db.models.functions import Cast
 from django.utils import timezone
 
 from jobs import census
 from jobs.conf import conf
+from jobs.fields import first_id, time_of
 from jobs.histogram import added, percentile
-from jobs.lifecycle import now_plus
 from jobs.maintenance.tally import HOUR, MINUTE, QUARTER, floor, seconds
 from jobs.models import Job, State, Tally
 
@@ -26,6 +26,8 @@ PARTS = {"median": 0.5, "p95": 0.95, "p99": 0.99}
 
 #: Minutes over which the rate of a queue is taken.
 RATED = 10
+
+SECOND = datetime.timedelta(seconds=1)
 
 #: More series than that are shown as one.
 SERIES = 8
@@ -140,10 +142,7 @@ class Dashboard:
 
     def queues(self) -> list[dict[str, Any]]:
         """With their rates (jobs a minute), and how long it takes until all that is ready has run (seconds)."""
-        entered: Counter[str] = Counter()
-        for alias in conf().DATABASES:
-            fresh = Job.objects.using(alias).filter(created_at__gte=now_plus(-60 * RATED))
-            entered.update(dict(fresh.values_list("queue").annotate(Count("pk"))))
+        entered = self._entered()
         left: Counter[str] = Counter()
         begin = floor(self.now, MINUTE) - RATED * MINUTE
         for row in self.tallies if self.span.bar == MINUTE else _tallies(MINUTE, begin):
@@ -153,7 +152,7 @@ class Dashboard:
         for name in sorted({*self.found["queues"], *left}):
             queue = self.found["queues"].get(name, {})
             rate_out = left[name] / RATED
-            rate_in = entered[name] / RATED
+            rate_in = entered[name]
             spare = rate_out - rate_in
             ready = queue.get("ready", 0)
             is_worked = queue.get("workers", 0) and not queue.get("paused")
@@ -161,6 +160,7 @@ class Dashboard:
                 {
                     "name": name,
                     **{state: queue.get(state, 0) for state in ("scheduled", "ready", "running")},
+                    "capped": queue.get("capped", False),
                     "oldest": queue.get("oldest_ready_seconds"),
                     "workers": queue.get("workers", 0),
                     "paused": queue.get("paused", False),
@@ -170,6 +170,24 @@ class Dashboard:
                 }
             )
         return found
+
+    def _entered(self) -> dict[str, float]:
+        """Jobs a minute, of each queue; of very many calls the newest tell."""
+        begin = self.now - RATED * MINUTE
+        total: dict[str, float] = defaultdict(float)
+        for alias in conf().DATABASES:
+            rows = Job.objects.using(alias)
+            own = rows.filter(pk__gte=first_id(begin), pk__lt=first_id(self.now + HOUR), made_at=None).order_by("-pk")
+            for newest in (own, rows.filter(made_at__gte=begin).order_by("-made_at")):
+                found = list(newest.values_list("queue", "pk", "made_at")[: census.MOST])
+                since = begin
+                if len(found) == census.MOST:
+                    _, key, made_at = found[-1]
+                    since = made_at or time_of(key) or begin
+                passed = max(SECOND, self.now - since)
+                for queue, count in Counter(queue for queue, _, _ in found).items():
+                    total[queue] += count * MINUTE / passed
+        return total
 
 
 def _tallies(stretch: datetime.timedelta, begin: datetime.datetime) -> list[Counted]:

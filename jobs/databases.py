@@ -61,11 +61,17 @@ def home() -> str:
     return conf().DATABASES[0]
 
 
+def is_sqlite(alias: str) -> bool:
+    return connections[alias].vendor == "sqlite"
+
+
 def is_lost(exc: BaseException, alias: str) -> bool:
     """Whether ``exc`` means that the connection died, so that its transaction cannot have survived it.
 
     Ask before the end of the transaction: Django opens a new connection there, in place of the broken one.
     """
+    if sqlstate(exc) in REFUSES:
+        return True
     if not isinstance(exc, OperationalError | InterfaceError):
         return False
     connection = connections[alias]
@@ -76,6 +82,10 @@ def is_lost(exc: BaseException, alias: str) -> bool:
         return code.startswith(("08", "57P0"))
     return not is_interrupted(alias) and not connection.is_usable()
 
+
+#: PostgreSQL's codes of a server that takes no writes (after a failover), and of a session that it has ended. To Django
+#: both are internal errors, and the connection to the first one is sound: who keeps it sticks to a reader.
+REFUSES = ("25006", "25P03")
 
 #: PostgreSQL's codes: the wait for a lock took longer than lock_timeout; of two transactions one had to end.
 LOCK_NOT_AVAILABLE, SERIALIZATION_FAILURE, DEADLOCK = "55P03", "40001", "40P01"
@@ -138,6 +148,16 @@ def execute_apart(alias: str, sql: str, params: list[Any]) -> int:
             count = int(cursor.rowcount)
         connection.commit()
         return count
+    finally:
+        connection.close()
+
+
+@contextmanager
+def apart(alias: str) -> Iterator[BaseDatabaseWrapper]:
+    """A connection of its own for one block, in autocommit mode."""
+    connection = _new_connection(alias)
+    try:
+        yield connection
     finally:
         connection.close()
 
@@ -329,8 +349,8 @@ class SideDatabase:
             try:
                 with connection.cursor() as cursor:
                     yield cursor
-            except (OperationalError, InterfaceError):
-                if not connection.is_usable():
+            except Error as exc:
+                if sqlstate(exc) in REFUSES or not connection.is_usable():
                     self.close()
                 raise
 

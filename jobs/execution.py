@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import random
 import time
-import uuid
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, NoReturn
 
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
@@ -20,17 +20,16 @@ from django.db import (
     transaction,
 )
 
-from jobs import current, databases, idempotency, lifecycle, settlement, signals, strays, tracing
-from jobs.arguments import as_uuid
+from jobs import adoption, claims, current, databases, idempotency, lifecycle, settlement, signals, tracing
 from jobs.board import board
-from jobs.conf import conf
-from jobs.errors import Cancel, LostLease, NotSettled
+from jobs.calls import is_newer
+from jobs.errors import Cancel, LostLease
 from jobs.keys import fingerprint
 from jobs.locks import lock
-from jobs.message import is_newer
-from jobs.models import Job, State
+from jobs.models import Job
 from jobs.run import Run
 from jobs.syncpoints import reach
+from jobs.turns import turn
 
 logger = logging.getLogger("jobs")
 
@@ -39,7 +38,7 @@ RERUNS = (0.02, 0.1, 0.5, 2.0)
 
 
 def is_delivery(request: Any) -> bool:
-    """Whether this is the outermost call of a message that a worker received."""
+    """Whether this is the outermost call of what a worker was given: a claimed job, or a message by name."""
     return (
         request is not None
         and not request.called_directly
@@ -55,122 +54,63 @@ def current_run(task: Any) -> Run | None:
 
 
 def run(task: Any, request: Any, args: Any, kwargs: Any) -> Any:
-    """Run a delivered message: returns or raises what Celery is to make of it.
+    """Run a claimed job: returns or raises what Celery is to make of it. A message by name gets its row.
 
     Raises:
-        Ignore: there is nothing to do, or nothing more to say (duplicate, zombie, handback).
+        Ignore: there is nothing more to say (zombie, handback, adopted).
         Exception: what the body raised, after it was settled.
     """
-    header = getattr(request, "jobs", None)
-    is_ours = isinstance(header, dict)
-    using = header.get("db", databases.home()) if isinstance(header, dict) else databases.home()
-    job_id = as_uuid(request.id)
-    assert job_id is not None
-    with board.running(job_id) as slot, settlement.unmasked():
-        if not is_ours:
-            try:
-                using = _adopt(task.name, request, args, kwargs)
-            except (TypeError, ValueError, DataError, IntegrityError) as exc:
-                return _run_stock(task, request, args, kwargs, exc)
-        reach("before_claim")
-        began = time.time_ns()
-        job = _claim(task, job_id, using)
-        if job is None:
-            _unclaimed(task, job_id, using)
-        slot.lease(job.lease)
-        reach("after_claim")
-        run = Run(task, request, job)
+    claimed = current.take_claimed()
+    if claimed is None:
+        return _adopt(task, request, args, kwargs)
+    job, slot = claimed
+    with settlement.unmasked():
+        run = Run(task, request, job, slot)
         request.jobs_run = run
+        reach("after_claim")
+        began = time.time_ns()
         try:
             with tracing.processing(run, began):
                 if is_newer(job.options):
                     _leave_to_newer(run)
                 run.log(logging.DEBUG, "started", "started")
-                signals.started.tell(job, using)
+                signals.started.tell(job, run.using)
                 with current.running(run):
                     return _exclusively(run)
         finally:
-            settlement.quietly(lambda: databases.tidy(using))
+            settlement.quietly(lambda: databases.tidy(run.using))
+
+
+#: Seconds until a job is tried again that only a later release can run.
+NEWER_PAUSE = 5.0
 
 
 def _leave_to_newer(run: Run) -> NoReturn:
-    """The message was older than its row: a retry by the code of a later release wrote it anew."""
-    settlement.write(run, lambda: lifecycle.hand_back(run.job, strays.UNKNOWN_PAUSE))
+    settlement.write(run, lambda: lifecycle.hand_back(run.job, NEWER_PAUSE))
     run.report(logging.WARNING, "left to the workers of a later release", "handed_back")
     raise Ignore()
 
 
-#: How a message comes to its queue.
-ADDRESS = ("exchange", "routing_key", "priority")
-
-
-def _take_from_row(request: Any, job: Job) -> None:
-    """The row wins over the message, which may be an old copy."""
-    embed, publish = job.options["embed"], job.options["publish"]
-    address = {name: publish[name] for name in ADDRESS if name in publish}
-    request.update(
-        {
-            **job.headers,
-            "headers": request._get_custom_headers(job.headers),
-            "expires": job.expires_at and job.expires_at.isoformat(),
-            "args": job.args,
-            "kwargs": job.kwargs,
-            "retries": job.retries,
-            "callbacks": embed.get("callbacks"),
-            "errbacks": embed.get("errbacks"),
-            "chain": embed.get("chain"),
-            "chord": embed.get("chord"),
-            # A retry goes where the row says by now, and not where this message came from.
-            "delivery_info": (request.delivery_info or {}) | address,
-        }
-    )
-
-
-def _claim(task: Any, job_id: uuid.UUID, using: str) -> Job | None:
-    """Claim, over a connection that the server may have closed since the last task.
-
-    A node that could not beat for half of the time after which it is dead claims nothing: others may be about to
-    call it dead.
+def _adopt(task: Any, request: Any, args: Any, kwargs: Any) -> Any:
+    """A message that no ``delay()`` of ours made gets its row, and is acknowledged after that.
 
     Raises:
-        NotSettled: the database is away. The companion has the job published again when it is back, or gives it back
-            if it was claimed and only the answer got lost; if this worker ends first, the job waits for its grace.
-    """
-    reason = ""
-    for pause in settlement.RECONNECT:
-        time.sleep(pause)
-        if board.silence > conf().DEAD_AFTER / 2:
-            reason = f"this node could not beat for {board.silence:.1f} s"
-            continue
-        try:
-            return lifecycle.claim(job_id, board.node, using)
-        except (OperationalError, InterfaceError) as exc:
-            reason = str(exc)
-            databases.drop(using)
-    logger.error(
-        "%s[%s] cannot be claimed, there is no database: %s",
-        task.name,
-        job_id,
-        reason,
-        extra={"action": "claim_failed", "job": str(job_id), "task": task.name, "node": str(board.node)},
-    )
-    raise NotSettled(reason)
-
-
-def _adopt(task: str, request: Any, args: Any, kwargs: Any) -> str:
-    """A message that no ``delay()`` of ours made gets its row. Race: of several copies, one inserts.
-
-    Raises:
+        Ignore: it has its row.
         Reject: the database is away; nothing but the message knows of this job, so it goes back to the broker.
-        TypeError, ValueError: what it carries cannot be kept.
     """
+    error: Exception
     for pause in settlement.RECONNECT:
         time.sleep(pause)
         try:
-            return strays.adopt(task, request, args, kwargs)
+            with settlement.unmasked():
+                adoption.adopt(task.name, request, args, kwargs)
         except (OperationalError, InterfaceError) as exc:
             error = exc
             databases.drop(databases.job_alias())
+        except (TypeError, ValueError, DataError, IntegrityError) as exc:
+            return _run_stock(task, request, args, kwargs, exc)
+        else:
+            raise Ignore("it is a job now")
     raise Reject(str(error), requeue=True)
 
 
@@ -187,31 +127,6 @@ def _run_stock(task: Any, request: Any, args: Any, kwargs: Any, exc: Exception) 
     )
     request.jobs_run = False
     return task.run(*args, **kwargs)
-
-
-def _unclaimed(task: Any, job_id: uuid.UUID, using: str) -> NoReturn:
-    """Nobody claimed: say why, and see that a job that should run gets another message."""
-    try:
-        job = Job.objects.using(using).filter(pk=job_id).first()
-        if job is not None and job.state == State.READY:
-            # Expired (the relay cancels it), or of a paused queue (it is published when that is resumed), or this node
-            # was declared dead and has not yet a new id.
-            lifecycle.release_message(job_id, using)
-    except (OperationalError, InterfaceError) as exc:
-        databases.drop(using)
-        raise NotSettled(str(exc)) from exc
-    # Not the node of the row: it is this one that got the message.
-    fields: dict[str, Any] = {"action": "duplicate", "job": str(job_id), "task": task.name, "node": str(board.node)}
-    if job is not None:
-        fields |= {"queue": job.queue, "lease": job.lease}
-    if job is None:
-        logger.info("job %s is gone: pruned, or its transaction rolled back", job_id, extra=fields)
-    elif job.state == State.READY:
-        text = "job %s may not be claimed now; it is published again when it may"
-        logger.info(text, job_id, extra={**fields, "action": "unclaimed"})
-    else:
-        logger.info("job %s is %s: a duplicate message", job_id, job.state, extra=fields)
-    raise Ignore()
 
 
 def _exclusively(run: Run) -> Any:
@@ -250,12 +165,19 @@ def _attempt(run: Run, may_repeat: bool) -> Any:
     job = run.job
     entered = settled = lost = False
     try:
-        _take_from_row(run.request, job)
-        with transaction.atomic(using=run.using) if run.task.atomic else nullcontext():
+        # Each attempt has its own: a body may change them.
+        args, kwargs = copy.deepcopy(job.args), copy.deepcopy(job.kwargs)
+        run.request.update(args=args, kwargs=kwargs)
+        with _transaction(run):
             entered = True
             try:
                 source = _leave_marker(run)
-                result = source.result if source is not None else run.task.run(*job.args, **job.kwargs)
+                if source is not None:
+                    result = source.result
+                else:
+                    run.began = time.monotonic()
+                    with run.slot.body():
+                        result = run.task.run(*args, **kwargs)
                 if run.planned is not None:
                     # retry(throw=False) and a normal return.
                     raise Retry(exc=None, when=None)
@@ -263,7 +185,7 @@ def _attempt(run: Run, may_repeat: bool) -> Any:
                 stored = settlement.storable(run, result)
                 reach("before_commit")
                 settled = True
-                if not (lifecycle.succeed(job, stored) if source is None else lifecycle.succeed_like(job, source)):
+                if not _complete(run, stored, source):
                     raise LostLease("this run lost its lease; its transaction is rolled back")
                 reach("after_completion")
             except BaseException as exc:
@@ -297,6 +219,22 @@ def _attempt(run: Run, may_repeat: bool) -> Any:
     # At INFO Celery says so itself, with the runtime and the result.
     run.report(logging.DEBUG, "succeeded", "succeeded")
     return result
+
+
+def _complete(run: Run, stored: Any, source: Job | None) -> bool:
+    if source is not None:
+        return lifecycle.succeed_like(run.job, source)
+    return claims.succeed(run.job, stored, time.monotonic() - run.began)
+
+
+def _transaction(run: Run) -> AbstractContextManager[Any]:
+    """The transaction of the body and its completion; on SQLite the worker's processes take turns."""
+    with ExitStack() as stack:
+        if run.task.atomic:
+            stack.enter_context(turn(run.using))
+            # If it cannot begin, the turn is over.
+            stack.enter_context(transaction.atomic(using=run.using))
+        return stack.pop_all()
 
 
 def _look_after(run: Run) -> None:

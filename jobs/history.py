@@ -4,39 +4,60 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from typing import Any
 
 from django.db import transaction
-from django.db.models import Exists, OuterRef, QuerySet
+from django.db.models import BooleanField, Exists, ExpressionWrapper, OuterRef, Q, TextField
+from django.db.models.expressions import RawSQL
+from django.db.models.functions import Cast
 
 from jobs import databases
+from jobs.conf import conf
 from jobs.lifecycle import now_plus
-from jobs.models import ENDED, Action, Job, Marker
+from jobs.models import ENDED, Action, Job, Marker, State
+
+#: Where a walk through history is: ``finished_at`` as the database writes it, and the id. SQLite compares moments as
+#: texts, and a moment that Django wrote again would be another text.
+Place = tuple[str, uuid.UUID]
 
 
-def ended(using: str, states: Sequence[str], age: float) -> QuerySet[Job]:
-    """Jobs that ended ``age`` seconds ago, oldest first; not those whose result a marker points at."""
-    assert set(states) <= set(ENDED)
-    rows = Job.objects.using(using).filter(
-        state__in=states, finished_at__lt=now_plus(-age), created_at__lt=now_plus(-age)
-    )
+def over(using: str) -> Any:
+    """A condition: the retention is over, and no marker points at the result."""
     # Not by ``marker_key``, which the row of an adopted job lacks.
-    return rows.filter(~Exists(Marker.objects.using(using).filter(job=OuterRef("pk")))).order_by("created_at")
+    return _old() & ~Exists(Marker.objects.using(using).filter(job=OuterRef("pk")))
 
 
-def delete_ended(using: str, states: Sequence[str], age: float, limit: int, window: float | None = None) -> int:
-    """Delete one batch, of jobs that were created in the last ``window`` seconds if it is given.
+def _old() -> Q:
+    found = Q(pk__in=())
+    for states, age in _retentions().items():
+        found |= Q(state__in=states, finished_at__lt=now_plus(-age))
+    return found
 
-    Race with a replay: the rows are locked, and one that is locked already is left for another time.
-    """
-    rows = ended(using, states, age)
-    if window is not None:
-        rows = rows.filter(created_at__gte=now_plus(-window))
-    # In order, and so by the index.
-    if not rows.values_list("pk")[:1]:
-        return 0
+
+def _retentions() -> dict[tuple[State, ...], float]:
+    """For how many seconds ended jobs are kept; what is kept for ever is left out."""
+    every = {(State.SUCCEEDED, State.CANCELLED): conf().RETENTION, (State.FAILED,): conf().RETENTION_FAILED}
+    return {states: age for states, age in every.items() if age is not None}
+
+
+def walk(using: str, behind: Place | None, limit: int) -> Any:
+    """The next ended jobs, oldest first, with ``place`` and ``is_over``. What it passes over is read, and counts."""
+    rows, ages = Job.objects.using(using), _retentions().values()
+    rows = rows.filter(finished_at__lt=now_plus(-min(ages))) if ages else rows.none()
+    if behind is not None:
+        at = RawSQL("%s", [behind[0]])
+        rows = rows.filter(Q(finished_at__gt=at) | Q(pk__gt=behind[1]), finished_at__gte=at)
+    return rows.order_by("finished_at", "pk").annotate(
+        place=Cast("finished_at", TextField()), is_over=ExpressionWrapper(over(using), BooleanField())
+    )[:limit]
+
+
+def delete_old(keys: Sequence[uuid.UUID], using: str) -> int:
+    """Race with a replay: the rows are locked, and one that is locked already is left for another time."""
     with transaction.atomic(using=using):
-        ids = list(databases.free(rows).values_list("pk", flat=True)[:limit])
-        return _delete(ids, using, states) if ids else 0
+        rows = databases.free(Job.objects.using(using).filter(_old(), pk__in=keys))
+        locked = list(rows.values_list("pk", flat=True))
+        return _delete(locked, using) if locked else 0
 
 
 #: Seconds in which the message of an adopted job may come again: it bears no sign of its row, and would run anew.
@@ -44,14 +65,14 @@ ADOPTED_STAYS = 86400.0
 
 
 def delete(job_id: uuid.UUID, using: str) -> bool:
-    """Delete a job that ended. Race with a replay: as :func:`delete_ended`. Ask :func:`is_kept` and others before."""
-    return _delete([job_id], using, ENDED) == 1
+    """Delete a job that ended. Race with a replay: the condition. Ask :func:`is_kept` and others before."""
+    return _delete([job_id], using) == 1
 
 
 def may_come_again(job_id: uuid.UUID, using: str) -> bool:
     """Whether the job was another program's message, and ended so lately that a copy may be on its way."""
-    fresh = Job.objects.using(using).filter(pk=job_id, finished_at__gt=now_plus(-ADOPTED_STAYS))
-    return any("v" not in options for options in fresh.values_list("options", flat=True))
+    adopted = Job.objects.using(using).filter(pk=job_id, made_at__isnull=False)
+    return bool(adopted.filter(finished_at__gt=now_plus(-ADOPTED_STAYS)).exists())
 
 
 def is_kept(job_id: uuid.UUID, using: str) -> bool:
@@ -59,9 +80,9 @@ def is_kept(job_id: uuid.UUID, using: str) -> bool:
     return Marker.objects.using(using).filter(job=job_id).exists()
 
 
-def _delete(ids: Sequence[uuid.UUID], using: str, states: Sequence[str]) -> int:
+def _delete(keys: Sequence[uuid.UUID], using: str) -> int:
     with transaction.atomic(using=using):
-        deleted: int = Job.objects.using(using).filter(pk__in=ids, state__in=states)._raw_delete(using)
-        gone = Action.objects.using(using).filter(job__in=ids)
+        deleted: int = Job.objects.using(using).filter(pk__in=keys, state__in=ENDED)._raw_delete(using)
+        gone = Action.objects.using(using).filter(job__in=keys)
         gone.filter(~Exists(Job.objects.using(using).filter(pk=OuterRef("job"))))._raw_delete(using)
     return deleted

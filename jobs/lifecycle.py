@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import datetime
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from django.db import IntegrityError, OperationalError, connections, transaction
+from django.db import IntegrityError, OperationalError, transaction
 from django.db.models import Case, Exists, F, OuterRef, Q, QuerySet, When
-from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from jobs import databases, unique
+from jobs import databases, ring, unique
 from jobs.arguments import scrub
 from jobs.conf import conf
 from jobs.errors import UniqueBusy, UniqueTaken
-from jobs.models import ENDED, Cancellation, Job, Node, Pause, State
+from jobs.models import ENDED, Cancellation, Job, Node, State
 from jobs.reports import report_cancelled
-from jobs.statements import Slot, Update
 
 #: What is counted, each apart.
 COUNTS = ("retries", "crashes", "node_losses", "snoozes")
@@ -54,61 +52,6 @@ def _with(errors: Any, entry: dict[str, Any]) -> list[Any]:
     return kept if len(kept) <= 2 * KEPT_ERRORS else kept[:KEPT_ERRORS] + kept[-KEPT_ERRORS:]
 
 
-# Into running
-
-
-def claim(job_id: uuid.UUID, node_id: uuid.UUID, using: str) -> Job | None:
-    """Move the job to ``running`` for this node, with a fresh token and the next lease.
-
-    Race: of any number of copies of a message, one finds the row ``ready``. A node that was declared
-    dead claims nothing. An expired row is not claimed, and no row of a paused queue.
-
-    Returns:
-        The row as it was claimed, or None: somebody else has it, or it is not due, or it ended.
-    """
-    connection = connections[using]
-    values = {"id": job_id, "node": node_id, "token": uuid.uuid4(), "backend": _backend(connection)}
-    if connection.vendor in ("postgresql", "sqlite"):
-        job: Job | None = _CLAIM.returning(using, **values)
-        return job
-    with transaction.atomic(using=using):
-        return Job.objects.using(using).get(pk=job_id) if _CLAIM.execute(using, **values) else None
-
-
-def _claimable(using: str) -> tuple[QuerySet[Job], dict[str, Any]]:
-    rows = Job.objects.using(using).filter(
-        Q(expires_at=None) | Q(expires_at__gt=Now()),
-        Exists(Node.objects.using(using).filter(pk=Slot(Job, "node"), dead_at=None)),
-        ~is_paused(using),
-        pk=Slot(Job, "id"),
-        state=State.READY,
-    )
-    pid: Any = Slot(Job, "backend")
-    if connections[using].vendor == "postgresql":
-        # A pooler tells its clients another number than the server does: none then, because the process would be
-        # anybody's by the time somebody ends it.
-        pid = RawSQL("CASE WHEN pg_backend_pid() = %s THEN pg_backend_pid() END", [pid])
-    return rows, {
-        "state": State.RUNNING,
-        "lease": F("lease") + 1,
-        "token": Slot(Job, "token"),
-        "backend": pid,
-        "node": Slot(Job, "node"),
-        "started_at": Now(),
-    }
-
-
-_CLAIM = Update(_claimable)
-
-
-def _backend(connection: Any) -> int | None:
-    """The server's process that this connection was told of at its beginning; the body will use it as well."""
-    if connection.vendor != "postgresql":
-        return None
-    connection.ensure_connection()
-    return int(connection.connection.info.backend_pid)
-
-
 # Out of running: the one door
 
 
@@ -130,21 +73,8 @@ def _owned(job: Job) -> QuerySet[Job]:
     return Job.objects.using(job._state.db).filter(pk=job.pk, state=State.RUNNING, lease=job.lease, token=job.token)
 
 
-def succeed(job: Job, result: Any) -> bool:
-    """The last statement of the body's own transaction, so that effects and completion are one commit.
-
-    False as well if the run was asked to end: see :func:`heed`.
-    """
-    assert job._state.db is not None
-    values = {"id": job.pk, "lease": job.lease, "token": job.token, "result": result}
-    if not _SUCCEED.execute(job._state.db, **values):
-        return False
-    _follow(job, state=State.SUCCEEDED, finished_at=Now(), result=result, error=None)
-    return True
-
-
 def succeed_like(job: Job, source: Job) -> bool:
-    """As :func:`succeed`, for a run that found its work done: with the result of the job that did it."""
+    """As ``claims.succeed``, for a run that found its work done: with the result of the job that did it."""
     noted = Cancellation.objects.using(job._state.db).filter(pk=job.pk)
     values = {"state": State.SUCCEEDED, "finished_at": Now(), "error": None}
     values |= {"result": source.result, "replay_of": source.pk}
@@ -152,21 +82,6 @@ def succeed_like(job: Job, source: Job) -> bool:
         return False
     _follow(job, **values)
     return True
-
-
-def _unbroken(using: str) -> tuple[QuerySet[Job], dict[str, Any]]:
-    noted = Cancellation.objects.using(using).filter(pk=OuterRef("pk"))
-    owned = Job.objects.using(using).filter(
-        ~Exists(noted),
-        pk=Slot(Job, "id"),
-        state=State.RUNNING,
-        lease=Slot(Job, "lease"),
-        token=Slot(Job, "token"),
-    )
-    return owned, {"state": State.SUCCEEDED, "finished_at": Now(), "result": Slot(Job, "result"), "error": None}
-
-
-_SUCCEED = Update(_unbroken)
 
 
 def fail(job: Job, error: dict[str, Any], **counts: Any) -> bool:
@@ -256,12 +171,10 @@ def _backoff(times: int) -> Any:
 
 
 def _waiting(run_at: Any) -> dict[str, Any]:
-    """The columns of a job that waits: for its time, or (None) only for a message."""
+    """The columns of a job that waits: for its time, or (None) only for its turn."""
     return {
         "state": State.READY if run_at is None else State.SCHEDULED,
         "run_at": Now() if run_at is None else run_at,
-        "dispatched_at": None,
-        "republished": 0,
         # Else rescue might end the server process of an earlier claim, after one by a release that does not set it.
         "backend": None,
     }
@@ -273,8 +186,8 @@ def _waiting(run_at: Any) -> dict[str, Any]:
 def ask_to_end(job_id: uuid.UUID, using: str, kind: str = "Cancelled", why: str = "cancelled by hand") -> bool:
     """Leave a note for a running job, which its run heeds at its next checkpoint or at its end.
 
-    Race: the run may end at this moment, or go back to wait. The relay finds the note then, and the job is
-    cancelled before it is published: :func:`sweep_cancellations`.
+    Race: the run may end at this moment, or go back to wait. The maintenance finds the note then, and the job is
+    cancelled by the next :func:`sweep_cancellations`.
     """
     if not Job.objects.using(using).filter(pk=job_id, state=State.RUNNING).exists():
         return False
@@ -326,45 +239,61 @@ def sweep_cancellations(using: str, limit: int) -> int:
 # Waiting jobs
 
 
-def release_message(job_id: uuid.UUID, using: str) -> bool:
-    """A message was consumed and the job not claimed: let the relay publish another."""
-    return Job.objects.using(using).filter(pk=job_id, state=State.READY).update(dispatched_at=None) == 1
-
-
 def run_now(job_id: uuid.UUID, using: str) -> bool:
-    """A job waits no longer for its time, and gets another message if it waits for one. Race with a claim: as above."""
-    job = Job.objects.using(using).filter(pk=job_id)
-    due = job.filter(state=State.SCHEDULED).update(**_waiting(None))
-    return bool(due or job.filter(state=State.READY).update(dispatched_at=None, republished=1))
+    """A scheduled job waits no longer for its time. Race with a claim: it claims what is ready only."""
+    due = Job.objects.using(using).filter(pk=job_id, state=State.SCHEDULED)
+    if due.update(**_waiting(None)) == 1:
+        _ring(job_id, using)
+        return True
+    return Job.objects.using(using).filter(pk=job_id, state=State.READY).exists()
 
 
-def redirect(job_id: uuid.UUID, using: str, change: Callable[[Job], dict[str, Any]]) -> bool:
-    """Change how a waiting job's message travels, and have it sent again; a message that is out finds the job as well.
-
-    Race with a claim, and with another change: the row is locked before it is read.
-    """
+def redirect(job_id: uuid.UUID, using: str, columns: dict[str, Any]) -> bool:
+    """Change the queue or the priority of a job that waits. Race with a claim: one of the two finds the row changed."""
     waiting = Job.objects.using(using).filter(state__in=(State.SCHEDULED, State.READY), pk=job_id)
+    done = waiting.update(**columns) == 1
+    if done:
+        _ring(job_id, using)
+    return done
+
+
+def postpone_unknown(job: Job, seconds: float, limit: int) -> int:
+    """Nobody here knows the task of a claimed job: put it, and others like it, behind those that can run.
+
+    A worker that knows the task finds them when their time has come.
+    """
+    using = str(job._state.db)
+    error = error_entry("NotRegistered", f"no worker that claimed it knows the task {job.task!r}", attempt=job.lease)
+    done = int(_wait(job, now_plus(seconds), error=error))
+    ready = Job.objects.using(using).filter(state=State.READY, queue=job.queue, task=job.task)
     with transaction.atomic(using=using):
-        job = waiting.select_for_update().first()
-        # As if published again: a copy of before may be claimed first, and tells nothing of the line behind it.
-        if job is None:
-            return False
-        again = {"dispatched_at": None, "republished": 0 if job.dispatched_at is None else 1}
-        return waiting.update(**change(job), **again) == 1
+        ids = list(databases.free(ready.order_by("rank", "run_at", "id")).values_list("pk", flat=True)[:limit])
+        rows = Job.objects.using(using).filter(pk__in=ids)
+        return done + rows.update(state=State.SCHEDULED, run_at=now_plus(seconds), error=error)
 
 
-def postpone(job: Job, seconds: float, error: dict[str, Any]) -> bool:
-    """A ready job cannot be published, or nobody who got it knows it: try again later, and show why it waits."""
-    ready = Job.objects.using(job._state.db).filter(pk=job.pk, state=State.READY)
-    known = any(
-        isinstance(entry, dict) and all(entry.get(name) == error[name] for name in ("type", "message"))
-        for entry in (job.errors[-1:] if isinstance(job.errors, list) else ())
-    )
-    errors = job.errors if known else _with(job.errors, error)
-    with transaction.atomic(using=job._state.db):
-        if not databases.free(ready).exists():
-            return False
-        return ready.update(**_waiting(now_plus(seconds)), error=error, errors=errors) == 1
+def is_known_elsewhere(job: Job) -> bool:
+    """Whether a live worker of the job's queue, other than that which claimed it, knows its task."""
+    assert job.node_id is not None
+    others = Node.objects.using(job._state.db).filter(dead_at=None, stopping_at=None).exclude(pk=job.node_id)
+    return any(job.task in tasks and job.queue in queues for tasks, queues in others.values_list("tasks", "queues"))
+
+
+def give_back(using: str, node: uuid.UUID, token: int, begun: uuid.UUID | None = None) -> int:
+    """What was claimed with a token and is not begun waits again, and counts nowhere.
+
+    Race with the process that claimed it: before it begins such a row it gives it a token of its own.
+
+    Parameters:
+        begun: the row of the claim that is being run.
+    """
+    rest = Job.objects.using(using).filter(state=State.RUNNING, node=node, token=token)
+    if begun is not None:
+        rest = rest.exclude(pk=begun)
+    keyed = Q(unique_key__isnull=False) & ~Q(unique_until="finished")
+    done = rest.exclude(keyed).update(state=State.READY, backend=None)
+    # Another job may have taken the key since.
+    return done + sum(hand_back(job, 0) for job in rest.filter(keyed))
 
 
 def expire(using: str, limit: int) -> int:
@@ -389,6 +318,19 @@ def cancel(job_id: uuid.UUID, using: str, kind: str = "Cancelled", why: str = "c
     return done
 
 
+def stamped(using: str, stamps: dict[str, list[Any]]) -> list[uuid.UUID]:
+    """The jobs that have not ended and bear one of the stamps (``revoke_by_stamped_headers``)."""
+    found = []
+    live = Job.objects.using(using).filter(state__in=(State.SCHEDULED, State.READY, State.RUNNING))
+    for key, options in live.filter(options__has_key="stamps").values_list("pk", "options").iterator():
+        for name, values in options["stamps"].items():
+            own = values if isinstance(values, list) else [values]
+            if set(map(str, own)) & set(map(str, stamps.get(name, ()))):
+                found.append(key)
+                break
+    return found
+
+
 def cancel_waiting(using: str, limit: int, why: str) -> int:
     """Cancel one batch of all that waits. Race with a claim: as in :func:`cancel`."""
     waiting = Job.objects.using(using).filter(state__in=(State.SCHEDULED, State.READY))
@@ -410,7 +352,10 @@ def replay(job_id: uuid.UUID, using: str) -> bool:
     try:
         with databases.bounded(using, conf().UNIQUE_WAIT):
             values = {**_waiting(None), "unique_key": _unexpired_key()}
-            return over.update(**values, finished_at=None, expires_at=None, **dict.fromkeys(COUNTS, 0)) == 1
+            done = over.update(**values, finished_at=None, expires_at=None, **dict.fromkeys(COUNTS, 0)) == 1
+        if done:
+            _ring(job_id, using)
+        return done
     except IntegrityError:
         raise UniqueTaken(unique.describe(Job.objects.using(using).get(pk=job_id))) from None
     except OperationalError as exc:
@@ -419,56 +364,24 @@ def replay(job_id: uuid.UUID, using: str) -> bool:
         raise UniqueBusy("another transaction is about to take its unique key; try again in a moment") from exc
 
 
-def is_paused(using: str) -> Exists:
-    """An expression: whether the queue of a job is paused."""
-    return Exists(Pause.objects.using(using).filter(pk=OuterRef("queue")))
+def _ring(job_id: uuid.UUID, using: str) -> None:
+    """A job waits that did not before: tell the workers after the commit."""
+    queues = Job.objects.using(using).filter(pk=job_id, state=State.READY).values_list("queue", flat=True)
+    transaction.on_commit(lambda: ring.ring(using, queues), using=using, robust=True)
 
 
-def due(using: str, limit: int, skip: int = 0) -> list[uuid.UUID]:
-    """What should be published now: up to ``limit`` jobs whose message is missing, and as many whose time has come.
+def make_due(using: str, limit: int) -> list[str]:
+    """Move scheduled jobs whose time has come to ``ready``; returns the queue of each.
 
-    Parameters:
-        skip: pass over so many of each, which somebody has locked.
+    Race: of several nodes that do it, each row goes to one; a locked row is skipped.
     """
-    rows = Job.objects.using(using).filter(~is_paused(using)).order_by("run_at").values_list("pk", flat=True)
-    missing = rows.filter(state=State.READY, dispatched_at=None)[skip : skip + limit]
-    return [*missing, *rows.filter(state=State.SCHEDULED, run_at__lte=Now())[skip : skip + limit]]
-
-
-def dispatch(ids: Iterable[uuid.UUID], using: str) -> list[Job]:
-    """Take jobs for publishing. Race: of several relays, each row goes to one; a locked row is skipped."""
+    late = Job.objects.using(using).filter(state=State.SCHEDULED, run_at__lte=Now()).order_by("run_at")
+    if not late.values_list("pk")[:1]:
+        return []
     with transaction.atomic(using=using):
-        missing = Q(state=State.READY, dispatched_at=None) | Q(state=State.SCHEDULED, run_at__lte=Now())
-        rows = list(databases.free(Job.objects.using(using).filter(missing, pk__in=list(ids))))
-        Job.objects.using(using).filter(pk__in=[job.pk for job in rows]).update(state=State.READY, dispatched_at=Now())
-    return sorted(rows, key=lambda job: job.run_at)
-
-
-def undispatch(ids: Sequence[uuid.UUID], using: str) -> int:
-    """These were not published after all. One that somebody has locked is published again after its grace."""
-    if not ids:
-        return 0
-    ready = Job.objects.using(using).filter(pk__in=ids, state=State.READY)
-    with transaction.atomic(using=using):
-        return ready.filter(pk__in=list(databases.free(ready).values_list("pk", flat=True))).update(dispatched_at=None)
-
-
-def published_by(until: datetime.datetime) -> Q:
-    """A condition: published at ``until`` or before.
-
-    SQLite compares text, and writes the same moment in two ways: ``14.000``, by its own clock, is not up to ``14``.
-    """
-    return Q(dispatched_at__lt=until + datetime.timedelta(milliseconds=1))
-
-
-def dispatch_again(ids: Iterable[uuid.UUID], until: datetime.datetime, using: str) -> list[Job]:
-    """Take jobs that were published before ``until`` for another copy. Race: as :func:`dispatch`."""
-    with transaction.atomic(using=using):
-        old = Job.objects.using(using).filter(published_by(until), state=State.READY, pk__in=list(ids))
-        rows = list(databases.free(old))
-        taken = Job.objects.using(using).filter(pk__in=[job.pk for job in rows])
-        taken.update(dispatched_at=Now(), republished=F("republished") + 1)
-    return sorted(rows, key=lambda job: job.run_at)
+        rows = dict(databases.free(late).values_list("pk", "queue")[:limit])
+        Job.objects.using(using).filter(pk__in=rows).update(state=State.READY)
+    return list(rows.values())
 
 
 def settle_running(key: uuid.UUID, using: str, transition: Callable[[Job], bool], **where: Any) -> bool:

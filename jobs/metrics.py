@@ -37,17 +37,17 @@ class _Collector:
         yield from _queues(found)
         yield from _workers(found)
         yield from _ended()
-        relay = found["relay"]
-        yield GaugeMetricFamily("jobs_relay_due", "Jobs that are due and not published.", relay["due"])
-        yield GaugeMetricFamily(
-            "jobs_relay_lag_seconds", "For how long the oldest of them is due.", relay["lag_seconds"]
-        )
+        due = found["due"]
+        yield GaugeMetricFamily("jobs_due", "Scheduled jobs that are due and not ready yet.", due["count"])
+        yield GaugeMetricFamily("jobs_due_lag_seconds", "For how long the oldest of them is due.", due["lag_seconds"])
         unsettled = sum(effects.unsettled(alias).count() for alias in conf().DATABASES)
         yield GaugeMetricFamily("jobs_unsettled_effects", "External calls that are ambiguous or parked.", unsettled)
 
 
 def _queues(found: dict[str, Any]) -> Iterator[Any]:
-    length = GaugeMetricFamily("celery_queue_length", "Ready jobs of a queue.", labels=["queue_name"])
+    length = GaugeMetricFamily(
+        "celery_queue_length", f"Ready jobs of a queue; {census.MOST} are counted.", labels=["queue_name"]
+    )
     consumers = GaugeMetricFamily("celery_active_consumer_count", "Workers that consume it.", labels=["queue_name"])
     jobs = GaugeMetricFamily("jobs_live", "Jobs that have not ended.", labels=["queue_name", "state"])
     oldest = GaugeMetricFamily("jobs_oldest_ready_seconds", "How long the oldest waits.", labels=["queue_name"])

@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
+from celery import current_app
 from django.db import transaction
 from django.utils.text import format_lazy
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from jobs import history, lifecycle, message, unique
+from jobs import calls, history, lifecycle, unique
 from jobs.arguments import scrub
 from jobs.conf import conf
 from jobs.errors import UniqueBusy, UniqueTaken
@@ -174,9 +175,9 @@ class RunNow(Operation):
     label = _("Run now")
     permission = "retry_job"
     participle = _("made due")
-    states = (State.SCHEDULED, State.READY)
-    meant = (State.SCHEDULED,)
-    otherwise = _("is %(state)s: it does not wait")
+    states = (State.SCHEDULED,)
+    meant = states
+    otherwise = _("is %(state)s: it does not wait for its time")
 
     def _change(self, key: uuid.UUID, using: str, by: By) -> bool:
         return lifecycle.run_now(key, using)
@@ -188,7 +189,7 @@ class RunNow(Operation):
 
 
 class Redirect(Operation):
-    """Another message for a job that waits."""
+    """Another place in the queues for a job that waits."""
 
     permission = "change_job"
     states = (State.SCHEDULED, State.READY)
@@ -196,21 +197,10 @@ class Redirect(Operation):
     is_apart = True
 
     def _change(self, key: uuid.UUID, using: str, by: By) -> bool:
-        return lifecycle.redirect(key, using, self._columns)
-
-    def _hindrance(self, key: uuid.UUID, using: str) -> str:
-        try:
-            for job in Job.objects.using(using).filter(pk=key):
-                self._columns(job)
-        except Refused as exc:
-            return str(exc)
-        return ""
+        job = Job.objects.using(using).select_for_update().filter(pk=key).first()
+        return job is not None and lifecycle.redirect(key, using, self._columns(job))
 
     def _columns(self, job: Job) -> dict[str, Any]:
-        """
-        Raises:
-            Refused: it cannot be sent so.
-        """
         raise NotImplementedError
 
 
@@ -224,16 +214,13 @@ class Move(Redirect):
         name = value.strip()
         if not 0 < len(name) <= MAX_NAME or "\0" in name:
             raise ValueError(gettext("Name a queue, in 1 to %(number)s characters.") % {"number": MAX_NAME})
+        if (app := celery_app()) is not None:
+            calls.known_queue(app, name)
         return _with(self, name, format_lazy(_("moved to {queue}"), queue=name))
 
     def _columns(self, job: Job) -> dict[str, Any]:
-        app = celery_app()
-        if app is None:
-            raise Refused(gettext("no Celery app is known here, which would say how a message comes to that queue"))
-        try:
-            return {"queue": self.value, "options": message.rerouted(app, job, self.value)}
-        except ValueError as exc:
-            raise Refused(str(exc)) from exc
+        options = {name: value for name, value in job.options.items() if name not in ("exchange", "routing_key")}
+        return {"queue": self.value, "options": options}
 
 
 class Prioritize(Redirect):
@@ -251,8 +238,8 @@ class Prioritize(Redirect):
         return _with(self, str(int(number)), format_lazy(_("given priority {number}"), number=int(number)))
 
     def _columns(self, job: Job) -> dict[str, Any]:
-        publish = {**job.options["publish"], "priority": int(self.value)}
-        return {"priority": int(self.value), "options": {**job.options, "publish": publish}}
+        priority = int(self.value)
+        return {"priority": priority, "rank": calls.rank_of(current_app, priority)}
 
 
 class Delete(Operation):

@@ -1,14 +1,188 @@
-"""What Celery's prefork pools lose together with a process, or forget while a process has it in hand."""
+"""Celery's own pool processes claim jobs: between two stock tasks each waits for its pipe *or* for the bell.
+
+A job is no task of the pool. So jobs need neither the broker nor the worker's event loop. What is private to Celery and
+billiard here: ``Worker._make_child_methods`` and ``wait_for_job``, ``AsynPool``'s indexes of file descriptors,
+``_worker_active``, ``_create_write_handlers``, ``did_start_ok``, and the queues of ``billiard.pool.Pool``.
+"""
 
 from __future__ import annotations
 
-import fcntl
-import tempfile
+import select
+import signal
+import sys
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import billiard.pool
-from celery.concurrency.asynpool import AsynPool
-from celery.concurrency.prefork import TaskPool
+from billiard.pool import EX_FAILURE, EX_OK
+from celery.concurrency import asynpool, prefork
+from django.db import connections
+
+from jobs.board import IDLE, board
+from jobs.ring import Bell, bell
+from jobs.runner import Runner
+from jobs.turns import Lock
+
+#: Milliseconds for which a process waits for the stock task for which it offered itself.
+OFFER = 50
+
+#: A process offers itself to the main process, whose event loop looks for one.
+offers = Bell()
+
+#: The app and the hostname of the worker, for its processes.
+_worker: tuple[Any, str] | None = None
+
+
+def install(worker: Any) -> None:
+    """Let this worker run jobs in the processes of its pool. Call it before the pool is made."""
+    global _worker
+    _worker = (worker.app, worker.hostname)
+
+
+class _Claiming:
+    """A pool process that claims jobs while no stock task comes."""
+
+    #: The processes have one pipe for all: who reads from it has to have its lock.
+    is_shared = False
+
+    def _make_child_methods(self, *args: Any, **kwargs: Any) -> None:
+        super()._make_child_methods(*args, **kwargs)  # type: ignore[misc]
+        worker: Any = self
+        stock = worker.wait_for_job
+        receive = self._receive_shared if self.is_shared else stock
+        pipe = worker.inq._reader
+        poll, both = select.poll(), select.poll()
+        poll.register(pipe.fileno(), select.POLLIN)
+        both.register(pipe.fileno(), select.POLLIN)
+        both.register(bell.fileno(), select.POLLIN)
+        runner: Runner | None = None
+        take_stock: Callable[[], None] = lambda: None  # noqa: E731
+
+        def wait_for_job() -> Any:
+            nonlocal runner, take_stock
+            if runner is None:
+                # Not before: the process has set its signals by now.
+                assert _worker is not None
+                runner = Runner(
+                    *_worker, lambda: bool(poll.poll(0)), most=worker.maxtasks, memory=worker.max_memory_per_child
+                )
+                take_stock = runner.catch_soft_limits(signal.getsignal(signal.SIGUSR1))
+            runner.leave_stock()
+            _run_jobs(runner, poll, both, worker._shutdown)
+            take_stock()
+            return receive()
+
+        worker.wait_for_job = wait_for_job
+
+    def _receive_shared(self) -> Any:
+        worker: Any = self
+        if not worker.inq._rlock.acquire(block=False):
+            return None
+        try:
+            if not worker.inq._reader.poll(1.0 if board.stopping_for is not None else 0):
+                return None
+            request = billiard.pool.pickle_loads(worker.inq._reader.recv_bytes())
+        except EOFError:
+            sys.exit(EX_FAILURE)
+        finally:
+            worker.inq._rlock.release()
+        if request is None:
+            sys.exit(EX_FAILURE)
+        return request
+
+
+def _run_jobs(runner: Runner, poll: select.poll, both: select.poll, shutdown: Any) -> None:
+    """Run jobs until there is something in the pool's pipe, or the worker stops."""
+    while not poll.poll(0) and board.stopping_for is None:
+        if shutdown is not None and shutdown.is_set():
+            sys.exit(EX_OK)
+        if board.stock_waits:
+            runner.slot.rest(IDLE)
+            offers.ring()
+            if poll.poll(OFFER):
+                return
+        if runner.run_batch():
+            continue
+        for descriptor, _ in both.poll(runner.patience * 1000):
+            if descriptor == bell.fileno():
+                bell.hear()
+                if pause := runner.pause_after_miss():
+                    poll.poll(pause * 1000)
+
+
+class _Worker(_Claiming, asynpool.Worker):
+    pass
+
+
+class _BlockingWorker(_Claiming, billiard.pool.Worker):
+    is_shared = True
+
+
+class AsynPool(asynpool.AsynPool):
+    """Celery's pool, which knows of the jobs that its processes run, and lives while the broker is away."""
+
+    Worker = _Worker
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # Else the queues of a process that dies before the first connection are never free again.
+        kwargs.setdefault("on_process_down", self._forget)
+        super().__init__(*args, **kwargs)
+
+    def _create_worker_process(self, i: int) -> Any:
+        process = super()._create_worker_process(i)
+        if not self._registered_with_event_loop and hasattr(self, "on_soft_timeout"):
+            # Made after the pool was, and before there is an event loop: nobody else says so.
+            self._fileno_to_outq[process.outqR_fd] = process
+            self._fileno_to_synq[process.synqW_fd] = process
+        return process
+
+    def did_start_ok(self) -> bool:
+        # A process that died before the broker was reached has been replaced.
+        return True
+
+    def _forget(self, process: Any) -> None:
+        self._all_inqueues.discard(process.inqW_fd)
+        self._busy_workers.discard(process.inqW_fd)
+        for index, fd in ((self._fileno_to_inq, process.inqW_fd), (self._fileno_to_outq, process.outqR_fd)):
+            if index.get(fd) is process:
+                del index[fd]
+
+    def maintain_without_hub(self) -> None:
+        """Replace dead processes while the event loop stands still, because the broker is away."""
+        self.maintain_pool()
+        for process in list(self._waiting_to_start):
+            # Read that it is up, or it is killed for not having said so when the event loop goes on.
+            self.process_flush_queues(process)
+
+    def _worker_active(self, worker: Any) -> bool:
+        """Whom ``pool_shrink`` must not take."""
+        return board.is_busy(worker.pid) or bool(super()._worker_active(worker))
+
+    def _create_write_handlers(self, hub: Any, *args: Any, **kwargs: Any) -> None:
+        super()._create_write_handlers(hub, *args, **kwargs)
+        look: Any = getattr(self, "on_poll_start")  # noqa: B009
+        with_jobs: set[int] = set()
+        busy, waiting = self._busy_workers, self.outbound_buffer
+
+        def on_poll_start() -> None:
+            """Celery writes a stock task to a process that is not busy: copy which ones are busy with jobs."""
+            if waiting or with_jobs:
+                for fd, process in list(self._fileno_to_inq.items()):
+                    if board.is_busy(process.pid):
+                        if fd not in busy:
+                            busy.add(fd)
+                            with_jobs.add(fd)
+                    elif fd in with_jobs:
+                        busy.discard(fd)
+                        with_jobs.discard(fd)
+                board.stock_waits = bool(waiting) and len(busy) >= len(self._all_inqueues)
+            elif board.stock_waits:
+                board.stock_waits = False
+            look()
+
+        self.on_poll_start = on_poll_start
+        hub.add_reader(offers.fileno(), offers.hear)
 
 
 class BlockingPool(billiard.pool.Pool):
@@ -18,54 +192,47 @@ class BlockingPool(billiard.pool.Pool):
     killed, nobody reads a task any more, and the worker stands still for good.
     """
 
+    Worker = _BlockingWorker
+
     def _setup_queues(self) -> None:
         super()._setup_queues()
         self._inqueue._rlock = Lock()
         self._outqueue._wlock = Lock()
 
-
-class Lock:
-    """A lock between processes (not threads) that is free again when its holder dies: the kernel sees to that."""
-
-    def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile(prefix="jobs-")  # noqa: SIM115  (it lives as long as the pool)
-
-    def acquire(self) -> None:
-        fcntl.lockf(self._file, fcntl.LOCK_EX)
-
-    def release(self) -> None:
-        fcntl.lockf(self._file, fcntl.LOCK_UN)
-
-    def __enter__(self) -> None:
-        self.acquire()
-
-    def __exit__(self, *exc: object) -> None:
-        self.release()
+    def _worker_active(self, worker: Any) -> bool:
+        return board.is_busy(worker.pid) or bool(super()._worker_active(worker))
 
 
-def install() -> None:
-    """For the pool that this process is going to start."""
-    TaskPool.BlockingPool = BlockingPool
+class TaskPool(prefork.TaskPool):
+    Pool = AsynPool
+    BlockingPool = BlockingPool
 
 
-def remember_written(pool: Any) -> None:
-    """Let the pool keep the tasks that it has written to a process.
+class Threads:
+    """Threads of our own that run jobs, beside a pool without processes (``-P threads``, ``-P solo``)."""
 
-    When its consumer stops, or loses its broker, the pool drops every task that no process has accepted yet: the broker
-    delivers such a message again. But a process may have read it a moment ago. If the pool then knows of no other task,
-    it reads no more results, and the process waits for 30 seconds for its own to be read: so long takes the stop.
-    """
-    if not (isinstance(pool, TaskPool) and isinstance(pool._pool, AsynPool)) or hasattr(pool.flush, "remembers"):
-        return
-    inner, flush = pool._pool, pool.flush
+    def __init__(self, app: Any, hostname: str, count: int) -> None:
+        self._threads = [
+            threading.Thread(target=self._run, args=(app, hostname), name=f"jobs-{number}", daemon=True)
+            for number in range(count)
+        ]
 
-    def flush_others() -> None:
-        # Half a message does not count: the pool drops its rest.
-        halves = {id(writer) for writer in inner._active_writers}
-        known = {number: job for number, job in inner._cache.items() if job._write_to is not None}
-        written = {number: job for number, job in known.items() if id(job._writer()) not in halves}
-        flush()
-        inner._cache.update((number, job) for number, job in written.items() if not job.ready())
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
 
-    flush_others.remembers = True  # type: ignore[attr-defined]
-    pool.flush = flush_others
+    def join(self) -> None:
+        """Wait for the bodies that run."""
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join()
+
+    def _run(self, app: Any, hostname: str) -> None:
+        runner = Runner(app, hostname)
+        try:
+            while board.stopping_for is None:
+                if not runner.run_batch():
+                    bell.wait(0.5)
+        finally:
+            runner.slot.free()
+            connections.close_all()

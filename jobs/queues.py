@@ -1,8 +1,6 @@
 """Pause and resume a queue, for every worker at once, and over restarts.
 
-Nobody claims a job of a paused queue, and no relay publishes it. A message that is out already is consumed in vain, and
-its job published anew when the queue is resumed: nothing is lost, and nothing that runs is stopped. Jobs are enqueued,
-and expire, as before.
+Nobody claims a job of a paused queue. What runs goes on. Jobs are enqueued, come due and expire as before.
 """
 
 from __future__ import annotations

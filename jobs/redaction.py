@@ -19,6 +19,9 @@ logger = logging.getLogger("jobs")
 #: What stands for a value that could not be redacted.
 HIDDEN = "(hidden: JOBS['REDACT'] failed)"
 
+#: Options that bear arguments of other calls; headers that bear those of this one.
+ARGUMENTS, TEXTS = ("link", "link_error", "chain", "chord", "stamps"), ("argsrepr", "kwargsrepr")
+
 
 class Shown:
     """A job's values as ``JOBS["REDACT"]`` leaves them, each when it is asked for. What it fails at is hidden."""
@@ -47,19 +50,16 @@ class Shown:
 
     @property
     def options(self) -> Any:
-        """Without links, chains and chords, which bear arguments."""
-        return self.job.options if self.is_whole else _without(self.job.options, "embed")
-
-    @property
-    def headers(self) -> Any:
-        """Without Celery's texts of the arguments."""
-        return self.job.headers if self.is_whole else _without(self.job.headers, "argsrepr", "kwargsrepr")
+        """Without links, chains and chords, which bear arguments, and without Celery's texts of them."""
+        options = self.job.options
+        return options if self.is_whole else _without(options, *ARGUMENTS)
 
 
 def _without(values: Any, *names: str) -> Any:
     if not isinstance(values, dict):
         return HIDDEN
-    return values | {name: HIDDEN for name in names if name in values}
+    found = values | {name: HIDDEN for name in names if name in values}
+    return found | {"headers": _without(values["headers"], *TEXTS)} if "headers" in values else found
 
 
 def _redacted(job: Job, name: str, value: Any) -> Any:

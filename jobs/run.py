@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from jobs import databases, lifecycle, logs, reports
+from jobs.board import Slot
 from jobs.errors import Cancel, LostLease
 from jobs.models import Job
 
@@ -13,10 +14,12 @@ from jobs.models import Job
 class Run:
     """One claimed run of a job."""
 
-    def __init__(self, task: Any, request: Any, job: Job) -> None:
+    def __init__(self, task: Any, request: Any, job: Job, slot: Slot) -> None:
         self.task = task
         self.request = request
         self.job = job
+        #: Where the process shows what it runs.
+        self.slot = slot
         self.using: str = job._state.db or databases.home()
         self.planned: Job | None = None
         #: The fencing token of the task's own lock.
@@ -25,7 +28,8 @@ class Run:
         self.outcome: str | None = None
         #: OpenTelemetry's, with the run's span.
         self.context: Any = None
-        self._began = time.monotonic()
+        #: When the body began, on the monotonic clock.
+        self.began = time.monotonic()
 
     def is_retry(self, call: Job) -> bool:
         """Whether a call of the task is ``Task.retry()`` sending this very job again."""
@@ -39,7 +43,7 @@ class Run:
 
     def report(self, level: int, text: str, action: str, **more: Any) -> None:
         """Say what became of the run, in the log and by a signal."""
-        runtime = round(time.monotonic() - self._began, 6)
+        runtime = round(time.monotonic() - self.began, 6)
         self.outcome = reports.report(self.job, self.using, action, text, level, runtime=runtime, **more)
 
 

@@ -21,16 +21,18 @@ from django.utils.translation import gettext
 
 from jobs.arguments import parse_uuid
 from jobs.conf import conf
+from jobs.fields import created_before, created_since, first_id
 from jobs.models import UNSUCCESSFUL, Job, Node
 
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _AGE = re.compile(r"(\d+(?:\.\d+)?) ?(s|min|m|h|d|w)")
 
 
-#: So many digits of a worker's id are shown in lists.
+#: So many digits of an id are shown in lists: the first ones of a worker's; of a job's the last ones, because the first
+#: are the time.
 SHOWN = 8
 
-#: In how many jobs, the newest of those that fit otherwise, the arguments are searched.
+#: How many jobs, the newest of those that fit otherwise, are searched for what no index has.
 SEARCHED = 10_000
 
 
@@ -106,13 +108,11 @@ class Selection:
         if self.error is not None:
             rows = rows.filter(error__type=self.error)
         if self.since is not None:
-            rows = rows.filter(created_at__gte=self.since)
+            rows = rows.filter(created_since(self.since))
         if self.until is not None:
-            rows = rows.filter(created_at__lt=self.until)
+            rows = _before(rows, self.until)
         if self.contains is not None:
-            newest = rows.order_by("-created_at", "-pk").values_list("created_at", flat=True)
-            last = list(newest[SEARCHED - 1 : SEARCHED])
-            rows = rows.filter(_said(self.contains), **({"created_at__gte": last[0]} if last else {}))
+            rows = newest(rows).filter(_said(self.contains))
         return rows
 
     def count(self) -> int:
@@ -138,6 +138,12 @@ class Selection:
 FIELDS = tuple(field.name for field in fields(Selection) if field.name != "states")
 
 
+def newest(rows: QuerySet[Job]) -> QuerySet[Job]:
+    """Of the jobs those that are searched."""
+    last = list(rows.order_by("-pk").values_list("pk", flat=True)[SEARCHED - 1 : SEARCHED])
+    return rows.filter(pk__gte=last[0]) if last else rows
+
+
 def _in_states(rows: QuerySet[Job], states: Sequence[str]) -> QuerySet[Job]:
     rows = rows.filter(state=states[0]) if len(states) == 1 else rows.filter(state__in=states)
     if connections[rows.db].vendor == "sqlite" and set(states) <= set(UNSUCCESSFUL):
@@ -157,8 +163,15 @@ def _on_node(rows: QuerySet[Job], text: str) -> QuerySet[Job]:
     rows = rows.filter(node__in=deaths or [key])
     if deaths and None not in deaths.values():
         # What was made after their death they did not run: nobody has to look for it there.
-        rows = rows.filter(created_at__lte=max(deaths.values()))
+        rows = _before(rows, max(deaths.values()))
     return rows
+
+
+def _before(rows: QuerySet[Job], moment: datetime.datetime) -> QuerySet[Job]:
+    """Where every id says its time, the key's index alone leads to the newest of them."""
+    if Job.objects.using(rows.db).filter(made_at__isnull=False).exists():
+        return rows.filter(created_before(moment))
+    return rows.filter(pk__lt=first_id(moment))
 
 
 def _of_key(key: str, using: str) -> QuerySet[Any]:

@@ -100,14 +100,8 @@ def _retry(run: Run, exc: Retry) -> None:
     cause = exc.exc if isinstance(exc.exc, BaseException) else exc
     error = _entry(run, cause)
     run_at = planned.run_at if planned.state == State.SCHEDULED else None
-    changes = {
-        name: getattr(planned, name)
-        for name in ("args", "kwargs", "options", "headers", "queue", "priority", "expires_at", "marker_key")
-    }
-    again, before = planned.options["publish"], job.options["publish"]
-    if all(again.get(name) == before.get(name) for name in ("exchange", "routing_key")):
-        # Celery routes a retry by its address alone; a queue behind a topic exchange it would not find again.
-        changes |= {"queue": job.queue, "options": {**planned.options, "declare": job.options["declare"]}}
+    kept = ("args", "kwargs", "options", "queue", "priority", "rank", "expires_at", "marker_key")
+    changes = {name: getattr(planned, name) for name in kept}
     write(run, lambda: lifecycle.retry(job, run_at, error, changes))
     text = f"will be retried: {error['type']}: {error['message']}"
     run.report(logging.INFO, text, "retried", retries=planned.retries)

@@ -1,6 +1,6 @@
 """Named points at which a test can kill, pause or wait. In production each is one comparison with None.
 
-``JOBS_SYNC_POINTS="before_commit=kill,after_publish=pause"`` together with ``JOBS_SYNC_DIR`` arms
+``JOBS_SYNC_POINTS="before_commit=kill,before_ring=pause"`` together with ``JOBS_SYNC_DIR`` arms
 points in the processes that inherit the two variables. What happens at an armed point:
 
 ``kill``
@@ -26,9 +26,9 @@ POINTS = (
     "before_commit",
     "after_completion",
     "after_commit",
-    "before_publish",
-    "after_publish",
-    "before_ack",
+    "before_ring",
+    "before_adopt",
+    "after_adopt",
 )
 
 _hook: Callable[[str], None] | None = None
@@ -38,6 +38,11 @@ def reach(point: str) -> None:
     """Say that execution is at ``point``."""
     if _hook is not None:
         _hook(point)
+
+
+def is_armed(point: str) -> bool:
+    """Whether a test waits for this point: two steps that go in one message to the database are done apart then."""
+    return _hook is not None and getattr(_hook, "point", point) == point
 
 
 def arm(hook: Callable[[str], None] | None) -> None:

@@ -14,13 +14,19 @@ from asgiref.sync import sync_to_async
 from celery.result import AsyncResult
 from celery.utils.functional import maybe_list
 
-from jobs import execution, locks, message
+from jobs import calls, execution, locks, outbox, worker
 from jobs.conf import conf, problems
 from jobs.databases import job_alias
 from jobs.errors import EffectParked, UniqueTaken
 from jobs.keys import KeyTemplate, signature_of
 from jobs.lifecycle import now_plus
 from jobs.run import checkpoint
+
+
+def is_stock_name(name: str | None) -> bool:
+    """Whether the task of this name is left to Celery: a built-in, or one of ``JOBS["EXCLUDE"]``."""
+    name = name or ""
+    return name.startswith("celery.") or any(fnmatchcase(name, pattern) for pattern in conf().EXCLUDE)
 
 
 class Task(celery.Task):
@@ -58,7 +64,6 @@ class Task(celery.Task):
     """
 
     abstract = True
-    Request = "jobs.request:Request"
 
     #: By which lower rooms know a task of ours.
     is_transactional = True
@@ -82,9 +87,10 @@ class Task(celery.Task):
     @classmethod
     def on_bound(cls, app: Any) -> None:
         super().on_bound(app)
-        from jobs import worker
-
         cls._reconcile_limits(app)
+        if not problems() and not is_stock_name(cls.name):
+            # A message by name is acknowledged after its job has its row.
+            cls.acks_late = cls.reject_on_worker_lost = True
         try:
             cls.key_templates = cls._read_keys()
             cls._read_policy()
@@ -173,9 +179,9 @@ class Task(celery.Task):
         using: str | None = None,
         **options: Any,
     ) -> AsyncResult:
-        """Record the call in the current transaction; its message leaves after the commit.
+        """Record the call in the current transaction; workers find it after the commit.
 
-        Takes all options of Celery's ``apply_async``; how the message travels (``producer``,
+        Takes all options of Celery's ``apply_async``; how a message would travel (``producer``,
         ``connection``, ``retry``, ...) is accepted and not kept.
 
         Parameters:
@@ -202,17 +208,17 @@ class Task(celery.Task):
             )
         run = execution.current_run(self)
         if run is not None and task_id == run.request.id:
-            # Task.retry(); an adopted message may have an id that is no UUID.
+            # Task.retry(); an adopted message may have an id that is no UUID, and an exchange that is not known here.
             task_id = str(run.job.pk)
+            options.setdefault("queue", run.job.queue)
         job = self._compose(
             args, kwargs, {"task_id": task_id, "link": link, "link_error": link_error, "shadow": shadow, **options}
         )
+        existing = False
         if run is not None and run.is_retry(job):
             # Task.retry() publishes the same id again: here it only notes what the settle will write.
             run.plan_retry(job)
         else:
-            from jobs import outbox
-
             self._set_unique_key(job, {"link": link, "link_error": link_error, **options})
             [recorded] = outbox.record([job], job_alias(using), app)
             if task_id is not None and recorded is not job:
@@ -220,13 +226,14 @@ class Task(celery.Task):
                     f"the job {recorded.pk} has the unique key {job.unique_key!r}, and not the id {task_id} that was "
                     "asked for: leave task_id= out, and use the result's id"
                 )
-            return self._result(recorded, options.get("add_to_parent", True), existing=recorded is not job)
-        return self._result(job, options.get("add_to_parent", True))
+            job, existing = recorded, recorded is not job
+        parent = options.get("add_to_parent", True) and app.current_worker_task
+        return self._result(job, parent, existing)
 
     def delay_many(
         self, items: Iterable[tuple[Any, ...] | list[Any] | Mapping[str, Any]], using: str | None = None, **options: Any
     ) -> list[AsyncResult]:
-        """Record many calls with one INSERT and publish them in one batch.
+        """Record many calls with one statement.
 
         Parameters:
             items: for each call a tuple (or list) of positional arguments, or a dict of keyword arguments.
@@ -240,8 +247,6 @@ class Task(celery.Task):
         calls: list[tuple[Any, Any]] = [({}, item) if isinstance(item, Mapping) else (item, {}) for item in items]
         if self._get_app().conf.task_always_eager or self.is_stock():
             return [self.apply_async(args or (), kwargs, **options) for args, kwargs in calls]
-        from jobs import outbox
-
         jobs = []
         for index, (args, kwargs) in enumerate(calls):
             if isinstance(args, str | bytes) or not isinstance(args, tuple | list | dict):
@@ -255,15 +260,13 @@ class Task(celery.Task):
             except (TypeError, ValueError) as exc:
                 raise type(exc)(f"item {index}: {exc}") from exc
         recorded = outbox.record(jobs, job_alias(using), self._get_app())
-        return [
-            self._result(row, options.get("add_to_parent", True), existing=row is not job)
-            for row, job in zip(recorded, jobs, strict=True)
-        ]
+        parent = options.get("add_to_parent", True) and self._get_app().current_worker_task
+        pairs = zip(recorded, jobs, strict=True)
+        return [self._result(row, parent, existing=row is not job) for row, job in pairs]
 
     def is_stock(self) -> bool:
         """Whether ``JOBS["EXCLUDE"]`` leaves this task to Celery."""
-        name = self.name or ""
-        return name.startswith("celery.") or any(fnmatchcase(name, pattern) for pattern in conf().EXCLUDE)
+        return is_stock_name(self.name)
 
     def _compose(self, args: Any, kwargs: Any, options: dict[str, Any]) -> Any:
         if self.declared_wrong is not None:
@@ -284,10 +287,10 @@ class Task(celery.Task):
         options.setdefault("ignore_result", self.ignore_result)
         task_id = options.pop("task_id", None)
         try:
-            task_id = str(uuid.UUID(str(task_id))) if task_id else str(uuid.uuid4())
+            key = uuid.UUID(str(task_id)) if task_id else None
         except ValueError:
             raise ValueError(f"task_id={task_id!r} is no UUID: leave it out, or pass str(uuid.uuid4())") from None
-        job = message.compose(self._get_app(), self, task_id, args, kwargs, options)
+        job = calls.compose(self._get_app(), self, key, args, kwargs, options)
         if template := self.key_templates.get("lock"):
             # Taken at the run; what no store could keep is refused here.
             template.of(job.args, job.kwargs)
@@ -317,12 +320,12 @@ class Task(celery.Task):
             if self.unique_for is not None:
                 job.unique_expires_at = now_plus(self.unique_for)
 
-    def _result(self, job: Any, add_to_parent: bool, existing: bool = False) -> AsyncResult:
+    def _result(self, job: Any, parent: Any, existing: bool = False) -> AsyncResult:
         result = self.AsyncResult(str(job.pk))
-        result.ignored = job.headers.get("ignore_result")
+        result.ignored = job.options.get("ignore_result", self.ignore_result)
         # A unique job that was there already.
         result.existing = existing
-        if add_to_parent and (parent := self._get_app().current_worker_task):
+        if parent:
             parent.add_trail(result)
         return result
 

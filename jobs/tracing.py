@@ -46,6 +46,11 @@ def is_on() -> bool:
     return is_installed and conf().TRACE is not None
 
 
+def _is_idle() -> bool:
+    """Whether nobody has set OpenTelemetry up, and there is no context to hand on: most processes."""
+    return isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider) and not context.get_current()
+
+
 @contextmanager
 def apart() -> Iterator[None]:
     """What receivers of Celery's signals make the current span, and leave so, is not the caller's afterwards."""
@@ -69,12 +74,12 @@ def create(job: Job, given: Mapping[str, Any] | None, caller: Any) -> None:
             retry, which is given those of its row, goes on with the first call's.
         caller: the task whose run makes the call. Celery sends links and chains when the run's span has ended.
     """
-    if not is_on():
+    if not is_on() or (not given and _is_idle()):
         return
     with _harmless():
         kept = {name: given[name] for name in propagate.get_global_textmap().fields & given.keys()} if given else {}
         if _creation(kept)[1].is_valid:
-            job.headers.update(storable(kept, "the context"))
+            _add_headers(job, storable(kept, "the context"))
             return
         here = context.get_current()
         if not trace.get_current_span(here).get_span_context().is_valid:
@@ -86,8 +91,13 @@ def create(job: Job, given: Mapping[str, Any] | None, caller: Any) -> None:
         # Without a provider it may be none: the context that is there travels all the same.
         made = span.get_span_context().is_valid
         propagate.inject(carrier, trace.set_span_in_context(span, here) if made else here)
-        job.headers.update(storable({**carrier, **kept}, "the context"))
+        _add_headers(job, storable({**carrier, **kept}, "the context"))
         job.span = span if span.is_recording() else None
+
+
+def _add_headers(job: Job, headers: dict[str, Any]) -> None:
+    if headers:
+        job.options["headers"] = {**job.headers, **headers}
 
 
 def created(job: Job) -> None:
@@ -105,6 +115,9 @@ def processing(run: Run, began: int) -> Iterator[None]:
     Parameters:
         began: nanoseconds since the epoch.
     """
+    if not is_on() or (not run.job.options and _is_idle()):
+        yield
+        return
     span = token = raised = None
     if is_on():
         with _harmless():

@@ -18,7 +18,7 @@ from django.db.backends.base.base import NO_DB_ALIAS
 from django.db.utils import load_backend
 from kombu import pools
 
-from jobs import publisher, syncpoints
+from jobs import syncpoints
 from jobs.board import board
 from jobs.conf import celery_settings
 from jobs.models import Job
@@ -111,9 +111,8 @@ def server(kind: type, user: str = "these tests") -> servers.Server:
 
 
 @pytest.fixture
-def node(settings):
+def node():
     """This process is a node: ``harness.deliver`` runs jobs in it."""
-    settings.JOBS = {**settings.JOBS, "PUBLISH": "relay"}
     board.node = uuid.uuid4()
     board.wipe()
     from jobs.models import Node
@@ -189,13 +188,13 @@ def redis_cache(redis_server, settings):
 
 @pytest.fixture(autouse=True)
 def _clean(request):
-    """Each test starts with an empty broker, a closed breaker and no connection to the broker."""
+    """Each test starts with an empty broker, and on a board without a stop."""
     yield
     syncpoints.arm(None)
-    publisher.breaker.closed_again = 0.0
+    board.wipe()
+    board.queues = []
     if any(mark.kwargs.get("transaction") for mark in request.node.iter_markers("django_db")):
         _empty_broker()
-    publisher.forget_connections()
 
 
 def _empty_broker() -> None:
@@ -226,7 +225,6 @@ def use_broker(settings):
         conf.broker_transport_options = {**celery_settings(url).get("broker_transport_options", {}), **options}
         if options:
             settings.CELERY_BROKER_TRANSPORT_OPTIONS = conf.broker_transport_options
-        publisher.forget_connections()
         # Celery's own connections, for remote control; kombu keeps them, and an earlier test may have ended them.
         pools.reset()
         current_app._get_current_object()._after_fork()
@@ -234,7 +232,8 @@ def use_broker(settings):
 
     yield use
     conf.update(before)
-    publisher.forget_connections()
+    pools.reset()
+    current_app._get_current_object()._after_fork()
 
 
 @pytest.fixture

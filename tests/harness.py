@@ -13,15 +13,16 @@ from collections import Counter
 from pathlib import Path
 
 from celery import current_app
-from celery.app.trace import build_tracer
 from django.conf import settings
 from django.db import connection
 
-from jobs import databases
-from jobs.board import is_alive
+from jobs import databases, lifecycle
+from jobs.board import BODY, board, is_alive
+from jobs.claims import Claimer
 from jobs.conf import conf
 from jobs.maintenance.rescue import read_beats
 from jobs.models import ENDED, Job, Node
+from jobs.runner import Runner
 from tests.models import Effect
 from tests.servers import die_with_parent, wait_for
 
@@ -172,19 +173,49 @@ def effects() -> Counter:
     return Counter(Effect.objects.values_list("key", flat=True))
 
 
-def deliver(result, **more):
-    """Run the message of a job as a worker does; return (state, value) as Celery sees it."""
-    job = Job.objects.get(pk=result.id)
-    task = current_app.tasks[job.task]
-    request = {
-        **job.headers,
-        **job.options["embed"],
-        "id": str(job.pk),
-        "delivery_info": {"exchange": "", "routing_key": job.queue},
-        "jobs": {"v": 1, "db": "default"},
-        "is_eager": False,
-        "hostname": "here",
-        **more,
-    }
-    outcome = build_tracer(task.name, task, app=current_app)(str(job.pk), job.args, job.kwargs, request)
+def claim(key, node=None):
+    """Claim just this job, as the process of a worker does; None if it cannot be claimed."""
+    alias = next(alias for alias in conf().DATABASES if Job.objects.using(alias).filter(pk=key).exists())
+    wanted = Job.objects.using(alias).get(pk=key)
+    rows = Job.objects.using(alias).filter(pk=key)
+    # Before all others for a moment.
+    if not rows.filter(state="ready").update(rank=-(2**15)):
+        return None
+    jobs = Claimer().claim(alias, wanted.queue, node or board.node, 1)
+    rows.update(rank=wanted.rank)
+    if jobs and jobs[0].pk != wanted.pk:
+        lifecycle.give_back(alias, node or board.node, jobs[0].token)
+        return None
+    for job in jobs:
+        job.rank = wanted.rank
+    return jobs[0] if jobs else None
+
+
+def deliver(result):
+    """Claim a job and run it in this process, as a worker does; return (state, value) as Celery sees it.
+
+    ``("UNCLAIMED", None)`` if it cannot be claimed.
+    """
+    job = claim(result.id)
+    return ("UNCLAIMED", None) if job is None else run(job)
+
+
+def die_with(board, job, phase=BODY, batch=0):
+    """A process of this worker dies with the job on the board; return its slot."""
+    if (child := os.fork()) == 0:
+        slot = board.take()
+        slot.name(job.pk, job.lease, job.token, batch, None, None, b"{}")
+        slot._enter(phase)
+        os._exit(0)
+    os.waitpid(child, 0)
+    return next(slot for slot in board.occupied() if slot.job == job.pk)
+
+
+def run(job):
+    """Run a claimed job in this process; return (state, value) as Celery sees it."""
+    runner = Runner(current_app._get_current_object(), "here")
+    try:
+        outcome = runner.run(current_app.tasks[job.task], job)
+    finally:
+        runner.slot.free()
     return (outcome.info.state, outcome.info.retval) if outcome.info else ("SUCCESS", outcome.retval)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import random
 import uuid
 
 from django.db.models import JSONField, Value
 from django.utils import timezone
 
+from jobs.fields import first_id
 from jobs.models import Job, Node
-from tests.tasks import effect
 
 ERROR = {"type": "ValueError", "message": "no", "traceback": "", "at": "2026-01-02T03:04:05+00:00", "attempt": 1}
 
@@ -21,23 +22,30 @@ MALFORMED = [
     {"error": {"type": "T"}},
     {"error": ["x"]},
     {"options": []},
-    {"headers": 5},
     {"args": {"a": 1}},
     {"kwargs": [1]},
 ]
 
 
 def make(state: str = "ready", age: float = 0.0, **more) -> Job:
-    """A real row, moved into a state; ``age`` in seconds."""
-    key = effect.apply_async(("x",), queue=more.pop("queue", None)).id
+    """A row in a state; ``age`` in seconds."""
     at = timezone.now() - datetime.timedelta(seconds=age)
-    values = {"state": state, "created_at": at, "run_at": at, **more}
+    # As it was called then: the id says when.
+    key = uuid.UUID(int=first_id(more.pop("created_at", at)).int | random.getrandbits(62))
+    values = {
+        "id": key,
+        "task": "tests.tasks.effect",
+        "queue": "celery",
+        "args": ["x"],
+        "state": state,
+        "run_at": at,
+        **more,
+    }
     if state == "running":
-        values = {"node": more.get("node") or make_node(), "token": uuid.uuid4(), "started_at": at, "lease": 1} | values
+        values = {"node": more.get("node") or make_node(), "token": 1, "started_at": at, "lease": 1} | values
     if state in ("succeeded", "failed", "cancelled"):
         values = {"finished_at": at, "error": None if state == "succeeded" else ERROR} | values
-    Job.objects.filter(pk=key).update(**values)
-    return Job.objects.get(pk=key)
+    return Job.objects.get(pk=Job.objects.create(**values).pk)
 
 
 def make_node(**more) -> Node:

@@ -24,10 +24,8 @@ if "JOBS_TEST_SQLITE_TIMEOUT" in os.environ:
 SHORT_CLOCKS = {
     "HEARTBEAT": 0.5,
     "DEAD_AFTER": 3.0,
-    "RELAY_INTERVAL": 0.1,
-    "GRACE": 2.0,
+    "POLL_INTERVAL": 0.2,
     "PRUNE_INTERVAL": 5.0,
-    "BREAKER": 1.0,
 }
 JOBS = {} if os.environ.get("JOBS_TEST_CLOCKS") == "default" else dict(SHORT_CLOCKS)
 JOBS.update(json.loads(os.environ.get("JOBS_TEST_SETTINGS", "{}")))

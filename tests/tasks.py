@@ -17,9 +17,10 @@ from celery import shared_task, signals
 from celery.exceptions import SoftTimeLimitExceeded
 from django.db import OperationalError, connection
 
-from jobs import Snooze, Task, guard, lock, once, request
+from jobs import Snooze, Task, guard, lock, once, request, syncpoints
 from jobs import effect as effect_of
 from jobs import signals as job_signals
+from jobs.board import board
 from shop import payments
 from tests.models import Effect, Order
 
@@ -109,6 +110,14 @@ def slow(key, seconds):
 def waits(key, started, gate):
     once_only(started)
     wait_for_file(gate)
+    Effect.objects.create(key=key, pid=os.getpid())
+
+
+@shared_task(atomic=False)
+def holds_others_up(key, started, gate):
+    """Short, but for one that has others behind it in its claim."""
+    if any(slot.batch for slot in board.occupied() if slot.pid == os.getpid()) and once_only(started):
+        wait_for_file(gate)
     Effect.objects.create(key=key, pid=os.getpid())
 
 
@@ -284,6 +293,21 @@ def enqueues(key):
 @shared_task(base=celery.Task)
 def stock(key):
     Effect.objects.create(key=key)
+
+
+@shared_task(base=celery.Task)
+def stock_waits(key, started, gate):
+    once_only(started)
+    wait_for_file(gate)
+    Effect.objects.create(key=key, pid=os.getpid())
+
+
+@shared_task(base=celery.Task)
+def stock_sleeps(key):
+    try:
+        time.sleep(60)
+    except SoftTimeLimitExceeded:
+        Effect.objects.create(key=key)
 
 
 @shared_task(base=Task)
@@ -467,6 +491,8 @@ def misbehaves(key, how, marker=None):
         case "unspeakable":
             raise Unspeakable
         case "ended":
+            # Else the completion takes the COMMIT along.
+            syncpoints.arm(lambda point: None)
             _end_at("_commit")
         case "ended_in_conflict":
             try:
@@ -498,6 +524,13 @@ def returns_nonsense(key):
 @shared_task(soft_time_limit=1, time_limit=20)
 def sleeps_softly(key, where="python"):
     _sleep(key, where)
+
+
+@shared_task(soft_time_limit=1, autoretry_for=(SoftTimeLimitExceeded,), default_retry_delay=0)
+def late_once(key, late):
+    if once_only(late):
+        time.sleep(60)
+    Effect.objects.create(key=key, pid=os.getpid())
 
 
 @shared_task(soft_time_limit=1, time_limit=20, atomic=False)
@@ -617,16 +650,16 @@ def _end_at(name):
 
 def _end_in_adoption(marker):
     """The first process that gives a message its row is told to end before this is committed."""
-    from jobs import strays
+    from jobs import adoption
 
-    adopt = strays.adopt
+    adopt = adoption.adopt
 
     def end_and_adopt(*args):
         if once_only(marker):
             _end_at("_commit")
         return adopt(*args)
 
-    strays.adopt = end_and_adopt
+    adoption.adopt = end_and_adopt
 
 
 def _quit_in_a_write(order):
@@ -656,6 +689,18 @@ def _write_signals(path):
         getattr(job_signals, name).connect(hear, weak=False)
 
 
+def _write_celery_signals(path):
+    """What Celery's own signals tell around each task, a line of JSON each."""
+    for name in ("task_prerun", "task_postrun", "task_success", "task_failure", "task_retry"):
+
+        def hear(sender, name=name, task_id=None, **kwargs):
+            key = task_id or getattr(kwargs.get("request"), "id", None) or sender.request.id
+            with open(path, "a") as file:
+                file.write(json.dumps({"signal": name, "task": sender.name, "id": key, "pid": os.getpid()}) + "\n")
+
+        getattr(signals, name).connect(hear, weak=False)
+
+
 def _write_spans(path):
     """The spans of this process and of those that it forks, a line of JSON each."""
     from opentelemetry import trace
@@ -673,6 +718,11 @@ if "JOBS_TEST_RELEASE" in os.environ:
 
     release.play()
 
+if "JOBS_TEST_STRIKE" in os.environ:
+    from tests.faults import strike
+
+    strike.arm()
+
 if "JOBS_TEST_ENDS_IN_ADOPTION" in os.environ:
     _end_in_adoption(os.environ["JOBS_TEST_ENDS_IN_ADOPTION"])
 
@@ -681,6 +731,9 @@ if "JOBS_TEST_QUITS_IN_A_WRITE" in os.environ:
 
 if "JOBS_TEST_SIGNALS" in os.environ:
     _write_signals(os.environ["JOBS_TEST_SIGNALS"])
+
+if "JOBS_TEST_CELERY_SIGNALS" in os.environ:
+    _write_celery_signals(os.environ["JOBS_TEST_CELERY_SIGNALS"])
 
 if "JOBS_TEST_SPANS" in os.environ:
     _write_spans(os.environ["JOBS_TEST_SPANS"])

@@ -8,10 +8,10 @@ import pytest
 from celery import current_app
 
 from jobs import lifecycle, syncpoints
-from jobs.maintenance.relay import Relay
+from jobs.maintenance.clock import Clock
 from jobs.models import Cancellation, Job
 from tests import tasks
-from tests.harness import Worker, deliver, effects, in_body, wait_ended, wait_state
+from tests.harness import Worker, claim, deliver, effects, in_body, wait_ended, wait_state
 from tests.servers import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -48,7 +48,7 @@ def test_a_failure_stays_a_failure(node):
     ask("after_claim")
     deliver(result)
     assert Job.objects.get().state == "failed"
-    Relay(current_app).run_once()
+    assert Clock().run_once()["cancelled"] == 0
     assert over().error["type"] == "ValueError"
 
 
@@ -56,15 +56,15 @@ def test_a_request_that_came_as_the_job_went_back_is_swept(node):
     """Race: the run had looked for the note, and then went back to wait."""
     result = tasks.effect.delay("a")
     Cancellation.objects.create(job=result.id, reason="by hand")
-    Relay(current_app).run_once()
+    assert Clock().run_once()["cancelled"] == 1
     assert over().state == "cancelled"
 
 
 def test_a_zombie_does_not_take_its_successors_request(node):
     result = tasks.effect.delay("a")
-    zombie = lifecycle.claim(uuid.UUID(result.id), node.pk, "default")
-    Job.objects.update(state="ready", dispatched_at=None)
-    lifecycle.claim(uuid.UUID(result.id), node.pk, "default")
+    zombie = claim(result.id)
+    Job.objects.update(state="ready")
+    claim(result.id)
     assert lifecycle.ask_to_end(uuid.UUID(result.id), "default")
     assert not lifecycle.heed(zombie)
     assert Cancellation.objects.exists()

@@ -56,15 +56,14 @@ def test_demo_loses_nobody_and_does_nothing_twice(tmp_path):
     # It was not for want of trouble:
     assert result["rolled_back"] > 0
     assert result["retries"] >= result["refused"] > 0
-    assert result["copies"] > 0
-    assert result["duplicates_suppressed"] > 0
-    assert result["workers_killed"] == 1
-    assert result["rescued"] > 0
+    assert result["workers_killed"] == 2
+    assert result["rescued"] >= 2
+    assert result["half_done"] == 0
     # Somebody ordered, and was charged once although the provider did not always say so:
     assert result["payments"] == result["charged"] == 10
     assert result["ambiguous"] >= result["unanswered"] > 0
     assert result["charged_twice"] == 0
-    assert result["mails"] > result["distinct_mails"], "the e-mail of the killed worker was accepted twice"
+    assert result["mails"] > result["distinct_mails"], "those of the killed workers were accepted twice"
     assert result["seconds"] < 60
     assert list(tmp_path.iterdir()) == []
     assert workers_in(tmp_path) == []
@@ -126,10 +125,10 @@ def test_unreachable_database_server_is_one_sentence(tmp_path):
     assert "Traceback" not in run.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("url", ["redis://127.0.0.1:9/0", "amqp://127.0.0.1:9//"])
-def test_unreachable_broker_is_one_sentence(tmp_path, url):
-    run = demo(tmp_path, CELERY_BROKER_URL=url)
-    assert run.returncode == 1
-    assert "CELERY_BROKER_URL: no broker answers at" in run.stderr
-    assert "Traceback" not in run.stderr
+def test_demo_does_without_its_broker(tmp_path, url):
+    run = demo(tmp_path, "--signups", "20", "--json", CELERY_BROKER_URL=url)
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout.splitlines()[-1])["problems"] == []
     assert list(tmp_path.iterdir()) == []

@@ -7,8 +7,9 @@ import json
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.db import connection
 
-from jobs import queues
+from jobs import listener, queues
 from jobs.models import Instance, Job
 from tests.harness import Worker
 from tests.rows import make
@@ -35,15 +36,15 @@ def test_all_is_well():
         out = io.StringIO()
         call_command("jobs", "doctor", stdout=out)
     assert error == ""
-    assert set(found) == {"database 'default'", "settings", "broker", "locks", "workers", "probe"}
+    assert set(found) == {"database 'default'", "settings", "broker", "locks", "rings of 'default'", "workers", "probe"}
     assert all(each["is_well"] for each in found.values())
-    assert [line.split()[0] for line in out.getvalue().splitlines()] == ["ok"] * 6
+    assert [line.split()[0] for line in out.getvalue().splitlines()] == ["ok"] * 7
     assert set(Job.objects.values_list("state", flat=True)) == {"succeeded"}
 
 
 def test_no_worker():
     found, error = examine("--timeout", "0.3")
-    assert "2 of 6 things" in error
+    assert "2 of 7 things" in error
     assert found["workers"]["says"] == "none is alive"
     assert "No worker is alive" in found["probe"]["says"]
     assert Job.objects.get().state == "cancelled"
@@ -63,6 +64,17 @@ def test_a_broker_that_is_away(use_broker):
     found, _ = examine("--no-probe")
     assert not found["broker"]["is_well"]
     assert "cannot be reached" in found["broker"]["says"]
+    assert "Jobs run without it" in found["broker"]["says"]
+
+
+def test_rings_that_are_not_heard(monkeypatch):
+    monkeypatch.setattr(listener, "hears", lambda alias: False)
+    ring = examine("--no-probe")[0]["rings of 'default'"]
+    # A job is found nevertheless.
+    assert ring["is_well"]
+    if connection.vendor == "postgresql":
+        assert "are not heard" in ring["says"]
+        assert "until a worker looks" in ring["says"]
 
 
 def test_a_copied_database():

@@ -467,7 +467,7 @@ def test_zombie_writes_nothing(node, point):
 
     def rob(reached):
         if reached == point:
-            Job.objects.update(lease=2, token=uuid.uuid4())
+            Job.objects.update(lease=2, token=2)
 
     syncpoints.arm(rob)
     run(tasks.calls_retry, "charge", "order-1")
@@ -487,7 +487,7 @@ def test_run_that_loses_its_job_between_the_check_and_the_row_writes_nothing(nod
 
     def rob(job):
         owned = owns(job)
-        Job.objects.update(lease=2, token=uuid.uuid4())
+        Job.objects.update(lease=2, token=2)
         return owned
 
     monkeypatch.setattr(lifecycle, "owns", rob)
@@ -499,7 +499,7 @@ def test_run_that_loses_its_job_between_the_check_and_the_row_writes_nothing(nod
 @pytest.mark.parametrize("act", [lambda call: call.answered(1), lambda call: call.not_sent()])
 def test_zombie_does_not_touch_the_row_of_its_successor(node, act):
     def block(call):
-        Job.objects.update(lease=2, token=uuid.uuid4())
+        Job.objects.update(lease=2, token=2)
         Effect.objects.update(lease=2)
         act(call)
 

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import datetime
 import uuid
+from contextlib import contextmanager
 
 import celery.exceptions
+import psycopg
 import pytest
 from celery import current_app
-from celery.app.trace import build_tracer
 from django.db import InterfaceError, OperationalError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from kombu import Exchange, Queue
 
-from jobs import lifecycle, publisher, syncpoints
-from jobs.arguments import as_uuid
+from jobs import claims, lifecycle, ring, syncpoints
 from jobs.board import board
 from jobs.errors import TaskExited
 from jobs.models import Job
+from jobs.runner import Runner
 from tests import tasks
-from tests.harness import deliver, effects
+from tests.harness import claim, deliver, effects, run
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -41,64 +41,71 @@ def test_a_run_commits_effect_and_completion_together():
     assert board.occupied() == []
 
 
+@pytest.fixture
+def runner():
+    """Claims and runs what is in the default queue, as a process of a worker does."""
+    board.queues = [current_app.conf.task_default_queue]
+    return Runner(current_app._get_current_object(), "here")
+
+
+@contextmanager
+def executed(monkeypatch):
+    """All statements but those that begin and end a transaction, also those that do not pass through Django."""
+    statements: list[str] = []
+    if connection.vendor != "postgresql":
+        with CaptureQueriesContext(connection) as queries:
+            yield statements
+        statements += [query["sql"] for query in queries if not query["sql"].startswith(("BEGIN", "COMMIT"))]
+        return
+    execute, send = psycopg.Cursor.execute, claims.Session.send
+
+    def note_execute(cursor, query, *values, **how):
+        statements.append(str(query))
+        return execute(cursor, query, *values, **how)
+
+    def note_send(session, sql):
+        statements.append(sql)
+        return send(session, sql)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(psycopg.Cursor, "execute", note_execute)
+        patch.setattr(claims.Session, "send", note_send)
+        yield statements
+
+
 @pytest.mark.core
-def test_two_statements_per_run_beside_the_bodys_own():
-    warm, counted = tasks.noop.delay(), tasks.noop.delay()
-    deliver(warm)
-    job_free = Job.objects.get(pk=counted.id)
-    with CaptureQueriesContext(connection) as queries:
-        request = {
-            **job_free.headers,
-            **job_free.options["embed"],
-            "id": counted.id,
-            "jobs": {"db": "default"},
-            "is_eager": False,
-        }
-        request |= {"delivery_info": {}, "hostname": "here"}
-        tasks.noop.__trace__ = None
-        build_tracer(tasks.noop.name, current_app.tasks[tasks.noop.name], app=current_app)(counted.id, [], {}, request)
-    statements = [q["sql"] for q in queries.captured_queries if not q["sql"].startswith(("BEGIN", "COMMIT"))]
-    assert len(statements) == 2, statements
-    assert all(sql.startswith("UPDATE") for sql in statements)
-    assert Job.objects.get(pk=counted.id).state == "succeeded"
+def test_a_run_costs_its_completion_and_its_share_of_one_claim(runner, settings, monkeypatch):
+    settings.JOBS = {**settings.JOBS, "CLAIM_BATCH": 10}
+    monkeypatch.setattr("jobs.runner.BATCH_TIME", 100.0)
+    tasks.noop.delay_many([(n,) for n in range(11)])
+    # The first of its kind goes alone, and tells how long one takes.
+    assert runner.run_batch()
+    with executed(monkeypatch) as statements:
+        assert runner.run_batch()
+    assert Job.objects.filter(state="succeeded").count() == 11
+    # On SQLite a look without the write lock comes first.
+    assert len(statements) == (1 if connection.vendor == "postgresql" else 2) + 10, statements
 
 
-def test_a_duplicate_message_is_ignored():
+def test_a_job_that_ran_is_not_claimed_again():
     result = tasks.effect.delay("a")
     assert deliver(result)[0] == "SUCCESS"
-    assert deliver(result)[0] == "IGNORED"
+    assert deliver(result)[0] == "UNCLAIMED"
     assert effects() == {"a": 1}
 
 
-def test_a_message_whose_row_is_gone_is_ignored():
-    result = tasks.effect.delay("a")
-    job = Job.objects.get()
+def test_a_run_whose_row_is_gone_leaves_nothing():
+    job = claim(tasks.effect.delay("a").id)
     Job.objects.all().delete()
-    outcome = build_tracer(job.task, current_app.tasks[job.task], app=current_app)(
-        result.id,
-        ["a"],
-        {},
-        {"id": result.id, "jobs": {"v": 1, "db": "default"}, "delivery_info": {}, "is_eager": False},
-    )
-    assert outcome.info.state == "IGNORED"
+    assert run(job)[0] == "IGNORED"
     assert not effects()
 
 
-def test_the_row_wins_over_an_old_message():
-    result = tasks.effect.delay("old")
-    Job.objects.update(args=["new"], retries=2)
-    deliver(result, args=["old"], retries=0)
+def test_the_body_sees_what_the_row_says():
+    result = tasks.retries.delay("old", 5)
+    Job.objects.update(args=["new", 2], retries=2)
+    assert deliver(result) == ("SUCCESS", 2)
     assert effects() == {"new": 1}
-
-
-def test_a_dead_node_claims_nothing_and_the_message_is_published_again(node):
-    result = tasks.effect.delay("a")
-    Job.objects.update(dispatched_at=timezone.now())
-    lifecycle.bury(node.pk, "default")
-    assert deliver(result)[0] == "IGNORED"
-    job = Job.objects.get()
-    assert (job.state, job.dispatched_at) == ("ready", None)
-    assert not effects()
 
 
 def test_a_failure_rolls_back_and_is_kept():
@@ -130,7 +137,7 @@ def test_a_lost_lease_rolls_the_effects_back():
 
     def steal(point):
         if point == "before_commit":
-            Job.objects.update(lease=2, token=uuid.uuid4())
+            Job.objects.update(lease=2, token=2)
 
     syncpoints.arm(steal)
     assert deliver(result)[0] == "IGNORED"
@@ -143,7 +150,9 @@ def test_a_lost_lease_rolls_the_effects_back():
 @pytest.mark.parametrize(
     "settle",
     [
-        lambda job: lifecycle.succeed(job, None),
+        lambda job: claims.succeed(job, None, 0.0),
+        lambda job: lifecycle.succeed_like(job, Job(result="the same")),
+        lambda job: lifecycle.hold(job),
         lambda job: lifecycle.fail(job, lifecycle.error_entry("E", "m")),
         lambda job: lifecycle.retry(job, None, lifecycle.error_entry("E", "m"), {}),
         lambda job: lifecycle.hand_back(job, 0),
@@ -152,15 +161,15 @@ def test_a_lost_lease_rolls_the_effects_back():
         lambda job: lifecycle.cancel_running(job, lifecycle.error_entry("E", "m")),
     ],
 )
-@pytest.mark.parametrize("stolen", [{"lease": 9}, {"token": uuid.uuid4()}, {"state": "ready"}])
-def test_every_way_out_of_running_is_fenced(node, settle, stolen):
-    result = tasks.effect.delay("a")
-    job = lifecycle.claim(uuid.UUID(result.id), node.pk, "default")
-    assert job is not None
+@pytest.mark.parametrize("stolen", [{"lease": 9}, {"token": 9}, {"state": "ready"}])
+def test_every_way_out_of_running_is_fenced(settle, stolen):
+    job = claim(tasks.effect.delay("a").id)
     Job.objects.update(**stolen)
-    assert settle(job) is False
+    with transaction.atomic():
+        assert settle(job) is False
     Job.objects.update(state="running", lease=job.lease, token=job.token)
-    assert settle(job) is True
+    with transaction.atomic():
+        assert settle(job) is True
 
 
 @pytest.mark.core
@@ -173,13 +182,13 @@ def test_a_commit_whose_answer_is_lost_is_believed_when_the_row_says_so():
     assert effects() == {"a": 1}
 
 
-def test_a_retry_is_a_row_that_waits_and_not_a_message():
+def test_a_retry_is_the_same_row_that_waits():
     result = tasks.retries.delay("a", 1)
     state, value = deliver(result)
     assert state == "RETRY"
     assert isinstance(value, celery.exceptions.Retry)
     job = Job.objects.get()
-    assert (job.state, job.retries, job.dispatched_at) == ("scheduled", 1, None)
+    assert (job.state, job.retries) == ("scheduled", 1)
     assert job.error["type"] == "Retry"
     assert Job.objects.count() == 1
     assert not effects()
@@ -201,11 +210,11 @@ def test_retry_without_throw_and_a_normal_return_settles_as_retry():
 def test_autoretry_counts_by_the_row_and_ends_failed():
     result = tasks.autoretries.delay("a")
     for attempt in (1, 2):
-        assert deliver(result, retries=0)[0] == "RETRY"
+        assert deliver(result)[0] == "RETRY"
         job = Job.objects.get()
         assert (job.retries, job.state, job.error["type"]) == (attempt, "scheduled", "ValueError")
         Job.objects.update(state="ready")
-    assert deliver(result, retries=0)[0] == "FAILURE"
+    assert deliver(result)[0] == "FAILURE"
     job = Job.objects.get()
     assert (job.state, job.retries, len(job.errors)) == ("failed", 2, 3)
     assert not effects()
@@ -291,39 +300,10 @@ def test_atomic_false_leaves_transactions_to_the_body():
 def test_an_expired_job_is_not_claimed():
     result = tasks.effect.apply_async(("a",), expires=3600)
     Job.objects.update(expires_at=timezone.now() - timezone.timedelta(seconds=1))
-    assert deliver(result)[0] == "IGNORED"
+    assert deliver(result)[0] == "UNCLAIMED"
     assert lifecycle.expire("default", 10) == 1
     job = Job.objects.get()
     assert (job.state, job.error["type"]) == ("cancelled", "Expired")
-    assert not effects()
-
-
-def _deliver(key, *args, task=tasks.effect):
-    request = {"id": key, "delivery_info": {"routing_key": "celery"}, "is_eager": False}
-    return build_tracer(task.name, task, app=current_app)(key, list(args), {}, request)
-
-
-@pytest.mark.parametrize("key", ["95bb79d0-78ea-4967-b031-a2fb8bae82ae", "no-uuid:7"])
-def test_a_message_sent_by_name_is_adopted(key):
-    """From another service, or from before the switch: it gets its row, and its copies are duplicates."""
-    outcomes = [_deliver(key, "a") for _ in range(2)]
-    assert outcomes[0].info is None
-    assert effects() == {"a": 1}
-    job = Job.objects.get()
-    assert (job.pk, job.task, job.state, job.queue) == (as_uuid(key), "tests.tasks.effect", "succeeded", "celery")
-
-
-def test_a_message_sent_by_name_that_json_cannot_keep_runs_as_stock_celery():
-    _deliver(str(uuid.uuid4()), "a", datetime.datetime(2026, 1, 1))
-    assert not Job.objects.exists()
-    assert len(effects()) == 1
-
-
-def test_a_message_sent_by_name_whose_task_has_keys_does_not_run_without_a_row():
-    """There would be neither a marker nor a lock, and it would do what they are to prevent."""
-    outcome = _deliver(str(uuid.uuid4()), datetime.datetime(2026, 1, 1), task=tasks.welcomes)
-    assert outcome.info.state == "FAILURE"
-    assert not Job.objects.exists()
     assert not effects()
 
 
@@ -351,22 +331,49 @@ def test_a_conflict_is_not_run_again_by_a_zombie(monkeypatch):
     monkeypatch.setattr(tasks, "conflicts", ["again"])
     monkeypatch.setattr("jobs.execution.RERUNS", [0.0] * 4)
     result = tasks.conflicting.delay("a")
-    syncpoints.arm(lambda point: point == "after_claim" and Job.objects.update(token=uuid.uuid4()))
+    syncpoints.arm(lambda point: point == "after_claim" and Job.objects.update(token=9))
     assert deliver(result)[0] == "IGNORED"
     assert Job.objects.get().state == "running"
     assert not effects()
 
 
-def test_a_row_that_nobody_can_run_fails(monkeypatch):
+@pytest.mark.parametrize("wrong", [{"options": 5}, {"args": 5}, {"kwargs": [1]}], ids=str)
+def test_a_row_that_nobody_can_run_fails_and_stands_in_nobodys_way(runner, wrong):
     """Somebody edited it by hand."""
-    result = tasks.effect.delay("a")
+    bad, good = tasks.noop.delay(), tasks.noop.delay()
+    Job.objects.filter(pk=bad.id).update(**wrong)
+    while runner.run_batch():
+        pass
+    assert Job.objects.get(pk=bad.id).state == "failed"
+    assert Job.objects.get(pk=good.id).state == "succeeded"
+
+
+def test_what_celerys_hook_raises_before_the_body_fails_the_job(runner, monkeypatch):
+    """``Task.before_start``: Celery does not call the task then."""
+
+    def refuse(*args):
+        raise ValueError("not today")
+
+    monkeypatch.setattr(type(tasks.noop._get_current_object()), "before_start", refuse)
+    tasks.noop.delay()
+    assert runner.run_batch()
     job = Job.objects.get()
-    request = {**job.headers, "id": str(job.pk), "delivery_info": {}, "jobs": {"v": 1, "db": "default", "at": 0}}
-    Job.objects.update(options={})
-    task = current_app.tasks[job.task]
-    build_tracer(task.name, task, app=current_app)(result.id, [], {}, request)
-    job.refresh_from_db()
-    assert (job.state, job.error["type"]) == ("failed", "KeyError")
+    assert (job.state, job.error and job.error["message"]) == ("failed", "not today")
+
+
+def test_a_result_backend_that_is_away_before_the_body_puts_the_job_off(runner, monkeypatch):
+    """``task_track_started``: Celery writes there before it calls the task."""
+    task = tasks.noop._get_current_object()
+    monkeypatch.setattr(task, "track_started", True)
+
+    def away(*args, **kwargs):
+        raise ConnectionError("away")
+
+    monkeypatch.setattr(type(task.backend), "store_result", away)
+    tasks.noop.delay()
+    assert runner.run_batch()
+    job = Job.objects.get()
+    assert (job.state, job.crashes, job.node_losses, job.retries) == ("scheduled", 0, 0, 0)
 
 
 @pytest.mark.parametrize("wrong", [float("inf"), "many", 0, True])
@@ -383,14 +390,12 @@ def test_a_retry_stays_in_its_queue_behind_a_topic_exchange(monkeypatch):
     """Celery routes it by its address, from which it takes another queue's name."""
     topical = Queue("topical", Exchange("topics", type="topic"), routing_key="topical.#")
     monkeypatch.setitem(current_app.amqp.queues, "topical", topical)
-    result = tasks.retries.apply_async(("a", 1), queue="topical")
+    result = tasks.retries.apply_async(("a", 1), exchange="topics", routing_key="topical.x")
+    before = Job.objects.get()
+    assert before.queue == "topical"
+    assert deliver(result)[0] == "RETRY"
     job = Job.objects.get()
-    before = (job.queue, job.options["declare"], job.options["publish"]["routing_key"])
-    address = {"exchange": "topics", "routing_key": "topical.#", "priority": 0, "redelivered": False}
-    assert deliver(result, delivery_info=address)[0] == "RETRY"
-    job.refresh_from_db()
-    assert (job.queue, job.options["declare"], job.options["publish"]["routing_key"]) == before
-    assert before[0] == "topical"
+    assert (job.queue, job.options) == (before.queue, {**before.options, "eta": True})
 
 
 def test_replace_says_what_to_do_instead():
@@ -417,20 +422,13 @@ def test_a_replay_resets_the_counts_but_never_the_lease():
     assert Job.objects.get().lease == 2
 
 
-def test_publishing_inside_a_body_waits_for_its_commit(monkeypatch, settings):
-    settings.JOBS = {**settings.JOBS, "PUBLISH": "inline"}
+def test_a_body_rings_after_its_commit(monkeypatch):
     seen = []
-
-    def publish(jobs, using, app, budget=None):
-        seen.append((connection.in_atomic_block, [job.args for job in jobs]))
-        return []
-
-    monkeypatch.setattr(publisher, "publish", publish)
-    with transaction.atomic():
-        result = tasks.enqueues.delay("a")
+    monkeypatch.setattr(ring, "ring", lambda using, queues: seen.append((connection.in_atomic_block, list(queues))))
+    result = tasks.enqueues.delay("a")
     seen.clear()
     deliver(result)
-    assert seen == [(False, [["a-child"]])]
+    assert seen == [(False, [current_app.conf.task_default_queue])]
 
 
 @pytest.mark.parametrize("name", ["CancelledError", "GeneratorExit"])
@@ -455,20 +453,20 @@ def test_a_database_error_before_the_body_is_not_the_bodys_failure(monkeypatch):
             raise OperationalError("database is locked")
         return real(*args, **kwargs)
 
-    result = tasks.effect.delay("a")
+    job = claim(tasks.effect.delay("a").id)
     monkeypatch.setattr("jobs.execution.transaction.atomic", atomic)
-    assert deliver(result)[0] == "IGNORED"
+    assert run(job)[0] == "IGNORED"
     job = Job.objects.get()
     assert (job.state, job.node_losses, job.error["message"]) == ("ready", 1, "database is locked")
 
 
 def test_an_interface_error_at_the_commit_runs_the_job_again(monkeypatch):
-    def broken(job, result):
+    def broken(job, result, runtime):
         raise InterfaceError("connection already closed")
 
     result = tasks.effect.delay("a")
     with monkeypatch.context() as patch:
-        patch.setattr(lifecycle, "succeed", broken)
+        patch.setattr(claims, "succeed", broken)
         assert deliver(result)[0] == "IGNORED"
     assert Job.objects.get().state == "ready"
     assert not effects()
@@ -486,9 +484,9 @@ def test_a_body_that_leaves_autocommit_off_fails():
 
 def test_headers_and_limits_come_from_the_row():
     result = tasks.shows_request.apply_async(headers={"tenant": "old"})
-    row = Job.objects.get()
-    Job.objects.update(headers={**row.headers, "tenant": "new", "timelimit": [77, 66]})
-    assert deliver(result, tenant="old", timelimit=[1, 1])[0] == "SUCCESS"
+    changed = {"headers": {"tenant": "new"}, "time_limit": 77, "soft_time_limit": 66}
+    Job.objects.update(options={**Job.objects.get().options, **changed})
+    assert deliver(result)[0] == "SUCCESS"
     assert Job.objects.get().result == ["new", 77, 66]
 
 
@@ -497,19 +495,11 @@ def test_a_replayed_job_no_longer_expires():
     Job.objects.update(expires_at=timezone.now() - timezone.timedelta(seconds=1))
     lifecycle.expire("default", 10)
     assert lifecycle.replay(uuid.UUID(result.id), "default")
-    sent = []
-
-    class Producer:
-        def publish(self, body, **how):
-            sent.append(how)
-
-    publisher.send(Producer(), current_app._get_current_object(), Job.objects.get(), "default")  # type: ignore[arg-type]
-    assert sent[0]["headers"]["expires"] is None
-    assert "expiration" not in sent[0]
+    assert deliver(result)[0] == "SUCCESS"
 
 
 def test_a_job_of_a_later_release_is_left_to_its_workers():
-    """An old copy of its message, from before a retry by newer code, says nothing of that."""
+    """A retry by newer code may have written it."""
     result = tasks.effect.delay("a")
     job = Job.objects.get()
     job.options["v"] = 2

@@ -191,32 +191,13 @@ def test_markers_and_the_jobs_that_they_replay_are_pruned_together(node, setting
     deliver(kept)
     deliver(gone)
     past = lifecycle.now_plus(-60)
-    Job.objects.update(created_at=past, started_at=past, finished_at=past)
+    Job.objects.update(started_at=past, finished_at=past)
     with side() as database:
-        prune = Prune(database)
-        prune.run_once()
+        Prune(database).run_once()
         assert [str(pk) for pk in Job.objects.values_list("pk", flat=True)] == [kept.id]
         Marker.objects.update(expires_at=past)
-        prune.run_once()
-        assert not Marker.objects.exists()
-    # A second look is for what grew old since the first.
-    assert not Job.objects.exists()
-
-
-def test_prune_looks_at_all_of_history_now_and_then(node, settings, monkeypatch):
-    """In between at what grew old since its last look; what ended long after it was made waits for the full one."""
-    settings.JOBS = {**settings.JOBS, "RETENTION": 10.0}
-    with side() as database:
-        prune = Prune(database)
-        prune.run_once()
-        for key, age in (("late", 86400), ("new", 30)):
-            deliver(tasks.effect.delay(key))
-            past = lifecycle.now_plus(-age)
-            Job.objects.filter(result=key).update(created_at=past, started_at=past, finished_at=lifecycle.now_plus(-20))
-        prune.run_once()
-        assert list(Job.objects.values_list("result", flat=True)) == ["late"]
-        monkeypatch.setattr("jobs.maintenance.prune.FULL_LOOK", 0.0)
-        prune.run_once()
+        Prune(database).run_once()
+    assert not Marker.objects.exists()
     assert not Job.objects.exists()
 
 

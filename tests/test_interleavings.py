@@ -1,4 +1,4 @@
-"""Any order of enqueue, commit, roll back, claim, crash, finish, rescue and replay, for two keys (Hypothesis).
+"""Any order of enqueue, commit, claim, give back, crash, finish, rescue and replay, for two keys (Hypothesis).
 
 Runs are taken apart into their statements: a body is begun by one rule and ended by another, so that zombies end theirs
 after others were given the job. Each step is one that a process can take; the invariants are the promise.
@@ -11,6 +11,7 @@ import uuid
 from collections import Counter
 
 import pytest
+from celery import current_app
 from django.db import transaction
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -23,11 +24,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from jobs import idempotency, lifecycle
+from jobs import claims, idempotency, lifecycle
 from jobs.errors import UniqueTaken
 from jobs.maintenance import rescue
 from jobs.models import ENDED, Job, Marker, Node
 from tests import tasks
+from tests.harness import claim
 from tests.models import Effect, Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -93,17 +95,45 @@ class Promise(RuleBasedStateMachine):
     @precondition(lambda self: self.ids)
     @rule(data=st.data())
     def claim(self, data: st.DataObject) -> None:
-        """Also by a node that is dead, or for a job that ended: a message may be old."""
+        """Also by a node that is dead, or a job that ended."""
         ready = [key for key in self.ids if Job.objects.filter(pk=key, state="ready").exists()]
         key = self.draw(data, ready if ready and data.draw(st.booleans()) else self.ids)
         node = self.draw(data, self.nodes)
         before = Job.objects.get(pk=key)
-        job = lifecycle.claim(key, node, "default")
+        job = claim(key, node)
         is_alive = Node.objects.filter(pk=node, dead_at=None).exists()
         assert (job is not None) == (before.state == "ready" and is_alive)
         if job is not None:
             assert job.lease == before.lease + 1
             self.runs.append(job)
+
+    @rule(data=st.data(), size=st.sampled_from([2, 5]))
+    def claim_batch(self, data: st.DataObject, size: int) -> None:
+        ready = list(Job.objects.filter(state="ready").order_by("rank", "run_at", "id"))
+        node = self.draw(data, self.nodes)
+        jobs = claims.Claimer().claim("default", current_app.conf.task_default_queue, node, size)
+        is_alive = Node.objects.filter(pk=node, dead_at=None).exists()
+        assert [job.pk for job in jobs] == ([job.pk for job in ready][:size] if is_alive else [])
+        assert len({job.token for job in jobs}) <= 1
+        self.runs += jobs
+
+    @precondition(lambda self: self.runs)
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
+        """What was claimed together with a run waits again; whoever claimed it may not know yet."""
+        begun = self.runs[data.draw(st.integers(0, len(self.runs) - 1))]
+        lifecycle.give_back("default", begun.node_id, begun.token, begun.pk)
+        rest = Job.objects.filter(state="running", token=begun.token).exclude(pk=begun.pk)
+        assert not rest.exists()
+
+    @precondition(lambda self: self.runs)
+    @rule(data=st.data())
+    def renew(self, data: st.DataObject) -> None:
+        run = self.runs[data.draw(st.integers(0, len(self.runs) - 1))]
+        owned = Job.objects.filter(pk=run.pk, state="running", lease=run.lease, token=run.token).exists()
+        assert claims.renew(run) == owned
+        if not owned:
+            self.runs.remove(run)
 
     @precondition(lambda self: self.runs)
     @rule(data=st.data(), outcome=st.sampled_from(OUTCOMES))
@@ -131,7 +161,7 @@ class Promise(RuleBasedStateMachine):
                 source = idempotency.earlier(run, "same") if run.marker_key else None
                 if source is None:
                     Effect.objects.create(key=run.args[0], note=f"{run.task}:{run.pk}")
-                    done = lifecycle.succeed(run, str(run.pk))
+                    done = claims.succeed(run, str(run.pk), 0.0)
                 else:
                     done = lifecycle.succeed_like(run, source)
                 if not done or not commits:
@@ -152,7 +182,8 @@ class Promise(RuleBasedStateMachine):
     @rule()
     def come_due(self) -> None:
         Job.objects.filter(state="scheduled").update(run_at=lifecycle.now_plus(-1))
-        lifecycle.dispatch(lifecycle.due("default", 100), "default")
+        lifecycle.make_due("default", 100)
+        assert not Job.objects.filter(state="scheduled").exists()
 
     @precondition(lambda self: self.ids)
     @rule(data=st.data())
@@ -205,7 +236,7 @@ class Promise(RuleBasedStateMachine):
             if not waiting:
                 break
             for key in waiting:
-                if run := lifecycle.claim(key, self.nodes[-1], "default"):
+                if run := claim(key, self.nodes[-1]):
                     self.body(run, commits=True)
                     lifecycle.heed(run)
         assert not Job.objects.exclude(state__in=ENDED).exists()
@@ -232,4 +263,4 @@ def test_no_order_of_events_breaks_the_promise(own_settings):
 
 @pytest.fixture
 def own_settings(settings):
-    settings.JOBS = {**settings.JOBS, "PUBLISH": "relay", "MAX_NODE_LOSSES": 3}
+    settings.JOBS = {**settings.JOBS, "MAX_NODE_LOSSES": 3}

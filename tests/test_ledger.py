@@ -27,11 +27,6 @@ LIST = reverse("admin:jobs_effect_changelist")
 EVIL = "<script>alert(1)</script>"
 
 
-@pytest.fixture(autouse=True)
-def _left_to_the_relay(settings):
-    settings.JOBS = {**settings.JOBS, "PUBLISH": "relay"}
-
-
 def begun(key: str, job: str = "failed", **more) -> Effect:
     """A call, and its job in that state."""
     return Effect.objects.create(**{"name": "charge", "key": key, "job": make(job, lease=1).pk, "lease": 1, **more})

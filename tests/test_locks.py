@@ -20,13 +20,12 @@ from django_redis import get_redis_connection
 from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
-from jobs import Busy, current, databases, lifecycle, lock, lockstores, syncpoints
-from jobs.board import board
+from jobs import Busy, current, databases, lock, lockstores, syncpoints
 from jobs.maintenance.prune import Prune
 from jobs.models import Job, Lock, Node
 from tests import tasks
 from tests.concurrency import Elsewhere, by_default, open_transaction, somebody_waits
-from tests.harness import Worker, deliver, effects, environment, in_body, wait_ended
+from tests.harness import Worker, claim, deliver, effects, environment, in_body, wait_ended
 from tests.models import Effect, Imported
 from tests.rows import make
 from tests.servers import wait_for
@@ -35,15 +34,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 #: The shortest that the tests' clocks allow.
 SHORT = 0.5
-
-
-@pytest.fixture
-def here(settings):
-    """This process is the worker."""
-    settings.JOBS = {**settings.JOBS, "PUBLISH": "relay"}
-    board.node = uuid.uuid4()
-    board.wipe()
-    Node.objects.create(pk=board.node, hostname="here", pid=1)
 
 
 def elsewhere(action):
@@ -356,7 +346,7 @@ def test_a_body_with_an_older_snapshot_takes_no_lock_from_a_live_run(settings):
     older = Elsewhere(body)
     assert began.wait(10)
     node = Node.objects.create(hostname="here", pid=1)
-    with running(lifecycle.claim(holder.pk, node.pk, "default")), lock("a"):
+    with running(claim(holder.pk, node.pk)), lock("a"):
         held.set()
         assert isinstance(older.result(), Busy)
 
@@ -581,7 +571,7 @@ def test_the_longest_key_is_kept(store):
 # lock= of a task
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("node")
 def test_busy_comes_back_later_and_uses_no_attempt(store):
     result = tasks.locked.delay("a")
     with held_elsewhere("locked:a"):
@@ -595,7 +585,7 @@ def test_busy_comes_back_later_and_uses_no_attempt(store):
     assert int(Effect.objects.get().note) > 0
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("node")
 def test_busy_in_a_body_rolls_back_and_comes_back(store):
     result = tasks.locks_in_its_body.delay("a")
     with held_elsewhere("body", "a"):
@@ -606,20 +596,20 @@ def test_busy_in_a_body_rolls_back_and_comes_back(store):
     assert effects() == {"a": 1}
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("node")
 def test_held_until_the_run_is_committed(store):
     seen = {}
     syncpoints.arm(lambda point: seen.setdefault(point, is_held("locked:a")))
     assert deliver(tasks.locked.delay("a"))[0] == "SUCCESS"
     # On SQLite nobody else can ask the main file in between; the database's lock ends with the commit itself.
-    assert seen["before_claim"] is False
+    assert seen["after_claim"] is False
     assert seen["before_commit"] is seen["after_completion"] is True
     if store["CACHE_URL"]:
         assert seen["after_commit"] is True
     assert not is_held("locked:a")
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("node")
 def test_released_whatever_becomes_of_the_run(store, monkeypatch):
     for outcome in (ValueError("no"), Busy("no"), KeyboardInterrupt()):
 
@@ -633,7 +623,7 @@ def test_released_whatever_becomes_of_the_run(store, monkeypatch):
         assert not is_held("locked:a")
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("node")
 def test_a_key_that_cannot_be_made_fails_the_job():
     result = tasks.locked.delay("a")
     Job.objects.update(args=["x" * 300])

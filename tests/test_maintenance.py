@@ -1,108 +1,87 @@
-"""Relay, rescue and prune: side by side, in batches, and never stopped by one bad row."""
+"""The clock and rescue: side by side, in batches, and never stopped by one bad row."""
 
 from __future__ import annotations
 
+import datetime
 import os
-import subprocess
 import threading
 import time
 import uuid
 
 import pytest
-from celery import current_app
 from django.db import connection, connections
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from jobs import lifecycle, publisher
-from jobs.board import board
+from jobs import lifecycle
+from jobs.board import BODY, BUSY, IDLE, LONG, NAMED, board
 from jobs.databases import SideDatabase
-from jobs.maintenance import rescue
+from jobs.maintenance import clock, rescue
+from jobs.maintenance.clock import Clock
 from jobs.maintenance.prune import Prune
-from jobs.maintenance.relay import Relay
-from jobs.models import Cancellation, Job, Node
+from jobs.models import Cancellation, Job, Node, Pause
+from jobs.ring import Bell
 from tests import tasks
+from tests.concurrency import open_transaction
+from tests.harness import claim, die_with
 from tests.rows import MALFORMED, make, make_node
 from tests.servers import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@pytest.fixture(autouse=True)
-def _left_to_the_relay(settings):
-    settings.JOBS = {**settings.JOBS, "PUBLISH": "relay", "GRACE": 10.0}
+@pytest.fixture
+def rung(monkeypatch):
+    """The queues that the clock rang for, batch by batch."""
+    rings: list[set[str]] = []
+    monkeypatch.setattr(clock, "ring", lambda using, queues: rings.append(set(queues)))
+    return rings
 
 
 @pytest.fixture
-def published(monkeypatch):
-    """What leaves, in place of a broker; ``up`` and ``depth`` are what it says of itself."""
-
-    class Broker:
-        sent: list[str] = []
-        up = True
-        depth = 0
-
-    broker = Broker()
-    broker.sent = []
-
-    def publish(jobs, using, app, **how):
-        jobs = list(jobs)
-        if not broker.up:
-            return jobs
-        broker.sent += [str(job.pk) for job in jobs]
-        return []
-
-    monkeypatch.setattr(publisher, "publish", publish)
-    monkeypatch.setattr(publisher, "is_up", lambda app: broker.up)
-    monkeypatch.setattr(publisher, "depth", lambda app, queue: broker.depth)
-    return broker
+def bell(monkeypatch):
+    bell = Bell()
+    monkeypatch.setattr(clock, "bell", bell)
+    return bell
 
 
-def ago(seconds: float):
-    return timezone.now() - timezone.timedelta(seconds=seconds)
+def ago(seconds: float) -> datetime.datetime:
+    return timezone.now() - datetime.timedelta(seconds=seconds)
 
 
-def run(job_id: str, **changes) -> Job:
+def run(job_id: str) -> Job:
     """Put a job into ``running`` on a node of its own."""
-    node = Node.objects.create(hostname="h", pid=1, queues=["celery"])
-    job = lifecycle.claim(uuid.UUID(job_id), node.pk, "default")
+    job = claim(job_id, Node.objects.create(hostname="h", pid=1, queues=["celery"]).pk)
     assert job is not None
-    if changes:
-        Job.objects.filter(pk=job.pk).update(**changes)
     return job
 
 
-# Relay
+# What time brings
 
 
-def test_the_relay_publishes_what_is_due_and_only_that(published):
-    due, later = tasks.effect.delay("due"), tasks.effect.apply_async(("later",), countdown=60)
-    past = tasks.effect.apply_async(("past",), countdown=60)
-    Job.objects.filter(pk=past.id).update(run_at=ago(1))
-    assert Relay().run_once()["published"] == 2
-    assert set(published.sent) == {due.id, past.id}
+@pytest.mark.database
+def test_what_is_due_becomes_ready_and_only_that(rung, bell):
+    now, later = tasks.effect.delay("now"), tasks.effect.apply_async(("later",), countdown=60)
+    due = tasks.effect.apply_async(("due",), countdown=60, queue="mail")
+    Job.objects.filter(pk=due.id).update(run_at=ago(1))
+    assert Clock().run_once() == {"due": 1, "expired": 0, "cancelled": 0}
+    assert {str(pk) for pk in Job.objects.filter(state="ready").values_list("pk", flat=True)} == {now.id, due.id}
     assert Job.objects.get(pk=later.id).state == "scheduled"
-    assert Job.objects.get(pk=past.id).state == "ready"
-    assert Relay().run_once()["published"] == 0
+    assert rung == [{"mail"}]
+    assert bell.wait(0)
+    assert Clock().run_once()["due"] == 0
+    assert not bell.wait(0)
 
 
-def test_the_relay_leaves_the_rows_alone_while_the_broker_is_down(published):
-    tasks.effect.delay("a")
-    published.up = False
-    relay = Relay()
-    assert relay.run_once()["published"] == 0
-    assert Job.objects.filter(dispatched_at=None).count() == 1
-    published.up = True
-    assert relay.run_once()["published"] == 1
-
-
-def test_relays_side_by_side_publish_each_job_once(published):
-    results = tasks.noop.delay_many([(n,) for n in range(300)])
-    errors = []
+@pytest.mark.database
+def test_clocks_side_by_side_make_each_job_due_once(bell):
+    tasks.noop.delay_many([(n,) for n in range(300)], countdown=60)
+    Job.objects.update(run_at=ago(1))
+    done, errors = [], []
 
     def work():
         try:
-            for _ in range(3):
-                Relay().run_once()
+            done.extend(Clock().run_once()["due"] for _ in range(3))
         except Exception as exc:
             errors.append(exc)
         finally:
@@ -114,21 +93,110 @@ def test_relays_side_by_side_publish_each_job_once(published):
     for thread in threads:
         thread.join()
     assert not errors
-    assert sorted(published.sent) == sorted(result.id for result in results)
+    assert sum(done) == 300
+    assert Job.objects.filter(state="ready").count() == 300
 
 
-def test_messages_that_cannot_be_built_stop_nobody(settings):
-    settings.JOBS = {**settings.JOBS, "BATCH": 2}
-    bad = tasks.noop.delay_many([(n,) for n in range(4)])
-    Job.objects.update(options={"broken": True})
-    good = tasks.noop.delay()
-    relay = Relay()
-    for _ in range(3):
-        relay.run_once()
-    assert Job.objects.get(pk=good.id).dispatched_at is not None
-    job = Job.objects.get(pk=bad[0].id)
-    assert (job.state, job.error["type"]) == ("scheduled", "KeyError")
-    assert "could not be built" in job.error["message"]
+@pytest.mark.database
+def test_a_long_backlog_comes_due_batch_by_batch_and_each_rings_at_once(settings, monkeypatch, rung, bell):
+    settings.JOBS = {**settings.JOBS, "BATCH": 10}
+    monkeypatch.setattr(clock, "DUE_BATCHES", 2)
+    tasks.noop.delay_many([(n,) for n in range(90)], countdown=60)
+    Job.objects.update(run_at=ago(1))
+    assert Clock().run_once()["due"] == 90
+    assert len(rung) == 5
+
+
+def test_a_backlog_gives_way_after_a_while(settings, monkeypatch, bell):
+    """Rescue is not the clock's, but expiry is, and the poll."""
+    settings.JOBS = {**settings.JOBS, "BATCH": 20}
+    monkeypatch.setattr(clock, "LONGEST_TICK", 0.0)
+    monkeypatch.setattr(clock, "DUE_BATCHES", 1)
+    tasks.noop.delay_many([(n,) for n in range(90)], countdown=60)
+    tasks.noop.delay_many([(n,) for n in range(30)], expires=3600)
+    Job.objects.filter(state="scheduled").update(run_at=ago(1))
+    Job.objects.filter(state="ready").update(expires_at=ago(1))
+    assert Clock().run_once() == {"due": 20, "expired": 20, "cancelled": 0}
+
+
+@pytest.mark.database
+@pytest.mark.parametrize("milliseconds", [0, 1, 999])
+def test_a_time_at_a_whole_second_has_come_like_every_other(bell, milliseconds):
+    """SQLite compares moments as texts: ``14.000`` and ``14`` are not the same one."""
+    at = (ago(2) if milliseconds else ago(0)).replace(microsecond=1000 * milliseconds)
+    make("scheduled", run_at=at)
+    make("ready", expires_at=at)
+    assert Clock().run_once() == {"due": 1, "expired": 1, "cancelled": 0}
+
+
+@pytest.mark.database
+def test_an_expired_job_is_cancelled_whether_it_was_due_or_not():
+    jobs = [make(state, expires_at=ago(1), run_at=ago(-60)) for state in ("ready", "scheduled")]
+    make("running", expires_at=ago(1))
+    assert Clock().run_once()["expired"] == 2
+    for job in jobs:
+        job.refresh_from_db()
+        assert (job.state, job.error["type"]) == ("cancelled", "Expired")
+        assert job.finished_at is not None
+    assert Job.objects.filter(state="running").exists(), "it was started in time"
+
+
+@pytest.mark.parametrize("wrong", MALFORMED, ids=str)
+def test_a_row_that_somebody_edited_keeps_no_other_from_coming_due(bell, wrong):
+    bad, *_ = (make("scheduled", age=number) for number in (3, 2, 1))
+    Job.objects.filter(pk=bad.pk).update(**wrong)
+    assert Clock().run_once()["due"] == 3
+    assert Job.objects.filter(state="ready").count() == 3
+
+
+@pytest.mark.database
+@pytest.mark.timeout(20)
+def test_rows_that_another_session_has_locked_hold_up_no_other(side, settings, bell):
+    if connection.vendor == "sqlite":
+        pytest.skip("one writer at a time")
+    settings.JOBS = {**settings.JOBS, "BATCH": 7}
+    rows = {
+        "due": [make("scheduled", age=10 - number / 10) for number in range(9)],
+        "expired": [make("ready", expires_at=ago(10)) for _ in range(9)],
+        "cancelled": [make("scheduled", age=-60) for _ in range(9)],
+        "jobs": [make("succeeded", age=400 * 86400.0) for _ in range(9)],
+    }
+    for job in rows["cancelled"]:
+        Cancellation.objects.create(job=job.pk, kind="Cancelled", reason="")
+    held = [job.pk for jobs in rows.values() for job in jobs[:5]]
+    with open_transaction(lambda: list(Job.objects.select_for_update().filter(pk__in=held))):
+        done = Clock().run_once() | Prune(side).run_once()
+        assert (done["due"], done["expired"], done["jobs"]) == (4, 4, 4)
+        Clock().run_once()
+        assert Cancellation.objects.count() == 5
+    done = Clock().run_once() | Prune(side).run_once()
+    assert (done["due"], done["expired"], done["jobs"]) == (5, 5, 5)
+    assert not Cancellation.objects.exists()
+
+
+@pytest.mark.database
+def test_a_poll_wakes_a_process_for_what_no_ring_told_of(bell):
+    board.queues = ["mail"]
+    make("ready")
+    make("scheduled", queue="mail", age=-60)
+    Clock().run_once()
+    assert not bell.wait(0), "of another queue, and not due"
+    make("ready", queue="mail")
+    Clock().run_once()
+    assert bell.wait(0)
+    Pause.objects.create(queue="mail")
+    Clock().run_once()
+    assert not bell.wait(0), "paused"
+
+
+# Rescue
+
+
+@pytest.fixture
+def side():
+    side = SideDatabase()
+    yield side
+    side.close()
 
 
 @pytest.mark.parametrize("wrong", MALFORMED, ids=str)
@@ -157,182 +225,6 @@ def test_a_row_that_cannot_be_given_back_is_told_of_once(monkeypatch, caplog):
     assert [record.job for record in told if record.levelname == "ERROR"] == [str(bad.pk)]
 
 
-@pytest.mark.parametrize("wrong", MALFORMED, ids=str)
-def test_a_row_that_somebody_edited_keeps_no_other_from_being_published(wrong):
-    bad, *good = (make("scheduled", age=number) for number in (3, 2, 1))
-    Job.objects.filter(pk=bad.pk).update(**wrong)
-    if {"error", "errors"} & set(wrong):
-        Job.objects.filter(pk=bad.pk).update(options={"broken": True})
-    Relay().run_once()
-    left = set(Job.objects.filter(dispatched_at__isnull=False).values_list("pk", flat=True))
-    assert {job.pk for job in good} <= left
-    bad.refresh_from_db()
-    assert bad.pk in left or (bad.state, bad.error["type"] != "T") == ("scheduled", True)
-
-
-@pytest.mark.database
-@pytest.mark.timeout(20)
-def test_rows_that_another_session_has_locked_hold_up_no_other(published, side, settings):
-    if connection.vendor == "sqlite":
-        pytest.skip("one writer at a time")
-    settings.JOBS = {**settings.JOBS, "BATCH": 7}
-    long_ago = 400 * 86400.0
-    rows = {
-        "published": [make("scheduled", age=10 - number / 10) for number in range(9)],
-        "expired": [make("ready", expires_at=ago(10), dispatched_at=ago(10)) for _ in range(9)],
-        "cancelled": [make("scheduled", age=-60) for _ in range(9)],
-        "jobs": [make("succeeded", age=long_ago) for _ in range(9)],
-    }
-    for job in rows["cancelled"]:
-        Cancellation.objects.create(job=job.pk, kind="Cancelled", reason="")
-    held = [job.pk for jobs in rows.values() for job in jobs[:5]]
-    other = connection.copy()
-    other.set_autocommit(False)
-    try:
-        with other.cursor() as cursor:
-            cursor.execute("SELECT 1 FROM jobs_job WHERE id = ANY(%s) FOR UPDATE", [held])
-        done = Relay().run_once() | Prune(side).run_once()
-        assert (done["published"], done["expired"], done["jobs"]) == (4, 4, 4)
-        Relay().run_once()
-        assert Cancellation.objects.count() == 5
-        assert lifecycle.undispatch([job.pk for job in rows["published"]], "default") == 4
-        assert not lifecycle.postpone(rows["expired"][0], 5, lifecycle.error_entry("Held", ""))
-        # The server lets go of what a closed connection had locked only when it notices.
-        other.rollback()
-    finally:
-        other.close()
-    done = Relay().run_once() | Prune(side).run_once()
-    assert (done["published"], done["expired"], done["jobs"]) == (9, 5, 5)
-    assert not Cancellation.objects.exists()
-
-
-def test_an_expired_job_is_cancelled(published):
-    result = tasks.effect.apply_async(("a",), expires=3600)
-    Job.objects.update(expires_at=ago(1))
-    assert Relay().run_once()["expired"] == 1
-    job = Job.objects.get(pk=result.id)
-    assert (job.state, job.error["type"]) == ("cancelled", "Expired")
-    assert published.sent == []
-
-
-def test_a_published_job_is_left_alone_within_its_grace(published):
-    tasks.effect.delay("a")
-    Job.objects.update(dispatched_at=ago(5))
-    assert Relay().run_once()["republished"] == 0
-
-
-def test_an_empty_queue_brings_published_jobs_back_and_doubles_their_grace(published):
-    result = tasks.effect.delay("a")
-    Job.objects.update(dispatched_at=ago(11))
-    assert Relay().run_once()["republished"] == 1
-    assert published.sent == [result.id]
-    assert Job.objects.get().republished == 1
-    Job.objects.update(dispatched_at=ago(11))
-    assert Relay().run_once()["republished"] == 0
-    Job.objects.update(dispatched_at=ago(21))
-    assert Relay().run_once()["republished"] == 1
-
-
-def test_an_empty_queue_brings_all_of_a_long_backlog_back(published, settings, monkeypatch):
-    """The first copies fill the queue again, and must not hide what else was lost."""
-    settings.JOBS = {**settings.JOBS, "BATCH": 20}
-    tasks.noop.delay_many([(n,) for n in range(90)])
-    Job.objects.update(dispatched_at=ago(60))
-    relay = Relay()
-    publish = publisher.publish
-
-    def fill(*args, **kwargs):
-        published.depth = 20
-        return publish(*args, **kwargs)
-
-    monkeypatch.setattr(publisher, "publish", fill)
-    assert relay.run_once()["republished"] == 90
-    assert len(set(published.sent)) == 90
-    relay._next_look = 0
-    assert relay.run_once()["republished"] == 0
-
-
-def test_a_long_backlog_is_not_published_again(published):
-    tasks.noop.delay_many([(n,) for n in range(50)])
-    Job.objects.update(dispatched_at=ago(3600))
-    published.depth = 50
-    relay = Relay()
-    for _ in range(3):
-        relay._next_look = 0
-        assert relay.run_once()["republished"] == 0
-
-
-def test_a_job_that_was_overtaken_a_grace_ago_is_published_again(published):
-    lost, younger, waiting = (tasks.effect.delay(name) for name in ("lost", "younger", "waiting"))
-    Job.objects.filter(pk=lost.id).update(dispatched_at=ago(60))
-    Job.objects.filter(pk=younger.id).update(dispatched_at=ago(40))
-    Job.objects.filter(pk=waiting.id).update(dispatched_at=ago(30))
-    run(younger.id)
-    published.depth = 7
-    relay = Relay()
-    assert relay.run_once()["republished"] == 0, "only just seen running"
-    relay._suspects["default"]._rotated -= 11
-    for _ in range(2):
-        relay._next_look = 0
-        relay.run_once()
-    assert published.sent == [lost.id]
-
-
-def test_a_job_of_a_priority_that_nobody_else_has_is_found(published):
-    """Nothing of its priority will ever run after it, and the queue is never empty."""
-    rare, younger = tasks.effect.apply_async(("rare",), priority=9), tasks.effect.delay("younger")
-    tasks.noop.delay_many([(n,) for n in range(5)], priority=3)
-    Job.objects.filter(priority=3).update(dispatched_at=ago(150))
-    Job.objects.filter(pk=rare.id).update(dispatched_at=ago(160))
-    Job.objects.filter(pk=younger.id).update(dispatched_at=ago(15))
-    run(younger.id)
-    published.depth = 7
-    relay = Relay()
-    relay.run_once()
-    relay._suspects["default"]._rotated -= 11
-    for _ in range(2):
-        relay._next_look = 0
-        relay.run_once()
-    assert published.sent[:1] == [rare.id]
-    assert len(published.sent) <= 2, "one in each look: it may only be the least of all"
-
-
-@pytest.mark.database
-@pytest.mark.parametrize("others", [[], [-10], [10]])
-def test_a_message_that_was_lost_at_a_whole_second_is_found(published, others):
-    """SQLite's clock writes ``14.000`` and Django ``14``, which as text is less."""
-    second = ago(60).replace(microsecond=0)
-    results = tasks.noop.delay_many([(n,) for n in range(1 + len(others))])
-    for result, later in zip(results, [0, *others], strict=True):
-        at = second + timezone.timedelta(milliseconds=later)
-        with connection.cursor() as cursor:
-            key = result.id if connection.vendor == "postgresql" else result.id.replace("-", "")
-            text = f"{at:%Y-%m-%d %H:%M:%S}.{at.microsecond // 1000:03d}"
-            cursor.execute("UPDATE jobs_job SET dispatched_at = %s WHERE id = %s", [text, key])
-    assert Relay().run_once()["republished"] == len(results)
-
-
-def test_the_death_of_a_node_brings_back_what_it_may_have_held(published):
-    tasks.noop.delay_many([(n,) for n in range(300)])
-    Job.objects.update(dispatched_at=ago(60))
-    Node.objects.create(hostname="h", pid=1, queues=["celery"], dead_at=ago(30))
-    published.depth = 300
-    relay = Relay()
-    assert relay.run_once()["republished"] == 100, "bounded by what one node can hold"
-    relay._next_look = 0
-    assert relay.run_once()["republished"] == 0
-
-
-# Rescue
-
-
-@pytest.fixture
-def side():
-    side = SideDatabase()
-    yield side
-    side.close()
-
-
 def test_a_node_whose_beat_stands_still_is_buried_and_its_jobs_go_back(side, settings):
     settings.JOBS = {**settings.JOBS, "HEARTBEAT": 0.05, "DEAD_AFTER": 0.3}
     job = run(tasks.effect.delay("a").id)
@@ -348,7 +240,7 @@ def test_a_node_whose_beat_stands_still_is_buried_and_its_jobs_go_back(side, set
     assert time.monotonic() - began >= 0.3
     assert done["nodes"] == 1
     row = Job.objects.get()
-    assert (row.state, row.node_losses, row.crashes, row.dispatched_at) == ("ready", 1, 0, None)
+    assert (row.state, row.node_losses, row.crashes) == ("ready", 1, 0)
     assert row.errors[0]["type"] == "NodeLost"
     assert Node.objects.get(pk=alive.pk).dead_at is None
     assert not rescue.beat(side, job.node_id), "the dead node notices at its next beat"
@@ -376,53 +268,6 @@ def test_a_poison_job_ends_after_its_own_cap_and_losses_after_theirs():
         assert lifecycle.lose(run(lost.id), error, 10)
     assert Job.objects.get(pk=lost.id).state == "failed"
     assert Job.objects.get(pk=lost.id).node_losses == 10
-
-
-def test_rows_that_run_here_in_no_process_go_back_after_two_beats():
-    job = run(tasks.effect.delay("a").id)
-    board.node = job.node_id
-    board.wipe()
-    own = rescue.OwnJobs(board, os.getpid())
-    assert own.hand_back_orphans() == 0
-    assert own.hand_back_orphans() == 0
-    assert own.hand_back_orphans() == 1
-    assert Job.objects.get().state == "ready"
-
-
-def test_a_row_that_runs_in_a_process_here_stays():
-    job = run(tasks.effect.delay("a").id)
-    board.node = job.node_id
-    own = rescue.OwnJobs(board, os.getpid())
-    with board.running(job.pk):
-        for _ in range(5):
-            assert own.hand_back_orphans() == 0
-        assert own.settle_dead() == 0
-    assert Job.objects.get().state == "running"
-
-
-def test_a_second_database_that_is_away_keeps_nobody_from_being_rescued(second, side, settings):
-    settings.JOBS = {**settings.JOBS, "HEARTBEAT": 0.05, "DEAD_AFTER": 0.3}
-    job = run(tasks.effect.delay("a").id)
-    rescue.first_beat(side, job.node_id)
-    with connections[second].cursor() as cursor:
-        cursor.execute("ALTER TABLE jobs_job RENAME TO away")
-        cursor.execute("ALTER TABLE jobs_node RENAME TO jobs_away")
-    watch = rescue.Rescue(side)
-    wait_for(lambda: watch.run_once()["nodes"], 5, "it is dead", step=0.05)
-    job.refresh_from_db()
-    assert (job.state, job.node_losses) == ("ready", 1)
-    crashed, orphan = (run(tasks.effect.delay(key).id) for key in "bc")
-    own = rescue.OwnJobs(board, os.getpid())
-    board.node = crashed.node_id
-    board.wipe()
-    with subprocess.Popen(["true"]) as process:
-        process.wait()
-    board._write(5, process.pid, crashed.lease, crashed.pk)
-    Job.objects.filter(pk=orphan.pk).update(node=crashed.node_id)
-    assert own.settle_dead() == 1
-    assert [own.hand_back_orphans() for _ in range(3)] == [0, 0, 1]
-    assert not Job.objects.filter(state="running").exists()
-    assert len(board.occupied()) == 1, "perhaps its job is in the other database"
 
 
 def test_a_rescuer_that_cannot_write_calls_nobody_dead(side, settings):
@@ -469,49 +314,199 @@ def test_jobs_of_a_node_that_somebody_else_buried_are_given_back(side):
     assert Job.objects.get().state == "ready"
 
 
-# Prune
-
-
-def test_prune_deletes_what_ended_long_ago_in_batches(side, settings):
-    settings.JOBS = {**settings.JOBS, "BATCH": 10, "RETENTION": 100.0, "RETENTION_FAILED": 1000.0}
-    tasks.noop.delay_many([(n,) for n in range(45)])
-    keys = list(Job.objects.values_list("pk", flat=True))
-    Job.objects.update(created_at=ago(500))
-    Job.objects.filter(pk__in=keys[:25]).update(state="succeeded", finished_at=ago(200))
-    Job.objects.filter(pk__in=keys[25:30]).update(state="succeeded", finished_at=ago(50))
-    Job.objects.filter(pk__in=keys[30:40]).update(state="failed", finished_at=ago(200), error={"type": "E"})
-    prune = Prune(side)
-    assert prune.count()["jobs"] == 25
-    assert prune.run_once()["jobs"] == 25
-    assert Job.objects.filter(pk__in=keys[25:]).count() == 20
-    assert prune.run_once().get("jobs", 0) == 0
-
-
-def test_prune_keeps_what_has_no_retention(side, settings):
-    settings.JOBS = {**settings.JOBS, "RETENTION": None, "RETENTION_FAILED": None}
-    tasks.noop.delay()
-    Job.objects.update(created_at=ago(10**8), state="succeeded", finished_at=ago(10**8))
-    Prune(side).run_once()
-    assert Job.objects.count() == 1
-
-
-def test_an_idle_tick_costs_a_fixed_number_of_statements(published, side):
+def test_an_idle_tick_costs_a_fixed_number_of_statements(side):
     """None per job: the same with 3 and with 300 jobs that wait or ended."""
-    from django.test.utils import CaptureQueriesContext
-
+    board.queues = ["celery"]
     counts = []
     for size in (3, 300):
         tasks.noop.delay_many([(n,) for n in range(size)], countdown=3600)
-        relay, watch = Relay(), rescue.Rescue(side)
-        relay.run_once()
+        tick, watch = Clock(), rescue.Rescue(side)
+        tick.run_once()
         watch.run_once()
         with CaptureQueriesContext(connection) as queries:
-            relay.run_once()
+            tick.run_once()
             watch.run_once()
         counts.append(len(queries))
     assert counts[0] == counts[1]
-    assert counts[0] <= 6
+    assert counts[0] <= 5
 
 
-def test_the_current_app_is_what_the_relay_publishes_with():
-    assert Relay().app is current_app._get_current_object()
+# The jobs of this very node
+
+
+@pytest.fixture
+def own(node):
+    return rescue.OwnJobs(board, os.getpid())
+
+
+def claimed(count: int = 1) -> list[Job]:
+    return [claim(tasks.effect.delay(str(number)).id) for number in range(count)]
+
+
+def states(*jobs: Job) -> list[tuple]:
+    for job in jobs:
+        job.refresh_from_db()
+    return [(job.state, job.crashes, job.node_losses) for job in jobs]
+
+
+def test_rows_that_run_here_in_no_process_go_back_after_two_beats(own):
+    [job] = claimed()
+    assert [own.hand_back_orphans() for _ in range(3)] == [0, 0, 1]
+    assert states(job) == [("ready", 0, 1)]
+    assert job.errors[0]["type"] == "Orphaned"
+
+
+def test_rows_of_other_nodes_are_none_of_ours(own):
+    job = run(tasks.effect.delay("a").id)
+    assert [own.hand_back_orphans() for _ in range(4)] == [0, 0, 0, 0]
+    assert states(job) == [("running", 0, 0)]
+
+
+@pytest.mark.parametrize("as_batch", [False, True])
+def test_a_row_that_a_process_has_stays(own, as_batch):
+    """In hand, or waiting behind another one of its claim."""
+    [job] = claimed()
+    slot = board.take()
+    token = job.token + 1 if as_batch else job.token
+    slot.name(uuid.uuid4() if as_batch else job.pk, job.lease, token, job.token, None, None, b"{}")
+    for _ in range(5):
+        assert own.hand_back_orphans() == 0
+    assert own.settle_dead() == 0
+    assert states(job) == [("running", 0, 0)]
+
+
+def test_a_row_is_no_orphan_while_a_process_claims(own):
+    """It has the row from the database, and has not yet said which job it runs; its claim is on the board before."""
+    [job] = claimed()
+    slot = board.take()
+    slot.rest(BUSY, job.token)
+    for _ in range(5):
+        assert own.hand_back_orphans() == 0
+    slot.rest(IDLE)
+    assert [own.hand_back_orphans() for _ in range(3)] == [0, 0, 1]
+
+
+def test_a_process_that_died_in_a_body_counts_for_this_job_alone(own, bell, monkeypatch):
+    monkeypatch.setattr(rescue, "bell", bell)
+    begun, waiting, other = claimed(3)
+    Job.objects.filter(pk=waiting.pk).update(token=begun.token)
+    die_with(board, begun, batch=begun.token)
+    assert own.settle_dead() == 2
+    assert states(begun, waiting, other) == [("ready", 1, 0), ("ready", 0, 0), ("running", 0, 0)]
+    assert begun.errors[0]["type"] == "WorkerLostError"
+    assert waiting.errors == []
+    assert bell.wait(0), "somebody else is to take them"
+    assert board.occupied() == []
+
+
+def test_a_process_that_died_beside_a_body_is_no_crash(own):
+    """In the claim, the settle, or the COMMIT."""
+    [job] = claimed()
+    die_with(board, job, phase=NAMED)
+    assert own.settle_dead() == 1
+    assert states(job) == [("ready", 0, 1)]
+
+
+def test_a_process_that_died_with_nothing_in_hand_leaves_its_slot(own):
+    [job] = claimed()
+    die_with(board, job, phase=BUSY)
+    assert own.settle_dead() == 0
+    assert board.occupied() == []
+    assert states(job) == [("running", 0, 0)], "two beats give it back"
+
+
+def test_a_death_that_the_node_has_announced_is_none_of_the_jobs_doing(own):
+    timed_out, revoked, cancelled = claimed(3)
+    for job, why, text in (
+        (timed_out, "timed_out", "TimeLimitExceeded(2)"),
+        (revoked, "revoked", "by hand"),
+        (cancelled, "cancelled", ""),
+    ):
+        own.expect_end(die_with(board, job), why, text)
+    assert own.settle_dead() == 3
+    assert states(timed_out, revoked, cancelled) == [("failed", 0, 0), ("cancelled", 0, 0), ("ready", 0, 0)]
+    assert (timed_out.error["type"], revoked.error["type"]) == ("TimeLimitExceeded", "Revoked")
+
+
+def test_processes_that_end_with_their_worker_count_nowhere(own):
+    [job] = claimed()
+    board.note_stop()
+    die_with(board, job)
+    assert own.settle_dead() == 1
+    assert states(job) == [("ready", 0, 0)]
+
+
+def test_a_process_whose_main_process_is_gone_was_lost_with_it(node):
+    if (main := os.fork()) == 0:
+        os._exit(0)
+    os.waitpid(main, 0)
+    [job] = claimed()
+    die_with(board, job)
+    assert rescue.OwnJobs(board, main).settle_dead() == 1
+    assert states(job) == [("ready", 0, 1)]
+
+
+def test_a_dead_run_whose_job_was_given_to_another_changes_nothing(own):
+    [job] = claimed()
+    die_with(board, job)
+    Job.objects.filter(pk=job.pk).update(lease=2, token=9)
+    assert own.settle_dead() == 0
+    assert states(job) == [("running", 0, 0)]
+    assert board.occupied() == [], "there is nothing to settle any more"
+
+
+@pytest.mark.database
+def test_a_dead_run_whose_row_is_locked_is_settled_later(own):
+    """What is left of the process in the database sits on it."""
+    if connection.vendor != "postgresql":
+        pytest.skip("one writer at a time")
+    [job] = claimed()
+    slot = die_with(board, job)
+    with open_transaction(lambda: Job.objects.select_for_update().get(pk=job.pk)):
+        assert own.settle_dead() == 0
+        assert board.occupied() == [slot]
+    assert own.settle_dead() == 1
+    assert board.occupied() == []
+
+
+def test_what_waits_behind_a_long_body_goes_back(own, bell, monkeypatch):
+    monkeypatch.setattr(rescue, "bell", bell)
+    begun, waiting = claimed(2)
+    Job.objects.filter(pk=waiting.pk).update(token=begun.token)
+    slot = board.take()
+    slot.name(begun.pk, begun.lease, begun.token, begun.token, None, None, b"{}")
+    assert own.give_back_waiting() == 0, "it is not long yet"
+    assert not bell.wait(0)
+    monkeypatch.setattr(rescue, "LONG", -1.0)
+    with slot.body():
+        assert own.give_back_waiting() == 1
+    assert states(begun, waiting) == [("running", 0, 0), ("ready", 0, 0)]
+    assert bell.wait(0)
+    assert LONG == 2.0
+
+
+def test_a_stopped_worker_hands_back_what_its_processes_left(own):
+    jobs, other = claimed(2), run(tasks.effect.delay("other").id)
+    assert own.hand_back_all() == 2
+    assert states(*jobs, other) == [("ready", 0, 0), ("ready", 0, 0), ("running", 0, 0)]
+
+
+def test_a_second_database_that_is_away_keeps_nobody_from_being_rescued(second, side, settings, node):
+    settings.JOBS = {**settings.JOBS, "HEARTBEAT": 0.05, "DEAD_AFTER": 0.3}
+    job = run(tasks.effect.delay("a").id)
+    rescue.first_beat(side, job.node_id)
+    with connections[second].cursor() as cursor:
+        cursor.execute("ALTER TABLE jobs_job RENAME TO away")
+        cursor.execute("ALTER TABLE jobs_node RENAME TO jobs_away")
+    watch = rescue.Rescue(side)
+    wait_for(lambda: watch.run_once()["nodes"], 5, "it is dead", step=0.05)
+    job.refresh_from_db()
+    assert (job.state, job.node_losses) == ("ready", 1)
+    board.node = Node.objects.create(hostname="here", pid=1).pk
+    crashed, _ = claimed(2)
+    own = rescue.OwnJobs(board, os.getpid())
+    die_with(board, crashed, phase=BODY)
+    assert own.settle_dead() == 1
+    assert [own.hand_back_orphans() for _ in range(3)] == [0, 0, 1]
+    assert not Job.objects.filter(state="running").exists()
+    assert len(board.occupied()) == 1, "perhaps its job is in the other database"

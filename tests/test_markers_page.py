@@ -14,11 +14,6 @@ pytestmark = pytest.mark.django_db
 LIST = reverse("admin:jobs_marker_changelist")
 
 
-@pytest.fixture(autouse=True)
-def _left_to_the_relay(settings):
-    settings.JOBS = {**settings.JOBS, "PUBLISH": "relay"}
-
-
 @pytest.fixture
 def marker() -> Marker:
     Marker.objects.create(key="once:1", kind="once")

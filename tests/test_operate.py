@@ -15,8 +15,7 @@ from django.urls import resolve, reverse
 from jobs.admin import operate
 from jobs.models import Action, Cancellation, Job, Marker
 from jobs.project import celery_app
-from tests import tasks
-from tests.rows import ERROR, make
+from tests.rows import make
 
 pytestmark = pytest.mark.django_db
 
@@ -34,14 +33,9 @@ AFTER = {
     "retry": {"state": "ready"},
     "run": {"state": "ready"},
     "cancel": {"state": "cancelled"},
-    "move": {"state": "ready", "queue": "mail", "dispatched_at": None},
-    "prioritize": {"state": "scheduled", "priority": 7},
+    "move": {"state": "ready", "queue": "mail", "options": {"shadow": "other"}},
+    "prioritize": {"state": "scheduled", "priority": 7, "rank": 7},
 }
-
-
-@pytest.fixture(autouse=True)
-def _left_to_the_relay(settings):
-    settings.JOBS = {**settings.JOBS, "PUBLISH": "relay"}
 
 
 @pytest.fixture
@@ -69,7 +63,8 @@ def hidden(text: str) -> dict[str, str]:
 @pytest.mark.parametrize("verb", AFTER)
 def test_a_button_does_it_and_leaves_who_and_why(staff, verb):
     state, permission, value = WHAT[verb]
-    client, job = staff(permission), make(state)
+    client = staff(permission)
+    job = make(state, options={"exchange": "x", "routing_key": "y", "shadow": "other"})
     assert f'name="operation" value="{verb}"' in client.get(page(job)).content.decode()
     form = {"operation": verb, "value": value, "why": "it is fixed"}
     response = client.post(page(job, "operate_one"), form, follow=True)
@@ -232,14 +227,14 @@ def test_all_that_match_the_filters_and_no_other(staff):
 
 def test_an_honest_result(staff):
     client = staff("retry_job")
-    one = tasks.summary.delay("monday")
-    Job.objects.filter(pk=one.id).update(state="failed", error=ERROR, finished_at="2026-01-01T00:00Z")
-    holder, plain, done = tasks.summary.delay("monday"), make("failed"), make("succeeded")
-    _, url, form = choose(client, "retry", *Job.objects.filter(pk__in=[one.id, plain.pk, done.pk]))
+    one = make("failed", unique_key="monday", unique_until="started")
+    holder = make("ready", unique_key="monday", unique_until="started")
+    plain, done = make("failed"), make("succeeded")
+    _, url, form = choose(client, "retry", one, plain, done)
     text = said(client.post(url, {**form, "scope": "chosen"}, follow=True))
     assert text.startswith("1 job retried, 2 refused: ")
-    assert f"{one.id} is failed, and stays" in text
-    assert holder.id in text
+    assert f"{one.pk} is failed, and stays" in text
+    assert str(holder.pk) in text
     assert f"{done.pk} is succeeded: nothing to retry" in text
 
 
@@ -247,7 +242,8 @@ def test_many_go_step_by_step_and_each_once(staff, monkeypatch):
     monkeypatch.setattr(operate, "BUDGET", 0.0)
     monkeypatch.setattr(operate, "STEP", 2)
     client = staff("cancel_job")
-    tasks.noop.delay_many([()] * 5)
+    for _ in range(5):
+        make("ready")
     _, url, form = choose(client, "cancel", Job.objects.first())
     response, steps = client.post(url, {**form, "scope": "all", "why": "too many"}), 0
     while response.status_code == 200:

@@ -1,8 +1,12 @@
-"""A job is there if and only if its transaction committed, and is published after that commit."""
+"""A job is there if and only if its transaction committed, and workers are rung after that commit."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import datetime
+import json
+import uuid
 
 import pytest
 from celery import current_app
@@ -10,9 +14,11 @@ from celery.result import AsyncResult
 from django.contrib.auth.models import User
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connection, transaction
+from django.db.transaction import TransactionManagementError
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
-from jobs import Task, publisher
+from jobs import Task, ring
 from jobs.models import Job
 from tests import tasks
 from tests.concurrency import autocommit_off
@@ -25,73 +31,76 @@ class Rollback(Exception):
 
 
 @pytest.fixture
-def published(monkeypatch):
-    """The ids that left, transaction by transaction; the broker itself is not needed here."""
-    batches: list[list[str]] = []
+def rung(monkeypatch):
+    """The queues that were rung for, commit by commit."""
+    rings: list[set[str]] = []
 
-    def publish(jobs, using, app, budget=None):
-        assert not connection.in_atomic_block, "published inside a transaction"
-        batches.append([str(job.pk) for job in jobs])
-        return []
+    def note(using, queues):
+        assert not connection.in_atomic_block, "rung inside a transaction"
+        if queues:
+            rings.append(set(queues))
 
-    monkeypatch.setattr(publisher, "publish", publish)
-    return batches
+    monkeypatch.setattr(ring, "ring", note)
+    return rings
+
+
+def queue() -> str:
+    return current_app.conf.task_default_queue
 
 
 def names() -> set[str]:
     return {args[0] for args in Job.objects.values_list("args", flat=True)}
 
 
-def test_delay_returns_the_id_of_the_row(published):
+def test_delay_returns_the_id_of_the_row():
     result = tasks.effect.delay("a")
     assert isinstance(result, AsyncResult)
     assert str(Job.objects.get().pk) == result.id
-    assert published == [[result.id]]
 
 
-def test_autocommit_publishes_at_once(published):
-    result = tasks.effect.delay("a")
-    assert published == [[result.id]]
-    assert Job.objects.get().dispatched_at is not None
+def test_autocommit_rings_at_once(rung):
+    tasks.effect.delay("a")
+    assert rung == [{queue()}]
 
 
-def test_several_jobs_of_a_transaction_leave_in_one_batch_after_its_commit(published):
+def test_several_jobs_of_a_transaction_are_one_ring_after_its_commit(rung):
     with transaction.atomic():
-        ids = [tasks.effect.delay(str(n)).id for n in range(3)]
-        assert published == []
-    assert published == [ids]
+        for name in (queue(), "mail", queue()):
+            tasks.effect.apply_async(("a",), queue=name)
+        assert rung == []
+    assert rung == [{queue(), "mail"}]
 
 
-def test_rollback_takes_the_job_along(published):
+def test_rollback_takes_the_job_along(rung):
     with pytest.raises(Rollback), transaction.atomic():
         User.objects.create(username="u")
         tasks.effect.delay("a")
         raise Rollback
     assert not Job.objects.exists()
-    assert published == []
+    assert rung == []
 
 
-def test_savepoint_rollback_of_the_first_of_several(published):
+def test_savepoint_rollback_of_the_first_of_several(rung):
     with transaction.atomic():
         with pytest.raises(Rollback), transaction.atomic():
             tasks.effect.delay("dropped")
             raise Rollback
-        kept = tasks.effect.delay("kept")
+        tasks.effect.delay("kept")
     assert names() == {"kept"}
-    assert published == [[kept.id]]
+    assert rung == [{queue()}]
 
 
-def test_savepoint_rollback_of_the_last_of_several(published):
+def test_savepoint_rollback_of_the_last_of_several(rung):
     with transaction.atomic():
-        kept = tasks.effect.delay("kept")
+        tasks.effect.delay("kept")
         with pytest.raises(Rollback), transaction.atomic():
-            tasks.effect.delay("dropped")
+            tasks.effect.apply_async(("dropped",), queue="mail")
             raise Rollback
     assert names() == {"kept"}
-    assert published == [[kept.id]]
+    assert rung == [{queue()}]
 
 
-def test_rollback_of_an_outer_savepoint_whose_inner_one_was_released(published):
+def test_rollback_of_an_outer_savepoint_whose_inner_one_was_released(rung):
     with transaction.atomic():
         with pytest.raises(Rollback), transaction.atomic():
             with transaction.atomic():
@@ -99,69 +108,66 @@ def test_rollback_of_an_outer_savepoint_whose_inner_one_was_released(published):
             tasks.effect.delay("dropped as well")
             raise Rollback
         with transaction.atomic():
-            kept = tasks.effect.delay("kept")
-        last = tasks.effect.delay("last")
+            tasks.effect.apply_async(("kept",), queue="mail")
+        tasks.effect.delay("last")
     assert names() == {"kept", "last"}
-    assert sorted(sum(published, [])) == sorted([kept.id, last.id])
+    assert set().union(*rung) == {queue(), "mail"}
 
 
-def test_nested_atomics_publish_after_the_outermost_commit(published):
+def test_nested_atomics_ring_after_the_outermost_commit(rung):
     with transaction.atomic():
         with transaction.atomic(), transaction.atomic(savepoint=False):
-            inner = tasks.effect.delay("inner")
-        assert published == []
-        outer = tasks.effect.delay("outer")
-    assert sorted(sum(published, [])) == sorted([inner.id, outer.id])
+            tasks.effect.apply_async(("inner",), queue="mail")
+        tasks.effect.delay("outer")
+        assert rung == []
+    assert set().union(*rung) == {queue(), "mail"}
 
 
-def test_durable_atomic(published):
+def test_durable_atomic(rung):
     with transaction.atomic(durable=True):
-        result = tasks.effect.delay("a")
-    assert published == [[result.id]]
+        tasks.effect.delay("a")
+    assert rung == [{queue()}]
 
 
-def test_a_failing_hook_of_the_project_does_not_stop_the_publish(published):
+def test_a_failing_hook_of_the_project_does_not_stop_the_ring(rung):
     def broken():
         raise RuntimeError("a hook of the project")
 
     with pytest.raises(RuntimeError), transaction.atomic():
-        result = tasks.effect.delay("a")
+        tasks.effect.delay("a")
         transaction.on_commit(broken)
-    assert published == [[result.id]]
+    assert rung == [{queue()}]
 
 
-def test_autocommit_off_leaves_publishing_to_the_relay(published):
-    connection.set_autocommit(False)
-    try:
+def test_autocommit_off_leaves_the_job_to_a_poll(rung):
+    """Only the caller knows of the commit."""
+    with autocommit_off():
         tasks.effect.delay("a")
         connection.commit()
-    finally:
-        connection.rollback()
-        connection.set_autocommit(True)
-    assert published == []
-    assert Job.objects.get().dispatched_at is None
+    assert rung == []
+    assert Job.objects.get().state == "ready"
 
 
-def test_autocommit_off_and_rolled_back(published):
+def test_autocommit_off_and_rolled_back():
     with autocommit_off():
         tasks.effect.delay("a")
         connection.rollback()
     assert not Job.objects.exists()
 
 
-def test_using_must_be_a_job_database(published):
+def test_using_must_be_a_job_database():
     with pytest.raises(ValueError, match="JOBS\\['DATABASES'\\]"):
         tasks.effect.apply_async(("a",), using="elsewhere")
     assert tasks.effect.apply_async(("a",), using="default").id
 
 
-def test_delay_on_commit_names(published):
+def test_delay_on_commit_names():
     assert tasks.effect.delay_on_commit("a").id
     assert tasks.effect.apply_async_on_commit(("b",)).id
     assert names() == {"a", "b"}
 
 
-def test_async_callers(published):
+def test_async_callers():
     async def view():
         first = await tasks.effect.adelay("a")
         second = await tasks.effect.aapply_async(("b",), countdown=60)
@@ -173,7 +179,7 @@ def test_async_callers(published):
 
 
 @pytest.mark.core
-def test_delay_many_is_one_insert_and_one_batch(published):
+def test_delay_many_is_one_statement_and_one_ring(rung):
     with (
         transaction.atomic(),
         CaptureQueriesContext(
@@ -181,13 +187,14 @@ def test_delay_many_is_one_insert_and_one_batch(published):
         ) as queries,
     ):
         results = tasks.effect.delay_many([("a",), ["b"], {"key": "c", "note": "n"}])
-    inserts = [q["sql"] for q in queries if q["sql"].startswith("INSERT")]
-    assert len(inserts) == 1
-    assert published == [[result.id for result in results]]
+        statements = [q["sql"] for q in queries.captured_queries]
+    assert len(statements) == 1
+    assert statements[0].startswith("COPY" if connection.vendor == "postgresql" else "INSERT INTO")
+    assert rung == [{queue()}]
     assert Job.objects.get(pk=results[2].id).kwargs == {"key": "c", "note": "n"}
 
 
-def test_delay_many_refuses_all_if_one_is_wrong(published):
+def test_delay_many_refuses_all_if_one_is_wrong():
     with pytest.raises(TypeError, match="item 1: .*missing"):
         tasks.effect.delay_many([("a",), ()])
     with pytest.raises(TypeError, match="item 0 must be"):
@@ -195,29 +202,28 @@ def test_delay_many_refuses_all_if_one_is_wrong(published):
     assert not Job.objects.exists()
 
 
-def test_delay_many_of_nothing(published):
+def test_delay_many_of_nothing():
     assert tasks.effect.delay_many([]) == []
 
 
-def test_many_rows_fit_the_databases_limits(published):
+def test_many_rows_fit_the_databases_limits():
     results = tasks.noop.delay_many([(n,) for n in range(2500)])
-    assert Job.objects.count() == 2500
-    assert sum(len(batch) for batch in published) == 2500
-    assert len({r.id for r in results}) == 2500
+    assert {str(key) for key in Job.objects.values_list("pk", flat=True)} == {result.id for result in results}
+    assert len(results) == 2500
 
 
 @pytest.mark.parametrize(
     ("options", "state"),
     [({"countdown": 60}, "scheduled"), ({"countdown": 0}, "ready"), ({"countdown": -5}, "ready"), ({}, "ready")],
 )
-def test_future_jobs_wait_in_the_database(published, options, state):
-    result = tasks.effect.apply_async(("a",), **options)
+def test_future_jobs_wait_in_the_database(rung, options, state):
+    tasks.effect.apply_async(("a",), **options)
     assert Job.objects.get().state == state
-    assert published == ([[result.id]] if state == "ready" else [])
+    assert rung == ([{queue()}] if state == "ready" else [])
 
 
 @pytest.mark.core
-def test_one_insert_per_enqueue(published):
+def test_one_insert_per_enqueue(rung):
     tasks.effect.delay("warm")
     with transaction.atomic(), CaptureQueriesContext(connection) as queries:
         tasks.effect.delay("a")
@@ -227,24 +233,71 @@ def test_one_insert_per_enqueue(published):
     assert len(queries) == 1, "the happy path writes nothing after the commit"
 
 
-def test_the_relay_is_told_when_the_broker_is_down(published, monkeypatch):
-    monkeypatch.setattr(publisher, "publish", lambda jobs, using, app, budget=None: jobs)
-    tasks.effect.delay("a")
-    assert Job.objects.get().dispatched_at is None
-    assert publisher.breaker.is_open
-    # The breaker is open: not even tried, and the INSERT says so.
-    tasks.effect.delay("b")
-    assert Job.objects.filter(dispatched_at=None).count() == 2
-
-
-def test_an_error_of_the_publish_never_reaches_the_caller(monkeypatch):
+def test_an_error_after_the_commit_never_reaches_the_caller(monkeypatch):
     def explode(*args, **kwargs):
         raise RuntimeError("anything")
 
-    monkeypatch.setattr(publisher, "publish", explode)
+    monkeypatch.setattr(ring, "ring", explode)
     with transaction.atomic():
         tasks.effect.delay("a")
     assert Job.objects.get().state == "ready"
+
+
+@pytest.mark.database
+@pytest.mark.parametrize("autocommit", [True, False])
+def test_the_thousandth_call_of_a_connection_keeps_what_the_first_one_keeps(autocommit):
+    """A statement that comes often is prepared."""
+    calls = [(f"a\tb\\c'd\n{n}", {"é": ["%s", None, 1.5]}) for n in range(12)]
+    with contextlib.nullcontext() if autocommit else transaction.atomic():
+        results = [tasks.noop.apply_async(args, priority=n % 3) for n, args in enumerate(calls)]
+    for n, (result, args) in enumerate(zip(results, calls, strict=True)):
+        job = Job.objects.get(pk=result.id)
+        assert (job.args, job.priority, job.state) == (list(args), n % 3, "ready")
+
+
+@pytest.mark.database
+def test_a_call_in_a_broken_transaction_is_refused():
+    for _ in range(10):
+        tasks.noop.delay()
+    with transaction.atomic():
+        transaction.set_rollback(True)
+        with pytest.raises(TransactionManagementError):
+            tasks.noop.delay()
+
+
+#: What a call may say of itself, and several of them at once.
+SAID = {
+    "nothing": {},
+    "priority": {"priority": 3},
+    "zero": {"priority": 0},
+    "queue": {"queue": "mail"},
+    "later": {"countdown": 3600},
+    "expires": {"expires": datetime.datetime(2031, 1, 2, tzinfo=datetime.UTC)},
+    "headers": {"headers": {"a\tb": "\\N\n'\u2028"}},
+    "retries": {"retries": 2},
+    "line of calls": {"root_id": str(uuid.uuid4()), "parent_id": str(uuid.uuid4())},
+    "limits": {"time_limit": 5, "soft_time_limit": 4, "shadow": "s", "ignore_result": True},
+    "link": {"link": tasks.noop.si(1), "link_error": tasks.noop.si(2)},
+}
+WHEN = {"id", "run_at", "expires_at"}
+
+
+@pytest.mark.database
+@pytest.mark.parametrize("name", SAID)
+@pytest.mark.parametrize("args", [(), ("\\N", "a\tb\r\nc\\", "''", '"', None, 1e16, -0.0, {"b": 1, "a": [[], {}]})])
+def test_many_calls_keep_what_one_call_keeps(name, args):
+    one = tasks.noop.apply_async(args, **SAID[name])
+    many = tasks.noop.delay_many([args, args], **SAID[name])
+    [single, *others] = (Job.objects.filter(pk=result.id).values().get() for result in (one, *many))
+    assert len(others) == 2
+    for other in others:
+        for field in single.keys() - WHEN:
+            assert (field, repr(other[field])) == (field, repr(single[field]))
+        for field in WHEN - {"id"}:
+            apart = (other[field] or timezone.now()) - (single[field] or timezone.now())
+            assert abs(apart) < datetime.timedelta(seconds=10)
+        assert (other["expires_at"] is None) == (single["expires_at"] is None)
+    assert json.dumps(single["args"]) == json.dumps(list(args)), "in the order, and to the sign, in which it was given"
 
 
 def test_unknown_settings_are_refused(settings):

@@ -11,14 +11,13 @@ from celery import current_app
 from django.core.management import CommandError, call_command
 from django.utils import timezone
 
-from jobs import lifecycle, queues
-from jobs.maintenance.relay import Relay, Suspects
+from jobs import census, databases, lifecycle, queues
+from jobs.maintenance import rescue
 from jobs.models import Job, Pause
 from jobs.verify import verify
 from tests import tasks
-from tests.harness import Worker, deliver, effects, wait_ended
-from tests.rows import make
-from tests.servers import wait_for
+from tests.harness import Worker, claim, deliver, effects, wait_ended
+from tests.rows import make, make_node
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -42,8 +41,7 @@ def test_paused_and_resumed_under_a_worker():
             tasks.effect.apply_async(("b",), countdown=0.1),
             tasks.effect.apply_async(("c",), expires=0.2),
         )
-        wait_for(lambda: Job.objects.get(pk=ready.id).dispatched_at is None, 20, "its message was consumed in vain")
-        # Long enough for the relay to have published both, if it did.
+        # Long enough for a worker to have run both, if it did.
         [expired] = wait_ended(late.id)
         assert (expired.state, expired.error["type"]) == ("cancelled", "Expired")
         other = tasks.effect.apply_async(("d",), queue="mail")
@@ -76,50 +74,38 @@ def test_a_retry_goes_where_the_row_says(node):
     result = tasks.retries.apply_async(("a",), {"times": 1}, queue="slow", priority=3)
     run("move", result.id, "--to", "fast")
     run("prioritize", result.id, "--to", "9")
-    # By the message that is still out in the old queue.
-    info = {"exchange": "", "routing_key": "slow", "priority": 3, "redelivered": True}
-    assert deliver(result, delivery_info=info)[0] == "RETRY"
+    assert deliver(result)[0] == "RETRY"
     job = Job.objects.get()
     assert (job.retries, job.queue, job.priority) == (1, "fast", 9)
-    assert (job.options["publish"]["routing_key"], job.options["publish"]["priority"]) == ("fast", 9)
-
-
-@pytest.mark.parametrize("verb", ["move", "run"])
-def test_a_job_with_two_messages_lets_no_other_seem_overtaken(node, verb):
-    make("ready", queue="fast", age=600, dispatched_at=timezone.now() - datetime.timedelta(minutes=10))
-    moved = make("ready", queue="slow" if verb == "move" else "fast", dispatched_at=timezone.now())
-    run(verb, str(moved.pk), *(["--to", "fast"] if verb == "move" else []))
-    Relay().run_once()
-    assert lifecycle.claim(moved.pk, node.pk, "default").queue == "fast"
-    suspects = Suspects(Relay().app, "default")
-    suspects._watch_running()
-    assert suspects._running == {}
 
 
 def test_what_runs_goes_on_and_waits_to_run_again(node):
     result = tasks.retries.delay("a", times=1)
-    job = lifecycle.claim(Job.objects.get().pk, node.pk, "default")
-    queues.pause("celery")
+    job = claim(result.id)
+    queues.pause(job.queue)
     assert lifecycle.retry(job, None, {"type": "x", "message": "", "attempt": 1}, {})
-    assert deliver(result)[0] == "IGNORED"
+    assert deliver(result)[0] == "UNCLAIMED"
     job.refresh_from_db()
-    assert (job.state, job.lease, job.dispatched_at) == ("ready", 1, None)
+    assert (job.state, job.lease) == ("ready", 1)
 
 
-def test_nobody_publishes_a_job_of_a_paused_queue():
-    old = timezone.now() - datetime.timedelta(hours=1)
-    make("ready", dispatched_at=None)
-    make("scheduled", age=60)
-    make("ready", age=3600, dispatched_at=old)
+def test_nobody_calls_it_late_that_a_paused_queue_waits(worker):
+    make("ready", age=3600)
     queues.pause("celery")
-    relay = Relay()
-    assert relay.run_once() == {"expired": 0, "published": 0, "republished": 0}
-    assert not Suspects(relay.app, "default")._old([]).exists()
-    # Nor does anybody call that a violation.
-    assert verify(patient=False).violations == verify(patient=False).recovering == 0
+    report = verify(patient=False)
+    assert report.violations == report.recovering == 0
+    assert "has waited" not in "".join(text for _, text in census.remarks(census.gather(live=True)))
     queues.resume("celery")
-    assert lifecycle.due("default", 10)
-    assert Suspects(relay.app, "default")._old([]).exists()
+    assert verify(patient=False).violations == 1
+    assert "has waited" in "".join(text for _, text in census.remarks(census.gather(live=True)))
+
+
+@pytest.fixture
+def worker():
+    """One that has been there for an hour, and does nothing."""
+    node = make_node(concurrency=1, started_at=timezone.now() - datetime.timedelta(hours=1))
+    with databases.side() as side:
+        rescue.first_beat(side, node.pk)
 
 
 def test_commands():

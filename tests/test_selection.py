@@ -5,15 +5,16 @@ from __future__ import annotations
 import datetime
 import io
 import json
+import uuid
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.db import connection
 from django.utils import timezone
 
 from jobs.commands.base import me
 from jobs.models import Action, Job, Marker
 from jobs.selection import Selection, moment
-from tests import tasks
 from tests.rows import ERROR, make
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -50,41 +51,38 @@ def test_everything_that_is_given_has_to_fit():
 
 def test_more_than_a_batch(settings):
     settings.JOBS = {**settings.JOBS, "BATCH": 7}
-    tasks.noop.delay_many([()] * 50)
+    for _ in range(50):
+        make("ready")
     assert run("cancel", "--state", "ready") == "50 cancelled, 0 refused\n"
     assert set(Job.objects.values_list("state", flat=True)) == {"cancelled"}
 
 
-def test_those_that_are_refused_stop_no_other(node):
-    one = tasks.summary.delay("monday", how="fails")
-    Job.objects.filter(pk=one.id).update(state="failed", error=ERROR, finished_at=timezone.now())
-    holder, plain = tasks.summary.delay("monday"), make("failed")
+def test_those_that_are_refused_stop_no_other():
+    one, plain = make("failed", unique_key="monday", unique_until="started"), make("failed")
+    holder = make("ready", unique_key="monday", unique_until="started")
     out = io.StringIO()
     with pytest.raises(CommandError, match=r"1 of 2 could not be retried\."):
         call_command("jobs", "retry", "--state", "failed", "--json", stdout=out)
     found = json.loads(out.getvalue())
-    assert (found["done"], [each["id"] for each in found["refused"]]) == (1, [one.id])
-    assert holder.id in found["refused"][0]["why"]
+    assert (found["done"], [each["id"] for each in found["refused"]]) == (1, [str(one.pk)])
+    assert str(holder.pk) in found["refused"][0]["why"]
     assert states(plain) == ["ready"]
 
 
 def test_run_makes_due_what_waits():
     soon = timezone.now() + datetime.timedelta(hours=3)
-    scheduled, published = make("scheduled", run_at=soon), make("ready", dispatched_at=timezone.now(), republished=3)
-    failed = make("failed")
+    scheduled, ready, failed = make("scheduled", run_at=soon), make("ready"), make("failed")
     out = io.StringIO()
-    with pytest.raises(CommandError, match="1 of 3 could not be made due"):
-        call_command("jobs", "run", *(str(job.pk) for job in (scheduled, published, failed)), stdout=out)
+    with pytest.raises(CommandError, match="2 of 3 could not be made due"):
+        call_command("jobs", "run", *(str(job.pk) for job in (scheduled, ready, failed)), stdout=out)
     assert out.getvalue().splitlines() == [
         f"{scheduled.pk} made due (was scheduled)",
-        f"{published.pk} made due (was ready)",
+        f"{ready.pk} is ready: it does not wait for its time",
         f"{failed.pk} is failed: it does not wait; retry it",
     ]
     scheduled.refresh_from_db()
-    published.refresh_from_db()
-    assert (scheduled.state, scheduled.dispatched_at) == ("ready", None)
+    assert scheduled.state == "ready"
     assert scheduled.run_at < soon
-    assert (published.dispatched_at, published.republished) == (None, 1)
 
 
 @pytest.mark.parametrize("arguments", [[], ["ID", "--task", "x"]], ids=["nothing", "both"])
@@ -107,7 +105,8 @@ def test_since():
 
 
 def test_each_job_comes_once_although_it_leaves_the_selection():
-    tasks.noop.delay_many([()] * 5)
+    for _ in range(5):
+        make("ready")
     found = []
     for key, alias in Selection(states=["ready"]):
         Job.objects.using(alias).filter(pk=key).update(state="cancelled", finished_at=timezone.now())
@@ -158,9 +157,8 @@ def test_nobody_searches_arguments_that_are_redacted(settings):
 
 
 def test_a_dry_run_says_what_will_be_refused(caplog):
-    one = tasks.summary.delay("monday", how="fails")
-    Job.objects.filter(pk=one.id).update(state="failed", error=ERROR, finished_at=timezone.now())
-    tasks.summary.delay("monday")
+    one = make("failed", unique_key="monday", unique_until="started")
+    make("ready", unique_key="monday", unique_until="started")
     kept, gone = make("cancelled"), make("cancelled")
     Marker.objects.create(key="k", kind="task", job=kept.pk)
     for verb, state, done in (("retry", "failed", 0), ("delete", "cancelled", 1)):
@@ -171,16 +169,14 @@ def test_a_dry_run_says_what_will_be_refused(caplog):
             assert (json.loads(out.getvalue())["done"], len(json.loads(out.getvalue())["refused"])) == (done, 1)
     assert set(Job.objects.filter(state="cancelled")) == {kept}
     with caplog.at_level("INFO", logger="jobs"):
-        run("delete", one.id, "--why", "gdpr")
+        run("delete", str(one.pk), "--why", "gdpr")
     record = [record for record in caplog.records if getattr(record, "action", "") == "deleted"][-1]
-    assert (record.job, record.why) == (one.id, "gdpr")
+    assert (record.job, record.why) == (str(one.pk), "gdpr")
     assert not Job.objects.filter(pk=gone.pk).exists()
 
 
 def test_an_adopted_job_is_not_deleted_while_its_message_may_come_again():
-    job = make("succeeded")
-    adopted = {name: value for name, value in job.options.items() if name != "v"}
-    Job.objects.filter(pk=job.pk).update(options=adopted)
+    job = make("succeeded", made_at=timezone.now())
     out = io.StringIO()
     with pytest.raises(CommandError):
         call_command("jobs", "delete", str(job.pk), stdout=out)
@@ -188,3 +184,34 @@ def test_an_adopted_job_is_not_deleted_while_its_message_may_come_again():
     Job.objects.filter(pk=job.pk).update(finished_at=timezone.now() - datetime.timedelta(days=2))
     run("delete", str(job.pk))
     assert not Job.objects.exists()
+
+
+@pytest.mark.database
+def test_arguments_and_results_are_asked_for_by_what_they_are():
+    """They are stored as they were written, and compared as JSON."""
+    job = make("failed", args=[1, "é"], kwargs={"a": 1, "b": {"c": None}}, result={"z": 1, "y": 1e16})
+    other = make("succeeded", args=[], kwargs={"a": 2, "b": "1"}, result=[1])
+    conditions = [{"args": [1, "é"]}, {"args__0": 1}, {"kwargs__a": 1}, {"kwargs__a__lt": 2}, {"kwargs__a__in": [1, 7]}]
+    conditions += [{"kwargs": {"a": 1, "b": {"c": None}}}, {"kwargs__b__c": None}, {"error__type": "ValueError"}]
+    conditions += [{"result": {"z": 1, "y": 1e16}}, {"result__z": 1}, {"result__has_key": "z"}]
+    if connection.vendor == "postgresql":
+        conditions += [{"kwargs": {"b": {"c": None}, "a": 1}}, {"args__contains": "é"}]
+    for condition in conditions:
+        assert list(Job.objects.filter(**condition)) == [job], condition
+    assert not Job.objects.exclude(args=[1, "é"]).exclude(pk=other.pk).exists()
+    assert Job.objects.values_list("kwargs__a", flat=True).get(pk=other.pk) == 2
+    assert list(Job.objects.get(pk=job.pk).result) == ["z", "y"], "in the order in which they were written"
+
+
+@pytest.mark.parametrize("is_foreign", [False, True])
+def test_by_the_time_of_the_call(is_foreign):
+    new, old = make(age=60), make(age=7200)
+    expected = {new.pk}, {old.pk}
+    if is_foreign:
+        recent, ancient = (
+            make(id=uuid.uuid4(), made_at=timezone.now() - datetime.timedelta(hours=hours)) for hours in (0, 5)
+        )
+        expected = {new.pk, recent.pk}, {old.pk, ancient.pk}
+    hour_ago = moment("1h")
+    assert {job for job, _ in Selection(since=hour_ago)} == expected[0]
+    assert {job for job, _ in Selection(until=hour_ago)} == expected[1]

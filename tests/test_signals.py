@@ -11,19 +11,20 @@ from functools import partial
 from typing import Any
 
 import pytest
+from celery import current_app
 from django.db import IntegrityError, connection, transaction
 from django.dispatch import receiver
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from jobs import lifecycle, signals
+from jobs import lifecycle, ring, signals
 from jobs.board import Board
 from jobs.maintenance import rescue
-from jobs.maintenance.relay import Relay
+from jobs.maintenance.clock import Clock
 from jobs.models import Job, Node
 from tests import tasks
 from tests.concurrency import autocommit_off
-from tests.harness import Worker, deliver, effects, wait_ended
+from tests.harness import Worker, claim, deliver, die_with, effects, run, wait_ended
 from tests.servers import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -51,12 +52,6 @@ def told():
     yield seen
     for name, hear in receivers.items():
         assert getattr(signals, name).disconnect(hear)
-
-
-def claim(key: object, node: Node) -> Job:
-    job = lifecycle.claim(uuid.UUID(str(key)), node.pk, "default")
-    assert job is not None
-    return job
 
 
 def names(told) -> list[str]:
@@ -109,16 +104,13 @@ def test_enqueued_is_sent_after_the_commit_and_not_without_one(told):
     assert names(told) == ["enqueued"]
 
 
-def test_a_transaction_still_publishes_once_with_receivers_connected(told, settings, monkeypatch):
-    from jobs import publisher
-
-    batches: list[int] = []
-    monkeypatch.setattr(publisher, "publish_inline", lambda jobs, using, app: batches.append(len(jobs)))
-    settings.JOBS = {**settings.JOBS, "PUBLISH": "inline"}
+def test_a_transaction_still_rings_once_with_receivers_connected(told, monkeypatch):
+    rings: list[set[str]] = []
+    monkeypatch.setattr(ring, "ring", lambda using, queues: rings.append(set(queues)))
     with transaction.atomic():
         tasks.effect.delay("a")
-        tasks.effect.delay("b")
-    assert batches == [2]
+        tasks.effect.apply_async(("b",), queue="mail")
+    assert rings == [{current_app.conf.task_default_queue, "mail"}]
     assert names(told) == ["enqueued"] * 2
 
 
@@ -199,19 +191,19 @@ def test_a_body_that_steps_out(told, outcome, signal, state):
         assert (told[1][1]["action"], told[1][1]["error"]) == ("handed_back", None)
 
 
-def test_a_duplicate_tells_nothing(told):
-    result = tasks.effect.delay("a")
-    deliver(result)
+def test_a_zombie_tells_no_more_than_that_it_began(told):
+    job = claim(tasks.effect.delay("a").id)
     told.clear()
-    deliver(result)
-    assert told == []
+    Job.objects.update(token=9)
+    assert run(job)[0] == "IGNORED"
+    assert names(told) == ["started"]
 
 
 def test_a_dead_workers_job_is_rescued_and_fails_at_its_limit(told, node, settings):
     result = tasks.effect.delay("a")
     told.clear()
     for _ in range(2):
-        claim(result.id, node)
+        assert claim(result.id, node.pk)
         lifecycle.bury(node.pk, "default")
         settings.JOBS = {**settings.JOBS, "MAX_NODE_LOSSES": 2}
         rescue.give_back_all("default")
@@ -226,20 +218,20 @@ def test_a_dead_workers_job_is_rescued_and_fails_at_its_limit(told, node, settin
 def test_processes_that_died_were_too_slow_or_were_dropped(told, node):
     own = rescue.OwnJobs(own_board := Board(), os.getpid())
     own_board.node = node.pk
-    dead = 2**22 + 1
     crashed, slow, dropped = (tasks.effect.delay(key) for key in "abc")
     told.clear()
-    for index, result in enumerate((crashed, slow, dropped)):
-        job = claim(result.id, node)
-        own_board._write(index, dead, job.lease, job.pk)
-    own.expect_end(uuid.UUID(slow.id), "timed_out", 2.0)
-    own.expect_end(uuid.UUID(dropped.id), "cancelled")
-    own.settle_dead()
-    assert [(name, what.get("action"), what["error"] and what["error"]["type"]) for name, what in told] == [
+    slots = [die_with(own_board, claim(result.id)) for result in (crashed, slow, dropped)]
+    own.expect_end(slots[1], "timed_out", "TimeLimitExceeded(2)")
+    own.expect_end(slots[2], "cancelled", "")
+    assert own.settle_dead() == 3
+    # A dead process takes any slot of the board, and they are settled in the board's order.
+    said = {(name, what.get("action"), what["error"] and what["error"]["type"]) for name, what in told}
+    assert len(told) == 3
+    assert said == {
         ("rescued", "crashed", "WorkerLostError"),
         ("failed", None, "TimeLimitExceeded"),
         ("rescued", "handed_back", None),
-    ]
+    }
 
 
 def test_jobs_that_wait_are_cancelled_or_expire(told):
@@ -250,7 +242,7 @@ def test_jobs_that_wait_are_cancelled_or_expire(told):
         assert lifecycle.cancel(uuid.UUID(cancelled.id), "default")
         assert told == []
     assert not lifecycle.cancel(uuid.UUID(cancelled.id), "default")
-    Relay().run_once()
+    assert Clock().run_once()["expired"] == 1
     assert [(name, str(what["job"].pk), what["error"]["type"]) for name, what in told if name == "cancelled"] == [
         ("cancelled", cancelled.id, "Cancelled"),
         ("cancelled", expired.id, "Expired"),
@@ -271,7 +263,7 @@ def test_a_receiver_that_raises_changes_no_jobs_fate(broken, caplog, node):
     assert {state: Job.objects.get(pk=result.id).state for state, result in results.items()} == {s: s for s in results}
     assert effects() == {"a": 1}
     job = Job.objects.get(state="ready")
-    claim(job.pk, node)
+    assert claim(job.pk, node.pk)
     lifecycle.bury(node.pk, "default")
     assert rescue.give_back_all("default") == 1
     assert Job.objects.get(pk=job.pk).state == "ready"
@@ -346,19 +338,20 @@ def test_the_sender_is_a_task_or_its_name():
     assert heard == {"task": [tasks.effect.name], "name": [tasks.effect.name] * 2}
 
 
-def test_no_statement_more_for_signals(told):
-    result = tasks.effect.delay("a")
-    with CaptureQueriesContext(connection) as queries:
-        deliver(result)
-    written = [query["sql"] for query in queries.captured_queries if query["sql"].startswith(("UPDATE", "INSERT"))]
-    read = [query["sql"] for query in queries.captured_queries if query["sql"].startswith("SELECT")]
-    assert (len(written), len(read)) == (3, 1), "claim, effect, completion; deliver() reads the row itself"
-    assert names(told) == ["enqueued", "started", "succeeded"]
+def test_no_statement_more_for_signals(request):
+    deliver(tasks.effect.delay("warm"))
+    counts = []
+    for told in (None, "told"):
+        heard = request.getfixturevalue(told) if told else []
+        with CaptureQueriesContext(connection) as queries:
+            deliver(tasks.effect.delay("a"))
+        counts.append(len(queries))
+    assert counts[0] == counts[1]
+    assert names(heard) == ["enqueued", "started", "succeeded"]
 
 
-def test_signals_of_real_processes(tmp_path, settings):
+def test_signals_of_real_processes(tmp_path):
     """The pool's processes tell of runs, the companion of what it settles."""
-    settings.JOBS = {key: value for key, value in settings.JOBS.items() if key != "PUBLISH"}
     log = tmp_path / "signals"
 
     def heard(job: str) -> list[str]:

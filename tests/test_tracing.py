@@ -1,4 +1,4 @@
-"""A run is tied to the call that it does the work of, whoever published it, and when."""
+"""A run is tied to the call that it does the work of, whoever runs it, and when."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from celery import chain, current_app, signals
+from celery import chain
 from celery.exceptions import SoftTimeLimitExceeded, WorkerShutdown
 from django.db import OperationalError, connection, transaction
 from opentelemetry import baggage, context, propagate, trace
@@ -21,8 +21,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from jobs import lifecycle, publisher, settlement, tracing
-from jobs.maintenance.relay import Relay
+from jobs import claims, lifecycle, settlement, tracing
 from jobs.models import Job
 from tests import tasks
 from tests.concurrency import autocommit_off
@@ -64,6 +63,7 @@ class Spans:
 def spans(monkeypatch):
     spans = Spans()
     monkeypatch.setattr(tracing, "tracer", spans.provider.get_tracer("jobs"))
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: spans.provider)
     monkeypatch.setattr(tracing, "_told", False)
     return spans
 
@@ -118,39 +118,19 @@ def test_a_run_is_the_root_of_its_own_trace_with_a_link_to_the_call(spans):
     assert "secret" not in "".join(span.to_json() for span in (create, process))
 
 
-def test_the_span_of_a_run_covers_claim_and_settle(spans, monkeypatch):
-    def traced(name, original):
-        def call(*args):
-            with spans.span(name):
-                return original(*args)
+def test_the_span_of_a_run_covers_its_completion(spans, monkeypatch):
+    succeed_ = claims.succeed
 
-        return call
+    def traced(*args):
+        with spans.span("succeed"):
+            return succeed_(*args)
 
-    for name in ("claim", "succeed"):
-        monkeypatch.setattr(lifecycle, name, traced(name, getattr(lifecycle, name)))
+    monkeypatch.setattr(claims, "succeed", traced)
     deliver(tasks.effect.delay("a"))
-    process, claim, succeed = spans.only("process"), spans.only("claim"), spans.only("succeed")
-    assert process.start_time <= claim.start_time
+    process, succeed = spans.only("process"), spans.only("succeed")
     assert same(succeed.parent, process.get_span_context())
     assert succeed.end_time <= process.end_time
     assert not trace.get_current_span().get_span_context().is_valid, "and nothing is current afterwards"
-
-
-def test_a_relays_own_span_is_not_that_of_the_call(spans):
-    with spans.span("request"):
-        result = tasks.effect.apply_async(["a"], countdown=3600)
-    headers = Job.objects.get().headers
-    lifecycle.run_now(Job.objects.get().pk, "default")
-    sent: list[dict] = []
-    signals.after_task_publish.connect(note := lambda headers, **kwargs: sent.append(headers))
-    try:
-        with spans.span("relay"):
-            Relay().run_once()
-    finally:
-        signals.after_task_publish.disconnect(note)
-    assert [message["traceparent"] for message in sent] == [headers["traceparent"]]
-    deliver(result)
-    assert links(spans.only("process")) == [key_of(spans.only("create"))]
 
 
 def test_a_call_that_is_rolled_back_leaves_no_span(spans):
@@ -350,7 +330,7 @@ def test_the_callers_own_context_is_kept(spans):
 @pytest.mark.parametrize("header", [5, None, ["x"], {}, "nonsense"])
 def test_a_context_that_is_none_harms_nothing(spans, header):
     result = tasks.effect.delay("a")
-    Job.objects.update(headers={**Job.objects.get().headers, "traceparent": header})
+    Job.objects.update(options={"headers": {"traceparent": header}})
     assert deliver(result)[0] == "SUCCESS"
     assert links(spans.only("process")) == []
 
@@ -420,7 +400,7 @@ def test_what_opentelemetry_raises_harms_no_job_and_is_logged_once(spans, how, c
         assert [deliver(result)[0] for result in results] == ["SUCCESS", "SUCCESS"]
         assert deliver(failing)[0] == "FAILURE"
     assert effects() == {"a": 1, "b": 1}
-    assert [job.state for job in Job.objects.order_by("created_at")] == ["succeeded", "succeeded", "failed"]
+    assert [job.state for job in Job.objects.order_by("pk")] == ["succeeded", "succeeded", "failed"]
     told = [record for record in caplog.records if getattr(record, "action", "") == "tracing_failed"]
     assert [record.levelname for record in told] == ["ERROR"]
     assert not trace.get_current_span().get_span_context().is_valid
@@ -464,7 +444,6 @@ def test_celerys_instrumentation_writes_no_other_context(spans, instrumented):
         with spans.span("view") as view:
             result = tasks.gives_up.delay("a")
             assert key_of(trace.get_current_span()) == key_of(view), "its span is not left current"
-        publisher.publish([Job.objects.get()], "default", current_app)
         assert key_of(trace.get_current_span()) == key_of(request)
     deliver(result)
     again(result)
@@ -476,11 +455,10 @@ def test_celerys_instrumentation_writes_no_other_context(spans, instrumented):
     assert {span.parent.span_id for span in outer} == {key_of(create)[1]}
 
 
-def test_the_span_of_a_real_process_over_a_relay(spans, tmp_path):
-    """The request's process publishes nothing: the worker's companion does, and a process of its pool runs it."""
+def test_the_spans_of_a_real_process(spans, tmp_path):
     written = tmp_path / "spans"
     with spans.span("request"):
-        result = tasks.gives_up.delay("a", str(tmp_path / "cured"))
+        result = tasks.retries.delay("a", 1)
     create = spans.only("create").get_span_context()
 
     def runs() -> list[dict]:
@@ -488,13 +466,11 @@ def test_the_span_of_a_real_process_over_a_relay(spans, tmp_path):
         return [line for line in lines if line["name"].startswith("process")]
 
     with Worker(concurrency=1, JOBS_TEST_SPANS=str(written)):
-        wait_for(runs, 20, "the first attempt")
-        (tmp_path / "cured").touch()
         [job] = wait_ended(result.id)
         wait_for(lambda: len(runs()) == job.lease, 10, "its spans")
     assert job.state == "succeeded"
-    assert [run["attributes"]["jobs.lease"] for run in runs()] == list(range(1, job.lease + 1))
-    assert [run["attributes"]["jobs.outcome"] for run in runs()][0 :: job.lease - 1] == ["retried", "succeeded"]
+    assert [run["attributes"]["jobs.lease"] for run in runs()] == [1, 2]
+    assert [run["attributes"]["jobs.outcome"] for run in runs()] == ["retried", "succeeded"]
     for run in runs():
         assert run["parent_id"] is None
         assert run["context"]["trace_id"] != f"0x{create.trace_id:032x}"

@@ -27,7 +27,7 @@ from django.utils import timezone, translation
 from django.utils.text import capfirst
 
 import jobs
-from jobs import census, databases, lifecycle, publisher, queues
+from jobs import census, databases, lifecycle, queues
 from jobs.errors import UniqueTaken
 from jobs.maintenance import rescue
 from jobs.models import Action, Cancellation, Effect, Instance, Job, Marker, Node
@@ -127,7 +127,7 @@ def test_what_django_says_as_well_is_said_in_its_words(german):
 def in_german(settings, admin_client):
     """The admin of a German project, and somebody who may do everything there."""
     # Nothing beats here, and on a slow machine, too, a reason is the same for a minute.
-    settings.JOBS = {**settings.JOBS, "PUBLISH": "relay", "DEAD_AFTER": 60.0, "GRACE": 60.0, "RELAY_INTERVAL": 60.0}
+    settings.JOBS = {**settings.JOBS, "DEAD_AFTER": 60.0, "POLL_INTERVAL": 60.0}
     settings.LANGUAGE_CODE = "de"
     return admin_client
 
@@ -155,7 +155,7 @@ class Visible(HTMLParser):
 
 
 #: What a row says is English for every reader.
-STORED = re.compile(rf"{publisher.REFUSED}|cancelled by hand by admin|(?<=<strong>)Cancelled")
+STORED = re.compile(r"cancelled by hand by admin|(?<=<strong>)Cancelled")
 
 #: Words of English sentences that are no German ones.
 ENGLISH = re.compile(r"\b(the|of|and|is|it|its|are|were|by|that|which|there|has|have|had|with|this)\b", re.I)
@@ -192,7 +192,7 @@ def admin(name: str, *args: object) -> str:
 
 
 def alive(**more) -> Node:
-    node = make_node(tasks=["tests.tasks.effect"], concurrency=2, **more)
+    node = make_node(**{"tasks": ["tests.tasks.effect"], "concurrency": 2, **more})
     with databases.side() as side:
         rescue.first_beat(side, node.pk)
     return node
@@ -230,19 +230,19 @@ SITUATIONS = {
     "snoozed": lambda: waiting("Snooze", snoozes=1),
     "busy": lambda: waiting("Busy", snoozes=1),
     "given_back": lambda: waiting("WorkerLostError", crashes=1),
-    "unpublishable": lambda: waiting("Unpublishable", message=f"{publisher.REFUSED}: no"),
-    "postponed": lambda: waiting("DecodeError"),
+    "postponed": lambda: waiting("NotRegistered"),
     "expired": lambda: make("ready", expires_at=ago(60)),
     "queue_paused": lambda: (queues.pause("celery", "ada", "Umzug"), make("ready"))[1],
     "not_adopted": in_a_copy,
     "no_worker": lambda: make("ready"),
     "no_consumer": lambda: (alive(queues=["mail"]), make("ready"))[1],
     "unknown_task": lambda: (alive(), make("ready", task="shop.tasks.morgen"))[1],
-    "in_line": lambda: (alive(), make("ready", dispatched_at=timezone.now()))[1],
-    "message_lost": lambda: (alive(), make("ready", dispatched_at=ago(7200)))[1],
-    "due": lambda: (alive(), make("ready"))[1],
-    "relay_behind": lambda: (alive(), make("ready", age=7200))[1],
-    "relay_stuck": lambda: (alive(relay_error="ConnectionRefusedError"), make("ready", age=60))[1],
+    "due": lambda: (alive(), make("scheduled", age=1))[1],
+    "overdue": lambda: (alive(), make("scheduled", age=7200))[1],
+    "in_line": lambda: (alive(), make("ready", age=5), make("ready"))[2],
+    "busy_workers": lambda: (make("running", node=alive(concurrency=1)), make("ready"))[1],
+    "not_taken": lambda: (alive(), make("ready", age=7200))[1],
+    "next": lambda: (alive(), make("ready"))[1],
     "old_signature": lambda: make("ready", args=[1, 2, 3]),
     "running": lambda: make("running", node=alive()),
     "ending": lambda: with_a_row("running", Cancellation, {"reason": "Umzug"}, node=alive()),
@@ -303,9 +303,11 @@ def test_the_dashboard(in_german, german):
     look(german, in_german, reverse("admin:index"), "Externe Aufrufe")
     alive(stopping_at=timezone.now())
     alive(queues=[])
-    alive(queues=["mail"], relay_error="ConnectionRefusedError")
+    alive(queues=["mail"])
     make_node()
     make("running", node=alive(queues=["slow"]), queue="slow")
+    waiting("NotRegistered", queue="mail")
+    make("scheduled", age=7200)
     for queue in ("mail", "celery", "slow", "nobody"):
         make("ready", queue=queue, age=600)
     queues.pause("celery")
@@ -320,13 +322,13 @@ def test_the_dashboard(in_german, german):
 @pytest.mark.django_db
 def test_the_rules_of_the_promise(in_german, german):
     make("cancelled", error=None)
-    text = look(german, in_german, admin("verify"), "1 Verletzung.", "Ein fälliger Job ist veröffentlicht")
+    text = look(german, in_german, admin("verify"), "1 Verletzung.", "Ein geplanter Job, der fällig ist, wird bereit")
     rules = verify(patient=False).findings
     assert [rule.rule for rule in rules if rule.says not in text] == []
     out = io.StringIO()
     with contextlib.suppress(CommandError):
         call_command("jobs", "verify", "--json", "--no-watch", stdout=out)
-    assert "a job that is due is published" in out.getvalue(), "what programs read is English"
+    assert "a scheduled job that is due becomes ready" in out.getvalue(), "what programs read is English"
 
 
 @pytest.mark.django_db
@@ -419,7 +421,6 @@ def test_the_language_of_the_reader(settings, admin_client):
 @pytest.mark.django_db
 def test_commands_speak_the_language_of_the_project_and_json_none(settings):
     settings.LANGUAGE_CODE = "de"
-    settings.JOBS = {**settings.JOBS, "PUBLISH": "relay"}
     job, told = make("failed"), io.StringIO()
     call_command("jobs", "retry", str(job.pk), "--dry-run", stdout=told)
     assert told.getvalue() == f"{job.pk} würde wiederholt (jetzt: fehlgeschlagen)\n"

@@ -21,7 +21,7 @@ from tests import tasks
 from tests.concurrency import Elsewhere, open_transaction, somebody_waits
 from tests.conftest import not_installed
 from tests.faults.database import use
-from tests.harness import database_url, deliver, effects
+from tests.harness import claim, database_url, deliver, effects
 from tests.models import Effect, Order
 from tests.rows import ERROR
 from tests.servers import Missing, PgBouncer, wait_for
@@ -51,7 +51,7 @@ def test_future_jobs_count_and_ended_ones_do_not(node):
 @pytest.mark.database
 def test_until_started_a_running_job_lets_the_next_one_wait(node):
     one = tasks.summary.delay("mon")
-    lifecycle.claim(uuid.UUID(one.id), node.pk, "default")
+    claim(one.id)
     assert not tasks.summary.delay("mon").existing
     assert tasks.summary.delay("mon").existing
 
@@ -59,7 +59,7 @@ def test_until_started_a_running_job_lets_the_next_one_wait(node):
 @pytest.mark.database
 def test_until_finished_it_does_not(node):
     one = tasks.summary_to_the_end.delay("mon")
-    lifecycle.claim(uuid.UUID(one.id), node.pk, "default")
+    claim(one.id)
     assert tasks.summary_to_the_end.delay("mon").id == one.id
     job = Job.objects.get()
     assert lifecycle.hand_back(job, 0)
@@ -192,7 +192,7 @@ def test_a_retry_whose_key_is_taken_says_so(node):
 def test_rescue_goes_on_when_a_key_is_taken(node):
     one, plain = tasks.summary.delay("mon"), tasks.effect.delay("a")
     for result in (one, plain):
-        assert lifecycle.claim(uuid.UUID(result.id), node.pk, "default")
+        assert claim(result.id)
     holder = tasks.summary.delay("mon")
     rescue.bury(node.pk)
     assert rescue.give_back_all("default") == 2
@@ -211,7 +211,7 @@ def test_rescue_does_not_wait_for_a_caller(node, settings):
     settings.JOBS = {**settings.JOBS, "UNIQUE_WAIT": 0.3}
     one, plain = tasks.summary.delay("mon"), tasks.effect.delay("a")
     for result in (one, plain):
-        assert lifecycle.claim(uuid.UUID(result.id), node.pk, "default")
+        assert claim(result.id)
     with open_transaction(lambda: tasks.summary.delay("mon"), commits=False):
         rescue.bury(node.pk)
         assert rescue.give_back_all("default") == 2
@@ -276,7 +276,7 @@ def test_a_retry_is_not_forgotten_when_somebody_may_take_the_key(node, settings)
         pytest.skip("SQLite has one writer")
     settings.JOBS = {**settings.JOBS, "UNIQUE_WAIT": 0.3}
     one = tasks.summary.delay("mon", how="retries")
-    job = lifecycle.claim(uuid.UUID(one.id), node.pk, "default")
+    job = claim(one.id)
     with open_transaction(lambda: tasks.summary.delay("mon")):
         error = lifecycle.error_entry("ValueError", "no", attempt=1)
         assert lifecycle.retry(job, lifecycle.now_plus(600), error, {})
@@ -293,7 +293,7 @@ def test_expired_keys_are_freed_outside_of_the_callers_transaction(node):
     one = tasks.summary_for_a_while.delay("mon")
     Job.objects.update(unique_expires_at=lifecycle.now_plus(-1))
     with open_transaction(lambda: tasks.summary_for_a_while.delay("mon")):
-        claimed = Elsewhere(lambda: lifecycle.claim(uuid.UUID(one.id), node.pk, "default"))
+        claimed = Elsewhere(lambda: claim(one.id))
         assert claimed.result(5).state == "running"
     assert Job.objects.filter(unique_key="mon").count() == 1
 
@@ -328,7 +328,7 @@ def test_behind_a_pooler_other_clients_keep_their_bounds(node):
 
 def test_unique_for_is_over_for_a_retry_too(node):
     one = tasks.summary_for_a_while.delay("mon")
-    job = lifecycle.claim(uuid.UUID(one.id), node.pk, "default")
+    job = claim(one.id)
     Job.objects.update(unique_expires_at=lifecycle.now_plus(-1))
     tasks.summary_for_a_while.delay("mon")
     job.refresh_from_db()

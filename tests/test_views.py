@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import datetime
+import socket
 import sys
 
 import pytest
 from django.contrib.auth.models import User
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from jobs import databases, lifecycle, queues
+from jobs import census, databases
 from jobs.maintenance import rescue
 from jobs.maintenance.tally import HOUR, Count, floor
 from jobs.models import Effect, Instance, Tally
@@ -30,7 +33,10 @@ def worker():
 
 
 def test_healthy_with_a_worker_and_without_a_lag(client, worker):
-    make("ready")
+    # However long they wait for a worker that is free.
+    make("ready", age=3600)
+    make("scheduled", age=-3600)
+    make("scheduled", age=1)
     response = client.get(HEALTH)
     assert (response.status_code, response.json()) == (200, {"status": "ok", "reasons": []})
     assert "no-store" in response["Cache-Control"]
@@ -39,13 +45,21 @@ def test_healthy_with_a_worker_and_without_a_lag(client, worker):
 
 def test_failing_without(client):
     assert client.get(HEALTH).json()["reasons"] == ["no_worker"]
-    make("ready", age=3600, dispatched_at=None)
+    make("scheduled", age=3600)
     Instance.objects.update_or_create(pk=1, defaults={"mark": "another"})
     response = client.get(HEALTH)
-    assert (response.status_code, response.json()["reasons"]) == (503, ["no_worker", "relay", "not_adopted"])
-    # Of a paused queue nothing is late.
-    queues.pause("celery")
-    assert "relay" not in client.get(HEALTH).json()["reasons"]
+    assert (response.status_code, response.json()["reasons"]) == (503, ["no_worker", "overdue", "not_adopted"])
+
+
+def test_health_opens_no_connection_and_counts_nothing(client, worker, monkeypatch):
+    client.get(HEALTH)
+    opened = []
+    with monkeypatch.context() as patch, CaptureQueriesContext(connection) as queries:
+        patch.setattr(databases, "_new_connection", lambda alias: opened.append(alias) or 1 / 0)
+        patch.setattr(socket.socket, "connect", lambda *args: opened.append(args) or 1 / 0)
+        assert client.get(HEALTH).json()["reasons"] == []
+    assert opened == []
+    assert [query["sql"] for query in queries if "count(" in query["sql"].lower()] == []
 
 
 def test_metrics_are_for_those_who_may_look(client, settings, admin_client):
@@ -61,7 +75,7 @@ def test_metrics_are_for_those_who_may_look(client, settings, admin_client):
 
 def test_metrics(admin_client, worker):
     make("ready", age=60)
-    make("scheduled", queue='ma"il')
+    make("scheduled", queue='ma"il', age=30)
     make("running", node=worker)
     Effect.objects.create(name="charge", key="7", job=make("failed").pk, lease=1, state="parked")
     for state in ("succeeded", "failed", "cancelled"):
@@ -81,6 +95,7 @@ def test_metrics(admin_client, worker):
         f'celery_task_failed_total{{exception="ValueError",{task}}} 1.0',
         f"celery_task_revoked_total{{{task}}} 1.0",
         "jobs_unsettled_effects 1.0",
+        "jobs_due 1.0",
     ):
         assert line in lines, (line, lines)
 
@@ -99,7 +114,6 @@ def test_counters_only_grow(admin_client):
         Count().run_once()
         assert succeeded() == 30
     assert [row.length for row in Tally.objects.all()] == [0]
-    assert lifecycle.due("default", 1) == []
 
 
 def test_metrics_without_their_library_say_what_to_install(admin_client, monkeypatch):
@@ -113,3 +127,19 @@ def test_a_queue_without_a_job_is_still_there(admin_client, worker):
     text = admin_client.get(METRICS).content.decode()
     assert 'celery_queue_length{queue_name="mail"} 0.0' in text
     assert 'celery_active_consumer_count{queue_name="mail"} 1.0' in text
+
+
+def test_a_long_backlog_is_counted_up_to_a_bound(admin_client, worker, monkeypatch):
+    monkeypatch.setattr(census, "MOST", 3)
+    for number in range(5):
+        make("ready", queue="mail", rank=number % 2)
+        make("scheduled", queue="slow")
+    found = census.gather(live=True)
+    assert {name: queue["capped"] for name, queue in found["queues"].items()} == {
+        "celery": False,
+        "mail": True,
+        "slow": True,
+    }
+    assert (found["capped"], found["queues"]["slow"]["scheduled"]) == (True, 3)
+    assert 3 <= found["queues"]["mail"]["ready"] <= 5
+    assert "celery_queue_length" in admin_client.get(METRICS).content.decode()

@@ -25,6 +25,7 @@ from jobs.models import Node
 from jobs.run import Run
 from tests import tasks
 from tests.harness import ROOT, Worker, environment, wait_ended
+from tests.models import Effect
 from tests.servers import accepts, wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -94,11 +95,10 @@ def test_a_task_class_that_is_not_ours_is_told():
         ({"HEARTBEAT": 10, "DEAD_AFTER": 12}, "three times"),
         ({"HEARTBEAT": "3"}, "number"),
         ({"BATCH": 1.5}, "whole number"),
-        ({"BREAKER": -1}, "above 0"),
+        ({"POLL_INTERVAL": -1}, "above 0"),
         ({"RETENTION": "7 days"}, "number"),
         ({"DATABASES": "default"}, "list"),
         ({"DATABASES": ["nowhere"]}, "nowhere"),
-        ({"PUBLISH": "later"}, "inline"),
         ({"DATABASES": []}, "at least one"),
         ({"INSTANCE": ""}, "name"),
         ({"TRACE": "parent"}, "'link' or 'child'"),
@@ -115,7 +115,7 @@ def test_log_lines_carry_job_task_and_node_as_fields(caplog):
         pk, task, queue, node_id, lease = "id", "t", "q", "n", 4
         _state = type("S", (), {"db": "default"})
 
-    run = Run(None, None, FakeJob())  # type: ignore[arg-type]
+    run = Run(None, None, FakeJob(), None)  # type: ignore[arg-type]
     with caplog.at_level(logging.INFO, "jobs"):
         run.log(logging.INFO, "succeeded", "succeeded")
     [record] = caplog.records
@@ -159,6 +159,20 @@ def test_a_revoked_job_is_cancelled(tmp_path):
         wait_ended(blocker.id)
         [job] = wait_ended(victim.id)
     assert (job.state, job.error["type"]) == ("cancelled", "Revoked")
+
+
+def test_celerys_own_signals_are_sent_around_jobs(tmp_path):
+    path = tmp_path / "signals"
+    with Worker(concurrency=1, JOBS_TEST_CELERY_SIGNALS=str(path)):
+        jobs = [tasks.effect.delay("done"), tasks.raises.delay("no"), tasks.retries.delay("again", 1)]
+        wait_ended(*[job.id for job in jobs])
+        child = Effect.objects.get(key="done").pid
+    heard = [json.loads(line) for line in path.read_text().splitlines()]
+    assert {line["pid"] for line in heard} == {child}
+    done, failed, again = ([line["signal"] for line in heard if line["id"] == job.id] for job in jobs)
+    assert done == ["task_prerun", "task_success", "task_postrun"]
+    assert failed == ["task_prerun", "task_failure", "task_postrun"]
+    assert again == ["task_prerun", "task_retry", "task_postrun", *done]
 
 
 def test_a_worker_that_stops_says_so(tmp_path):

@@ -20,28 +20,23 @@ LAST = "last"
 
 
 class UncountedChangeList(ChangeList):
-    #: What else ``?o=`` may ask for: a label, and the order, which an index has to have.
-    sorts: ClassVar[dict[str, tuple[Any, str]]] = {}
+    #: What ``?o=`` may ask for: a label, and the order, which an index has to have; the first is the one without it.
+    sorts: ClassVar[dict[str, tuple[Any, tuple[str, ...]]]] = {"": ("", ("-pk",))}
 
     def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any]:
         """Of an index: any other order would sort the whole table."""
-        asked = self.sorts.get(request.GET.get(ORDER_VAR, ""))
-        names = [str(name) for name in self.model_admin.get_ordering(request)] if asked is None else [asked[1]]
-        is_ascending = bool(names) and not names[0].startswith("-")
-        return [*names, "pk" if is_ascending else "-pk"]
+        asked = request.GET.get(ORDER_VAR, "")
+        return [*self.sorts.get(asked, self.sorts[""])[1]]
 
     def get_queryset(self, request: HttpRequest, *args: Any, **kwargs: Any) -> QuerySet[Any]:
         rows = super().get_queryset(request, *args, **kwargs)
         self.order = [str(name) for name in self.get_ordering(request, rows)]
         # Rows without such a moment have no place in its order.
-        for name in [each.lstrip("-") for each in self.order[:-1]]:
-            if self.opts.get_field(name).null:
-                rows = rows.filter(**{f"{name}__isnull": False})
-        return rows
+        return rows.filter(**{f"{name.lstrip('-')}__isnull": False for name in self.order[:-1]})
 
     def choices(self) -> list[tuple[Any, str, bool]]:
         """Label, link, and whether it is the one that is shown."""
-        if not self.sorts:
+        if len(self.sorts) == 1:
             return []
         now = self.params.get(ORDER_VAR, "")
         return [

@@ -19,7 +19,7 @@ from jobs.admin.chart import draw
 from jobs.admin.readonly import ReadOnlyAdmin
 from jobs.admin.related import job_url
 from jobs.arguments import parse_uuid, scrub
-from jobs.census import LIVE
+from jobs.census import LIVE, at_least
 from jobs.dashboard import FAILURES, SPANS, Dashboard
 from jobs.models import Job, Overview, Pause, State
 from jobs.times import duration
@@ -55,12 +55,13 @@ class OverviewAdmin(ReadOnlyAdmin):
         chart, failures = board.chart(), board.failures()
         names = {str(state): str(state.label) for state in State} if board.by == "state" else {"": gettext("others")}
         label = gettext("Ended jobs, %(span)s, by %(by)s") % {"span": LABELS[board.span.name], "by": BY[board.by]}
+        is_capped = board.found["capped"]
         context = {
             **self.admin_site.each_context(request),
             "title": gettext("Dashboard"),
             "opts": self.opts,
             "board": board,
-            "live": [(state, state.label, board.found["jobs"][state]) for state in LIVE],
+            "live": [(state, state.label, at_least(board.found["jobs"][state], is_capped)) for state in LIVE],
             "ended": [(state, State(state).label, count) for state, count in board.ended().items()],
             "svg": draw(chart, label, names),
             "chart_label": label,
@@ -73,7 +74,13 @@ class OverviewAdmin(ReadOnlyAdmin):
             "failures": failures[:FAILURES],
             "rarer": max(0, len(failures) - FAILURES),
             "queues": [
-                {**each, "oldest": _said(each["oldest"]), "drained": _said(each["drained"])} for each in board.queues()
+                {
+                    **each,
+                    **{state: at_least(each[state], each["capped"]) for state in LIVE},
+                    "oldest": _said(each["oldest"]),
+                    "drained": _said(each["drained"]),
+                }
+                for each in board.queues()
             ],
             "nodes": [
                 {
@@ -84,7 +91,6 @@ class OverviewAdmin(ReadOnlyAdmin):
                 }
                 for node in board.found["nodes"]
             ],
-            "lag": _said(board.found["relay"]["lag_seconds"] if board.found["relay"]["due"] else None),
             "checks": checks.run_checks(tags=["jobs"]),
             "verify_url": reverse(f"admin:{self.opts.app_label}_verify"),
             "may_pause": self._may_pause(request),

@@ -6,14 +6,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from django.contrib import messages
-from django.contrib.admin import ChoicesFieldListFilter, ListFilter
+from django.contrib.admin import ChoicesFieldListFilter, ListFilter, SimpleListFilter
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
 from jobs.conf import conf
+from jobs.fields import created_since
 from jobs.models import Job
-from jobs.selection import FIELDS, Selection, Unreadable
+from jobs.selection import FIELDS, Selection, Unreadable, moment
 
 LABELS = {
     "task": (_("Task"), "shop.tasks.*"),
@@ -32,6 +33,18 @@ class StateFilter(ChoicesFieldListFilter):
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> Any:
         asked: Any = self.used_parameters.get(self.lookup_kwarg, [])
         return Selection(states=asked).narrow(queryset)
+
+
+class Created(SimpleListFilter):
+    title = _("created")
+    parameter_name = "created"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return [("1h", _("last hour")), ("1d", _("last day")), ("1w", _("last week"))]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        age = self.value()
+        return queryset.filter(created_since(moment(age))) if age in dict(self.lookup_choices) else queryset
 
 
 class Narrow(ListFilter):

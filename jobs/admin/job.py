@@ -24,7 +24,7 @@ from django.utils.translation import gettext_lazy as _
 from jobs import why
 from jobs.admin import frames, operate, timeline
 from jobs.admin.changelist import UncountedChangeList
-from jobs.admin.filters import Narrow, StateFilter
+from jobs.admin.filters import Created, Narrow, StateFilter
 from jobs.admin.readonly import NOTHING, ReadOnlyAdmin, moment
 from jobs.admin.related import link, may, related
 from jobs.arguments import scrub
@@ -32,7 +32,8 @@ from jobs.models import Action, Effect, Job, Node, State
 from jobs.operations import OPERATIONS
 from jobs.project import celery_app
 from jobs.redaction import Shown
-from jobs.selection import FIELDS
+from jobs.selection import FIELDS, newest
+from jobs.selection import SHOWN as DIGITS
 
 #: Characters of JSON that the page shows of one field.
 SHOWN = 100_000
@@ -40,7 +41,7 @@ SHOWN = 100_000
 #: Reasons that name an external call.
 CALLS = ("effect_parked", "calling")
 
-#: An id, or the first digits of one as the list shows them.
+#: An id, or the first digits of one, or the last ones.
 ID = re.compile(r"[0-9a-f]{8,32}")
 
 
@@ -48,27 +49,26 @@ ID = re.compile(r"[0-9a-f]{8,32}")
 class JobAdmin(ReadOnlyAdmin):
     list_display = ("short_id", "task", "badge", "queue", "due", "created")
     # No choice of all tasks or queues: it would read the whole table.
-    list_filter = (("state", StateFilter), "created_at", Narrow)
-    lookups = frozenset({"state__exact", "created_at__gte", "created_at__lt", *FIELDS})
+    list_filter = (("state", StateFilter), Created, Narrow)
+    lookups = frozenset({"state__exact", *FIELDS})
     list_per_page = 50
     search_fields = ("id", "task")
-    search_help_text = _("The ID of a job (or its first 8 digits), or the beginning of a task's name.")
+    search_help_text = _("The ID of a job (or its last 8 digits), or the beginning of a task's name.")
     show_full_result_count = False
     actions = tuple(operate.action(each) for each in OPERATIONS.values())
     # By name, because a project may give the app another label.
     change_list_template = "admin/jobs/job/change_list.html"
     change_form_template = "admin/jobs/job/change_form.html"
-    ordering = ("-created_at",)
     fieldsets = (
         (None, {"fields": ("id", "task", ("badge", "queue", "priority"))}),
         (_("Call"), {"fields": ("arguments", "keyword_arguments", "shown_result", "as_call")}),
         (
             _("Attempts"),
-            {"fields": ("ran_on", ("lease", "retries", "snoozes"), ("crashes", "node_losses", "republished"))},
+            {"fields": ("ran_on", ("lease", "retries", "snoozes"), ("crashes", "node_losses"))},
         ),
         (_("Keys"), {"fields": ("marker_key", "replayed", ("unique_key", "unique_until"))}),
         (_("Family"), {"fields": ("parent", "root")}),
-        (_("Message"), {"fields": ("shown_options", "shown_headers"), "classes": ("collapse",)}),
+        (_("Options of the call"), {"fields": ("shown_options",), "classes": ("collapse",)}),
     )
     readonly_fields = tuple(flatten_fieldsets(fieldsets))
 
@@ -78,10 +78,12 @@ class JobAdmin(ReadOnlyAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Job], search_term: str
     ) -> tuple[QuerySet[Job], bool]:
-        """An id by the primary key, else the beginning of a task's name: nothing that starts with a wildcard."""
+        """An id, the end of one as the list shows it, or the beginning of a task's name."""
         term = search_term.strip()
         digits = term.replace("-", "").lower()
-        if ID.fullmatch(digits):
+        if ID.fullmatch(digits) and len(digits) == DIGITS:
+            queryset = newest(queryset).filter(pk__endswith=digits)
+        elif ID.fullmatch(digits):
             first, last = (uuid.UUID(digits.ljust(32, digit)) for digit in "0f")
             queryset = queryset.filter(pk=first) if first == last else queryset.filter(pk__range=(first, last))
         elif term:
@@ -125,7 +127,7 @@ class JobAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("ID"))
     def short_id(self, job: Job) -> str:
-        return str(job.pk)[:8]
+        return str(job.pk)[-DIGITS:]
 
     @admin.display(description=_("state"))
     def badge(self, job: Job) -> SafeString:
@@ -170,10 +172,6 @@ class JobAdmin(ReadOnlyAdmin):
     def shown_options(self, job: Job) -> SafeString:
         return pretty(Shown(job).options)
 
-    @admin.display(description=_("headers"))
-    def shown_headers(self, job: Job) -> SafeString:
-        return pretty(Shown(job).headers)
-
     @admin.display(description=_("node"))
     def ran_on(self, job: Job) -> str:
         if job.node_id is None:
@@ -199,16 +197,16 @@ class JobAdmin(ReadOnlyAdmin):
 
 
 class JobChangeList(UncountedChangeList):
-    sorts: ClassVar[dict[str, tuple[Any, str]]] = {
-        "": (_("newest"), "-created_at"),
-        "oldest": (_("oldest"), "created_at"),
-        "ended": (_("ended last"), "-finished_at"),
+    sorts: ClassVar[dict[str, tuple[Any, tuple[str, ...]]]] = {
+        "": (_("newest"), ("-pk",)),
+        "oldest": (_("oldest"), ("pk",)),
+        "ended": (_("ended last"), ("-finished_at", "-pk")),
     }
 
     def get_queryset(self, request: HttpRequest, *args: Any, **kwargs: Any) -> QuerySet[Job]:
         """Without the columns that may be large."""
         rows = super().get_queryset(request, *args, **kwargs)
-        return rows.only("id", "task", "state", "queue", "run_at", "created_at", "finished_at")
+        return rows.only("id", "task", "state", "queue", "run_at", "made_at", "finished_at")
 
 
 def pretty(value: Any) -> SafeString:
@@ -221,7 +219,6 @@ def times(job: Job) -> list[dict[str, Any]]:
     moments = [
         (_("created"), job.created_at),
         (_("to run at"), job.run_at),
-        (_("published"), job.dispatched_at),
         (_("started"), job.started_at),
         (_("finished"), job.finished_at),
         (_("expires"), job.expires_at),

@@ -66,7 +66,6 @@ class NodeAdmin(ReadOnlyAdmin):
         "running",
         "processes",
         "version",
-        "relay_error",
         "started",
         "died",
         "served",

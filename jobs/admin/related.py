@@ -18,6 +18,7 @@ from django.utils.translation import gettext_lazy as _
 from jobs import effects
 from jobs.admin.readonly import NOTHING
 from jobs.models import Effect, Job, Marker, State
+from jobs.selection import SHOWN
 from jobs.times import duration
 from jobs.why import View
 
@@ -114,4 +115,4 @@ def link(row: Model, key: uuid.UUID | None) -> str:
 
 
 def link_in_list(key: uuid.UUID) -> SafeString:
-    return format_html('<a href="{}">{}</a>', job_url(key), str(key)[:8])
+    return format_html('<a href="{}">{}</a>', job_url(key), str(key)[-SHOWN:])

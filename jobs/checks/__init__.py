@@ -21,13 +21,12 @@ from jobs.checks.settings import (
     check_time_zones,
     check_transactions,
 )
-from jobs.checks.worker import check_redis, check_tasks, check_worker
+from jobs.checks.worker import check_tasks, check_worker
 
 __all__ = [
     "check_celery",
     "check_project_app",
     "check_redaction",
-    "check_redis",
     "check_retention",
     "check_routing",
     "check_settings",

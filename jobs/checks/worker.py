@@ -1,25 +1,15 @@
-"""Checks of a worker: its pool, its tasks, and its broker as soon as that is there."""
+"""Checks of a worker: its pool and its tasks."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from celery import signals
 from django.core.checks import CheckMessage, Error, Warning
+from django.db import connections
 
 from jobs.checks.base import USE_CELERY_SETTINGS, careful, databases, several
-from jobs.checks.celery import driver
 from jobs.conf import conf, problems
-
-if TYPE_CHECKING:
-    from celery import Celery
-
-logger = logging.getLogger("jobs")
-
-#: Seconds that the question for Redis' settings may take.
-ASK_REDIS = 1.0
 
 
 @careful
@@ -31,14 +21,21 @@ def check_worker(worker: Any) -> Iterator[CheckMessage]:
             hint="Use -P prefork, -P threads or -P solo: a transaction must not be shared by green threads.",
             id="jobs.E003",
         )
-    if getattr(worker, "pool_start_method", "fork") != "fork":
+    if pool == "prefork" and getattr(worker, "pool_start_method", "fork") != "fork":
         yield Error(
-            "worker_pool_start_method is not 'fork': the pool's processes would not know the node they belong to, and "
-            "could claim no job.",
-            hint="Remove the setting.",
+            "The pool's processes are not forked: they would not inherit the memory by which the worker knows what "
+            "they run, and the pipe that wakes them.",
+            hint="Set worker_pool_start_method = 'fork', or use -P threads.",
             id="jobs.E011",
         )
     for alias, database in databases():
+        connection = connections[alias]
+        if connection.vendor == "mysql" and not connection.features.has_select_for_update_skip_locked:
+            yield Error(
+                f"The server of the database {alias!r} cannot skip locked rows: claims would wait for each other.",
+                hint="Use MySQL 8.0.1, MariaDB 10.6 or newer.",
+                id="jobs.E015",
+            )
         name = str(database.get("NAME"))
         if database["ENGINE"].endswith("sqlite3") and (":memory:" in name or "mode=memory" in name):
             yield Error(
@@ -51,13 +48,6 @@ def check_worker(worker: Any) -> Iterator[CheckMessage]:
             "The app's task_cls is not jobs.Task: only tasks with base=jobs.Task are transactional.",
             hint='Use Celery("proj", task_cls="jobs.task:Task"), or ignore this if it is what you want.',
             id="jobs.W001",
-        )
-    if getattr(worker, "prefetch_multiplier", 1) == 0:
-        yield Warning(
-            "worker_prefetch_multiplier is 0: a worker takes the whole queue into its memory. The relay finds the "
-            "queue empty, takes the jobs for lost, and publishes copies of them.",
-            hint=USE_CELERY_SETTINGS.format(name="worker_prefetch_multiplier", value=1),
-            id="jobs.W012",
         )
 
 
@@ -83,26 +73,15 @@ def check_tasks(worker: Any) -> Iterator[CheckMessage]:
             hint=USE_CELERY_SETTINGS.format(name="task_time_limit", value=1800),
             id="jobs.W011",
         )
-    yield from _about_markers(ours)
-    kind = driver(app)
-    if kind == "redis":
-        timeout = float((app.conf.broker_transport_options or {}).get("visibility_timeout") or 3600)
-        limits = {name: task.time_limit or default_limit for name, task in tasks.items() if name not in ours}
-        long = [name for name, limit in limits.items() if limit and limit > timeout]
-        if long:
-            yield Warning(
-                f"Redis delivers a message again after visibility_timeout = {timeout:g} s, and these tasks may run for "
-                f"longer and are no jobs: {several(long)}. They would run twice at a time.",
-                hint="Make them jobs, or set visibility_timeout in broker_transport_options above their time limits.",
-                id="jobs.W010",
-            )
-    elif kind == "memory":
-        yield Warning(
-            "The broker is memory://, which no other process shares: retries, due jobs and rescued ones would be "
-            "published to nobody.",
-            hint="Use jobs:// where there is no broker.",
-            id="jobs.W014",
+    limited = [name for name, task in ours.items() if task.rate_limit]
+    if limited and not app.conf.worker_disable_rate_limits:
+        yield Error(
+            f"These tasks have a rate_limit, which is not part of the claim yet: {several(limited)}. They would run as "
+            "fast as they can.",
+            hint="Remove it, and give them a queue whose worker has few processes.",
+            id="jobs.E014",
         )
+    yield from _about_markers(ours)
 
 
 def _about_markers(tasks: dict[str, Any]) -> Iterator[CheckMessage]:
@@ -142,40 +121,3 @@ def is_ours(task: Any) -> bool:
 def _pool(worker: Any) -> str:
     pool = worker.pool_cls if isinstance(worker.pool_cls, str) else worker.pool_cls.__module__
     return str(pool.partition(":")[0].rpartition(".")[2])
-
-
-@signals.worker_ready.connect(dispatch_uid="jobs.checks")
-def _on_ready(sender: Any = None, **kwargs: Any) -> None:
-    """Only now, when the broker is there: a question must hold up nobody's start."""
-    app = getattr(sender, "app", None)
-    if app is None or not any(is_ours(task) for task in app.tasks.values()):
-        return
-    for message in check_redis(app):
-        if not message.is_silenced():
-            logger.log(message.level, str(message), extra={"action": "check", "check": message.id})
-
-
-@careful
-def check_redis(app: Celery) -> Iterator[CheckMessage]:
-    """Ask the broker, once and for :data:`ASK_REDIS` seconds at most, whether it throws messages away."""
-    if driver(app) != "redis":
-        return
-    options = {**(app.conf.broker_transport_options or {})}
-    options |= {"socket_connect_timeout": ASK_REDIS, "socket_timeout": ASK_REDIS, "retry_on_timeout": False}
-    try:
-        with app.connection_for_write(transport_options=options) as connection:
-            connection.ensure_connection(max_retries=0, timeout=ASK_REDIS)
-            with connection.channel() as channel:
-                memory = channel.client.info("memory")
-    except Exception as exc:
-        logger.debug("Redis does not say how it evicts: %r", exc, extra={"action": "check"})
-        return
-    policy = str(memory.get("maxmemory_policy", ""))
-    # The other policies throw away only what has a time to live, and messages have none.
-    if int(memory.get("maxmemory") or 0) and policy.startswith("allkeys"):
-        yield Warning(
-            f"The broker's Redis throws away messages when its memory is full (maxmemory-policy {policy}). Jobs are "
-            "published again when their grace is over; links, chains and tasks that are no jobs are lost.",
-            hint="Set maxmemory-policy noeviction, and keep the cache in another Redis.",
-            id="jobs.W013",
-        )

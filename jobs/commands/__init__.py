@@ -9,7 +9,7 @@ from jobs.commands.change import Cancel, Delete, Move, Prioritize, Retry, RunNow
 from jobs.commands.doctor import Doctor
 from jobs.commands.effects import Effects
 from jobs.commands.look import List, Nodes, Show
-from jobs.commands.maintain import RunPrune, RunRelay, RunRescue
+from jobs.commands.maintain import RunPrune, RunRescue
 from jobs.commands.queues import PauseQueue, ResumeQueue
 from jobs.commands.status import Status
 from jobs.commands.verify import Verify
@@ -30,7 +30,6 @@ SUBCOMMANDS: tuple[type[Subcommand], ...] = (
     PauseQueue,
     ResumeQueue,
     Effects,
-    RunRelay,
     RunRescue,
     RunPrune,
     Verify,

@@ -171,7 +171,7 @@ class Cancel(Change):
 class RunNow(Change):
     name = "run"
     operation = RUN
-    summary = "let jobs run now that wait for their time, or whose message may be lost"
+    summary = "let jobs run now that wait for their time"
     more = (
         "A worker runs them as soon as it comes to them; nothing runs in this process. Jobs of a paused queue still\n"
         "wait for that. The exit status is 1 if a job does not wait."
@@ -186,10 +186,7 @@ class Move(Change):
     name = "move"
     operation = MOVE
     summary = "let waiting jobs go to another queue"
-    more = (
-        "Each gets a message in the new queue; one that is still in the old queue finds the job as well, and it runs\n"
-        "once. The exit status is 1 if a job does not wait."
-    )
+    more = "A worker that consumes that queue runs them. The exit status is 1 if a job does not wait."
     options = (*Change.options, option("--to", required=True, metavar="QUEUE", help="where they go"))
     examples = (
         "move 6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11 --to mail",
@@ -202,8 +199,8 @@ class Prioritize(Change):
     operation = PRIORITIZE
     summary = "give waiting jobs another priority"
     more = (
-        "RabbitMQ (queues with x-max-priority) serves the highest number first; Redis, and the transport without a\n"
-        "broker, the lowest. The exit status is 1 if a job does not wait."
+        "The order is that of the project's broker: with RabbitMQ the highest number runs first, with Redis and\n"
+        "without a broker the lowest. The exit status is 1 if a job does not wait."
     )
     options = (*Change.options, option("--to", required=True, metavar="NUMBER", help="the priority, 0 to 255"))
     examples = (

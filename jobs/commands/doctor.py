@@ -13,7 +13,8 @@ from django.core.management.base import CommandError
 from django.db import Error, connections
 from django.db.migrations.executor import MigrationExecutor
 
-from jobs import census, instance, lifecycle, lockstores, project, publisher, queues, why
+from jobs import census, instance, lifecycle, listener, lockstores, project, queues, why
+from jobs.checks.celery import driver
 from jobs.commands.base import AS_JSON, Subcommand, option
 from jobs.conf import conf
 from jobs.models import ENDED, Job, State
@@ -22,6 +23,9 @@ from jobs.times import duration
 
 #: Seconds between two looks at the probe.
 LOOK = 0.1
+
+#: Seconds that the broker may take to answer.
+PATIENCE = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +40,9 @@ class Doctor(Subcommand):
     name = "doctor"
     summary = "try everything that a job needs, from end to end, and say in plain words what is wrong"
     more = (
-        "Database, settings, broker, lock store and workers are tried; then a job that does nothing is enqueued and\n"
-        "followed until it has ended. If it does not end, the reason is that of jobs why, and it is cancelled. The\n"
-        "exit status is 1 if something is wrong."
+        "Database, settings, broker, lock store, rings and workers are tried; then a job that does nothing is\n"
+        "enqueued and followed until it has ended. If it does not end, the reason is that of jobs why, and it is\n"
+        "cancelled. The exit status is 1 if something is wrong."
     )
     options = (
         option("--queue", help="the queue of the probe (default: that of tasks without one)"),
@@ -80,13 +84,14 @@ class Doctor(Subcommand):
             cure = "Import it in the __init__.py of the package that holds the settings (from proj.celery import app)."
             yield Finding("app", False, "the project's Celery app is not loaded", cure)
             return
-        broker = _broker(app)
-        yield broker
+        yield _broker(app)
         yield _locks()
+        for alias in conf().DATABASES:
+            yield _ring(alias)
         yield _workers()
         for kind, text in census.remarks(census.gather(live=True)):
             yield Finding("attention", kind in census.NO_FAULT, text)
-        if is_probed and broker.is_well:
+        if is_probed:
             app.loader.import_default_modules()
             yield from _probe(app, queue, timeout)
 
@@ -123,11 +128,26 @@ def _settings() -> Iterator[Finding]:
 
 
 def _broker(app: Any) -> Finding:
-    url = app.connection_for_write().as_uri()
-    trouble = publisher.trouble_now(app)
-    if trouble:
-        return Finding("broker", False, f"{url} cannot be reached: {trouble}", "Look at CELERY_BROKER_URL, and at it.")
+    url, options = app.connection_for_write().as_uri(), dict(app.conf.broker_transport_options or {})
+    if driver(app) == "redis":
+        options |= {"socket_connect_timeout": PATIENCE, "socket_timeout": PATIENCE}
+    try:
+        with app.connection_for_write(connect_timeout=PATIENCE, transport_options=options) as connection:
+            connection.ensure_connection(max_retries=0, timeout=PATIENCE)
+    except Exception as exc:
+        says = f"{url} cannot be reached: {exc!r}. Jobs run without it; remote control and other tasks do not"
+        return Finding("broker", False, says, "Look at CELERY_BROKER_URL, and at it.")
     return Finding("broker", True, f"{url} answers")
+
+
+def _ring(alias: str) -> Finding:
+    what, vendor, poll = f"rings of {alias!r}", connections[alias].vendor, duration(conf().POLL_INTERVAL)
+    if vendor != "postgresql":
+        return Finding(what, True, f"{vendor} has none, workers look for new jobs")
+    if listener.hears(alias):
+        return Finding(what, True, "are heard, workers are told of new jobs")
+    says = f"are not heard (a pooler that shares connections?): a job may wait {poll} until a worker looks"
+    return Finding(what, True, says, "Let workers connect to the server itself, or to a pool of sessions.")
 
 
 def _locks() -> Finding:
@@ -154,9 +174,6 @@ def _workers() -> Finding:
         )
         says = f"none takes jobs; {others}" if others else "none is alive"
         return Finding("workers", False, says, "celery -A proj worker")
-    for node in alive:
-        if node["relay_error"]:
-            return Finding("workers", False, f"{node['hostname']} cannot publish: {node['relay_error']}", "")
     consumed = sorted({queue for node in alive for queue in node["queues"]})
     return Finding("workers", True, f"{len(alive)} alive, on the queues {', '.join(consumed)}")
 
@@ -176,9 +193,7 @@ def _probe(app: Any, queue: str | None, timeout: float) -> Iterator[Finding]:
     job = _follow(uuid.UUID(result.id), lambda: time.monotonic() - began < timeout)
     took = duration(time.monotonic() - began)
     if job is not None and job.state == State.SUCCEEDED:
-        yield Finding(
-            "probe", True, f"enqueued, published, run on the node {str(job.result)[:8]} and settled in {took}"
-        )
+        yield Finding("probe", True, f"enqueued, run on the node {str(job.result)[:8]} and settled in {took}")
         return
     reason = why.explain(uuid.UUID(result.id))[1][0]
     yield Finding("probe", False, f"{result.id} did not succeed within {took}: {reason.says}", reason.cure)

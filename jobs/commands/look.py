@@ -42,8 +42,8 @@ class List(Subcommand):
         if limit < 1:
             raise CommandError("--limit has to be 1 or more.")
         selection = which(options, [state] if state else ())
-        newest = [selection.rows(alias).order_by("-created_at", "-pk")[: limit + 1] for alias in conf().DATABASES]
-        rows = list(heapq.merge(*newest, key=lambda job: job.created_at, reverse=True))
+        newest = [selection.rows(alias).order_by("-pk")[: limit + 1] for alias in conf().DATABASES]
+        rows = list(heapq.merge(*newest, key=lambda job: job.pk, reverse=True))
         if as_json:
             self.say_json([as_dict(job) for job in rows[:limit]])
             return
@@ -103,9 +103,6 @@ class Nodes(Subcommand):
             self.say_json(nodes)
         elif nodes:
             self.say(nodes_table(nodes, self.is_terminal))
-        for node in nodes:
-            if node["relay_error"] and not as_json:
-                self.say(f"{node['hostname']} ({node['id'][:8]}) cannot publish: {node['relay_error']}")
         if not any(node["takes_jobs"] for node in nodes):
             raise CommandError("No worker is alive: celery -A proj worker")
 
@@ -127,7 +124,7 @@ def named(text: str) -> Job:
 
 def as_dict(job: Job, whole: bool = False) -> dict[str, Any]:
     names = ["id", "task", "queue", "priority", "state", "run_at", "expires_at", "lease", "retries", "crashes"]
-    names += ["node_losses", "snoozes", "created_at", "dispatched_at", "started_at", "finished_at", "parent_id"]
+    names += ["node_losses", "snoozes", "created_at", "started_at", "finished_at", "parent_id"]
     names += ["root_id", "marker_key", "replay_of", "unique_key", "error"]
     found = {name: _plain(getattr(job, name)) for name in names}
     if whole:

@@ -1,4 +1,4 @@
-"""``manage.py jobs relay|rescue|prune``: what every worker does by itself, on its own."""
+"""``manage.py jobs rescue|prune``: what every worker does by itself, on its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from jobs.commands.base import AS_JSON, DRY_RUN, ONCE, Option, Subcommand
 from jobs.conf import conf
 from jobs.databases import SideDatabase
 from jobs.maintenance.prune import Prune
-from jobs.maintenance.relay import Relay
 from jobs.maintenance.rescue import Rescue
 from jobs.project import celery_app
 
@@ -88,18 +87,6 @@ class Maintain(Subcommand):
         self.say(f"{self.name}: {verb}{parts}")
 
 
-class RunRelay(Maintain):
-    name = "relay"
-    summary = "publish jobs that are due, and those whose message was lost"
-    more = f"{LOOP}\nThat a message was lost may show only over time: --once finds fewer of them."
-    examples = ("relay", "relay --once")
-    done = ("published", "republished", "expired")
-
-    def run(self, **options: Any) -> None:
-        relay = Relay(_project_app())
-        self.maintain(relay.run_once, conf().RELAY_INTERVAL, **options)
-
-
 class RunRescue(Maintain):
     name = "rescue"
     summary = "give back the jobs of dead workers"
@@ -135,7 +122,7 @@ def _project_app() -> Any:
     """The project's Celery app, with its tasks.
 
     Raises:
-        CommandError: no app was made; Celery's fallback would publish to a broker that nobody reads.
+        CommandError: no app was made; Celery's fallback knows no task and its limits.
     """
     app = celery_app()
     if app is None:

@@ -6,10 +6,8 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from jobs import queues
+from jobs import census, queues
 from jobs.commands.base import AS_JSON, Subcommand, me, option
-from jobs.conf import conf
-from jobs.models import Job, State
 
 
 class Switch(Subcommand):
@@ -24,7 +22,8 @@ class Switch(Subcommand):
             self.say_json({"changed": [name for name, changed in done.items() if changed], "paused": paused})
             return
         for name, changed in done.items():
-            self.say(f"{name}: {word}, {_ready(name)} jobs are ready" if changed else f"{name}: {otherwise}")
+            ready = census.ready(name) if changed else ""
+            self.say(f"{name}: {word}, {ready} jobs are ready" if changed else f"{name}: {otherwise}")
 
 
 class PauseQueue(Switch):
@@ -59,14 +58,10 @@ class PauseQueue(Switch):
 class ResumeQueue(Switch):
     name = "resume"
     summary = "let the jobs of paused queues run again"
-    more = "The relay publishes them anew within a second or so; nothing was lost meanwhile."
+    more = "Workers that consume them go on within a second or so."
     options = (option("names", nargs="+", metavar="QUEUE", help="the name of a queue"), AS_JSON)
     examples = ("resume mail",)
 
     def run(self, *, names: list[str], as_json: bool, **options: Any) -> None:
         done = {name: queues.resume(name) for name in dict.fromkeys(names)}
         self.report(done, "resumed", "was not paused", as_json)
-
-
-def _ready(queue: str) -> int:
-    return sum(Job.objects.using(each).filter(queue=queue, state=State.READY).count() for each in conf().DATABASES)

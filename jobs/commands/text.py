@@ -24,7 +24,7 @@ COLOURS: dict[str, str] = {
 
 def table(rows: list[list[Any]], is_terminal: bool = False) -> str:
     """Columns in line, the first row their heads; numbers to the right."""
-    is_number = [isinstance(cell, int) for cell in rows[-1]]
+    is_number = [str(cell).rstrip("+").isdigit() for cell in rows[-1]]
     if is_terminal:
         try:
             return _rich(rows, is_number)

@@ -17,17 +17,17 @@ class Verify(Subcommand):
     name = "verify"
     summary = "hold the promise against the data: what breaks it, and what is about to be put right"
     more = (
-        "One line for each rule. A violation breaks the promise. A row that recovers waits for a worker, for the\n"
-        "broker, for a person (an external call), behind others, or for no longer than recovery may take. Rows that\n"
-        "should have recovered by now are watched before they are called violations; that takes up to a minute, and\n"
-        "only if there are any.\n"
-        "Nothing is changed.\n\n"
-        "The exit status is 0 without violations, 1 with violations, 2 if a database cannot be asked. Live jobs are\n"
-        "read through their partial indexes, and of history those that were made in the last day."
+        "One line for each rule. A violation breaks the promise. A row that recovers waits for a worker, for a person\n"
+        "(an external call), behind others, or for no longer than recovery may take. Rows that should have recovered\n"
+        "by now are watched before they are called violations; that takes up to a minute, and only if there are any.\n"
+        "Nothing is changed.\n"
+        "\n"
+        "The exit status is 0 without violations, 1 with violations, 2 if a database cannot be asked. Of each live\n"
+        "state 10,000 jobs are read, and of history 100,000 of those that were made in the last day."
     )
     options = (
         AS_JSON,
-        option("--all", action="store_true", dest="everything", help="read all history, however long it takes"),
+        option("--all", action="store_true", dest="everything", help="read all jobs, however long it takes"),
         option(
             "--no-watch",
             action="store_false",

@@ -18,8 +18,8 @@ class Why(Subcommand):
     name = "why"
     summary = "say why a job is where it is, with evidence and cure"
     more = (
-        "The first reason is the one that counts; the others would count after it. The broker is asked as well, if\n"
-        "the job waits for it. Nothing is changed. The exit status is 1 if there is no such job."
+        "The first reason is the one that counts; the others would count after it. Nothing is changed. The exit\n"
+        "status is 1 if there is no such job."
     )
     options = (option("id", metavar="ID", help="the id of a job (a UUID)"), AS_JSON)
     examples = ("why 6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11", "why --json ID")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
+import uuid
+from collections.abc import Callable
 from functools import partial
 
 from django.db.models import Exists, OuterRef
@@ -11,6 +14,7 @@ from django.db.models import Exists, OuterRef
 from jobs import databases, history, idempotency, lifecycle, lockstores
 from jobs.conf import conf
 from jobs.databases import SideDatabase
+from jobs.maintenance.eldest import is_eldest
 from jobs.models import Job, Node, State
 from jobs.transport import prune_replies
 
@@ -19,66 +23,73 @@ logger = logging.getLogger("jobs")
 #: Seconds for which a dead node is kept, for people to read.
 NODE_RETENTION = 7 * 86400.0
 
-
-#: Seconds between two looks at all of history. In between only what grew old meanwhile is looked at: most of what is
-#: older is kept for its marker, and would be read again every minute.
-FULL_LOOK = 3600.0
+#: Seconds between the beginnings of two walks through all of history. In between only what grew old meanwhile is looked
+#: at: most of what is older is kept for its marker.
+FULL_WALK = 3600.0
 
 
 class Prune:
-    def __init__(self, side: SideDatabase) -> None:
-        self.side = side
-        #: For each database and kind: how old the jobs were that the last look came to, and when it was a full one.
-        self._looked: dict[tuple[str, tuple[State, ...]], tuple[float, float]] = {}
+    """The sibling of rescue that deletes. Of several workers the oldest does it."""
 
-    def run_once(self, budget: float | None = None) -> dict[str, int]:
-        """Delete batch after batch; stop after ``budget`` seconds, and go on the next time."""
+    def __init__(self, side: SideDatabase, node: Callable[[], uuid.UUID] | None = None) -> None:
+        """
+        Parameters:
+            node: of this process; None: no worker, so somebody wants it done.
+        """
+        self.side = side
+        self._node = node
+        #: For each database: how far the walk has come, and when it began.
+        self._walks: dict[str, tuple[history.Place | None, float]] = {}
+
+    def run_once(self, budget: float = math.inf) -> dict[str, int]:
+        """Delete batch after batch; stop after ``budget`` seconds, and go on there the next time."""
         done = {"jobs": 0, "markers": 0, "nodes": 0, "messages": 0}
-        deadline = None if budget is None else time.monotonic() + budget
         for alias in conf().DATABASES:
-            databases.guarded(alias, partial(self._run, alias, deadline, done))
-        done["messages"] += prune_replies(self.side)
-        lockstores.prune(self.side)
+            databases.guarded(alias, partial(self._run, alias, budget, done))
+        if is_eldest(self._node, databases.home()):
+            done["messages"] += prune_replies(self.side)
+            lockstores.prune(self.side)
         if done["jobs"]:
             logger.info("pruned %s jobs", done["jobs"], extra={"action": "pruned", "count": done["jobs"]})
         return done
 
-    def _run(self, using: str, deadline: float | None, done: dict[str, int]) -> None:
-        while deadline is None or time.monotonic() < deadline:
-            # Before the jobs, which are kept as long as their markers.
+    def _run(self, using: str, budget: float, done: dict[str, int]) -> None:
+        if not is_eldest(self._node, using):
+            return
+        began = time.monotonic()
+        # Before the jobs, which are kept as long as their markers; they have the other half of the time.
+        while time.monotonic() < began + budget / 2:
             deleted = idempotency.delete_expired(using, conf().BATCH)
             done["markers"] += deleted
             if not deleted:
                 break
-        for states, age in _kept():
-            began = time.monotonic()
-            last, full = self._looked.get((using, states), (None, began))
-            is_full = last is None or began - full > FULL_LOOK
-            while age is not None and (deadline is None or time.monotonic() < deadline):
-                # A minute more, for transactions that were open at the last look.
-                window = None if is_full or last is None else age + began - last + 60.0
-                deleted = history.delete_ended(using, states, age, conf().BATCH, window)
-                done["jobs"] += deleted
-                if not deleted:
-                    self._looked[using, states] = (began, began if is_full else full)
-                    break
+        while time.monotonic() < began + budget:
+            if (count := self._step(using)) is None:
+                break
+            done["jobs"] += count
         running = Job.objects.using(using).filter(state=State.RUNNING, node=OuterRef("pk"))
         old = Node.objects.using(using).filter(~Exists(running), dead_at__lt=lifecycle.now_plus(-NODE_RETENTION))
         done["nodes"] += old._raw_delete(using)
 
+    def _step(self, using: str) -> int | None:
+        """How many of the next jobs were deleted; None at the end of history."""
+        now = time.monotonic()
+        place, began = self._walks.get(using, (None, now))
+        found = list(history.walk(using, place, conf().BATCH).values_list("pk", "place", "is_over"))
+        if not found:
+            # At the end it waits for what grows old, until it is time for a new walk.
+            self._walks[using] = (None, now) if now - began > FULL_WALK else (place, began)
+            return None
+        keys = [key for key, _, is_over in found if is_over]
+        deleted = history.delete_old(keys, using) if keys else 0
+        key, at, _ = found[-1]
+        self._walks[using] = (at, key), began
+        return deleted
+
     def count(self) -> dict[str, int]:
         """What ``run_once`` would delete; a job that only an expired marker keeps is not counted yet."""
+        using = conf().DATABASES
         return {
-            "jobs": sum(
-                history.ended(alias, states, age).count()
-                for alias in conf().DATABASES
-                for states, age in _kept()
-                if age is not None
-            ),
-            "markers": sum(idempotency.expired(alias).count() for alias in conf().DATABASES),
+            "jobs": sum(Job.objects.using(alias).filter(history.over(alias)).count() for alias in using),
+            "markers": sum(idempotency.expired(alias).count() for alias in using),
         }
-
-
-def _kept() -> list[tuple[tuple[State, ...], float | None]]:
-    settings = conf()
-    return [((State.SUCCEEDED, State.CANCELLED), settings.RETENTION), ((State.FAILED,), settings.RETENTION_FAILED)]

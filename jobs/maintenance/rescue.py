@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -15,12 +16,13 @@ from django.db import IntegrityError
 from django.db.models import QuerySet
 
 from jobs import databases, lifecycle, logs
-from jobs.board import Board, Occupied, is_alive
+from jobs.board import BODY, LONG, Board, Occupied, is_alive
 from jobs.conf import conf
 from jobs.databases import SideDatabase
 from jobs.maintenance.zombies import end_backends
 from jobs.models import Job, Node, State
 from jobs.reports import error_of_run, report
+from jobs.ring import bell
 
 logger = logging.getLogger("jobs")
 
@@ -175,7 +177,7 @@ EXPECTED = 60.0
 
 
 class OwnJobs:
-    """The jobs of this very node: those whose process died, and those that no process runs."""
+    """The jobs of this very node: those whose process died, and those that no process has."""
 
     def __init__(self, board: Board, main: int) -> None:
         self.board = board
@@ -183,23 +185,22 @@ class OwnJobs:
         self.main = main
         #: In which databases the dead slots are settled; one may be away.
         self._settled: dict[Occupied, set[str]] = {}
-        #: For each database the jobs that no process ran, and for how many beats.
+        #: For each database the jobs that no process had, and for how many beats.
         self._unseen: dict[str, dict[tuple[uuid.UUID, int], int]] = {}
-        #: What the worker's main process told of jobs whose process it ends: why, the limit, and when.
-        self._ended: dict[uuid.UUID, tuple[str, float, float]] = {}
+        #: The runs whose process this node has ended itself: why, what to say of it, and when.
+        self._ended: dict[tuple[uuid.UUID, int], tuple[str, str, float]] = {}
+        #: Two threads announce ends.
+        self._lock = threading.Lock()
 
-    def expect_end(self, job_id: uuid.UUID, why: str, limit: float = 0.0) -> None:
-        """The worker ends this job's process itself: because of its hard time limit (seconds), or to stop."""
+    def expect_end(self, slot: Occupied, why: str, text: str) -> None:
+        """This node ends the run's process: ``timed_out``, ``revoked`` or ``cancelled`` (it counts nowhere)."""
         now = time.monotonic()
-        self._ended = {key: value for key, value in list(self._ended.items()) if now - value[2] < EXPECTED}
-        self._ended[job_id] = (why, limit, now)
-
-    def has_dead(self) -> bool:
-        """Whether a process died in its body. Costs no statement."""
-        return any(slot.is_dead for slot in self.board.occupied())
+        with self._lock:
+            self._ended = {key: value for key, value in self._ended.items() if now - value[2] < EXPECTED}
+            self._ended[slot.job, slot.lease] = (why, text, now)
 
     def settle_dead(self) -> int:
-        """Settle the jobs that their process left or died in. Memory only, as long as none did."""
+        """Settle the jobs that their process died with. Memory only, as long as none did."""
         done = 0
         dead = [slot for slot in self.board.occupied() if slot.is_dead]
         self._settled = {slot: self._settled.get(slot, set()) for slot in dead}
@@ -215,64 +216,78 @@ class OwnJobs:
         for slot, settled in self._settled.items():
             if alias in settled:
                 continue
-            if slot.lease == 0 and self._is_elsewhere(slot):
-                # Over a duplicate message: the job itself runs in another process.
+            begun = slot.job if slot.has_job else None
+            if slot.batch:
+                done += lifecycle.give_back(alias, self.board.node, slot.batch, begun)
+            if begun is None:
+                # It waited, or it claimed: what it has got by then, nobody has, and two beats give it back.
                 settled.add(alias)
                 continue
-            where = {"node_id": self.board.node, **({"lease": slot.lease} if slot.lease else {})}
-            if not slot.is_left:
-                end_backends([slot.job], alias)
-            action = "handed_back" if slot.is_left else "crashed"
-            if _settle(slot.job, alias, action, partial(self._end, slot), **where):
-                self._ended.pop(slot.job, None)
-                done += 1
-            if slot.lease == 0:
-                # The message was taken, and may be gone with the process.
-                done += lifecycle.release_message(slot.job, alias)
+            end_backends([slot.job], alias)
+            where = {"node_id": self.board.node, "lease": slot.lease, "token": slot.token}
+            done += _settle(slot.job, alias, "crashed", partial(self._end, slot), **where)
             if not Job.objects.using(alias).filter(pk=slot.job, state=State.RUNNING, **where).exists():
                 # Else its row is locked by what is left of the process, and the next look settles it.
                 settled.add(alias)
+        if done:
+            bell.ring()
         return done
 
-    def _is_elsewhere(self, slot: Occupied) -> bool:
-        others = (other for other in self.board.occupied() if other.job == slot.job and other.index != slot.index)
-        return any(other.lease or not other.is_dead for other in others)
-
     def _end(self, slot: Occupied, job: Job) -> bool:
-        if slot.is_left:
-            return _lose("DatabaseLost", "there was no database to settle the run")(job)
-        why, limit, told = self._ended.get(job.pk, ("", 0.0, 0.0))
-        if time.monotonic() - told > EXPECTED:
-            why = ""
+        why, text, _ = self._ended.get((slot.job, slot.lease), ("", "", 0.0))
         if why == "timed_out":
-            error = lifecycle.error_entry("TimeLimitExceeded", f"TimeLimitExceeded({limit})", attempt=job.lease)
-            return lifecycle.fail(job, error)
+            return lifecycle.fail(job, lifecycle.error_entry("TimeLimitExceeded", text, attempt=job.lease))
+        if why == "revoked":
+            return lifecycle.cancel_running(job, lifecycle.error_entry("Revoked", text, attempt=job.lease))
         if why == "cancelled" or self.board.stopping_for is not None:
             # Who stops kills its processes: not their own fault.
             return lifecycle.hand_back(job, 0)
         if not is_alive(self.main):
             # The kernel, or a closed pipe, took the process along.
             return _lose("NodeLost", "the worker died")(job)
-        if not slot.lease:
-            return _lose("NodeLost", "the process died before the body began")(job)
+        if slot.phase != BODY:
+            return _lose("NodeLost", "the process died beside the body")(job)
         text = f"the process {slot.pid} died in this task"
         return lifecycle.crash(
             job, lifecycle.error_entry("WorkerLostError", text, attempt=job.lease), max_crashes(job.task)
         )
 
+    def give_back_waiting(self) -> int:
+        """What waits behind a long body is given back, for whoever is free.
+
+        Race with the process, which may end that body at this moment: see ``lifecycle.give_back``.
+        """
+        now, done = time.monotonic(), 0
+        for slot in self.board.occupied():
+            if slot.has_job and slot.batch and now - slot.began > LONG:
+                for alias in conf().DATABASES:
+                    back = partial(lifecycle.give_back, alias, self.board.node, slot.batch, slot.job)
+                    done += databases.guarded(alias, back) or 0
+        if done:
+            bell.ring()
+        return done
+
     def hand_back_orphans(self) -> int:
-        """Rows that run here, and in no process for two beats (a settle that failed, an answer that was lost)."""
+        """Rows that run here, and that no process has for two beats (a settle that failed, an answer that was lost)."""
         return sum(
             databases.guarded(alias, partial(self._hand_back_orphans_in, alias)) or 0 for alias in conf().DATABASES
         )
 
     def _hand_back_orphans_in(self, alias: str) -> int:
-        here = {slot.job for slot in self.board.occupied()}
         before = self._unseen.get(alias, {})
         unseen: dict[tuple[uuid.UUID, int], int] = {}
         done = 0
-        rows = Job.objects.using(alias).filter(state=State.RUNNING, node_id=self.board.node)
-        for job_id, lease in rows.exclude(pk__in=here).values_list("pk", "lease"):
+        # Race: first the rows, then the board. A row that a process claims meanwhile is not among them.
+        rows = list(
+            Job.objects.using(alias)
+            .filter(state=State.RUNNING, node_id=self.board.node)
+            .values_list("pk", "lease", "token")
+        )
+        slots = [slot for slot in self.board.occupied() if not slot.is_dead]
+        tokens = {token for slot in slots for token in (slot.token, slot.batch)}
+        for job_id, lease, token in rows:
+            if token in tokens:
+                continue
             beats = before.get((job_id, lease), 0) + 1
             if beats < 3:
                 unseen[job_id, lease] = beats

@@ -16,7 +16,8 @@ from django.db.models import F, Max, QuerySet
 from jobs import databases
 from jobs.conf import conf
 from jobs.histogram import bucket
-from jobs.models import Job, Node, State, Tally
+from jobs.maintenance.eldest import is_eldest
+from jobs.models import Job, State, Tally
 
 MINUTE, HOUR, QUARTER = datetime.timedelta(minutes=1), datetime.timedelta(hours=1), datetime.timedelta(hours=6)
 
@@ -29,12 +30,12 @@ AGAIN = 2 * MINUTE
 MINUTES_KEPT, HOURS_KEPT, QUARTERS_KEPT = 25 * HOUR, 24 * 31 * HOUR, 24 * 8 * HOUR
 
 
-#: Seconds after which a worker leaves the rest to the next time: its relay waits meanwhile.
+#: Seconds after which a worker leaves the rest to the next time: its other work waits meanwhile.
 LONGEST_COUNT = 1.0
 
 
 class Count:
-    """The sibling of relay, rescue and prune that counts. Of several workers the oldest does it."""
+    """The sibling of rescue and prune that counts. Of several workers the oldest does it."""
 
     def __init__(self, node: Callable[[], uuid.UUID] | None = None) -> None:
         #: This process's node; None: no worker, so somebody wants it done.
@@ -49,10 +50,8 @@ class Count:
         return done
 
     def _run(self, using: str) -> int:
-        if self._node is not None:
-            oldest = Node.objects.using(using).filter(dead_at=None).order_by("started_at", "pk").first()
-            if oldest is None or oldest.pk != self._node():
-                return 0
+        if not is_eldest(self._node, using):
+            return 0
         end = floor(clock(using), MINUTE)
         # Whole hours, because they are added up again from their minutes.
         oldest_minute = floor(end - MINUTES_KEPT, HOUR)

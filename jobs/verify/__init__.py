@@ -1,28 +1,31 @@
 """The promise as queries over live data: what breaks it, and what is about to be put right.
 
-Live jobs are read through their partial indexes; of history a day is read, or all of it.
+Of each live state the first jobs are read, by its index, and of history a day, or all of both.
 """
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from django.db import Error, ProgrammingError
 from django.db.models import Count, QuerySet
+from django.utils import timezone
 from django.utils.translation import gettext
 
 from jobs import databases
+from jobs.census import MOST, in_line
 from jobs.conf import conf
-from jobs.lifecycle import now_plus
-from jobs.models import Job
+from jobs.fields import created_since
+from jobs.models import Job, State
 from jobs.verify import delivery, external, markers, ownership, rows
 from jobs.verify.rule import LIVE, Rule, Shape, View
 from jobs.verify.suspicion import Suspicion, watch
 
-#: Seconds of history that are read unless all of it is asked for.
-WINDOW = 86400.0
+#: Of history what was made in so many seconds is read, and so many jobs at the most, unless all of it is asked for.
+WINDOW, HISTORY = 86400.0, 100_000
 
 #: How many rows a finding names.
 EXAMPLES = 5
@@ -74,7 +77,7 @@ def verify(*, everything: bool = False, patient: bool = True, tell: Callable[[st
     """Hold the rules against all job databases. Changes nothing.
 
     Parameters:
-        everything: read all history, and not only :data:`WINDOW` seconds of it.
+        everything: read all live jobs and all history, and not only the first of them.
         patient: watch rows that should have recovered by now for as long as recovery may take, before they are
             called violations. Without it the times in the rows decide at once: right after an outage they
             are wrong.
@@ -107,7 +110,7 @@ def verify(*, everything: bool = False, patient: bool = True, tell: Callable[[st
         with _asking(suspicion.alias):
             finding.recovering += max(0, suspicion.waiting - suspicion.violations)
         finding.add(suspicion.alias, suspicion.violations, suspicion.rows if suspicion.violations else ())
-    return Report(list(findings.values()), view.workers)
+    return Report(list(findings.values()), len(view.working))
 
 
 def _look() -> View:
@@ -143,13 +146,20 @@ def _hold(finding: Finding, rule: Rule, view: View, alias: str) -> None:
 
 def _hold_shapes(alias: str, findings: dict[str, Finding], everything: bool) -> None:
     """One pass over each of the live states, by its partial index, and one over history."""
-    history = Job.objects.using(alias).exclude(state__in=LIVE)
+    rows = Job.objects.using(alias)
+    history = rows.exclude(state__in=LIVE)
     if not everything:
-        history = history.filter(created_at__gte=now_plus(-WINDOW))
-    scopes: dict[str | None, QuerySet[Job]] = {state: Job.objects.using(alias).filter(state=state) for state in LIVE}
-    for state, jobs in {**scopes, None: history}.items():
+        history = history.filter(created_since(timezone.now() - datetime.timedelta(seconds=WINDOW)))
+    scopes: dict[str | None, QuerySet[Job]] = {
+        State.SCHEDULED: rows.filter(state=State.SCHEDULED).order_by("run_at"),
+        State.READY: in_line(alias),
+        State.RUNNING: rows.filter(state=State.RUNNING),
+        None: history,
+    }
+    for state, jobs in scopes.items():
         shapes = {f"shape{number}": shape for number, shape in enumerate(SHAPES) if state in shape.states}
-        counts = jobs.aggregate(**{name: Count("pk", filter=shape.broken) for name, shape in shapes.items()})
+        read = jobs if everything else jobs[: HISTORY if state is None else MOST]
+        counts = read.aggregate(**{name: Count("pk", filter=shape.broken) for name, shape in shapes.items()})
         for name, shape in shapes.items():
             if counts[name]:
                 examples = jobs.filter(shape.broken).values_list("pk", flat=True)[:EXAMPLES]

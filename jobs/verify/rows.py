@@ -61,13 +61,12 @@ SHAPES = (
         | Q(crashes__lt=0)
         | Q(node_losses__lt=0)
         | Q(snoozes__lt=0)
-        | Q(republished__lt=0)
         | Q(lease__lt=F("crashes") + F("node_losses") + F("snoozes")),
     ),
     Shape(
         id="losses-explained",
         says=_("each job that crashed or lost its worker has an error that says so"),
-        broken=(Q(crashes__gt=0) | Q(node_losses__gt=0)) & Q(errors=[]),
+        broken=(Q(crashes__gt=0) | Q(node_losses__gt=0)) & Q(errors__isnull=True),
     ),
 )
 

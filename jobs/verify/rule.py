@@ -8,8 +8,8 @@ There are three kinds.
     compares rows. It holds at every moment, too: it is broken, or it is not.
     What it counts as ``waiting`` waits for a person, and breaks nothing.
 :class:`Rule` with a bound
-    is about what somebody has to put right, a relay or a rescue. Rows that wait for that are *recovering*, and
-    *violations* only when they have waited for longer than the bound while a worker was there to do it.
+    is about what a worker has to put right. Rows that wait for that are *recovering*, and *violations* only when
+    they have waited for longer than the bound while a worker was there to do it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from django.db import OperationalError, connections
 from django.db.models import DurationField, ExpressionWrapper, F, Q, QuerySet
 from django.db.models.functions import Now
 
-from jobs import databases, project, publisher
+from jobs import databases
+from jobs.census import MOST, running_by_node, silence
 from jobs.conf import conf
-from jobs.maintenance.rescue import read_silence
 from jobs.models import Node, State
 
 LIVE = (State.SCHEDULED, State.READY, State.RUNNING)
@@ -54,7 +54,8 @@ class Rows:
         self._keys = list(keys)
 
     def count(self) -> int:
-        return len(self._keys) + sum(rows.count() for rows in self._querysets)
+        """Nobody counts beyond :data:`MOST`."""
+        return len(self._keys) + sum(rows[:MOST].count() for rows in self._querysets)
 
     def first(self, limit: int) -> dict[Hashable, tuple[Any, ...]]:
         """The first rows: their keys, and their version."""
@@ -98,22 +99,33 @@ class Rule:
     waiting: Callable[[View, str], Rows] | None = None
     #: How long somebody may take to put a row right, in seconds.
     bound: Callable[[], float] | None = None
-    #: Nobody can put it right as long as the broker is away.
-    needs_broker: bool = False
-    #: About nodes, beats and messages, which live in the first of the databases.
+    #: About nodes and beats, which live in the first of the databases.
     at_home: bool = False
 
     def databases(self) -> tuple[str, ...]:
         return (databases.home(),) if self.at_home else tuple(conf().DATABASES)
 
 
+def mended(*, late: Callable[[View, str, float], Rows], quiet: Callable[[], float] = float, **more: Any) -> Rule:
+    """A rule with a bound.
+
+    Parameters:
+        late: the rows that have waited for so many seconds.
+        quiet: for so many seconds nobody speaks of them.
+    """
+    return Rule(
+        broken=lambda view, using: late(view, using, more["bound"]()),
+        waiting=lambda view, using: late(view, using, quiet()),
+        **more,
+    )
+
+
 class View:
-    """What all rules look at together: which workers are there, and whether the broker is."""
+    """What all rules look at together: which workers are there."""
 
     def __init__(self) -> None:
         # Race with a node that registers itself: first its row, then its beat. So it is read the other way round.
-        with databases.side() as side:
-            beats = read_silence(side)
+        beats = silence()
         age = ExpressionWrapper(Now() - F("started_at"), output_field=DurationField())
         alive = Node.objects.using(databases.home()).filter(dead_at=None).annotate(age=age)
         ages: dict[uuid.UUID, float] = {
@@ -124,11 +136,18 @@ class View:
         #: Seconds since the last beat of each node that nobody has declared dead.
         self.silence = {key: beats.get(key, ages[key]) for key in ages}
         self.beats = beats
-        working = [ages[key] for key, seconds in self.silence.items() if seconds < conf().DEAD_AFTER and key in beats]
-        self.workers = len(working)
+        #: Those that beat.
+        self.working = [key for key, seconds in self.silence.items() if seconds < conf().DEAD_AFTER and key in beats]
         #: For how many seconds there has been a worker.
-        self.worked_for = max(working, default=0.0)
-        self._depths: dict[str, int | None] = {}
+        self.worked_for = max((ages[key] for key in self.working), default=0.0)
+
+    @cached_property
+    def served(self) -> set[str]:
+        """The queues that a worker consumes which has a free process."""
+        running = running_by_node()
+        nodes = Node.objects.using(databases.home()).filter(pk__in=self.working, stopping_at=None)
+        found = nodes.values_list("pk", "concurrency", "queues")
+        return {queue for key, processes, queues in found if running[key] < (processes or 0) for queue in queues}
 
     @staticmethod
     def is_writable(using: str) -> bool:
@@ -152,16 +171,3 @@ class View:
     def silent(self, seconds: float) -> list[uuid.UUID]:
         """The nodes that nobody has declared dead, and that have not beaten for so long."""
         return [key for key, silence in self.silence.items() if silence > seconds]
-
-    @cached_property
-    def broker_is_up(self) -> bool:
-        """Whether this process reaches the broker; False as well if the project's Celery app is not loaded."""
-        app = project.celery_app()
-        return app is not None and publisher.is_up(app)
-
-    def depth(self, queue: str) -> int | None:
-        """How many messages wait in the broker's queue; None if nobody knows."""
-        if queue not in self._depths:
-            app = project.celery_app()
-            self._depths[queue] = publisher.depth(app, queue) if app is not None and self.broker_is_up else None
-        return self._depths[queue]

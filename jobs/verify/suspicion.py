@@ -62,9 +62,7 @@ class Suspicion:
         broken = self.rule.broken(view, self.alias)
         if not broken.first(1):
             return broken
-        if not view.is_writable(self.alias) or (self.rule.needs_broker and not view.broker_is_up):
-            return None
-        return broken
+        return broken if view.is_writable(self.alias) else None
 
 
 def watch(suspicions: list[Suspicion], look_again: Callable[[], View]) -> None:

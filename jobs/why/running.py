@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from django.db import connections
 from django.utils.translation import gettext
 
 from jobs.conf import conf
 from jobs.times import duration
+from jobs.why.locked import blocked
 from jobs.why.reason import Reason
 from jobs.why.view import View
 
@@ -16,7 +16,7 @@ from jobs.why.view import View
 def reasons(view: View) -> Iterator[Reason]:
     yield from _dead_worker(view)
     yield from _asked_to_end(view)
-    yield from _blocked(view)
+    yield from blocked(view)
     yield from _calling(view)
     yield from _running(view)
 
@@ -55,36 +55,6 @@ def _asked_to_end(view: View) -> Iterator[Reason]:
         says = gettext("It was asked to end %(ago)s ago (%(why)s), and has not come to a checkpoint or to its end yet.")
         cure = gettext("Call self.checkpoint() in long bodies; a body that hangs ends with its time limit.")
         yield Reason("ending", says % {"ago": view.ago(note.at), "why": note.reason}, cure, {"at": note.at.isoformat()})
-
-
-def _blocked(view: View) -> Iterator[Reason]:
-    backend = view.job.backend
-    connection = connections[view.using]
-    if backend is None or connection.vendor != "postgresql":
-        return
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT blocking.pid, blocking.application_name, blocking.state, "
-            "extract(epoch FROM clock_timestamp() - blocking.xact_start) FROM unnest(pg_blocking_pids(%s)) AS pid "
-            "JOIN pg_stat_activity AS blocking USING (pid)",
-            [backend],
-        )
-        found = cursor.fetchall()
-    if found:
-        pid, name, state, seconds = found[0]
-        since = duration(float(seconds or 0.0))
-        says = gettext(
-            "It waits for a lock of the database process %(pid)s (%(state)s, its transaction open since %(since)s)."
-        )
-        cure = gettext("SELECT * FROM pg_stat_activity WHERE pid = %s shows what that does.") % pid
-        evidence = {
-            "pid": pid,
-            "application": name,
-            "state": state,
-            "seconds": float(seconds or 0.0),
-            "backend": backend,
-        }
-        yield Reason("database_lock", says % {"pid": pid, "state": state, "since": since}, cure, evidence)
 
 
 def _calling(view: View) -> Iterator[Reason]:

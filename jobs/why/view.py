@@ -8,14 +8,13 @@ import uuid
 from functools import cached_property
 from typing import Any
 
-from django.db.models import Q
+from django.db.models import Q, Subquery
 from django.db.models.functions import Now
-from django.utils.translation import gettext
 
-from jobs import databases, instance, lockstores, publisher, unique
-from jobs.census import Worker, workers
+from jobs import databases, instance, lockstores, unique
+from jobs.census import MOST, Worker, in_line, workers
 from jobs.effects import with_makers
-from jobs.models import Cancellation, Effect, Job, Marker, Node, Pause
+from jobs.models import Cancellation, Effect, Job, Marker, Node, Pause, State
 from jobs.project import celery_app
 from jobs.selection import find
 from jobs.times import duration
@@ -104,19 +103,31 @@ class View:
         return self.app.tasks.get(self.job.task)
 
     @cached_property
-    def trouble(self) -> str | None:
-        """Why the broker cannot be reached from here."""
-        return gettext("no Celery app") if self.app is None else publisher.trouble_now(self.app)
-
-    @cached_property
-    def depth(self) -> int | None:
-        """How many messages wait in the job's queue; None if the broker does not say."""
-        return None if self.trouble else publisher.depth(self.app, self.job.queue, patient=False)
+    def processes(self) -> int:
+        """How many the workers have that consume the job's queue."""
+        return sum(worker.node.concurrency or 0 for worker in self.consumers)
 
     @cached_property
     def running(self) -> int:
-        """How many jobs of the queue run."""
-        return Job.objects.using(self.using).filter(state="running", queue=self.job.queue).count()
+        """How many jobs these workers run, of whatever queue."""
+        nodes = [worker.node.pk for worker in self.consumers]
+        return Job.objects.using(self.using).filter(state=State.RUNNING, node__in=nodes).count()
+
+    @cached_property
+    def ahead(self) -> int:
+        """How many ready jobs of its queue are claimed before this one; nobody counts beyond ``census.MOST``."""
+        job = self.job
+        rows = Job.objects.using(self.using)
+        # As the database has it: SQLite compares texts, and Django would write another one.
+        run_at = Subquery(rows.filter(pk=job.pk).values("run_at"))
+        ready = in_line(self.using).filter(queue=job.queue)
+        # One by one, each is a stretch of the index; in one condition they would read all of the queue.
+        parts = (
+            ready.filter(rank__lt=job.rank),
+            ready.filter(rank=job.rank, run_at__lt=run_at),
+            ready.filter(rank=job.rank, run_at=run_at, pk__lt=job.pk),
+        )
+        return min(MOST, sum(part[:MOST].count() for part in parts))
 
     @cached_property
     def lock(self) -> tuple[str, lockstores.Held | None] | None:
@@ -156,7 +167,7 @@ class View:
     def children(self) -> list[Job]:
         """The first ones that its body called."""
         rows = Job.objects.using(self.using).filter(parent_id=self.job.pk).exclude(pk=self.job.pk)
-        return list(rows.only("id", "task", "state").order_by("created_at", "pk")[:SHOWN])
+        return list(rows.only("id", "task", "state").order_by("pk")[:SHOWN])
 
     @cached_property
     def key_holder(self) -> Job | None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from django.utils.translation import gettext, ngettext
 
-from jobs import publisher, strays
-from jobs.conf import conf
+from jobs.census import MOST, UNKNOWN, at_least, late_after
 from jobs.keys import bind, signature_of
-from jobs.maintenance.relay import LONGEST_TICK
 from jobs.models import State
 from jobs.times import duration
+from jobs.why.locked import row_locked, slowed
 from jobs.why.reason import Reason
 from jobs.why.view import View
 
@@ -29,12 +27,8 @@ def reasons(view: View) -> Iterator[Reason]:
     yield from _no_worker(view)
     yield from _unknown_task(view)
     if is_due:
-        way = list(_on_its_way(view))
-        if not way or way[0].code in ("in_line", "due"):
-            # All is well with its message, and it will find that.
-            yield from _locked(view)
-        yield from way
         yield from _locked(view)
+        yield from _in_line(view)
     yield from misfit(view)
 
 
@@ -68,7 +62,7 @@ def _own_time(view: View) -> Iterator[Reason]:
     job, error = view.job, view.error
     when = {"run_at": job.run_at.isoformat(), "seconds": round(-view.since(job.run_at), 3)}
     values = {"until": view.until(job.run_at)}
-    if error and (error["attempt"] == job.lease or _is_of_a_stray(view)):
+    if error and (error["attempt"] == job.lease or _was_unknown(view)):
         values |= {"error": f"{error['type']}: {error['message']}"}
         when |= {"error": error["type"], "message": error["message"], "at": error["at"]}
     else:
@@ -77,14 +71,11 @@ def _own_time(view: View) -> Iterator[Reason]:
     if error is None:
         says = gettext("It is scheduled, and runs in %(until)s.") % values
         yield Reason("scheduled", says, run, when)
-    elif error["message"].startswith((publisher.REFUSED, publisher.UNBUILT, publisher.FULL)):
-        says = gettext("It cannot be published (%(error)s). It is tried again in %(until)s.") % values
-        yield Reason("unpublishable", says, gettext("Look at its queue and exchange, and at CELERY_TASK_QUEUES."), when)
-    elif _is_of_a_stray(view):
+    elif error["type"] == UNKNOWN:
         # What one worker said of it.
         yield from _unknown_task(view)
-        says = gettext("A worker could not run it (%(error)s). It is tried again in %(until)s.") % values
-        yield Reason("postponed", says, gettext("Deploy the same code to all workers."), when)
+        says = gettext("A worker that does not know its task put it behind the others. It is tried again in %(until)s.")
+        yield Reason("postponed", says % values, gettext("Deploy the same code to all workers."), when)
     elif error["type"] == "Busy":
         yield from _locked(view)
         says = gettext("What it needs is busy (%(error)s). It tries again in %(until)s, and uses no attempt.") % values
@@ -102,10 +93,10 @@ def _own_time(view: View) -> Iterator[Reason]:
         yield Reason("given_back", says, run, {**when, **counts})
 
 
-def _is_of_a_stray(view: View) -> bool:
-    """Whether a worker got its message since its last run, and could not run it."""
+def _was_unknown(view: View) -> bool:
+    """Whether a worker met it since its last run, and did not know its task."""
     error, started = view.error or {}, view.job.started_at
-    return error.get("type") in strays.KINDS and (started is None or str(error["at"]) > started.isoformat())
+    return error.get("type") == UNKNOWN and (started is None or str(error["at"]) > started.isoformat())
 
 
 def _paused(view: View) -> Iterator[Reason]:
@@ -193,61 +184,50 @@ def _locked(view: View) -> Iterator[Reason]:
     )
 
 
-def _on_its_way(view: View) -> Iterator[Reason]:
-    job = view.job
-    if job.state == State.SCHEDULED or job.dispatched_at is None:
-        # Of a paused queue nothing is published.
-        yield from _unpublished(view) if view.pause is None else ()
+def _in_line(view: View) -> Iterator[Reason]:
+    job, late = view.job, view.since(view.job.run_at)
+    values = {"ago": view.ago(job.run_at), "running": view.running, "processes": view.processes or "?"}
+    evidence = {"due_seconds": round(late, 3), "running": view.running, "processes": view.processes}
+    is_late = late > late_after()
+    yield from row_locked(view)
+    if view.pause is not None or not view.consumers:
+        # That was said, and keeps it for longer than any line.
         return
-    since = view.since(job.dispatched_at)
-    evidence: dict[str, Any] = {"published_seconds": round(since, 3), "republished": job.republished}
-    if view.trouble:
-        says = gettext("It was published %(ago)s ago, and the broker cannot be reached from here: %(trouble)s.")
-        says %= {"ago": view.ago(job.dispatched_at), "trouble": view.trouble}
-        yield Reason("broker_down", says, gettext("Look at the broker."), {**evidence, "trouble": view.trouble})
+    if job.state == State.SCHEDULED:
+        if is_late:
+            says = gettext("It is due since %(ago)s, and no worker has made it ready.")
+            cure = gettext("Every worker does that: look at their logs.")
+            yield Reason("overdue", says % values, cure, evidence)
+        else:
+            says = gettext("It is due since %(ago)s, and a worker makes it ready in a moment.")
+            yield Reason("due", says % values, "", evidence)
         return
-    slots = sum(worker.node.concurrency or 0 for worker in view.consumers)
-    evidence |= {"messages": view.depth, "running": view.running, "processes": slots}
-    values = {
-        "ago": view.ago(job.dispatched_at),
-        "messages": "?" if view.depth is None else view.depth,
-        "running": view.running,
-        "slots": slots or "?",
-    }
-    if view.depth == 0 and since > conf().GRACE:
-        says = gettext("It was published %(ago)s ago, and its queue is empty: the message seems lost.") % values
-        cure = gettext("The relay publishes it again by itself; without waiting: manage.py jobs run %s") % job.pk
-        yield Reason("message_lost", says, cure, evidence)
-        return
-    says = gettext(
-        "It was published %(ago)s ago and waits for its turn: %(messages)s messages are in its queue, %(running)s of "
-        "its jobs run, on %(slots)s processes."
-    )
-    cure = gettext("If that takes too long: more workers, or more processes (--concurrency).")
-    yield Reason("in_line", says % values, cure if view.consumers else "", evidence)
-
-
-def _unpublished(view: View) -> Iterator[Reason]:
-    job = view.job
-    late = view.since(job.run_at)
-    troubles = {worker.name: worker.node.relay_error for worker in view.alive if worker.node.relay_error}
-    evidence = {"due_seconds": round(late, 3), "relays": troubles, "trouble": view.trouble}
-    trouble = next(iter(troubles.values()), view.trouble)
-    values = {"ago": view.ago(job.run_at), "trouble": trouble}
-    if trouble:
-        says = gettext("It is due since %(ago)s, and the relay cannot publish it: %(trouble)s.") % values
-        cure = gettext("Look at the broker: as soon as it answers, the relay goes on by itself.")
-        yield Reason("relay_stuck", says, cure, evidence)
-    elif late > conf().RELAY_INTERVAL + 3 * LONGEST_TICK:
-        says = gettext("It is due since %(ago)s, and no relay has published it.") % values
-        cure = gettext(
-            "Every worker relays; look at their logs. By hand: manage.py jobs relay --once. With very many due jobs "
-            "let manage.py jobs relay run on its own."
+    evidence |= {"ahead": view.ahead, "capped": view.ahead == MOST}
+    is_busy = 0 < view.processes <= view.running
+    more = gettext("If that takes too long: more workers, or more processes (--concurrency).")
+    if view.ahead:
+        says = ngettext(
+            "It is ready since %(ago)s and waits for its turn: %(ahead)s ready job of its queue comes before it. Its "
+            "workers have %(processes)s processes; running: %(running)s.",
+            "It is ready since %(ago)s and waits for its turn: %(ahead)s ready jobs of its queue come before it. Its "
+            "workers have %(processes)s processes; running: %(running)s.",
+            view.ahead,
         )
-        yield Reason("relay_behind", says, cure, evidence)
+        yield Reason("in_line", says % {**values, "ahead": at_least(view.ahead, view.ahead == MOST)}, more, evidence)
+    elif is_busy:
+        says = gettext(
+            "It is ready since %(ago)s and the next of its queue, and its workers are busy: they have %(processes)s "
+            "processes; running: %(running)s."
+        )
+        yield Reason("busy_workers", says % values, more, evidence)
+    elif is_late:
+        says = gettext("It is ready since %(ago)s and the next of its queue, and no worker takes it.")
+        yield Reason("not_taken", says % values, gettext("Look at the workers' logs: manage.py jobs doctor"), evidence)
     else:
-        says = gettext("It is due since %(ago)s, and published by the relay in a moment.") % values
-        yield Reason("due", says, "", evidence)
+        says = gettext("It is ready since %(ago)s, and a worker takes it in a moment.")
+        yield Reason("next", says % values, "", evidence)
+    if is_late:
+        yield from slowed(view)
 
 
 def misfit(view: View) -> Iterator[Reason]:

@@ -41,11 +41,6 @@ def chromium():
         browser.close()
 
 
-@pytest.fixture(autouse=True)
-def _left_to_the_relay(settings):
-    settings.JOBS = {**settings.JOBS, "PUBLISH": "relay"}
-
-
 @pytest.fixture
 def visit(chromium, live_server, transactional_db):
     """Open a page in a fresh profile, as somebody with these permissions; all are ``"*"``, none is nobody's.

@@ -10,6 +10,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from jobs import databases, queues
+from jobs.fields import first_id
 from jobs.histogram import bucket
 from jobs.maintenance import rescue
 from jobs.maintenance.tally import HOUR, MINUTE, clock, floor
@@ -79,18 +80,22 @@ class Scene:
     def put(self, state: str, task: str, ago: float, args: list | None = None, ran: float = 0.4, **more) -> Job:
         """A job that was due so many seconds ago."""
         due = self.now - seconds(ago)
-        values = {"created_at": min(due, self.now), "run_at": due, "dispatched_at": due + seconds(0.02)}
+        created = more.pop("created_at", min(due, self.now))
+        values = {
+            "id": uuid.UUID(int=first_id(created).int | self.key("job").int & 0x3FFF_FFFF_FFFF_FFFF),
+            "run_at": due,
+        }
         if state != "scheduled" and state != "ready":
             values |= {"node": self.nodes[self.number % 2], "started_at": due + seconds(0.05), "lease": 1}
         if state == "running":
-            values["token"] = self.key("token")
+            values["token"] = self.number
         if state in ("succeeded", "failed", "cancelled"):
             values["finished_at"] = due + seconds(0.05 + ran)
         if state in ("failed", "cancelled"):
             values["error"] = {"type": "PaymentError", "message": "card declined", "traceback": "", "attempt": 1}
             values["error"]["at"] = values["finished_at"].isoformat()
         row = {"task": task, "queue": QUEUES[task], "state": state, "args": args or [self.number]}
-        return Job.objects.create(id=self.key("job"), **row, **{**values, **more})
+        return Job.objects.create(**row, **{**values, **more})
 
     def retried(self) -> Job:
         at = [self.now - seconds(ago) for ago in (190, 130)]
@@ -102,7 +107,7 @@ class Scene:
         times = {"created_at": at[0] - seconds(2), "started_at": at[1] - seconds(1), "node": self.nodes[0]}
         return self.put(
             "scheduled", WELCOME, -95, [4711], lease=2, retries=2, errors=errors, error=errors[-1],
-            marker_key="welcome:4711", dispatched_at=None, **times,
+            marker_key="welcome:4711", **times,
         )  # fmt: skip
 
     def calls(self) -> None:

@@ -9,6 +9,7 @@ import pytest
 from django.utils import timezone
 from playwright.sync_api import expect
 
+from jobs.fields import first_id
 from jobs.models import Job
 from tests.browser.pages import DASHBOARD, LIST, RUN
 from tests.rows import ERROR
@@ -24,13 +25,13 @@ def history(transactional_db) -> None:
 
     def row(number: int) -> Job:
         at = now - datetime.timedelta(seconds=number)
-        job = Job(id=uuid.UUID(int=number), task=f"shop.tasks.task{number % 7}", queue=f"queue{number % 3}")
-        job.created_at = job.run_at = at
+        key = uuid.UUID(int=first_id(at).int | number)
+        job = Job(id=key, task=f"shop.tasks.task{number % 7}", queue=f"queue{number % 3}", run_at=at)
         match number % 20:
             case 0:
                 job.state = "scheduled"
             case 1 | 2:
-                job.state, job.dispatched_at = "ready", at
+                job.state = "ready"
             case 3:
                 job.state, job.finished_at, job.error = "failed", at, ERROR
             case _:

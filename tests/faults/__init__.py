@@ -20,5 +20,5 @@ words of the scenario's id, for a guard that only some of its cells need.
     python -m tests.faults.unguarded      take each guard out and see its scenario fail; -k EXPR, --list
 
 The words, one noun per file: ``ledger``, ``broker`` and ``database`` (fixtures), ``Worker``, ``Producer`` and their
-``Process``\\ es, ``Proxy`` (a link that can be cut, slow or dead), ``messages`` (repeat, reorder).
+``Process``\\ es, ``Proxy`` (a link that can be cut, slow or dead), ``Strike`` (at one row of a claim).
 """

@@ -117,14 +117,5 @@ def broker(cell, database, use_broker) -> Iterator[Broker]:
 
 
 @pytest.fixture
-def spare(cell, broker) -> Iterator[Broker]:
-    """A second broker of the same kind, which nobody uses yet."""
-    spare = Broker(cell[1], server(BROKERS[cell[1]], "faults' spare"))
-    spare.drop_messages()
-    yield spare
-    spare.mend()
-
-
-@pytest.fixture
 def ledger(broker) -> Ledger:
-    return Ledger(broker)
+    return Ledger()

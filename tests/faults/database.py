@@ -15,8 +15,7 @@ import dj_database_url
 from django.core.management import call_command
 from django.db import InterfaceError, OperationalError, connection, connections
 
-from jobs import publisher
-from tests.conftest import not_installed
+from tests.conftest import not_installed, server
 from tests.servers import Missing, PgBouncer, Postgres, Server, wait_for
 
 SQLITE_OPTIONS = {
@@ -53,12 +52,9 @@ class Database:
 
     def end_connections(self) -> int:
         """Terminate all connections of others, whatever they are doing; return how many there were."""
-        with connection.cursor() as cursor:
-            cursor.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                "WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
-            )
-            return len(cursor.fetchall())
+        pids = self._find("true")
+        self.end(pids)
+        return len(pids)
 
     @contextmanager
     def exhausted(self) -> Iterator[None]:
@@ -99,6 +95,49 @@ class Database:
             yield pooler.url
         finally:
             pooler.stop()
+
+    @contextmanager
+    def reader(self) -> Iterator[str]:
+        """A copy on a server of its own, which takes no writes: its URL."""
+        other: Any = server(Postgres, "faults' reader")
+        name = self.url.rpartition("/")[2]
+        url = other.create_database(name)
+        try:
+            other.dump(self.url, url)
+            other.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+            yield url
+        except Missing as exc:
+            not_installed(str(exc))
+        finally:
+            other.drop_database(name)
+
+    @contextmanager
+    def read_only(self) -> Iterator[None]:
+        """The server takes no writes from now on."""
+        server: Any = self.server
+        try:
+            server.execute("ALTER SYSTEM SET default_transaction_read_only = on")
+            server.execute("SELECT pg_reload_conf()")
+            yield
+        finally:
+            server.execute("ALTER SYSTEM RESET default_transaction_read_only")
+            server.execute("SELECT pg_reload_conf()")
+
+    def listeners(self) -> list[int]:
+        """The server's processes that serve who listens for rings."""
+        return self._find("query LIKE 'LISTEN %'")
+
+    def end(self, pids: list[int]) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_terminate_backend(pid) FROM unnest(%s::int[]) AS pid", [pids])
+
+    def _find(self, where: str) -> list[int]:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
+                f"AND backend_type = 'client backend' AND {where}"
+            )
+            return [pid for (pid,) in cursor.fetchall()]
 
     @contextmanager
     def busy(self, url: str, clients: int) -> Iterator[None]:
@@ -199,21 +238,21 @@ class Database:
             with use(f"{self.url}.copy"):
                 yield
             return
-        server: Any = self._server
+        own: Any = self._server
         name = self.url.rpartition("/")[2]
         if how == "files":
-            server.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
-            server.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")
-            wait_for(lambda: _succeeds(server.create_database, f"{name}_copy", name), 10, "nobody is connected")
-            server.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+            own.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+            own.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")
+            wait_for(lambda: _succeeds(own.create_database, f"{name}_copy", name), 10, "nobody is connected")
+            own.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
             connection.close()
         else:
-            server.dump(self.url, server.create_database(f"{name}_copy"))
+            own.dump(self.url, own.create_database(f"{name}_copy"))
         try:
             with use(f"{self.url}_copy"):
                 yield
         finally:
-            server.drop_database(f"{name}_copy")
+            own.drop_database(f"{name}_copy")
 
     def mend(self) -> None:
         if self._server is not None:
@@ -301,7 +340,6 @@ def use(url: str) -> Iterator[None]:
 
 
 def _replace(config: dict[str, Any]) -> None:
-    publisher.forget_connections()
     connections["default"].close()
     del connections["default"]
     connections.settings["default"] = config

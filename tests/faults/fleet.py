@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from tests.faults.command import Command
 from tests.faults.producer import Producer
 from tests.faults.worker import Worker
 from tests.servers import wait_for
@@ -17,17 +16,17 @@ PACE = 20
 
 
 class Fleet:
-    """Workers, relays of their own and producers. Who is killed is replaced at once.
+    """Workers and producers. Who is killed is replaced at once.
 
-    ``with Fleet(seed, workers=4, relays=2, producers=3) as fleet: fleet.kill("companion")``
+    ``with Fleet(seed, workers=4, producers=3) as fleet: fleet.kill("companion")``
     """
 
     #: Of whom one may be killed.
-    KINDS = ("child", "companion", "worker", "relay", "producer")
+    KINDS = ("child", "companion", "worker", "producer")
 
-    def __init__(self, seed: int, *, workers: int, relays: int, producers: int) -> None:
+    def __init__(self, seed: int, *, workers: int, producers: int) -> None:
         self.random = random.Random(seed)
-        self._sizes = {"worker": workers, "relay": relays, "producer": producers}
+        self._sizes = {"worker": workers, "producer": producers}
         self._members: dict[str, list] = {kind: [] for kind in self._sizes}
         self._stack = ExitStack()
         #: How many of each kind were killed.
@@ -64,10 +63,9 @@ class Fleet:
         for producer in self._members["producer"]:
             producer.kill()
 
-    def _start(self, kind: str) -> Worker | Command | Producer:
-        start: dict[str, Callable[[], Worker | Command | Producer]] = {
+    def _start(self, kind: str) -> Worker | Producer:
+        start: dict[str, Callable[[], Worker | Producer]] = {
             "worker": lambda: Worker(wait=False),
-            "relay": lambda: Command("relay"),
             "producer": lambda: Producer(10**6, pace=PACE),
         }
         return self._stack.enter_context(start[kind]())

@@ -20,21 +20,6 @@ ROOT = HERE.parent.parent
 #: file, old, new
 Edit = tuple[str, str, str]
 
-# Guards behind many scenarios
-
-#: Of all copies of a message, one finds the row ready.
-CLAIM: Edit = ("jobs/lifecycle.py", 'pk=Slot(Job, "id"),\n        state=State.READY,', 'pk=Slot(Job, "id"),')
-#: Behind it, the constraint ``jobs_job_finished`` keeps what has ended from running again.
-FINISHED: Edit = ("jobs/lifecycle.py", '"lease": F("lease") + 1,', '"lease": F("lease") + 1, "finished_at": None,')
-#: The relay looks for lost messages.
-SUSPECTS: Edit = ("jobs/maintenance/relay.py", "self._suspects[using].publish_again()", "0")
-#: The relay publishes what is due, and what did not leave.
-DUE: Edit = ("jobs/maintenance/relay.py", 'done["published"] += self._publish_due(using)', "")
-#: What a caller could not publish is marked as unpublished.
-LEFT: Edit = ("jobs/publisher.py", "lifecycle.undispatch([job.pk for job in left], using)", "pass")
-#: After a failed publish the other callers of a process do not even try.
-BREAKER: Edit = ("jobs/publisher.py", "breaker.trip()", "pass")
-
 
 @dataclass(frozen=True)
 class Guard:

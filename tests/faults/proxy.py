@@ -65,6 +65,10 @@ class Proxy:
         self.cut()
         self.restore()
 
+    def lead_to(self, url: str) -> None:
+        """New connections end at another server."""
+        self._target = urlsplit(url)
+
     def delay(self, seconds: float) -> None:
         """Every packet takes this long, in both directions."""
         self._latency = seconds

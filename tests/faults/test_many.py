@@ -17,7 +17,12 @@ from tests.models import Order
 from tests.servers import wait_for
 
 
-@guard("jobs/companion.py", "if self._try(self.own.settle_dead):", "if False:")
+@guard(
+    "jobs/companion.py",
+    "self._try(self.own.settle_dead)",
+    "pass",
+    also=[("jobs/companion.py", "self._try(self.own.hand_back_orphans)", "pass")],
+)
 @guard(
     "jobs/maintenance/rescue.py",
     'return sum(_settle(key, using, "rescued", _lose("NodeLost", "the worker died")) for key in keys)',
@@ -25,7 +30,7 @@ from tests.servers import wait_for
 )
 @pytest.mark.parametrize(("seconds", "kills"), [(20, 10), pytest.param(60, 12, marks=pytest.mark.long)])
 def test_many_processes_and_one_killed_every_few_seconds(ledger, seconds, kills):
-    """Children, companions, whole workers, relays and producers; three jobs run nearly all the time, innocent of it.
+    """Children, companions, whole workers and producers; three jobs run nearly all the time, innocent of it.
 
     Guard: the board of what each process runs (``rescue.OwnJobs.settle_dead``), the rescue by heartbeat
     (``rescue.give_back_all``), and each kind of loss with a count of its own.
@@ -36,7 +41,7 @@ def test_many_processes_and_one_killed_every_few_seconds(ledger, seconds, kills)
     # No process is idle at first: each kill hits somebody's job.
     ledger.enqueue(max(LEAST, 12 * seconds), tasks.lingers, kwargs={"seconds": 0.3})
     ours = Order.objects.count()
-    with Fleet(seed, workers=4, relays=2, producers=3) as fleet:
+    with Fleet(seed, workers=4, producers=3) as fleet:
         ledger.wait_effects(20)
         wait_for(lambda: Order.objects.count() > ours, 60, "the producers are at work")
         for number in range(kills):

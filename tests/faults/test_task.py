@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
-from django.db.models import Q
+from celery import current_app
 
 from jobs import lifecycle
 from jobs.models import Job
+from jobs.runner import UNKNOWN_PAUSES
 from tests import tasks
 from tests.faults.guards import guard
-from tests.faults.ledger import LOST_CHILD, LOST_MESSAGES, WORK
+from tests.faults.ledger import LOST_CHILD, WORK
 from tests.faults.worker import Worker, workers
 from tests.models import Order
 from tests.servers import wait_for
-from tests.test_strays import send
 
 
 @pytest.mark.parametrize("how", ["deadline", "nul", "unspeakable"])
@@ -89,47 +87,26 @@ def test_connection_left_behind(ledger):
     ledger.enqueue(200)
     with workers(2):
         ledger.check(within=WORK, otherwise=dict.fromkeys(open_ended, "failed"))
-    assert set(failed().values_list("error__type", "lease")) == {("ProgrammingError", 1)}
-    assert set(Job.objects.values_list("lease", flat=True)) == {1}
+    assert set(failed().values_list("error__type", flat=True)) == {"ProgrammingError"}
+    assert {len(errors) for errors in failed().values_list("errors", flat=True)} == {1}
+    assert set(Job.objects.values_list("retries", "node_losses", "crashes")) == {(0, 0, 0)}
 
 
 @pytest.mark.quick
-@guard("jobs/consumer.py", 'c.on_unknown_task = lambda body, message, exc: put_aside("NotRegistered", message, exc)')
+@guard("jobs/runner.py", "count = lifecycle.postpone_unknown(job, pause, UNKNOWN_BATCH)", "count = 0")
 def test_unknown_task_during_a_rolling_deploy(ledger):
-    """Half of the workers do not know the new task yet, and get its messages as well.
+    """Half of the workers do not know the new task yet, and claim its jobs as well.
 
-    Guard: a message of an unknown task is put aside, and its row waits (``consumer.ConsumerStep``,
-    ``strays.keep``).
+    Guard: a job of an unknown task is put behind the others, and counts nowhere (``lifecycle.postpone_unknown``).
     """
     ledger.enqueue(300)
     with Worker(JOBS_TEST_FORGET="tests.tasks.effect") as old:
-        old.said("cannot be run here (NotRegistered)")
+        old.said("is unknown here")
         with Worker():
             ledger.wait_effects(50)
             assert old.stop() == 0
-            ledger.check(within=LOST_MESSAGES)
-
-
-@guard("jobs/consumer.py", 'c.on_decode_error = lambda message, exc: put_aside("DecodeError", message, exc)')
-def test_undecodable_bodies(ledger, broker):
-    """Every message arrives broken, once.
-
-    Guard: what cannot be read is put aside, and the row is published again (``consumer.ConsumerStep``,
-    ``strays.keep``).
-    """
-    ledger.enqueue(300)
-    broker.drop_messages()
-    for job in Job.objects.all():
-        send("{broken", **{**job.headers, "jobs": {"v": 1, "db": "default", "at": 0}})
-    with workers(2) as [first, second]:
-        # A busy machine's relay may be faster than a worker.
-        met = Job.objects.filter(Q(error__type="DecodeError") | Q(lease__gt=0))
-        wait_for(lambda: met.count() == len(ledger.committed), 60, "all were met")
-        assert Job.objects.filter(error__type="DecodeError").exists()
-        Job.objects.filter(state="scheduled").update(run_at=lifecycle.now_plus(0))
-        ledger.check(within=LOST_MESSAGES)
-        assert first.main.is_alive
-        assert second.main.is_alive
+            ledger.check(within=UNKNOWN_PAUSES[1] + WORK)
+    assert set(Job.objects.values_list("node_losses", "crashes", "retries")) == {(0, 0, 0)}
 
 
 @guard(
@@ -151,22 +128,22 @@ def test_arguments_of_an_older_signature(ledger):
     assert set(failed().values_list("error__type", "lease")) == {("TypeError", 1)}
 
 
-@guard("jobs/execution.py", "using = _adopt(task.name, request, args, kwargs)", "pass")
+@guard("jobs/execution.py", "return _adopt(task, request, args, kwargs)", "return task.run(*args, **kwargs)")
 def test_messages_sent_by_name(ledger):
     """From another service, or from before the switch: jobs as all others, each delivered twice.
 
-    Guard: a message without a row is adopted (``strays.adopt``), and its copy is a duplicate.
+    Guard: a message without a row is adopted (``adoption.adopt``), and its copy finds the row.
     """
     for number in range(300):
         order = Order.objects.create(key=f"foreign-{number}", job=f"00000000-0000-4000-8000-{number:012}")
         for _ in range(2):
-            send(json.dumps([[order.key], {}, {}]), id=str(order.job), task="tests.tasks.effect", lang="py")
+            current_app.send_task("tests.tasks.effect", (order.key,), task_id=str(order.job))
     with workers(2):
         wait_for(lambda: Job.objects.count() == 300, LOST_CHILD, "all adopted")
         ledger.check(within=LOST_CHILD)
 
 
-@guard("jobs/execution.py", "as slot, settlement.unmasked():", "as slot:")
+@guard("jobs/execution.py", "with settlement.unmasked():\n                adoption", "if 1:\n                adoption")
 def test_process_ended_while_it_adopts(ledger, tmp_path):
     """A SIGTERM before the row of a message sent by name is committed: the broker has the message again.
 
@@ -174,7 +151,7 @@ def test_process_ended_while_it_adopts(ledger, tmp_path):
     """
     marker = tmp_path / "once"
     order = Order.objects.create(key="foreign", job="00000000-0000-4000-8000-000000000000")
-    send(json.dumps([[order.key], {}, {}]), id=str(order.job), task="tests.tasks.effect", lang="py")
+    current_app.send_task("tests.tasks.effect", (order.key,), task_id=str(order.job))
     ledger.enqueue(300)
     with Worker(JOBS_TEST_ENDS_IN_ADOPTION=str(marker)):
         wait_for(lambda: Job.objects.filter(pk=order.job).exists(), LOST_CHILD, "it is adopted")

@@ -24,9 +24,7 @@ class Command(BaseCommand):
     requires_system_checks = ["jobs"]
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        epilog = (
-            "examples:\n  manage.py jobs status\n  manage.py jobs retry 6f1c2a34-...\n  manage.py jobs relay --help"
-        )
+        epilog = "examples:\n  manage.py jobs status\n  manage.py jobs retry 6f1c2a34-...\n  manage.py jobs why --help"
         return super().create_parser(prog_name, subcommand, **{"formatter_class": Help, "epilog": epilog, **kwargs})
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -1,0 +1,98 @@
+"""Columns that Django has no field for, and ids in the order of time."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import time
+import uuid
+from typing import Any
+
+from django.db.models import JSONField, Q
+from django.db.models.fields.json import KeyTransformFactory
+from django.db.models.functions import Cast
+
+
+class JSONText(JSONField):
+    """JSON as it was written: ``json`` on PostgreSQL, where ``jsonb`` changes the order of keys, ``1e16`` and ``-0.0``.
+
+    Comparisons and look-ups of keys work as with ``JSONField``; on PostgreSQL they compare as ``jsonb``.
+    """
+
+    def db_type(self, connection: Any) -> str | None:
+        return "json" if connection.vendor == "postgresql" else super().db_type(connection)
+
+    def get_db_prep_value(self, value: Any, connection: Any, prepared: bool = False) -> Any:
+        value = super().get_db_prep_value(value, connection, prepared)
+        # psycopg's wrapper says "jsonb", which would be sorted before it is stored.
+        return json.dumps(value.obj) if hasattr(value, "obj") else value
+
+    def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
+        # psycopg has decoded it already; only a text may be one that Django has to decode.
+        if connection.vendor == "postgresql":
+            return value
+        return super().from_db_value(value, expression, connection)
+
+    def get_transform(self, name: str) -> Any:
+        transform = super(JSONField, self).get_transform(name)
+        return transform or (lambda lhs: KeyTransformFactory(name)(Cast(lhs, JSONField())))
+
+    def get_lookup(self, lookup_name: str) -> Any:
+        lookup = super().get_lookup(lookup_name)
+        if lookup is None or lookup_name == "isnull":
+            return lookup
+        return lambda lhs, rhs: lookup(Cast(lhs, JSONField()), rhs)
+
+
+class Sparse(JSONField):
+    """``jsonb`` of which most rows have none: an empty list or dict is NULL in the database, and costs nothing."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs["null"] = True
+        super().__init__(*args, **kwargs)
+
+    def get_db_prep_value(self, value: Any, connection: Any, prepared: bool = False) -> Any:
+        return super().get_db_prep_value(value, connection, prepared) if value else None
+
+    def get_db_prep_save(self, value: Any, connection: Any) -> Any:
+        return super().get_db_prep_save(value, connection) if value else None
+
+    def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
+        return self.get_default() if value is None else super().from_db_value(value, expression, connection)
+
+
+# Ids
+
+
+def uuid7() -> uuid.UUID:
+    """A UUID of version 7 (RFC 9562): milliseconds since 1970, 12 bits of their fraction, 62 random bits."""
+    now = time.time_ns()
+    milliseconds, rest = divmod(now, 1_000_000)
+    random = int.from_bytes(os.urandom(8)) & 0x3FFF_FFFF_FFFF_FFFF
+    return uuid.UUID(int=milliseconds << 80 | 0x7 << 76 | (rest * 4096 // 1_000_000) << 64 | 0x2 << 62 | random)
+
+
+def time_of(key: uuid.UUID) -> datetime.datetime | None:
+    """When a UUID of version 7 was made; None for others."""
+    if key.version != 7:
+        return None
+    microseconds = (key.int >> 80) * 1000 + ((key.int >> 64 & 0xFFF) * 1000 >> 12)
+    return datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(microseconds=microseconds)
+
+
+def first_id(moment: datetime.datetime) -> uuid.UUID:
+    """The smallest UUID of version 7 that is made at ``moment`` or later."""
+    since = moment - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+    milliseconds, rest = divmod(max(0, since // datetime.timedelta(microseconds=1)), 1000)
+    return uuid.UUID(int=milliseconds << 80 | 0x7 << 76 | -(-rest * 4096 // 1000) << 64 | 0x2 << 62)
+
+
+def created_since(moment: datetime.datetime) -> Q:
+    """A condition on jobs: created at ``moment`` or later. An id of somebody else's says no time: ``made_at`` does."""
+    return Q(pk__gte=first_id(moment), made_at=None) | Q(made_at__gte=moment)
+
+
+def created_before(moment: datetime.datetime) -> Q:
+    """A condition on jobs: created before ``moment``."""
+    return Q(pk__lt=first_id(moment), made_at=None) | Q(made_at__lt=moment)

@@ -1,0 +1,98 @@
+"""What time brings: jobs come due, expire, or were asked to end while they waited."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+
+from django.db import connections
+
+from jobs import databases, lifecycle
+from jobs.board import board
+from jobs.conf import conf
+from jobs.ring import bell, ring
+
+logger = logging.getLogger("jobs")
+
+#: Seconds after which each part of a tick gives way to the next.
+LONGEST_TICK = 2.0
+
+#: So many batches come due in one statement: of many at the same second the last one must not wait long.
+DUE_BATCHES = 10
+
+
+#: What there is to do, in one statement: most of the time nothing. With EXISTS, which forgets every order, PostgreSQL
+#: would read the table itself where it believes that many rows are there; the first in an order is read by its index.
+_LOOK = """
+SELECT (SELECT 1 FROM jobs_job WHERE state = 'scheduled' AND run_at <= {now} ORDER BY run_at LIMIT 1) IS NOT NULL,
+       (SELECT 1 FROM jobs_job
+        WHERE state IN ('scheduled', 'ready') AND expires_at IS NOT NULL AND expires_at <= {now}
+        ORDER BY expires_at LIMIT 1) IS NOT NULL,
+       EXISTS (SELECT 1 FROM jobs_cancellation),
+       {ready}
+"""
+
+#: Whether a job waits in a queue; by the index that the claim uses.
+_READY = """(
+    SELECT 1 FROM jobs_job WHERE state = 'ready' AND queue = %s
+    AND NOT EXISTS (SELECT 1 FROM jobs_pause WHERE queue = %s)
+    ORDER BY rank, run_at, id LIMIT 1
+) IS NOT NULL"""
+
+_NOW = {"sqlite": "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')"}
+
+
+class Clock:
+    """The sibling of rescue and prune that looks at the time. All workers do it side by side."""
+
+    def run_once(self) -> dict[str, int]:
+        """Do what is due, and wake a process if there is work that no ring told of."""
+        done = {"due": 0, "expired": 0, "cancelled": 0}
+        for alias in conf().DATABASES:
+            databases.guarded(alias, partial(self._run, alias, done))
+        return done
+
+    def _run(self, using: str, done: dict[str, int]) -> None:
+        queues = board.queues
+        connection = connections[using]
+        ready = " OR ".join([_READY] * len(queues)) or "1 = 0"
+        now = _NOW.get(connection.vendor, "CURRENT_TIMESTAMP")
+        with connection.cursor() as cursor:
+            cursor.execute(_LOOK.format(now=now, ready=ready), [name for queue in queues for name in (queue, queue)])
+            is_due, is_late, is_asked, is_ready = cursor.fetchone()
+        if is_ready:
+            bell.ring()
+        if is_late:
+            done["expired"] += _until_done(partial(lifecycle.expire, using, conf().BATCH))
+        if is_asked:
+            done["cancelled"] += lifecycle.sweep_cancellations(using, conf().BATCH)
+        if is_due:
+            done["due"] += _until_done(partial(self._make_due, using))
+
+    def _make_due(self, using: str) -> int:
+        queues = lifecycle.make_due(using, DUE_BATCHES * conf().BATCH)
+        if queues:
+            # Each batch at once: the first of many must not wait for the last.
+            ring(using, set(queues))
+            bell.ring()
+        return len(queues)
+
+
+def _until_done(step: Callable[[], int]) -> int:
+    done = 0
+    deadline = time.monotonic() + LONGEST_TICK
+    while (count := step()) and time.monotonic() < deadline:
+        done += count
+    return done + count
+
+
+def has_ready(using: str, queues: list[str]) -> bool:
+    """Whether a job waits in one of the queues."""
+    if not queues:
+        return False
+    with connections[using].cursor() as cursor:
+        sql = "SELECT " + " OR ".join([_READY] * len(queues))
+        cursor.execute(sql, [name for queue in queues for name in (queue, queue)])
+        return bool(cursor.fetchone()[0])

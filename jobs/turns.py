@@ -1,0 +1,71 @@
+"""On SQLite the bodies of a worker take turns, and leave a gap for callers.
+
+SQLite has one writer, and whoever finds it at work looks again later and later. Several busy processes would sleep
+most of the time, and a caller beside them would find no gap. So the worker's processes queue up at a lock that wakes
+them at once, and who has had its turn waits a moment before the next one begins.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from jobs import databases
+from jobs.conf import conf
+
+#: Seconds between two turns, in which a caller may write.
+GAP = 0.002
+
+
+class Lock:
+    """A lock between processes (not threads) that is free again when its holder dies: the kernel sees to that."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile(prefix="jobs-")  # noqa: SIM115  (it lives as long as its owner)
+
+    def acquire(self, block: bool = True) -> bool:
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | (0 if block else fcntl.LOCK_NB))
+        except OSError as exc:
+            if exc.errno not in (errno.EACCES, errno.EAGAIN):
+                raise
+            return False
+        return True
+
+    def release(self) -> None:
+        fcntl.lockf(self._file, fcntl.LOCK_UN)
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
+
+
+_processes: Lock | None = None
+_threads = threading.Lock()
+
+
+def install() -> None:
+    """In a worker, before it forks."""
+    global _processes
+    if any(databases.is_sqlite(alias) for alias in conf().DATABASES):
+        _processes = Lock()
+
+
+@contextmanager
+def turn(using: str) -> Iterator[None]:
+    """The time in which this process may write; everywhere else than on SQLite that is always."""
+    if _processes is None or not databases.is_sqlite(using):
+        yield
+        return
+    with _threads, _processes:
+        try:
+            yield
+        finally:
+            time.sleep(GAP)

@@ -1,0 +1,237 @@
+"""Who commits a job tells the workers, cheaply and at no risk; who waits for one hears it, or finds it by a look."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from contextlib import nullcontext
+
+import kombu
+import pytest
+from celery import current_app
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
+
+from jobs import databases, lifecycle, listener, ring, syncpoints
+from jobs.board import board
+from jobs.models import Job
+from jobs.ring import Bell
+from tests import tasks
+from tests.concurrency import Elsewhere
+from tests.servers import wait_for
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
+
+
+def queue() -> str:
+    return current_app.conf.task_default_queue
+
+
+@pytest.fixture(autouse=True)
+def _never_rung():
+    ring._rung.clear()
+
+
+@pytest.fixture
+def heard():
+    """What a listener hears until it is asked."""
+    if connection.vendor != "postgresql":
+        pytest.skip("nobody rings elsewhere")
+    with databases.apart("default") as other:
+        other.ensure_connection()
+        other.connection.execute(f"LISTEN {ring.CHANNEL}")
+        yield lambda: [note.payload for note in other.connection.notifies(timeout=0.1)]
+
+
+def test_a_commit_tells_the_names_of_its_queues_and_no_more(heard):
+    with transaction.atomic():
+        tasks.effect.delay("a secret")
+        tasks.effect.apply_async(("b",), queue="mail")
+        assert heard() == []
+    assert sorted(heard()) == sorted([queue(), "mail"])
+
+
+def test_what_is_rolled_back_is_not_told(heard):
+    with pytest.raises(ZeroDivisionError), transaction.atomic():
+        tasks.effect.delay("a")
+        raise ZeroDivisionError
+    with transaction.atomic(), pytest.raises(ZeroDivisionError), transaction.atomic():
+        tasks.effect.delay("b")
+        raise ZeroDivisionError
+    assert heard() == []
+
+
+def test_a_job_for_later_is_not_told(heard):
+    tasks.effect.apply_async(("a",), countdown=60)
+    assert heard() == []
+
+
+def test_a_process_rings_for_a_queue_once_in_a_while(heard, monkeypatch):
+    """The listener looks again by itself."""
+    monkeypatch.setattr(ring, "PAUSE", 1.0)
+    began = time.monotonic()
+    for _ in range(5):
+        tasks.effect.delay("a")
+    tasks.effect.apply_async(("a",), queue="mail")
+    assert time.monotonic() - began < 1
+    assert sorted(heard()) == sorted([queue(), "mail"])
+    time.sleep(max(0.0, began + 1.3 - time.monotonic()))
+    tasks.effect.delay("a")
+    assert heard() == [queue()]
+
+
+def test_the_pause_is_shorter_than_the_listeners_looks():
+    assert ring.PAUSE == 0.02
+    assert listener.AFTER[0] > ring.PAUSE, "else nobody would look at what came within the pause"
+
+
+def test_a_ring_is_a_statement_of_its_own_after_the_commit(monkeypatch):
+    """In the transaction it would let only one at a time commit."""
+    moments = []
+    rung = ring.ring
+
+    def note(using, queues):
+        moments.append(connection.in_atomic_block)
+        rung(using, queues)
+
+    monkeypatch.setattr(ring, "ring", note)
+    with CaptureQueriesContext(connection) as queries:
+        with transaction.atomic():
+            tasks.effect.delay("a")
+            inside = len(queries)
+        # The COMMIT itself may be among them.
+        after = [query["sql"] for query in queries.captured_queries[inside:] if query["sql"] != "COMMIT"]
+    assert moments == [False]
+    assert len(after) == (1 if connection.vendor == "postgresql" else 0), after
+    assert all("pg_notify" in sql for sql in after)
+
+
+@pytest.mark.parametrize("autocommit", [False, True])
+def test_a_ring_that_fails_is_no_error_and_leaves_a_sound_connection(heard, autocommit):
+    """The server ends the connection between the commit and the ring."""
+
+    def end(point):
+        if point == "before_ring":
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT pg_backend_pid()")
+                [pid] = cursor.fetchone()
+            with databases.apart("default") as other, other.cursor() as cursor:
+                cursor.execute("SELECT pg_terminate_backend(%s)", [pid])
+
+    syncpoints.arm(end)
+    with nullcontext() if autocommit else transaction.atomic():
+        tasks.effect.delay("a")
+    syncpoints.arm(None)
+    assert heard() == []
+    tasks.effect.delay("b")
+    assert Job.objects.filter(state="ready").count() == 2
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        lambda: tasks.effect.delay("a"),
+        lambda: tasks.effect.delay_many([("a",), ("b",)]),
+        lambda: tasks.effect.apply_async(("a",), queue="mail", priority=3, link=tasks.noop.si()),
+        lambda: (tasks.add.s(1, 2) | tasks.add.s(3)).apply_async(),
+    ],
+    ids=["delay", "delay_many", "apply_async", "chain"],
+)
+def test_a_call_opens_no_connection_to_the_broker(monkeypatch, how):
+    def refuse(*args, **kwargs):
+        raise AssertionError("a connection to the broker")
+
+    monkeypatch.setattr(kombu.Connection, "_establish_connection", refuse)
+    with transaction.atomic():
+        how()
+    assert Job.objects.exists()
+
+
+@pytest.mark.parametrize("verb", ["run_now", "redirect", "replay"])
+def test_what_a_person_lets_go_on_is_told_after_the_commit(heard, verb):
+    key = uuid.UUID(tasks.effect.apply_async(("a",), countdown=60 if verb == "run_now" else None).id)
+    if verb == "replay":
+        assert lifecycle.cancel(key, "default")
+    heard()
+    ring._rung.clear()
+    with transaction.atomic():
+        if verb == "redirect":
+            assert lifecycle.redirect(key, "default", {"queue": "mail"})
+        else:
+            assert getattr(lifecycle, verb)(key, "default")
+        assert heard() == []
+    assert heard() == ["mail" if verb == "redirect" else queue()]
+
+
+# Who waits
+
+
+def test_a_bell_wakes_as_many_as_it_was_rung_for():
+    bell = Bell()
+    bell.ring(2)
+    assert [bell.wait(0), bell.wait(0), bell.wait(0)] == [True, True, False]
+
+
+def test_a_bell_that_nobody_hears_holds_nobody_up():
+    bell = Bell()
+    for _ in range(100):
+        bell.ring(10_000)
+    assert bell.wait(0)
+    bell.hear()
+
+
+@pytest.fixture
+def listening(monkeypatch):
+    """A listener of this worker, and the bell that it rings."""
+    bell, stopping = Bell(), threading.Event()
+    monkeypatch.setattr(listener, "bell", bell)
+    board.queues = [queue()]
+    slot = board.take()
+    thread = listener.listener_of("default", stopping)
+    thread.start()
+    # The first look finds nothing.
+    time.sleep(0.3)
+    yield bell
+    stopping.set()
+    thread.join(5)
+    assert not thread.is_alive()
+    slot.free()
+
+
+def test_a_listener_wakes_a_process_when_a_job_is_committed(listening):
+    began = time.monotonic()
+    Elsewhere(lambda: tasks.noop.delay()).result()
+    assert listening.wait(5)
+    assert time.monotonic() - began < 1
+
+
+def test_a_listener_finds_what_came_within_the_callers_pause(listening, monkeypatch):
+    """The second call rang for nobody: the looks after the first ring find it."""
+    monkeypatch.setattr(ring, "PAUSE", 60.0)
+
+    def call_twice():
+        tasks.noop.delay()
+        assert listening.wait(5)
+        Job.objects.update(state="running", node=uuid.uuid4(), token=1, started_at="2026-01-01T00:00:00Z")
+        tasks.noop.delay()
+
+    Elsewhere(call_twice).result()
+    assert listening.wait(5)
+
+
+def test_a_listener_tells_of_no_queue_that_this_worker_does_not_consume(listening):
+    Elsewhere(lambda: tasks.noop.apply_async(queue="others")).result()
+    assert not listening.wait(0.5)
+
+
+def test_a_listener_survives_the_loss_of_its_connection(listening):
+    if connection.vendor != "postgresql":
+        pytest.skip("PostgreSQL only")
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
+            "WHERE query LIKE 'LISTEN%%' AND datname = current_database()"
+        )
+        assert cursor.fetchone()[0] >= 1
+    wait_for(lambda: tasks.noop.delay() and listening.wait(0.3), 10, "it listens again", step=0.1)
