@@ -12,7 +12,7 @@ from django.db import connection
 from jobs import instance
 from jobs.maintenance import tally
 from jobs.maintenance.tally import HOUR, MINUTE, QUARTER
-from jobs.models import Job, Message, Node, Tally
+from jobs.models import Job, Node, Tally
 
 SPAN = datetime.timedelta(days=30)
 
@@ -37,7 +37,7 @@ CHUNK = 20_000
 
 _DRAWN = f"""
 WITH drawn AS MATERIALIZED (
-    SELECT i, gen_random_uuid() AS key, random() AS a, random() AS b, random() AS c, random() AS d, random() AS e,
+    SELECT i, random() AS a, random() AS b, random() AS c, random() AS d, random() AS e,
         random() AS f
     FROM generate_series(%(first)s, %(last)s) AS i
 ), numbered AS MATERIALIZED (
@@ -49,6 +49,13 @@ WITH drawn AS MATERIALIZED (
 )
 """
 
+#: An id as this app makes them (UUID version 7), of the moment ``made``.
+_KEYED = """, keyed AS MATERIALIZED (
+    SELECT *, (lpad(to_hex(floor(extract(epoch FROM made) * 1000)::bigint), 12, '0') || '7'
+        || substr(md5(i::text || a), 1, 3) || to_hex(8 + i %% 4) || substr(md5(i::text || b), 1, 15))::uuid AS key
+    FROM (SELECT *, {made} AS made FROM {source}) AS timed
+)"""
+
 _CALL = {
     "id": "key",
     "task": "called",
@@ -57,9 +64,6 @@ _CALL = {
     "kwargs": "jsonb_build_object('locale', 'en-GB', 'template', 'shop/' || called || '.html', 'dry_run', false, "
     "'address', 'customer' || i || '@example.com', 'callback', 'https://api.example.com/v2/hooks/' || md5(key::text), "
     "'tags', jsonb_build_array('monthly', 'retail', md5(i::text)))",
-    "headers": "replace(replace(template.headers::text, template.id::text, key::text), template.task, called)::jsonb",
-    "options": "replace(template.options::text, template.id::text, key::text)::jsonb",
-    "root_id": "key",
     "marker_key": "CASE WHEN number %% 5 = 0 THEN called || ':' || i END",
 }
 
@@ -75,9 +79,7 @@ _ENDED = _CALL | {
     f"/ {SPAN.total_seconds()})) * {FORMER} + {ALIVE} * f)::int]",
     "lease": "CASE became WHEN 'cancelled' THEN 0 WHEN 'failed' THEN 3 ELSE 1 END",
     "retries": "CASE became WHEN 'failed' THEN 2 ELSE 0 END",
-    "created_at": "due - delay",
     "run_at": "due",
-    "dispatched_at": "due",
     "started_at": "CASE WHEN became <> 'cancelled' THEN begun END",
     "finished_at": "ended",
     "result": "CASE became WHEN 'succeeded' THEN jsonb_build_object('done', true, 'reference', md5(key::text)) END",
@@ -86,7 +88,7 @@ _ENDED = _CALL | {
     "'attempt', 0) END",
     "errors": "CASE became WHEN 'failed' THEN jsonb_build_array("
     + ", ".join(_ENTRY.format(attempt=attempt) for attempt in (1, 2, 3))
-    + ") ELSE '[]' END",
+    + ") END",
     "parent_id": "CASE WHEN number %% 10 = 1 THEN gen_random_uuid() END",
 }
 _ENDED_FROM = """, ended AS MATERIALIZED (
@@ -103,34 +105,25 @@ _ENDED_FROM = """, ended AS MATERIALIZED (
 
 _LIVE = {
     "scheduled": {
-        "created_at": "now() - interval '1 day' * c",
+        "made": "now() - interval '1 day' * c",
         "run_at": "now() + interval '1 day' + interval '7 days' * d",
-        "dispatched_at": "NULL",
         "unique_key": "CASE WHEN i %% 20 = 0 THEN called || ':' || i END",
     },
     "ready": {
-        "created_at": "now() - interval '10 minutes' * c",
-        "run_at": "now() - interval '10 minutes' * c",
-        "dispatched_at": "now() - interval '10 minutes' * c",
+        "made": "now() - interval '10 minutes' * c",
+        "run_at": "made",
     },
     "running": {
-        "created_at": "now() - interval '1 minute' - interval '10 minutes' * c",
-        "run_at": "now() - interval '1 minute' - interval '10 minutes' * c",
-        "dispatched_at": "now() - interval '1 minute' - interval '10 minutes' * c",
+        "made": "now() - interval '1 minute' - interval '10 minutes' * c",
+        "run_at": "made",
         "started_at": "now() - interval '1 minute' * d",
         "node_id": f"(%(nodes)s::uuid[])[1 + i %% {ALIVE}]",
-        "token": "gen_random_uuid()",
+        "token": "i",
         "lease": "1",
     },
 }
 
 _AROUND = {
-    "messages": """
-        INSERT INTO jobs_message (queue, priority, payload, visible_at, deliveries)
-        SELECT job.queue, 0, replace(replace(message.payload, %(template)s::text, job.id::text), %(task)s, job.task),
-            0, 0
-        FROM jobs_job AS job, jobs_message AS message
-        WHERE job.state = 'ready' AND job.id <> %(template)s AND message.id = %(message)s""",
     "actions": """
         INSERT INTO jobs_action (job, at, what, by, why)
         SELECT id, finished_at, CASE state WHEN 'failed' THEN 'retry' ELSE 'cancel' END, 'ada', 'asked by the customer'
@@ -154,11 +147,9 @@ def build(jobs: int, say: Callable[[str], None]) -> None:
         say: is told how far it is.
     """
     instance.check("default")
-    template, message = _template()
+    template = _template()
     values: dict[str, Any] = {
         "template": template.pk,
-        "task": template.task,
-        "message": message.pk,
         "tasks": list(TASKS),
         "queues": list(QUEUES),
         "errors": list(ERRORS),
@@ -174,9 +165,9 @@ def build(jobs: int, say: Callable[[str], None]) -> None:
         until = tally.clock("default") if last == ended else begin + SPAN * (last / ended)
         part = {"first": first, "last": last, "begin": since, "end": until}
         whole = SUCCEEDED + FAILED + CANCELLED
-        _insert(
-            _ENDED, _ENDED_FROM, "planned", {**values, **part, "failed": FAILED / whole, "cancelled": CANCELLED / whole}
-        )
+        made = _KEYED.format(made="due - delay", source="planned")
+        part |= {"failed": FAILED / whole, "cancelled": CANCELLED / whole}
+        _insert(_ENDED, _ENDED_FROM + made, {**values, **part})
         say(f"{last:,} of {jobs:,} jobs")
     live = jobs - ended
     running = min(live // 4, ALIVE * PROCESSES)
@@ -184,13 +175,13 @@ def build(jobs: int, say: Callable[[str], None]) -> None:
     first = ended + 1
     for state, count in (("scheduled", live - running - ready), ("ready", ready), ("running", running)):
         columns = _CALL | _LIVE[state] | {"state": f"'{state}'"}
-        _insert(columns, "", "named", {**values, "first": first, "last": first + count - 1})
+        made = _KEYED.format(made=columns["made"], source="named")
+        _insert(columns, made, {**values, "first": first, "last": first + count - 1})
         first += count
     for name, statement in _AROUND.items():
         say(name)
         _run(statement, values)
     template.delete()
-    message.delete()
     _count(begin, say)
     say("VACUUM, ANALYZE")
     _run("VACUUM FULL jobs_tally")
@@ -198,12 +189,11 @@ def build(jobs: int, say: Callable[[str], None]) -> None:
     _run("CHECKPOINT")
 
 
-def _template() -> tuple[Job, Message]:
-    """A job and its message, as they are made; with what later releases add to them."""
+def _template() -> Job:
+    """A job as it is made; with what later releases add to it."""
     from shop.tasks import send_welcome_email
 
-    key = send_welcome_email.delay(1).id
-    return Job.objects.get(pk=key), Message.objects.get(payload__contains=key)
+    return Job.objects.get(pk=send_welcome_email.delay(1).id)
 
 
 def _nodes() -> list[uuid.UUID]:
@@ -238,13 +228,13 @@ def _chunks(count: int) -> Iterator[tuple[int, int]]:
         yield first, min(first + CHUNK - 1, count)
 
 
-def _insert(given: dict[str, str], more: str, source: str, values: dict[str, Any]) -> None:
+def _insert(given: dict[str, str], more: str, values: dict[str, Any]) -> None:
     """Rows with the given columns; what is not given is as in the template."""
     columns = [str(field.column) for field in Job._meta.concrete_fields]
     selected = ", ".join(given.get(column, f"template.{column}") for column in columns)
     _run(
         f"INSERT INTO jobs_job ({', '.join(columns)}) {_DRAWN}{more} SELECT {selected} "
-        f"FROM {source}, jobs_job AS template WHERE template.id = %(template)s",
+        "FROM keyed, jobs_job AS template WHERE template.id = %(template)s",
         values,
     )
 

@@ -65,8 +65,8 @@ PAGES = (
         Page(f"list: {state}", f"{LIST}?state__exact={state}")
         for state in ("scheduled", "ready", "running", "succeeded", "failed", "cancelled")
     ),
-    Page("list: one day", LIST + "?created_at__gte={day}&created_at__lt={next}"),
-    Page("list: failed, one day", LIST + "?state__exact=failed&created_at__gte={day}&created_at__lt={next}"),
+    Page("list: one day", LIST + "?since={day}&until={next}"),
+    Page("list: failed, one day", LIST + "?state__exact=failed&since={day}&until={next}"),
     Page("list: search by id", LIST + "?q={succeeded}"),
     Page("list: search by 8 digits", LIST + "?q={digits}"),
     Page("list: search by app", LIST + "?q=billing."),
@@ -311,17 +311,18 @@ def places() -> dict[str, str]:
     """What the pages are asked about: a job of each state, one in the middle of the history, a day, a worker."""
     from django.utils import timezone
 
+    from jobs.fields import created_before
     from jobs.models import Job, Node, State
 
-    rows = Job.objects.order_by("-created_at", "-pk")
+    rows = Job.objects.order_by("-pk")
     newest = {state: rows.filter(state=state)[0] for state in State}
     today = timezone.now().replace(hour=0, minute=0, second=0, microsecond=0)
     day = today - datetime.timedelta(days=10)
-    middle = rows.filter(created_at__lt=today - datetime.timedelta(days=15))[0]
+    middle = rows.filter(created_before(today - datetime.timedelta(days=15)))[0]
     return {
         **{str(state): str(job.pk) for state, job in newest.items()},
-        "digits": str(newest[State.SUCCEEDED].pk)[:8],
-        "middle": quote(f"{middle.created_at.isoformat()},{middle.pk}"),
+        "digits": str(newest[State.SUCCEEDED].pk)[-8:],
+        "middle": str(middle.pk),
         "key": rows.exclude(marker_key=None)[100].marker_key,
         "argument": newest[State.SUCCEEDED].kwargs["address"],
         "node": str(newest[State.RUNNING].node_id),

@@ -1,0 +1,21 @@
+"""What is measured, by name."""
+
+from benchmarks.figures.bulk import Bulk
+from benchmarks.figures.disk import Disk
+from benchmarks.figures.drain import Drain
+from benchmarks.figures.enqueue import Enqueue
+from benchmarks.figures.figure import Column, Figure
+from benchmarks.figures.held import Held
+from benchmarks.figures.idle import Idle
+from benchmarks.figures.latency import Latency
+from benchmarks.figures.many import Many
+from benchmarks.figures.size import Size
+from benchmarks.figures.sqlite import Sqlite
+
+__all__ = ["FIGURES", "Column", "Figure"]
+
+#: In the order of the report.
+FIGURES: dict[str, Figure] = {
+    figure.name: figure
+    for figure in (Enqueue(), Bulk(), Drain(), Latency(), Sqlite(), Size(), Held(), Many(), Idle(), Disk())
+}

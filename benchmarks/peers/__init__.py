@@ -1,0 +1,13 @@
+"""The queues that are measured, by name."""
+
+from benchmarks.peers import bare, celery, django_q2, django_tasks_db, dramatiq, huey, jobs, procrastinate
+from benchmarks.peers.peer import Peer
+
+__all__ = ["PEERS", "Peer"]
+
+#: In the order in which they appear in tables.
+PEERS: dict[str, Peer] = {
+    peer.name: peer
+    for module in (jobs, bare, celery, procrastinate, django_tasks_db, django_q2, huey, dramatiq)
+    for peer in module.PEERS
+}

@@ -1,0 +1,64 @@
+"""This project."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from benchmarks.peers.peer import Peer, broker_url, flush_redis, truncate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Jobs(Peer):
+    is_transactional: ClassVar[bool] = True
+    packages: ClassVar[tuple[str, ...]] = ("celery", "kombu", "psycopg")
+
+    def settings(self) -> dict[str, Any]:
+        from jobs.conf import celery_settings
+
+        url = broker_url(self.broker) if self.broker else "jobs://"
+        return {"INSTALLED_APPS": ["jobs"], **celery_settings(url, prefix="CELERY_")}
+
+    def app_options(self) -> dict[str, Any]:
+        return {"task_cls": "jobs.task:Task"}
+
+    def app_settings(self) -> dict[str, Any]:
+        return {}
+
+    def task(self, body: Callable[[int], None]) -> Any:
+        from benchmarks.project.celery import app
+
+        return app.task(body)
+
+    def enqueue(self, task: Any, number: int) -> None:
+        task.delay(number)
+
+    def bulk(self, task: Any, numbers: Sequence[int]) -> None:
+        task.delay_many([(number,) for number in numbers])
+
+    def purge(self) -> None:
+        from django.apps import apps
+
+        models = apps.get_app_config("jobs").get_models()
+        truncate(model._meta.db_table for model in models if model._meta.managed and not model._meta.proxy)
+        if self.broker == "redis":
+            flush_redis()
+        elif self.broker:
+            from benchmarks.project.celery import app
+
+            app.control.purge()
+
+    def workers(self, processes: int) -> list[list[str]]:
+        command = [sys.executable, "-m", "celery", "-A", "benchmarks.project.celery", "worker"]
+        return [[*command, "-c", str(processes), "-l", "WARNING"]]
+
+
+PEERS = (
+    Jobs(name="jobs", broker="redis"),
+    Jobs(name="jobs-rabbitmq", broker="rabbitmq"),
+    Jobs(name="jobs-alone", about="without a broker"),
+    Jobs(name="jobs-full", broker="redis", about="a table full of finished jobs, and of others that wait"),
+    Jobs(name="jobs-sqlite", database="sqlite", about="without a broker", drained=5_000),
+)

@@ -1,0 +1,1 @@
+"""One Django project for every peer: ``BENCH_PEER`` says which."""

@@ -1,0 +1,29 @@
+"""The bodies, the same for every peer."""
+
+from __future__ import annotations
+
+from django.conf import settings
+from django.db import transaction
+
+from benchmarks.completions import record
+from benchmarks.project.models import User
+
+
+@settings.PEER.task
+def noop(number: int) -> None:
+    """Nothing but the record of the completion."""
+    record(number)
+
+
+@settings.PEER.task
+def idem(number: int) -> None:
+    """What an idempotent task does: lock the row, look, act, and remember it, in one transaction."""
+    with transaction.atomic():
+        user = User.objects.select_for_update().get(pk=number)
+        if not user.is_welcomed:
+            user.is_welcomed = True
+            user.save()
+    record(number)
+
+
+TASKS = {"noop": noop, "idem": idem}

@@ -1,0 +1,89 @@
+"""The servers of a run: as durable as they are when installed, on free ports; they die with the benchmark."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+from tests import servers
+from tests.servers import Missing, Server
+
+
+class Redis(servers.Redis):
+    """With the snapshots that it makes when nobody says otherwise; the system's, if there is one beside the wheel's."""
+
+    def command(self) -> list[str]:
+        found = super().command()
+        if system := shutil.which("redis-server", path="/usr/local/bin:/usr/bin"):
+            found[found.index("--port") - 1] = system
+        place = found.index("--save")
+        return [*found[:place], *found[place + 2 :]]
+
+
+@dataclass
+class Servers:
+    running: dict[str, Server] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def pids(self) -> dict[str, int]:
+        return {name: server.process.pid for name, server in self.running.items() if server.process}
+
+    def urls(self) -> dict[str, str]:
+        return {name: server.url for name, server in self.running.items()}
+
+    def versions(self) -> dict[str, str]:
+        return {name: _VERSIONS[name](server) for name, server in self.running.items()}
+
+
+_STARTS = {"postgres": lambda: servers.Postgres(settings=()), "redis": Redis, "rabbitmq": servers.RabbitMQ}
+
+
+@contextmanager
+def running(names: Iterable[str]) -> Iterator[Servers]:
+    """Start these; what is not installed is missing, with its reason."""
+    found = Servers()
+    with ExitStack() as stack:
+        for name in sorted(names):
+            sys.stderr.write(f"starting {name}\n")
+            try:
+                server = _STARTS[name]()
+            except Missing as error:
+                found.missing[name] = f"not installed: {error}"
+            else:
+                stack.callback(server.stop)
+                found.running[name] = server
+        yield found
+
+
+def scratch() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="jobs-benchmarks-")
+
+
+def _postgres(server: Server) -> str:
+    import psycopg
+
+    with psycopg.connect(server.url) as connection:
+        [version, *_] = str(connection.execute("SHOW server_version").fetchone()[0]).split()  # type: ignore[index]
+    return version
+
+
+def _redis(server: Server) -> str:
+    import redis
+
+    with redis.Redis.from_url(server.url) as client:
+        return str(client.info("server")["redis_version"])
+
+
+def _rabbitmq(server: Server) -> str:
+    import amqp
+
+    with amqp.Connection(host=f"127.0.0.1:{server.port}") as connection:
+        connection.connect()
+        return str(connection.server_properties["version"])
+
+
+_VERSIONS = {"postgres": _postgres, "redis": _redis, "rabbitmq": _rabbitmq}
