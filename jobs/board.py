@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from typing import Any
 
 #: The node's id; then, on the machine's monotonic clock, its last beat, when the worker was told to stop, and when
-#: not to wait for its bodies any longer; whether a stock task waits for a process, and whether somebody wants events.
-_TIME, _BEAT, _STOP, _END, _STOCK, _EVENTS = struct.Struct("<d"), 16, 24, 32, 40, 41
+#: not to wait for its bodies any longer; whether a stock task waits for a process, whether somebody wants events, and
+#: how many claims in a row found nothing.
+_TIME, _BEAT, _STOP, _END, _STOCK, _EVENTS, _MISSES = struct.Struct("<d"), 16, 24, 32, 40, 41, 42
 
 #: The queues that the worker consumes: the number of their last change, their length as JSON, and the JSON.
 _QUEUES, _QUEUES_AT, _QUEUES_MOST = struct.Struct("<qq"), 48, 1 << 16
@@ -138,6 +139,15 @@ class Board:
     @wants_events.setter
     def wants_events(self, value: bool) -> None:
         self._memory[_EVENTS] = value
+
+    @property
+    def misses(self) -> int:
+        """How many claims of this node found nothing since the last that found something; up to 255, roughly."""
+        return self._memory[_MISSES]
+
+    @misses.setter
+    def misses(self, value: int) -> None:
+        self._memory[_MISSES] = min(value, 255)
 
     @property
     def queues_version(self) -> int:

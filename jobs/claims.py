@@ -13,7 +13,7 @@ import random
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -328,13 +328,25 @@ def _succeed(connection: Any, using: str, job: Job, result: Any, runtime: float)
     values = (text, f"{runtime:.6f}", f"'{job.pk}'", str(job.lease), str(job.token))
     # A savepoint around it: the transaction is somebody else's. A test may want to stop in between.
     is_own = connection.in_atomic_block and not connection.savepoint_ids and not is_armed("after_completion")
+    message = "%s"
+    if not has_begun(connection):
+        # The body executed nothing. One statement commits by itself; a COMMIT would be a warning in the server's log.
+        message = "%s" if is_own or not connection.in_atomic_block else "BEGIN; %s"
+    elif is_own:
+        message = "%s; COMMIT"
     try:
-        session.succeed(values, "; COMMIT" if is_own else "")
+        session.succeed(values, message)
     except DataError as exc:
         if databases.sqlstate(exc) != DIVISION_BY_ZERO:
             raise
         return False
     return True
+
+
+def has_begun(connection: Any) -> bool:
+    """Whether the transaction has begun: psycopg sends BEGIN before the first statement, and not earlier."""
+    raw = connection.connection
+    return raw is None or bool(raw.info.transaction_status != databases.IDLE)
 
 
 # PostgreSQL: a cursor of our own, because Django's binds in the client, and nothing is prepared then
@@ -356,6 +368,7 @@ class Session:
             # Django lets psycopg prepare nothing at all; now it does where it is asked to.
             raw.prepare_threshold = sys.maxsize
         self._raw = raw
+        self.pgconn = raw.pgconn
 
     def has_prepared(self) -> bool:
         """Whether the completion is prepared, as it is from the first time on.
@@ -380,11 +393,10 @@ class Session:
         """
         from psycopg import errors, pq
 
-        pgconn = self._raw.pgconn
-        result = pgconn.exec_(sql.encode())
+        result = self.pgconn.exec_(sql.encode())
         if result.status not in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK):
-            if pgconn.status == pq.ConnStatus.BAD:
-                raise errors.OperationalError(pgconn.get_error_message())
+            if self.pgconn.status == pq.ConnStatus.BAD:
+                raise errors.OperationalError(self.pgconn.get_error_message())
             raise errors.error_from_result(result)
 
 
@@ -405,13 +417,21 @@ class _Wrapped:
         with self._connection.wrap_database_errors:
             return int(self._session.cursor.execute(sql, values, prepare=self._session.is_direct).rowcount)
 
-    def succeed(self, values: tuple[str, ...], then: str) -> None:
-        """Execute the completion; prepared once per connection, where no pooler stands between."""
+    def notify(self, channel: str, payloads: Iterable[str]) -> None:
+        from psycopg import pq
+
+        quote = pq.Escaping(self._session.pgconn).escape_literal
+        statements = (f"NOTIFY {channel}, {bytes(quote(each.encode())).decode()}" for each in payloads)
+        with self._connection.wrap_database_errors:
+            self._session.send("; ".join(statements))
+
+    def succeed(self, values: tuple[str, ...], message: str) -> None:
+        """Execute the completion as a part of ``message``; prepared once per connection, where no pooler is between."""
         session = self._session
         with self._connection.wrap_database_errors:
             is_prepared = session.has_prepared()
             sql = f"EXECUTE jobs_succeed({', '.join(values)})" if is_prepared else _SUCCEED.format(*values)
-            session.send(sql + then)
+            session.send(message.replace("%s", sql, 1))
 
 
 _sessions: WeakKeyDictionary[Any, Session] = WeakKeyDictionary()

@@ -17,10 +17,11 @@ from django.db import (
     InterfaceError,
     OperationalError,
     ProgrammingError,
+    connections,
     transaction,
 )
 
-from jobs import adoption, claims, current, databases, idempotency, lifecycle, settlement, signals, tracing
+from jobs import adoption, claims, current, databases, idempotency, lifecycle, savepoints, settlement, signals, tracing
 from jobs.board import board
 from jobs.calls import is_newer
 from jobs.errors import Cancel, LostLease
@@ -234,6 +235,7 @@ def _transaction(run: Run) -> AbstractContextManager[Any]:
             stack.enter_context(turn(run.using))
             # If it cannot begin, the turn is over.
             stack.enter_context(transaction.atomic(using=run.using))
+            savepoints.spare(connections[run.using])
         return stack.pop_all()
 
 

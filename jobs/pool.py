@@ -107,8 +107,6 @@ def _run_jobs(runner: Runner, poll: select.poll, both: select.poll, shutdown: An
         for descriptor, _ in both.poll(runner.patience * 1000):
             if descriptor == bell.fileno():
                 bell.hear()
-                if pause := runner.pause_after_miss():
-                    poll.poll(pause * 1000)
 
 
 class _Worker(_Claiming, asynpool.Worker):

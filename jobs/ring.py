@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from django.db import Error, connections
 
-from jobs import databases
+from jobs import claims, databases
 
 logger = logging.getLogger("jobs")
 
@@ -42,9 +42,7 @@ def ring(using: str, queues: Iterable[str]) -> None:
         _rung.clear()
     _rung.update(((using, queue), now) for queue in due)
     try:
-        with connection.cursor() as cursor:
-            for queue in due:
-                cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, queue])
+        claims.session_of(using).notify(CHANNEL, due)
     except Error:
         logger.debug("a ring was lost", exc_info=True, extra={"action": "ring_lost"})
         if not connection.in_atomic_block:

@@ -95,7 +95,6 @@ class Runner:
         self._unsettled: list[Job] = []
         #: For each database that cannot be reached, how long it is left alone, and until when.
         self._away: dict[str, tuple[float, float]] = {}
-        self._misses = 0
 
     def run_batch(self) -> bool:
         """Claim and run; False: there is nothing to do, or it may not be done."""
@@ -107,9 +106,9 @@ class Runner:
         if not jobs:
             self.slot.rest(IDLE)
             self._next = 1
-            self._misses += 1
+            board.misses += 1
             return False
-        self._misses = 0
+        board.misses = 0
         if len(jobs) == self._asked:
             # There is probably more, for one that sleeps.
             bell.ring()
@@ -117,10 +116,6 @@ class Runner:
         self.slot.rest(IDLE)
         self._recycle()
         return True
-
-    def pause_after_miss(self) -> float:
-        """Seconds to wait before this process answers a ring: of many nodes that are rung not all come at once."""
-        return random.uniform(0, 0.02) if self._misses >= 3 else 0.0
 
     def _may_claim(self) -> bool:
         # A node that could not beat for half of the time after which it is dead claims nothing: others may be about to

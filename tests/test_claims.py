@@ -580,14 +580,15 @@ def test_a_database_that_is_away_at_the_claim_ends_no_process(runner, monkeypatc
     assert state(job)[0] == "succeeded"
 
 
-def test_a_process_looks_twice_before_it_answers_a_ring_that_was_for_others(runner):
-    assert runner.pause_after_miss() == 0.0
+def test_a_node_knows_how_often_in_a_row_it_found_nothing(runner):
     for _ in range(3):
         assert not runner.run_batch()
-    assert all(0 <= runner.pause_after_miss() <= 0.02 for _ in range(10))
+    assert board.misses == 3
     call(tasks.noop)
     assert runner.run_batch()
-    assert runner.pause_after_miss() == 0.0
+    assert board.misses == 0
+    board.misses = 1000
+    assert board.misses == 255
 
 
 def test_nodes_are_what_a_claim_is_made_for(node):
