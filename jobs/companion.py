@@ -41,8 +41,9 @@ from jobs.models import Node
 
 logger = logging.getLogger("jobs")
 
-#: Seconds between two looks at the pool's processes: at their deaths, and at their time limits.
-LOOK = 0.2
+#: Seconds between two looks at the pool's processes, at their deaths and at their time limits: while one is at work,
+#: and while none is.
+LOOK, IDLE_LOOK = 0.2, 0.5
 
 #: Seconds of one round of pruning; the rest waits for the next round.
 PRUNE_BUDGET = 2.0
@@ -259,7 +260,7 @@ class _Process:
             thread.start()
         threading.Thread(target=self._guard, name="jobs-guard", daemon=True).start()
         next_beat = 0.0
-        while self._listen(LOOK):
+        while self._listen(LOOK if self.board.stopping_for is not None else min(1.0, next_beat - time.monotonic())):
             self._last_look = time.monotonic()
             # Before the beat, which may hang: this needs no database.
             if self._is_overdue():
@@ -281,7 +282,7 @@ class _Process:
 
     def _listen(self, timeout: float) -> bool:
         """Wait for notes or the timeout; False: the worker's main process is gone."""
-        readable, _, _ = select.select([self.pipe], [], [], timeout)
+        readable, _, _ = select.select([self.pipe], [], [], max(0.0, timeout))
         if not readable:
             return True
         data = os.read(self.pipe, 65536)
@@ -448,8 +449,10 @@ class _Process:
 
     def _watch(self) -> None:
         """A beat may hang: behind a dead link, or on SQLite behind a long body. Time limits are kept all the same."""
-        while not self._stopping.wait(LOOK):
+        pause = LOOK
+        while not self._stopping.wait(pause):
             slots = self.board.occupied()
+            pause = LOOK if any(slot.phase != IDLE for slot in slots) else IDLE_LOOK
             if self._is_prefork:
                 self._enforce_limits(slots)
             if any(slot.is_dead or self._holds_up(slot) for slot in slots):

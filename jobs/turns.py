@@ -19,7 +19,7 @@ from jobs import databases
 from jobs.conf import conf
 
 #: Seconds between two turns, in which a caller may write.
-GAP = 0.002
+GAP = 0.0007
 
 
 class Lock:
