@@ -27,7 +27,7 @@ from jobs.models import Cancellation, Job, Node, Pause, State
 from jobs.syncpoints import is_armed
 
 #: How many a statement asks for: a few sizes, so that each is planned once.
-SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+SIZES = (1, 2, 5, 10, 20, 50, 100, 200)
 
 #: Seconds between two looks from the beginning of a queue, where a better row may have come.
 LOOK = 1.0
