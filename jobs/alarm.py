@@ -70,7 +70,7 @@ class Alarm:
         self._reset()
 
     def _look(self, number: int, frame: FrameType | None) -> None:
-        call = _call_to_broker(frame)
+        call = call_to_broker(frame)
         self._ticks = self._ticks + 1 if call is not None and call is self._call else 0
         self._call = call
         if self._ticks >= self._patience:
@@ -81,7 +81,7 @@ class Alarm:
             raise (BrokerSilent("the broker does not answer") if self._stops_steps else WorkerShutdown(EX_OK)) from None
 
 
-def _call_to_broker(frame: FrameType | None) -> FrameType | None:
+def call_to_broker(frame: FrameType | None) -> FrameType | None:
     """The outermost call into kombu that the frame is part of; None in a body (``-P solo``) and in a signal handler."""
     found = None
     while frame is not None:

@@ -45,6 +45,12 @@ logger = logging.getLogger("jobs")
 #: and while none is.
 LOOK, IDLE_LOOK = 0.2, 0.5
 
+#: Tells the worker's main process that a dead process of its pool is not replaced. Nobody dies of it who knows it not.
+REPLACE = signal.SIGURG
+
+#: Seconds that the main process has for that by itself, and between two such signals.
+REPLACED_WITHIN = 1.0
+
 #: Seconds of one round of pruning; the rest waits for the next round.
 PRUNE_BUDGET = 2.0
 
@@ -244,6 +250,8 @@ class _Process:
         #: What to cancel, by id or by stamps, and the signal that ends its process.
         self._revoked: SimpleQueue[tuple[uuid.UUID | dict[str, list[Any]], int | None]] = SimpleQueue()
         self._is_prefork = handle.pool == "prefork"
+        #: The pool's processes, and until when their parent has time to replace each that dies.
+        self._processes: dict[int, float] = {}
         self._last_look = time.monotonic()
         #: The database is ours: maintenance may begin.
         self._admitted = threading.Event()
@@ -340,6 +348,21 @@ class _Process:
                 # Again and again: the process takes it once, and only in the body.
                 with suppress(ProcessLookupError):
                     os.kill(slot.pid, signal.SIGUSR1)
+
+    def _have_replaced(self, slots: list[Occupied]) -> None:
+        """While the main process waits for a broker that says nothing, it replaces nobody unless it is interrupted."""
+        now = time.monotonic()
+        # Race: the rescue thread frees the slots of the dead.
+        self._processes |= dict.fromkeys({slot.pid for slot in slots} - self._processes.keys(), 0.0)
+        for pid, ask_at in list(self._processes.items()):
+            if not os.path.exists(f"/proc/{pid}"):
+                del self._processes[pid]
+            elif not ask_at or is_alive(pid):
+                self._processes[pid] = now + REPLACED_WITHIN
+            elif ask_at < now:
+                self._processes[pid] = now + REPLACED_WITHIN
+                with suppress(ProcessLookupError):
+                    os.kill(self.handle._main, REPLACE)
 
     def _holds_up(self, slot: Occupied) -> bool:
         """Whether something waits behind a body that takes long."""
@@ -455,6 +478,7 @@ class _Process:
             pause = LOOK if any(slot.phase != IDLE for slot in slots) else IDLE_LOOK
             if self._is_prefork:
                 self._enforce_limits(slots)
+                self._have_replaced(slots)
             if any(slot.is_dead or self._holds_up(slot) for slot in slots):
                 self._fell.set()
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial, wraps
+from types import FrameType
 from typing import Any
 
 from celery import bootsteps
 from celery.worker import state
 
 from jobs import companion
-from jobs.alarm import BrokerSilent
+from jobs.alarm import BrokerSilent, call_to_broker
 from jobs.board import IDLE, Occupied, board
+from jobs.companion import REPLACE
 from jobs.events import Forwarder
 from jobs.pool import AsynPool, BlockingPool
 
@@ -106,6 +109,8 @@ class ConsumerStep(bootsteps.StartStopStep):
             companion.tell(ending=True)
             _end_bodies()
 
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(REPLACE, partial(_replace_in_call, c))
         c.ensure_connected = connect
         c.shutdown = shut_down
         c.on_connection_error_after_connected = _despite_leftovers(c.on_connection_error_after_connected)
@@ -158,14 +163,32 @@ def _meanwhile(c: Any, ensure_connection: Callable[..., Any]) -> Callable[..., A
         def each_second() -> None:
             if callback is not None:
                 callback()
-            pool = getattr(c.pool, "_pool", None)
-            if pool is None or board.stopping_for is not None:
-                return
-            if isinstance(pool, AsynPool):
-                pool.maintain_without_hub()
-            elif isinstance(pool, BlockingPool):
-                pool.maintain_pool()
+            _replace_dead(c)
 
         return ensure_connection(errback, max_retries, callback=each_second, **{**kwargs, **RECONNECT})
 
     return partial(ensure)
+
+
+def _replace_dead(c: Any) -> None:
+    pool = getattr(c.pool, "_pool", None)
+    if pool is None or board.stopping_for is not None:
+        return
+    if isinstance(pool, AsynPool):
+        pool.maintain_without_hub()
+    elif isinstance(pool, BlockingPool):
+        pool.maintain_pool()
+
+
+def _replace_in_call(c: Any, number: int, frame: FrameType | None) -> None:
+    """The companion sees a dead process that nobody replaces. Is it because the broker took a call and says nothing?"""
+    if call_to_broker(frame) is not None and not _is_in_pool(frame):
+        _replace_dead(c)
+
+
+def _is_in_pool(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_globals.get("__name__") in ("billiard.pool", "celery.concurrency.asynpool"):
+            return True
+        frame = frame.f_back
+    return False

@@ -9,7 +9,7 @@ import threading
 import pytest
 from celery.exceptions import WorkerShutdown
 
-from jobs.alarm import PATIENCE, PATIENCE_LOST, TICK, Alarm, BrokerSilent, _call_to_broker
+from jobs.alarm import PATIENCE, PATIENCE_LOST, TICK, Alarm, BrokerSilent, call_to_broker
 
 
 def call_in(*modules: str):
@@ -19,7 +19,7 @@ def call_in(*modules: str):
         scope = {"__name__": module, "call": found}
         exec("def function():\n    return call()", scope)
         found = scope["function"]
-    call = _call_to_broker(found())
+    call = call_to_broker(found())
     return call and call.f_globals["__name__"]
 
 
