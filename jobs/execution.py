@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import random
 import time
@@ -33,6 +32,12 @@ from jobs.syncpoints import reach
 from jobs.turns import turn
 
 logger = logging.getLogger("jobs")
+
+#: Not the database's fault, so the body is not run again by itself.
+CLOSED = (
+    "the body closed its connection to the database, and its work is lost with the transaction; declare the task with "
+    "atomic=False if it manages its connections itself"
+)
 
 #: The longest pauses, in seconds, before a body that met a conflict is run again under the same claim.
 RERUNS = (0.02, 0.1, 0.5, 2.0)
@@ -156,7 +161,7 @@ def _perform(run: Run) -> Any:
         except _Conflict as conflict:
             run.log(logging.INFO, f"runs again: {conflict.__cause__}", "conflict")
         time.sleep(random.uniform(0, pause))
-        run.planned = None
+        run.planned.clear()
         settlement.write(run, lambda: lifecycle.owns(run.job))
     return _attempt(run, may_repeat=False)
 
@@ -166,9 +171,9 @@ def _attempt(run: Run, may_repeat: bool) -> Any:
     job = run.job
     entered = settled = lost = False
     try:
-        # Each attempt has its own: a body may change them.
-        args, kwargs = copy.deepcopy(job.args), copy.deepcopy(job.kwargs)
-        run.request.update(args=args, kwargs=kwargs)
+        # Each attempt has its own, and a retry those of the call: a body may change what it was given.
+        args, kwargs = _copy(job.args), _copy(job.kwargs)
+        run.request.update(args=_copy(job.args), kwargs=_copy(job.kwargs))
         with _transaction(run):
             entered = True
             try:
@@ -179,7 +184,7 @@ def _attempt(run: Run, may_repeat: bool) -> Any:
                     run.began = time.monotonic()
                     with run.slot.body():
                         result = run.task.run(*args, **kwargs)
-                if run.planned is not None:
+                if run.planned:
                     # retry(throw=False) and a normal return.
                     raise Retry(exc=None, when=None)
                 _look_after(run)
@@ -191,9 +196,12 @@ def _attempt(run: Run, may_repeat: bool) -> Any:
                 reach("after_completion")
             except BaseException as exc:
                 # Before the end of the block, which opens a new connection in place of a broken one.
-                lost = databases.is_lost(exc, run.using)
+                is_closed = run.task.atomic and connections[run.using].closed_in_transaction
+                lost = not is_closed and databases.is_lost(exc, run.using)
                 databases.cancel_query(run.using)
                 databases.roll_back(run.using)
+                if is_closed and isinstance(exc, Error):
+                    raise ProgrammingError(CLOSED) from exc
                 raise
     except LostLease:
         settlement.write(run, lambda: lifecycle.heed(job))
@@ -220,6 +228,13 @@ def _attempt(run: Run, may_repeat: bool) -> Any:
     # At INFO Celery says so itself, with the runtime and the result.
     run.report(logging.DEBUG, "succeeded", "succeeded")
     return result
+
+
+def _copy(value: Any) -> Any:
+    """JSON that shares nothing with the original that could change."""
+    if isinstance(value, list):
+        return [_copy(item) for item in value]
+    return {key: _copy(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def _complete(run: Run, stored: Any, source: Job | None) -> bool:

@@ -21,7 +21,8 @@ class Run:
         #: Where the process shows what it runs.
         self.slot = slot
         self.using: str = job._state.db or databases.home()
-        self.planned: Job | None = None
+        #: What ``Task.retry()`` sent: the last is this job again, and each other one becomes a job of its own.
+        self.planned: list[Job] = []
         #: The fencing token of the task's own lock.
         self.lock_token: int | None = None
         #: What became of it, in one word, as the log says it; None while that is not known.
@@ -34,9 +35,6 @@ class Run:
     def is_retry(self, call: Job) -> bool:
         """Whether a call of the task is ``Task.retry()`` sending this very job again."""
         return call.pk == self.job.pk and call.retries == self.job.retries + 1
-
-    def plan_retry(self, call: Job) -> None:
-        self.planned = call
 
     def log(self, level: int, text: str, action: str) -> None:
         logs.log(level, self.job, text, action)

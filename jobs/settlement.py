@@ -13,12 +13,13 @@ from typing import Any, NoReturn
 
 from billiard.common import terminate_handler_fired
 from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
-from django.db import Error, InterfaceError, OperationalError
+from django.db import Error, InterfaceError, OperationalError, transaction
 
-from jobs import databases, lifecycle
+from jobs import databases, lifecycle, outbox
 from jobs.arguments import jsonable, scrub
 from jobs.conf import conf
 from jobs.errors import Busy, LostLease, NotSettled, Snooze, TaskExited, TaskOutOfMemory
+from jobs.fields import uuid7
 from jobs.models import Job, State
 from jobs.run import Run
 
@@ -89,20 +90,29 @@ def _snooze(run: Run, exc: Snooze | Busy) -> NoReturn:
 
 
 def _retry(run: Run, exc: Retry) -> None:
-    planned = run.planned
     job = run.job
-    if planned is None:
+    if not run.planned:
         # Raised by hand, without retry(): the message would not be sent again by Celery either.
         error = _entry(run, exc)
         write(run, lambda: lifecycle.fail(job, error))
         run.report(logging.ERROR, f"failed: {error['type']}: {error['message']}", "failed")
         raise exc
-    cause = exc.exc if isinstance(exc.exc, BaseException) else exc
-    error = _entry(run, cause)
+    *others, planned = run.planned
+    error = _entry(run, exc.exc if isinstance(exc.exc, BaseException) else exc)
     run_at = planned.run_at if planned.state == State.SCHEDULED else None
     kept = ("args", "kwargs", "options", "queue", "priority", "rank", "expires_at", "marker_key")
     changes = {name: getattr(planned, name) for name in kept}
-    write(run, lambda: lifecycle.retry(job, run_at, error, changes))
+    for other in others:
+        other.__dict__.update(id=uuid7(), made_at=None, parent_id=job.pk, root=job.root_id)
+
+    def transition() -> bool:
+        with transaction.atomic(using=run.using):
+            done = lifecycle.retry(job, run_at, error, changes)
+            if done and others and job.state != State.CANCELLED:
+                outbox.record(others, run.using, run.task.app)
+            return done
+
+    write(run, transition)
     text = f"will be retried: {error['type']}: {error['message']}"
     run.report(logging.INFO, text, "retried", retries=planned.retries)
     raise exc

@@ -217,7 +217,7 @@ class Task(celery.Task):
         existing = False
         if run is not None and run.is_retry(job):
             # Task.retry() publishes the same id again: here it only notes what the settle will write.
-            run.plan_retry(job)
+            run.planned.append(job)
         else:
             self._set_unique_key(job, {"link": link, "link_error": link_error, **options})
             [recorded] = outbox.record([job], job_alias(using), app)

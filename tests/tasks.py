@@ -828,3 +828,38 @@ def calls_again(*parts):
 @shared_task
 def touches(pk):
     Effect.objects.filter(pk=pk).update(note="touched")
+
+
+@shared_task(bind=True, max_retries=3, default_retry_delay=0)
+def eats_its_arguments(self, keys, fails_at):
+    """Works its list off, and stumbles once."""
+    done = []
+    while keys:
+        key = keys.pop(0)
+        if key == fails_at and self.request.retries == 0:
+            raise self.retry(countdown=0)
+        Effect.objects.create(key=key)
+        done.append(key)
+    return done
+
+
+@shared_task(bind=True, max_retries=3, default_retry_delay=0)
+def sends_again_what_failed(self, keys):
+    """As packages do that send a list of mails: each one that failed is a retry with arguments of its own."""
+    for key in keys:
+        if self.request.retries == 0:
+            self.retry([[key]], countdown=0, throw=False)
+        else:
+            Effect.objects.create(key=key)
+
+
+def closes(key, how):
+    Effect.objects.create(key=key)
+    Effect.objects.count()
+    connection.close()
+    if how == "goes on":
+        Effect.objects.count()
+
+
+closes_its_connection = shared_task(name="tests.tasks.closes_its_connection")(closes)
+closes_its_own_connection = shared_task(name="tests.tasks.closes_its_own_connection", atomic=False)(closes)

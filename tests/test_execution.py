@@ -508,3 +508,43 @@ def test_a_job_of_a_later_release_is_left_to_its_workers():
     job.refresh_from_db()
     assert (job.state, job.retries, job.crashes, job.node_losses, job.errors) == ("scheduled", 0, 0, 0, [])
     assert effects() == {}
+
+
+def test_a_retry_keeps_what_the_caller_gave():
+    result = tasks.eats_its_arguments.delay(list("abcde"), "c")
+    assert deliver(result)[0] == "RETRY"
+    assert Job.objects.get().args == [list("abcde"), "c"]
+    assert deliver(result)[0] == "SUCCESS"
+    assert effects() == dict.fromkeys("abcde", 1)
+
+
+def test_each_of_several_retries_in_one_body_is_a_job():
+    result = tasks.sends_again_what_failed.delay(list("abc"))
+    assert deliver(result)[0] == "RETRY"
+    first, *others = Job.objects.order_by("pk")
+    assert (str(first.pk), first.args, first.retries) == (result.id, [["c"]], 1)
+    assert [(job.args, job.retries, job.parent_id, job.root_id) for job in others] == [
+        ([["a"]], 1, first.pk, first.pk),
+        ([["b"]], 1, first.pk, first.pk),
+    ]
+    for job in Job.objects.all():
+        assert deliver(job)[0] == "SUCCESS"
+    assert effects() == dict.fromkeys("abc", 1)
+
+
+@pytest.mark.parametrize("how", ["goes on", "returns"])
+def test_a_body_that_closes_its_connection_fails_at_once(how):
+    result = tasks.closes_its_connection.delay("a", how)
+    assert deliver(result)[0] == "FAILURE"
+    job = Job.objects.get()
+    assert (job.state, job.error["type"], job.node_losses) == ("failed", "ProgrammingError", 0)
+    assert "atomic=False" in job.error["message"]
+    assert not effects()
+
+
+@pytest.mark.parametrize("how", ["goes on", "returns"])
+def test_a_body_without_a_transaction_may_close_its_connection(how):
+    result = tasks.closes_its_own_connection.delay("a", how)
+    assert deliver(result)[0] == "SUCCESS"
+    assert Job.objects.get().state == "succeeded"
+    assert effects() == {"a": 1}
