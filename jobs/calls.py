@@ -56,7 +56,10 @@ PLUMBING = frozenset(
 )
 
 #: What ``Job.options`` keeps of a call, under the names of ``apply_async``, as it was given.
-KEPT = ("chain", "chord", "group_id", "group_index", "shadow", "replaced_task_nesting", "stamped_headers", "reply_to")
+KEPT = (
+    *("task_id", "chain", "chord", "group_id", "group_index", "shadow", "reply_to"),
+    *("replaced_task_nesting", "stamped_headers"),
+)
 
 #: The largest number of seconds that a call may be put off or may last: longer is a mistake (milliseconds?).
 LONGEST = 10 * 366 * 86400.0
@@ -179,7 +182,7 @@ def _headers(app: Celery, job: Job, kept: Mapping[str, Any], options: Mapping[st
     made = request.headers_of(job, app, kept)
     headers = {**made, **given}
     exchange, routing_key = kept.get("exchange", ""), kept.get("routing_key", job.queue)
-    properties = {"correlation_id": str(job.pk), "reply_to": kept.get("reply_to", ""), "priority": job.priority}
+    properties = {"correlation_id": job.task_id, "reply_to": kept.get("reply_to", ""), "priority": job.priority}
     with tracing.apart():
         signals.before_task_publish.send(
             sender=job.task,

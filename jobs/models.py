@@ -241,6 +241,11 @@ class Job(models.Model):
         return self.root or self.id
 
     @property
+    def task_id(self) -> str:
+        """The id for Celery: as the caller wrote it."""
+        return str(self.options.get("task_id") or self.id)
+
+    @property
     def headers(self) -> dict[str, Any]:
         """The message headers that the caller gave, and those that receivers of Celery's signals added."""
         headers: dict[str, Any] = self.options.get("headers") or {}

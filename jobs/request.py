@@ -48,13 +48,12 @@ def make(job: Job, task: Any, app: Celery, hostname: str) -> dict[str, Any]:
 
 def headers_of(job: Job, app: Celery, options: Mapping[str, Any], task: Any = None) -> dict[str, Any]:
     """The headers of Celery's message protocol (``celery.app.amqp.AMQP.as_task_v2``)."""
-    key = str(job.pk)
     task = task or app.tasks.get(job.task)
     limit = getattr(task, "argsrepr_maxsize", None) or app.amqp.argsrepr_maxsize
     return {
         "lang": "py",
         "task": job.task,
-        "id": key,
+        "id": job.task_id,
         "shadow": options.get("shadow"),
         "eta": _iso(job.run_at) if options.get("eta") else None,
         "expires": _iso(job.expires_at),
@@ -62,7 +61,7 @@ def headers_of(job: Job, app: Celery, options: Mapping[str, Any], task: Any = No
         "group_index": options.get("group_index"),
         "retries": job.retries,
         "timelimit": [limit_of(job, task, options, "time_limit"), limit_of(job, task, options, "soft_time_limit")],
-        "root_id": str(job.root_id),
+        "root_id": str(job.root) if job.root else job.task_id,
         "parent_id": str(job.parent_id) if job.parent_id else None,
         "argsrepr": _represent(tuple(job.args), limit),
         "kwargsrepr": _represent(job.kwargs, limit),

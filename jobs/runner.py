@@ -375,7 +375,7 @@ class Runner:
 def _describe(job: Job, made: dict[str, Any]) -> bytes:
     """What ``inspect active`` shows."""
     about = {
-        "id": made["id"],
+        "id": str(job.pk),
         "name": job.task,
         "queue": job.queue,
         "args": made["argsrepr"][:200],

@@ -208,8 +208,7 @@ class Task(celery.Task):
             )
         run = execution.current_run(self)
         if run is not None and task_id == run.request.id:
-            # Task.retry(); an adopted message may have an id that is no UUID, and an exchange that is not known here.
-            task_id = str(run.job.pk)
+            # Task.retry(); an adopted message may have an exchange that is not known here.
             options.setdefault("queue", run.job.queue)
         job = self._compose(
             args, kwargs, {"task_id": task_id, "link": link, "link_error": link_error, "shadow": shadow, **options}
@@ -290,6 +289,9 @@ class Task(celery.Task):
             key = uuid.UUID(str(task_id)) if task_id else None
         except ValueError:
             raise ValueError(f"task_id={task_id!r} is no UUID: leave it out, or pass str(uuid.uuid4())") from None
+        if key is not None and str(key) != str(task_id):
+            # As uuid4().hex: whoever asks for the result says it like this.
+            options["task_id"] = str(task_id)
         job = calls.compose(self._get_app(), self, key, args, kwargs, options)
         if template := self.key_templates.get("lock"):
             # Taken at the run; what no store could keep is refused here.
@@ -321,7 +323,7 @@ class Task(celery.Task):
                 job.unique_expires_at = now_plus(self.unique_for)
 
     def _result(self, job: Any, parent: Any, existing: bool = False) -> AsyncResult:
-        result = self.AsyncResult(str(job.pk))
+        result = self.AsyncResult(job.task_id)
         result.ignored = job.options.get("ignore_result", self.ignore_result)
         # A unique job that was there already.
         result.existing = existing

@@ -863,3 +863,8 @@ def closes(key, how):
 
 closes_its_connection = shared_task(name="tests.tasks.closes_its_connection")(closes)
 closes_its_own_connection = shared_task(name="tests.tasks.closes_its_own_connection", atomic=False)(closes)
+
+
+@shared_task(bind=True)
+def tells_its_ids(self):
+    return [self.request.id, self.request.root_id]

@@ -548,3 +548,13 @@ def test_a_body_without_a_transaction_may_close_its_connection(how):
     assert deliver(result)[0] == "SUCCESS"
     assert Job.objects.get().state == "succeeded"
     assert effects() == {"a": 1}
+
+
+def test_an_id_stays_as_the_caller_wrote_it():
+    asked = uuid.uuid4().hex
+    result = tasks.tells_its_ids.apply_async(task_id=asked)
+    assert result.id == asked
+    job = Job.objects.get(pk=asked)
+    assert job.task_id == asked
+    state, seen = deliver(result)
+    assert (state, seen) == ("SUCCESS", [asked, asked])
