@@ -32,34 +32,15 @@ VERSION = 1
 
 #: Accepted by ``apply_async`` because groups and beat pass them, and not kept: a job does not travel.
 PLUMBING = frozenset(
-    {
-        "producer",
-        "connection",
-        "publisher",
-        "router",
-        "add_to_parent",
-        "result_cls",
-        "retry",
-        "retry_policy",
-        "timeout",
-        "confirm_timeout",
-        "task_type",
-        "event_dispatcher",
-        "delivery_mode",
-        "compression",
-        "immediate",
-        "mandatory",
-        "declare",
-        "exchange_type",
-        "origin",
-    }
+    (
+        "producer connection publisher router add_to_parent result_cls retry retry_policy timeout "
+        "confirm_timeout task_type event_dispatcher delivery_mode compression immediate mandatory declare "
+        "exchange_type origin"
+    ).split()
 )
 
 #: What ``Job.options`` keeps of a call, under the names of ``apply_async``, as it was given.
-KEPT = (
-    *("task_id", "chain", "chord", "group_id", "group_index", "shadow", "reply_to"),
-    *("replaced_task_nesting", "stamped_headers"),
-)
+KEPT = "task_id chain chord group_id group_index shadow replaced_task_nesting stamped_headers reply_to".split()
 
 #: The largest number of seconds that a call may be put off or may last: longer is a mistake (milliseconds?).
 LONGEST = 10 * 366 * 86400.0

@@ -40,34 +40,10 @@ DIVISION_BY_ZERO = "22012"
 
 #: What a run needs of its row; what else somebody asks for is read then.
 COLUMNS = (
-    "id",
-    "task",
-    "args",
-    "kwargs",
-    "options",
-    "queue",
-    "priority",
-    "rank",
-    "state",
-    "run_at",
-    "expires_at",
-    "made_at",
-    "lease",
-    "token",
-    "node_id",
-    "backend",
-    "retries",
-    "crashes",
-    "node_losses",
-    "snoozes",
-    "started_at",
-    "parent_id",
-    "root",
-    "marker_key",
-    "unique_key",
-    "unique_until",
-    "unique_expires_at",
-)
+    "id task args kwargs options queue priority rank state run_at expires_at made_at lease token node_id "
+    "backend retries crashes node_losses snoozes started_at parent_id root marker_key unique_key "
+    "unique_until unique_expires_at"
+).split()
 
 _CLAIM = """
 UPDATE jobs_job

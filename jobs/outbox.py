@@ -108,20 +108,7 @@ def _hook(using: str) -> AfterCommit | None:
 # The INSERT names only what the call said; the database makes the rest.
 
 #: The columns that a call may say, beside those that every call says.
-_SAID = (
-    "kwargs",
-    "options",
-    "priority",
-    "rank",
-    "retries",
-    "parent_id",
-    "root",
-    "made_at",
-    "expires_at",
-    "marker_key",
-    "state",
-    "run_at",
-)
+_SAID = "kwargs options priority rank retries parent_id root made_at expires_at marker_key state run_at".split()
 _ALWAYS = ("id", "task", "queue", "args")
 _JSON = frozenset({"args", "kwargs", "options"})
 
