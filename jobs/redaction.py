@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-from functools import cache
 from typing import Any
 
-from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
 from jobs.conf import conf
@@ -28,31 +26,36 @@ class Shown:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.is_whole = conf().REDACT is None
+        self.path = conf().REDACT
 
     @property
     def args(self) -> list[Any]:
-        if self.is_whole:
-            return list(self.job.args)
-        names = _names(self.job)
+        names = _names(self.job) if self.path is not None else []
         names += map(str, range(len(names), len(self.job.args)))
-        return [_redacted(self.job, name, value) for name, value in zip(names, self.job.args, strict=False)]
+        return [self._redacted(name, value) for name, value in zip(names, self.job.args, strict=False)]
 
     @property
     def kwargs(self) -> dict[str, Any]:
-        kwargs: dict[str, Any] = self.job.kwargs
-        return kwargs if self.is_whole else {name: _redacted(self.job, name, kwargs[name]) for name in kwargs}
+        return {name: self._redacted(name, value) for name, value in self.job.kwargs.items()}
 
     @property
     def result(self) -> Any:
-        is_plain = self.is_whole or self.job.result is None
-        return self.job.result if is_plain else _redacted(self.job, "result", self.job.result)
+        return None if self.job.result is None else self._redacted("result", self.job.result)
 
     @property
     def options(self) -> Any:
         """Without links, chains and chords, which bear arguments, and without Celery's texts of them."""
-        options = self.job.options
-        return options if self.is_whole else _without(options, *ARGUMENTS)
+        return self.job.options if self.path is None else _without(self.job.options, *ARGUMENTS)
+
+    def _redacted(self, name: str, value: Any) -> Any:
+        if self.path is None:
+            return value
+        try:
+            return import_string(self.path)(self.job.task, name, value)
+        except Exception:
+            # Neither shown nor a reason to have no page.
+            logger.exception("JOBS['REDACT'] failed", extra={"action": "redact_failed", "job": str(self.job.pk)})
+            return HIDDEN
 
 
 def _without(values: Any, *names: str) -> Any:
@@ -60,15 +63,6 @@ def _without(values: Any, *names: str) -> Any:
         return HIDDEN
     found = values | {name: HIDDEN for name in names if name in values}
     return found | {"headers": _without(values["headers"], *TEXTS)} if "headers" in values else found
-
-
-def _redacted(job: Job, name: str, value: Any) -> Any:
-    try:
-        return _function(str(conf().REDACT))(job.task, name, value)
-    except Exception:
-        # Neither shown nor a reason to have no page.
-        logger.exception("JOBS['REDACT'] failed", extra={"action": "redact_failed", "job": str(job.pk)})
-        return HIDDEN
 
 
 def _names(job: Job) -> list[str]:
@@ -84,16 +78,3 @@ def _names(job: Job) -> list[str]:
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             names.append(parameter.name)
     return names
-
-
-@cache
-def _function(path: str) -> Any:
-    return import_string(path)
-
-
-def _forget(*, setting: str, **kwargs: Any) -> None:
-    if setting == "JOBS":
-        _function.cache_clear()
-
-
-setting_changed.connect(_forget, dispatch_uid="jobs.redaction")
