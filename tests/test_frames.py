@@ -6,7 +6,7 @@ import json
 import traceback
 
 import jobs
-from jobs.admin.frames import own
+from jobs.admin.history import own_frames as own
 from jobs.arguments import normalize
 
 

@@ -12,19 +12,28 @@ from django.contrib.admin.helpers import ActionForm
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.db.models import Q, QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
-from django.urls import path, reverse
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.utils.decorators import method_decorator
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
+from django.views.decorators.http import require_POST
 
 from jobs import effects
-from jobs.admin.changelist import UncountedChangeList
-from jobs.admin.job import pretty
-from jobs.admin.readonly import ReadOnlyAdmin, moment
-from jobs.admin.related import EFFECT_LABELS, effect_badge, job_url, link, link_in_list, may, settle_url
+from jobs.admin.base import ReadOnlyAdmin, badge, column, link, link_in_list, may, pretty, time_column, url_of
 from jobs.arguments import jsonable, parse_uuid
 from jobs.models import Effect
+
+SENDING, SENT, PARKED = Effect.State.SENDING, Effect.State.SENT, Effect.State.PARKED
+
+#: What each is called, and which rows it means; first the condition of the partial index.
+STATUSES: dict[str, tuple[Any, Q]] = {
+    "unsettled": (_("ambiguous or parked"), ~Q(state=SENT) & (Q(state=PARKED) | Q(state=SENDING, is_made=False))),
+    "sending": (_("being made"), ~Q(state=SENT) & Q(state=SENDING, is_made=True)),
+    "ambiguous": (_("ambiguous"), ~Q(state=SENT) & Q(state=SENDING, is_made=False)),
+    "sent": (_("sent"), Q(state=SENT)),
+    "parked": (_("parked"), ~Q(state=SENT) & Q(state=PARKED)),
+}
 
 
 class StatusFilter(admin.SimpleListFilter):
@@ -32,23 +41,11 @@ class StatusFilter(admin.SimpleListFilter):
     parameter_name = "status"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return [("unsettled", _("ambiguous or parked")), *EFFECT_LABELS.items()]
+        return [(name, label) for name, (label, condition) in STATUSES.items()]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        # exclude() first, because that is the condition of the partial index.
-        ambiguous = Q(state=Effect.State.SENDING, is_made=False)
-        match self.value():
-            case "unsettled":
-                return queryset.exclude(state=Effect.State.SENT).filter(Q(state=Effect.State.PARKED) | ambiguous)
-            case "ambiguous":
-                return queryset.exclude(state=Effect.State.SENT).filter(ambiguous)
-            case "sending":
-                return queryset.exclude(state=Effect.State.SENT).filter(state=Effect.State.SENDING, is_made=True)
-            case "parked":
-                return queryset.exclude(state=Effect.State.SENT).filter(state=Effect.State.PARKED)
-            case "sent":
-                return queryset.filter(state=Effect.State.SENT)
-        return queryset
+        status = self.value()
+        return queryset.filter(STATUSES[status][1]) if status in STATUSES else queryset
 
 
 class AnswerForm(ActionForm):
@@ -58,55 +55,56 @@ class AnswerForm(ActionForm):
     )
 
 
+def status_badge(row: Effect) -> SafeString:
+    status = effects.status(row)
+    return badge(f"effect-{status}", STATUSES[status][0])
+
+
+def may_settle(request: HttpRequest, row: Effect) -> bool:
+    """Whether somebody has to say of the call whether it happened, and the reader may."""
+    return may(request, "change_effect") and effects.status(row) in ("ambiguous", "parked")
+
+
 @admin.register(Effect)
 class EffectAdmin(ReadOnlyAdmin):
     list_display = ("call", "badge", "calls", "job_link", "created", "sent")
     list_filter = (StatusFilter,)
-    list_per_page = 50
     search_fields = ("name", "key", "job")
     search_help_text = _("The beginning of name:key, or the ID of a job.")
-    show_full_result_count = False
-    change_list_template = "admin/jobs/job/change_list.html"
     change_form_template = "admin/jobs/effect/change_form.html"
     action_form = AnswerForm
     actions = ("mark_happened", "mark_not_happened")
     fields = ("call", "badge", "calls", "linked_job", "lease", "created", "sent", "shown_answer")
-    readonly_fields = fields
+
+    call = column(_("call"), str)
+    badge = column(_("status"), status_badge)
+    job_link = column(_("job"), lambda row: link_in_list(row.job))
+    linked_job = column(_("job"), lambda row: link(row, row.job))
+    created = time_column(_("begun"), "created_at")
+    sent = time_column(_("sent"), "sent_at")
+    shown_answer = column(_("answer"), lambda row: pretty(row.answer))
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Effect]:
         return effects.with_makers(super().get_queryset(request))
 
-    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[UncountedChangeList]:
-        return UncountedChangeList
-
-    def get_search_results(
-        self, request: HttpRequest, queryset: QuerySet[Effect], search_term: str
-    ) -> tuple[QuerySet[Effect], bool]:
-        """By an index each: nothing that starts with a wildcard."""
-        term = search_term.strip()
+    def search(self, rows: QuerySet[Any], term: str) -> QuerySet[Any]:
         name, colon, key = term.partition(":")
         if (job := parse_uuid(term)) is not None:
-            queryset = queryset.filter(job=job)
-        elif colon:
-            queryset = queryset.filter(name=name, key__startswith=key)
-        elif term:
-            queryset = queryset.filter(name__startswith=term)
-        return queryset, False
+            return rows.filter(job=job)
+        return rows.filter(name=name, key__startswith=key) if colon else rows.filter(name__startswith=term)
 
     # What a person says
 
     def has_settle_permission(self, request: HttpRequest) -> bool:
         """The change permission; it allows nothing else here."""
-        return may(request, "change", Effect)
+        return may(request, "change_effect")
 
     def get_urls(self) -> list[Any]:
-        name = f"{self.opts.app_label}_effect_settle"
-        return [path("<int:key>/settle/", self.admin_site.admin_view(self.settle), name=name), *super().get_urls()]
+        return [self.path("<int:key>/settle/", "effect_settle", self.settle), *super().get_urls()]
 
+    @method_decorator(require_POST)
     def settle(self, request: HttpRequest, key: int) -> HttpResponse:
-        """POST: say of one call whether it happened, and go back to the page of it or of its job."""
-        if request.method != "POST":
-            return HttpResponseNotAllowed(["POST"])
+        """Say of one call whether it happened, and go back to the page of it or of its job."""
         say = {"happened": self.mark_happened, "not-happened": self.mark_not_happened}.get(request.POST.get("verb", ""))
         if say is None or not (self.has_settle_permission(request) and self.has_view_permission(request)):
             raise PermissionDenied
@@ -114,16 +112,11 @@ class EffectAdmin(ReadOnlyAdmin):
         row = rows.first()
         say(request, rows)
         if row is not None and request.POST.get("back") == "job":
-            return HttpResponseRedirect(job_url(row.job))
-        if rows.exists():
-            return HttpResponseRedirect(reverse(f"admin:{self.opts.app_label}_effect_change", args=[key]))
-        return HttpResponseRedirect(reverse(f"admin:{self.opts.app_label}_effect_changelist"))
+            return HttpResponseRedirect(url_of("job_change", row.job))
+        return HttpResponseRedirect(url_of("effect_change", key) if rows.exists() else url_of("effect_changelist"))
 
-    def render_change_form(
-        self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> HttpResponse:
-        if self.has_settle_permission(request):
-            context["settle_url"] = settle_url(context["original"])
+    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        context["may_settle"] = may_settle(request, context["original"])
         return super().render_change_form(request, context, *args, **kwargs)
 
     @admin.action(permissions=["settle"], description=_("It happened: the job makes no call"))
@@ -136,55 +129,24 @@ class EffectAdmin(ReadOnlyAdmin):
             self.message_user(request, said % {"error": exc}, messages.ERROR)
             return
         said = f"Said that it happened; the answer: {json.dumps(answer)}"
-        self._say(request, queryset, lambda row: effects.happened(row.pk, queryset.db, answer), said)
+        self._say(request, queryset, lambda key: effects.happened(key, queryset.db, answer), said)
 
     @admin.action(permissions=["settle"], description=_("It did not happen: the job makes the call"))
     def mark_not_happened(self, request: HttpRequest, queryset: QuerySet[Effect]) -> None:
         said = "Said that it did not happen"
-        self._say(request, queryset, lambda row: effects.did_not_happen(row.pk, queryset.db), said)
+        self._say(request, queryset, lambda key: effects.did_not_happen(key, queryset.db), said)
 
-    def _say(self, request: HttpRequest, queryset: QuerySet[Effect], say: Callable[[Effect], bool], said: str) -> None:
+    def _say(self, request: HttpRequest, queryset: QuerySet[Effect], say: Callable[[int], bool], said: str) -> None:
         """``said``: for the log, which is English, as all that is stored."""
-        done: list[str] = []
-        refused: list[str] = []
+        calls: dict[bool, list[str]] = {True: [], False: []}
         for row in queryset:
             with transaction.atomic():
-                if is_done := say(row):
+                if is_done := say(row.pk):
                     self.log_change(request, row, said)
-            (done if is_done else refused).append(str(row))
-        if done:
+            calls[is_done].append(str(row))
+        if done := ", ".join(calls[True]):
             text = gettext("Noted: %(calls)s. Retry the jobs that failed because of it.")
-            self.message_user(request, text % {"calls": ", ".join(done)}, messages.SUCCESS)
-        if refused:
+            self.message_user(request, text % {"calls": done}, messages.SUCCESS)
+        if refused := ", ".join(calls[False]):
             text = gettext("Neither ambiguous nor parked, and left alone: %(calls)s.")
-            self.message_user(request, text % {"calls": ", ".join(refused)}, messages.WARNING)
-
-    # Columns
-
-    @admin.display(description=_("call"))
-    def call(self, row: Effect) -> str:
-        return str(row)
-
-    @admin.display(description=_("status"))
-    def badge(self, row: Effect) -> SafeString:
-        return effect_badge(row)
-
-    @admin.display(description=_("job"))
-    def job_link(self, row: Effect) -> SafeString:
-        return link_in_list(row.job)
-
-    @admin.display(description=_("job"))
-    def linked_job(self, row: Effect) -> str:
-        return link(row, row.job)
-
-    @admin.display(description=_("begun"))
-    def created(self, row: Effect) -> str:
-        return moment(row.created_at)
-
-    @admin.display(description=_("sent"))
-    def sent(self, row: Effect) -> str:
-        return moment(row.sent_at)
-
-    @admin.display(description=_("answer"))
-    def shown_answer(self, row: Effect) -> SafeString:
-        return pretty(row.answer)
+            self.message_user(request, text % {"calls": refused}, messages.WARNING)

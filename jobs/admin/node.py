@@ -8,17 +8,17 @@ from typing import Any
 
 from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
+from django.db.models import QuerySet
 from django.http import HttpRequest
-from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext, pgettext_lazy
 from django.utils.translation import gettext_lazy as _
 
 from jobs import census
-from jobs.admin.readonly import NOTHING, ReadOnlyAdmin, moment
-from jobs.census import Worker
-from jobs.models import Job, Node
+from jobs.admin.base import NOTHING, ReadOnlyAdmin, badge, column, time_column, url_of
+from jobs.models import Node
+from jobs.selection import SHOWN as DIGITS
 from jobs.times import duration
 
 
@@ -27,7 +27,7 @@ def look_at(nodes: Iterable[Any]) -> None:
     running = census.running_by_node()
     silence = census.silence()
     for node in nodes:
-        node.worker = Worker(node, silence.get(node.pk, math.inf))
+        node.worker = census.Worker(node, silence.get(node.pk, math.inf))
         node.running = running[node.pk]
 
 
@@ -40,40 +40,27 @@ class NodeChangeList(ChangeList):
 @admin.register(Node)
 class NodeAdmin(ReadOnlyAdmin):
     list_display = (
-        "short_id",
-        "status",
-        "hostname",
-        "pid",
-        "beat",
-        "running",
-        "processes",
-        "served",
-        "started",
-        "died",
-    )
+        "short_id", "status", "hostname", "pid", "beat", "running", "processes", "served", "started", "died",
+    )  # fmt: skip
     list_filter = (("dead_at", admin.EmptyFieldListFilter),)
+    list_per_page = 100
+    show_full_result_count = True
     lookups = frozenset({"dead_at__isempty"})
-    search_fields = ("hostname__startswith",)
+    search_fields = ("hostname",)
     ordering = ("-started_at",)
-    change_list_template = "admin/jobs/node/change_list.html"
-    change_form_template = "admin/jobs/effect/change_form.html"
     fields = (
-        "id",
-        "status",
-        "hostname",
-        "pid",
-        "beat",
-        "running",
-        "processes",
-        "version",
-        "started",
-        "died",
-        "served",
+        "id", "status", "hostname", "pid", "beat", "running", "processes", "version", "started", "died", "served",
         "known_tasks",
-    )
-    readonly_fields = fields
+    )  # fmt: skip
 
-    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[NodeChangeList]:
+    short_id = column(_("ID"), lambda node: str(node.pk)[:DIGITS])
+    processes = column(_("processes"), lambda node: f"{node.pool} {node.concurrency}" if node.pool else NOTHING)
+    started = time_column(_("started"), "started_at")
+    died = time_column(_("dead since"), "dead_at")
+    served = column(_("queues"), lambda node: ", ".join(map(str, node.queues)) or NOTHING)
+    known_tasks = column(_("tasks"), lambda node: ", ".join(map(str, node.tasks)) or NOTHING)
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return NodeChangeList
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Node | None:
@@ -82,23 +69,19 @@ class NodeAdmin(ReadOnlyAdmin):
             look_at([node])
         return node
 
-    @admin.display(description=_("ID"))
-    def short_id(self, node: Node) -> str:
-        return str(node.pk)[:8]
-
     @admin.display(description=_("status"))
     def status(self, node: Any) -> SafeString:
         if node.dead_at is not None:
-            state, label = ("cancelled", gettext("stopped")) if node.signed_off else ("failed", gettext("died"))
-        elif not node.worker.is_alive:
-            state, label = "failed", gettext("silent")
-        elif node.stopping_at is not None:
-            state, label = "cancelled", gettext("stopping")
-        elif not node.queues:
-            state, label = "cancelled", gettext("quiet")
-        else:
-            state, label = "succeeded", gettext("alive")
-        return format_html('<span class="job-state job-{}">{}</span>', state, label)
+            return (
+                badge("job-cancelled", gettext("stopped")) if node.signed_off else badge("job-failed", gettext("died"))
+            )
+        if not node.worker.is_alive:
+            return badge("job-failed", gettext("silent"))
+        if node.stopping_at is not None:
+            return badge("job-cancelled", gettext("stopping"))
+        if not node.queues:
+            return badge("job-cancelled", gettext("quiet"))
+        return badge("job-succeeded", gettext("alive"))
 
     @admin.display(description=_("last beat"))
     def beat(self, node: Any) -> str:
@@ -107,25 +90,8 @@ class NodeAdmin(ReadOnlyAdmin):
 
     @admin.display(description=pgettext_lazy("how many jobs", "running"))
     def running(self, node: Any) -> SafeString:
-        url = reverse(f"admin:{Job._meta.app_label}_job_changelist")
-        return format_html('<a href="{}?state__exact=running&amp;node={}">{}</a>', url, node.pk, node.running)
+        html = '<a href="{}?state__exact=running&amp;node={}">{}</a>'
+        return format_html(html, url_of("job_changelist"), node.pk, node.running)
 
-    @admin.display(description=_("processes"))
-    def processes(self, node: Node) -> str:
-        return f"{node.pool} {node.concurrency}" if node.pool else NOTHING
-
-    @admin.display(description=_("started"))
-    def started(self, node: Node) -> str:
-        return moment(node.started_at)
-
-    @admin.display(description=_("dead since"))
-    def died(self, node: Node) -> str:
-        return moment(node.dead_at)
-
-    @admin.display(description=_("queues"))
-    def served(self, node: Node) -> str:
-        return ", ".join(map(str, node.queues)) or NOTHING
-
-    @admin.display(description=_("tasks"))
-    def known_tasks(self, node: Node) -> str:
-        return ", ".join(map(str, node.tasks)) or NOTHING
+    def search(self, rows: QuerySet[Any], term: str) -> QuerySet[Any]:
+        return rows.filter(hostname__startswith=term)

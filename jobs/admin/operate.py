@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from django.contrib import messages
-from django.contrib.admin import action as decorator
+from django.contrib.admin import action
 from django.contrib.admin.models import CHANGE, DELETION, LogEntry
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import PAGE_VAR
@@ -17,12 +17,13 @@ from django.core.exceptions import PermissionDenied
 from django.core.signing import BadSignature, Signer
 from django.db import connections, transaction
 from django.db.models import QuerySet
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
-from django.template.response import TemplateResponse
-from django.urls import reverse
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils import translation
+from django.utils.decorators import method_decorator
 from django.utils.translation import gettext, ngettext
+from django.views.decorators.http import require_POST
 
+from jobs.admin.base import ReadOnlyAdmin, may, url_of
 from jobs.arguments import scrub
 from jobs.models import Job, State
 from jobs.operations import DELETE, OPERATIONS, By, Operation, Outcome
@@ -37,240 +38,188 @@ STEP, NAMED = 100, 10
 #: The list's filter by state.
 STATE_VAR = "state__exact"
 
+#: Before all ids.
+FIRST = str(uuid.UUID(int=0))
+
 #: What is counted at the most before somebody is asked.
 COUNTED = 100_000
 
 
-def may(request: HttpRequest, operation: Operation) -> bool:
-    return bool(request.user.has_perm(f"{Job._meta.app_label}.{operation.permission}"))
-
-
-def is_allowed(request: HttpRequest, action: str) -> bool:
-    """Of the list; those that are not ours have permissions of their own."""
-    return action not in OPERATIONS or may(request, OPERATIONS[action])
-
-
-def possible(request: HttpRequest, job: Job) -> list[Operation]:
-    """What the reader may do to the job as it is."""
-    asks = [each for each in OPERATIONS.values() if job.state in each.states or job.state in each.meant]
-    return [each for each in asks if may(request, each)]
-
-
-def one(admin: Any, request: HttpRequest, key: str) -> HttpResponse:
-    """POST: do it to one job, and go back to its page."""
-    if request.method != "POST":
-        return HttpResponseNotAllowed(["POST"])
-    operation = _asked_for(admin, request)
-    job = admin.get_object(request, key)
-    if job is None:
-        raise Http404
-    back = reverse(f"admin:{Job._meta.app_label}_job_change", args=[job.pk])
-    try:
-        outcome = _attempt(admin, request, operation.told(_value(request)), job)
-    except ValueError as exc:
-        admin.message_user(request, str(exc), messages.ERROR)
-        return HttpResponseRedirect(back)
-    level = messages.SUCCESS if outcome.is_done else messages.WARNING
-    admin.message_user(request, f"{job}: {outcome.says}", level)
-    if outcome.is_done and operation is DELETE:
-        back = reverse(f"admin:{Job._meta.app_label}_job_changelist")
-    return HttpResponseRedirect(back)
-
-
-def action(operation: Operation) -> Any:
+def _action(operation: Operation) -> Any:
     """The operation among the actions of the list."""
 
-    @decorator(description=operation.label)
-    def act(admin: Any, request: HttpRequest, chosen: QuerySet[Job]) -> HttpResponse:
-        return confirm(admin, request, operation, chosen)
+    def act(admin: OperatingAdmin, request: HttpRequest, chosen: QuerySet[Job]) -> HttpResponse:
+        return admin.confirm(request, operation, chosen)
 
     act.__name__ = operation.name
-    return act
+    return action(act, description=operation.label)
 
 
-def _asked_for(admin: Any, request: HttpRequest) -> Operation:
-    operation = OPERATIONS.get(request.POST.get("operation", ""))
-    if operation is None or not (may(request, operation) and admin.has_view_permission(request)):
-        raise PermissionDenied
-    return operation
-
-
-def _value(request: HttpRequest) -> str:
-    return str(request.POST.get("value", ""))
-
-
-def _attempt(admin: Any, request: HttpRequest, operation: Operation, job: Job) -> Outcome:
-    by = By(request.user.get_username(), scrub(request.POST.get("why", "").strip(), 1000))
-    with transaction.atomic():
-        outcome = operation.attempt(job.pk, by)
-        if outcome.is_done:
-            # English, as all that is stored.
-            with translation.override(None):
-                said = f"{operation.label}: {outcome.says}" + (f" ({by.why})" if by.why else "")
-            user: Any = request.user.pk
-            flag = DELETION if operation is DELETE else CHANGE
-            LogEntry.objects.log_actions(user, [job], flag, change_message=said, single_object=True)
-    return outcome
-
-
-# Many
-
-
-def confirm(admin: Any, request: HttpRequest, operation: Operation, chosen: QuerySet[Job]) -> HttpResponse:
-    """Ask: these, or all that the list's filters match."""
-    keys = [str(key) for key in chosen.values_list("pk", flat=True)[: admin.list_per_page]]
-    # Unsorted: a count that has an end need not read what comes after it.
-    counts = [rows.order_by()[: COUNTED + 1].count() for rows in _matching(admin, request, operation).values()]
-    context = {
-        **admin.admin_site.each_context(request),
-        "title": gettext("%(label)s: are you sure?") % {"label": operation.label},
-        "opts": admin.opts,
-        "operation": operation,
-        "number": len(keys),
-        "keys": json.dumps(keys),
-        "all": sum(counts),
-        "at_most": COUNTED,
-        "states": [state.label for state in dict.fromkeys((*operation.states, *operation.meant))],
-        "meant": [State(state).label for state in _states(request, operation)],
-        "action": _url(request),
-        "back": request.get_full_path(),
-        "media": admin.media,
-    }
-    return TemplateResponse(request, "admin/jobs/job/confirm.html", context)
-
-
-def many(admin: Any, request: HttpRequest) -> HttpResponse:
-    """POST: do it for two seconds, and say how far that went; the page goes on by itself."""
-    if request.method != "POST":
-        return HttpResponseNotAllowed(["POST"])
-    operation = _asked_for(admin, request)
-    try:
-        operation = operation.told(_value(request))
-    except ValueError as exc:
-        admin.message_user(request, str(exc), messages.ERROR)
-        return HttpResponseRedirect(_list(request))
-    progress = _Progress.of(request)
-    if progress.keys is None:
-        groups = _matching(admin, request, operation)
-    else:
-        groups = {"": admin.get_queryset(request).filter(pk__in=progress.keys)}
-    deadline = time.monotonic() + BUDGET
-    for group, job in _one_by_one(groups, progress.group, progress.last):
-        progress.note(group, job, _attempt(admin, request, operation, job))
-        if time.monotonic() > deadline:
-            return _go_on(admin, request, operation, progress)
-    progress.note_gone()
-    admin.message_user(request, progress.says(operation), messages.WARNING if progress.refused else messages.SUCCESS)
-    return HttpResponseRedirect(_list(request))
-
-
-def _list(request: HttpRequest) -> str:
-    return f"{reverse(f'admin:{Job._meta.app_label}_job_changelist')}?{request.GET.urlencode()}"
-
-
-def apart(view: Any) -> Any:
+def _apart(view: Any) -> Any:
     """Each job in a transaction of its own, also with ATOMIC_REQUESTS: rows of jobs must not stay locked for long."""
     for alias in connections:
         view = transaction.non_atomic_requests(using=alias)(view)
     return view
 
 
-def _one_by_one(groups: dict[str, QuerySet[Job]], group: str, last: str) -> Iterator[tuple[str, Job]]:
-    """In the order of their ids, from the one behind ``last`` on: each comes once, whatever becomes of it meanwhile."""
-    names = list(groups)
-    for name in names[names.index(group) if group in names else 0 :]:
-        behind = last if name == group else ""
-        while True:
-            rows = groups[name].filter(pk__gt=behind) if behind else groups[name]
-            page = list(rows.order_by("pk")[:STEP])
-            yield from ((name, job) for job in page)
+class OperatingAdmin(ReadOnlyAdmin):
+    actions = tuple(map(_action, OPERATIONS.values()))
+
+    def get_urls(self) -> list[Any]:
+        one = self.path("<uuid:key>/operate/", "job_operate_one", self.operate)
+        return [self.path("operate/", "job_operate", self.operate), one, *super().get_urls()]
+
+    def get_actions(self, request: HttpRequest) -> dict[str, Any]:
+        """Actions that are not ours have permissions of their own."""
+        refused = {name for name, each in OPERATIONS.items() if not may(request, each.permission)}
+        return {name: each for name, each in super().get_actions(request).items() if name not in refused}
+
+    def possible(self, request: HttpRequest, job: Job) -> list[Operation]:
+        """What the reader may do to the job as it is."""
+        asks = [each for each in OPERATIONS.values() if job.state in each.states or job.state in each.meant]
+        return [each for each in asks if may(request, each.permission)]
+
+    def confirm(self, request: HttpRequest, operation: Operation, chosen: QuerySet[Job]) -> HttpResponse:
+        """Ask: these, or all that the list's filters match."""
+        keys = [str(key) for key in chosen.values_list("pk", flat=True)[: self.list_per_page]]
+        # Unsorted: a count that has an end need not read what comes after it.
+        counts = {
+            state: rows.order_by()[: COUNTED + 1].count() for state, rows in self._matching(request, operation).items()
+        }
+        return self.render(
+            request,
+            "job/confirm.html",
+            gettext("%(label)s: are you sure?") % {"label": operation.label},
+            operation=operation,
+            number=len(keys),
+            keys=json.dumps(keys),
+            all=sum(counts.values()),
+            at_most=COUNTED,
+            states=[state.label for state in dict.fromkeys((*operation.states, *operation.meant))],
+            meant=[state.label for state in counts],
+            action=_next(request),
+            back=request.get_full_path(),
+        )
+
+    @_apart
+    @method_decorator(require_POST)
+    def operate(self, request: HttpRequest, key: uuid.UUID | None = None) -> HttpResponse:
+        """Do it to one job and go back to its page, or to many and go back to the list."""
+        operation = OPERATIONS.get(request.POST.get("operation", ""))
+        if operation is None or not (may(request, operation.permission) and self.has_view_permission(request)):
+            raise PermissionDenied
+        listed = f"{url_of('job_changelist')}?{request.GET.urlencode()}"
+        try:
+            operation = operation.told(request.POST.get("value", ""))
+        except ValueError as exc:
+            self.message_user(request, str(exc), messages.ERROR)
+            return HttpResponseRedirect(url_of("job_change", key) if key else listed)
+        if key is None:
+            return self._many(request, operation) or HttpResponseRedirect(listed)
+        job = self.get_object(request, str(key))
+        if job is None:
+            raise Http404
+        outcome = self._attempt(request, operation, job)
+        level = messages.SUCCESS if outcome.is_done else messages.WARNING
+        self.message_user(request, f"{job}: {outcome.says}", level)
+        is_gone = outcome.is_done and operation is DELETE
+        return HttpResponseRedirect(url_of("job_changelist") if is_gone else url_of("job_change", key))
+
+    def _many(self, request: HttpRequest, operation: Operation) -> HttpResponse | None:
+        """For two seconds; then a page that goes on by itself, or None: all is done, and said."""
+        progress = _Progress.of(request)
+        if progress.keys is None:
+            groups = list(self._matching(request, operation).values())
+        else:
+            groups = [self.get_queryset(request).filter(pk__in=progress.keys)]
+        deadline = time.monotonic() + BUDGET
+        # In the order of a job's life, and of the ids: one that goes on meanwhile is not missed.
+        while progress.group < len(groups):
+            page = list(groups[progress.group].filter(pk__gt=progress.last).order_by("pk")[:STEP])
+            for job in page:
+                progress.note(job, self._attempt(request, operation, job))
+                if time.monotonic() > deadline:
+                    return self._go_on(request, operation, progress)
             if len(page) < STEP:
-                break
-            behind = str(page[-1].pk)
+                progress.group, progress.last = progress.group + 1, FIRST
+        progress.note_gone()
+        level = messages.WARNING if progress.refused else messages.SUCCESS
+        self.message_user(request, progress.says(operation), level)
+        return None
+
+    def _go_on(self, request: HttpRequest, operation: Operation, progress: _Progress) -> HttpResponse:
+        return self.render(
+            request,
+            "job/progress.html",
+            operation.label,
+            operation=operation,
+            progress=progress,
+            state=Signer(salt="jobs.admin").sign_object(vars(progress)),
+            why=request.POST.get("why", ""),
+            action=_next(request),
+        )
+
+    def _attempt(self, request: HttpRequest, operation: Operation, job: Job) -> Outcome:
+        by = By(request.user.get_username(), scrub(request.POST.get("why", "").strip(), 1000))
+        with transaction.atomic():
+            outcome = operation.attempt(job.pk, by)
+            if outcome.is_done:
+                # English, as all that is stored.
+                with translation.override(None):
+                    said = f"{operation.label}: {outcome.says}" + (f" ({by.why})" if by.why else "")
+                user: Any = request.user.pk
+                flag = DELETION if operation is DELETE else CHANGE
+                LogEntry.objects.log_actions(user, [job], flag, change_message=said, single_object=True)
+        return outcome
+
+    def _matching(self, request: HttpRequest, operation: Operation) -> dict[State, QuerySet[Job]]:
+        """All jobs that the list's filters and search match, by state, because each state has an index of its own.
+
+        They are of the states that are meant, as on the command line; of others only if the list is filtered by one.
+        """
+        try:
+            rows = self.get_changelist_instance(request).queryset
+        except IncorrectLookupParameters:
+            raise PermissionDenied from None
+        asked = request.GET.get(STATE_VAR)
+        if asked is None:
+            return {state: Selection(states=[state]).narrow(rows) for state in operation.meant}
+        return {state: rows for state in (*operation.states, *operation.meant) if state == asked}
 
 
-def _go_on(admin: Any, request: HttpRequest, operation: Operation, progress: _Progress) -> HttpResponse:
-    context = {
-        **admin.admin_site.each_context(request),
-        "title": operation.label,
-        "opts": admin.opts,
-        "operation": operation,
-        "progress": progress,
-        "state": progress.signed(),
-        "why": request.POST.get("why", ""),
-        "action": _url(request),
-        "media": admin.media,
-    }
-    return TemplateResponse(request, "admin/jobs/job/progress.html", context)
-
-
-def _matching(admin: Any, request: HttpRequest, operation: Operation) -> dict[str, QuerySet[Job]]:
-    """All jobs that the list's filters and search match, of each state that is meant: each has an index of its own."""
-    try:
-        rows: QuerySet[Job] = admin.get_changelist_instance(request).get_queryset(request)
-    except IncorrectLookupParameters:
-        raise PermissionDenied from None
-    rows = rows.order_by("pk")
-    if STATE_VAR in request.GET:
-        return dict.fromkeys(_states(request, operation), rows)
-    return {state: Selection(states=[state]).narrow(rows) for state in _states(request, operation)}
-
-
-def _states(request: HttpRequest, operation: Operation) -> list[str]:
-    """Those that are meant, as on the command line; others only if the list is filtered by their state."""
-    asked = request.GET.get(STATE_VAR)
-    if asked is None:
-        return [str(state) for state in operation.meant]
-    return [str(state) for state in dict.fromkeys((*operation.states, *operation.meant)) if state == asked]
-
-
-def _url(request: HttpRequest) -> str:
+def _next(request: HttpRequest) -> str:
     """Of the next step, with the list's filters, and without its page: by then there may be none of that number."""
     query = request.GET.copy()
     query.pop(PAGE_VAR, None)
-    return f"{reverse(f'admin:{Job._meta.app_label}_job_operate')}?{query.urlencode()}"
+    return f"{url_of('job_operate')}?{query.urlencode()}"
 
 
+@dataclass
 class _Progress:
     """How far it is, carried from request to request by the page itself, and signed."""
 
-    def __init__(
-        self,
-        keys: list[str] | None,
-        group: str = "",
-        last: str = "",
-        done: int = 0,
-        refused: int = 0,
-        named: Sequence[str] = (),
-    ) -> None:
-        #: None: all that match.
-        self.keys = keys
-        #: Where it is: in which state's jobs, and the last of them.
-        self.group = group
-        self.last = last
-        self.done = done
-        self.refused = refused
-        self.named: list[str] = list(named)
+    #: None: all that match.
+    keys: list[str] | None
+    #: Where it is: in which group of them, and the last job of it.
+    group: int = 0
+    last: str = FIRST
+    done: int = 0
+    refused: int = 0
+    named: list[str] = field(default_factory=list)
 
     @classmethod
     def of(cls, request: HttpRequest) -> _Progress:
-        if state := request.POST.get("state"):
-            try:
-                return cls(**Signer(salt="jobs.admin").unsign_object(state))
-            except BadSignature:
-                raise PermissionDenied from None
-        if request.POST.get("scope") == "all":
-            return cls(None)
         try:
+            if state := request.POST.get("state"):
+                return cls(**Signer(salt="jobs.admin").unsign_object(state))
+            if request.POST.get("scope") == "all":
+                return cls(None)
             return cls([str(uuid.UUID(str(key))) for key in json.loads(request.POST.get("keys", "[]"))])
-        except (TypeError, ValueError):
+        except (BadSignature, TypeError, ValueError):
             raise PermissionDenied from None
 
-    def signed(self) -> str:
-        return Signer(salt="jobs.admin").sign_object(vars(self))
-
-    def note(self, group: str, job: Job, outcome: Outcome) -> None:
-        self.group, self.last = group, str(job.pk)
+    def note(self, job: Job, outcome: Outcome) -> None:
+        self.last = str(job.pk)
         if outcome.is_done:
             self.done += 1
             return

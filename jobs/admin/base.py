@@ -1,0 +1,239 @@
+"""What all pages share: they are for reading, lead to each other, and show times to the second."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import uuid
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from django.conf import settings
+from django.contrib import admin
+from django.contrib.admin.options import IncorrectLookupParameters
+from django.contrib.admin.views.main import ORDER_VAR, PAGE_VAR, ChangeList
+from django.core.exceptions import ValidationError
+from django.core.paginator import Paginator
+from django.db.models import Model, Q, QuerySet, Subquery, Value
+from django.db.models.functions import Coalesce
+from django.http import HttpRequest
+from django.template.response import TemplateResponse
+from django.urls import path, reverse
+from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext
+
+from jobs.arguments import scrub
+from jobs.models import Job, State
+from jobs.selection import SHOWN as DIGITS
+
+#: What stands for a value that is not there.
+NOTHING = "-"
+
+#: Characters of JSON that a page shows of one field.
+SHOWN = 100_000
+
+#: In the URL, beside ``after,...`` and ``before,...``: the page with the oldest rows.
+LAST = "last"
+
+
+class UncountedChangeList(ChangeList):
+    """It never counts its table, and its last page is as fast as the first: a page begins where another ends."""
+
+    model_admin: Any
+    #: For the template, which pages by links to the next and the previous page.
+    is_uncounted = True
+
+    def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any]:
+        """Of an index: any other order would sort the whole table."""
+        sorts = self.model_admin.sorts
+        self.order: list[str] = [*sorts.get(request.GET.get(ORDER_VAR, ""), sorts[""])[1]]
+        return self.order
+
+    def get_queryset(self, request: HttpRequest, *args: Any, **kwargs: Any) -> QuerySet[Any]:
+        rows = super().get_queryset(request, *args, **kwargs)
+        # Rows without such a moment have no place in its order.
+        rows = rows.filter(**{f"{name.lstrip('-')}__isnull": False for name in self.order[:-1]})
+        return rows.only(*self.model_admin.list_only) if self.model_admin.list_only else rows
+
+    def choices(self) -> list[tuple[Any, str, bool]]:
+        """Of the order: label, link, and whether it is the one that is shown."""
+        now = self.params.get(ORDER_VAR, "")
+        return [
+            # Not by ``remove``: that takes away whatever begins with it, ``parent`` for ``p``.
+            (label, self.get_query_string({ORDER_VAR: name or None, PAGE_VAR: None}), name == now)
+            for name, (label, _) in self.model_admin.sorts.items()
+            if label
+        ]
+
+    def get_results(self, request: HttpRequest) -> None:
+        size = self.list_per_page
+        way, _, cursor = request.GET.get(PAGE_VAR, "").partition(",")
+        if way not in (("after", "before") if cursor else ("", LAST)):
+            raise IncorrectLookupParameters
+        is_back = way in ("before", LAST)
+        rows = self.queryset.reverse() if is_back else self.queryset
+        page = list((rows.filter(self._beyond(cursor, is_back)) if cursor else rows)[: size + 1])
+        if way == "before" and len(page) <= size:
+            # The first page, which newer rows may have shifted.
+            way, is_back, page = "", False, list(self.queryset[: size + 1])
+        is_more = len(page) > size
+        self.result_list = page[:size][::-1] if is_back else page[:size]
+        has_older = bool(page) and (way == "before" or (is_more and not is_back))
+        has_newer = way == "after" or (is_back and is_more)
+        self.next_page = self._link("after", self.result_list[-1]) if has_older else ""
+        self.last_page = self.get_query_string({PAGE_VAR: LAST}) if has_older else ""
+        self.previous_page = self._link("before", self.result_list[0]) if has_newer and page else ""
+        self.first_page = self.get_query_string({PAGE_VAR: None}) if has_newer else ""
+        # Equal counts keep "N results" out of the search form, and those of the page Django's offer to choose all
+        # pages out of the actions. The paginator knows as much as was read, for themes with templates of their own.
+        self.result_count = self.full_result_count = len(self.result_list)
+        self.paginator = Paginator(self.queryset, size)
+        self.paginator.count = self.result_count
+        self.multi_page = has_older or has_newer
+        self.show_full_result_count = self.can_show_all = False
+        self.show_admin_actions = True
+
+    def _beyond(self, cursor: str, is_back: bool) -> Q:
+        """The rows that come after the one of the cursor, or, on the way back, before it."""
+        *names, pk = self.order
+        than = "lt" if pk.startswith("-") != is_back else "gt"
+        *texts, last = cursor.split(",")
+        try:
+            key = self.opts.pk.to_python(last)
+            zone = datetime.UTC if settings.USE_TZ else None
+            moments = [datetime.datetime.fromtimestamp(float(text), zone) for text in texts]
+            columns = dict(zip((name.lstrip("-") for name in names), moments, strict=True))
+        except (ValueError, OverflowError, OSError, ValidationError) as exc:
+            raise IncorrectLookupParameters from exc
+        if not columns:
+            return Q((f"pk__{than}", key))
+        [(name, moment)] = columns.items()
+        # What stands in the row, if it is still there: SQLite compares texts, of more or fewer digits.
+        stored = Subquery(self.model._default_manager.filter(pk=key).values(name))
+        field: Any = self.opts.get_field(name)
+        at = Coalesce(stored, Value(moment, field))
+        # The first condition is the index's; the others decide among rows of one moment.
+        return Q((f"{name}__{than}e", at)) & (Q((f"{name}__{than}", at)) | Q((f"pk__{than}", key)))
+
+    def _link(self, way: str, row: Any) -> str:
+        moments = [str(getattr(row, name.lstrip("-")).timestamp()) for name in self.order[:-1]]
+        return self.get_query_string({PAGE_VAR: ",".join([way, *moments, str(row.pk)])})
+
+
+class ReadOnlyAdmin(admin.ModelAdmin):
+    """The view permission suffices, and nobody edits a field: so Django shows all of them as text."""
+
+    #: Of the URL. Django's own would find out any value of any field, also of those that are redacted.
+    lookups: frozenset[str] = frozenset()
+    #: What ``?o=`` may ask for: a label, and the order, which an index has to have; the first is the one without it.
+    sorts: ClassVar[dict[str, tuple[Any, tuple[str, ...]]]] = {"": ("", ("-pk",))}
+    #: The columns that the list reads; all if none is named.
+    list_only: tuple[str, ...] = ()
+
+    actions: Any = None
+    list_per_page = 50
+    list_max_show_all = 0
+    show_facets = admin.ShowFacets.NEVER
+    show_full_result_count = False
+    sortable_by = ()
+    # By name, because a project may give the app another label.
+    change_list_template = "admin/jobs/change_list.html"
+    change_form_template: Any = "admin/jobs/change_form.html"
+
+    def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest) -> bool:
+        names = {field.name for field in self.opts.get_fields()}
+        return lookup in self.lookups or lookup.partition("__")[0] not in names
+
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    has_change_permission = has_delete_permission = has_add_permission
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return UncountedChangeList
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        term = search_term.strip()
+        return self.search(queryset, term) if term else queryset, False
+
+    def search(self, rows: QuerySet[Any], term: str) -> QuerySet[Any]:
+        """By an index each: nothing that starts with a wildcard."""
+        return rows
+
+    def path(self, route: str, name: str, view: Callable[..., Any]) -> Any:
+        """Of a page beside Django's own."""
+        return path(route, self.admin_site.admin_view(view), name=f"{self.opts.app_label}_{name}")
+
+    def render(self, request: HttpRequest, template: str, title: str, **context: Any) -> TemplateResponse:
+        shared = {**self.admin_site.each_context(request), "opts": self.opts, "media": self.media, "title": title}
+        return TemplateResponse(request, f"admin/jobs/{template}", {**shared, **context})
+
+
+def may(request: HttpRequest, codename: str) -> bool:
+    """Whether somebody has a permission of this app, whatever label the project gave it."""
+    return bool(request.user.has_perm(f"{Job._meta.app_label}.{codename}"))
+
+
+# Columns of lists, and fields of pages
+
+
+def column(description: Any, show: Callable[[Any], Any]) -> Any:
+    """What ``show`` makes of a row."""
+    return admin.display(lambda admin, row: show(row), description=description)
+
+
+def time_column(description: Any, name: str) -> Any:
+    return column(description, lambda row: time_tag(getattr(row, name)))
+
+
+def time_tag(value: datetime.datetime | None) -> str:
+    """In the reader's time zone, to the second, and exactly on hover; Django's own format leaves the seconds out."""
+    if value is None:
+        return NOTHING
+    local = timezone.localtime(value) if timezone.is_aware(value) else value
+    exact, date, time = local.isoformat(), f"{local:%Y-%m-%d}", f"{local:%H:%M:%S}"
+    html = '<time datetime="{}" title="{}"><span>{}</span> <span>{}</span></time>'
+    return format_html(html, exact, exact, date, time)
+
+
+def badge(look: str, label: Any) -> SafeString:
+    return format_html('<span class="job-state {}">{}</span>', look, label)
+
+
+def pretty(value: Any) -> SafeString:
+    return preformatted(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+def preformatted(text: str) -> SafeString:
+    return format_html('<pre class="job-json">{}</pre>', scrub(text, SHOWN))
+
+
+# Links
+
+
+def url_of(page: str, *args: Any) -> str:
+    """``job_change``, and the job's key; whatever label the project gave the app."""
+    return reverse(f"admin:{Job._meta.app_label}_{page}", args=args)
+
+
+def link(row: Model, key: uuid.UUID | None) -> str:
+    """The other job that a row names, if it is (still) one of ours."""
+    if key is None:
+        return NOTHING
+    if key == row.pk:
+        return gettext("this job")
+    other = Job.objects.using(row._state.db).filter(pk=key).only("id", "task", "state").first()
+    if other is None:
+        return gettext("%(id)s (not a job here, or deleted)") % {"id": key}
+    html = '<a href="{}">{} {}</a> ({})'
+    return format_html(html, url_of("job_change", key), other.task, key, State(other.state).label)
+
+
+def link_in_list(key: uuid.UUID | None) -> str:
+    if key is None:
+        return NOTHING
+    return format_html('<a href="{}">{}</a>', url_of("job_change", key), str(key)[-DIGITS:])

@@ -1,0 +1,135 @@
+"""The life of a job, for its page: its moments, how long it waited and ran, what people did, and what failed."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from django.utils import timezone
+from django.utils.dateparse import parse_datetime
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+import jobs
+from jobs.admin.base import time_tag
+from jobs.models import Action, Job
+from jobs.operations import OPERATIONS
+from jobs.times import duration
+
+#: One frame of a traceback, with the lines of source and markers below it.
+_FRAME = re.compile(r'^  File "(?P<path>[^"]*)", line \d+.*\n(?:    .*\n?)*', re.MULTILINE)
+
+#: What is installed, or comes with Python; the text may be from another machine.
+_FOREIGN = re.compile(r"[/\\](site-packages|dist-packages|lib[/\\]python\d[\d.]*)[/\\]|^<frozen ")
+
+_HERE = str(Path(jobs.__file__).parent) + os.sep
+
+
+def of(job: Job) -> dict[str, Any]:
+    """For the template."""
+    kept = job.errors if isinstance(job.errors, list) else [job.errors]
+    earlier = kept[:-1] if kept and kept[-1] == job.error else kept
+    return {
+        "timeline": _timeline(job, kept),
+        "times": list(_times(job)),
+        "actions": list(_actions(job)),
+        "error": _error(job.error),
+        "earlier_errors": [_error(entry) for entry in reversed(earlier)],
+    }
+
+
+def _times(job: Job) -> Iterator[tuple[Any, str, float | None]]:
+    """The moments that have come, in their order, each with the seconds since the one before."""
+    moments = [
+        (job.created_at, _("created")),
+        (job.run_at, _("to run at")),
+        (job.started_at, _("started")),
+        (job.finished_at, _("finished")),
+        (job.expires_at, _("expires")),
+    ]
+    known = [(at, label) for at, label in moments if at is not None]
+    before: datetime.datetime | None = None
+    for at, label in sorted(known, key=lambda pair: pair[0]):
+        yield label, time_tag(at), (at - before).total_seconds() if before else None
+        before = at
+
+
+def _actions(job: Job) -> Iterator[dict[str, Any]]:
+    """What people did to it; the row says it in English, and the button in the reader's language."""
+    for row in Action.objects.using(job._state.db).filter(job=job.pk).order_by("pk"):
+        what = OPERATIONS[row.what].label if row.what in OPERATIONS else row.what
+        yield {"at": time_tag(row.at), "what": what, "by": row.by, "why": row.why}
+
+
+# The picture
+
+
+def _timeline(job: Job, errors: list[Any]) -> dict[str, Any]:
+    """Bars and marks, in percent of the time from the job's beginning to its end."""
+    now = timezone.now()
+    end = job.finished_at or max(now, job.run_at)
+    dated = [(at, entry) for entry in errors if (at := _when(entry)) is not None]
+    failures = {at: entry for at, entry in dated if timezone.is_aware(at) == timezone.is_aware(now)}
+    begin = min([job.created_at, *failures])
+    whole = max(0.001, (end - begin).total_seconds())
+
+    def x(at: datetime.datetime) -> float:
+        return round(max(0.0, min(100.0, (at - begin).total_seconds() / whole * 100)), 2)
+
+    bars = [
+        (look, x(since), max(0.2, x(until) - x(since)), f"{label}: {duration((until - since).total_seconds())}")
+        for look, label, since, until in _stretches(job, end)
+        if until > since
+    ]
+    marks = [(x(at), f"{entry.get('type')}: {str(entry.get('message'))[:200]}") for at, entry in failures.items()]
+    return {"bars": bars, "marks": marks, "label": ", ".join(bar[-1] for bar in bars) or gettext("it ended at once")}
+
+
+def _stretches(job: Job, end: datetime.datetime) -> list[tuple[str, str, datetime.datetime, datetime.datetime]]:
+    """Of the last attempt; what came before it is one stretch, with a mark for every failure."""
+    begun = job.started_at
+    if begun is not None and job.state in ("scheduled", "ready"):
+        # It ran before, and waits again.
+        return [
+            ("tried", gettext("earlier attempts"), job.created_at, min(job.run_at, begun)),
+            ("scheduled", gettext("waits for its time"), begun, min(job.run_at, end)),
+            ("ready", gettext("waits for a worker"), job.run_at, end),
+        ]
+    first = job.run_at if job.lease <= 1 else job.created_at
+    return [
+        ("scheduled", gettext("waited for its time"), job.created_at, min(first, end)),
+        ("tried", gettext("earlier attempts"), first, job.run_at),
+        ("ready", gettext("waited for a worker"), max(job.run_at, job.created_at), begun or end),
+        ("running", gettext("ran"), begun or end, end),
+    ]
+
+
+# Errors
+
+
+def _error(entry: Any) -> dict[str, Any] | None:
+    """An entry of ``Job.errors``, whatever somebody wrote into it."""
+    if not entry:
+        return None
+    if not isinstance(entry, dict):
+        return {"type": "", "message": entry}
+    at = _when(entry)
+    return {**entry, "at": time_tag(at) if at else "", "own": own_frames(str(entry.get("traceback") or ""))}
+
+
+def _when(entry: Any) -> datetime.datetime | None:
+    try:
+        return parse_datetime(str(entry["at"]))
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def own_frames(traceback: str) -> str:
+    """The frames that are the project's own, as they stand there; empty if there are none, or no others."""
+    frames = list(_FRAME.finditer(traceback))
+    mine = [frame[0] for frame in frames if not _FOREIGN.search(frame["path"]) and not frame["path"].startswith(_HERE)]
+    return "".join(mine) if len(mine) < len(frames) else ""
