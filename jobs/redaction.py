@@ -30,7 +30,7 @@ class Shown:
 
     @property
     def args(self) -> list[Any]:
-        names = _names(self.job) if self.path is not None else []
+        names = [] if self.path is None else _names(self.job)
         names += map(str, range(len(names), len(self.job.args)))
         return [self._redacted(name, value) for name, value in zip(names, self.job.args, strict=False)]
 
@@ -71,10 +71,7 @@ def _names(job: Job) -> list[str]:
     task = app and app.tasks.get(job.task)
     if task is None or not getattr(task, "is_transactional", False):
         return []
-    names: list[str] = []
-    for parameter in signature_of(type(task)).parameters.values():
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            return [*names, *[parameter.name] * len(job.args)]
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            names.append(parameter.name)
-    return names
+    parameters = signature_of(type(task)).parameters.values()
+    names = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    rest = [each.name for each in parameters if each.kind is each.VAR_POSITIONAL]
+    return names + rest * len(job.args)
