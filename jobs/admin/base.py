@@ -140,7 +140,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):
     sortable_by = ()
     # By name, because a project may give the app another label.
     change_list_template = "admin/jobs/change_list.html"
-    change_form_template: Any = "admin/jobs/change_form.html"
+    change_form_template: ClassVar[Any] = "admin/jobs/change_form.html"
 
     def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest) -> bool:
         names = {field.name for field in self.opts.get_fields()}

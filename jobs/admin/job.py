@@ -128,14 +128,11 @@ class JobAdmin(OperatingAdmin):
     created = time_column(_("created at"), "created_at")
     arguments = column(_("arguments"), lambda job: pretty(Shown(job).args))
     keyword_arguments = column(_("keyword arguments"), lambda job: pretty(Shown(job).kwargs))
+    shown_result = column(_("result"), lambda job: pretty(Shown(job).result) if job.state == "succeeded" else NOTHING)
     shown_options = column(_("options"), lambda job: pretty(Shown(job).options))
     parent = column(_("parent"), lambda job: link(job, job.parent_id))
     replayed = column(_("did the work before"), lambda job: link(job, job.replay_of))
     root = column(_("root"), lambda job: link(job, job.root_id))
-
-    @admin.display(description=_("result"))
-    def shown_result(self, job: Job) -> str:
-        return pretty(Shown(job).result) if job.state == State.SUCCEEDED else NOTHING
 
     @admin.display(description=_("as a call"))
     def as_call(self, job: Job) -> SafeString:
@@ -145,10 +142,10 @@ class JobAdmin(OperatingAdmin):
         app = celery_app()
         task = app and app.tasks.get(job.task)
         # Its name in Celery may be another one.
-        module, _, name = f"{task.__module__}.{task.__name__}".rpartition(".") if task else job.task.rpartition(".")
-        return preformatted(
-            f"from {module} import {name}\n{name}.delay({', '.join(given)})" if module else f"{name}.delay(...)"
-        )
+        path = job.task if task is None else f"{task.__module__}.{task.__name__}"
+        module, _, name = path.rpartition(".")
+        call = f"from {module} import {name}\n{name}.delay({', '.join(given)})" if module else f"{name}.delay(...)"
+        return preformatted(call)
 
     @admin.display(description=_("node"))
     def ran_on(self, job: Job) -> str:

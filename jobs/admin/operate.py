@@ -45,21 +45,39 @@ FIRST = str(uuid.UUID(int=0))
 COUNTED = 100_000
 
 
-def _action(operation: Operation) -> Any:
-    """The operation among the actions of the list."""
-
-    def act(admin: OperatingAdmin, request: HttpRequest, chosen: QuerySet[Job]) -> HttpResponse:
-        return admin.confirm(request, operation, chosen)
-
-    act.__name__ = operation.name
-    return action(act, description=operation.label)
-
-
 def _apart(view: Any) -> Any:
     """Each job in a transaction of its own, also with ATOMIC_REQUESTS: rows of jobs must not stay locked for long."""
     for alias in connections:
         view = transaction.non_atomic_requests(using=alias)(view)
     return view
+
+
+def _action(operation: Operation) -> Any:
+    """The operation among the actions of the list."""
+
+    def confirm(admin: OperatingAdmin, request: HttpRequest, chosen: QuerySet[Job]) -> HttpResponse:
+        """Ask: these, or all that the list's filters match."""
+        keys = [str(key) for key in chosen.values_list("pk", flat=True)[: admin.list_per_page]]
+        matching = admin.matching(request, operation)
+        # Unsorted: a count that has an end need not read what comes after it.
+        counts = [rows.order_by()[: COUNTED + 1].count() for rows in matching.values()]
+        return admin.render(
+            request,
+            "job/confirm.html",
+            gettext("%(label)s: are you sure?") % {"label": operation.label},
+            operation=operation,
+            number=len(keys),
+            keys=json.dumps(keys),
+            all=sum(counts),
+            at_most=COUNTED,
+            states=[state.label for state in dict.fromkeys((*operation.states, *operation.meant))],
+            meant=[state.label for state in matching],
+            action=_next(request),
+            back=request.get_full_path(),
+        )
+
+    confirm.__name__ = operation.name
+    return action(confirm, description=operation.label)
 
 
 class OperatingAdmin(ReadOnlyAdmin):
@@ -78,28 +96,6 @@ class OperatingAdmin(ReadOnlyAdmin):
         """What the reader may do to the job as it is."""
         asks = [each for each in OPERATIONS.values() if job.state in each.states or job.state in each.meant]
         return [each for each in asks if may(request, each.permission)]
-
-    def confirm(self, request: HttpRequest, operation: Operation, chosen: QuerySet[Job]) -> HttpResponse:
-        """Ask: these, or all that the list's filters match."""
-        keys = [str(key) for key in chosen.values_list("pk", flat=True)[: self.list_per_page]]
-        # Unsorted: a count that has an end need not read what comes after it.
-        counts = {
-            state: rows.order_by()[: COUNTED + 1].count() for state, rows in self._matching(request, operation).items()
-        }
-        return self.render(
-            request,
-            "job/confirm.html",
-            gettext("%(label)s: are you sure?") % {"label": operation.label},
-            operation=operation,
-            number=len(keys),
-            keys=json.dumps(keys),
-            all=sum(counts.values()),
-            at_most=COUNTED,
-            states=[state.label for state in dict.fromkeys((*operation.states, *operation.meant))],
-            meant=[state.label for state in counts],
-            action=_next(request),
-            back=request.get_full_path(),
-        )
 
     @_apart
     @method_decorator(require_POST)
@@ -129,7 +125,7 @@ class OperatingAdmin(ReadOnlyAdmin):
         """For two seconds; then a page that goes on by itself, or None: all is done, and said."""
         progress = _Progress.of(request)
         if progress.keys is None:
-            groups = list(self._matching(request, operation).values())
+            groups = list(self.matching(request, operation).values())
         else:
             groups = [self.get_queryset(request).filter(pk__in=progress.keys)]
         deadline = time.monotonic() + BUDGET
@@ -172,7 +168,7 @@ class OperatingAdmin(ReadOnlyAdmin):
                 LogEntry.objects.log_actions(user, [job], flag, change_message=said, single_object=True)
         return outcome
 
-    def _matching(self, request: HttpRequest, operation: Operation) -> dict[State, QuerySet[Job]]:
+    def matching(self, request: HttpRequest, operation: Operation) -> dict[State, QuerySet[Job]]:
         """All jobs that the list's filters and search match, by state, because each state has an index of its own.
 
         They are of the states that are meant, as on the command line; of others only if the list is filtered by one.
