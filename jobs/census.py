@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 import uuid
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -35,7 +35,9 @@ UNKNOWN = "NotRegistered"
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    node: Node
+    """A node, and whether it is alive: the one answer for every page, command and rule."""
+
+    node: Any
     #: Seconds since its last beat; infinite for one that never beat.
     silence: float
 
@@ -51,11 +53,20 @@ class Worker:
     def name(self) -> str:
         return str(self.node)
 
+    @property
+    def age(self) -> float:
+        """Seconds since it was started; of those that :func:`workers` returned."""
+        return _seconds(self.node.age)
+
 
 def workers(nodes: QuerySet[Node]) -> list[Worker]:
     """The nodes, oldest first, each with its silence."""
+    # Race with a node that registers itself: first its row, then its beat. So it is read the other way round.
     known = silence()
-    return [Worker(node, known.get(node.pk, math.inf)) for node in nodes.order_by("started_at")]
+    return [
+        Worker(node, known.get(node.pk, math.inf))
+        for node in nodes.annotate(age=_age("started_at")).order_by("started_at")
+    ]
 
 
 def silence() -> dict[uuid.UUID, float]:
@@ -102,13 +113,11 @@ FROM head JOIN jobs_job AS job ON job.id = head.id
 
 
 class Head(NamedTuple):
-    """The ready jobs of a queue and a rank."""
+    """The ready jobs of a queue and a rank: how long the oldest has waited, and how many there are, up to MOST."""
 
     queue: str
     rank: int
-    #: How long the oldest has waited.
     seconds: float
-    #: How many there are; nobody counts beyond :data:`MOST`.
     number: int
 
 
@@ -133,96 +142,9 @@ def ready(queue: str) -> str:
     return at_least(sum(counts), MOST in counts)
 
 
-class Scheduled(NamedTuple):
-    queue: str
-    #: For how long it is due; negative for what is to come.
-    seconds: float
-    #: The task, if a worker that did not know it has put the job behind the others.
-    unknown: str | None
-
-
-def scheduled(using: str, limit: int) -> list[Scheduled]:
-    """Those that are due first."""
-    rows = Job.objects.using(using).filter(state=State.SCHEDULED).order_by("run_at").annotate(age=_age("run_at"))
-    return [
-        Scheduled(queue, age.total_seconds(), task if kind == UNKNOWN else None)
-        for queue, age, task, kind in rows.values_list("queue", "age", "task", "error__type")[:limit]
-    ]
-
-
-def gather(live: bool) -> dict[str, Any]:
-    """Summed up over all job databases. ``live`` leaves the ended jobs at None.
-
-    Of a queue's scheduled and ready jobs :data:`MOST` are counted; ``capped`` says that there may be more.
-    """
-    states: dict[str, int | None] = {state: None if live and state in ENDED else 0 for state in State}
-    queues: dict[str, dict[str, int]] = {}
-    waiting_since: dict[str, float] = {}
-    capped: set[str] = set()
-    marks: dict[str, dict[str, Any]] = {}
-    running: Counter[uuid.UUID] = Counter()
-    unknown: Counter[str] = Counter()
-    due, lag = 0, 0.0
-
-    def add(queue: str, state: State, count: int) -> None:
-        queues.setdefault(queue, dict.fromkeys(LIVE, 0))[state] += count
-        states[state] = (states[state] or 0) + count
-
-    for alias in conf().DATABASES:
-        mark = marks[alias] = dict(instance.marks(alias))
-        mark["adopted"] = mark["marked_as"] in (None, mark["is"])
-        rows = Job.objects.using(alias)
-        for head in heads(alias):
-            add(head.queue, State.READY, head.number)
-            waiting_since[head.queue] = max(waiting_since.get(head.queue, 0.0), head.seconds)
-            if head.number >= MOST:
-                capped.add(head.queue)
-        first = scheduled(alias, MOST)
-        for queue, count in Counter(each.queue for each in first).items():
-            add(queue, State.SCHEDULED, count)
-            if len(first) >= MOST:
-                capped.add(queue)
-        unknown.update(each.unknown for each in first if each.unknown is not None)
-        late = [each.seconds for each in first if each.seconds >= 0]
-        due, lag = due + len(late), max([lag, *late])
-        grouped = rows.filter(state=State.RUNNING).values_list("queue", "node_id").annotate(Count("pk"))
-        for queue, node, count in grouped:
-            add(queue, State.RUNNING, count)
-            running[node] += count
-        if not live:
-            for state, count in rows.filter(state__in=ENDED).values_list("state").annotate(Count("pk")):
-                states[state] = (states[state] or 0) + count
-    listed, dead = nodes(running)
-    paused = paused_queues()
-    # Those without a live job, too: an idle queue is not one that is gone.
-    for name in (*paused, *(queue for node in listed if node["alive"] for queue in node["queues"])):
-        queues.setdefault(name, dict.fromkeys(LIVE, 0))
-    consumed = Counter(queue for node in listed if node["takes_jobs"] for queue in node["queues"])
-    return {
-        "databases": marks,
-        "jobs": {str(state): count for state, count in states.items()},
-        "capped": bool(capped),
-        "queues": {
-            name: {
-                **{str(state): count for state, count in queues[name].items()},
-                "capped": name in capped,
-                "oldest_ready_seconds": waiting_since.get(name),
-                "workers": consumed[name],
-                "paused": name in paused,
-            }
-            for name in sorted(queues)
-        },
-        "nodes": listed,
-        "dead_nodes": dead,
-        "oldest_ready_seconds": max(waiting_since.values(), default=None),
-        "due": {"count": due, "lag_seconds": round(lag, 3)},
-        "unknown_tasks": dict(unknown),
-    }
-
-
-def at_least(count: int, capped: bool) -> str:
-    """A count, for people; with a plus sign if nobody counted further."""
-    return f"{count}+" if capped and count else str(count)
+def scheduled(using: str) -> QuerySet[Any]:
+    """Those that are due first, with ``age``: for how long they are due; negative for what is to come."""
+    return Job.objects.using(using).filter(state=State.SCHEDULED).order_by("run_at").annotate(age=_age("run_at"))
 
 
 def running_by_node() -> Counter[uuid.UUID]:
@@ -233,29 +155,90 @@ def running_by_node() -> Counter[uuid.UUID]:
     return running
 
 
+def idle() -> dict[str, Any]:
+    """What is told of a queue; of one without jobs and workers."""
+    counts: dict[str, Any] = {str(state): 0 for state in LIVE}
+    return {**counts, "capped": False, "oldest_ready_seconds": None, "workers": 0, "paused": False}
+
+
+def gather(live: bool) -> dict[str, Any]:
+    """Summed up over all job databases. ``live`` leaves the ended jobs at None.
+
+    Of a queue's scheduled and ready jobs :data:`MOST` are counted; ``capped`` says that there may be more.
+    """
+    queues: dict[str, dict[str, Any]] = defaultdict(idle)
+    marks: dict[str, dict[str, Any]] = {}
+    running: Counter[uuid.UUID] = Counter()
+    unknown: Counter[str] = Counter()
+    ended: Counter[str] = Counter()
+    late: list[float] = []
+    for alias in conf().DATABASES:
+        mark = instance.marks(alias)
+        marks[alias] = {**mark, "adopted": mark["marked_as"] in (None, mark["is"])}
+        rows = Job.objects.using(alias)
+        for head in heads(alias):
+            queue = queues[head.queue]
+            queue["ready"] += head.number
+            queue["oldest_ready_seconds"] = max(queue["oldest_ready_seconds"] or 0.0, head.seconds)
+            queue["capped"] |= head.number >= MOST
+        first = list(scheduled(alias).values_list("queue", "age", "task", "error__type")[:MOST])
+        for name, age, task, error in first:
+            queues[name]["scheduled"] += 1
+            queues[name]["capped"] |= len(first) >= MOST
+            late += [age.total_seconds()] if age.total_seconds() >= 0 else []
+            unknown[task] += error == UNKNOWN
+        for name, node, count in rows.filter(state=State.RUNNING).values_list("queue", "node_id").annotate(Count("pk")):
+            queues[name]["running"] += count
+            running[node] += count
+        if not live:
+            ended.update(dict(rows.filter(state__in=ENDED).values_list("state").annotate(Count("pk"))))
+    listed, dead = nodes(running)
+    # Those without a live job, too: an idle queue is not one that is gone.
+    for name in paused_queues():
+        queues[name]["paused"] = True
+    for node in listed:
+        for name in node["queues"] if node["alive"] else ():
+            queues[name]["workers"] += int(node["takes_jobs"])
+    waited = [queue["oldest_ready_seconds"] for queue in queues.values() if queue["oldest_ready_seconds"] is not None]
+    return {
+        "databases": marks,
+        "jobs": {str(state): sum(queue[state] for queue in queues.values()) for state in LIVE}
+        | {str(state): None if live else ended[state] for state in ENDED},
+        "capped": any(queue["capped"] for queue in queues.values()),
+        "queues": dict(sorted(queues.items())),
+        "nodes": listed,
+        "dead_nodes": dead,
+        "oldest_ready_seconds": max(waited, default=None),
+        "due": {"count": len(late), "lag_seconds": round(max(late, default=0.0), 3)},
+        "unknown_tasks": dict(+unknown),
+    }
+
+
+def at_least(count: int, capped: bool) -> str:
+    """A count, for people; with a plus sign if nobody counted further."""
+    return f"{count}+" if capped and count else str(count)
+
+
 def nodes(running: Counter[uuid.UUID]) -> tuple[list[dict[str, Any]], int]:
     """The workers that nobody declared dead, oldest first; and how many died in the last day, without signing off."""
     rows = Node.objects.using(databases.home())
-    listed: list[Any] = workers(rows.filter(dead_at=None).annotate(age=_age("started_at")).defer("tasks"))
     died = rows.filter(dead_at__gt=Now() - RECENT, signed_off=False).count()
     return [
         {
             "id": str(worker.node.pk),
-            "hostname": worker.node.hostname,
-            "pid": worker.node.pid,
-            "version": worker.node.version,
-            "pool": worker.node.pool,
-            "concurrency": worker.node.concurrency,
-            "queues": worker.node.queues,
-            "age_seconds": _seconds(worker.node.age),
+            **{name: getattr(worker.node, name) for name in _SHOWN},
+            "age_seconds": worker.age,
             "beat_seconds": round(worker.silence, 3) if math.isfinite(worker.silence) else None,
             "alive": worker.is_alive,
             "stopping": worker.node.stopping_at is not None,
             "takes_jobs": worker.takes_jobs,
             "running": running[worker.node.pk],
         }
-        for worker in listed
+        for worker in workers(rows.filter(dead_at=None).defer("tasks"))
     ], died
+
+
+_SHOWN = ("hostname", "pid", "version", "pool", "concurrency", "queues")
 
 
 def _age(since: str) -> Any:
@@ -287,6 +270,7 @@ def remarks(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
             continue
         if waited is None or waited < late_after():
             continue
+        kind = "starving"
         if not workers:
             says = gettext("%(queue)s: the oldest ready job has waited %(time)s, and no worker consumes its queue")
         elif not queue["running"]:
@@ -298,6 +282,7 @@ def remarks(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
                 workers,
             )
         else:
+            kind = "busy"
             says = ngettext(
                 "%(queue)s: the oldest ready job has waited %(time)s; %(workers)s worker consumes its queue "
                 "(%(running)s running)",
@@ -305,7 +290,6 @@ def remarks(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
                 "(%(running)s running)",
                 workers,
             )
-        kind = "busy" if workers and queue["running"] else "starving"
         yield kind, says % {"queue": name, "time": duration(waited), "workers": workers, "running": queue["running"]}
     due = found["due"]
     if due["lag_seconds"] > late_after():

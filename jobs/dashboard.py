@@ -17,9 +17,8 @@ from django.utils import timezone
 from jobs import census
 from jobs.conf import conf
 from jobs.fields import first_id, time_of
-from jobs.histogram import added, percentile
-from jobs.maintenance.tally import HOUR, MINUTE, QUARTER, floor, seconds
-from jobs.models import Job, State, Tally
+from jobs.maintenance.tally import HOUR, MINUTE, QUARTER, added, floor, percentile, seconds
+from jobs.models import ENDED, Job, State, Tally
 
 #: The percentiles that are shown.
 PARTS = {"median": 0.5, "p95": 0.95, "p99": 0.99}
@@ -36,8 +35,7 @@ SERIES = 8
 FAILURES = 50
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """A stretch of time that ends now, and the bars that it is shown in."""
 
     name: str
@@ -45,15 +43,8 @@ class Span:
     bar: datetime.timedelta
     bars: int
 
-    def begin(self, now: datetime.datetime) -> datetime.datetime:
-        return floor(now, self.bar) - (self.bars - 1) * self.bar
 
-
-SPANS = {
-    "hour": Span("hour", MINUTE, 60),
-    "day": Span("day", HOUR, 24),
-    "week": Span("week", QUARTER, 28),
-}
+SPANS = {each.name: each for each in (Span("hour", MINUTE, 60), Span("day", HOUR, 24), Span("week", QUARTER, 28))}
 
 
 @dataclass
@@ -87,28 +78,28 @@ class Dashboard:
         self.found = census.gather(live=True)
         self.remarks = [text for _, text in census.remarks(self.found)]
         self.now = timezone.now()
-        self.tallies = _tallies(self.span.bar, self.span.begin(self.now))
+        last = floor(self.now, self.span.bar)
+        self.begins = [last - number * self.span.bar for number in reversed(range(self.span.bars))]
+        self.tallies = _tallies(self.span.bar, self.begins[0])
 
     def ended(self) -> dict[str, int]:
-        total: Counter[str] = Counter(dict.fromkeys((State.SUCCEEDED, State.FAILED, State.CANCELLED), 0))
+        total = {str(state): 0 for state in ENDED}
         for row in self.tallies:
             total[row.state] += row.jobs
-        return {str(state): count for state, count in total.items()}
+        return total
 
     def chart(self) -> Chart:
-        begin, bar = self.span.begin(self.now), self.span.bar
-        counts: dict[str, Counter[int]] = defaultdict(Counter)
+        counts: dict[str, Counter[datetime.datetime]] = defaultdict(Counter)
         for row in self.tallies:
-            counts[getattr(row, self.by)][(row.begin - begin) // bar] += row.jobs
+            counts[getattr(row, self.by)][row.begin] += row.jobs
         names = sorted(counts, key=lambda name: -counts[name].total())
         if self.by == "state":
             names = [state for state in ("succeeded", "cancelled", "failed") if state in counts]
         elif len(names) > SERIES:
-            for name in names[SERIES - 1 :]:
-                counts[""] += counts[name]
-            names = [*names[: SERIES - 1], ""]
-        series = {name: [counts[name][number] for number in range(self.span.bars)] for name in names}
-        return Chart([begin + number * bar for number in range(self.span.bars)], series)
+            names, others = names[: SERIES - 1], names[SERIES - 1 :]
+            counts[""] = sum((counts[name] for name in others), Counter())
+            names.append("")
+        return Chart(self.begins, {name: [counts[name][begin] for begin in self.begins] for name in names})
 
     def durations(self) -> list[dict[str, Any]]:
         """For each task, and for all: how long they ran and waited (seconds)."""
@@ -119,9 +110,18 @@ class Dashboard:
             (task, sum(row.jobs for row in rows), added(row.ran for row in rows), added(row.waited for row in rows))
             for task, rows in groups.items()
         ]
-        found.sort(key=lambda each: -each[1])
-        whole = ("", sum(each[1] for each in found), added(each[2] for each in found), added(each[3] for each in found))
-        return [_durations(*each) for each in (whole, *found)] if found else []
+        if found:
+            _, counts, ran, waited = zip(*found, strict=True)
+            found = [("", sum(counts), added(ran), added(waited)), *sorted(found, key=lambda each: -each[1])]
+        return [
+            {
+                "task": task,
+                "count": count,
+                "ran": {name: percentile(ran, part) for name, part in PARTS.items()},
+                "waited": {name: percentile(waited, part) for name, part in PARTS.items()},
+            }
+            for task, count, ran, waited in found
+        ]
 
     def failures(self) -> list[dict[str, Any]]:
         groups: dict[tuple[str, str], list[Counted]] = defaultdict(list)
@@ -150,25 +150,13 @@ class Dashboard:
             left[row.queue] += sum(row.ran.values()) if row.begin >= begin else 0
         found = []
         for name in sorted({*self.found["queues"], *left}):
-            queue = self.found["queues"].get(name, {})
-            rate_out = left[name] / RATED
-            rate_in = entered[name]
+            queue = self.found["queues"].get(name) or census.idle()
+            rate_in, rate_out = entered[name], left[name] / RATED
             spare = rate_out - rate_in
-            ready = queue.get("ready", 0)
-            is_worked = queue.get("workers", 0) and not queue.get("paused")
-            found.append(
-                {
-                    "name": name,
-                    **{state: queue.get(state, 0) for state in ("scheduled", "ready", "running")},
-                    "capped": queue.get("capped", False),
-                    "oldest": queue.get("oldest_ready_seconds"),
-                    "workers": queue.get("workers", 0),
-                    "paused": queue.get("paused", False),
-                    "in": rate_in,
-                    "out": rate_out,
-                    "drained": 60 * ready / spare if ready and spare > 0 and is_worked else None,
-                }
-            )
+            is_drained = queue["ready"] and spare > 0 and queue["workers"] and not queue["paused"]
+            drained = 60 * queue["ready"] / spare if is_drained else None
+            rates = {"in": rate_in, "out": rate_out, "drained": drained}
+            found.append({"name": name, **queue, "oldest": queue["oldest_ready_seconds"], **rates})
         return found
 
     def _entered(self) -> dict[str, float]:
@@ -208,12 +196,3 @@ def _read(using: str, length: int, begin: datetime.datetime) -> Iterator[Counted
 def _moment(text: str, using: str) -> datetime.datetime:
     at = datetime.datetime.fromisoformat(text)
     return at if at.tzinfo else at.replace(tzinfo=connections[using].timezone)
-
-
-def _durations(task: str, count: int, ran: dict[int, int], waited: dict[int, int]) -> dict[str, Any]:
-    return {
-        "task": task,
-        "count": count,
-        "ran": {name: percentile(ran, part) for name, part in PARTS.items()},
-        "waited": {name: percentile(waited, part) for name, part in PARTS.items()},
-    }

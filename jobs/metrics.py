@@ -5,7 +5,8 @@ They are read from the database when somebody scrapes: any process can answer fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from django.db.models import Sum
@@ -28,14 +29,37 @@ def exposition() -> tuple[bytes, str]:
     return generate_latest(registry), CONTENT_TYPE_LATEST
 
 
+def _family(kind: Any, name: str, says: str, labels: list[str], samples: Iterable[tuple[Sequence[str], Any]]) -> Any:
+    family = kind(name, says, labels=labels)
+    for values, number in samples:
+        family.add_metric(values, float(number or 0))
+    return family
+
+
 class _Collector:
     def describe(self) -> list[Any]:
         return []
 
     def collect(self) -> Iterator[Any]:
         found = census.gather(live=True)
-        yield from _queues(found)
-        yield from _workers(found)
+        queues, nodes = found["queues"].items(), found["nodes"]
+        for name, says, key in (
+            ("celery_queue_length", f"Ready jobs of a queue; {census.MOST} are counted.", "ready"),
+            ("celery_active_consumer_count", "Workers that consume it.", "workers"),
+            ("jobs_oldest_ready_seconds", "How long the oldest waits.", "oldest_ready_seconds"),
+            ("jobs_queue_paused", "1: it is paused.", "paused"),
+        ):
+            samples = [([queue], each[key]) for queue, each in queues]
+            yield _family(GaugeMetricFamily, name, says, ["queue_name"], samples)
+        samples = [([queue, state], each[state]) for queue, each in queues for state in census.LIVE]
+        yield _family(GaugeMetricFamily, "jobs_live", "Jobs that have not ended.", ["queue_name", "state"], samples)
+        for name, says, key in (
+            ("celery_worker_up", "1: it beats.", "alive"),
+            ("celery_worker_tasks_active", "Jobs that it runs.", "running"),
+            ("jobs_worker_processes", "How many it can run.", "concurrency"),
+        ):
+            samples = [([node["hostname"], node["id"]], node[key]) for node in nodes]
+            yield _family(GaugeMetricFamily, name, says, ["hostname", "node"], samples)
         yield from _ended()
         due = found["due"]
         yield GaugeMetricFamily("jobs_due", "Scheduled jobs that are due and not ready yet.", due["count"])
@@ -44,50 +68,16 @@ class _Collector:
         yield GaugeMetricFamily("jobs_unsettled_effects", "External calls that are ambiguous or parked.", unsettled)
 
 
-def _queues(found: dict[str, Any]) -> Iterator[Any]:
-    length = GaugeMetricFamily(
-        "celery_queue_length", f"Ready jobs of a queue; {census.MOST} are counted.", labels=["queue_name"]
-    )
-    consumers = GaugeMetricFamily("celery_active_consumer_count", "Workers that consume it.", labels=["queue_name"])
-    jobs = GaugeMetricFamily("jobs_live", "Jobs that have not ended.", labels=["queue_name", "state"])
-    oldest = GaugeMetricFamily("jobs_oldest_ready_seconds", "How long the oldest waits.", labels=["queue_name"])
-    paused = GaugeMetricFamily("jobs_queue_paused", "1: it is paused.", labels=["queue_name"])
-    for name, queue in found["queues"].items():
-        length.add_metric([name], queue["ready"])
-        consumers.add_metric([name], queue["workers"])
-        for state in census.LIVE:
-            jobs.add_metric([name, state], queue[state])
-        oldest.add_metric([name], queue["oldest_ready_seconds"] or 0)
-        paused.add_metric([name], int(queue["paused"]))
-    yield from (length, consumers, jobs, oldest, paused)
-
-
-def _workers(found: dict[str, Any]) -> Iterator[Any]:
-    up = GaugeMetricFamily("celery_worker_up", "1: it beats.", labels=["hostname", "node"])
-    active = GaugeMetricFamily("celery_worker_tasks_active", "Jobs that it runs.", labels=["hostname", "node"])
-    processes = GaugeMetricFamily("jobs_worker_processes", "How many it can run.", labels=["hostname", "node"])
-    for node in found["nodes"]:
-        labels = [node["hostname"], node["id"]]
-        up.add_metric(labels, int(node["alive"]))
-        active.add_metric(labels, node["running"])
-        processes.add_metric(labels, node["concurrency"] or 0)
-    yield from (up, active, processes)
-
-
 def _ended() -> Iterator[Any]:
-    labels = ["name", "queue_name"]
-    succeeded = CounterMetricFamily("celery_task_succeeded", "Jobs that succeeded.", labels=labels)
-    failed = CounterMetricFamily("celery_task_failed", "Jobs that failed.", labels=[*labels, "exception"])
-    cancelled = CounterMetricFamily("celery_task_revoked", "Jobs that were cancelled, or expired.", labels=labels)
+    sums: dict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)
     for alias in conf().DATABASES:
-        rows = Tally.objects.using(alias).filter(length__in=EVER)
-        for task, queue, state, error, count in rows.values_list("task", "queue", "state", "error").annotate(
-            Sum("count")
-        ):
-            if state == State.SUCCEEDED:
-                succeeded.add_metric([task, queue], count)
-            elif state == State.FAILED:
-                failed.add_metric([task, queue, error], count)
-            else:
-                cancelled.add_metric([task, queue], count)
-    yield from (succeeded, failed, cancelled)
+        rows = Tally.objects.using(alias).filter(length__in=EVER).values_list("task", "queue", "state", "error")
+        for task, queue, state, error, count in rows.annotate(Sum("count")):
+            sums[state][(task, queue, error) if state == State.FAILED else (task, queue)] += count
+    names = ["name", "queue_name"]
+    for name, says, state, labels in (
+        ("celery_task_succeeded", "Jobs that succeeded.", State.SUCCEEDED, names),
+        ("celery_task_failed", "Jobs that failed.", State.FAILED, [*names, "exception"]),
+        ("celery_task_revoked", "Jobs that were cancelled, or expired.", State.CANCELLED, names),
+    ):
+        yield _family(CounterMetricFamily, name, says, labels, sums[state].items())

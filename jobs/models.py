@@ -349,7 +349,7 @@ class Tally(models.Model):
     #: The class of the error; empty without one.
     error = models.CharField(max_length=200, default="")
     count = models.PositiveIntegerField()
-    #: How long they ran, and how long they had waited: how many in which bucket (``jobs.histogram``).
+    #: How long they ran, and how long they had waited: how many in which bucket (``tally.bucket``).
     ran = models.JSONField(default=dict)
     waited = models.JSONField(default=dict)
 

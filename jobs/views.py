@@ -37,7 +37,8 @@ def _reasons() -> Iterator[str]:
     if not any(worker.takes_jobs for worker in census.workers(alive)):
         yield "no_worker"
     aliases = conf().DATABASES
-    if any(job.seconds > census.late_after() for alias in aliases for job in census.scheduled(alias, limit=1)):
+    first = [job.age for alias in aliases for job in census.scheduled(alias).only("pk")[:1]]
+    if any(age.total_seconds() > census.late_after() for age in first):
         yield "overdue"
     marks = [instance.marks(alias) for alias in aliases]
     if any(mark["marked_as"] not in (None, mark["is"]) for mark in marks):

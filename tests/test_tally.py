@@ -8,9 +8,20 @@ import pytest
 from django.utils import timezone
 
 from jobs import lifecycle
-from jobs.histogram import LEAST, added, bucket, middle, percentile
 from jobs.maintenance import tally
-from jobs.maintenance.tally import HOUR, MINUTE, QUARTER, QUARTERS_KEPT, Count, floor
+from jobs.maintenance.tally import (
+    HOUR,
+    LEAST,
+    MINUTE,
+    QUARTER,
+    QUARTERS_KEPT,
+    Count,
+    added,
+    bucket,
+    floor,
+    middle,
+    percentile,
+)
 from jobs.models import Job, Tally
 from tests.harness import Worker
 from tests.rows import make, make_node

@@ -24,7 +24,7 @@ from jobs.maintenance import rescue
 from jobs.maintenance.clock import Clock
 from jobs.maintenance.rescue import Rescue
 from jobs.models import Cancellation, Effect, Job, Marker, Node
-from jobs.verify import RULES, SHAPES, WINDOW, Finding, Report, Unverifiable, suspicion, verify
+from jobs.verify import RULES, SHAPES, WINDOW, Finding, Report, Unverifiable, verify
 from tests import tasks
 from tests.harness import Worker, wait_ended
 from tests.rows import ERROR, make, make_node
@@ -228,7 +228,7 @@ def test_a_database_in_which_all_is_well(worker):
     assert report.workers == 1
 
 
-WITH_A_BOUND = {rule.id for rule in RULES if rule.bound is not None}
+WITH_A_BOUND = {rule.id for rule in RULES if rule.bound()}
 
 
 @pytest.mark.parametrize(
@@ -281,8 +281,8 @@ def test_a_cancelled_run_that_goes_on_breaks_nothing(worker):
 def short(monkeypatch):
     """Bounds of a second or two."""
     for name, value in {"SLACK": 0.2, "LONGEST_TICK": 0.2}.items():
-        monkeypatch.setattr(f"jobs.verify.delivery.{name}", value)
-    monkeypatch.setattr(suspicion, "STEP", 0.05)
+        monkeypatch.setattr(f"jobs.verify.rules.{name}", value)
+    monkeypatch.setattr("jobs.verify.STEP", 0.05)
 
 
 def test_what_recovers_while_it_is_watched_is_not_broken(worker, short):
@@ -346,8 +346,7 @@ def test_more_than_one_batch_is_broken_only_if_none_of_it_moves(worker, short, s
     assert recovering(report) == ({"due-ready": 4, "ready-taken": 1} if works else {})
 
 
-def test_a_row_that_comes_back_under_another_lease_is_not_the_same(worker, short, monkeypatch):
-    monkeypatch.setattr("jobs.verify.ownership.SLACK", 0.2)
+def test_a_row_that_comes_back_under_another_lease_is_not_the_same(worker, short):
     dead = make_node(dead_at=ago(LONG))
     job = make("running", node=dead)
     report = verify(tell=lambda line: Job.objects.filter(pk=job.pk).update(lease=2) and None)

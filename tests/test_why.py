@@ -301,7 +301,6 @@ def test_jobs_of_one_moment_are_taken_in_the_order_of_their_calls(worker):
 
 
 def test_a_long_line_is_counted_up_to_a_bound(worker, monkeypatch):
-    monkeypatch.setattr("jobs.why.view.MOST", 3)
     monkeypatch.setattr("jobs.why.waiting.MOST", 3)
     for number in range(9):
         make("ready", age=10 + number, rank=number % 3)
@@ -340,7 +339,7 @@ def test_a_row_that_an_open_transaction_holds(worker):
 def test_a_transaction_that_slows_the_claims(worker, monkeypatch):
     if connection.vendor != "postgresql":
         pytest.skip("SQLite does not say")
-    monkeypatch.setattr("jobs.why.locked.OLD", 0.1)
+    monkeypatch.setattr("jobs.why.waiting.OLD", 0.1)
     late, fresh = make("ready", age=3600), make("ready", rank=-1)
     with open_transaction(lambda: User.objects.count()):
         time.sleep(0.2)

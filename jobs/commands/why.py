@@ -10,8 +10,7 @@ from django.utils.translation import gettext
 
 from jobs.commands.base import AS_JSON, Subcommand, option
 from jobs.models import State
-from jobs.why import View, explain
-from jobs.why.reason import Reason
+from jobs.why import Reason, View, explain
 
 
 class Why(Subcommand):

@@ -6,23 +6,23 @@ Of each live state the first jobs are read, by its index, and of history a day, 
 from __future__ import annotations
 
 import datetime
+import time
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from django.db import Error, ProgrammingError
-from django.db.models import Count, QuerySet
+from django.db.models import Count
 from django.utils import timezone
 from django.utils.translation import gettext
 
 from jobs import databases
-from jobs.census import MOST, in_line
+from jobs.census import LIVE, MOST, in_line
 from jobs.conf import conf
 from jobs.fields import created_since
 from jobs.models import Job, State
-from jobs.verify import delivery, external, markers, ownership, rows
-from jobs.verify.rule import LIVE, Rule, Shape, View
-from jobs.verify.suspicion import Suspicion, watch
+from jobs.verify.rules import RULES, SHAPES, View
+from jobs.verify.suspicion import Suspicion, count, first
 
 #: Of history what was made in so many seconds is read, and so many jobs at the most, unless all of it is asked for.
 WINDOW, HISTORY = 86400.0, 100_000
@@ -30,11 +30,8 @@ WINDOW, HISTORY = 86400.0, 100_000
 #: How many rows a finding names.
 EXAMPLES = 5
 
-SHAPES: tuple[Shape, ...] = rows.SHAPES
-
-#: In the order of the report. A module with a promise of its own writes its rules in a file of this package,
-#: and adds them here.
-RULES: tuple[Rule, ...] = (*ownership.RULES, *delivery.RULES, *external.RULES, *markers.RULES, *rows.RULES)
+#: Seconds between two looks at rows that are watched.
+STEP = 1.0
 
 
 class Unverifiable(Exception):
@@ -87,29 +84,33 @@ def verify(*, everything: bool = False, patient: bool = True, tell: Callable[[st
         Unverifiable: a database does not answer, or has not all tables.
     """
     view = _look()
-    every: tuple[Shape | Rule, ...] = (*SHAPES, *RULES)
-    findings = {each.id: Finding(each.id, str(each.says)) for each in every}
+    findings = {each.id: Finding(each.id, str(each.says)) for each in (*SHAPES, *RULES)}
     for alias in conf().DATABASES:
         with _asking(alias):
             _hold_shapes(alias, findings, everything)
     suspicions = []
     for rule in RULES:
-        for alias in rule.databases():
+        for alias in (databases.home(),) if rule.at_home else conf().DATABASES:
             with _asking(alias):
-                if rule.bound is not None:
-                    suspicions.append(Suspicion(rule, alias, view))
-                else:
-                    _hold(findings[rule.id], rule, view, alias)
-    if patient and (suspicious := [each for each in suspicions if each.rows]):
+                suspicions.append(Suspicion(rule, alias, view))
+    if patient and (watched := [each for each in suspicions if each.bound and each.rows]):
         if tell is not None:
-            count, longest = sum(each.count for each in suspicious), max(each.bound for each in suspicious)
-            tell(f"{count} rows should have recovered by now: watching them for up to {longest:.0f} s")
-        watch(suspicious, _look)
-    for suspicion in suspicions:
-        finding = findings[suspicion.rule.id]
-        with _asking(suspicion.alias):
-            finding.recovering += max(0, suspicion.waiting - suspicion.violations)
-        finding.add(suspicion.alias, suspicion.violations, suspicion.rows if suspicion.violations else ())
+            number, longest = sum(each.count for each in watched), max(each.bound for each in watched)
+            tell(f"{number} rows should have recovered by now: watching them for up to {longest:.0f} s")
+        began = time.monotonic()
+        while open_ones := [each for each in watched if each.rows and time.monotonic() - began < each.bound]:
+            time.sleep(STEP)
+            view = _look()
+            for each in open_ones:
+                each.look(view)
+    for each in suspicions:
+        finding = findings[each.rule.id]
+        with _asking(each.alias):
+            waiting = each.waiting(view)
+            finding.recovering += max(0, count(waiting) - each.violations)
+            # Without a bound they wait for a person, who has to know which.
+            examples = first(waiting, EXAMPLES) if not each.bound else {}
+        finding.add(each.alias, each.violations, (each.rows if each.violations else {}) | examples)
     return Report(list(findings.values()), len(view.working))
 
 
@@ -124,8 +125,7 @@ def _asking(alias: str) -> Iterator[None]:
         yield
     except Error as exc:
         text = str(exc).strip()
-        is_empty = isinstance(exc, ProgrammingError) or "no such" in text
-        if is_empty:
+        if isinstance(exc, ProgrammingError) or "no such" in text:
             says = gettext(
                 "the database %(database)r cannot be verified: %(error)s (not migrated? run manage.py migrate)"
             )
@@ -134,33 +134,17 @@ def _asking(alias: str) -> Iterator[None]:
         raise Unverifiable(says % {"database": alias, "error": text}) from exc
 
 
-def _hold(finding: Finding, rule: Rule, view: View, alias: str) -> None:
-    broken = rule.broken(view, alias)
-    count, examples = broken.count(), broken.first(EXAMPLES)
-    if rule.waiting is not None:
-        waiting = rule.waiting(view, alias)
-        finding.recovering += max(0, waiting.count() - count)
-        examples |= waiting.first(EXAMPLES)
-    finding.add(alias, count, examples)
-
-
 def _hold_shapes(alias: str, findings: dict[str, Finding], everything: bool) -> None:
     """One pass over each of the live states, by its partial index, and one over history."""
     rows = Job.objects.using(alias)
     history = rows.exclude(state__in=LIVE)
     if not everything:
         history = history.filter(created_since(timezone.now() - datetime.timedelta(seconds=WINDOW)))
-    scopes: dict[str | None, QuerySet[Job]] = {
-        State.SCHEDULED: rows.filter(state=State.SCHEDULED).order_by("run_at"),
-        State.READY: in_line(alias),
-        State.RUNNING: rows.filter(state=State.RUNNING),
-        None: history,
-    }
-    for state, jobs in scopes.items():
-        shapes = {f"shape{number}": shape for number, shape in enumerate(SHAPES) if state in shape.states}
-        read = jobs if everything else jobs[: HISTORY if state is None else MOST]
-        counts = read.aggregate(**{name: Count("pk", filter=shape.broken) for name, shape in shapes.items()})
-        for name, shape in shapes.items():
-            if counts[name]:
+    scheduled, running = rows.filter(state=State.SCHEDULED).order_by("run_at"), rows.filter(state=State.RUNNING)
+    for jobs, most in ((scheduled, MOST), (in_line(alias), MOST), (running, MOST), (history, HISTORY)):
+        read = jobs if everything else jobs[:most]
+        counts = read.aggregate(**{shape.id: Count("pk", filter=shape.broken) for shape in SHAPES})
+        for shape in SHAPES:
+            if counts[shape.id]:
                 examples = jobs.filter(shape.broken).values_list("pk", flat=True)[:EXAMPLES]
-                findings[shape.id].add(alias, counts[name], examples)
+                findings[shape.id].add(alias, counts[shape.id], examples)

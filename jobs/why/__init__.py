@@ -7,49 +7,50 @@ from __future__ import annotations
 
 import uuid
 
+from django.db.models.functions import Now
 from django.utils.translation import gettext
 
 from jobs.conf import conf
 from jobs.models import State
-from jobs.why import ended, running, waiting
-from jobs.why.reason import Reason
-from jobs.why.view import View, look
+from jobs.selection import find
+from jobs.why import begun, waiting
+from jobs.why.view import Reason, View
 
-__all__ = ["Reason", "View", "explain", "reasons"]
+__all__ = ["Reason", "View", "explain"]
+
+#: For each state where reasons are looked for, in their order. Of other states, which no job should have, nobody knows
+#: more than of those that failed.
+LOOKS = {
+    State.SCHEDULED: waiting.LOOKS,
+    State.READY: waiting.LOOKS,
+    State.RUNNING: begun.RUNNING,
+    State.SUCCEEDED: (begun.succeeded,),
+    State.CANCELLED: (begun.taken_key, begun.cancelled),
+}
+FAILED = (begun.taken_key, begun.failed)
 
 
 def explain(key: uuid.UUID) -> tuple[View | None, list[Reason]]:
     """The job, if there is one of that id, and the reasons; never without a reason."""
-    view = look(key)
-    return view, [unknown(key)] if view is None else reasons(view)
-
-
-def reasons(view: View) -> list[Reason]:
-    match view.job.state:
-        case State.SCHEDULED | State.READY:
-            found = waiting.reasons(view)
-        case State.RUNNING:
-            found = running.reasons(view)
-        case _:
-            found = ended.reasons(view)
+    job = find(key, read_at=Now())
+    if job is None:
+        return None, [_unknown(key)]
+    view = View(job)
     once: dict[str, Reason] = {}
-    for reason in found:
-        # What two rules say counts where it comes first.
-        once.setdefault(reason.code, reason)
-    return list(once.values())
+    for look in LOOKS.get(job.state, FAILED):
+        for reason in look(view):
+            # What two of them say counts where it comes first.
+            once.setdefault(reason.code, reason)
+    return view, list(once.values())
 
 
-def unknown(key: uuid.UUID) -> Reason:
-    aliases = ", ".join(conf().DATABASES)
-    return Reason(
-        "unknown",
-        gettext(
-            "There is no such job in %(databases)s: the transaction that enqueued it was rolled back or is still open, "
-            "the id is of a task that is no job, or the job ended long ago and was pruned."
-        )
-        % {"databases": aliases},
-        gettext(
-            "Look for the id in the logs of the process that enqueued it; compare its DATABASE_URL with this one's."
-        ),
-        {"id": str(key), "databases": list(conf().DATABASES)},
+def _unknown(key: uuid.UUID) -> Reason:
+    says = gettext(
+        "There is no such job in %(databases)s: the transaction that enqueued it was rolled back or is still open, "
+        "the id is of a task that is no job, or the job ended long ago and was pruned."
     )
+    cure = gettext(
+        "Look for the id in the logs of the process that enqueued it; compare its DATABASE_URL with this one's."
+    )
+    databases = list(conf().DATABASES)
+    return Reason("unknown", says % {"databases": ", ".join(databases)}, cure, id=key, databases=databases)

@@ -1,36 +1,66 @@
-"""What is known about a job and the world around it, each looked up when a reason asks for it, and once."""
+"""What is known about a job and the world around it, and the reasons that follow from it."""
 
 from __future__ import annotations
 
 import datetime
 import logging
+import math
 import uuid
 from functools import cached_property
 from typing import Any
 
-from django.db.models import Q, Subquery
-from django.db.models.functions import Now
+from django.db.models import Q
 
-from jobs import databases, instance, lockstores, unique
-from jobs.census import MOST, Worker, in_line, workers
+from jobs import databases, lockstores
+from jobs.census import Worker, workers
 from jobs.effects import with_makers
-from jobs.models import Cancellation, Effect, Job, Marker, Node, Pause, State
+from jobs.models import Effect, Job, Marker, Node, Pause
 from jobs.project import celery_app
-from jobs.selection import find
 from jobs.times import duration
 
 logger = logging.getLogger("jobs")
+
+#: How often it did not come to its end, and in which ways.
+COUNTS = ("retries", "crashes", "node_losses", "snoozes")
 
 #: Rows that are shown of what a job may have any number of.
 SHOWN = 20
 
 
+class Reason:
+    """What keeps a job, or what became of it."""
+
+    def __init__(self, code: str, says: str, cure: str = "", **evidence: Any) -> None:
+        """
+        Parameters:
+            code: for scripts; never translated.
+            says: one sentence, in the reader's language.
+            cure: what to do about it; empty if there is nothing to do.
+            evidence: what it was concluded from; kept as JSON.
+        """
+        self.code, self.says, self.cure = code, says, cure
+        self.evidence = {name: _plain(value) for name, value in evidence.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 3) if math.isfinite(value) else None
+    if isinstance(value, datetime.datetime):
+        return value.isoformat()
+    return str(value) if isinstance(value, uuid.UUID) else value
+
+
 class View:
-    def __init__(self, job: Job, now: datetime.datetime) -> None:
-        self.job = job
+    """A job; the rest is looked up when somebody asks for it, and once."""
+
+    def __init__(self, job: Any) -> None:
+        """
+        Parameters:
+            job: with ``read_at``, the database's clock.
+        """
+        self.job: Job = job
         self.using = str(job._state.db)
-        #: The database's clock.
-        self.now = now
+        self.now: datetime.datetime = job.read_at
 
     @cached_property
     def error(self) -> dict[str, Any] | None:
@@ -51,19 +81,12 @@ class View:
     def ago(self, moment: datetime.datetime | None) -> str:
         return duration(max(0.0, self.since(moment)))
 
-    def until(self, moment: datetime.datetime | None) -> str:
-        return duration(max(0.0, -self.since(moment)))
-
     # The world
 
     @cached_property
     def workers(self) -> list[Worker]:
         """Those that nobody declared dead, the silent ones among them."""
         return workers(Node.objects.using(databases.home()).filter(dead_at=None))
-
-    @property
-    def alive(self) -> list[Worker]:
-        return [worker for worker in self.workers if worker.is_alive]
 
     @property
     def consumers(self) -> list[Worker]:
@@ -79,55 +102,17 @@ class View:
         return Pause.objects.using(self.using).filter(pk=self.job.queue).first()
 
     @cached_property
-    def marks(self) -> dict[str, Any]:
-        return dict(instance.marks(self.using))
-
-    @cached_property
-    def cancellation(self) -> Cancellation | None:
-        return Cancellation.objects.using(self.using).filter(pk=self.job.pk).first()
-
-    @cached_property
-    def app(self) -> Any:
-        return celery_app()
-
-    @cached_property
     def task(self) -> Any:
         """The task as this process knows it, or None."""
-        if self.app is None:
+        app = celery_app()
+        if app is None:
             return None
         try:
-            self.app.loader.import_default_modules()
+            app.loader.import_default_modules()
         except Exception:
             # A process that cannot import all of them (a web server without a worker's libraries) says what it can.
             logger.debug("not all tasks can be imported here", exc_info=True, extra={"action": "tasks_unknown"})
-        return self.app.tasks.get(self.job.task)
-
-    @cached_property
-    def processes(self) -> int:
-        """How many the workers have that consume the job's queue."""
-        return sum(worker.node.concurrency or 0 for worker in self.consumers)
-
-    @cached_property
-    def running(self) -> int:
-        """How many jobs these workers run, of whatever queue."""
-        nodes = [worker.node.pk for worker in self.consumers]
-        return Job.objects.using(self.using).filter(state=State.RUNNING, node__in=nodes).count()
-
-    @cached_property
-    def ahead(self) -> int:
-        """How many ready jobs of its queue are claimed before this one; nobody counts beyond ``census.MOST``."""
-        job = self.job
-        rows = Job.objects.using(self.using)
-        # As the database has it: SQLite compares texts, and Django would write another one.
-        run_at = Subquery(rows.filter(pk=job.pk).values("run_at"))
-        ready = in_line(self.using).filter(queue=job.queue)
-        # One by one, each is a stretch of the index; in one condition they would read all of the queue.
-        parts = (
-            ready.filter(rank__lt=job.rank),
-            ready.filter(rank=job.rank, run_at__lt=run_at),
-            ready.filter(rank=job.rank, run_at=run_at, pk__lt=job.pk),
-        )
-        return min(MOST, sum(part[:MOST].count() for part in parts))
+        return app.tasks.get(self.job.task)
 
     @cached_property
     def lock(self) -> tuple[str, lockstores.Held | None] | None:
@@ -143,11 +128,7 @@ class View:
             logger.debug("the lock of a job is not known here", exc_info=True, extra={"action": "lock_unknown"})
             return None
 
-    @property
-    def held_lock(self) -> tuple[str, lockstores.Held] | None:
-        """The same, if another job holds it."""
-        key, held = self.lock or ("", None)
-        return (key, held) if held is not None and held.job != self.job.pk else None
+    # What belongs to it, for its page
 
     @cached_property
     def markers(self) -> list[Marker]:
@@ -168,21 +149,3 @@ class View:
         """The first ones that its body called."""
         rows = Job.objects.using(self.using).filter(parent_id=self.job.pk).exclude(pk=self.job.pk)
         return list(rows.only("id", "task", "state").order_by("pk")[:SHOWN])
-
-    @cached_property
-    def key_holder(self) -> Job | None:
-        """The job that has the unique key of this one."""
-        return unique.holder_of(self.job)
-
-    @cached_property
-    def call(self) -> Effect | None:
-        """The external call that the run makes at the moment."""
-        rows = Effect.objects.using(self.using).filter(
-            job=self.job.pk, lease=self.job.lease, state=Effect.State.SENDING
-        )
-        return rows.first()
-
-
-def look(key: uuid.UUID) -> View | None:
-    job = find(key, read_at=Now())
-    return None if job is None else View(job, job.read_at)

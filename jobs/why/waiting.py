@@ -3,94 +3,74 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+from django.db import connections
+from django.db.models import Subquery
 from django.utils.translation import gettext, ngettext
 
-from jobs.census import MOST, UNKNOWN, at_least, late_after
+from jobs import instance
+from jobs.census import MOST, UNKNOWN, at_least, in_line, late_after
 from jobs.keys import bind, signature_of
-from jobs.models import State
+from jobs.models import Job, State
 from jobs.times import duration
-from jobs.why.locked import row_locked, slowed
-from jobs.why.reason import Reason
-from jobs.why.view import View
+from jobs.why.view import COUNTS, Reason, View
+
+#: Seconds after which an open transaction is worth a word.
+OLD = 60
 
 
-def reasons(view: View) -> Iterator[Reason]:
-    """What keeps it now comes first, and then what would keep it after that."""
-    job = view.job
-    is_due = job.state == State.READY or job.run_at <= view.now
-    yield from _expired(view)
-    yield from _not_adopted(view)
-    if not is_due:
-        yield from _own_time(view)
-    yield from _paused(view)
-    yield from _no_worker(view)
-    yield from _unknown_task(view)
-    if is_due:
-        yield from _locked(view)
-        yield from _in_line(view)
-    yield from misfit(view)
-
-
-def _expired(view: View) -> Iterator[Reason]:
+def expired(view: View) -> Iterator[Reason]:
     expires = view.job.expires_at
     if expires is not None and expires <= view.now:
-        yield Reason(
-            "expired",
-            gettext("It expired %(ago)s ago, before a worker started it. It is cancelled instead of run.")
-            % {"ago": view.ago(expires)},
-            gettext("Enqueue it again, with a later expires=. The reasons below say what kept it."),
-            {"expires_at": expires.isoformat()},
+        says = gettext("It expired %(ago)s ago, before a worker started it. It is cancelled instead of run.")
+        cure = gettext("Enqueue it again, with a later expires=. The reasons below say what kept it.")
+        yield Reason("expired", says % {"ago": view.ago(expires)}, cure, expires_at=expires)
+
+
+def not_adopted(view: View) -> Iterator[Reason]:
+    marks = instance.marks(view.using)
+    if marks["marked_as"] not in (None, marks["is"]):
+        says = gettext(
+            "The database is marked as another one (%(mark)s): a copy of it, or it was moved. Workers refuse it."
         )
+        cure = gettext("If its jobs should run here: manage.py jobs adopt --dry-run")
+        yield Reason("not_adopted", says % {"mark": marks["marked_as"]}, cure, **marks)
 
 
-def _not_adopted(view: View) -> Iterator[Reason]:
-    marked_as, really = view.marks["marked_as"], view.marks["is"]
-    if marked_as not in (None, really):
-        yield Reason(
-            "not_adopted",
-            gettext(
-                "The database is marked as another one (%(mark)s): a copy of it, or it was moved. Workers refuse it."
-            )
-            % {"mark": marked_as},
-            gettext("If its jobs should run here: manage.py jobs adopt --dry-run"),
-            {"marked_as": marked_as, "is": really},
-        )
-
-
-def _own_time(view: View) -> Iterator[Reason]:
+def own_time(view: View) -> Iterator[Reason]:
     job, error = view.job, view.error
-    when = {"run_at": job.run_at.isoformat(), "seconds": round(-view.since(job.run_at), 3)}
-    values = {"until": view.until(job.run_at)}
+    if _is_due(view):
+        return
+    evidence: dict[str, Any] = {"run_at": job.run_at, "seconds": -view.since(job.run_at)}
+    values: dict[str, Any] = {"until": duration(-view.since(job.run_at))}
+    code, says = "scheduled", gettext("It is scheduled, and runs in %(until)s.")
+    cure = gettext("Without waiting: manage.py jobs run %(id)s")
+    # An error of an earlier run is not why it waits; what a worker said that does not know its task comes after a run.
     if error and (error["attempt"] == job.lease or _was_unknown(view)):
-        values |= {"error": f"{error['type']}: {error['message']}"}
-        when |= {"error": error["type"], "message": error["message"], "at": error["at"]}
-    else:
-        error = None
-    run = gettext("Without waiting: manage.py jobs run %(id)s") % {"id": job.pk}
-    if error is None:
-        says = gettext("It is scheduled, and runs in %(until)s.") % values
-        yield Reason("scheduled", says, run, when)
-    elif error["type"] == UNKNOWN:
-        # What one worker said of it.
-        yield from _unknown_task(view)
-        says = gettext("A worker that does not know its task put it behind the others. It is tried again in %(until)s.")
-        yield Reason("postponed", says % values, gettext("Deploy the same code to all workers."), when)
-    elif error["type"] == "Busy":
-        yield from _locked(view)
-        says = gettext("What it needs is busy (%(error)s). It tries again in %(until)s, and uses no attempt.") % values
-        yield Reason("busy", says, "", when)
-    elif error["type"] == "Snooze":
-        says = gettext("Its body asked for a later time (snooze number %(n)s). It runs in %(until)s.")
-        yield Reason("snoozed", says % {**values, "n": job.snoozes}, run, {**when, "snoozes": job.snoozes})
-    elif job.retries and error["type"] not in ("WorkerLostError", "NodeLost"):
-        says = gettext("Its last run failed: %(error)s. Retry number %(n)s runs in %(until)s.")
-        cure = gettext("If the cause is gone: manage.py jobs run %(id)s") % {"id": job.pk}
-        yield Reason("retry", says % {**values, "n": job.retries}, cure, {**when, "retries": job.retries})
-    else:
-        says = gettext("It was given back (%(error)s), and runs again in %(until)s.") % values
-        counts = {name: getattr(job, name) for name in ("crashes", "node_losses", "snoozes", "retries")}
-        yield Reason("given_back", says, run, {**when, **counts})
+        kind, counts = error["type"], {name: getattr(job, name) for name in COUNTS}
+        evidence |= {"error": kind, "message": error["message"], "at": error["at"], **counts}
+        values |= {"error": f"{kind}: {error['message']}"}
+        if kind == UNKNOWN:
+            yield from unknown_task(view)
+            code, cure = "postponed", gettext("Deploy the same code to all workers.")
+            says = gettext(
+                "A worker that does not know its task put it behind the others. It is tried again in %(until)s."
+            )
+        elif kind == "Busy":
+            yield from locked(view)
+            code, cure = "busy", ""
+            says = gettext("What it needs is busy (%(error)s). It tries again in %(until)s, and uses no attempt.")
+        elif kind == "Snooze":
+            code, values["n"] = "snoozed", job.snoozes
+            says = gettext("Its body asked for a later time (snooze number %(n)s). It runs in %(until)s.")
+        elif job.retries and kind not in ("WorkerLostError", "NodeLost"):
+            code, values["n"] = "retry", job.retries
+            says = gettext("Its last run failed: %(error)s. Retry number %(n)s runs in %(until)s.")
+            cure = gettext("If the cause is gone: manage.py jobs run %(id)s")
+        else:
+            code, says = "given_back", gettext("It was given back (%(error)s), and runs again in %(until)s.")
+    yield Reason(code, says % values, cure % {"id": job.pk}, **evidence)
 
 
 def _was_unknown(view: View) -> bool:
@@ -99,7 +79,11 @@ def _was_unknown(view: View) -> bool:
     return error.get("type") == UNKNOWN and (started is None or str(error["at"]) > started.isoformat())
 
 
-def _paused(view: View) -> Iterator[Reason]:
+def _is_due(view: View) -> bool:
+    return view.job.state == State.READY or view.job.run_at <= view.now
+
+
+def paused(view: View) -> Iterator[Reason]:
     if (pause := view.pause) is not None:
         says = gettext("The queue %(queue)s is paused since %(ago)s%(by)s%(why)s.") % {
             "queue": pause.queue,
@@ -107,146 +91,203 @@ def _paused(view: View) -> Iterator[Reason]:
             "by": gettext(", by %s") % pause.by if pause.by else "",
             "why": f": {pause.reason}" if pause.reason else "",
         }
-        cure = f"manage.py jobs resume {pause.queue}"
-        yield Reason("queue_paused", says, cure, {"queue": pause.queue, "at": pause.at.isoformat(), "by": pause.by})
+        yield Reason(
+            "queue_paused", says, f"manage.py jobs resume {pause.queue}", queue=pause.queue, at=pause.at, by=pause.by
+        )
 
 
-def _no_worker(view: View) -> Iterator[Reason]:
-    queue = view.job.queue
+def no_worker(view: View) -> Iterator[Reason]:
     if view.consumers:
         return
+    queue = view.job.queue
+    others = {worker.name: worker.node.queues for worker in view.workers if worker.takes_jobs}
+    stopping = [worker.name for worker in view.workers if worker.is_alive and not worker.takes_jobs]
     silent = [worker.name for worker in view.workers if not worker.is_alive]
-    stopping = [worker.name for worker in view.alive if not worker.takes_jobs]
-    evidence = {
-        "queue": queue,
-        "workers": {worker.name: worker.node.queues for worker in view.alive if worker.takes_jobs},
-        "stopping": stopping,
-        "silent": silent,
-    }
-    cure = f"celery -A proj worker -Q {queue}"
-    if number := len(evidence["workers"]):
-        text = ngettext(
+    code, says, cure = "no_worker", gettext("No worker is alive."), f"celery -A proj worker -Q {queue}"
+    if others:
+        code = "no_consumer"
+        says = ngettext(
             "%(number)s worker is alive, and it does not consume the queue %(queue)s.",
             "%(number)s workers are alive, and none consumes the queue %(queue)s.",
-            number,
-        )
-        yield Reason("no_consumer", text % {"number": number, "queue": queue}, cure, evidence)
+            len(others),
+        ) % {"number": len(others), "queue": queue}
     elif stopping:
-        text = gettext("No worker takes new jobs: %(stopping)s was told to stop.") % {"stopping": ", ".join(stopping)}
-        yield Reason("no_worker", text, gettext("Start another: %s") % cure, evidence)
+        says = gettext("No worker takes new jobs: %(stopping)s was told to stop.") % {"stopping": ", ".join(stopping)}
+        cure = gettext("Start another: %s") % cure
     elif silent:
-        text = gettext("No worker is alive: %(silent)s went silent.") % {"silent": ", ".join(silent)}
-        yield Reason("no_worker", text, gettext("Look at its machine, or start another: %s") % cure, evidence)
-    else:
-        yield Reason("no_worker", gettext("No worker is alive."), cure, evidence)
+        says = gettext("No worker is alive: %(silent)s went silent.") % {"silent": ", ".join(silent)}
+        cure = gettext("Look at its machine, or start another: %s") % cure
+    yield Reason(code, says, cure, queue=queue, workers=others, stopping=stopping, silent=silent)
 
 
-def _unknown_task(view: View) -> Iterator[Reason]:
-    job = view.job
-    workers = view.consumers
-    if not workers or any(job.task in worker.node.tasks for worker in workers):
+def unknown_task(view: View) -> Iterator[Reason]:
+    task, workers = view.job.task, view.consumers
+    if not workers or any(task in worker.node.tasks for worker in workers):
         return
-    elsewhere = [worker.name for worker in view.alive if job.task in worker.node.tasks]
-    text = ngettext(
+    says = ngettext(
         "The worker that consumes its queue does not know the task %(task)s.",
         "None of the %(number)s workers that consume its queue knows the task %(task)s.",
         len(workers),
     )
+    cure = gettext(
+        "Deploy the code that has it, and see that the worker imports it (autodiscover_tasks, imports). If it was "
+        "renamed or removed: manage.py jobs cancel %(id)s"
+    )
     yield Reason(
         "unknown_task",
-        text % {"number": len(workers), "task": job.task},
-        gettext(
-            "Deploy the code that has it, and see that the worker imports it (autodiscover_tasks, imports). If it was "
-            "renamed or removed: manage.py jobs cancel %(id)s"
-        )
-        % {"id": job.pk},
-        {
-            "task": job.task,
-            "workers": {worker.name: worker.node.version for worker in workers},
-            "known_by": elsewhere,
-            "known_here": view.task is not None,
-        },
+        says % {"number": len(workers), "task": task},
+        cure % {"id": view.job.pk},
+        task=task,
+        workers={worker.name: worker.node.version for worker in workers},
+        known_by=[worker.name for worker in view.workers if worker.is_alive and task in worker.node.tasks],
+        known_here=view.task is not None,
     )
 
 
-def _locked(view: View) -> Iterator[Reason]:
-    if view.held_lock is None:
+def locked(view: View) -> Iterator[Reason]:
+    """Another one holds the lock of its task."""
+    key, held = view.lock or ("", None)
+    if held is None or held.job == view.job.pk:
         return
-    key, held = view.held_lock
     holder = gettext("the job %s") % held.job if held.job else gettext("somebody who is no job")
     until = "" if held.left is None else gettext(", for %s more unless it is renewed") % duration(held.left)
-    yield Reason(
-        "lock_held",
-        gettext("The lock %(key)s is held by %(holder)s%(until)s. It tries again until that is free.")
-        % {"key": repr(key), "holder": holder, "until": until},
-        f"manage.py jobs why {held.job}" if held.job else "",
-        {"lock": key, "job": held.job and str(held.job), "seconds": held.left},
+    says = gettext("The lock %(key)s is held by %(holder)s%(until)s. It tries again until that is free.")
+    cure = f"manage.py jobs why {held.job}" if held.job else ""
+    values = {"key": repr(key), "holder": holder, "until": until}
+    yield Reason("lock_held", says % values, cure, lock=key, job=held.job, seconds=held.left)
+
+
+_ACTIVITY = """
+SELECT pid, activity.application_name, activity.state, extract(epoch FROM clock_timestamp() - activity.xact_start)
+"""
+
+#: Whose open transaction has locked or changed the row. The look waits for nobody, and locks nothing.
+_LOCKING = """
+FROM jobs_job JOIN pg_locks ON locktype = 'transactionid' AND transactionid = jobs_job.xmax AND granted
+JOIN pg_stat_activity AS activity USING (pid) WHERE jobs_job.id = %s
+"""
+
+#: As long as it is open nothing is cleaned up that ended since, and claims step over it.
+_OLDEST = """
+FROM pg_stat_activity AS activity
+WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
+  AND xact_start < clock_timestamp() - interval '1 second' * %s ORDER BY xact_start LIMIT 1
+"""
+
+
+def held_up(view: View, code: str, says: str, where: str, value: Any, **evidence: Any) -> Iterator[Reason]:
+    """A transaction of somebody else, if ``where`` finds one. Only PostgreSQL says."""
+    if connections[view.using].vendor != "postgresql":
+        return
+    with connections[view.using].cursor() as cursor:
+        cursor.execute(_ACTIVITY + where, [value])
+        found = cursor.fetchone()
+    if found is not None:
+        pid, application, state, seconds = found
+        cure = gettext("SELECT * FROM pg_stat_activity WHERE pid = %s shows what that does.") % pid
+        says %= {"pid": pid, "state": state, "since": duration(float(seconds or 0))}
+        evidence |= {"pid": pid, "application": application, "state": state, "seconds": float(seconds or 0)}
+        yield Reason(code, says, cure, **evidence)
+
+
+def due(view: View) -> Iterator[Reason]:
+    """Its time has come, and nobody runs it yet."""
+    if not _is_due(view):
+        return
+    yield from locked(view)
+    says = gettext(
+        "Its row is locked by the database process %(pid)s (%(state)s, its transaction open since %(since)s): no "
+        "worker can claim it."
     )
+    yield from held_up(view, "row_locked", says, _LOCKING, view.job.pk)
+    if view.pause is None and view.consumers:
+        # Else that was said, and keeps it for longer than any line.
+        yield from _in_line(view)
 
 
 def _in_line(view: View) -> Iterator[Reason]:
-    job, late = view.job, view.since(view.job.run_at)
-    values = {"ago": view.ago(job.run_at), "running": view.running, "processes": view.processes or "?"}
-    evidence = {"due_seconds": round(late, 3), "running": view.running, "processes": view.processes}
-    is_late = late > late_after()
-    yield from row_locked(view)
-    if view.pause is not None or not view.consumers:
-        # That was said, and keeps it for longer than any line.
-        return
+    job, nodes = view.job, [worker.node for worker in view.consumers]
+    running = Job.objects.using(view.using).filter(state=State.RUNNING, node__in=nodes).count()
+    processes = sum(node.concurrency or 0 for node in nodes)
+    values = {"ago": view.ago(job.run_at), "running": running, "processes": processes or "?"}
+    evidence = {"due_seconds": view.since(job.run_at), "running": running, "processes": processes}
+    is_late = view.since(job.run_at) > late_after()
+    cure = ""
     if job.state == State.SCHEDULED:
+        code, says = "due", gettext("It is due since %(ago)s, and a worker makes it ready in a moment.")
         if is_late:
-            says = gettext("It is due since %(ago)s, and no worker has made it ready.")
+            code, says = "overdue", gettext("It is due since %(ago)s, and no worker has made it ready.")
             cure = gettext("Every worker does that: look at their logs.")
-            yield Reason("overdue", says % values, cure, evidence)
-        else:
-            says = gettext("It is due since %(ago)s, and a worker makes it ready in a moment.")
-            yield Reason("due", says % values, "", evidence)
+        yield Reason(code, says % values, cure, **evidence)
         return
-    evidence |= {"ahead": view.ahead, "capped": view.ahead == MOST}
-    is_busy = 0 < view.processes <= view.running
-    more = gettext("If that takes too long: more workers, or more processes (--concurrency).")
-    if view.ahead:
+    ahead = _ahead(view)
+    evidence |= {"ahead": ahead, "capped": ahead == MOST}
+    if ahead or 0 < processes <= running:
+        cure = gettext("If that takes too long: more workers, or more processes (--concurrency).")
+    if ahead:
+        values["ahead"] = at_least(ahead, ahead == MOST)
+        code = "in_line"
         says = ngettext(
             "It is ready since %(ago)s and waits for its turn: %(ahead)s ready job of its queue comes before it. Its "
             "workers have %(processes)s processes; running: %(running)s.",
             "It is ready since %(ago)s and waits for its turn: %(ahead)s ready jobs of its queue come before it. Its "
             "workers have %(processes)s processes; running: %(running)s.",
-            view.ahead,
+            ahead,
         )
-        yield Reason("in_line", says % {**values, "ahead": at_least(view.ahead, view.ahead == MOST)}, more, evidence)
-    elif is_busy:
+    elif 0 < processes <= running:
+        code = "busy_workers"
         says = gettext(
             "It is ready since %(ago)s and the next of its queue, and its workers are busy: they have %(processes)s "
             "processes; running: %(running)s."
         )
-        yield Reason("busy_workers", says % values, more, evidence)
     elif is_late:
+        code = "not_taken"
         says = gettext("It is ready since %(ago)s and the next of its queue, and no worker takes it.")
-        yield Reason("not_taken", says % values, gettext("Look at the workers' logs: manage.py jobs doctor"), evidence)
+        cure = gettext("Look at the workers' logs: manage.py jobs doctor")
     else:
-        says = gettext("It is ready since %(ago)s, and a worker takes it in a moment.")
-        yield Reason("next", says % values, "", evidence)
+        code, says = "next", gettext("It is ready since %(ago)s, and a worker takes it in a moment.")
+    yield Reason(code, says % values, cure, **evidence)
     if is_late:
-        yield from slowed(view)
+        says = gettext(
+            "The database process %(pid)s (%(state)s) keeps a transaction open since %(since)s: each claim steps over "
+            "all jobs that were ready since then."
+        )
+        yield from held_up(view, "old_transaction", says, _OLDEST, OLD)
+
+
+def _ahead(view: View) -> int:
+    """How many ready jobs of its queue are claimed before this one; nobody counts beyond ``census.MOST``."""
+    job = view.job
+    # As the database has it: SQLite compares texts, and Django would write another one.
+    run_at = Subquery(Job.objects.using(view.using).filter(pk=job.pk).values("run_at"))
+    ready = in_line(view.using).filter(queue=job.queue)
+    # One by one, each is a stretch of the index; in one condition they would read all of the queue.
+    parts = (
+        ready.filter(rank__lt=job.rank),
+        ready.filter(rank=job.rank, run_at__lt=run_at),
+        ready.filter(rank=job.rank, run_at=run_at, pk__lt=job.pk),
+    )
+    return min(MOST, sum(part[:MOST].count() for part in parts))
 
 
 def misfit(view: View) -> Iterator[Reason]:
     """The arguments do not fit the task as it is now."""
-    task = view.task
-    if task is None or not getattr(task, "is_transactional", False):
+    job, task = view.job, view.task
+    if not getattr(task, "is_transactional", False):
         return
     try:
         signature = signature_of(type(task))
-        bind(signature, view.job.args, view.job.kwargs)
+        bind(signature, job.args, job.kwargs)
     except TypeError as exc:
-        yield Reason(
-            "old_signature",
-            gettext("Its arguments do not fit the task as it is now, %(task)s%(signature)s: %(error)s.")
-            % {"task": view.job.task, "signature": signature, "error": exc},
-            gettext(
-                "Let the task take the old arguments as well until no such job is left (a default for what is new), "
-                "deploy, and retry: manage.py jobs retry %s"
-            )
-            % view.job.pk,
-            {"args": len(view.job.args), "kwargs": sorted(view.job.kwargs), "signature": str(signature)},
+        says = gettext("Its arguments do not fit the task as it is now, %(task)s%(signature)s: %(error)s.")
+        cure = gettext(
+            "Let the task take the old arguments as well until no such job is left (a default for what is new), "
+            "deploy, and retry: manage.py jobs retry %s"
         )
+        values = {"task": job.task, "signature": signature, "error": exc}
+        evidence = {"args": len(job.args), "kwargs": sorted(job.kwargs), "signature": str(signature)}
+        yield Reason("old_signature", says % values, cure % job.pk, **evidence)
+
+
+#: What keeps it now comes first, and then what would keep it after that.
+LOOKS = (expired, not_adopted, own_time, paused, no_worker, unknown_task, due, misfit)

@@ -11,9 +11,8 @@ from django.utils import timezone
 
 from jobs import databases, queues
 from jobs.fields import first_id
-from jobs.histogram import bucket
 from jobs.maintenance import rescue
-from jobs.maintenance.tally import HOUR, MINUTE, clock, floor
+from jobs.maintenance.tally import HOUR, MINUTE, bucket, clock, floor
 from jobs.models import Effect, Job, Marker, Node, Pause, Tally
 
 WELCOME, CHARGE = "shop.tasks.send_welcome_email", "shop.tasks.charge_order"

@@ -1,0 +1,299 @@
+"""The rules of the promise: a sentence each, and the query for what breaks it. There are three kinds.
+
+:data:`SHAPES`
+    are about the columns of one row. They hold in every committed state, at every moment.
+A rule without a bound
+    compares rows. It holds at every moment, too. What it counts as waiting waits for a person, and breaks nothing.
+A rule with a bound
+    is about what a worker has to put right. Rows that wait for that are *recovering*, and *violations* only when
+    they have waited for longer than the bound while a worker was there to do it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from django.apps import apps
+from django.db import connections
+from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet
+from django.db.models.functions import Now
+from django.utils.translation import gettext_lazy as _
+
+from jobs import databases, effects, queues
+from jobs.census import LIVE, MOST, heads, in_line, late_after, running_by_node, silence, workers
+from jobs.conf import conf
+from jobs.lifecycle import now_plus
+from jobs.maintenance.clock import LONGEST_TICK
+from jobs.models import Cancellation, Effect, Job, Marker, Node, State
+
+#: Seconds that a busy machine may take on top of any bound.
+SLACK = 10.0
+
+
+class Shape(NamedTuple):
+    """What holds for the columns of each job. CHECK constraints keep most of it; but somebody may have dropped them."""
+
+    id: str
+    #: A sentence, lazily translated.
+    says: Any
+    broken: Q
+
+
+_FAILED = Q(state__in=(State.FAILED, State.CANCELLED))
+_UNCLAIMED = Q(lease__lt=1) | Q(token=None) | Q(node_id=None) | Q(started_at=None)
+_NEGATIVE = Q(retries__lt=0) | Q(crashes__lt=0) | Q(node_losses__lt=0) | Q(snoozes__lt=0)
+
+SHAPES = (
+    Shape("state-known", _("a job is in one of the six states"), ~Q(state__in=State.values)),
+    Shape(
+        "live-not-finished",
+        _("a job that has not ended has no time of its end"),
+        Q(state__in=LIVE, finished_at__isnull=False),
+    ),
+    Shape("ended-finished", _("a job that ended has the time of its end"), Q(finished_at=None) & ~Q(state__in=LIVE)),
+    Shape("failure-explained", _("a job that failed or was cancelled says why"), _FAILED & Q(error__isnull=True)),
+    Shape(
+        "success-without-error", _("a job that succeeded has no error"), Q(state=State.SUCCEEDED, error__isnull=False)
+    ),
+    Shape(
+        "success-claimed",
+        _("a job that succeeded was claimed: it has a lease, a token, a node and a start"),
+        Q(state=State.SUCCEEDED) & _UNCLAIMED,
+    ),
+    Shape(
+        "running-claimed",
+        _("a running job has a lease, a token, a node and a start"),
+        Q(state=State.RUNNING) & _UNCLAIMED,
+    ),
+    Shape(
+        "counts-add-up",
+        _("no count is negative, and each crash, loss and snooze had a claim of its own"),
+        # Not the retries: a job that was made of somebody else's message brings its own number.
+        _NEGATIVE | Q(lease__lt=F("crashes") + F("node_losses") + F("snoozes")),
+    ),
+    Shape(
+        "losses-explained",
+        _("each job that crashed or lost its worker has an error that says so"),
+        (Q(crashes__gt=0) | Q(node_losses__gt=0)) & Q(errors__isnull=True),
+    ),
+)
+
+
+class View:
+    """What all rules look at together: which workers are there."""
+
+    def __init__(self) -> None:
+        #: Those that nobody has declared dead, and of them those that beat.
+        self.workers = workers(Node.objects.using(databases.home()).filter(dead_at=None).defer("tasks"))
+        self.working = [worker for worker in self.workers if worker.is_alive]
+        #: For how many seconds there has been a worker.
+        self.worked_for = max((worker.age for worker in self.working), default=0.0)
+
+    @cached_property
+    def served(self) -> set[str]:
+        """The queues that a worker consumes which has a free process."""
+        running = running_by_node()
+        nodes = [worker.node for worker in self.working if worker.takes_jobs]
+        return {queue for node in nodes if running[node.pk] < (node.concurrency or 0) for queue in node.queues}
+
+    def silent(self, seconds: float) -> list[uuid.UUID]:
+        """The nodes that nobody has declared dead, and that have not beaten for so long."""
+        return [worker.node.pk for worker in self.workers if min(worker.silence, worker.age) > seconds]
+
+
+#: What a query of a rule found: querysets, in the order in which maintenance comes to them, which have no row in
+#: common; or lists of keys (each in a tuple), where the rule is not about rows.
+Rows = list[Any]
+
+
+@dataclass(slots=True)
+class Rule:
+    """What holds between rows. It decorates the query for the rows of a database that break it.
+
+    With a bound the query is for those that have waited for so many seconds.
+    """
+
+    id: str
+    #: A sentence, lazily translated.
+    says: Any
+    #: How long somebody may take to put a row right, in seconds; 0: it is broken at once.
+    bound: Callable[[], float] = float
+    #: All rows that wait, if they are others than those that have waited for ``quiet`` seconds.
+    waiting: Callable[[str], Rows] | None = None
+    quiet: Callable[[], float] = float
+    #: About nodes and beats, which live in the first of the databases.
+    at_home: bool = False
+    broken: Callable[[View, str, float], Rows] = field(init=False)
+
+    def __call__(self, broken: Callable[[View, str, float], Rows]) -> None:
+        self.broken = broken
+        RULES.append(self)
+
+
+#: In the order of the report.
+RULES: list[Rule] = []
+
+
+def rescue_bound() -> float:
+    """From the death of a node, as it was declared, until its jobs are given back."""
+    return 2 * conf().HEARTBEAT + SLACK
+
+
+def death_bound() -> float:
+    """From the last beat of a node until it is declared dead and its jobs are given back."""
+    return conf().DEAD_AFTER + 3 * conf().HEARTBEAT + SLACK
+
+
+def poll_bound() -> float:
+    """From the moment at which a worker should do something until it did."""
+    return conf().POLL_INTERVAL + 3 * len(conf().DATABASES) * LONGEST_TICK + SLACK
+
+
+def suspicious() -> float:
+    return conf().DEAD_AFTER / 2
+
+
+def jobs(using: str, *states: State) -> QuerySet[Job]:
+    return Job.objects.using(using).filter(state__in=states)
+
+
+# Running jobs, and the nodes that run them. (Hard limits are not judged: only prefork has them.)
+
+
+@Rule("running-on-a-node", _("the node of a running job has a row"))
+def of_no_node(view: View, using: str, seconds: float) -> Rows:
+    node = Node.objects.using(using).filter(pk=OuterRef("node_id"))
+    return [jobs(using, State.RUNNING).filter(~Exists(node), node_id__isnull=False)]
+
+
+@Rule("dead-node-rescued", _("the jobs that a dead node was running are given back"), rescue_bound)
+def of_dead_nodes(view: View, using: str, seconds: float) -> Rows:
+    return [jobs(using, State.RUNNING).filter(node__dead_at__lte=now_plus(-seconds))]
+
+
+@Rule(
+    "silent-node-rescued",
+    _("the jobs of a node that does not beat any more are given back"),
+    death_bound,
+    quiet=suspicious,
+)
+def of_silent_nodes(view: View, using: str, seconds: float) -> Rows:
+    return [jobs(using, State.RUNNING).filter(node_id__in=view.silent(seconds))]
+
+
+@Rule(
+    "silent-node-dead",
+    _("a node that does not beat any more is declared dead"),
+    death_bound,
+    quiet=suspicious,
+    at_home=True,
+)
+def silent_nodes(view: View, using: str, seconds: float) -> Rows:
+    return [Node.objects.using(using).filter(pk__in=view.silent(seconds))]
+
+
+@Rule("dead-node-silent", _("a dead node finds its beat gone, and takes a new id"), rescue_bound, at_home=True)
+def dead_nodes_that_beat(view: View, using: str, seconds: float) -> Rows:
+    return [Node.objects.using(using).filter(pk__in=silence(), dead_at__lte=now_plus(-seconds))]
+
+
+@Rule("dead-everywhere", _("a node that is dead in the first database is dead in all"), rescue_bound)
+def dead_at_home_only(view: View, using: str, seconds: float) -> Rows:
+    nodes = Node.objects.using(using).filter(dead_at=None)
+    if using == databases.home() or not (alive := list(nodes.values_list("pk", flat=True))):
+        return []
+    dead = Node.objects.using(databases.home()).filter(pk__in=alive, dead_at__lte=now_plus(-seconds))
+    return [nodes.filter(pk__in=list(dead.values_list("pk", flat=True)))]
+
+
+# Jobs that wait: they become ready when they are due, and a worker that is free takes them
+
+
+@Rule("due-ready", _("a scheduled job that is due becomes ready"), poll_bound)
+def overdue(view: View, using: str, seconds: float) -> Rows:
+    return [jobs(using, State.SCHEDULED).filter(run_at__lte=now_plus(-seconds)).order_by("run_at")]
+
+
+def ready_for(using: str, seconds: float, served: set[str] | None = None) -> Rows:
+    """Of a queue that is not paused; stretch by stretch of the index that claims use."""
+    paused = queues.paused()
+    ready = in_line(using).filter(Q(expires_at=None) | Q(expires_at__gt=Now()), run_at__lte=now_plus(-seconds))
+    return [
+        ready.filter(queue=head.queue, rank=head.rank)
+        for head in heads(using)
+        if head.seconds > seconds and head.queue not in paused and (served is None or head.queue in served)
+    ]
+
+
+@Rule(
+    "ready-taken",
+    _("a worker that has a free process takes the ready jobs of its queues"),
+    poll_bound,
+    # Under a long backlog they wait, and nothing is wrong.
+    waiting=lambda using: ready_for(using, late_after()),
+)
+def not_taken(view: View, using: str, seconds: float) -> Rows:
+    return ready_for(using, seconds, view.served)
+
+
+@Rule("expired-cancelled", _("a job that was not started before it expired is cancelled"), poll_bound)
+def expired(view: View, using: str, seconds: float) -> Rows:
+    waiting = jobs(using, State.SCHEDULED, State.READY)
+    return [waiting.filter(expires_at__lte=now_plus(-seconds)).order_by("expires_at")]
+
+
+@Rule("cancellation-heeded", _("a job that was asked to end while it ran does not wait to run again"), poll_bound)
+def asked_to_end(view: View, using: str, seconds: float) -> Rows:
+    """Notes that ask a job to end that does not run."""
+    running = jobs(using, State.RUNNING).filter(pk=OuterRef("pk"))
+    return [Cancellation.objects.using(using).filter(~Exists(running), at__lte=now_plus(-seconds)).order_by("at")]
+
+
+# External calls. Whether a call happened, no query can say: it is shown, and breaks nothing
+
+
+@Rule(
+    "effects-settled",
+    _("an external call was begun by a run, and what became of it is known (else its job or a person finds out)"),
+    waiting=lambda using: [effects.unsettled(using)],
+)
+def begun_by_no_run(view: View, using: str, seconds: float) -> Rows:
+    """Begun under a lease that its job never had."""
+    later = Job.objects.using(using).filter(pk=OuterRef("job"), lease__lt=OuterRef("lease"))
+    open_ones = Effect.objects.using(using).exclude(state=Effect.State.SENT)
+    return [open_ones.filter(Q(lease__lt=1) | Exists(later))]
+
+
+# Idempotency keys: a marker is committed with the effects that it stands for, and with their job
+
+
+@Rule("one-marker-per-key", _("an idempotency key has one marker, so that its effects are committed once"))
+def twice(view: View, using: str, seconds: float) -> Rows:
+    """Only a lost constraint lets a key have two markers."""
+    markers = Marker.objects.using(using).values("key", "kind").annotate(count=Count("*")).filter(count__gt=1)
+    return [list(markers.order_by().values_list("key")[:MOST])]
+
+
+@Rule("marker-succeeded", _("the job that left the marker of an idempotency key succeeded"))
+def without_a_success(view: View, using: str, seconds: float) -> Rows:
+    other = Job.objects.using(using).filter(pk=OuterRef("job")).exclude(state=State.SUCCEEDED)
+    return [Marker.objects.using(using).filter(Exists(other), kind=Marker.Kind.TASK)]
+
+
+@Rule("schema-complete", _("the database has all constraints and indexes of the models"))
+def missing(view: View, using: str, seconds: float) -> Rows:
+    """Constraints and indexes that the models have, and the database has not."""
+    connection = connections[using]
+    found = []
+    with connection.cursor() as cursor:
+        for model in apps.get_app_config(Job._meta.app_label).get_models():
+            present = connection.introspection.get_constraints(cursor, model._meta.db_table)
+            names = [index.name for index in model._meta.indexes]
+            if connection.features.can_introspect_check_constraints:
+                names += [constraint.name for constraint in model._meta.constraints]
+            found += [(name,) for name in names if name not in present]
+    return [found]
