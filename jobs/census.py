@@ -17,11 +17,9 @@ from django.utils.translation import gettext, ngettext
 
 from jobs import databases, instance
 from jobs.conf import conf
-from jobs.models import ENDED, Job, Node, State
+from jobs.models import ENDED, LIVE, Job, Node, State
 from jobs.queues import paused as paused_queues
 from jobs.times import duration
-
-LIVE = (State.SCHEDULED, State.READY, State.RUNNING)
 
 #: Nobody counts further: of a long backlog it matters that it is long.
 MOST = 10_000
@@ -63,10 +61,8 @@ def workers(nodes: QuerySet[Node]) -> list[Worker]:
     """The nodes, oldest first, each with its silence."""
     # Race with a node that registers itself: first its row, then its beat. So it is read the other way round.
     known = silence()
-    return [
-        Worker(node, known.get(node.pk, math.inf))
-        for node in nodes.annotate(age=_age("started_at")).order_by("started_at")
-    ]
+    rows = nodes.annotate(age=_age("started_at")).order_by("started_at")
+    return [Worker(node, known.get(node.pk, math.inf)) for node in rows]
 
 
 def silence() -> dict[uuid.UUID, float]:
@@ -182,11 +178,11 @@ def gather(live: bool) -> dict[str, Any]:
             queue["oldest_ready_seconds"] = max(queue["oldest_ready_seconds"] or 0.0, head.seconds)
             queue["capped"] |= head.number >= MOST
         first = list(scheduled(alias).values_list("queue", "age", "task", "error__type")[:MOST])
-        for name, age, task, error in first:
-            queues[name]["scheduled"] += 1
+        for name, count in Counter(name for name, *_ in first).items():
+            queues[name]["scheduled"] += count
             queues[name]["capped"] |= len(first) >= MOST
-            late += [age.total_seconds()] if age.total_seconds() >= 0 else []
-            unknown[task] += error == UNKNOWN
+        late += [seconds for _, age, *_ in first if (seconds := age.total_seconds()) >= 0]
+        unknown.update(task for _, _, task, error in first if error == UNKNOWN)
         for name, node, count in rows.filter(state=State.RUNNING).values_list("queue", "node_id").annotate(Count("pk")):
             queues[name]["running"] += count
             running[node] += count
@@ -210,7 +206,7 @@ def gather(live: bool) -> dict[str, Any]:
         "dead_nodes": dead,
         "oldest_ready_seconds": max(waited, default=None),
         "due": {"count": len(late), "lag_seconds": round(max(late, default=0.0), 3)},
-        "unknown_tasks": dict(+unknown),
+        "unknown_tasks": dict(unknown),
     }
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, namedtuple
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.db import connections
 from django.db.models import TextField
@@ -35,16 +35,12 @@ SERIES = 8
 FAILURES = 50
 
 
-class Span(NamedTuple):
-    """A stretch of time that ends now, and the bars that it is shown in."""
-
-    name: str
-    #: The stretch of the tallies that it is made of.
-    bar: datetime.timedelta
-    bars: int
-
-
+#: A stretch of time that ends now: the stretch of the tallies that it is made of, and in how many bars it is shown.
+Span = namedtuple("Span", "name bar bars")
 SPANS = {each.name: each for each in (Span("hour", MINUTE, 60), Span("day", HOUR, 24), Span("week", QUARTER, 28))}
+
+#: Of a tally, what is read here; a model of each would take most of the page's time.
+Counted = namedtuple("Counted", "begin task queue state error jobs ran waited")
 
 
 @dataclass
@@ -56,19 +52,6 @@ class Chart:
     @property
     def highest(self) -> int:
         return max((sum(values) for values in zip(*self.series.values(), strict=True)), default=0)
-
-
-class Counted(NamedTuple):
-    """Of a tally, what is read here; a model of each would take most of the page's time."""
-
-    begin: datetime.datetime
-    task: str
-    queue: str
-    state: str
-    error: str
-    jobs: int
-    ran: dict[str, int]
-    waited: dict[str, int]
 
 
 class Dashboard:
@@ -124,21 +107,14 @@ class Dashboard:
         ]
 
     def failures(self) -> list[dict[str, Any]]:
-        groups: dict[tuple[str, str], list[Counted]] = defaultdict(list)
+        found: dict[tuple[str, str], dict[str, Any]] = {}
         for row in self.tallies:
             if row.state == State.FAILED:
-                groups[row.task, row.error].append(row)
-        found = [
-            {
-                "task": task,
-                "error": error,
-                "count": sum(row.jobs for row in rows),
-                "first": min(row.begin for row in rows),
-                "last": max(row.begin for row in rows),
-            }
-            for (task, error), rows in groups.items()
-        ]
-        return sorted(found, key=lambda each: -each["count"])
+                each = found.setdefault((row.task, row.error), {"count": 0, "first": row.begin, "last": row.begin})
+                each["count"] += row.jobs
+                each["first"], each["last"] = min(each["first"], row.begin), max(each["last"], row.begin)
+        kinds = [{"task": task, "error": error, **each} for (task, error), each in found.items()]
+        return sorted(kinds, key=lambda each: -each["count"])
 
     def queues(self) -> list[dict[str, Any]]:
         """With their rates (jobs a minute), and how long it takes until all that is ready has run (seconds)."""

@@ -18,10 +18,7 @@ from django.db.models.functions import Now
 
 from jobs import databases, lifecycle
 from jobs.conf import conf
-from jobs.models import Instance, Job, Message, Node, State
-
-#: The states that run sooner or later.
-LIVE = (State.SCHEDULED, State.READY, State.RUNNING)
+from jobs.models import LIVE, Instance, Job, Message, Node, State
 
 #: Whether the role may read the cluster's identifier. Everybody may, unless somebody took it away.
 _MAY_IDENTIFY = "SELECT has_function_privilege(to_regprocedure('pg_control_system()')::oid, 'EXECUTE')"

@@ -27,6 +27,8 @@ class State(models.TextChoices):
     CANCELLED = "cancelled", _("cancelled")
 
 
+#: The states that run sooner or later.
+LIVE = (State.SCHEDULED, State.READY, State.RUNNING)
 ENDED = (State.SUCCEEDED, State.FAILED, State.CANCELLED)
 #: As values: for the condition of an index.
 UNSUCCESSFUL = ("failed", "cancelled")

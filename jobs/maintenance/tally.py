@@ -47,10 +47,8 @@ class Count:
         self._done: dict[str, datetime.datetime] = {}
 
     def run_once(self) -> dict[str, int]:
-        done = {"jobs": 0}
-        for alias in conf().DATABASES:
-            done["jobs"] += databases.guarded(alias, partial(self._run, alias)) or 0
-        return done
+        counts = (databases.guarded(alias, partial(self._run, alias)) for alias in conf().DATABASES)
+        return {"jobs": sum(count or 0 for count in counts)}
 
     def _run(self, using: str) -> int:
         if not is_eldest(self._node, using):
@@ -72,12 +70,11 @@ class Count:
             except IntegrityError:
                 # Race: another one counts the same at this moment, and both come to the same.
                 return counted
-            since = until
+            self._done[using] = max(begin, until)
             # Not where it began: the minutes that are counted again would be all that is ever counted.
             if self._node is not None and begin < until < end and time.monotonic() > deadline:
-                self._done[using] = until
                 return counted
-        self._done[using] = end
+            since = until
         rows = Tally.objects.using(using)
         rows.filter(length=60, begin__lt=oldest_minute)._raw_delete(using)
         rows.filter(length=seconds(QUARTER), begin__lt=end - QUARTERS_KEPT)._raw_delete(using)
@@ -195,11 +192,6 @@ def bucket(seconds: float) -> int:
     return 0 if seconds <= LEAST else math.ceil(round(math.log(seconds / LEAST, STEP), 9))
 
 
-def middle(number: int) -> float:
-    """Seconds that stand for a bucket."""
-    return LEAST * STEP**number / math.sqrt(STEP)
-
-
 def added(histograms: Iterable[Mapping[Any, int]]) -> dict[int, int]:
     """One out of several, also as they come out of JSON."""
     total: Counter[Any] = Counter()
@@ -215,5 +207,6 @@ def percentile(histogram: Mapping[int, int], part: float) -> float | None:
     for number in sorted(histogram):
         seen += histogram[number]
         if seen >= needed and seen:
-            return middle(number)
+            # The middle of the bucket.
+            return LEAST * STEP ** (number - 0.5)
     return None

@@ -21,7 +21,7 @@ from jobs.census import LIVE, MOST, in_line
 from jobs.conf import conf
 from jobs.fields import created_since
 from jobs.models import Job, State
-from jobs.verify.rules import RULES, SHAPES, View
+from jobs.verify.rules import RULES, SHAPES, Rule, Shape, View
 from jobs.verify.suspicion import Suspicion, count, first
 
 #: Of history what was made in so many seconds is read, and so many jobs at the most, unless all of it is asked for.
@@ -84,7 +84,8 @@ def verify(*, everything: bool = False, patient: bool = True, tell: Callable[[st
         Unverifiable: a database does not answer, or has not all tables.
     """
     view = _look()
-    findings = {each.id: Finding(each.id, str(each.says)) for each in (*SHAPES, *RULES)}
+    every: tuple[Shape | Rule, ...] = (*SHAPES, *RULES)
+    findings = {each.id: Finding(each.id, str(each.says)) for each in every}
     for alias in conf().DATABASES:
         with _asking(alias):
             _hold_shapes(alias, findings, everything)

@@ -129,9 +129,10 @@ class Rule:
     at_home: bool = False
     broken: Callable[[View, str, float], Rows] = field(init=False)
 
-    def __call__(self, broken: Callable[[View, str, float], Rows]) -> None:
+    def __call__(self, broken: Callable[[View, str, float], Rows]) -> Callable[[View, str, float], Rows]:
         self.broken = broken
         RULES.append(self)
+        return broken
 
 
 #: In the order of the report.
@@ -157,8 +158,8 @@ def suspicious() -> float:
     return conf().DEAD_AFTER / 2
 
 
-def jobs(using: str, *states: State) -> QuerySet[Job]:
-    return Job.objects.using(using).filter(state__in=states)
+def running(using: str) -> QuerySet[Job]:
+    return Job.objects.using(using).filter(state=State.RUNNING)
 
 
 # Running jobs, and the nodes that run them. (Hard limits are not judged: only prefork has them.)
@@ -167,12 +168,12 @@ def jobs(using: str, *states: State) -> QuerySet[Job]:
 @Rule("running-on-a-node", _("the node of a running job has a row"))
 def of_no_node(view: View, using: str, seconds: float) -> Rows:
     node = Node.objects.using(using).filter(pk=OuterRef("node_id"))
-    return [jobs(using, State.RUNNING).filter(~Exists(node), node_id__isnull=False)]
+    return [running(using).filter(~Exists(node), node_id__isnull=False)]
 
 
 @Rule("dead-node-rescued", _("the jobs that a dead node was running are given back"), rescue_bound)
 def of_dead_nodes(view: View, using: str, seconds: float) -> Rows:
-    return [jobs(using, State.RUNNING).filter(node__dead_at__lte=now_plus(-seconds))]
+    return [running(using).filter(node__dead_at__lte=now_plus(-seconds))]
 
 
 @Rule(
@@ -182,7 +183,7 @@ def of_dead_nodes(view: View, using: str, seconds: float) -> Rows:
     quiet=suspicious,
 )
 def of_silent_nodes(view: View, using: str, seconds: float) -> Rows:
-    return [jobs(using, State.RUNNING).filter(node_id__in=view.silent(seconds))]
+    return [running(using).filter(node_id__in=view.silent(seconds))]
 
 
 @Rule(
@@ -215,7 +216,8 @@ def dead_at_home_only(view: View, using: str, seconds: float) -> Rows:
 
 @Rule("due-ready", _("a scheduled job that is due becomes ready"), poll_bound)
 def overdue(view: View, using: str, seconds: float) -> Rows:
-    return [jobs(using, State.SCHEDULED).filter(run_at__lte=now_plus(-seconds)).order_by("run_at")]
+    rows = Job.objects.using(using).filter(state=State.SCHEDULED, run_at__lte=now_plus(-seconds))
+    return [rows.order_by("run_at")]
 
 
 def ready_for(using: str, seconds: float, served: set[str] | None = None) -> Rows:
@@ -242,15 +244,15 @@ def not_taken(view: View, using: str, seconds: float) -> Rows:
 
 @Rule("expired-cancelled", _("a job that was not started before it expired is cancelled"), poll_bound)
 def expired(view: View, using: str, seconds: float) -> Rows:
-    waiting = jobs(using, State.SCHEDULED, State.READY)
+    waiting = Job.objects.using(using).filter(state__in=(State.SCHEDULED, State.READY))
     return [waiting.filter(expires_at__lte=now_plus(-seconds)).order_by("expires_at")]
 
 
 @Rule("cancellation-heeded", _("a job that was asked to end while it ran does not wait to run again"), poll_bound)
 def asked_to_end(view: View, using: str, seconds: float) -> Rows:
     """Notes that ask a job to end that does not run."""
-    running = jobs(using, State.RUNNING).filter(pk=OuterRef("pk"))
-    return [Cancellation.objects.using(using).filter(~Exists(running), at__lte=now_plus(-seconds)).order_by("at")]
+    notes = Cancellation.objects.using(using).filter(~Exists(running(using).filter(pk=OuterRef("pk"))))
+    return [notes.filter(at__lte=now_plus(-seconds)).order_by("at")]
 
 
 # External calls. Whether a call happened, no query can say: it is shown, and breaks nothing

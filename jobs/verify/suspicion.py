@@ -78,7 +78,7 @@ class Suspicion:
 
 def _is_writable(using: str) -> bool:
     """SQLite has one write lock, which a body holds as long as it runs: nobody else can do anything meanwhile."""
-    connection = connections[using]
+    connection: Any = connections[using]
     if connection.vendor != "sqlite" or connection.in_atomic_block:
         return True
     options = connection.get_connection_params() | {"timeout": LOCK_WAIT}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from django.utils.translation import gettext, ngettext
 
@@ -79,7 +80,7 @@ RUNNING = (dead_worker, asked_to_end, blocked, calling, runs)
 
 def succeeded(view: View) -> Iterator[Reason]:
     job = view.job
-    evidence = {"finished_at": job.finished_at, "lease": job.lease}
+    evidence: dict[str, Any] = {"finished_at": job.finished_at, "lease": job.lease}
     values = {"ago": view.ago(job.finished_at), "lease": job.lease, "other": job.replay_of, "key": job.marker_key}
     if job.replay_of is not None:
         says = gettext(
