@@ -34,7 +34,6 @@ SERIES = 8
 #: Of the kinds of failures the most frequent are shown.
 FAILURES = 50
 
-
 #: A stretch of time that ends now: the stretch of the tallies that it is made of, and in how many bars it is shown.
 Span = namedtuple("Span", "name bar bars")
 SPANS = {each.name: each for each in (Span("hour", MINUTE, 60), Span("day", HOUR, 24), Span("week", QUARTER, 28))}

@@ -200,7 +200,7 @@ def test_each_rule_sees_what_breaks_it(worker, rule, break_it):
 
 
 def test_each_rule_is_seen_broken():
-    every = [each.id for each in (*SHAPES, *RULES)]
+    every = [*SHAPES, *(rule.id for rule in RULES)]
     assert len(every) == len(set(every))
     assert set(every) == {rule for rule, _ in BREAKERS} | OTHERS
 
@@ -509,7 +509,7 @@ def test_a_line_for_each_rule_and_exit_status_0():
     status, out, _ = run()
     lines = out.splitlines()
     assert status == 0
-    assert [line.split()[0] for line in lines[:-1]] == [each.id for each in (*SHAPES, *RULES)]
+    assert [line.split()[0] for line in lines[:-1]] == [*SHAPES, *(rule.id for rule in RULES)]
     assert {line.split()[1] for line in lines[:-1]} == {"ok"}
     assert lines[-1] == f"{len(lines) - 1} rules, 0 violations, 0 recovering, 0 workers: nothing recovers without one"
 

@@ -21,7 +21,7 @@ from jobs.census import LIVE, MOST, in_line
 from jobs.conf import conf
 from jobs.fields import created_since
 from jobs.models import Job, State
-from jobs.verify.rules import RULES, SHAPES, Rule, Shape, View
+from jobs.verify.rules import RULES, SHAPES, View
 from jobs.verify.suspicion import Suspicion, count, first
 
 #: Of history what was made in so many seconds is read, and so many jobs at the most, unless all of it is asked for.
@@ -84,8 +84,8 @@ def verify(*, everything: bool = False, patient: bool = True, tell: Callable[[st
         Unverifiable: a database does not answer, or has not all tables.
     """
     view = _look()
-    every: tuple[Shape | Rule, ...] = (*SHAPES, *RULES)
-    findings = {each.id: Finding(each.id, str(each.says)) for each in every}
+    findings = {id: Finding(id, str(says)) for id, (says, _) in SHAPES.items()}
+    findings |= {rule.id: Finding(rule.id, str(rule.says)) for rule in RULES}
     for alias in conf().DATABASES:
         with _asking(alias):
             _hold_shapes(alias, findings, everything)
@@ -144,8 +144,8 @@ def _hold_shapes(alias: str, findings: dict[str, Finding], everything: bool) -> 
     scheduled, running = rows.filter(state=State.SCHEDULED).order_by("run_at"), rows.filter(state=State.RUNNING)
     for jobs, most in ((scheduled, MOST), (in_line(alias), MOST), (running, MOST), (history, HISTORY)):
         read = jobs if everything else jobs[:most]
-        counts = read.aggregate(**{shape.id: Count("pk", filter=shape.broken) for shape in SHAPES})
-        for shape in SHAPES:
-            if counts[shape.id]:
-                examples = jobs.filter(shape.broken).values_list("pk", flat=True)[:EXAMPLES]
-                findings[shape.id].add(alias, counts[shape.id], examples)
+        counts = read.aggregate(**{id: Count("pk", filter=broken) for id, (_, broken) in SHAPES.items()})
+        for id, (_, broken) in SHAPES.items():
+            if counts[id]:
+                examples = jobs.filter(broken).values_list("pk", flat=True)[:EXAMPLES]
+                findings[id].add(alias, counts[id], examples)

@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.apps import apps
 from django.db import connections
@@ -33,54 +33,39 @@ from jobs.models import Cancellation, Effect, Job, Marker, Node, State
 #: Seconds that a busy machine may take on top of any bound.
 SLACK = 10.0
 
-
-class Shape(NamedTuple):
-    """What holds for the columns of each job. CHECK constraints keep most of it; but somebody may have dropped them."""
-
-    id: str
-    #: A sentence, lazily translated.
-    says: Any
-    broken: Q
-
-
-_FAILED = Q(state__in=(State.FAILED, State.CANCELLED))
+_FAILED, _SUCCEEDED = Q(state__in=(State.FAILED, State.CANCELLED)), Q(state=State.SUCCEEDED)
 _UNCLAIMED = Q(lease__lt=1) | Q(token=None) | Q(node_id=None) | Q(started_at=None)
 _NEGATIVE = Q(retries__lt=0) | Q(crashes__lt=0) | Q(node_losses__lt=0) | Q(snoozes__lt=0)
 
-SHAPES = (
-    Shape("state-known", _("a job is in one of the six states"), ~Q(state__in=State.values)),
-    Shape(
-        "live-not-finished",
+#: A sentence, lazily translated, and the condition of the rows that break it. CHECK constraints keep most of this; but
+#: somebody may have dropped them.
+SHAPES: dict[str, tuple[Any, Q]] = {
+    "state-known": (_("a job is in one of the six states"), ~Q(state__in=State.values)),
+    "live-not-finished": (
         _("a job that has not ended has no time of its end"),
         Q(state__in=LIVE, finished_at__isnull=False),
     ),
-    Shape("ended-finished", _("a job that ended has the time of its end"), Q(finished_at=None) & ~Q(state__in=LIVE)),
-    Shape("failure-explained", _("a job that failed or was cancelled says why"), _FAILED & Q(error__isnull=True)),
-    Shape(
-        "success-without-error", _("a job that succeeded has no error"), Q(state=State.SUCCEEDED, error__isnull=False)
-    ),
-    Shape(
-        "success-claimed",
+    "ended-finished": (_("a job that ended has the time of its end"), Q(finished_at=None) & ~Q(state__in=LIVE)),
+    "failure-explained": (_("a job that failed or was cancelled says why"), _FAILED & Q(error__isnull=True)),
+    "success-without-error": (_("a job that succeeded has no error"), _SUCCEEDED & Q(error__isnull=False)),
+    "success-claimed": (
         _("a job that succeeded was claimed: it has a lease, a token, a node and a start"),
-        Q(state=State.SUCCEEDED) & _UNCLAIMED,
+        _SUCCEEDED & _UNCLAIMED,
     ),
-    Shape(
-        "running-claimed",
+    "running-claimed": (
         _("a running job has a lease, a token, a node and a start"),
         Q(state=State.RUNNING) & _UNCLAIMED,
     ),
-    Shape(
-        "counts-add-up",
+    "counts-add-up": (
         _("no count is negative, and each crash, loss and snooze had a claim of its own"),
         # Not the retries: a job that was made of somebody else's message brings its own number.
         _NEGATIVE | Q(lease__lt=F("crashes") + F("node_losses") + F("snoozes")),
     ),
-    Shape(
-        "losses-explained",
+    "losses-explained": (
         _("each job that crashed or lost its worker has an error that says so"),
         (Q(crashes__gt=0) | Q(node_losses__gt=0)) & Q(errors__isnull=True),
     ),
-)
+}
 
 
 class View:

@@ -28,16 +28,12 @@ SHOWN = 20
 
 
 class Reason:
-    """What keeps a job, or what became of it."""
+    """What keeps a job, or what became of it: a code for scripts, and one sentence in the reader's language.
+
+    ``cure`` is what to do about it, if anything can be done; ``evidence`` is what it was concluded from, kept as JSON.
+    """
 
     def __init__(self, code: str, says: str, cure: str = "", **evidence: Any) -> None:
-        """
-        Parameters:
-            code: for scripts; never translated.
-            says: one sentence, in the reader's language.
-            cure: what to do about it; empty if there is nothing to do.
-            evidence: what it was concluded from; kept as JSON.
-        """
         self.code, self.says, self.cure = code, says, cure
         self.evidence = {name: _plain(value) for name, value in evidence.items()}
 
@@ -54,12 +50,9 @@ class View:
     """A job; the rest is looked up when somebody asks for it, and once."""
 
     def __init__(self, job: Any) -> None:
-        """
-        Parameters:
-            job: with ``read_at``, the database's clock.
-        """
         self.job: Job = job
         self.using = str(job._state.db)
+        #: The database's clock.
         self.now: datetime.datetime = job.read_at
 
     @cached_property
