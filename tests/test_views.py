@@ -16,7 +16,7 @@ from jobs import census, databases
 from jobs.maintenance import rescue
 from jobs.maintenance.tally import HOUR, Count, floor
 from jobs.models import Effect, Instance, Tally
-from tests.rows import make, make_node
+from tests.rows import ERROR, make, make_node
 from tests.test_tally import ended
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -98,6 +98,16 @@ def test_metrics(admin_client, worker):
         "jobs_due 1.0",
     ):
         assert line in lines, (line, lines)
+
+
+def test_cancelled_jobs_are_one_counter_whatever_they_were_cancelled_for(admin_client):
+    """A scraper refuses two samples under the same labels."""
+    for kind in ("Cancelled", "Expired"):
+        ended(timezone.now() - datetime.timedelta(minutes=5), state="cancelled", error={**ERROR, "type": kind})
+    Count().run_once()
+    lines = admin_client.get(METRICS).content.decode().splitlines()
+    found = [line for line in lines if line.startswith("celery_task_revoked_total{")]
+    assert found == ['celery_task_revoked_total{name="tests.tasks.effect",queue_name="celery"} 2.0']
 
 
 def test_counters_only_grow(admin_client):
