@@ -22,11 +22,11 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from jobs import census, databases, instance, lifecycle, project
-from jobs.commands import SUBCOMMANDS
 from jobs.conf import conf
 from jobs.databases import SideDatabase
 from jobs.maintenance import rescue
 from jobs.maintenance.rescue import Rescue
+from jobs.management.commands.jobs import Command
 from jobs.models import Cancellation, Instance, Job, Marker
 from tests.harness import ROOT, claim, environment
 from tests.rows import ERROR, make, make_node
@@ -347,7 +347,7 @@ def test_rescue_wants_the_project_app(monkeypatch):
 
 
 def test_loop_is_quiet_survives_errors_and_ends_at_a_signal(monkeypatch, caplog):
-    ticks = [OperationalError("gone"), ValueError("odd"), {"jobs": 0}, {"jobs": 2, "nodes": 1}]
+    ticks = [OperationalError("gone"), ValueError("odd"), {"nodes": 0, "jobs": 0}, {"nodes": 1, "jobs": 2}]
 
     def run_once(self):
         tick = ticks.pop(0)
@@ -436,7 +436,7 @@ def test_prune_deletes_what_ended_long_ago():
 # Help
 
 
-@pytest.mark.parametrize("name", [subcommand.name for subcommand in SUBCOMMANDS])
+@pytest.mark.parametrize("name", Command.subcommands)
 def test_each_subcommand_has_help_with_examples(name, capsys):
     with pytest.raises(SystemExit) as caught:
         call_command("jobs", name, "--help")

@@ -1,13 +1,21 @@
-"""What the subcommands of ``manage.py jobs`` have in common."""
+"""``manage.py jobs`` without its subcommands: how they are declared, found, run, and where they write."""
 
 from __future__ import annotations
 
 import getpass
+import inspect
 import json
-from collections.abc import Sequence
+from argparse import SUPPRESS, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from django.core.management.base import BaseCommand
+from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter, SystemCheckError
+from django.db import OperationalError, ProgrammingError
+from django.utils import translation
+
+from jobs import databases
 
 Option = tuple[str, dict[str, Any]]
 
@@ -18,34 +26,72 @@ def option(flag: str, **settings: Any) -> Option:
 
 
 AS_JSON = option("--json", action="store_true", dest="as_json", help="print JSON, and nothing else, to stdout")
-ONCE = option("--once", action="store_true", help="do it once, report and end")
 DRY_RUN = option("--dry-run", action="store_true", help="say what would be done, and change nothing")
+ID = option("id", metavar="ID", help="the id of a job (a UUID)")
 
 
+@dataclass(frozen=True, slots=True)
 class Subcommand:
-    """One subcommand: what its help says, and :meth:`run`."""
+    name: str
+    #: Its help: a summary in the first line, and examples at the end.
+    text: str
+    options: Sequence[Option]
+    #: Gets where to write, and the options. Raises ``CommandError`` if something was not done: the text goes to
+    #: stderr, and ``returncode`` is the exit status.
+    run: Callable[[JobsCommand, Namespace], None]
 
-    name: ClassVar[str]
-    #: One line, without a capital and a full stop.
-    summary: ClassVar[str]
-    #: What else the help says.
-    more: ClassVar[str] = ""
-    options: ClassVar[Sequence[Option]] = ()
-    #: Without "manage.py jobs".
-    examples: ClassVar[Sequence[str]]
 
-    def __init__(self, command: BaseCommand) -> None:
-        self.stdout = command.stdout
-        self.stderr = command.stderr
-        self.style = command.style
+def subcommand(*options: Option) -> Callable[[Callable[[JobsCommand, Namespace], None]], Subcommand]:
+    """Make a function a subcommand of its name; its docstring is the help."""
+    return lambda run: Subcommand(run.__name__.rstrip("_"), inspect.getdoc(run) or "", options, run)
 
-    def run(self, *args: Any, **options: Any) -> None:
-        """Do it; the options are what :attr:`options` declares, and Django's own.
 
-        Raises:
-            CommandError: it was not done; its text goes to stderr, and ``returncode`` is the exit status.
-        """
-        raise NotImplementedError
+class Help(DjangoHelpFormatter, RawDescriptionHelpFormatter):
+    """Django's order of options, and examples that keep their lines."""
+
+
+class JobsCommand(BaseCommand):
+    help = "Look at the jobs, retry and cancel them, and run maintenance apart from the workers."
+    requires_system_checks = ["jobs"]
+    #: By name, in the order of the help.
+    subcommands: ClassVar[dict[str, Subcommand]]
+
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        epilog = "examples:\n  manage.py jobs status\n  manage.py jobs retry 6f1c2a34-...\n  manage.py jobs why --help"
+        return super().create_parser(prog_name, subcommand, **{"formatter_class": Help, "epilog": epilog, **kwargs})
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        subparsers = parser.add_subparsers(dest="subcommand", metavar="subcommand", required=True)
+        for each in self.subcommands.values():
+            description, head, examples = each.text.partition("examples:\n")
+            summary = description.partition(".\n")[0]
+            summary = summary[:1].lower() + summary[1:]
+            texts: dict[str, Any] = {"help": summary, "description": description, "epilog": head + examples}
+            sub = subparsers.add_parser(each.name, formatter_class=Help, **texts)
+            for flag, settings in each.options:
+                sub.add_argument(flag, **settings)
+            # Django's own options also behind the subcommand, where people write them.
+            for flag in ("--settings", "--pythonpath"):
+                sub.add_argument(flag, default=SUPPRESS, help=SUPPRESS)
+            for flag in ("--traceback", "--no-color", "--force-color"):
+                sub.add_argument(flag, action="store_true", default=SUPPRESS, help=SUPPRESS)
+            sub.add_argument("-v", "--verbosity", type=int, choices=range(4), default=SUPPRESS, help=SUPPRESS)
+
+    def check(self, *args: Any, **kwargs: Any) -> None:
+        try:
+            super().check(*args, **kwargs)
+        except SystemCheckError as exc:
+            # 1 is a subcommand's own answer (verify: the promise is broken), and none was run.
+            exc.returncode = 2
+            raise
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        # What programs read is the same in every language.
+        with translation.override(None) if options["as_json"] else nullcontext():
+            try:
+                self.subcommands[options["subcommand"]].run(self, Namespace(**options))
+            except (OperationalError, ProgrammingError) as exc:
+                raise CommandError(f"The database says: {databases.describe(exc)}") from exc
 
     @property
     def is_terminal(self) -> bool:

@@ -1,24 +1,29 @@
-"""``manage.py jobs retry|cancel|run|move|prioritize|delete``."""
+"""``manage.py jobs retry|cancel|run|move|prioritize|delete|pause|resume|effects``: what a person decides."""
 
 from __future__ import annotations
 
+import json
 import time
-import uuid
+from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterable
+from functools import partial
+from inspect import cleandoc
+from typing import Any
 
 from django.core.management.base import CommandError
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from jobs.commands.base import AS_JSON, DRY_RUN, Option, Subcommand, me, option
+from jobs import census, queues
+from jobs import effects as ledger
+from jobs.arguments import parse_uuid
+from jobs.commands.base import AS_JSON, DRY_RUN, JobsCommand, Option, Subcommand, me, option, subcommand
 from jobs.conf import conf
 from jobs.models import State
 from jobs.operations import CANCEL, DELETE, MOVE, PRIORITIZE, RETRY, RUN, By, Operation, Outcome
 from jobs.selection import FIELDS, SEARCHED, Selection
 
-IDS = option("ids", nargs="*", metavar="ID", help="the id of a job (a UUID)")
 WHICH = (
     option("--task", metavar="NAME", help="all jobs of a task; NAME* for all names that begin so"),
     option("--queue", metavar="NAME", help="all jobs of a queue"),
@@ -36,25 +41,6 @@ WHICH = (
     option("--contains", metavar="TEXT", help=f"of the newest {SEARCHED:,}: with this text in their arguments"),
 )
 
-
-def which(options: dict[str, Any], states: Sequence[str]) -> Selection:
-    """What the options of :data:`WHICH` say.
-
-    Raises:
-        CommandError: one of them says nothing.
-    """
-    for name in FIELDS:
-        if options[name] is not None and not options[name].strip():
-            # A variable of a script that is not set must not mean "all".
-            raise CommandError(f"--{name} is empty: give it a value, or leave it out.")
-    if options["contains"] is not None and conf().REDACT is not None:
-        raise CommandError("--contains: the arguments are redacted (JOBS['REDACT']), and nobody may search in them.")
-    try:
-        return Selection.of(options, states)
-    except ValueError as exc:
-        raise CommandError(f"--{exc}") from exc
-
-
 #: How many of those that were refused are named one by one.
 NAMED = 20
 
@@ -62,162 +48,258 @@ NAMED = 20
 PROGRESS = 2.0
 
 
-class Change(Subcommand):
-    """One operation, for each of the jobs that are named, or that fit."""
+def which(args: Namespace, meant: tuple[str, ...] = ()) -> Selection:
+    """What the options of :data:`WHICH` say; of the states that are ``meant``, if none is named."""
+    given = {name: getattr(args, name) for name in FIELDS}
+    for name, value in given.items():
+        if value is not None and not value.strip():
+            # A variable of a script that is not set must not mean "all".
+            raise CommandError(f"--{name} is empty: give it a value, or leave it out.")
+    if args.contains is not None and conf().REDACT is not None:
+        raise CommandError("--contains: the arguments are redacted (JOBS['REDACT']), and nobody may search in them.")
+    try:
+        return Selection.of(given, (args.state,) if args.state else meant)
+    except ValueError as exc:
+        raise CommandError(f"--{exc}") from exc
 
-    options: ClassVar[Sequence[Option]] = (
-        IDS,
+
+def _change(operation: Operation, out: JobsCommand, args: Namespace) -> None:
+    """The operation, for each of the jobs that are named, or that fit."""
+    try:
+        operation = operation.told(getattr(args, "to", ""))
+    except ValueError as exc:
+        raise CommandError(f"--to: {exc}") from exc
+    if bool(args.ids) == any(getattr(args, name) is not None for name in ("state", *FIELDS)):
+        raise CommandError(f"Say which jobs to {operation.name}: their ids, or what they have in common (--task, ...).")
+    keys: Iterable[str] = dict.fromkeys(args.ids)
+    total = len(args.ids)
+    if not args.ids:
+        selection = which(args, operation.meant)
+        keys, total = (str(key) for key, _alias in selection), selection.count()
+    by, said = By(me(), args.why), time.monotonic()
+    counts: Counter[bool] = Counter()
+    refused: list[dict[str, str]] = []
+    for number, text in enumerate(keys, 1):
+        key = parse_uuid(text)
+        outcome = Outcome(False, _("is no valid UUID")) if key is None else operation.attempt(key, by, args.dry_run)
+        counts[outcome.is_done] += 1
+        if args.as_json:
+            refused += [] if outcome.is_done else [{"id": text, "why": outcome.says}]
+        elif args.ids or (not outcome.is_done and counts[False] <= NAMED):
+            style = out.style.SUCCESS if outcome.is_done else out.style.WARNING
+            out.say(f"{text} {style(outcome.says)}")
+        if not args.ids and time.monotonic() - said > PROGRESS:
+            said = time.monotonic()
+            out.stderr.write(f"{number} of {max(total, number)}", out.style.NOTICE)
+    values: dict[str, Any] = {"done": counts[True], "refused": counts[False], "participle": operation.participle}
+    values |= {"number": counts[False], "total": counts.total()}
+    if args.as_json:
+        out.say_json({"dry_run": args.dry_run, "done": counts[True], "refused": refused})
+    elif not args.ids:
+        would = gettext("%(done)s would be %(participle)s, %(refused)s refused")
+        did = gettext("%(done)s %(participle)s, %(refused)s refused")
+        out.say((would if args.dry_run else did) % values)
+    if counts[False]:
+        would = gettext("%(number)s of %(total)s would not be %(participle)s.")
+        could = gettext("%(number)s of %(total)s could not be %(participle)s.")
+        raise CommandError((would if args.dry_run else could) % values)
+
+
+def _of(operation: Operation, text: str, *more: Option) -> Subcommand:
+    options = (
+        option("ids", nargs="*", metavar="ID", help="the id of a job (a UUID)"),
         *WHICH,
         option("--why", default="", help="the reason, for the job's history"),
         DRY_RUN,
         AS_JSON,
+        *more,
     )
-    operation: ClassVar[Operation]
-
-    def run(
-        self,
-        *,
-        ids: list[str],
-        state: str | None,
-        why: str,
-        dry_run: bool,
-        as_json: bool,
-        to: str = "",
-        **options: Any,
-    ) -> None:
-        by = By(me(), why)
-        try:
-            self.told = self.operation.told(to)
-        except ValueError as exc:
-            raise CommandError(f"--to: {exc}") from exc
-        if bool(ids) == any(value is not None for value in (state, *(options[name] for name in FIELDS))):
-            raise CommandError(f"Say which jobs to {self.name}: their ids, or what they have in common (--task, ...).")
-        if ids:
-            self._report(self._named(ids, by, dry_run), as_json, dry_run, one_by_one=True)
-            return
-        selection = which(options, [state] if state else self.operation.meant)
-        self._report(self._fitting(selection, by, dry_run), as_json, dry_run, one_by_one=False)
-
-    def _named(self, ids: list[str], by: By, dry_run: bool) -> Iterator[tuple[str, Outcome]]:
-        for text in dict.fromkeys(ids):
-            try:
-                key = uuid.UUID(text)
-            except ValueError:
-                yield text, Outcome(False, _("is no valid UUID"))
-            else:
-                yield text, self.told.attempt(key, by, dry_run)
-
-    def _fitting(self, selection: Selection, by: By, dry_run: bool) -> Iterator[tuple[str, Outcome]]:
-        total, said = selection.count(), time.monotonic()
-        for number, (key, _alias) in enumerate(selection, 1):
-            yield str(key), self.told.attempt(key, by, dry_run)
-            if time.monotonic() - said > PROGRESS:
-                said = time.monotonic()
-                self.stderr.write(f"{number} of {max(total, number)}", self.style.NOTICE)
-
-    def _report(self, outcomes: Iterator[tuple[str, Outcome]], as_json: bool, dry_run: bool, one_by_one: bool) -> None:
-        counts: Counter[bool] = Counter()
-        refused: list[dict[str, str]] = []
-        participle = str(self.told.participle)
-        for text, outcome in outcomes:
-            counts[outcome.is_done] += 1
-            is_named = not outcome.is_done and counts[False] <= NAMED
-            if not outcome.is_done and (is_named or as_json):
-                refused.append({"id": text, "why": outcome.says})
-            if not as_json and (one_by_one or is_named):
-                style = self.style.SUCCESS if outcome.is_done else self.style.WARNING
-                self.say(f"{text} {style(outcome.says)}")
-        if as_json:
-            self.say_json({"dry_run": dry_run, "done": counts[True], "refused": refused})
-        elif not one_by_one:
-            if dry_run:
-                says = gettext("%(done)s would be %(participle)s, %(refused)s refused")
-            else:
-                says = gettext("%(done)s %(participle)s, %(refused)s refused")
-            self.say(says % {"done": counts[True], "participle": participle, "refused": counts[False]})
-        if counts[False]:
-            if dry_run:
-                says = gettext("%(number)s of %(total)s would not be %(participle)s.")
-            else:
-                says = gettext("%(number)s of %(total)s could not be %(participle)s.")
-            raise CommandError(says % {"number": counts[False], "total": counts.total(), "participle": participle})
+    return Subcommand(operation.name, cleandoc(text), options, partial(_change, operation))
 
 
-class Retry(Change):
-    name = "retry"
-    operation = RETRY
-    summary = "run failed or cancelled jobs again"
-    more = (
-        "Retries and crashes are counted from zero again. Without --state only failed jobs are meant. The exit status\n"
-        "is 1 if a job could not be retried."
-    )
-    examples = (
-        "retry 6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11",
-        "retry --task shop.tasks.send_welcome_email --error SMTPConnectError --since 2h --dry-run",
-    )
+retry = _of(
+    RETRY,
+    """Run failed or cancelled jobs again.
+
+    Retries and crashes are counted from zero again. Without --state only failed jobs are meant. The exit status
+    is 1 if a job could not be retried.
+
+    examples:
+      manage.py jobs retry 6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11
+      manage.py jobs retry --task shop.tasks.send_welcome_email --error SMTPConnectError --since 2h --dry-run
+    """,
+)
+cancel = _of(
+    CANCEL,
+    """Cancel jobs that have not ended.
+
+    A running job is asked to end: it does so at its next self.checkpoint(), or at its end, when all that it did
+    in its transaction is rolled back. The exit status is 1 if a job could not be cancelled.
+
+    examples:
+      manage.py jobs cancel 6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11
+      manage.py jobs cancel --queue mail --state scheduled --dry-run
+    """,
+)
+run = _of(
+    RUN,
+    """Let jobs run now that wait for their time.
+
+    A worker runs them as soon as it comes to them; nothing runs in this process. Jobs of a paused queue still
+    wait for that. The exit status is 1 if a job does not wait.
+
+    examples:
+      manage.py jobs run 6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11
+      manage.py jobs run --task shop.tasks.send_welcome_email --state scheduled
+    """,
+)
+move = _of(
+    MOVE,
+    """Let waiting jobs go to another queue.
+
+    A worker that consumes that queue runs them. The exit status is 1 if a job does not wait.
+
+    examples:
+      manage.py jobs move 6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11 --to mail
+      manage.py jobs move --queue slow --to celery --dry-run
+    """,
+    option("--to", required=True, metavar="QUEUE", help="where they go"),
+)
+prioritize = _of(
+    PRIORITIZE,
+    """Give waiting jobs another priority.
+
+    The order is that of the project's broker: with RabbitMQ the highest number runs first, with Redis and
+    without a broker the lowest. The exit status is 1 if a job does not wait.
+
+    examples:
+      manage.py jobs prioritize 6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11 --to 9
+      manage.py jobs prioritize --task shop.tasks.send_welcome_email --to 0 --dry-run
+    """,
+    option("--to", required=True, metavar="NUMBER", help="the priority, 0 to 255"),
+)
+delete = _of(
+    DELETE,
+    """Delete jobs that ended, with their history.
+
+    For ever, and whatever their age; prune is for the old ones. Not those to whose result a marker points. The
+    exit status is 1 if a job could not be deleted.
+
+    examples:
+      manage.py jobs delete 6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11
+      manage.py jobs delete --task shop.tasks.send_welcome_email --state failed --dry-run
+    """,
+)
 
 
-class Cancel(Change):
-    name = "cancel"
-    operation = CANCEL
-    summary = "cancel jobs that have not ended"
-    more = (
-        "A running job is asked to end: it does so at its next self.checkpoint(), or at its end, when all that it did\n"
-        "in its transaction is rolled back. The exit status is 1 if a job could not be cancelled."
-    )
-    examples = ("cancel 6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11", "cancel --queue mail --state scheduled --dry-run")
+@subcommand(
+    option("names", nargs="*", metavar="QUEUE", help="the name of a queue"),
+    option("--reason", default="", help="why, for those who ask"),
+    AS_JSON,
+)
+def pause(out: JobsCommand, args: Namespace) -> None:
+    """Let the jobs of queues wait, for every worker at once, until they are resumed.
+
+    What runs goes on. Jobs are enqueued as before, and expire as before. It survives restarts of everything.
+    Without a queue: say which are paused.
+
+    examples:
+      manage.py jobs pause
+      manage.py jobs pause mail --reason "the mail server is moved"
+    """
+    try:
+        done = {name: queues.pause(name, me(), args.reason) for name in dict.fromkeys(args.names)}
+    except ValueError as exc:
+        raise CommandError(str(exc)) from exc
+    _say_switched(out, done, "paused", "was paused already", args)
+    if args.names or args.as_json:
+        return
+    rows = queues.paused().values()
+    for row in rows:
+        out.say(f"{row.queue}: paused at {row.at:%Y-%m-%d %H:%M:%S} UTC by {row.by or '?'} {row.reason}".rstrip())
+    if not rows:
+        out.say("No queue is paused.")
 
 
-class RunNow(Change):
-    name = "run"
-    operation = RUN
-    summary = "let jobs run now that wait for their time"
-    more = (
-        "A worker runs them as soon as it comes to them; nothing runs in this process. Jobs of a paused queue still\n"
-        "wait for that. The exit status is 1 if a job does not wait."
-    )
-    examples = (
-        "run 6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11",
-        "run --task shop.tasks.send_welcome_email --state scheduled",
-    )
+@subcommand(option("names", nargs="+", metavar="QUEUE", help="the name of a queue"), AS_JSON)
+def resume(out: JobsCommand, args: Namespace) -> None:
+    """Let the jobs of paused queues run again.
+
+    Workers that consume them go on within a second or so.
+
+    examples:
+      manage.py jobs resume mail
+    """
+    done = {name: queues.resume(name) for name in dict.fromkeys(args.names)}
+    _say_switched(out, done, "resumed", "was not paused", args)
 
 
-class Move(Change):
-    name = "move"
-    operation = MOVE
-    summary = "let waiting jobs go to another queue"
-    more = "A worker that consumes that queue runs them. The exit status is 1 if a job does not wait."
-    options = (*Change.options, option("--to", required=True, metavar="QUEUE", help="where they go"))
-    examples = (
-        "move 6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11 --to mail",
-        "move --queue slow --to celery --dry-run",
-    )
+def _say_switched(out: JobsCommand, done: dict[str, bool], word: str, otherwise: str, args: Namespace) -> None:
+    if args.as_json:
+        rows = queues.paused()
+        paused = {name: {"at": row.at.isoformat(), "by": row.by, "reason": row.reason} for name, row in rows.items()}
+        out.say_json({"changed": [name for name, changed in done.items() if changed], "paused": paused})
+        return
+    for name, changed in done.items():
+        out.say(f"{name}: {word}, {census.ready(name)} jobs are ready" if changed else f"{name}: {otherwise}")
 
 
-class Prioritize(Change):
-    name = "prioritize"
-    operation = PRIORITIZE
-    summary = "give waiting jobs another priority"
-    more = (
-        "The order is that of the project's broker: with RabbitMQ the highest number runs first, with Redis and\n"
-        "without a broker the lowest. The exit status is 1 if a job does not wait."
-    )
-    options = (*Change.options, option("--to", required=True, metavar="NUMBER", help="the priority, 0 to 255"))
-    examples = (
-        "prioritize 6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11 --to 9",
-        "prioritize --task shop.tasks.send_welcome_email --to 0 --dry-run",
-    )
+@subcommand(
+    option("id", nargs="?", type=int, metavar="ID", help="the number of one call, as listed"),
+    option("--happened", action="store_true", help="it did: the next run of its job makes no call"),
+    option("--answer", metavar="JSON", help="what the next run gets as the provider's answer (with --happened)"),
+    option("--not-happened", action="store_true", help="it did not: the next run of its job makes the call"),
+    option("--database", metavar="ALIAS", help="of the call, if there are several (default: the first)"),
+    AS_JSON,
+)
+def effects(out: JobsCommand, args: Namespace) -> None:
+    """List the external calls of which nobody knows whether they happened, and say what you found.
+
+    An ambiguous call waits for the next run of a job that makes it, which decides by the task's on_ambiguous=.
+    A parked one waits for you: look at the provider for its key, say what you found, and retry the job. The
+    exit status is 1 if nothing was changed that should be.
+
+    examples:
+      manage.py jobs effects
+      manage.py jobs effects 17 --happened --answer '{"id": "ch_1"}'
+      manage.py jobs effects 17 --not-happened
+    """
+    known = conf().DATABASES
+    if args.database is not None and args.database not in known:
+        raise CommandError(f"{args.database!r} is not one of JOBS['DATABASES'] ({', '.join(known)}).")
+    if args.id is None:
+        if args.happened or args.not_happened or args.answer is not None:
+            raise CommandError("Say which call, by its number: manage.py jobs effects ID --happened.")
+        _list_effects(out, [args.database] if args.database else list(known), args.as_json)
+        return
+    if args.happened == args.not_happened or (args.answer is not None and not args.happened):
+        raise CommandError("Say one of the two: --happened (with --answer JSON), or --not-happened.")
+    key, using = args.id, args.database or known[0]
+    try:
+        answer = None if args.answer is None else json.loads(args.answer)
+        is_done = ledger.happened(key, using, answer) if args.happened else ledger.did_not_happen(key, using)
+    except (TypeError, ValueError) as exc:
+        raise CommandError(f"--answer cannot be kept as JSON: {exc}") from exc
+    if not is_done:
+        raise CommandError(f"{key} is no call that is ambiguous or parked (a run may be making it): nothing to say.")
+    if args.as_json:
+        out.say_json({"database": using, "id": key, "happened": args.happened})
+    else:
+        out.say(f"{key} {'happened' if args.happened else 'did not happen'}: retry its job, if that has ended")
 
 
-class Delete(Change):
-    name = "delete"
-    operation = DELETE
-    summary = "delete jobs that ended, with their history"
-    more = (
-        "For ever, and whatever their age; prune is for the old ones. Not those to whose result a marker points. The\n"
-        "exit status is 1 if a job could not be deleted."
-    )
-    examples = (
-        "delete 6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11",
-        "delete --task shop.tasks.send_welcome_email --state failed --dry-run",
-    )
+def _list_effects(out: JobsCommand, aliases: list[str], as_json: bool) -> None:
+    found = []
+    for row in (row for alias in aliases for row in ledger.unsettled(alias).iterator()):
+        using = row._state.db
+        about = {"id": row.pk, "name": row.name, "key": row.key, "status": ledger.status(row), "calls": row.calls}
+        found.append({"database": using, **about, "job": str(row.job), "created_at": row.created_at.isoformat()})
+        if not as_json:
+            where = f"{using}: " if len(conf().DATABASES) > 1 else ""
+            out.say(f"{where}{row.pk} {row} {ledger.status(row)}, {row.calls} calls, job {row.job}")
+    if as_json:
+        out.say_json(found)
+        return
+    out.say(f"{len(found)} external calls are not settled.")
+    if found:
+        out.say("Look at the provider for the key, then: manage.py jobs effects ID --happened | --not-happened")

@@ -1,144 +1,262 @@
-"""``manage.py jobs list|show|nodes``."""
+"""``manage.py jobs status|why|list|show|nodes``: what there is. Nothing is changed."""
 
 from __future__ import annotations
 
 import datetime
 import heapq
+import io
+import shutil
 import uuid
+from argparse import Namespace
+from contextlib import suppress
 from typing import Any
 
 from django.core.management.base import CommandError
 from django.utils import timezone
+from django.utils.translation import gettext
 
 from jobs import census
-from jobs.commands.base import AS_JSON, Subcommand, option
+from jobs import why as reasons
+from jobs.arguments import parse_uuid
+from jobs.census import LIVE, at_least
+from jobs.commands.base import AS_JSON, ID, JobsCommand, option, subcommand
 from jobs.commands.change import WHICH, which
-from jobs.commands.status import nodes_table
-from jobs.commands.text import table
 from jobs.conf import conf
-from jobs.models import Action, Job, Node
+from jobs.models import ENDED, Action, Job, Node, State
 from jobs.redaction import Shown
 from jobs.selection import find
+from jobs.times import duration
 
 
-class List(Subcommand):
-    name = "list"
-    summary = "list jobs, the newest first"
-    options = (
-        *WHICH,
-        option("--limit", type=int, default=20, help="how many at the most (default: %(default)s)"),
-        AS_JSON,
-    )
-    examples = ("list --state failed --since 2h", "list --task 'shop.*' --limit 100 --json")
+@subcommand(
+    AS_JSON,
+    option("--live", action="store_true", help="leave out the ended jobs, whose count reads all history"),
+)
+def status(out: JobsCommand, args: Namespace) -> None:
+    """Counts by state and queue, workers, the oldest ready job, what is overdue.
 
-    def run(
-        self,
-        *,
-        state: str | None,
-        limit: int,
-        as_json: bool,
-        **options: Any,
-    ) -> None:
-        if limit < 1:
-            raise CommandError("--limit has to be 1 or more.")
-        selection = which(options, [state] if state else ())
-        newest = [selection.rows(alias).order_by("-pk")[: limit + 1] for alias in conf().DATABASES]
-        rows = list(heapq.merge(*newest, key=lambda job: job.pk, reverse=True))
-        if as_json:
-            self.say_json([as_dict(job) for job in rows[:limit]])
-            return
-        if not rows:
-            self.say("There is no such job.")
-            return
-        lines = [["id", "state", "task", "queue", "created", "attempts", "error"]]
-        for job in rows[:limit]:
-            shape = job.error if isinstance(job.error, dict) else {"type": "?", "message": job.error}
-            error = f"{shape.get('type')}: {shape.get('message')} ".splitlines()[0][:60].strip() if job.error else ""
-            lines.append([str(job.pk), job.state, job.task, job.queue, local(job.created_at), str(job.lease), error])
-        self.say(table(lines, self.is_terminal))
-        if len(rows) > limit:
-            self.say(f"and more: --limit {2 * limit}")
+    Of a long backlog 10,000 jobs a queue are counted: 10000+. The count of ended jobs reads the whole table.
+    --live leaves it out, for monitoring.
 
-
-class Show(Subcommand):
-    name = "show"
-    summary = "all that is known of one job: arguments, times, counts, result and errors"
-    options = (option("id", metavar="ID", help="the id of a job (a UUID)"), AS_JSON)
-    examples = ("show 6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11", "show --json ID")
-
-    def run(self, *, id: str, as_json: bool, **options: Any) -> None:
-        job = named(id)
-        found = as_dict(job, whole=True)
-        if as_json:
-            self.say_json(found)
-            return
-        errors, last = found.pop("errors"), found.pop("error")
-        if last is not None and last not in errors[-1:]:
-            errors = [*errors, last]
-        width = max(map(len, found))
-        for name, value in found.items():
-            if value not in (None, ""):
-                self.say(f"{name.ljust(width)}  {value}")
-        for action in Action.objects.using(job._state.db).filter(job=job.pk).order_by("pk"):
-            self.say(f"{local(action.at)} {action.what} by {action.by or '?'} {action.why}".rstrip())
-        for entry in errors:
-            if not isinstance(entry, dict):
-                entry = {"message": entry}
-            self.say(
-                f"\n{self.style.WARNING(str(entry.get('type')))}, attempt {entry.get('attempt')}, {entry.get('at')}"
-            )
-            self.say(str(entry.get("traceback") or entry.get("message")).rstrip())
-
-
-class Nodes(Subcommand):
-    name = "nodes"
-    summary = "the workers: their last beat, version, processes, running jobs and queues"
-    more = "The exit status is 1 if none is alive."
-    options = (AS_JSON,)
-    examples = ("nodes", "nodes --json")
-
-    def run(self, *, as_json: bool, **options: Any) -> None:
-        nodes, _ = census.nodes(census.running_by_node())
-        if as_json:
-            self.say_json(nodes)
-        elif nodes:
-            self.say(nodes_table(nodes, self.is_terminal))
-        if not any(node["takes_jobs"] for node in nodes):
-            raise CommandError("No worker is alive: celery -A proj worker")
-
-
-def named(text: str) -> Job:
+    examples:
+      manage.py jobs status
+      manage.py jobs status --live --json
     """
-    Raises:
-        CommandError: no UUID, or no such job.
+    found = census.gather(args.live)
+    if args.as_json:
+        out.say_json(found)
+        return
+    rows: list[list[Any]] = [["queue", *LIVE]]
+    for name, counts in [*found["queues"].items(), ("total", {**found["jobs"], "capped": found["capped"]})]:
+        rows.append([name, *(at_least(counts[state], counts["capped"] and state != State.RUNNING) for state in LIVE)])
+    parts = [table(rows, out.is_terminal)]
+    if not args.live:
+        ended = {state: found["jobs"][state] for state in ENDED}
+        parts.append(table([["ended", *ended], ["total", *ended.values()]], out.is_terminal))
+    if found["nodes"]:
+        parts.append(nodes_table(found["nodes"], out.is_terminal))
+    alive = sum(node["alive"] for node in found["nodes"])
+    oldest = found["oldest_ready_seconds"]
+    lines = [
+        f"workers: {alive} alive, {len(found['nodes']) - alive} silent, {found['dead_nodes']} died in the last day",
+        "no job is ready" if oldest is None else f"the oldest ready job has waited {duration(oldest)}",
+        *(text for _, text in census.remarks(found)),
+    ]
+    out.say("\n\n".join([*parts, "\n".join(lines)]))
+
+
+@subcommand(ID, AS_JSON)
+def why(out: JobsCommand, args: Namespace) -> None:
+    """Say why a job is where it is, with evidence and cure.
+
+    The first reason is the one that counts; the others would count after it. Nothing is changed. The exit
+    status is 1 if there is no such job.
+
+    examples:
+      manage.py jobs why 6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11
+      manage.py jobs why --json ID
     """
-    try:
-        key = uuid.UUID(text)
-    except ValueError:
-        raise CommandError(f"{text!r} is no valid UUID: give the job's id as delay() returned it.") from None
+    key = _key(args.id)
+    view, found = reasons.explain(key)
+    job = None if view is None else view.job
+    if args.as_json:
+        listed = [
+            {"code": each.code, "says": each.says, "cure": each.cure, "evidence": each.evidence} for each in found
+        ]
+        about = {name: job and getattr(job, name) for name in ("task", "state", "queue")}
+        out.say_json({"id": str(key), **about, "database": view and view.using, "reasons": listed})
+    else:
+        if job is not None:
+            state = out.style.WARNING(str(dict(State.choices).get(job.state, job.state)))
+            out.say(f"{job.task}[{key}] {state}, {gettext('queue')} {job.queue}")
+        for number, reason in enumerate(found, 1):
+            out.say(f"{number}. {out.style.MIGRATE_HEADING(reason.says) if number == 1 else reason.says}")
+            if reason.cure:
+                out.say(f"   -> {reason.cure}")
+    if job is None:
+        raise CommandError(gettext("There is no job %(id)s.") % {"id": key})
+
+
+@subcommand(
+    *WHICH,
+    option("--limit", type=int, default=20, help="how many at the most (default: %(default)s)"),
+    AS_JSON,
+)
+def list_(out: JobsCommand, args: Namespace) -> None:
+    """List jobs, the newest first.
+
+    examples:
+      manage.py jobs list --state failed --since 2h
+      manage.py jobs list --task 'shop.*' --limit 100 --json
+    """
+    if args.limit < 1:
+        raise CommandError("--limit has to be 1 or more.")
+    selection = which(args)
+    newest = [selection.rows(alias).order_by("-pk")[: args.limit + 1] for alias in conf().DATABASES]
+    jobs = list(heapq.merge(*newest, key=lambda job: job.pk, reverse=True))
+    if args.as_json:
+        out.say_json([as_dict(job) for job in jobs[: args.limit]])
+        return
+    if not jobs:
+        out.say("There is no such job.")
+        return
+    rows = [["id", "state", "task", "queue", "created", "attempts", "error"]]
+    for job in jobs[: args.limit]:
+        shape = job.error if isinstance(job.error, dict) else {"type": "?", "message": job.error}
+        error = f"{shape.get('type')}: {shape.get('message')} ".splitlines()[0][:60].strip() if job.error else ""
+        rows.append([str(job.pk), job.state, job.task, job.queue, _local(job.created_at), str(job.lease), error])
+    out.say(table(rows, out.is_terminal))
+    if len(jobs) > args.limit:
+        out.say(f"and more: --limit {2 * args.limit}")
+
+
+@subcommand(ID, AS_JSON)
+def show(out: JobsCommand, args: Namespace) -> None:
+    """All that is known of one job: arguments, times, counts, result and errors.
+
+    examples:
+      manage.py jobs show 6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11
+      manage.py jobs show --json ID
+    """
+    key = _key(args.id)
     job: Job | None = find(key)
     if job is None:
         raise CommandError(f"There is no job {key}; manage.py jobs why {key} says what that may mean.")
-    return job
+    using = job._state.db
+    seen = Shown(job)
+    node = Node.objects.using(using).filter(pk=job.node_id).first() if job.node_id else None
+    found = as_dict(job, args=seen.args, kwargs=seen.kwargs, result=seen.result, errors=job.errors)
+    if node is not None:
+        found["node"] = str(node)
+    if args.as_json:
+        out.say_json(found)
+        return
+    errors, last = found.pop("errors"), found.pop("error")
+    if last is not None and last not in errors[-1:]:
+        errors = [*errors, last]
+    width = max(map(len, found))
+    for name, value in found.items():
+        if value not in (None, ""):
+            out.say(f"{name.ljust(width)}  {value}")
+    for action in Action.objects.using(using).filter(job=job.pk).order_by("pk"):
+        out.say(f"{_local(action.at)} {action.what} by {action.by or '?'} {action.why}".rstrip())
+    for entry in errors:
+        if not isinstance(entry, dict):
+            entry = {"message": entry}
+        out.say(f"\n{out.style.WARNING(str(entry.get('type')))}, attempt {entry.get('attempt')}, {entry.get('at')}")
+        out.say(str(entry.get("traceback") or entry.get("message")).rstrip())
 
 
-def as_dict(job: Job, whole: bool = False) -> dict[str, Any]:
+@subcommand(AS_JSON)
+def nodes(out: JobsCommand, args: Namespace) -> None:
+    """The workers: their last beat, version, processes, running jobs and queues.
+
+    The exit status is 1 if none is alive.
+
+    examples:
+      manage.py jobs nodes
+      manage.py jobs nodes --json
+    """
+    found, _ = census.nodes(census.running_by_node())
+    if args.as_json:
+        out.say_json(found)
+    elif found:
+        out.say(nodes_table(found, out.is_terminal))
+    if not any(node["takes_jobs"] for node in found):
+        raise CommandError("No worker is alive: celery -A proj worker")
+
+
+def _key(text: str) -> uuid.UUID:
+    if (key := parse_uuid(text)) is None:
+        says = gettext("%(id)r is no valid UUID: give the job's id as delay() returned it.")
+        raise CommandError(says % {"id": text})
+    return key
+
+
+def as_dict(job: Job, **more: Any) -> dict[str, Any]:
     names = ["id", "task", "queue", "priority", "state", "run_at", "expires_at", "lease", "retries", "crashes"]
     names += ["node_losses", "snoozes", "created_at", "started_at", "finished_at", "parent_id"]
     names += ["root_id", "marker_key", "replay_of", "unique_key", "error"]
-    found = {name: _plain(getattr(job, name)) for name in names}
-    if whole:
-        seen = Shown(job)
-        found |= {"args": seen.args, "kwargs": seen.kwargs, "result": seen.result, "errors": job.errors}
-    node = Node.objects.using(job._state.db).filter(pk=job.node_id).first() if whole and job.node_id else None
-    return {**found, "node": str(node) if node else job.node_id and str(job.node_id), "database": job._state.db}
+    found = {name: getattr(job, name) for name in names} | more | {"node": job.node_id, "database": job._state.db}
+    for name, value in found.items():
+        if isinstance(value, datetime.datetime):
+            found[name] = value.isoformat()
+        elif isinstance(value, uuid.UUID):
+            found[name] = str(value)
+    return found
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, datetime.datetime):
-        return value.isoformat()
-    return str(value) if isinstance(value, uuid.UUID) else value
-
-
-def local(at: datetime.datetime) -> str:
+def _local(at: datetime.datetime) -> str:
     return f"{timezone.localtime(at) if timezone.is_aware(at) else at:%Y-%m-%d %H:%M:%S}"
+
+
+# Tables: plain into a pipe, and with rich, if it is installed, on a terminal
+
+#: Columns whose cells are never broken: an id is of use only as a whole.
+WHOLE = ("id", "state", "created", "worker", "queue")
+
+#: Of a cell that is the name of a state.
+COLOURS = dict(zip((*LIVE, *ENDED), ("blue", "cyan", "yellow", "green", "red", "dim"), strict=True))
+
+
+def nodes_table(nodes: list[dict[str, Any]], is_terminal: bool) -> str:
+    rows = [["worker", "host", "pid", "version", "pool", "up for", "last beat", "running", "queues"]]
+    for node in nodes:
+        beat = "never" if node["beat_seconds"] is None else f"{duration(node['beat_seconds'])} ago"
+        beat += ("" if node["alive"] else " (silent)") + (" (stopping)" if node["stopping"] else "")
+        pool = f"{node['pool']} {node['concurrency']}" if node["pool"] else "?"
+        where = [node["id"][:8], node["hostname"], node["pid"], node["version"] or "?", pool]
+        rows.append([*where, duration(node["age_seconds"]), beat, node["running"], ", ".join(node["queues"])])
+    return table(rows, is_terminal)
+
+
+def table(rows: list[list[Any]], is_terminal: bool) -> str:
+    """Columns in line, the first row their heads; numbers to the right."""
+    is_number = [str(cell).rstrip("+").isdigit() for cell in rows[-1]]
+    if is_terminal:
+        with suppress(ImportError):  # rich is not installed.
+            return _rich(rows, is_number)
+    widths = [max(len(str(cell)) for cell in column) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        columns = zip(map(str, row), widths, is_number, strict=True)
+        lines.append("  ".join(cell.rjust(width) if right else cell.ljust(width) for cell, width, right in columns))
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _rich(rows: list[list[Any]], is_number: list[bool]) -> str:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    head, *body = rows
+    found = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name, right in zip(head, is_number, strict=True):
+        found.add_column(Text(str(name)), justify="right" if right else "left", no_wrap=name in WHOLE, overflow="fold")
+    for row in body:
+        found.add_row(*(Text(str(cell), COLOURS.get(cell, "")) for cell in row))
+    out = io.StringIO()
+    width = shutil.get_terminal_size().columns
+    Console(file=out, force_terminal=True, width=width, highlight=False).print(found)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n")
