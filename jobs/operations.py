@@ -5,12 +5,11 @@ Who did it, when and why is written into the job's history, together with the tr
 
 from __future__ import annotations
 
-import copy
 import logging
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any
 
 from celery import current_app
 from django.db import transaction
@@ -55,27 +54,18 @@ class Refused(Exception):
 
 
 class Operation:
-    #: A verb, as on the command line.
-    name: str
-    #: For a button.
-    label: Any
-    #: Who may do it: the codename, in this app.
-    permission: str
-    #: For "128 retried"; of what needs to be told something, by :meth:`told`.
-    participle: Any = ""
-    #: The states out of which it is possible.
-    states: tuple[State, ...]
-    #: Those that are meant if nobody names a state.
-    meant: tuple[State, ...]
-    #: To say of a job in none of these states.
-    otherwise: Any
-    #: What it needs to be told, for a form; None: nothing. It comes by :meth:`told`.
-    asks: ClassVar[Any] = None
-    value: str = ""
-    #: Not among the plain buttons: it asks for a value, or cannot be taken back.
-    is_apart: ClassVar[bool] = False
+    name: str  #: A verb, as on the command line.
+    label: Any  #: For a button.
+    permission: str  #: Who may do it: the codename, in this app.
+    participle: Any = ""  #: For "128 retried".
+    states: tuple[State, ...]  #: Out of which it is possible.
+    meant: tuple[State, ...]  #: Those that are meant if nobody names a state.
+    otherwise: Any  #: To say of a job in another state.
+    asks: Any = None  #: What it needs to be told, for a form; None: nothing. It comes by :meth:`told`.
+    value = ""  #: What it was told.
+    is_apart = False  #: Not among the plain buttons: it asks for a value, or cannot be taken back.
 
-    def told(self, value: str) -> Self:
+    def told(self, value: str) -> Operation:
         """The operation with what it needs to know.
 
         Raises:
@@ -86,45 +76,53 @@ class Operation:
     def attempt(self, key: uuid.UUID, by: By, dry_run: bool = False) -> Outcome:
         """Do it to the job, in whatever database it is."""
         for alias in conf().DATABASES:
-            now = Job.objects.using(alias).filter(pk=key).values_list("state", flat=True)
-            if (state := now.first()) is None:
-                continue
-            if state in self.states and dry_run:
-                if hindrance := self._hindrance(key, alias):
-                    return Outcome(
-                        False, _("is %(state)s, and stays: %(why)s"), {**self._values(state), "why": hindrance}
-                    )
-                return Outcome(True, _("would be %(participle)s (is %(state)s)"), self._values(state))
-            try:
-                if state in self.states and self._noted(key, alias, by, self._change):
-                    return Outcome(True, _("%(participle)s (was %(state)s)"), self._values(state))
-            except (UniqueTaken, UniqueBusy, Refused) as exc:
-                values = {**self._values(state), "why": _why(exc, key, alias)}
-                return Outcome(False, _("is %(state)s, and stays: %(why)s"), values)
-            # Race: somebody else was faster. The answer is what the row says now.
-            return self._otherwise(key, alias, now.first() or state, by, dry_run)
+            found = Job.objects.using(alias).filter(pk=key).values_list("state", flat=True)
+            tried: set[str] = set()
+            # Race: if somebody else was faster, the row is asked again. It answers for each state once.
+            while (state := found.first()) is not None:
+                values = {"participle": self.participle, "state": dict(State.choices).get(state, state)}
+                if state not in self.states or state in tried:
+                    return Outcome(False, self.refusal(state), values)
+                tried.add(state)
+                try:
+                    if dry_run:
+                        self.rehearse(key, alias)
+                        return Outcome(True, self.promise(state), values)
+                    with transaction.atomic(using=alias):
+                        if done := self.change(key, alias, by, state):
+                            self.note(key, alias, by)
+                except Refused as exc:
+                    return Outcome(False, _("is %(state)s, and stays: %(why)s"), {**values, "why": str(exc)})
+                if done:
+                    return Outcome(True, self.success(state), values)
         return Outcome(False, _("is unknown"))
 
-    def _change(self, key: uuid.UUID, using: str, by: By) -> bool:
+    def change(self, key: uuid.UUID, using: str, by: By, state: str) -> bool:
+        """Make the transition out of one of :attr:`states`; False if the job is not in it any more.
+
+        Raises:
+            Refused: something else stands in the way.
+        """
         raise NotImplementedError
 
-    def _hindrance(self, key: uuid.UUID, using: str) -> str:
-        """What else stands in the way of a job in one of the states; empty if nothing does."""
-        return ""
+    def rehearse(self, key: uuid.UUID, using: str) -> None:
+        """
+        Raises:
+            Refused: :meth:`change` would raise it.
+        """
 
-    def _otherwise(self, key: uuid.UUID, using: str, state: str, by: By, dry_run: bool) -> Outcome:
-        return Outcome(False, self.otherwise, self._values(state))
+    def note(self, key: uuid.UUID, using: str, by: By) -> None:
+        why = ": ".join(filter(None, [self.value, by.why]))
+        Action.objects.using(using).create(job=key, what=self.name, by=scrub(by.who, 150), why=scrub(why, 1000))
 
-    def _values(self, state: str) -> dict[str, Any]:
-        return {"participle": self.participle, "state": dict(State.choices).get(state, state)}
+    def success(self, state: str) -> Any:
+        return _("%(participle)s (was %(state)s)")
 
-    def _noted(self, key: uuid.UUID, using: str, by: By, change: Callable[[uuid.UUID, str, By], bool]) -> bool:
-        with transaction.atomic(using=using):
-            done = change(key, using, by)
-            if done:
-                why = ": ".join(filter(None, [self.value, by.why]))
-                Action.objects.using(using).create(job=key, what=self.name, by=scrub(by.who, 150), why=scrub(why, 1000))
-        return done
+    def promise(self, state: str) -> Any:
+        return _("would be %(participle)s (is %(state)s)")
+
+    def refusal(self, state: str) -> Any:
+        return self.otherwise
 
 
 class Retry(Operation):
@@ -136,12 +134,19 @@ class Retry(Operation):
     meant = (State.FAILED,)
     otherwise = _("is %(state)s: nothing to retry")
 
-    def _change(self, key: uuid.UUID, using: str, by: By) -> bool:
-        return lifecycle.replay(key, using)
+    def change(self, key: uuid.UUID, using: str, by: By, state: str) -> bool:
+        try:
+            return lifecycle.replay(key, using)
+        except UniqueTaken:
+            raise Refused(unique.describe(Job.objects.using(using).get(pk=key), gettext)) from None
+        except UniqueBusy:
+            says = gettext("another transaction is about to take its unique key; try again in a moment")
+            raise Refused(says) from None
 
-    def _hindrance(self, key: uuid.UUID, using: str) -> str:
+    def rehearse(self, key: uuid.UUID, using: str) -> None:
         job = Job.objects.using(using).filter(pk=key).first()
-        return "" if job is None or unique.holder_of(job) is None else unique.describe(job, gettext)
+        if job is not None and unique.holder_of(job) is not None:
+            raise Refused(unique.describe(job, gettext))
 
 
 class Cancel(Operation):
@@ -149,25 +154,20 @@ class Cancel(Operation):
     label = _("Cancel")
     permission = "cancel_job"
     participle = _("cancelled")
-    states = (State.SCHEDULED, State.READY)
-    meant = (State.SCHEDULED, State.READY, State.RUNNING)
+    states = meant = (State.SCHEDULED, State.READY, State.RUNNING)
     otherwise = _("is %(state)s: nothing to cancel")
 
-    def _change(self, key: uuid.UUID, using: str, by: By) -> bool:
-        return lifecycle.cancel(key, using, why=_because(by))
+    def change(self, key: uuid.UUID, using: str, by: By, state: str) -> bool:
+        why = " ".join(filter(None, ["cancelled by hand", by.who and f"by {by.who}", by.why and f"({by.why})"]))
+        end = lifecycle.ask_to_end if state == State.RUNNING else lifecycle.cancel
+        return end(key, using, why=why)
 
-    def _otherwise(self, key: uuid.UUID, using: str, state: str, by: By, dry_run: bool) -> Outcome:
-        if state != State.RUNNING:
-            return super()._otherwise(key, using, state, by, dry_run)
-        if dry_run:
-            return Outcome(True, _("would be asked to end (is running)"))
-        if self._noted(key, using, by, self._ask):
-            return Outcome(True, _("asked to end at its next checkpoint or at its end (is running)"))
-        # Race: it has just ended, or waits again.
-        return self.attempt(key, by)
+    def success(self, state: str) -> Any:
+        asked = _("asked to end at its next checkpoint or at its end (is running)")
+        return asked if state == State.RUNNING else super().success(state)
 
-    def _ask(self, key: uuid.UUID, using: str, by: By) -> bool:
-        return lifecycle.ask_to_end(key, using, why=_because(by))
+    def promise(self, state: str) -> Any:
+        return _("would be asked to end (is running)") if state == State.RUNNING else super().promise(state)
 
 
 class RunNow(Operation):
@@ -175,71 +175,67 @@ class RunNow(Operation):
     label = _("Run now")
     permission = "retry_job"
     participle = _("made due")
-    states = (State.SCHEDULED,)
-    meant = states
+    states = meant = (State.SCHEDULED,)
     otherwise = _("is %(state)s: it does not wait for its time")
 
-    def _change(self, key: uuid.UUID, using: str, by: By) -> bool:
+    def change(self, key: uuid.UUID, using: str, by: By, state: str) -> bool:
         return lifecycle.run_now(key, using)
 
-    def _otherwise(self, key: uuid.UUID, using: str, state: str, by: By, dry_run: bool) -> Outcome:
-        if state in (State.FAILED, State.CANCELLED):
-            return Outcome(False, _("is %(state)s: it does not wait; retry it"), self._values(state))
-        return super()._otherwise(key, using, state, by, dry_run)
+    def refusal(self, state: str) -> Any:
+        has_ended = state in (State.FAILED, State.CANCELLED)
+        return _("is %(state)s: it does not wait; retry it") if has_ended else self.otherwise
 
 
-class Redirect(Operation):
-    """Another place in the queues for a job that waits."""
-
-    permission = "change_job"
-    states = (State.SCHEDULED, State.READY)
-    meant = states
-    is_apart = True
-
-    def _change(self, key: uuid.UUID, using: str, by: By) -> bool:
-        job = Job.objects.using(using).select_for_update().filter(pk=key).first()
-        return job is not None and lifecycle.redirect(key, using, self._columns(job))
-
-    def _columns(self, job: Job) -> dict[str, Any]:
-        raise NotImplementedError
-
-
-class Move(Redirect):
+class Move(Operation):
     name = "move"
     label = _("Change queue")
+    permission = "change_job"
+    states = meant = (State.SCHEDULED, State.READY)
     otherwise = _("is %(state)s: nothing to move")
     asks = _("To which queue:")
+    is_apart = True
 
-    def told(self, value: str) -> Self:
-        name = value.strip()
+    def told(self, value: str) -> Operation:
+        told = Move()
+        told.value = name = value.strip()
         if not 0 < len(name) <= MAX_NAME or "\0" in name:
             raise ValueError(gettext("Name a queue, in 1 to %(number)s characters.") % {"number": MAX_NAME})
         if (app := celery_app()) is not None:
             calls.known_queue(app, name)
-        return _with(self, name, format_lazy(_("moved to {queue}"), queue=name))
+        told.participle = format_lazy(_("moved to {queue}"), queue=name)
+        return told
 
-    def _columns(self, job: Job) -> dict[str, Any]:
+    def change(self, key: uuid.UUID, using: str, by: By, state: str) -> bool:
+        job = Job.objects.using(using).select_for_update().filter(pk=key).first()
+        if job is None:
+            return False
         options = {name: value for name, value in job.options.items() if name not in ("exchange", "routing_key")}
-        return {"queue": self.value, "options": options}
+        return lifecycle.redirect(key, using, {"queue": self.value, "options": options})
 
 
-class Prioritize(Redirect):
+class Prioritize(Operation):
     name = "prioritize"
     label = _("Change priority")
+    permission = "change_job"
+    states = meant = (State.SCHEDULED, State.READY)
     otherwise = _("is %(state)s: nothing to prioritize")
     asks = _("Priority (0 to 255; whether more is first, the broker decides):")
+    is_apart = True
 
-    def told(self, value: str) -> Self:
+    def told(self, value: str) -> Operation:
         number = value.strip()
         if not (number.isascii() and number.isdecimal() and int(number) <= 255):
-            raise ValueError(
-                gettext("A priority is a whole number from 0 to 255, and not %(value)r.") % {"value": value}
-            )
-        return _with(self, str(int(number)), format_lazy(_("given priority {number}"), number=int(number)))
+            says = gettext("A priority is a whole number from 0 to 255, and not %(value)r.")
+            raise ValueError(says % {"value": value})
+        told = Prioritize()
+        told.value = str(int(number))
+        told.participle = format_lazy(_("given priority {number}"), number=told.value)
+        return told
 
-    def _columns(self, job: Job) -> dict[str, Any]:
+    def change(self, key: uuid.UUID, using: str, by: By, state: str) -> bool:
         priority = int(self.value)
-        return {"priority": priority, "rank": calls.rank_of(current_app, priority)}
+        columns = {"priority": priority, "rank": calls.rank_of(current_app, priority)}
+        return lifecycle.redirect(key, using, columns)
 
 
 class Delete(Operation):
@@ -247,50 +243,26 @@ class Delete(Operation):
     label = _("Delete")
     permission = "delete_job"
     participle = _("deleted")
-    is_apart = True
-    states = ENDED
-    meant = ENDED
+    states = meant = ENDED
     otherwise = _("is %(state)s: nothing to delete")
+    is_apart = True
 
-    def _change(self, key: uuid.UUID, using: str, by: By) -> bool:
-        if hindrance := self._hindrance(key, using):
-            raise Refused(hindrance)
+    def change(self, key: uuid.UUID, using: str, by: By, state: str) -> bool:
+        self.rehearse(key, using)
         return history.delete(key, using)
 
-    def _hindrance(self, key: uuid.UUID, using: str) -> str:
+    def rehearse(self, key: uuid.UUID, using: str) -> None:
         if history.is_kept(key, using):
-            return gettext("a marker points at it, so that its result is replayed; prune deletes both when it expires")
+            says = gettext("a marker points at it, so that its result is replayed; prune deletes both when it expires")
+            raise Refused(says)
         if history.may_come_again(key, using):
-            return gettext("its message was another program's, and would run again if it came again; try in a day")
-        return ""
+            says = gettext("its message was another program's, and would run again if it came again; try in a day")
+            raise Refused(says)
 
-    def _noted(self, key: uuid.UUID, using: str, by: By, change: Callable[[uuid.UUID, str, By], bool]) -> bool:
+    def note(self, key: uuid.UUID, using: str, by: By) -> None:
         """Its history goes with it; what stays is the log."""
-        done = change(key, using, by)
-        if done:
-            about = {"action": "deleted", "job": str(key), "by": by.who, "why": by.why}
-            logger.info("the job %s was deleted by %s: %s", key, by.who or "somebody", by.why or "-", extra=about)
-        return done
-
-
-def _why(exc: Exception, key: uuid.UUID, using: str) -> str:
-    """What stood in the way, in the reader's language."""
-    job = Job.objects.using(using).filter(pk=key).first() if isinstance(exc, UniqueTaken) else None
-    if job is not None:
-        return unique.describe(job, gettext)
-    if isinstance(exc, UniqueBusy):
-        return gettext("another transaction is about to take its unique key; try again in a moment")
-    return str(exc)
-
-
-def _with(operation: Any, value: str, participle: Any) -> Any:
-    told = copy.copy(operation)
-    told.value, told.participle = value, participle
-    return told
-
-
-def _because(by: By) -> str:
-    return " ".join(filter(None, ["cancelled by hand", by.who and f"by {by.who}", by.why and f"({by.why})"]))
+        about = {"action": "deleted", "job": str(key), "by": by.who, "why": by.why}
+        logger.info("the job %s was deleted by %s: %s", key, by.who or "somebody", by.why or "-", extra=about)
 
 
 RETRY, CANCEL, RUN, MOVE, PRIORITIZE, DELETE = Retry(), Cancel(), RunNow(), Move(), Prioritize(), Delete()
