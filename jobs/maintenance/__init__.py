@@ -1,5 +1,20 @@
-"""What picks up whatever fell: relay, rescue and prune, siblings of one shape.
+"""What picks up whatever fell: the clock, rescue, prune and the count of what ended.
 
-Each is a class with ``run_once() -> dict[str, int]`` that says what it did; any number of them may run
-side by side, beside every worker and as ``manage.py jobs relay|rescue|prune``.
+Each is a class whose ``run_once() -> dict[str, int]`` says what it did. Any number of them may run side by side, beside
+every worker and as ``manage.py jobs rescue|prune``.
 """
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+
+from jobs.models import Node
+
+
+def is_eldest(node: Callable[[], uuid.UUID] | None, using: str) -> bool:
+    """Whether the node has lived longest: what one worker does for all, it does. None: somebody wants it done here."""
+    if node is None:
+        return True
+    living = Node.objects.using(using).filter(dead_at=None).order_by("started_at", "pk")
+    return bool(living.values_list("pk", flat=True).first() == node())

@@ -14,7 +14,7 @@ from django.db.models import Exists, OuterRef
 from jobs import databases, history, idempotency, lifecycle, lockstores
 from jobs.conf import conf
 from jobs.databases import SideDatabase
-from jobs.maintenance.eldest import is_eldest
+from jobs.maintenance import is_eldest
 from jobs.models import Job, Node, State
 from jobs.transport import prune_replies
 
@@ -32,11 +32,8 @@ class Prune:
     """The sibling of rescue that deletes. Of several workers the oldest does it."""
 
     def __init__(self, side: SideDatabase, node: Callable[[], uuid.UUID] | None = None) -> None:
-        """
-        Parameters:
-            node: of this process; None: no worker, so somebody wants it done.
-        """
         self.side = side
+        #: This process's node; None: no worker, so somebody wants it done.
         self._node = node
         #: For each database: how far the walk has come, and when it began.
         self._walks: dict[str, tuple[history.Place | None, float]] = {}
@@ -58,15 +55,10 @@ class Prune:
             return
         began = time.monotonic()
         # Before the jobs, which are kept as long as their markers; they have the other half of the time.
-        while time.monotonic() < began + budget / 2:
-            deleted = idempotency.delete_expired(using, conf().BATCH)
-            done["markers"] += deleted
-            if not deleted:
-                break
-        while time.monotonic() < began + budget:
-            if (count := self._step(using)) is None:
-                break
-            done["jobs"] += count
+        while time.monotonic() < began + budget / 2 and (count := idempotency.delete_expired(using, conf().BATCH)):
+            done["markers"] += count
+        while time.monotonic() < began + budget and (deleted := self._step(using)) is not None:
+            done["jobs"] += deleted
         running = Job.objects.using(using).filter(state=State.RUNNING, node=OuterRef("pk"))
         old = Node.objects.using(using).filter(~Exists(running), dead_at__lt=lifecycle.now_plus(-NODE_RETENTION))
         done["nodes"] += old._raw_delete(using)

@@ -20,7 +20,7 @@ from django.db.models import F, Max, QuerySet
 
 from jobs import databases
 from jobs.conf import conf
-from jobs.maintenance.eldest import is_eldest
+from jobs.maintenance import is_eldest
 from jobs.models import Job, State, Tally
 
 MINUTE, HOUR, QUARTER = datetime.timedelta(minutes=1), datetime.timedelta(hours=1), datetime.timedelta(hours=6)

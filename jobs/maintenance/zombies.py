@@ -33,20 +33,19 @@ WHERE j.state = 'running' AND j.id = ANY(%s::uuid[])
 """
 
 
-def end_backends(keys: Sequence[uuid.UUID], using: str) -> int:
-    """End the server processes of running jobs whose run is known to be over; returns how many it ended."""
+def end_backends(keys: Sequence[uuid.UUID], using: str) -> None:
+    """End the server processes of running jobs whose run is known to be over."""
     if not keys or connections[using].vendor != "postgresql":
-        return 0
+        return
     try:
         with connections[using].cursor() as cursor:
             cursor.execute(_END, [list(keys)])
-            ended = [key for key, done in cursor.fetchall() if done]
+            ended = [key for key, is_done in cursor.fetchall() if is_done]
     except Error as exc:
         if is_lost(exc, using):
             raise
         # Another role's process, say. The locks stay until the server notices by itself.
         logger.error("cannot end the connections of dead runs: %s", exc, extra={"action": "zombie_kept"})
-        return 0
-    for job in Job.objects.using(using).filter(pk__in=ended) if ended else ():
+        return
+    for job in Job.objects.using(using).filter(pk__in=ended):
         log(logging.WARNING, job, "left a connection behind, which was ended", "zombie_ended")
-    return len(ended)
