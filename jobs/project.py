@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from celery import current_app
-
-if TYPE_CHECKING:
-    from celery import Celery
+from celery import Celery, current_app
 
 
 def celery_app() -> Celery | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from django.db import connections, transaction
@@ -49,9 +48,9 @@ def error_of_run(job: Job) -> dict[str, Any] | None:
 def report_cancelled(ids: Sequence[uuid.UUID], using: str) -> None:
     """Jobs that waited were cancelled: tell after the commit. Reads their rows, and only if somebody listens."""
     if signals.cancelled.receivers and (connections[using].in_atomic_block or connections[using].get_autocommit()):
-        transaction.on_commit(partial(_tell_cancelled, ids, using), using=using, robust=True)
 
+        def tell() -> None:
+            for job in Job.objects.using(using).filter(pk__in=ids, state=State.CANCELLED):
+                signals.cancelled.tell(job, using, error=job.error)
 
-def _tell_cancelled(ids: Sequence[uuid.UUID], using: str) -> None:
-    for job in Job.objects.using(using).filter(pk__in=ids, state=State.CANCELLED):
-        signals.cancelled.tell(job, using, error=job.error)
+        transaction.on_commit(tell, using=using, robust=True)

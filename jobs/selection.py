@@ -27,7 +27,6 @@ from jobs.models import UNSUCCESSFUL, Job, Node
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _AGE = re.compile(r"(\d+(?:\.\d+)?) ?(s|min|m|h|d|w)")
 
-
 #: So many digits of an id are shown in lists: the first ones of a worker's; of a job's the last ones, because the first
 #: are the time.
 SHOWN = 8
@@ -54,7 +53,7 @@ class Selection:
     #: A task's name, or the beginning of one and an asterisk.
     task: str | None = None
     queue: str | None = None
-    #: The id of a worker, or its host's name.
+    #: The id of a worker or its first digits, or its host's name.
     node: str | None = None
     #: Their unique key, or that of their marker.
     key: str | None = None
@@ -62,9 +61,8 @@ class Selection:
     parent: uuid.UUID | None = None
     #: The class of the last error: ``SMTPException``.
     error: str | None = None
-    #: Created since then.
+    #: When they were created: since then, and before then.
     since: datetime.datetime | None = None
-    #: Created before then.
     until: datetime.datetime | None = None
     #: Text within the arguments, as JSON has them; of the newest that fit otherwise: :data:`SEARCHED`.
     contains: str | None = None
@@ -93,20 +91,22 @@ class Selection:
 
     def narrow(self, rows: QuerySet[Job]) -> QuerySet[Job]:
         if self.states:
-            rows = _in_states(rows, self.states)
+            rows = rows.filter(state=self.states[0]) if len(self.states) == 1 else rows.filter(state__in=self.states)
+            if connections[rows.db].vendor == "sqlite" and set(self.states) <= set(UNSUCCESSFUL):
+                # It takes the index only for its condition in the same words; others would count the condition twice.
+                rows = rows.filter(state__in=UNSUCCESSFUL)
         if self.task is not None:
             name, star, _ = self.task.partition("*")
             rows = rows.filter(task__startswith=name) if star else rows.filter(task=name)
-        if self.queue is not None:
-            rows = rows.filter(queue=self.queue)
         if self.node is not None:
             rows = _on_node(rows, self.node)
         if self.key is not None:
-            rows = rows.filter(pk__in=_of_key(self.key, rows.db))
-        if self.parent is not None:
-            rows = rows.filter(parent_id=self.parent)
-        if self.error is not None:
-            rows = rows.filter(error__type=self.error)
+            # Each by an index of its own: together in one condition they would read the table.
+            every = Job.objects.using(rows.db)
+            marked, unique = every.filter(marker_key=self.key), every.filter(unique_key=self.key)
+            rows = rows.filter(pk__in=marked.values("pk").union(unique.values("pk"), all=True))
+        same = {"queue": self.queue, "parent_id": self.parent, "error__type": self.error}
+        rows = rows.filter(**{name: value for name, value in same.items() if value is not None})
         if self.since is not None:
             rows = rows.filter(created_since(self.since))
         if self.until is not None:
@@ -121,17 +121,13 @@ class Selection:
     def __iter__(self) -> Iterator[tuple[uuid.UUID, str]]:
         """The ids, each with its database's alias; each job once, whatever becomes of it meanwhile."""
         # One state at a time: together they could not use their partial indexes.
-        states: list[str | None] = [*self.states] or [None]
-        for alias, state in product(conf().DATABASES, states):
-            chosen = self.rows(alias) if state is None else self.rows(alias).filter(state=state)
-            last: uuid.UUID | None = None
-            while True:
-                rows = chosen.order_by("pk").values_list("pk", flat=True)
-                page = list((rows if last is None else rows.filter(pk__gt=last))[: conf().BATCH])
-                if not page:
-                    break
+        for alias, state in product(conf().DATABASES, self.states or [""]):
+            rows = self.rows(alias).order_by("pk").values_list("pk", flat=True)
+            rows = rows.filter(state=state) if state else rows
+            page = list(rows[: conf().BATCH])
+            while page:
                 yield from ((key, alias) for key in page)
-                last = page[-1]
+                page = list(rows.filter(pk__gt=page[-1])[: conf().BATCH])
 
 
 #: What can be asked for in words.
@@ -142,14 +138,6 @@ def newest(rows: QuerySet[Job]) -> QuerySet[Job]:
     """Of the jobs those that are searched."""
     last = list(rows.order_by("-pk").values_list("pk", flat=True)[SEARCHED - 1 : SEARCHED])
     return rows.filter(pk__gte=last[0]) if last else rows
-
-
-def _in_states(rows: QuerySet[Job], states: Sequence[str]) -> QuerySet[Job]:
-    rows = rows.filter(state=states[0]) if len(states) == 1 else rows.filter(state__in=states)
-    if connections[rows.db].vendor == "sqlite" and set(states) <= set(UNSUCCESSFUL):
-        # It takes the index only for its condition in the same words; others would count the condition twice.
-        rows = rows.filter(state__in=UNSUCCESSFUL)
-    return rows
 
 
 def _on_node(rows: QuerySet[Job], text: str) -> QuerySet[Job]:
@@ -174,20 +162,11 @@ def _before(rows: QuerySet[Job], moment: datetime.datetime) -> QuerySet[Job]:
     return rows.filter(pk__lt=first_id(moment))
 
 
-def _of_key(key: str, using: str) -> QuerySet[Any]:
-    """Each by an index of its own: together in one condition they would read the table."""
-    rows = Job.objects.using(using)
-    marked = rows.filter(marker_key=key).values("pk")
-    return marked.union(rows.filter(unique_key=key).values("pk"), all=True)
-
-
 def _said(text: str) -> Q:
     """As it was written, or as JSON escapes it."""
-    found = Q()
-    for way in {text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]}:
-        for name in ("args", "kwargs"):
-            found |= Q(IContains(Cast(name, TextField()), way))
-    return found
+    ways = {text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]}
+    found = [Q(IContains(Cast(name, TextField()), way)) for way in ways for name in ("args", "kwargs")]
+    return Q(*found, _connector=Q.OR)
 
 
 def find(key: uuid.UUID, **annotations: Any) -> Any:
@@ -205,15 +184,16 @@ def moment(text: str) -> datetime.datetime:
     Raises:
         ValueError: it is none of these.
     """
-    if found := _AGE.fullmatch(text.strip()):
+    text = text.strip()
+    if found := _AGE.fullmatch(text):
         number, unit = found.groups()
         try:
             return timezone.now() - datetime.timedelta(seconds=float(number) * _UNITS[unit])
         except OverflowError:
             raise ValueError(gettext("%(text)r is before all time") % {"text": text}) from None
     try:
-        day = parse_date(text.strip())
-        value = datetime.datetime.combine(day, datetime.time()) if day else parse_datetime(text.strip())
+        day = parse_date(text)
+        value = datetime.datetime.combine(day, datetime.time()) if day else parse_datetime(text)
     except ValueError:
         value = None
     if value is None:
@@ -223,8 +203,7 @@ def moment(text: str) -> datetime.datetime:
 
 
 def _id(text: str) -> uuid.UUID:
-    key = parse_uuid(text)
-    if key is None:
+    if (key := parse_uuid(text)) is None:
         raise ValueError(gettext("%(text)r is no ID of a job (a UUID)") % {"text": text})
     return key
 
