@@ -12,7 +12,7 @@ from jobs.conf import conf
 
 
 @subcommand(
-    option("--cancel", action="store_true", help="cancel all jobs that have not ended, before they can run here"),
+    option("--cancel", "cancel all jobs that have not ended, before they can run here", action="store_true"),
     DRY_RUN,
     AS_JSON,
 )

@@ -20,14 +20,14 @@ from jobs import databases
 Option = tuple[str, dict[str, Any]]
 
 
-def option(flag: str, **settings: Any) -> Option:
+def option(flag: str, help: str, **settings: Any) -> Option:
     """What ``argparse`` is told of one argument."""
-    return flag, settings
+    return flag, {"help": help, **settings}
 
 
-AS_JSON = option("--json", action="store_true", dest="as_json", help="print JSON, and nothing else, to stdout")
-DRY_RUN = option("--dry-run", action="store_true", help="say what would be done, and change nothing")
-ID = option("id", metavar="ID", help="the id of a job (a UUID)")
+AS_JSON = option("--json", "print JSON, and nothing else, to stdout", action="store_true", dest="as_json")
+DRY_RUN = option("--dry-run", "say what would be done, and change nothing", action="store_true")
+ID = option("id", "the id of a job (a UUID)", metavar="ID")
 
 
 @dataclass(frozen=True, slots=True)

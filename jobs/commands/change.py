@@ -25,20 +25,20 @@ from jobs.operations import CANCEL, DELETE, MOVE, PRIORITIZE, RETRY, RUN, By, Op
 from jobs.selection import FIELDS, SEARCHED, Selection
 
 WHICH = (
-    option("--task", metavar="NAME", help="all jobs of a task; NAME* for all names that begin so"),
-    option("--queue", metavar="NAME", help="all jobs of a queue"),
-    option("--state", choices=State.values, help="all jobs in a state"),
+    option("--task", "all jobs of a task; NAME* for all names that begin so", metavar="NAME"),
+    option("--queue", "all jobs of a queue", metavar="NAME"),
+    option("--state", "all jobs in a state", choices=State.values),
     option(
         "--node",
         metavar="NAME",
         help="all jobs that a worker runs, or ran last: its id or the first 8 digits of it, or its host's name",
     ),
-    option("--key", metavar="KEY", help="all jobs of a unique key, or of a marker's"),
-    option("--parent", metavar="ID", help="all jobs that were called by the body of this one"),
-    option("--error", metavar="CLASS", help="all jobs whose last error is of this class: SMTPException"),
-    option("--since", metavar="WHEN", help="only those created since then: 2h, 7d, 2026-11-21, '2026-11-21 14:30'"),
-    option("--until", metavar="WHEN", help="only those created before then"),
-    option("--contains", metavar="TEXT", help=f"of the newest {SEARCHED:,}: with this text in their arguments"),
+    option("--key", "all jobs of a unique key, or of a marker's", metavar="KEY"),
+    option("--parent", "all jobs that were called by the body of this one", metavar="ID"),
+    option("--error", "all jobs whose last error is of this class: SMTPException", metavar="CLASS"),
+    option("--since", "only those created since then: 2h, 7d, 2026-11-21, '2026-11-21 14:30'", metavar="WHEN"),
+    option("--until", "only those created before then", metavar="WHEN"),
+    option("--contains", f"of the newest {SEARCHED:,}: with this text in their arguments", metavar="TEXT"),
 )
 
 #: How many of those that were refused are named one by one.
@@ -107,9 +107,9 @@ def _change(operation: Operation, out: JobsCommand, args: Namespace) -> None:
 
 def _of(operation: Operation, text: str, *more: Option) -> Subcommand:
     options = (
-        option("ids", nargs="*", metavar="ID", help="the id of a job (a UUID)"),
+        option("ids", "the id of a job (a UUID)", nargs="*", metavar="ID"),
         *WHICH,
-        option("--why", default="", help="the reason, for the job's history"),
+        option("--why", "the reason, for the job's history", default=""),
         DRY_RUN,
         AS_JSON,
         *more,
@@ -163,7 +163,7 @@ move = _of(
       manage.py jobs move 6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11 --to mail
       manage.py jobs move --queue slow --to celery --dry-run
     """,
-    option("--to", required=True, metavar="QUEUE", help="where they go"),
+    option("--to", "where they go", required=True, metavar="QUEUE"),
 )
 prioritize = _of(
     PRIORITIZE,
@@ -176,7 +176,7 @@ prioritize = _of(
       manage.py jobs prioritize 6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11 --to 9
       manage.py jobs prioritize --task shop.tasks.send_welcome_email --to 0 --dry-run
     """,
-    option("--to", required=True, metavar="NUMBER", help="the priority, 0 to 255"),
+    option("--to", "the priority, 0 to 255", required=True, metavar="NUMBER"),
 )
 delete = _of(
     DELETE,
@@ -193,8 +193,8 @@ delete = _of(
 
 
 @subcommand(
-    option("names", nargs="*", metavar="QUEUE", help="the name of a queue"),
-    option("--reason", default="", help="why, for those who ask"),
+    option("names", "the name of a queue", nargs="*", metavar="QUEUE"),
+    option("--reason", "why, for those who ask", default=""),
     AS_JSON,
 )
 def pause(out: JobsCommand, args: Namespace) -> None:
@@ -221,7 +221,7 @@ def pause(out: JobsCommand, args: Namespace) -> None:
         out.say("No queue is paused.")
 
 
-@subcommand(option("names", nargs="+", metavar="QUEUE", help="the name of a queue"), AS_JSON)
+@subcommand(option("names", "the name of a queue", nargs="+", metavar="QUEUE"), AS_JSON)
 def resume(out: JobsCommand, args: Namespace) -> None:
     """Let the jobs of paused queues run again.
 
@@ -245,11 +245,11 @@ def _say_switched(out: JobsCommand, done: dict[str, bool], word: str, otherwise:
 
 
 @subcommand(
-    option("id", nargs="?", type=int, metavar="ID", help="the number of one call, as listed"),
-    option("--happened", action="store_true", help="it did: the next run of its job makes no call"),
-    option("--answer", metavar="JSON", help="what the next run gets as the provider's answer (with --happened)"),
-    option("--not-happened", action="store_true", help="it did not: the next run of its job makes the call"),
-    option("--database", metavar="ALIAS", help="of the call, if there are several (default: the first)"),
+    option("id", "the number of one call, as listed", nargs="?", type=int, metavar="ID"),
+    option("--happened", "it did: the next run of its job makes no call", action="store_true"),
+    option("--answer", "what the next run gets as the provider's answer (with --happened)", metavar="JSON"),
+    option("--not-happened", "it did not: the next run of its job makes the call", action="store_true"),
+    option("--database", "of the call, if there are several (default: the first)", metavar="ALIAS"),
     AS_JSON,
 )
 def effects(out: JobsCommand, args: Namespace) -> None:

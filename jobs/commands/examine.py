@@ -33,7 +33,7 @@ PATIENCE = 2.0
 
 @subcommand(
     AS_JSON,
-    option("--all", action="store_true", dest="everything", help="read all jobs, however long it takes"),
+    option("--all", "read all jobs, however long it takes", action="store_true", dest="everything"),
     option(
         "--no-watch",
         action="store_false",
@@ -95,9 +95,9 @@ class Finding(NamedTuple):
 
 
 @subcommand(
-    option("--queue", help="the queue of the probe (default: that of tasks without one)"),
-    option("--timeout", type=float, default=30.0, help="seconds for the probe (default: %(default)g)"),
-    option("--no-probe", action="store_false", dest="is_probed", help="enqueue no job"),
+    option("--queue", "the queue of the probe (default: that of tasks without one)"),
+    option("--timeout", "seconds for the probe (default: %(default)g)", type=float, default=30.0),
+    option("--no-probe", "enqueue no job", action="store_false", dest="is_probed"),
     AS_JSON,
 )
 def doctor(out: JobsCommand, args: Namespace) -> None:

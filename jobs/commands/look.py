@@ -28,10 +28,7 @@ from jobs.selection import find
 from jobs.times import duration
 
 
-@subcommand(
-    AS_JSON,
-    option("--live", action="store_true", help="leave out the ended jobs, whose count reads all history"),
-)
+@subcommand(AS_JSON, option("--live", "leave out the ended jobs, whose count reads all history", action="store_true"))
 def status(out: JobsCommand, args: Namespace) -> None:
     """Counts by state and queue, workers, the oldest ready job, what is overdue.
 
@@ -97,11 +94,7 @@ def why(out: JobsCommand, args: Namespace) -> None:
         raise CommandError(gettext("There is no job %(id)s.") % {"id": key})
 
 
-@subcommand(
-    *WHICH,
-    option("--limit", type=int, default=20, help="how many at the most (default: %(default)s)"),
-    AS_JSON,
-)
+@subcommand(*WHICH, option("--limit", "how many at the most (default: %(default)s)", type=int, default=20), AS_JSON)
 def list_(out: JobsCommand, args: Namespace) -> None:
     """List jobs, the newest first.
 

@@ -25,7 +25,7 @@ from jobs.project import celery_app
 
 logger = logging.getLogger("jobs")
 
-ONCE = option("--once", action="store_true", help="do it once, report and end")
+ONCE = option("--once", "do it once, report and end", action="store_true")
 
 
 @subcommand(ONCE, AS_JSON)
