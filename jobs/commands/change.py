@@ -83,9 +83,9 @@ def _change(operation: Operation, out: JobsCommand, args: Namespace) -> None:
         key = parse_uuid(text)
         outcome = Outcome(False, _("is no valid UUID")) if key is None else operation.attempt(key, by, args.dry_run)
         counts[outcome.is_done] += 1
-        if args.as_json:
-            refused += [] if outcome.is_done else [{"id": text, "why": outcome.says}]
-        elif args.ids or (not outcome.is_done and counts[False] <= NAMED):
+        if args.as_json and not outcome.is_done:
+            refused.append({"id": text, "why": outcome.says})
+        if not args.as_json and (args.ids or (not outcome.is_done and counts[False] <= NAMED)):
             style = out.style.SUCCESS if outcome.is_done else out.style.WARNING
             out.say(f"{text} {style(outcome.says)}")
         if not args.ids and time.monotonic() - said > PROGRESS:
