@@ -8,12 +8,12 @@ idempotency keys in Postgres", on foreign state mutations.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from django.db import IntegrityError, OperationalError, connections, transaction
-from django.db.models import Exists, F, OuterRef, Q, QuerySet
+from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.db.models.functions import Now
 from django.db.transaction import TransactionManagementError
 
@@ -27,6 +27,9 @@ from jobs.syncpoints import reach
 
 #: Characters of an effect's name, at the most.
 MAX_NAME = 100
+
+#: What ``on_ambiguous`` does, for the log.
+POLICIES = {"retry": "it is made again, with the same key", "park": "it is parked"}
 
 
 @contextmanager
@@ -42,20 +45,14 @@ def effect(name: str, *key: Any) -> Iterator[Call]:
 
     The call happens at least once, and a provider that heeds ``call.key`` acts on it once. If an earlier run, or
     another job, was answered under this name and key, ``call.done`` is true and ``call.answer`` is what it got. If one
-    began and nobody makes the call any more, it is *ambiguous*, and the task's ``on_ambiguous`` decides:
+    began and nobody makes the call any more (its block raised or died, and had not said ``call.answered()`` or
+    ``call.not_sent()``), it is *ambiguous*, and the task's ``on_ambiguous`` decides:
 
-    ``"retry"`` (default):
-        The block calls again, with the same key. For providers that heed it.
-    ``"park"``:
-        A person looks at the provider and says what happened (in the admin, or ``manage.py jobs effects``); until then
-        the job ends ``failed`` with :class:`EffectParked`.
-    a callable:
-        It gets the :class:`Call` and asks the provider. It returns the answer (JSON, and not None: True if there is
-        nothing to say), or None: it did not happen, and the block calls. What it raises, the body raised, and the call
-        stays ambiguous.
-
-    An exception in the block leaves the call ambiguous for the next run, unless the block said ``call.answered()`` or
-    ``call.not_sent()`` before.
+    * ``"retry"`` (default): the block calls again, with the same key. For providers that heed it.
+    * ``"park"``: a person looks at the provider and says what happened (in the admin, or ``manage.py jobs effects``);
+      until then the job ends ``failed`` with :class:`EffectParked`.
+    * A callable gets the :class:`Call` and asks the provider. It returns the answer (JSON, and not None: True if there
+      is nothing to say), or None: it did not happen, and the block calls. If it raises, the call stays ambiguous.
 
     Parameters:
         name: what is called, at most 100 characters: ``"charge"``.
@@ -111,140 +108,106 @@ class Call:
         self.answer: Any = None
         self._run = run
         self._row: Effect
+        #: Calls with this key that may have happened, and the one that is made now.
         self._calls = 1
         self._is_settled = False
-        self._pending: Callable[[QuerySet[Effect]], object] | None = None
-
-    def __str__(self) -> str:
-        return self.key
+        self._pending: dict[str, Any] | None = None
 
     def answered(self, answer: Any) -> None:
-        """The call happened, and this is what the provider said. Committed at once.
-
-        Inside a transaction of the block it is committed when the block ends.
+        """The call happened, and this is what the provider said. Committed at once, or after the block's transaction.
 
         Raises:
-            TypeError, ValueError: the answer is not JSON. That the call happened is noted all the same: it is parked
-                until somebody gives its answer.
+            TypeError, ValueError: the answer is not JSON. The call is parked until somebody gives its answer.
             LostLease: the job was given to another run, which decides for itself; nothing was written.
         """
-        self._settle_once("answered()")
-        problem: Exception | None = None
         try:
-            self.answer = jsonable(answer, f"the answer of effect({self.name!r})")
-            state = Effect.State.SENT
+            kept = jsonable(answer, f"the answer of effect({self.name!r})")
         except (TypeError, ValueError) as exc:
             # It has happened. Left as ``sending`` it would pass for a call that perhaps never was, and be made again.
-            problem, state = exc, Effect.State.PARKED
-            self.answer = scrub(settlement.safe_repr(answer), 4000)
-        self.done = problem is None
-        self._note(lambda rows: rows.update(state=state, answer=self.answer, sent_at=Now()))
-        if problem is not None:
-            raise type(problem)(
-                f"{problem}; response.json() may be what you want. The call {self.key} HAS happened and is parked: "
-                f"give its answer with {_by_hand(self._row, '--happened --answer JSON')}, then retry the job"
-            ) from problem
+            kept = scrub(settlement.safe_repr(answer), 4000)
+            self._settle("answered()", state=Effect.State.PARKED, answer=kept, sent_at=Now())
+            raise type(exc)(
+                f"{exc}; response.json() may be what you want. The call {self.key} HAS happened and is parked: "
+                f"give its answer with {self._by_hand('--happened --answer JSON')}, then retry the job"
+            ) from exc
+        self._settle("answered()", state=Effect.State.SENT, answer=kept, sent_at=Now())
+        self.done, self.answer = True, kept
 
     def not_sent(self) -> None:
-        """Nothing happened, for sure: nobody was reached, or the block decided against it. Forget this call.
+        """Nothing happened, for sure: nobody was reached, or the block decided against it. Raises ``LostLease``."""
+        # An earlier one stays to be cleared up.
+        self._settle("not_sent()", **({"calls": self._calls - 1} if self._calls > 1 else {}))
 
-        Raises:
-            LostLease: as :meth:`answered`.
-        """
-        self._settle_once("not_sent()")
-        if self._calls > 1:
-            # An earlier one, with the same key, may have happened: that stays to be cleared up.
-            self._note(lambda rows: rows.update(calls=self._calls - 1))
-        else:
-            self._note(lambda rows: (rows.delete(), 1)[1])
-
-    def _settle_once(self, said: str) -> None:
+    def _settle(self, said: str, **values: Any) -> None:
         if self._is_settled:
             raise RuntimeError(
                 f"call.{said} of effect({self.name!r}), and it was known already what became of the call: make it only "
                 "`if not call.done`, and say once what became of it"
             )
-        self._is_settled = True
+        self._is_settled, self._pending = True, values
+        if not connections[self._run.using].in_atomic_block:
+            self._write()
 
-    # The rows
+    # The row
 
     def _begin(self) -> None:
         """Take the row, and commit that: from here on everybody knows that the call may have happened."""
-        self._refuse_transaction()
-        policy = self._run.task.on_ambiguous
-        is_ambiguous = False
-        try:
-            with transaction.atomic(using=self._run.using):
-                self._row, is_new = self._lock_row()
-                if not lifecycle.hold(self.job):
-                    raise LostLease("this run lost its lease; it makes no call")
-                if not is_new and self._is_ambiguous():
-                    is_ambiguous = True
-                    self._take_over(policy)
-        except OperationalError as exc:
-            if not databases.is_conflict(exc):
-                raise
-            # Somebody was at the row at this moment. (Without a transaction the body would not be run again.)
-            raise Busy(f"{self.key} is being written by another job") from exc
-        if not is_ambiguous:
-            return
-        self._run.log(logging.WARNING, f"nobody knows whether {self.key} happened: {_named(policy)}", "ambiguous")
-        if policy == "park":
-            raise self._parked()
-        if callable(policy):
-            self._ask(policy)
-
-    def _refuse_transaction(self) -> None:
         connection = connections[self._run.using]
         if connection.in_atomic_block or not connection.get_autocommit():
             raise TransactionManagementError(
                 f"effect({self.name!r}) is inside a transaction, and has to commit before the call: declare the task "
                 "with atomic=False, and open transaction.atomic() in its body only before or after the effect"
             )
-
-    def _lock_row(self) -> tuple[Effect, bool]:
-        rows = Effect.objects.using(self._run.using).select_for_update()
-        mine = {"job": self.job.pk, "lease": self.job.lease}
+        policy = self._run.task.on_ambiguous
         try:
-            return rows.get_or_create(name=self.name, key=self._row_key, defaults=mine)
-        except IntegrityError as exc:
-            # Race: the row that stood in the way of the INSERT is gone again.
+            with transaction.atomic(using=self._run.using):
+                is_ambiguous = self._take(policy)
+        except (IntegrityError, OperationalError) as exc:
+            if isinstance(exc, OperationalError) and not databases.is_conflict(exc):
+                raise
+            # Race: the row that stood in the way of the INSERT is gone again, or another transaction changed it.
+            # (Without a transaction the body would not be run again.)
             raise Busy(f"another job is at {self.key}") from exc
+        if not is_ambiguous:
+            return
+        says = "the provider is asked" if callable(policy) else POLICIES[policy]
+        self._run.log(logging.WARNING, f"nobody knows whether {self.key} happened: {says}", "ambiguous")
+        if policy == "park":
+            raise self._parked()
+        if callable(policy):
+            answer = policy(self)
+            if answer is not None:
+                self.answered(answer)
+            else:
+                # Nothing has happened so far: the one that comes now is the only one.
+                self._fenced({"calls": 1})
 
-    def _is_ambiguous(self) -> bool:
-        """What became of the call that somebody began.
+    def _take(self, policy: Any) -> bool:
+        """Whether somebody began the call, and nobody knows what became of it.
 
         Race: two jobs meet here. The row is locked, so the second one sees what the first has made of it.
         """
-        row = self._row
+        rows = Effect.objects.using(self._run.using).select_for_update()
+        mine = {"job": self.job.pk, "lease": self.job.lease}
+        row, is_new = rows.get_or_create(name=self.name, key=self._row_key, defaults=mine)
+        self._row = row
+        if not lifecycle.hold(self.job):
+            raise LostLease("this run lost its lease; it makes no call")
+        if row.state == Effect.State.PARKED:
+            raise self._parked()
         if row.state == Effect.State.SENT:
             self.done = self._is_settled = True
             self.answer = row.answer
+        if is_new or self.done:
             return False
-        if row.state == Effect.State.PARKED:
-            raise self._parked()
         # Of this very run: an earlier block of it that ended with an exception.
         if (row.job, row.lease) != (self.job.pk, self.job.lease) and is_being_made(row):
             raise Busy(f"the job {row.job} makes the call {self.key}")
+        if policy == "retry":
+            self._calls = row.calls + 1
+        state = Effect.State.PARKED if policy == "park" else row.state
+        rows.filter(pk=row.pk).update(**mine, state=state, calls=max(self._calls, row.calls))
         return True
-
-    def _take_over(self, policy: Any) -> None:
-        more: dict[str, Any] = {}
-        if policy == "park":
-            more = {"state": Effect.State.PARKED}
-        elif policy == "retry":
-            self._calls = self._row.calls + 1
-            more = {"calls": F("calls") + 1}
-        rows = Effect.objects.using(self._run.using).filter(pk=self._row.pk)
-        rows.update(job=self.job.pk, lease=self.job.lease, **more)
-
-    def _ask(self, resolve: Callable[[Call], Any]) -> None:
-        answer = resolve(self)
-        if answer is not None:
-            self.answered(answer)
-        else:
-            # Nothing has happened so far: the one that comes now is the only one.
-            self._fenced(lambda rows: rows.update(calls=1))
 
     def _parked(self) -> EffectParked:
         row = self._row
@@ -253,44 +216,35 @@ class Call:
         return EffectParked(
             f"the call {self.key} {what}. Look at the provider for {self.key!r} (made {row.calls} times, first at "
             f"{row.created_at:%Y-%m-%d %H:%M:%S} UTC). Then say what you found, in the admin under External effects or "
-            f"with {_by_hand(row, found)}, and retry this job: manage.py jobs retry {self.job.pk}"
+            f"with {self._by_hand(found)}, and retry this job: manage.py jobs retry {self.job.pk}"
         )
 
-    def _note(self, write: Callable[[QuerySet[Effect]], object]) -> None:
-        self._pending = write
-        if not connections[self._run.using].in_atomic_block:
-            self._write()
+    def _by_hand(self, options: str) -> str:
+        where = f" --database {self._run.using}" if self._run.using != databases.home() else ""
+        return f"manage.py jobs effects {self._row.pk} {options}{where}"
 
     def _write(self) -> None:
         """What became of the call. It has happened: an outage of the database must not make us forget that."""
-        write, self._pending = self._pending, None
-        if write is None:
+        values, self._pending = self._pending, None
+        if values is None:
             return
         reach("after_call")
-        if settlement.persistently(self._run, lambda: self._fenced(write)) is None:
+        if settlement.persistently(self._run, lambda: self._fenced(values)) is None:
             raise OperationalError(f"the database is away, and what became of {self.key} is not noted")
         reach("after_sent")
 
-    def _fenced(self, write: Callable[[QuerySet[Effect]], object]) -> bool:
-        """Race: this run may be a zombie; its answer belongs to nobody, and the run that owns the job decides."""
+    def _fenced(self, values: dict[str, Any]) -> bool:
+        """Change the row, or without values delete it. It may be done twice: the answer of a COMMIT can get lost.
+
+        Race: this run may be a zombie; its answer belongs to nobody, and the run that owns the job decides.
+        """
         with transaction.atomic(using=self._run.using):
-            done = write(Effect.objects.using(self._run.using).filter(pk=self._row.pk))
+            rows = Effect.objects.using(self._run.using).filter(pk=self._row.pk)
+            is_done = rows.update(**values) if values else rows.delete()
             # Own job row last, as everywhere; without it all of this rolls back.
-            if not done or not lifecycle.hold(self.job):
+            if not is_done or not lifecycle.hold(self.job):
                 raise LostLease(f"this run lost its lease; what became of {self.key} is not noted")
         return True
-
-
-def _named(policy: Any) -> str:
-    return {"retry": "it is made again, with the same key", "park": "it is parked"}.get(
-        policy if isinstance(policy, str) else "", "the provider is asked"
-    )
-
-
-def _by_hand(row: Effect, options: str) -> str:
-    using = row._state.db
-    where = f" --database {using}" if using != databases.home() else ""
-    return f"manage.py jobs effects {row.pk} {options}{where}"
 
 
 # The ledger, for people
@@ -326,21 +280,19 @@ def happened(key: int, using: str, answer: Any = None) -> bool:
     Raises:
         TypeError, ValueError: the answer is not JSON.
     """
-    values = {"state": Effect.State.SENT, "answer": jsonable(answer, "the answer"), "sent_at": Now()}
-    return _by_person(key, using, lambda rows: rows.update(**values))
+    return _by_person(key, using, state=Effect.State.SENT, answer=jsonable(answer, "the answer"), sent_at=Now())
 
 
 def did_not_happen(key: int, using: str) -> bool:
     """A person looked, and found nothing; the next run of the job makes the call. False: not unsettled."""
-    return _by_person(key, using, lambda rows: rows.delete())
+    return _by_person(key, using)
 
 
-def _by_person(key: int, using: str, write: Callable[[QuerySet[Effect]], object]) -> bool:
+def _by_person(key: int, using: str, **values: Any) -> bool:
     """Race: a run may take the call over at this moment. Both lock the row first, and look then."""
     rows = Effect.objects.using(using).filter(pk=key)
     with transaction.atomic(using=using):
         row = rows.select_for_update().first()
         if row is None or row.state == Effect.State.SENT or is_being_made(row):
             return False
-        write(rows)
-    return True
+        return bool(rows.update(**values) if values else rows.delete())

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, overload
+from typing import Any
 
-from django.db import OperationalError, connections, router
+from django.db import OperationalError, connections
 from django.db.models import Model, QuerySet
 from django.db.transaction import TransactionManagementError
 
@@ -20,30 +20,6 @@ from jobs.errors import Busy
 
 #: ``args`` of MySQL's error, up to the number: NOWAIT met a lock.
 MYSQL_NOWAIT = 3572
-
-
-@overload
-def guard(
-    rows: type[Model],
-    *,
-    nowait: bool = ...,
-    skip_locked: bool = ...,
-    of: Sequence[str] = ...,
-    no_key: bool = ...,
-    using: str | None = ...,
-    **lookup: Any,
-) -> Any: ...
-
-
-@overload
-def guard(
-    rows: QuerySet[Any],
-    *,
-    nowait: bool = ...,
-    skip_locked: bool = ...,
-    of: Sequence[str] = ...,
-    no_key: bool = ...,
-) -> Any: ...
 
 
 @contextmanager
@@ -87,26 +63,26 @@ def guard(
     if is_list := isinstance(rows, QuerySet):
         if lookup or using:
             raise TypeError("guard(queryset) takes no lookup and no using=: filter the queryset")
-        found: Any = rows
+        # Whoever locks several takes them in the same order as everybody else.
+        found = rows.order_by("pk")
     else:
-        manager = rows._default_manager if isinstance(rows, type) and issubclass(rows, Model) else rows
+        manager = getattr(rows, "_default_manager", rows)
         if not hasattr(manager, "using"):
             raise TypeError(f"guard() takes a model and a lookup, or a queryset, and not {rows!r}")
-        found = manager.using(using or router.db_for_write(manager.model)).filter(**lookup)
-    alias = found._db or router.db_for_write(found.model)
-    connection = connections[alias]
+        found = manager.using(using).filter(**lookup).order_by()
+    found = found.select_for_update(nowait=nowait, skip_locked=skip_locked, of=tuple(of), no_key=no_key)
+    model, connection = found.model, connections[found.db]
     if not connection.in_atomic_block:
         raise TransactionManagementError(
             "guard() holds until the transaction ends, and there is none: write `with transaction.atomic(), "
             "guard(...)`, or leave atomic=False out of the task"
         )
-    if connection.vendor == "sqlite":
-        _hold_write_lock(connection, found.model)
-    # Whoever locks several takes them in the same order as everybody else.
-    found = found.using(alias).order_by("pk") if is_list else found.using(alias).order_by()
-    features = connection.features
-    if features.has_select_for_update:
-        found = found.select_for_update(nowait=nowait, skip_locked=skip_locked, of=tuple(of), no_key=no_key)
+    mode = connection.settings_dict["OPTIONS"].get("transaction_mode") or ""
+    if connection.vendor == "sqlite" and mode.upper() not in ("IMMEDIATE", "EXCLUSIVE"):
+        # BEGIN did not take the write lock; a statement that changes nothing does.
+        name, key = map(connection.ops.quote_name, (model._meta.db_table, model._meta.pk.column))
+        with connection.cursor() as cursor:
+            cursor.execute(f"UPDATE {name} SET {key} = {key} WHERE 0")
     try:
         locked = list(found if is_list else found[:2])
     except OperationalError as exc:
@@ -114,22 +90,12 @@ def guard(
             raise
         # The transaction is aborted, whoever catches this.
         connection.needs_rollback = True
-        raise Busy(f"somebody else has locked {found.model._meta.label} {lookup or ''}".rstrip()) from exc
+        raise Busy(f"somebody else has locked {model._meta.label} {lookup or ''}".rstrip()) from exc
     if is_list:
         yield locked
         return
     if len(locked) > 1:
-        raise found.model.MultipleObjectsReturned(f"guard({found.model.__name__}) found several rows: pass a queryset")
+        raise model.MultipleObjectsReturned(f"guard({model.__name__}) found several rows: pass a queryset")
     if not locked and not skip_locked:
-        raise found.model.DoesNotExist(f"there is no {found.model._meta.label} with {lookup}")
+        raise model.DoesNotExist(f"there is no {model._meta.label} with {lookup}")
     yield locked[0] if locked else None
-
-
-def _hold_write_lock(connection: Any, model: type[Model]) -> None:
-    """BEGIN IMMEDIATE took it already; any other transaction takes it with a statement that changes nothing."""
-    if connection.settings_dict["OPTIONS"].get("transaction_mode", "").upper() in ("IMMEDIATE", "EXCLUSIVE"):
-        return
-    name = connection.ops.quote_name(model._meta.db_table)
-    key = connection.ops.quote_name(model._meta.pk.column)
-    with connection.cursor() as cursor:
-        cursor.execute(f"UPDATE {name} SET {key} = {key} WHERE 0")

@@ -23,28 +23,26 @@ from jobs.errors import Busy, IdempotencyMismatch
 from jobs.keys import joined
 from jobs.models import Job, Marker
 
-_INSERT = """
-INSERT INTO jobs_marker (key, kind, fingerprint, job, created_at, expires_at) {values}
+#: By vendor. Parameters: key, kind, fingerprint, job, seconds to keep it; on PostgreSQL first how long to wait.
+INSERTS = {
+    "sqlite": """
+INSERT INTO jobs_marker (key, kind, fingerprint, job, created_at, expires_at)
+VALUES (%s, %s, %s, %s, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
+    strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', %s || ' seconds'))
 ON CONFLICT DO NOTHING RETURNING 1
-"""
-
-_SQLITE = _INSERT.format(
-    values="VALUES (%s, %s, %s, %s, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), "
-    "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', %s || ' seconds'))"
-)
-
-#: One round trip: the bound of the wait is set, holds for the INSERT, and is taken back.
-_POSTGRES = """
+""",
+    # One round trip: the bound of the wait is set, holds for the INSERT, and is taken back.
+    "postgresql": """
 WITH bound AS MATERIALIZED (
     SELECT current_setting('lock_timeout') AS before, set_config('lock_timeout', %s, true) AS during
-), taken AS ({take}), done AS (SELECT count(*) AS rows FROM taken)
+), taken AS (
+    INSERT INTO jobs_marker (key, kind, fingerprint, job, created_at, expires_at)
+    SELECT %s, %s, %s, %s::uuid, statement_timestamp(), statement_timestamp() + %s * interval '1 second' FROM bound
+    ON CONFLICT DO NOTHING RETURNING 1
+), done AS (SELECT count(*) AS rows FROM taken)
 SELECT done.rows, set_config('lock_timeout', CASE WHEN done.rows >= 0 THEN bound.before END, true) FROM bound, done
-""".format(
-    take=_INSERT.format(
-        values="SELECT %s, %s, %s, %s::uuid, statement_timestamp(), "
-        "statement_timestamp() + %s * interval '1 second' FROM bound"
-    )
-)
+""",
+}
 
 
 @contextmanager
@@ -97,69 +95,52 @@ def earlier(job: Job, fingerprint: str) -> Job | None:
     """
     assert job.marker_key is not None
     using = str(job._state.db)
-    markers = Marker.objects.using(using).filter(key=job.marker_key, kind=Marker.Kind.TASK)
-    while True:
-        if take(job.marker_key, Marker.Kind.TASK, using, job.pk, fingerprint):
-            return None
+    while not take(job.marker_key, Marker.Kind.TASK, using, job.pk, fingerprint):
+        marker = Marker.objects.using(using).filter(key=job.marker_key, kind=Marker.Kind.TASK).first()
         # Race: it may be pruned before it is read.
-        if (marker := markers.first()) is not None:
-            break
-    if marker.fingerprint != fingerprint:
-        raise IdempotencyMismatch(
-            f"the job {marker.job} had the key {marker.key!r} with other arguments: a key must name all that makes two "
-            "calls different"
-        )
-    # Only its id is left if somebody deleted it by hand.
-    source: Job | None = Job.objects.using(using).filter(pk=str(marker.job)).first()
-    return source or Job(pk=marker.job)
+        if marker is None:
+            continue
+        if marker.fingerprint != fingerprint:
+            raise IdempotencyMismatch(
+                f"the job {marker.job} had the key {marker.key!r} with other arguments: a key must name all that makes "
+                "two calls different"
+            )
+        # Only its id is left if somebody deleted it by hand.
+        return Job.objects.using(using).filter(pk=str(marker.job)).first() or Job(pk=marker.job)
+    return None
 
 
 def take(key: str, kind: str, using: str, job: Any, fingerprint: str = "") -> bool:
     """Leave a marker in the current transaction; False: there is one.
 
-    Race: an uncommitted marker of the same key; the INSERT waits for its transaction to end.
+    Race: of an uncommitted marker of the same key. The INSERT waits for its transaction to end.
     """
-    connection = connections[using]
-    keep = conf().MARKER_RETENTION
-    if connection.vendor == "postgresql":
-        sql, params = _POSTGRES, [f"{conf().MARKER_WAIT * 1000:.0f}ms", key, kind, fingerprint, job, keep]
-    elif connection.vendor == "sqlite":
-        sql = _SQLITE
-        params = [key, kind, fingerprint, job and job.hex, None if keep is None else f"{keep:+.3f}"]
-    else:
-        return _take_portably(key, kind, using, job, fingerprint)
+    connection, keep, wait = connections[using], conf().MARKER_RETENTION, conf().MARKER_WAIT
+    expires_at = None if keep is None else lifecycle.now_plus(keep)
+    values = {"fingerprint": fingerprint, "job": job, "created_at": Now(), "expires_at": expires_at}
+    rows = Marker.objects.using(using).filter(key=key, kind=kind)
     try:
-        with connection.cursor() as cursor:
-            cursor.execute(sql, params)
-            row = cursor.fetchone()
-        return bool(row and row[0]) or _take_over(key, kind, using, job, fingerprint)
+        if connection.vendor in INSERTS:
+            bound = [f"{wait * 1000:.0f}ms"] if connection.vendor == "postgresql" else []
+            with connection.cursor() as cursor:
+                cursor.execute(INSERTS[connection.vendor], [*bound, key, kind, fingerprint, job and job.hex, keep])
+                found = cursor.fetchone()
+            is_new = bool(found and found[0])
+        else:
+            _, is_new = rows.get_or_create(key=key, kind=kind, defaults=values)
+        # An expired marker is none. Race: of several one finds it expired; the others wait for its transaction.
+        late = rows.filter(expires_at__lte=Now())
+        # Only looked at first: an UPDATE of a marker in force would lock it, for all its callers.
+        if is_new or not late.exists():
+            return is_new
+        with databases.bounded(using, wait):
+            return late.update(**values) == 1
     except OperationalError as exc:
         if not databases.gave_up(exc):
             raise
         # The transaction is aborted, whoever catches this.
         connection.needs_rollback = True
-        raise Busy(f"another transaction is at {key!r}, and did not end within {conf().MARKER_WAIT:g} s") from exc
-
-
-def _take_over(key: str, kind: str, using: str, job: Any, fingerprint: str) -> bool:
-    """An expired marker is none. Race: of several one finds it expired; the others wait for its transaction."""
-    late = Marker.objects.using(using).filter(key=key, kind=kind, expires_at__lte=Now())
-    # Only looked at first: an UPDATE of a marker in force would lock it, for all its callers.
-    if not late.exists():
-        return False
-    with databases.bounded(using, conf().MARKER_WAIT):
-        return late.update(**_values(job, fingerprint)) == 1
-
-
-def _take_portably(key: str, kind: str, using: str, job: Any, fingerprint: str) -> bool:
-    _, created = Marker.objects.using(using).get_or_create(key=key, kind=kind, defaults=_values(job, fingerprint))
-    return created or _take_over(key, kind, using, job, fingerprint)
-
-
-def _values(job: Any, fingerprint: str) -> dict[str, Any]:
-    keep = conf().MARKER_RETENTION
-    expires_at = None if keep is None else lifecycle.now_plus(keep)
-    return {"fingerprint": fingerprint, "job": job, "created_at": Now(), "expires_at": expires_at}
+        raise Busy(f"another transaction is at {key!r}, and did not end within {wait:g} s") from exc
 
 
 def expired(using: str) -> QuerySet[Marker]:

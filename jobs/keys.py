@@ -14,69 +14,57 @@ MAX_KEY = 255
 
 
 class KeyTemplate:
-    """How a task makes a key out of one call: ``"welcome:{user_id}"``, or a callable that takes the same arguments.
+    """How a task makes a key out of one call.
 
     Parameters:
         option: the task's option, for errors: ``"idempotency_key"``.
-        template: text with the names of arguments in braces (attributes and items may follow a name), or a callable.
+        template: text with the names of arguments in braces, ``"welcome:{user_id}"`` (attributes and items may follow a
+            name), or a callable that takes the same arguments.
         signature: of the task's own function.
 
     Raises:
-        TypeError: neither text nor a callable.
-        ValueError: the template is empty, broken, or names an argument that the task does not take.
+        TypeError, ValueError: the template cannot work; names the cure.
     """
 
     def __init__(self, option: str, template: str | Callable[..., Any], signature: inspect.Signature) -> None:
-        self.option = option
-        self.template = template
-        self.signature = signature
+        self.option, self.template, self.signature = option, template, signature
         if callable(template):
             return
         if not isinstance(template, str):
             raise TypeError(f"{option}={template!r} must be a template such as 'welcome:{{user_id}}', or a callable")
         if not template:
             raise ValueError(f"{option} is empty: leave it out, or name the arguments that make two calls the same")
-        known = list(signature.parameters)
-        for name in _names(option, template):
-            if name not in known:
+        try:
+            fields = [field for _, field, _, _ in Formatter().parse(template) if field is not None]
+        except ValueError as exc:
+            raise ValueError(f"{option}={template!r} is no template: {exc}") from exc
+        for field in fields:
+            # "user.id" and "user[id]" begin with the argument's name.
+            name = field.partition(".")[0].partition("[")[0]
+            if not name.isidentifier():
+                raise ValueError(
+                    f"{option}={template!r} must name the arguments: '{{user_id}}', and not '{{}}' or '{{0}}'"
+                )
+            if name not in signature.parameters:
                 raise ValueError(
                     f"{option}={template!r} names {name!r}, which is no argument of the task: "
-                    f"it takes {', '.join(known) or 'none'}"
+                    f"it takes {', '.join(signature.parameters) or 'none'}"
                 )
 
     def of(self, args: Any, kwargs: Any) -> str:
-        """The key of one call.
-
-        Raises:
-            TypeError: the arguments do not fit the task, or a callable returned no text.
-            ValueError: the key is empty, longer than 255 characters, or holds a NUL character.
-        """
+        """The key of one call. Raises as :func:`checked`, and ``TypeError`` if the arguments do not fit the task."""
         if callable(self.template):
-            key = self.template(*args, **kwargs)
-        else:
-            key = self.template.format_map(bind(self.signature, args, kwargs))
-        return checked(key, self.option)
+            return checked(self.template(*args, **kwargs), self.option)
+        return checked(self.template.format_map(bind(self.signature, args, kwargs)), self.option)
 
 
 def signature_of(task: type) -> inspect.Signature:
     """What a task takes, without the ``self`` of a bound one."""
     run = inspect.getattr_static(task, "run")
-    signature = inspect.signature(run.__func__ if isinstance(run, staticmethod) else run)
+    signature = inspect.signature(run)
     if isinstance(run, staticmethod):
         return signature
     return signature.replace(parameters=list(signature.parameters.values())[1:])
-
-
-def _names(option: str, template: str) -> list[str]:
-    try:
-        fields = [field for _, field, _, _ in Formatter().parse(template) if field is not None]
-    except ValueError as exc:
-        raise ValueError(f"{option}={template!r} is no template: {exc}") from exc
-    # "user.id" and "user[id]" begin with the argument's name.
-    names = [field.partition(".")[0].partition("[")[0] for field in fields]
-    if any(not name.isidentifier() for name in names):
-        raise ValueError(f"{option}={template!r} must name the arguments: '{{user_id}}', and not '{{}}' or '{{0}}'")
-    return names
 
 
 def bind(signature: inspect.Signature, args: Any, kwargs: Any) -> Mapping[str, Any]:
@@ -100,25 +88,23 @@ def fingerprint(task: str, signature: inspect.Signature, args: Any, kwargs: Any)
 def joined(parts: tuple[Any, ...], what: str) -> str:
     """One key out of parts, ``("welcome", 5)`` -> ``"welcome:5"``; no two lists of several parts make the same one.
 
-    Raises:
-        TypeError: no part, or one that is neither text nor a number (an object's ``repr`` is no key).
-        ValueError: as :func:`checked`.
+    Raises as :func:`checked`, and ``TypeError`` without a part, or with one that is neither text nor a whole number.
     """
     if not parts:
         raise TypeError(f"{what} needs a key")
-    texts = []
     for part in parts:
         if isinstance(part, bool) or not isinstance(part, str | int):
             raise TypeError(f"{what}: {part!r} cannot be part of a key: pass text or a whole number, such as user.pk")
-        texts.append(str(part).replace("\\", "\\\\").replace(":", "\\:") if len(parts) > 1 else str(part))
-    return checked(":".join(texts), what)
+    if len(parts) == 1:
+        return checked(str(parts[0]), what)
+    return checked(":".join(str(part).replace("\\", "\\\\").replace(":", "\\:") for part in parts), what)
 
 
 def checked(key: Any, what: str) -> str:
     """The key, if every store can keep it.
 
     Raises:
-        TypeError, ValueError: it is no text, empty, too long, or holds a NUL character.
+        TypeError, ValueError: it is no text, empty, longer than 255 characters, or holds a NUL character.
     """
     if not isinstance(key, str):
         raise TypeError(f"{what}: the key must be text, and not {type(key).__name__}")

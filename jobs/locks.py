@@ -9,9 +9,6 @@ lock, a marker, a constraint, or the fencing token that the lock yields::
         rows = fetch()
         Import.objects.filter(pk=7, fence__lt=token).update(rows=rows, fence=token)  # 0 rows: a later holder wrote
 
-The lock is released at the end of the block. In an atomic task's body that is before the commit, and the next holder
-does not see yet what this one wrote. ``lock=`` of the task is released after the commit.
-
 Redis (django-redis, ``JOBS["LOCK_CACHE"]``) holds a lock for its TTL, renewed as long as the block runs. The database,
 where there is no Redis, holds a job's lock exactly as long as that run lasts, and others' for their TTL. In both the
 owner is the job and its lease: the next run of a job takes the lock over from the one that died, and never the other
@@ -25,9 +22,8 @@ import os
 import random
 import threading
 import time
-import uuid
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -35,13 +31,20 @@ from jobs import current
 from jobs.conf import conf
 from jobs.errors import Busy
 from jobs.keys import joined
-from jobs.lockstores import Away, Holder, Store, store_of, token_of_time
+from jobs.lockstores import Away, Store, store_of, token_of_time
 
 logger = logging.getLogger("jobs")
 
 
+#: The locks of the blocks around this one.
+_around: ContextVar[tuple[str, ...]] = ContextVar("jobs.locks", default=())
+
+
 def lock(*key: str | int, ttl: float = 30.0, wait: float = 0.0) -> AbstractContextManager[int]:
     """Hold the lock for a block; a context manager that yields a fencing token.
+
+    It is released at the end of the block. In an atomic task's body that is before the commit, and the next holder does
+    not see yet what this one wrote; ``lock=`` of the task is released after it.
 
     Parameters:
         key: one or several parts, ``lock("import", 7)``. A task's ``lock=`` of the same text is the same lock.
@@ -79,46 +82,43 @@ def check_ttl(ttl: Any, what: str) -> None:
         )
 
 
-#: The locks of the blocks around this one.
-_around: ContextVar[tuple[str, ...]] = ContextVar("jobs.locks", default=())
-
-
 @contextmanager
 def _hold(key: str, ttl: float, wait: float) -> Iterator[int]:
     if key in _around.get():
         raise RuntimeError(f"the lock {key!r} is held by a block around this one, which would wait for itself")
-    job = current.job()
-    holder = Holder(key, ttl, uuid.uuid4(), job.pk if job else None, job.lease if job else 0)
-    store = store_of(holder)
     owner = os.getpid()
-    try:
-        token = _acquire(store, holder, wait)
-        keeper = _Keeper(store, holder) if store.expires else None
+    with closing(store_of(key, ttl, current.job())) as store:
+        token = _acquire(store, wait)
+        is_over = threading.Event()
+        # A thread of the process that holds the lock: nothing of it has to survive a fork.
+        renewal = threading.Thread(target=_renew, args=(store, is_over), name="jobs-lock", daemon=True)
         before = _around.set((*_around.get(), key))
         try:
-            if keeper is not None:
-                keeper.start()
+            if store.expires:
+                renewal.start()
             yield token
         finally:
             _around.reset(before)
             # A child that was forked inside the block leaves it as well, and the lock is its parent's.
             if os.getpid() == owner:
-                # Race: a renewal on its way would take the lock again.
-                if keeper is not None:
-                    keeper.stop()
-                _release(store, holder)
-    finally:
-        store.close()
+                is_over.set()
+                if renewal.ident is not None:
+                    # Race: a renewal on its way would take the lock again.
+                    renewal.join()
+                try:
+                    store.keep(0)
+                except Away as exc:
+                    _warn("lock_kept", store, f"could not be released; it ends by itself: {exc}")
 
 
-def _acquire(store: Store, holder: Holder, wait: float) -> int:
+def _acquire(store: Store, wait: float) -> int:
     deadline = time.monotonic() + wait
     pause = 0.05
     while True:
         try:
             return store.acquire()
         except Away as exc:
-            _warn("lock_open", holder, f"is not taken, its store is away; the work goes on without it: {exc}")
+            _warn("lock_open", store, f"is not taken, its store is away; the work goes on without it: {exc}")
             return token_of_time()
         except Busy:
             if time.monotonic() >= deadline:
@@ -128,36 +128,15 @@ def _acquire(store: Store, holder: Holder, wait: float) -> int:
         pause = min(1.0, pause * 2)
 
 
-def _release(store: Store, holder: Holder) -> None:
-    try:
-        store.release()
-    except Away as exc:
-        _warn("lock_kept", holder, f"could not be released; it ends by itself: {exc}")
+def _renew(store: Store, is_over: threading.Event) -> None:
+    while not is_over.wait(store.ttl / 3):
+        try:
+            if not store.keep(store.ttl):
+                _warn("lock_lost", store, "was lost: this holder was too slow, and another one has it")
+                return
+        except Away as exc:
+            _warn("lock_not_renewed", store, f"could not be renewed: {exc}")
 
 
-def _warn(action: str, holder: Holder, text: str) -> None:
-    logger.warning("the lock %r %s", holder.key, text, extra={"action": action})
-
-
-class _Keeper(threading.Thread):
-    """Renews the lock of one block. A thread of the process that holds it: nothing of it has to survive a fork."""
-
-    def __init__(self, store: Store, holder: Holder) -> None:
-        super().__init__(name="jobs-lock", daemon=True)
-        self._store = store
-        self._holder = holder
-        self._over = threading.Event()
-
-    def run(self) -> None:
-        while not self._over.wait(self._holder.ttl / 3):
-            try:
-                if not self._store.renew():
-                    _warn("lock_lost", self._holder, "was lost: this holder was too slow, and another one has it")
-                    return
-            except Away as exc:
-                _warn("lock_not_renewed", self._holder, f"could not be renewed: {exc}")
-
-    def stop(self) -> None:
-        self._over.set()
-        if self.ident is not None:
-            self.join()
+def _warn(action: str, store: Store, text: str) -> None:
+    logger.warning("the lock %r %s", store.key, text, extra={"action": action})

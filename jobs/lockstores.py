@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from django.conf import settings
 from django.core.cache import caches
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
-from django.db import Error, IntegrityError, OperationalError
-from django.utils.module_loading import import_string
+from django.db import Error, IntegrityError, OperationalError, connections
+from django.dispatch import receiver
 
 from jobs.conf import conf
 from jobs.databases import SideDatabase, home, is_conflict, side
@@ -29,69 +29,69 @@ CONNECT_TIMEOUT, ANSWER_TIMEOUT = 0.5, 1.0
 REMEMBERED = 86400.0
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
-    key: str
-    ttl: float
-    #: Of this very block.
-    token: uuid.UUID
+class Away(Exception):
+    """The store does not answer, or not with anything that could be relied on."""
+
+
+class Held(NamedTuple):
+    """Who has a lock, as far as its store says."""
+
+    #: None: somebody who is no job.
     job: uuid.UUID | None
-    lease: int
+    #: Seconds until it is free if it is not renewed; None if it lasts as long as the run of its job.
+    left: float | None
+
+
+class Store(ABC):
+    """Where one block keeps its lock. Everything may raise :class:`Away`.
+
+    Parameters:
+        ttl: seconds for which it is held; the block renews it if it ``expires``.
+        job: the one that runs the block. Its next run takes the lock over.
+    """
+
+    expires = True
+
+    def __init__(self, key: str, ttl: float = 0.0, job: Job | None = None) -> None:
+        self.key, self.ttl = key, ttl
+        self.job, self.lease = (job.pk, job.lease) if job else (None, 0)
+        self.token = uuid.uuid4().hex
+
+    @abstractmethod
+    def acquire(self) -> int:
+        """Take the lock and return the fencing token; raises ``Busy``."""
+
+    @abstractmethod
+    def keep(self, seconds: float) -> bool:
+        """Hold it for so long from now on; 0 gives it back. False: another one has it."""
+
+    @abstractmethod
+    def look(self) -> Held | None:
+        """Who has it, be it this block or another."""
+
+    def close(self) -> None:
+        return
 
     def busy(self, job: object) -> Busy:
         return Busy(f"the lock {self.key!r} is held by " + (f"the job {job}" if job else "somebody who is no job"))
 
 
-class Away(Exception):
-    """The store does not answer, or not with anything that could be relied on."""
-
-
-class Store(Protocol):
-    """Where one holder keeps its lock. Everything may raise :class:`Away`."""
-
-    @property
-    def expires(self) -> bool:
-        """Whether the lock has to be renewed."""
-
-    def acquire(self) -> int:
-        """Take the lock and return the fencing token; raises ``Busy``."""
-
-    def renew(self) -> bool:
-        """False: another one has it."""
-
-    def release(self) -> None:
-        """Give it back, unless another one has it."""
-
-    def look(self) -> Held | None:
-        """Who has it, be it this holder or another."""
-
-    def close(self) -> None: ...
-
-
-def store_of(holder: Holder) -> Store:
+def store_of(key: str, ttl: float = 0.0, job: Job | None = None) -> Store:
     alias = conf().LOCK_CACHE
-    if alias is not None and _is_redis(alias):
-        return RedisStore(holder, alias)
-    return DatabaseStore(holder)
+    try:
+        from django_redis.cache import RedisCache
+    except ImportError:
+        return DatabaseStore(key, ttl, job)
+    is_redis = alias is not None and alias in settings.CACHES and isinstance(caches[alias], RedisCache)
+    return RedisStore(key, ttl, job) if is_redis else DatabaseStore(key, ttl, job)
 
 
 # Redis
 
 
 @cache
-def _is_redis(alias: str) -> bool:
-    try:
-        from django_redis.cache import RedisCache
-    except ImportError:
-        return False
-    if alias not in settings.CACHES:
-        return False
-    return issubclass(import_string(settings.CACHES[alias]["BACKEND"]), RedisCache)
-
-
-@cache
-def _scripts(alias: str) -> tuple[Any, ...]:
-    """The scripts, on a pool of our own to the cache's server.
+def _client(alias: str) -> Any:
+    """A client with a pool of our own to the cache's server.
 
     The project's pool has the patience of a cache, and its ``IGNORE_EXCEPTIONS`` makes "no answer" look like an answer.
     """
@@ -101,9 +101,10 @@ def _scripts(alias: str) -> tuple[Any, ...]:
     from redis.retry import Retry
 
     configured: dict[str, Any] = settings.CACHES[alias]
-    options: dict[str, Any] = {**configured.get("OPTIONS", {})}
+    options = dict(configured.get("OPTIONS", {}))
     options["CONNECTION_POOL_KWARGS"] = {
         **options.get("CONNECTION_POOL_KWARGS", {}),
+        "decode_responses": True,
         "socket_connect_timeout": CONNECT_TIMEOUT,
         "socket_timeout": ANSWER_TIMEOUT,
         # The project's retries would multiply them. A connection that a restart closed is replaced anyway.
@@ -113,17 +114,14 @@ def _scripts(alias: str) -> tuple[Any, ...]:
     servers = configured["LOCATION"]
     # The first one is the primary.
     url = servers.split(",")[0] if isinstance(servers, str) else next(iter(servers))
-    client = Redis(connection_pool=factory.get_connection_pool(factory.make_connection_params(url)))
-    return tuple(client.register_script(text) for text in (_ACQUIRE, _RENEW, _RELEASE, _LOOK))
+    return Redis(connection_pool=factory.get_connection_pool(factory.make_connection_params(url)))
 
 
+@receiver(setting_changed)
 def _forget(*, setting: str, **kwargs: Any) -> None:
     if setting == "CACHES":
-        _is_redis.cache_clear()
-        _scripts.cache_clear()
+        _client.cache_clear()
 
-
-setting_changed.connect(_forget, dispatch_uid="jobs.lockstores")
 
 #: KEYS: the lock, the last fencing token. ARGV: holder, milliseconds, job, lease. The token is the server's time, or
 #: one more than the last: it grows when Redis lost its data, and when its clock was put back.
@@ -144,68 +142,47 @@ return {token, ''}
 """
 
 #: A lock that is gone (evicted, flushed, a restart) is taken again: its holder still works.
-_RENEW = """
+_KEEP = """
 local held = redis.call('GET', KEYS[1])
 if held and held ~= ARGV[1] then
   return 0
-end
-redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-return 1
-"""
-
-_RELEASE = """
-if redis.call('GET', KEYS[1]) == ARGV[1] then
+elseif ARGV[2] == '0' then
   redis.call('DEL', KEYS[1])
+else
+  redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 end
 return 1
 """
 
-
-_LOOK = """
-return {redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1])}
-"""
+_LOOK = "return {redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1])}"
 
 
-class RedisStore:
-    expires = True
-
-    def __init__(self, holder: Holder, alias: str) -> None:
-        self._holder = holder
-        self._alias = alias
-        self._job = str(holder.job or "")
-        self._value = f"{self._job}/{holder.lease}/{holder.token.hex}"
-        self._ttl = int(holder.ttl * 1000)
-        # With the prefix of the project's cache: several projects may share a Redis.
-        names = (f"jobs:lock:{holder.key}", "jobs:fence")
-        self._keys = [str(caches[alias].make_key(name)) for name in names]
-
+class RedisStore(Store):
     def acquire(self) -> int:
-        token, job = self._run(0, self._keys, self._value, self._ttl, self._job, self._holder.lease)
+        token, job = self._run(_ACQUIRE, int(self.ttl * 1000), str(self.job or ""), self.lease)
         if not token:
-            raise self._holder.busy(job.decode() if isinstance(job, bytes) else job)
+            raise self.busy(job)
         return int(token)
 
-    def renew(self) -> bool:
-        return bool(self._run(1, self._keys[:1], self._value, self._ttl))
-
-    def release(self) -> None:
-        self._run(2, self._keys[:1], self._value)
+    def keep(self, seconds: float) -> bool:
+        return bool(self._run(_KEEP, int(seconds * 1000)))
 
     def look(self) -> Held | None:
-        value, left = self._run(3, self._keys[:1])
-        if value is None:
+        holder, left = self._run(_LOOK)
+        if holder is None:
             return None
-        job = bytes(value).decode().partition("/")[0]
+        job = holder.partition("/")[0]
         return Held(uuid.UUID(job) if job else None, left / 1000)
 
-    def close(self) -> None:
-        pass
-
-    def _run(self, script: int, keys: list[str], *args: str | int) -> Any:
+    def _run(self, script: str, *args: str | int) -> Any:
         from redis import RedisError
 
+        alias = str(conf().LOCK_CACHE)
+        # With the prefix of the project's cache: several projects may share a Redis.
+        keys = [caches[alias].make_key(name) for name in (f"jobs:lock:{self.key}", "jobs:fence")]
+        holder = f"{self.job or ''}/{self.lease}/{self.token}"
         try:
-            return _scripts(self._alias)[script](keys=keys, args=args)
+            return _client(alias).register_script(script)(keys=keys, args=[holder, *args])
         except (RedisError, OSError) as exc:
             raise Away(str(exc)) from exc
 
@@ -213,141 +190,89 @@ class RedisStore:
 # The database
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    job: uuid.UUID | None
-    lease: int
-    token: uuid.UUID
-    fence: int
-    expires_at: float
+@contextmanager
+def _reachable() -> Iterator[None]:
+    try:
+        yield
+    except (Error, ImproperlyConfigured) as exc:
+        raise Away(str(exc)) from exc
 
 
-class DatabaseStore:
+class DatabaseStore(Store):
     """A row, written over a connection of its own: seen by everybody at once, and part of nobody's transaction.
 
     The connection lasts as long as the lock: one that stayed open would keep test databases from being dropped.
     """
 
-    def __init__(self, holder: Holder) -> None:
-        self._holder = holder
+    def __init__(self, key: str, ttl: float = 0.0, job: Job | None = None) -> None:
+        super().__init__(key, ttl, job)
+        self.expires = job is None
         self._side = SideDatabase()
 
-    @property
-    def expires(self) -> bool:
-        return self._holder.job is None
-
+    @_reachable()
     def acquire(self) -> int:
-        holder = self._holder
-        now, row = self._read()
-        if row is not None and not self._is_free(row, now):
-            raise holder.busy(row.job)
-        fence = max(row.fence + 1 if row else 0, int(now * 1_000_000))
-        if not self._write(row, fence, now if holder.job else now + holder.ttl):
-            raise Busy(f"somebody else was faster at the lock {holder.key!r}")
-        return fence
-
-    def _is_free(self, row: _Row, now: float) -> bool:
-        if row.job is None:
-            return row.expires_at <= now
-        if row.job == self._holder.job:
-            return row.lease < self._holder.lease
-        with self._away():
-            return not is_running(self._side, row.job, row.lease)
-
-    def _read(self) -> tuple[float, _Row | None]:
-        with self._statements() as cursor:
-            cursor.execute(f"SELECT {self._side.now}")
-            now = float(cursor.fetchone()[0])
-            cursor.execute(
-                f"SELECT job, lease, token, fence, expires_at FROM jobs_lock WHERE {self._key} = %s", [self._holder.key]
-            )
-            found = cursor.fetchone()
-        if found is None:
-            return now, None
-        job, lease, token, fence, expires_at = found
-        return now, _Row(_uuid(job) if job else None, lease, _uuid(token), fence, expires_at)
-
-    def _write(self, row: _Row | None, fence: int, expires_at: float) -> bool:
-        """Race: several saw that it is free. One finds the row as it was read, or inserts it."""
-        holder = self._holder
-        values = [holder.job.hex if holder.job else None, holder.lease, holder.token.hex, fence, expires_at, holder.key]
-        with self._statements() as cursor:
-            if row is None:
-                names = f"job, lease, token, fence, expires_at, {self._key}"
-                try:
+        held, now, token, fence, expires_at = self._read()
+        if held is not None:
+            raise self.busy(held.job)
+        fence = max(fence + 1, int(now * 1_000_000))
+        until = now + self.ttl if self.expires else now
+        values = [self.job and self.job.hex, self.lease, self.token, fence, until, self.key]
+        # Race: several saw that it is free. One finds the row as it was read, or inserts it.
+        try:
+            with self._side.cursor() as cursor:
+                if token is None:
+                    names = f"job, lease, token, fence, expires_at, {connections[home()].ops.quote_name('key')}"
                     cursor.execute(f"INSERT INTO jobs_lock ({names}) VALUES (%s, %s, %s, %s, %s, %s)", values)
-                except IntegrityError:
-                    return False
-            else:
-                try:
+                else:
                     cursor.execute(
                         "UPDATE jobs_lock SET job = %s, lease = %s, token = %s, fence = %s, expires_at = %s "
-                        f"WHERE {self._key} = %s AND token = %s AND expires_at = %s",
-                        [*values, row.token.hex, row.expires_at],
+                        "WHERE jobs_lock.key = %s AND token = %s AND expires_at = %s",
+                        [*values, token, expires_at],
                     )
-                except OperationalError as exc:
-                    # A server whose transactions are REPEATABLE READ by default says it this way.
-                    if is_conflict(exc):
-                        return False
-                    raise
-            return bool(cursor.rowcount == 1)
+                if cursor.rowcount == 1:
+                    return fence
+        except (IntegrityError, OperationalError) as exc:
+            # A server whose transactions are REPEATABLE READ by default says it the second way.
+            if not isinstance(exc, IntegrityError) and not is_conflict(exc):
+                raise
+        raise Busy(f"somebody else was faster at the lock {self.key!r}")
 
-    def renew(self) -> bool:
-        return self._set(f"expires_at = {self._side.now} + %s", self._holder.ttl)
-
-    def look(self) -> Held | None:
-        now, row = self._read()
-        if row is None:
-            return None
-        if row.job is None:
-            return Held(None, row.expires_at - now) if row.expires_at > now else None
-        with self._away():
-            return Held(row.job, None) if is_running(self._side, row.job, row.lease) else None
-
-    def release(self) -> None:
-        # The row stays for a while, and with it the last token.
-        self._set(f"job = NULL, expires_at = {self._side.now}")
-
-    def _set(self, change: str, *values: float) -> bool:
-        with self._statements() as cursor:
+    @_reachable()
+    def keep(self, seconds: float) -> bool:
+        """For a block that is no job's, and to give it back: the row stays for a while, and with it the last fence."""
+        with self._side.cursor() as cursor:
             cursor.execute(
-                f"UPDATE jobs_lock SET {change} WHERE {self._key} = %s AND token = %s",
-                [*values, self._holder.key, self._holder.token.hex],
+                f"UPDATE jobs_lock SET job = NULL, expires_at = {self._side.now} + %s "
+                "WHERE jobs_lock.key = %s AND token = %s",
+                [seconds, self.key, self.token],
             )
             return bool(cursor.rowcount == 1)
+
+    @_reachable()
+    def look(self) -> Held | None:
+        return self._read()[0]
 
     def close(self) -> None:
         self._side.close()
 
-    @property
-    def _key(self) -> str:
-        return "`key`" if self._side.vendor == "mysql" else '"key"'
-
-    @contextmanager
-    def _statements(self) -> Iterator[Any]:
-        with self._away(), self._side.cursor() as cursor:
-            yield cursor
-
-    @contextmanager
-    def _away(self) -> Iterator[None]:
-        try:
-            yield
-        except (Error, ImproperlyConfigured) as exc:
-            raise Away(str(exc)) from exc
-
-
-def _uuid(value: Any) -> uuid.UUID:
-    return value if isinstance(value, uuid.UUID) else uuid.UUID(str(value))
-
-
-def token_of_time() -> int:
-    """The token of a holder that has no store. Not this machine's time: one that is ahead would fence the next ones."""
-    try:
-        with side() as database, database.cursor() as cursor:
-            cursor.execute(f"SELECT {database.now}")
-            return int(float(cursor.fetchone()[0]) * 1_000_000)
-    except (Error, ImproperlyConfigured):
-        return time.time_ns() // 1000
+    def _read(self) -> tuple[Held | None, float, Any, int, float]:
+        """Who has it, the time, and the row: its token (None if there is no row), its fence and its end."""
+        with self._side.cursor() as cursor:
+            cursor.execute(
+                f"SELECT {self._side.now}, job, lease, token, COALESCE(fence, 0), COALESCE(expires_at, 0) "
+                "FROM (SELECT 1) AS one LEFT JOIN jobs_lock ON jobs_lock.key = %s",
+                [self.key],
+            )
+            now, job, lease, token, fence, expires_at = cursor.fetchone()
+        now = float(now)
+        if job is None:
+            held = Held(None, expires_at - now) if expires_at > now else None
+        else:
+            job = uuid.UUID(str(job))
+            # The next run of a job takes over from the one that died, and never the other way round.
+            is_earlier = job == self.job and lease < self.lease
+            held = None if is_earlier or not is_running(self._side, job, lease) else Held(job, None)
+        return held, now, token, fence, expires_at
 
 
 def is_running(database: SideDatabase, job: uuid.UUID, lease: int) -> bool:
@@ -361,35 +286,27 @@ def is_running(database: SideDatabase, job: uuid.UUID, lease: int) -> bool:
         with database.cursor() as cursor:
             cursor.execute(
                 "SELECT 1 FROM jobs_job WHERE id = %s AND state = %s AND lease = %s",
-                [job if database.vendor == "postgresql" else job.hex, State.RUNNING.value, lease],
+                [job.hex, State.RUNNING.value, lease],
             )
             if cursor.fetchone():
                 return True
     return any(Job.objects.using(alias).filter(pk=job, state=State.RUNNING, lease=lease).exists() for alias in others)
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """Who has a lock, as far as its store says."""
-
-    #: None: somebody who is no job.
-    job: uuid.UUID | None
-    #: Seconds until it is free if it is not renewed; None if it lasts as long as the run of its job.
-    left: float | None
+def token_of_time() -> int:
+    """The token of a holder that has no store. Not this machine's time: one that is ahead would fence the next ones."""
+    try:
+        with side() as database, database.cursor() as cursor:
+            cursor.execute(f"SELECT {database.now}")
+            return int(float(cursor.fetchone()[0]) * 1_000_000)
+    except (Error, ImproperlyConfigured):
+        return time.time_ns() // 1000
 
 
 def look(key: str) -> Held | None:
-    """Who has the lock; None: nobody.
-
-    Raises:
-        Away: the store does not say.
-    """
-    nobody = Holder(key, 0.0, uuid.UUID(int=0), None, 0)
-    store = store_of(nobody)
-    try:
+    """Who has the lock; None: nobody. Raises :class:`Away` if the store does not say."""
+    with closing(store_of(key)) as store:
         return store.look()
-    finally:
-        store.close()
 
 
 def prune(database: SideDatabase) -> None:
@@ -399,8 +316,8 @@ def prune(database: SideDatabase) -> None:
             f"SELECT token, job, lease FROM jobs_lock WHERE expires_at < {database.now} - %s LIMIT %s",
             [REMEMBERED, conf().BATCH],
         )
-        old = [(_uuid(token), job, lease) for token, job, lease in cursor.fetchall()]
+        old = cursor.fetchall()
     for token, job, lease in old:
-        if job is None or not is_running(database, _uuid(job), lease):
+        if job is None or not is_running(database, uuid.UUID(str(job)), lease):
             with database.cursor() as cursor:
-                cursor.execute("DELETE FROM jobs_lock WHERE token = %s", [token.hex])
+                cursor.execute("DELETE FROM jobs_lock WHERE token = %s", [token])

@@ -202,12 +202,13 @@ def test_markers_and_the_jobs_that_they_replay_are_pruned_together(node, setting
 
 
 @pytest.mark.database
-def test_other_databases_do_it_with_a_savepoint():
+def test_other_databases_do_it_with_a_savepoint(monkeypatch):
+    monkeypatch.setattr(idempotency, "INSERTS", {})
     with transaction.atomic():
-        assert idempotency._take_portably("k", "once", "default", None, "")
-        assert not idempotency._take_portably("k", "once", "default", None, "")
+        assert idempotency.take("k", "once", "default", None)
+        assert not idempotency.take("k", "once", "default", None)
         Marker.objects.update(expires_at=lifecycle.now_plus(-1))
-        assert idempotency._take_portably("k", "once", "default", None, "")
+        assert idempotency.take("k", "once", "default", None)
 
 
 # once()

@@ -192,12 +192,11 @@ def _broker(app: Any) -> Finding:
 
 
 def _locks() -> Finding:
-    holder = lockstores.Holder(f"jobs:doctor:{uuid.uuid4()}", 30.0, uuid.uuid4(), None, 0)
-    store = lockstores.store_of(holder)
+    store = lockstores.store_of(f"jobs:doctor:{uuid.uuid4()}", 30.0)
     name = "Redis" if isinstance(store, lockstores.RedisStore) else "the database"
     try:
         store.acquire()
-        store.release()
+        store.keep(0)
     except lockstores.Away as exc:
         cure = "Jobs run without their locks meanwhile; look at CACHES and at Redis."
         return Finding("locks", False, f"{name} does not answer: {exc}", cure)
