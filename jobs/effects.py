@@ -28,9 +28,6 @@ from jobs.syncpoints import reach
 #: Characters of an effect's name, at the most.
 MAX_NAME = 100
 
-#: What ``on_ambiguous`` does, for the log.
-POLICIES = {"retry": "it is made again, with the same key", "park": "it is parked"}
-
 
 @contextmanager
 def effect(name: str, *key: Any) -> Iterator[Call]:
@@ -64,7 +61,6 @@ def effect(name: str, *key: Any) -> Iterator[Call]:
         Busy: another job makes this call at the moment; this one snoozes.
         EffectParked: a person has to say whether it happened.
         Cancel, LostLease: as ``self.checkpoint()``; no call is made then.
-        TypeError, ValueError: the name or the key cannot be kept.
     """
     run = current.run()
     if run is None:
@@ -108,7 +104,6 @@ class Call:
         self.answer: Any = None
         self._run = run
         self._row: Effect
-        #: Calls with this key that may have happened, and the one that is made now.
         self._calls = 1
         self._is_settled = False
         self._pending: dict[str, Any] | None = None
@@ -148,8 +143,6 @@ class Call:
         if not connections[self._run.using].in_atomic_block:
             self._write()
 
-    # The row
-
     def _begin(self) -> None:
         """Take the row, and commit that: from here on everybody knows that the call may have happened."""
         connection = connections[self._run.using]
@@ -170,7 +163,7 @@ class Call:
             raise Busy(f"another job is at {self.key}") from exc
         if not is_ambiguous:
             return
-        says = "the provider is asked" if callable(policy) else POLICIES[policy]
+        says = "the provider is asked" if callable(policy) else f"on_ambiguous is {policy!r}"
         self._run.log(logging.WARNING, f"nobody knows whether {self.key} happened: {says}", "ambiguous")
         if policy == "park":
             raise self._parked()
@@ -277,8 +270,7 @@ def unsettled(using: str) -> QuerySet[Effect]:
 def happened(key: int, using: str, answer: Any = None) -> bool:
     """A person looked, and found that the call happened; the next run of the job gets the answer. False: not unsettled.
 
-    Raises:
-        TypeError, ValueError: the answer is not JSON.
+    Raises ``TypeError`` or ``ValueError`` if the answer is not JSON.
     """
     return _by_person(key, using, state=Effect.State.SENT, answer=jsonable(answer, "the answer"), sent_at=Now())
 

@@ -101,11 +101,7 @@ def joined(parts: tuple[Any, ...], what: str) -> str:
 
 
 def checked(key: Any, what: str) -> str:
-    """The key, if every store can keep it.
-
-    Raises:
-        TypeError, ValueError: it is no text, empty, longer than 255 characters, or holds a NUL character.
-    """
+    """The key, if every store can keep it; ``TypeError`` if it is no text, ``ValueError`` if empty or too long."""
     if not isinstance(key, str):
         raise TypeError(f"{what}: the key must be text, and not {type(key).__name__}")
     if not key or "\0" in key:

@@ -68,11 +68,7 @@ def lock(*key: str | int, ttl: float = 30.0, wait: float = 0.0) -> AbstractConte
 
 
 def check_ttl(ttl: Any, what: str) -> None:
-    """Refuse a lock that a live holder could not renew in time.
-
-    Raises:
-        TypeError, ValueError: names the cure.
-    """
+    """Refuse a lock that a live holder could not renew in time: ``TypeError`` or ``ValueError``, with the cure."""
     if isinstance(ttl, bool) or not isinstance(ttl, int | float):
         raise TypeError(f"{what}={ttl!r} must be a number of seconds")
     if not conf().HEARTBEAT <= ttl < float("inf"):
