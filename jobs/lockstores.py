@@ -53,9 +53,9 @@ class Store(ABC):
     expires = True
 
     def __init__(self, key: str, ttl: float = 0.0, job: Job | None = None) -> None:
-        self.key, self.ttl = key, ttl
-        self.job, self.lease = (job.pk, job.lease) if job else (None, 0)
-        self.token = uuid.uuid4().hex
+        self.key, self.ttl, self.token = key, ttl, uuid.uuid4().hex
+        self.job: uuid.UUID | None = job.pk if job else None
+        self.lease = job.lease if job else 0
 
     @abstractmethod
     def acquire(self) -> int:
