@@ -69,10 +69,10 @@ def test_without_it_everything_is_shown(admin_client):
 
 def test_a_path_that_leads_nowhere(settings, admin_client):
     redact(settings, "tests.nowhere")
-    assert [each.id for each in checks.check_redaction()] == ["jobs.E013"]
+    assert [each.id for each in checks.check_settings()] == ["jobs.E013"]
     assert "s3cret" not in everywhere(make("succeeded", args=["key", "s3cret"]), admin_client)
     redact(settings)
-    assert not list(checks.check_redaction())
+    assert not list(checks.check_settings())
     settings.JOBS = {**settings.JOBS, "REDACT": 7}
     assert any("JOBS['REDACT'] must be the dotted path" in text for text in problems())
 

@@ -17,7 +17,7 @@ from django.db.migrations.executor import MigrationExecutor
 
 from jobs import census, instance, lifecycle, listener, lockstores, project, queues, why
 from jobs import verify as promise
-from jobs.checks.celery import driver
+from jobs.checks import driver
 from jobs.commands.base import AS_JSON, JobsCommand, option, subcommand
 from jobs.conf import conf
 from jobs.models import ENDED, Job, State

@@ -1,0 +1,324 @@
+"""System checks: settings under which the promise does not hold, or is slow to.
+
+``manage.py check`` runs what it can know; every worker runs all of them, and refuses to start on errors. A check
+never raises. Each id stays what it is; all are silenced like Django's own, by ``SILENCED_SYSTEM_CHECKS``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from django.apps import apps
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, Warning, register
+from django.db import connections, router
+from django.utils.module_loading import import_string
+
+from jobs import project
+from jobs.conf import celery_settings, conf, problems
+from jobs.models import Job
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+#: What each check says -> the cure. E is an error, with which no worker starts; W is a warning.
+MESSAGES = """
+E001 {problem}
+  -> See jobs/conf.py for every key.
+E002 The SQLite database {alias!r} does not use IMMEDIATE transactions.
+  -> Set OPTIONS = {{'transaction_mode': 'IMMEDIATE', 'timeout': 20, 'init_command': 'PRAGMA journal_mode=WAL'}}.
+E003 The worker pool {pool} is not supported.
+  -> Use -P prefork, -P threads or -P solo: a transaction must not be shared by green threads.
+E004 Jobs need USE_TZ = True: naive times are ambiguous when clocks change.
+  -> Set USE_TZ = True; TIME_ZONE may be whatever you like.
+E005 The database routers write jobs to {home!r}, which is not in JOBS['DATABASES']: every call would raise.
+  -> Set JOBS = {{'DATABASES': [{home!r}, ...]}}, or route {label!r} to one of {aliases}.
+E006 JOBS['DATABASES'] names {alias!r}, and the database routers keep the tables of jobs out of it.
+  -> Let allow_migrate({alias!r}, {label!r}) of DATABASE_ROUTERS return True, or None.
+E007 The database {alias!r} has AUTOCOMMIT = False: no worker would commit what it claims and settles.
+  -> Remove AUTOCOMMIT; transaction.atomic() is what makes transactions.
+E010 These tasks have another serializer than JSON, and every call of them would raise: {tasks}.
+  -> Remove their option serializer, or the setting task_serializer.
+E011 The pool's processes are not forked: they would not inherit the memory by which the worker knows what they run,
+     and the pipe that wakes them.
+  -> Set worker_pool_start_method = 'fork', or use -P threads.
+E012 The SQLite database {alias!r} is in memory: the worker's processes would each have another one.
+  -> Give it a file as NAME.
+E013 JOBS['REDACT'] cannot be imported: {exc}
+  -> Name a function redact(task, name, value) by its dotted path. Until then all values are hidden.
+E014 These tasks have a rate_limit, which is not part of the claim yet: {tasks}. They would run as fast as they can.
+  -> Remove it, and give them a queue whose worker has few processes.
+E015 The server of the database {alias!r} cannot skip locked rows: claims would wait for each other.
+  -> Use MySQL 8.0.1, MariaDB 10.6 or newer.
+W001 The app's task_cls is not jobs.Task: only tasks with base=jobs.Task are transactional.
+  -> Use Celery("proj", task_cls="jobs.task:Task"), or ignore this if it is what you want.
+W002 task_always_eager runs tasks in their caller: no call is a row, and none of the promise holds.
+  -> Remove it outside of tests.
+W003 Jobs are written to the database {home!r}, and no model of the project is: a job is not committed together with
+     the data it belongs to.
+  -> Let jobs live where your data is ({elsewhere}): JOBS['DATABASES'], and DATABASE_ROUTERS.
+W004 The database {alias!r} uses another isolation level than READ COMMITTED: transactions that meet are refused by the
+     server, their bodies run again, and each time counts as a node loss.
+  -> Remove isolation_level from OPTIONS, and use select_for_update() where bodies meet.
+W008 A worker ends, and its jobs with it, when its broker is away for long or closes a channel: {values}.
+  -> celery_settings() in jobs/conf.py sets it well: broker_connection_max_retries = None. broker_connection_retry,
+     broker_connection_retry_on_startup, broker_channel_error_retry = True.
+W011 These tasks have no hard time limit: {tasks}. A body that never ends holds its process, and its job stays running
+     for ever.
+  -> celery_settings() in jobs/conf.py sets it well: task_time_limit = 1800.
+W015 {check} failed: {exc!r}
+  -> Put right what it names; what else this check would have said is not known.
+W016 The project's Celery app is not loaded in this process: calls would know none of its settings and routes.
+  -> Import it in the __init__.py of the package that holds the settings: from proj.celery import app.
+W017 Markers are kept for {kept:g} s, and jobs of these tasks may still be retried, or replayed by hand, after that
+     time: {tasks}. What they do could be done twice.
+  -> Set JOBS['MARKER_RETENTION'] above JOBS['RETENTION_FAILED'] and above all their retries; None keeps them.
+W018 JOBS[{name!r}] is {seconds:g} seconds: what is older is deleted.
+  -> For days write datetime.timedelta(days={seconds:g}). Silence this if seconds are meant.
+W019 These settings mean nothing for jobs, only for tasks that are none: {names}. A free process claims a job's row, and
+     its completion acknowledges it.
+  -> Remove them, or silence this if other tasks need them.
+"""
+
+#: The text and the cure by the id. A line that begins with a blank goes on with the one before.
+_TEXTS = {
+    entry[:4]: re.split(r"\s+-> ", " ".join(entry[4:].split())) for entry in re.split(r"\n(?=\S)", MESSAGES.strip())
+}
+
+#: psycopg.IsolationLevel
+READ_COMMITTED = 2
+
+#: Seconds that nobody means to keep a history for.
+SHORT = 3600.0
+
+#: Celery's settings of how messages are fetched and acknowledged. A job is no message.
+ABOUT_MESSAGES = (
+    "task_acks_late",
+    "task_acks_on_failure_or_timeout",
+    "task_acks_on_failure",
+    "task_acks_on_timeout",
+    "task_reject_on_worker_lost",
+    "worker_cancel_long_running_tasks_on_connection_loss",
+    "worker_eta_task_limit",
+    "worker_prefetch_multiplier",
+)
+
+#: Celery's settings with the values under which a worker goes on without its broker.
+ABOUT_OUTAGES = {
+    "broker_connection_max_retries": (None,),
+    "broker_connection_retry": (True,),
+    "broker_connection_retry_on_startup": (True, None),
+    "broker_channel_error_retry": (True,),
+}
+
+
+def for_worker(worker: Any) -> list[CheckMessage]:
+    """What a worker checks before it starts; Celery itself runs Django's checks and throws the result away."""
+    found = [*check_settings(), *check_databases(), *check_routing()]
+    if getattr(worker.app, "conf", None) is not None:
+        found += [*check_celery(worker.app), *check_tasks(worker)]
+    found += check_worker(worker)
+    return [message for message in found if not message.is_silenced()]
+
+
+def _say(key: str, **values: Any) -> CheckMessage:
+    """The message of this id, with its values; of many names the first five."""
+    for name, value in values.items():
+        if isinstance(value, set):
+            names = sorted(value)
+            values[name] = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    text, hint = _TEXTS[key]
+    kind = Error if key.startswith("E") else Warning
+    return kind(text.format(**values), hint=hint.format(**values), id=f"jobs.{key}")
+
+
+def _careful(check: Callable[..., Iterable[CheckMessage]]) -> Callable[..., list[CheckMessage]]:
+    """A check that itself fails says so, and stops nobody."""
+
+    def careful(*subject: Any, **kwargs: Any) -> list[CheckMessage]:
+        found = []
+        try:
+            for message in check(*subject):
+                found.append(message)  # noqa: PERF402 (keeps what was found before it failed)
+        except Exception as exc:
+            found.append(_say("W015", check=check.__name__, exc=exc))
+        return found
+
+    return careful
+
+
+def _databases() -> list[tuple[str, Any]]:
+    """The job databases and their settings; none if ``settings.JOBS`` is unusable, which E001 says."""
+    return [] if problems() else [(alias, settings.DATABASES[alias]) for alias in conf().DATABASES]
+
+
+# Django's settings
+
+
+@register("jobs")
+@_careful
+def check_settings() -> Iterator[CheckMessage]:
+    if not settings.USE_TZ:
+        yield _say("E004")
+    if found := problems():
+        yield from (_say("E001", problem=problem) for problem in found)
+        return
+    # Not among the problems: they are asked for when the function's module cannot be imported yet.
+    try:
+        if (redact := conf().REDACT) is not None:
+            import_string(redact)
+    except Exception as exc:
+        yield _say("E013", exc=exc)
+    for name in ("RETENTION", "RETENTION_FAILED", "MARKER_RETENTION"):
+        seconds = getattr(conf(), name)
+        if seconds is not None and seconds < SHORT:
+            yield _say("W018", name=name, seconds=seconds)
+
+
+@register("jobs")
+@_careful
+def check_databases() -> Iterator[CheckMessage]:
+    for alias, database in _databases():
+        options = database.get("OPTIONS", {})
+        mode = str(options.get("transaction_mode") or "").upper()
+        # A transaction that begins as a reader and then writes fails at once when another one wrote.
+        if database["ENGINE"].endswith("sqlite3") and mode not in ("IMMEDIATE", "EXCLUSIVE"):
+            yield _say("E002", alias=alias)
+        if not database.get("AUTOCOMMIT", True):
+            yield _say("E007", alias=alias)
+        level = options.get("isolation_level")
+        if connections[alias].vendor == "postgresql" and level is not None and int(level) != READ_COMMITTED:
+            yield _say("W004", alias=alias)
+
+
+@register("jobs")
+@_careful
+def check_routing() -> Iterator[CheckMessage]:
+    """A job is committed with the data it belongs to only if both are in the same database."""
+    aliases = [alias for alias, _ in _databases()]
+    if not aliases:
+        return
+    label, home = Job._meta.app_label, router.db_for_write(Job)
+    for alias in aliases:
+        if not router.allow_migrate_model(alias, Job):
+            yield _say("E006", alias=alias, label=label)
+    if home not in aliases:
+        yield _say("E005", home=home, label=label, aliases=aliases)
+        return
+    elsewhere = {
+        router.db_for_write(model)
+        for config in apps.get_app_configs()
+        if config.label != label and not config.name.startswith("django.contrib.")
+        for model in config.get_models()
+        if model._meta.managed
+    }
+    if elsewhere and home not in elsewhere:
+        yield _say("W003", home=home, elsewhere=elsewhere)
+
+
+# Celery's settings
+
+
+@register("jobs")
+@_careful
+def check_project_app() -> Iterator[CheckMessage]:
+    app = project.celery_app()
+    if app is None:
+        yield _say("W016")
+    else:
+        yield from check_celery(app)
+
+
+@_careful
+def check_celery(app: Celery) -> Iterator[CheckMessage]:
+    """What the app's settings alone tell; its tasks need not be loaded."""
+    conf, ours = app.conf, celery_settings()
+    if conf.task_always_eager:
+        yield _say("W002")
+    is_amqp = driver(app) == "amqp"
+    brittle = [
+        f"{name} = {conf[name]!r}"
+        for name, good in ABOUT_OUTAGES.items()
+        if conf[name] not in good and (is_amqp or name != "broker_channel_error_retry")
+    ]
+    if brittle:
+        yield _say("W008", values=", ".join(brittle))
+    idle = {name for name in ABOUT_MESSAGES if conf.value_set_for(name) and conf[name] != ours.get(name)}
+    if "visibility_timeout" in (conf.broker_transport_options or {}):
+        idle.add("visibility_timeout")
+    if idle:
+        yield _say("W019", names=idle)
+
+
+def driver(app: Celery) -> str | None:
+    """What kind of broker the app has; None if its client library is not installed, which Celery says itself."""
+    try:
+        return str(app.connection_for_write().transport.driver_type)
+    except ImportError:
+        return None
+
+
+# A worker: its pool and its tasks
+
+
+@_careful
+def check_worker(worker: Any) -> Iterator[CheckMessage]:
+    pool = _pool(worker)
+    if pool in ("gevent", "eventlet"):
+        yield _say("E003", pool=pool)
+    if pool == "prefork" and getattr(worker, "pool_start_method", "fork") != "fork":
+        yield _say("E011")
+    for alias, database in _databases():
+        connection, name = connections[alias], str(database.get("NAME"))
+        if connection.vendor == "mysql" and not connection.features.has_select_for_update_skip_locked:
+            yield _say("E015", alias=alias)
+        if database["ENGINE"].endswith("sqlite3") and (":memory:" in name or "mode=memory" in name):
+            yield _say("E012", alias=alias)
+    if not getattr(worker.app.Task, "is_transactional", False):
+        yield _say("W001")
+
+
+@_careful
+def check_tasks(worker: Any) -> Iterator[CheckMessage]:
+    """What the tasks of the worker's app tell."""
+    conf = worker.app.conf
+    ours = {
+        name: task
+        for name, task in worker.app.tasks.items()
+        if getattr(task, "is_transactional", False) and not task.is_stock()
+    }
+    if odd := {name for name, task in ours.items() if task.serializer not in ("json", "application/json")}:
+        yield _say("E010", tasks=odd)
+    default_limit = getattr(worker, "time_limit", None) or conf.task_time_limit
+    unlimited = {name for name, task in ours.items() if not (task.time_limit or default_limit)}
+    if unlimited and _pool(worker) == "prefork":
+        yield _say("W011", tasks=unlimited)
+    limited = {name for name, task in ours.items() if task.rate_limit}
+    if limited and not conf.worker_disable_rate_limits:
+        yield _say("E014", tasks=limited)
+    yield from _about_markers({name: task for name, task in ours.items() if "idempotency_key" in task.key_templates})
+
+
+def _about_markers(tasks: dict[str, Any]) -> Iterator[CheckMessage]:
+    """A marker that is gone keeps nobody from doing the same again."""
+    if problems() or (kept := conf().MARKER_RETENTION) is None:
+        return
+    failed = conf().RETENTION_FAILED
+    is_short = failed is None or failed > kept
+    if late := {name for name, task in tasks.items() if is_short or _retry_horizon(task) > kept}:
+        yield _say("W017", kept=kept, tasks=late)
+
+
+def _retry_horizon(task: Any) -> float:
+    """Seconds until a task that always fails is given up, as far as its options tell."""
+    if task.max_retries is None:
+        return float("inf")
+    pause = getattr(task, "retry_backoff_max", 600) if getattr(task, "retry_backoff", False) else None
+    return float(task.max_retries * (task.default_retry_delay if pause is None else pause))
+
+
+def _pool(worker: Any) -> str:
+    pool = worker.pool_cls if isinstance(worker.pool_cls, str) else worker.pool_cls.__module__
+    return str(pool.partition(":")[0].rpartition(".")[2])
