@@ -4,7 +4,7 @@ Every key of ``JOBS`` is a field of :class:`Settings` and is documented there. A
 error of ``manage.py check`` and stops a worker from starting.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from functools import cache
@@ -19,142 +19,128 @@ from django.core.signals import setting_changed
 class Settings:
     """What ``settings.JOBS`` may hold. Times are in seconds, sizes in bytes."""
 
-    #: Aliases of the databases that jobs may live in. The first one is where nodes and, with the
-    #: ``jobs://`` broker, messages live. A job is committed with your data only if both are in the
-    #: same database.
+    #: Aliases of the databases that jobs may live in. The first one is where nodes and, with the ``jobs://`` broker,
+    #: messages live. A job is committed with your data only if both are in the same database.
     DATABASES: Sequence[str] = ("default",)
-
-    #: Names of tasks that stay stock Celery although they use our base class; ``"legacy.*"`` matches
-    #: a prefix. Celery's built-ins (``celery.*``) always stay stock.
+    #: Which installation this is: ``"production"``, ``"staging"``. Workers refuse a database that another one
+    #: marked, until ``manage.py jobs adopt``. None: the database is known by its server's own identifiers, which a
+    #: copy of a disk (a snapshot, the clone of a managed database) has in common with its original.
+    INSTANCE: str | None = None
+    #: Names of tasks that stay stock Celery although they use our base class; ``"legacy.*"`` matches a prefix.
+    #: Celery's built-ins (``celery.*``) always stay stock.
     EXCLUDE: Sequence[str] = ()
+    #: A job's arguments, as JSON, may be this long.
+    MAX_ARGS_BYTES: int = 256 * 1024
 
     #: How many jobs a process claims in one statement, at the most. It claims as many as it expects to run in 50 ms.
     CLAIM_BATCH: int = 100
-
+    #: How often a worker looks for what has come due (countdown, eta, retries), and for jobs of which no ring told it.
+    #: No job waits longer than this for a worker that is free.
+    POLL_INTERVAL: float = 1.0
     #: How often a worker proves that it is alive.
     HEARTBEAT: float = 3.0
-
-    #: A worker whose heartbeat stood still for this long is dead, and its jobs go back. At least
-    #: three heartbeats, or one slow beat makes a live worker look dead.
+    #: A worker whose heartbeat stood still for this long is dead, and its jobs go back. At least three heartbeats, or
+    #: one slow beat makes a live worker look dead.
     DEAD_AFTER: float = 15.0
-
     #: After SIGTERM a worker waits this long for the bodies that run. Then their jobs are handed back (which counts
     #: nowhere), their processes are killed, and the worker ends. Set it a little below the time after which your
     #: process manager kills (systemd's TimeoutStopSec, Kubernetes' terminationGracePeriodSeconds). None waits as long
     #: as the bodies need.
     STOP_TIMEOUT: float | None = None
 
-    #: How often a worker looks for what has come due (countdown, eta, retries), and for jobs of which no ring told it.
-    #: No job waits longer than this for a worker that is free.
-    POLL_INTERVAL: float = 1.0
-
-    #: How often finished jobs are pruned.
-    PRUNE_INTERVAL: float = 60.0
+    #: A job whose body killed its process this often ends ``failed``. A task's own ``max_crashes`` wins.
+    MAX_CRASHES: int = 3
+    #: A job that lost its worker or its database this often ends ``failed``. Innocent jobs are lost with every deploy
+    #: that kills; keep it well above MAX_CRASHES.
+    MAX_NODE_LOSSES: int = 10
+    #: A job whose body snoozed this often ends ``failed``: it waits for something that does not come.
+    MAX_SNOOZES: int = 10_000
 
     #: Jobs that ended ``succeeded`` or ``cancelled`` are deleted after this time; None keeps them.
     RETENTION: float | None = 7 * 86400.0
-
     #: Jobs that ended ``failed`` are deleted after this time; None keeps them.
     RETENTION_FAILED: float | None = 30 * 86400.0
-
+    #: How often finished jobs are pruned.
+    PRUNE_INTERVAL: float = 60.0
     #: How many rows one statement of the maintenance touches at the most.
     BATCH: int = 500
-
-    #: A job whose body killed its process this often ends ``failed``. A task's own ``max_crashes`` wins.
-    MAX_CRASHES: int = 3
-
-    #: A job that lost its worker or its database this often ends ``failed``. Innocent jobs are lost
-    #: with every deploy that kills; keep it well above MAX_CRASHES.
-    MAX_NODE_LOSSES: int = 10
-
-    #: A job whose body snoozed this often ends ``failed``: it waits for something that does not come.
-    MAX_SNOOZES: int = 10_000
 
     #: How long a marker (``idempotency_key=``, ``once()``) is kept, and with it the job whose result it replays.
     #: Longer than the longest time after which a task may still be retried. None keeps them.
     MARKER_RETENTION: float | None = 90 * 86400.0
-
     #: How long a duplicate waits for the run that has the marker; then it gives its place back, and comes again.
     MARKER_WAIT: float = 5.0
-
     #: How long ``delay()`` of a unique job waits for another transaction that has the key.
     UNIQUE_WAIT: float = 1.0
-
     #: The cache alias whose Redis (django-redis) holds the locks; where it is another cache, or none of that name,
     #: the database does. None: the database does.
     LOCK_CACHE: str | None = "default"
-
-    #: A job's arguments, as JSON, may be this long.
-    MAX_ARGS_BYTES: int = 256 * 1024
 
     #: The dotted path of ``redact(task, name, value)``, which returns what people may see of an argument, or of the
     #: ``"result"``, in the admin and by the commands. What is stored stays as it is. An argument that was passed by its
     #: place and whose name is not known here comes as its number: ``"0"``. None: everything is shown.
     REDACT: str | None = None
-
     #: Who scrapes ``jobs.urls``' metrics without being logged in says ``Authorization: Bearer`` and this. None: nobody.
     METRICS_TOKEN: str | None = None
-
     #: With OpenTelemetry's API installed: the span of a run ``"link"``s to the call, because it may come hours later
     #: and more than once, or is its ``"child"``, in the request's own trace. None: jobs are not traced.
     TRACE: str | None = "link"
 
-    #: Which installation this is: ``"production"``, ``"staging"``. Workers refuse a database that another one
-    #: marked, until ``manage.py jobs adopt``. None: the database is known by its server's own identifiers, which a
-    #: copy of a disk (a snapshot, the clone of a managed database) has in common with its original.
-    INSTANCE: str | None = None
+
+def _is_name(value: Any) -> bool:
+    return value is None or isinstance(value, str)
 
 
-#: Keys whose values are checked one by one.
-NO_NUMBERS = ("DATABASES", "EXCLUDE", "INSTANCE", "LOCK_CACHE", "METRICS_TOKEN", "REDACT", "TRACE")
-
-#: Numbers that may be None.
-NULLABLE = ("STOP_TIMEOUT", "RETENTION", "RETENTION_FAILED", "MARKER_RETENTION")
+#: What the keys that are no numbers have to be.
+RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "DATABASES": (lambda value: not isinstance(value, str), "a list, not a string"),
+    "EXCLUDE": (lambda value: not isinstance(value, str), "a list, not a string"),
+    "INSTANCE": (
+        lambda value: _is_name(value) and (value is None or 0 < len(value) <= 200),
+        "a name of at most 200 characters, or None, not {!r}",
+    ),
+    "LOCK_CACHE": (_is_name, "the alias of a cache, or None, not {!r}"),
+    "REDACT": (_is_name, "the dotted path of a function, or None, not {!r}"),
+    "METRICS_TOKEN": (lambda value: _is_name(value) and value != "", "text that nobody guesses, or None"),
+    "TRACE": (lambda value: value in ("link", "child", None), "'link' or 'child', or None, not {!r}"),
+}
 
 
 def problems() -> list[str]:
     """What is wrong with ``settings.JOBS``, a sentence each, with the cure."""
-    found = []
     given = getattr(django_settings, "JOBS", {})
     if not isinstance(given, dict):
         return [f"JOBS must be a dict, not {type(given).__name__}."]
-    known = {f.name for f in fields(Settings)}
-    found += [
-        f"JOBS has no key {key!r}. Remove it; the keys are {', '.join(sorted(known))}."
-        for key in given
-        if key not in known
-    ]
+    known = {field.name: field for field in fields(Settings)}
+    names = ", ".join(sorted(known))
+    found = [f"JOBS has no key {key!r}. Remove it; the keys are {names}." for key in given if key not in known]
     values = _settings({key: value for key, value in given.items() if key in known})
-    for name in ("DATABASES", "EXCLUDE"):
-        if isinstance(getattr(values, name), str):
-            found.append(f"JOBS[{name!r}] must be a list, not a string.")
-    for field in fields(Settings):
-        value = getattr(values, field.name)
-        if field.name in NO_NUMBERS or (value is None and field.name in NULLABLE):
+    for name, field in known.items():
+        value = getattr(values, name)
+        kind: Any = field.type
+        is_well, rule = RULES.get(name, (None, ""))
+        if is_well is not None:
+            if not is_well(value):
+                found.append(f"JOBS[{name!r}] must be {rule.format(value)}.")
+        elif value is None and isinstance(None, kind):
             continue
-        if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+        elif not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
             found.append(
-                f"JOBS[{field.name!r}] must be a number above 0 (a time: in seconds, or a timedelta), not {value!r}."
+                f"JOBS[{name!r}] must be a number above 0 (a time: in seconds, or a timedelta), not {value!r}."
             )
-        elif isinstance(field.default, int) and not isinstance(value, int):
-            found.append(f"JOBS[{field.name!r}] must be a whole number, not {value!r}.")
-    if not found and values.DEAD_AFTER < 3 * values.HEARTBEAT:
+        elif kind is int and not isinstance(value, int):
+            found.append(f"JOBS[{name!r}] must be a whole number, not {value!r}.")
+    if found:
+        return found
+    if values.DEAD_AFTER < 3 * values.HEARTBEAT:
         found.append("JOBS['DEAD_AFTER'] must be at least three times JOBS['HEARTBEAT'].")
-    if values.INSTANCE is not None and not (isinstance(values.INSTANCE, str) and 0 < len(values.INSTANCE) <= 200):
-        found.append(f"JOBS['INSTANCE'] must be a name of at most 200 characters, or None, not {values.INSTANCE!r}.")
-    if values.LOCK_CACHE is not None and not isinstance(values.LOCK_CACHE, str):
-        found.append(f"JOBS['LOCK_CACHE'] must be the alias of a cache, or None, not {values.LOCK_CACHE!r}.")
-    if values.REDACT is not None and not isinstance(values.REDACT, str):
-        found.append(f"JOBS['REDACT'] must be the dotted path of a function, or None, not {values.REDACT!r}.")
-    if values.METRICS_TOKEN is not None and not (isinstance(values.METRICS_TOKEN, str) and values.METRICS_TOKEN):
-        found.append("JOBS['METRICS_TOKEN'] must be text that nobody guesses, or None.")
-    if values.TRACE not in ("link", "child", None):
-        found.append(f"JOBS['TRACE'] must be 'link' or 'child', or None, not {values.TRACE!r}.")
-    for alias in values.DATABASES if not found else ():
-        if alias not in django_settings.DATABASES:
-            found.append(f"JOBS['DATABASES'] names {alias!r}, which settings.DATABASES does not have.")
-    if not found and not values.DATABASES:
+    if not values.DATABASES:
         found.append("JOBS['DATABASES'] must name at least one database.")
+    found += [
+        f"JOBS['DATABASES'] names {alias!r}, which settings.DATABASES does not have."
+        for alias in values.DATABASES
+        if alias not in django_settings.DATABASES
+    ]
     return found
 
 
@@ -172,10 +158,10 @@ def conf() -> Settings:
 
 def _settings(given: dict[str, Any]) -> Settings:
     """A time may also be a timedelta."""
-    values: dict[str, Any] = {
-        key: value.total_seconds() if isinstance(value, timedelta) else value for key, value in given.items()
+    seconds: dict[str, Any] = {
+        key: value.total_seconds() for key, value in given.items() if isinstance(value, timedelta)
     }
-    return Settings(**values)
+    return Settings(**{**given, **seconds})
 
 
 def _forget(*, setting: str, **kwargs: Any) -> None:
@@ -187,7 +173,7 @@ setting_changed.connect(_forget, dispatch_uid="jobs.conf")
 
 
 def celery_settings(broker_url: str = "jobs://", prefix: str = "") -> dict[str, Any]:
-    """Celery settings under which the promise holds at the best speed, for the broker in use.
+    """Celery settings with which a worker outlives its broker, and what is not a job is not lost in it.
 
     In Django's settings, for an app with ``config_from_object("django.conf:settings", namespace="CELERY")``;
     what you assign below that line wins::
@@ -197,35 +183,30 @@ def celery_settings(broker_url: str = "jobs://", prefix: str = "") -> dict[str, 
     Without Django's settings: ``app.conf.update(celery_settings("redis://localhost/0"))``.
 
     Parameters:
-        broker_url: ``redis://``, ``rediss://``, ``sentinel://``, ``amqp://``, ``amqps://`` or ``jobs://``
-            (the database).
+        broker_url: ``jobs://`` (the database), ``redis[s]://``, ``sentinel://`` or ``amqp[s]://``.
         prefix: the namespace of your app's settings, with its underscore; the names are in upper case then.
-
-    Returns:
-        Celery settings, ``broker_url`` among them.
     """
-    scheme = broker_url.partition("://")[0].partition("+")[0]
     result: dict[str, Any] = {
         "broker_url": broker_url,
-        # A message is acknowledged after its job was settled; the row decides what happens next,
-        # so a lost child's message is never redelivered by itself (it would loop without a count).
+        # For tasks that are no jobs. A message is acknowledged after its run, and one whose process died in it is not
+        # delivered again: nobody would count how often.
         "task_acks_late": True,
         "task_acks_on_failure": True,
         "task_acks_on_timeout": True,
         "task_reject_on_worker_lost": False,
         "worker_prefetch_multiplier": 1,
-        # A task that never ends would hold its slot for ever.
+        "worker_cancel_long_running_tasks_on_connection_loss": False,
+        "worker_lost_wait": 2.0,
+        # A body that never ends would hold its process for ever.
         "task_time_limit": 1800,
         "task_soft_time_limit": 1740,
         # Workers outlive their broker.
         "broker_connection_retry_on_startup": True,
         "broker_connection_max_retries": None,
         "broker_channel_error_retry": True,
-        # A lost connection must not kill the bodies that run: the row fences them.
-        "worker_cancel_long_running_tasks_on_connection_loss": False,
-        "worker_lost_wait": 2.0,
     }
-    if scheme in ("redis", "rediss", "sentinel", "redis+socket"):
+    scheme = broker_url.partition("://")[0].partition("+")[0]
+    if scheme in ("redis", "rediss", "sentinel"):
         result["broker_transport_options"] = {
             "socket_connect_timeout": 3,
             "socket_keepalive": True,
@@ -233,7 +214,7 @@ def celery_settings(broker_url: str = "jobs://", prefix: str = "") -> dict[str, 
             "unacked_restore_throttle": 1,
         }
     elif scheme in ("amqp", "amqps", "pyamqp", "librabbitmq"):
-        # Without confirms a publish to a broker in trouble says OK and is lost; without the
-        # timeouts a memory alarm holds the publisher for ever.
+        # Without confirms a broker in trouble loses what it was sent; without the timeouts its memory alarm holds the
+        # sender for ever.
         result["broker_transport_options"] = {"confirm_publish": True, "read_timeout": 10, "write_timeout": 10}
     return {f"{prefix}{name.upper()}": value for name, value in result.items()} if prefix else result
