@@ -1,10 +1,9 @@
 """A kombu transport over the database: ``broker_url = "jobs://"``, the broker when there is none.
 
-Messages are rows. A consumer hides the row it took for :data:`LEASE` seconds and keeps renewing while
-it listens, so a killed worker's messages come back by themselves; an acknowledgement deletes the row. (With
-``-P solo`` a long body keeps the consumer from listening: its message comes back while it runs. Jobs ignore the
-second copy; a stock task may run twice.)
-Exchanges with several queues (remote control, events) fan out over :class:`jobs.models.Binding`.
+Messages are rows: tasks that are no jobs, remote control, events. A consumer hides the row it took for :data:`LEASE`
+seconds and keeps renewing while it listens, so a killed worker's messages come back by themselves; an acknowledgement
+deletes the row. (With ``-P solo`` a long body keeps the consumer from listening: its message comes back, and may be
+run twice.) Exchanges with several queues (remote control, events) fan out over :class:`jobs.models.Binding`.
 """
 
 from __future__ import annotations
@@ -16,14 +15,17 @@ from typing import Any
 
 import django
 from django.apps import apps
-from django.db import DatabaseError, InterfaceError, OperationalError
+from django.db import DatabaseError, InterfaceError, OperationalError, connections
+from django.db.models.constants import OnConflict
 from kombu.transport import virtual
+
+import jobs
 
 if not apps.ready and not apps.loading:
     # `celery inspect` and its like load the Celery app, and no Django.
     django.setup()
 
-from jobs.databases import SideDatabase
+from jobs.databases import SideDatabase, home
 
 #: Seconds for which a delivered message stays hidden after its consumer was last seen.
 LEASE = 10.0
@@ -37,6 +39,8 @@ LONGEST_WAIT = 0.5
 #: The reply queues of the remote control that nobody read for this long are deleted, in seconds.
 REPLY_TTL = 3600.0
 
+DELETE, SHOW = "DELETE FROM jobs_message", "UPDATE jobs_message SET visible_at = {now}"
+
 
 class QoS(virtual.QoS):
     """Acknowledging deletes the row; a rejected message becomes visible again."""
@@ -44,19 +48,12 @@ class QoS(virtual.QoS):
     channel: Channel
 
     def ack(self, delivery_tag: str) -> None:
-        self.channel.delete_message(delivery_tag)
+        self.channel.change_held(delivery_tag, DELETE)
         super().ack(delivery_tag)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        if requeue:
-            self.channel.show_message(delivery_tag)
-        else:
-            self.channel.delete_message(delivery_tag)
-        virtual.QoS.ack(self, delivery_tag)
-
-    def held(self) -> list[str]:
-        """The delivery tags that this consumer has and did not acknowledge."""
-        return [tag for tag in list(self._delivered) if tag not in self._dirty]
+        self.channel.change_held(delivery_tag, SHOW if requeue else DELETE)
+        super().ack(delivery_tag)
 
 
 class Channel(virtual.Channel):
@@ -73,86 +70,61 @@ class Channel(virtual.Channel):
         super().__init__(*args, **kwargs)
         self._unacknowledged_queues: set[str] = set()
 
-    @property
-    def side(self) -> SideDatabase:
+    def _execute(self, sql: str, *params: Any) -> Any:
+        """Execute one statement, in which ``{now}`` is the database's clock: the rows, or how many it changed."""
         if self.connection is None:
             # Somebody acknowledges what was delivered before the connection was lost; Celery knows this error.
             raise OperationalError("the channel is closed")
-        return self.connection.side
+        side = self.connection.side
+        with side.cursor() as cursor:
+            cursor.execute(sql.format(now=side.now), params)
+            return cursor.fetchall() if cursor.description else cursor.rowcount
 
     # Messages
 
     def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
-        with self.side.cursor() as cursor:
-            cursor.execute(
-                "INSERT INTO jobs_message (queue, priority, payload, visible_at, deliveries) "
-                f"VALUES (%s, %s, %s, {self.side.now}, 0)",
-                [queue, self._get_message_priority(message), json.dumps(message)],
-            )
+        self._execute(
+            "INSERT INTO jobs_message (queue, priority, payload, visible_at, deliveries) VALUES (%s, %s, %s, {now}, 0)",
+            queue,
+            self._get_message_priority(message),
+            json.dumps(message),
+        )
 
     def _get(self, queue: str, timeout: float | None = None) -> dict[str, Any]:
-        with self.side.cursor() as cursor:
-            cursor.execute(
-                "SELECT id, payload, deliveries FROM jobs_message "
-                f"WHERE queue = %s AND visible_at <= {self.side.now} ORDER BY priority, id LIMIT 4",
-                [queue],
-            )
-            for key, payload, deliveries in cursor.fetchall():
-                if queue in self._unacknowledged_queues:
-                    cursor.execute("DELETE FROM jobs_message WHERE id = %s", [key])
-                else:
-                    # Of several consumers that saw the row, one finds `deliveries` unchanged.
-                    cursor.execute(
-                        f"UPDATE jobs_message SET deliveries = %s, visible_at = {self.side.now} + %s "
-                        "WHERE id = %s AND deliveries = %s",
-                        [deliveries + 1, LEASE, key, deliveries],
-                    )
-                if cursor.rowcount != 1:
-                    continue
+        found = self._execute(
+            "SELECT id, payload, deliveries FROM jobs_message "
+            "WHERE queue = %s AND visible_at <= {now} ORDER BY priority, id LIMIT 4",
+            queue,
+        )
+        for key, payload, deliveries in found:
+            # Of several consumers that saw the row, one finds `deliveries` unchanged.
+            take = f"UPDATE jobs_message SET deliveries = deliveries + 1, visible_at = {{now}} + {LEASE}"
+            if self.change_held(f"{key}.{deliveries}", DELETE if queue in self._unacknowledged_queues else take):
                 message: dict[str, Any] = json.loads(payload)
                 message["properties"]["delivery_tag"] = f"{key}.{deliveries + 1}"
                 message["properties"]["delivery_info"]["redelivered"] = deliveries > 0
                 return message
         raise Empty()
 
-    def delete_message(self, delivery_tag: str) -> None:
+    def change_held(self, delivery_tag: str, change: str) -> bool:
+        """Change or delete a message, unless it was delivered again since; False if it was."""
         key, deliveries = delivery_tag.split(".")
-        with self.side.cursor() as cursor:
-            cursor.execute("DELETE FROM jobs_message WHERE id = %s AND deliveries = %s", [int(key), int(deliveries)])
-
-    def show_message(self, delivery_tag: str) -> None:
-        """Let others see a message that this consumer held."""
-        key, deliveries = delivery_tag.split(".")
-        with self.side.cursor() as cursor:
-            cursor.execute(
-                f"UPDATE jobs_message SET visible_at = {self.side.now} WHERE id = %s AND deliveries = %s",
-                [int(key), int(deliveries)],
-            )
+        return bool(self._execute(f"{change} WHERE id = %s AND deliveries = %s", int(key), int(deliveries)))
 
     def renew(self) -> None:
         """Keep what this consumer holds hidden from the others."""
-        with self.side.cursor() as cursor:
-            for tag in self.qos.held():
-                key, deliveries = tag.split(".")
-                cursor.execute(
-                    f"UPDATE jobs_message SET visible_at = {self.side.now} + %s WHERE id = %s AND deliveries = %s",
-                    [LEASE, int(key), int(deliveries)],
-                )
+        for tag in set(self.qos._delivered) - self.qos._dirty:
+            self.change_held(tag, f"{SHOW} + {LEASE}")
 
     def _restore(self, message: Any) -> None:
-        self.show_message(message.delivery_tag)
+        self.change_held(message.delivery_tag, SHOW)
 
     def _size(self, queue: str) -> int:
-        with self.side.cursor() as cursor:
-            cursor.execute(
-                f"SELECT COUNT(*) FROM jobs_message WHERE queue = %s AND visible_at <= {self.side.now}", [queue]
-            )
-            return int(cursor.fetchone()[0])
+        [[count]] = self._execute("SELECT COUNT(*) FROM jobs_message WHERE queue = %s AND visible_at <= {now}", queue)
+        return int(count)
 
     def _purge(self, queue: str) -> int:
-        with self.side.cursor() as cursor:
-            cursor.execute("DELETE FROM jobs_message WHERE queue = %s", [queue])
-            return int(cursor.rowcount)
+        return int(self._execute("DELETE FROM jobs_message WHERE queue = %s", queue))
 
     # Consumers
 
@@ -169,28 +141,21 @@ class Channel(virtual.Channel):
     # Exchanges
 
     def _queue_bind(self, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
-        values = [exchange, routing_key or "", pattern or "", queue]
-        with self.side.cursor() as cursor:
-            cursor.execute(
-                "SELECT 1 FROM jobs_binding WHERE exchange = %s AND routing_key = %s AND pattern = %s AND queue = %s",
-                values,
-            )
-            if cursor.fetchone() is None:
-                try:
-                    cursor.execute(
-                        "INSERT INTO jobs_binding (exchange, routing_key, pattern, queue) VALUES (%s, %s, %s, %s)",
-                        values,
-                    )
-                except DatabaseError:
-                    # Another process bound the same queue in between; the unique constraint kept one.
-                    cursor.execute("SELECT 1 FROM jobs_binding WHERE exchange = %s AND queue = %s", [exchange, queue])
-                    if cursor.fetchone() is None:
-                        raise
+        operations = connections[home()].ops
+        insert = operations.insert_statement(on_conflict=OnConflict.IGNORE)
+        self._execute(
+            f"{insert} jobs_binding (exchange, routing_key, pattern, queue) VALUES (%s, %s, %s, %s) "
+            + operations.on_conflict_suffix_sql((), OnConflict.IGNORE, (), ()),
+            exchange,
+            routing_key or "",
+            pattern or "",
+            queue,
+        )
 
     def get_table(self, exchange: str) -> list[tuple[str, str, str]]:
-        with self.side.cursor() as cursor:
-            cursor.execute("SELECT routing_key, pattern, queue FROM jobs_binding WHERE exchange = %s", [exchange])
-            return [(row[0], row[1], row[2]) for row in cursor.fetchall()]
+        sql = "SELECT routing_key, pattern, queue FROM jobs_binding WHERE exchange = %s"
+        rows: list[tuple[str, str, str]] = self._execute(sql, exchange)
+        return rows
 
     def _put_fanout(self, exchange: str, message: dict[str, Any], routing_key: str, **kwargs: Any) -> None:
         for _key, _pattern, queue in self.get_table(exchange):
@@ -199,16 +164,15 @@ class Channel(virtual.Channel):
     def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any) -> None:
         if if_empty and self._size(queue):
             return
-        with self.side.cursor() as cursor:
-            cursor.execute("DELETE FROM jobs_binding WHERE queue = %s", [queue])
+        self._execute("DELETE FROM jobs_binding WHERE queue = %s", queue)
         self._purge(queue)
         self.state.queue_bindings_delete(queue)
 
 
 class Transport(virtual.Transport):
     Channel = Channel
-    driver_type = "jobs"
-    driver_name = "jobs"
+    driver_type = driver_name = "jobs"
+    default_connection_params: dict[str, Any] = {}
 
     #: What kombu may retry after opening the connection again.
     connection_errors = virtual.Transport.connection_errors + (OperationalError, InterfaceError)
@@ -223,14 +187,8 @@ class Transport(virtual.Transport):
         self.side = SideDatabase()
         self._renewed = time.monotonic()
 
-    @property
-    def default_connection_params(self) -> dict[str, Any]:
-        return {}
-
     def driver_version(self) -> str:
-        from jobs import __version__
-
-        return __version__
+        return jobs.__version__
 
     def drain_events(self, connection: Any, timeout: float | None = None) -> None:
         # Renewing has to happen here and not in _get, which is not called while the prefetch is full.
