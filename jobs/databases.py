@@ -8,7 +8,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -27,11 +27,22 @@ logger = logging.getLogger("jobs")
 T = TypeVar("T")
 M = TypeVar("M", bound=Model)
 
-#: Seconds after which the same complaint about a database is logged again.
+#: Seconds after which the same complaint about a database is logged again, and when each was.
 REPEAT = 30.0
+_complaints: dict[tuple[str, str], float] = {}
 
 #: psycopg.pq.TransactionStatus
 IDLE, ACTIVE, INTRANS, INERROR = range(4)
+
+#: PostgreSQL's codes of a server that takes no writes (after a failover), and of a session that it has ended. To Django
+#: both are internal errors, and the connection to the first one is sound: who keeps it sticks to a reader.
+REFUSES = ("25006", "25P03")
+
+#: PostgreSQL's codes: the wait for a lock took longer than lock_timeout; of two transactions one had to end.
+LOCK_NOT_AVAILABLE, SERIALIZATION_FAILURE, DEADLOCK = "55P03", "40001", "40P01"
+
+#: ``args`` of MySQL's error, up to the text.
+MYSQL_DEADLOCK = (1213,)
 
 #: SQL for "now" in seconds since 1970, by the database's clock.
 EPOCH_NOW = {
@@ -61,10 +72,6 @@ def home() -> str:
     return conf().DATABASES[0]
 
 
-def is_sqlite(alias: str) -> bool:
-    return connections[alias].vendor == "sqlite"
-
-
 def is_lost(exc: BaseException, alias: str) -> bool:
     """Whether ``exc`` means that the connection died, so that its transaction cannot have survived it.
 
@@ -81,17 +88,6 @@ def is_lost(exc: BaseException, alias: str) -> bool:
         # Of a failed transaction's connection the question below would say that it is dead.
         return code.startswith(("08", "57P0"))
     return not is_interrupted(alias) and not connection.is_usable()
-
-
-#: PostgreSQL's codes of a server that takes no writes (after a failover), and of a session that it has ended. To Django
-#: both are internal errors, and the connection to the first one is sound: who keeps it sticks to a reader.
-REFUSES = ("25006", "25P03")
-
-#: PostgreSQL's codes: the wait for a lock took longer than lock_timeout; of two transactions one had to end.
-LOCK_NOT_AVAILABLE, SERIALIZATION_FAILURE, DEADLOCK = "55P03", "40001", "40P01"
-
-#: ``args`` of MySQL's error, up to the text.
-MYSQL_DEADLOCK = (1213,)
 
 
 def sqlstate(exc: BaseException) -> str:
@@ -119,47 +115,34 @@ def free(rows: QuerySet[M]) -> QuerySet[M]:
 @contextmanager
 def bounded(alias: str, seconds: float) -> Iterator[None]:
     """A savepoint in which nothing waits much longer than that for another transaction (PostgreSQL)."""
-    with transaction.atomic(using=alias):
+    with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
         if connections[alias].vendor != "postgresql":
             yield
             return
-        with connections[alias].cursor() as cursor:
-            cursor.execute(
-                "SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, true)",
-                # Two that wait for each other would give up at the same moment; now the second one goes on.
-                [f"{random.uniform(0.7, 1) * seconds * 1000:.0f}ms"],
-            )
-            [before, _] = cursor.fetchone()
+        # Two that wait for each other would give up at the same moment; now the second one goes on.
+        limit = f"{random.uniform(0.7, 1) * seconds * 1000:.0f}ms"
+        cursor.execute("SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, true)", [limit])
+        before = cursor.fetchone()[0]
         yield
         # After an exception the end of the savepoint does the same.
-        with connections[alias].cursor() as cursor:
-            cursor.execute("SELECT set_config('lock_timeout', %s, true)", [before])
+        cursor.execute("SELECT set_config('lock_timeout', %s, true)", [before])
+
+
+def apart(alias: str) -> closing[BaseDatabaseWrapper]:
+    """A connection of its own for one block, in autocommit mode."""
+    return closing(_new_connection(alias))
 
 
 def execute_apart(alias: str, sql: str, params: list[Any]) -> int:
     """Execute one statement (PostgreSQL) over a connection of its own, committed at once: the number of rows."""
-    connection = _new_connection(alias)
-    try:
+    with apart(alias) as connection:
         connection.set_autocommit(False)
         with connection.cursor() as cursor:
             # LOCAL: behind a pooler the server's session is the next client's.
             cursor.execute("SET LOCAL lock_timeout = '1s'")
             cursor.execute(sql, params)
-            count = int(cursor.rowcount)
-        connection.commit()
-        return count
-    finally:
-        connection.close()
-
-
-@contextmanager
-def apart(alias: str) -> Iterator[BaseDatabaseWrapper]:
-    """A connection of its own for one block, in autocommit mode."""
-    connection = _new_connection(alias)
-    try:
-        yield connection
-    finally:
-        connection.close()
+            connection.commit()
+            return int(cursor.rowcount)
 
 
 def guarded(alias: str, action: Callable[[], T]) -> T | None:
@@ -169,19 +152,18 @@ def guarded(alias: str, action: Callable[[], T]) -> T | None:
     except Error as exc:
         complain(exc, alias)
         drop(alias)
-    return None
+        return None
 
 
 def complain(exc: Error, alias: str) -> None:
     """Log what a database refuses: when it is new, and every :data:`REPEAT` seconds while it stays the same."""
-    text, now = str(exc).strip(), time.monotonic()
+    text, now = describe(exc), time.monotonic()
     if now - _complaints.get((alias, text), -REPEAT) < REPEAT:
         return
     if len(_complaints) > 100:
         _complaints.clear()
     _complaints[alias, text] = now
-    extra = {"action": "database_away", "database": alias}
-    logger.error("the database %s: %s", alias, describe(exc), extra=extra)
+    logger.error("the database %s: %s", alias, text, extra={"action": "database_away", "database": alias})
 
 
 def describe(exc: Error) -> str:
@@ -191,43 +173,28 @@ def describe(exc: Error) -> str:
     return f"{text} (not migrated? run manage.py migrate)" if is_cured else text
 
 
-_complaints: dict[tuple[str, str], float] = {}
-
-
 def drop(alias: str) -> None:
     """Close the connection whatever state it is in; the next query opens a new one.
 
-    A time limit that strikes in mid-query leaves a connection that Django takes for usable, and a
-    failed COMMIT one that is in no known state. Neither may reach the next task.
+    A time limit in mid-query leaves a connection that Django takes for usable, and a failed COMMIT one that is in no
+    known state. Neither may reach the next task.
     """
     connection = connections[alias]
-    connection.in_atomic_block = False
-    connection.savepoint_ids = []
-    connection.atomic_blocks = []
-    connection.needs_rollback = False
-    connection.run_on_commit = []
-    connection.closed_in_transaction = False
+    connection.in_atomic_block = connection.closed_in_transaction = False
+    connection.savepoint_ids, connection.atomic_blocks = [], []
     cancel_query(alias)
-    try:
+    with suppress(Error):
         connection.close()
-    except Error:
-        connection.connection = None
 
 
 def cancel_query(alias: str) -> None:
     """A query that a time limit left behind would go on in the server, and keep its transaction's locks."""
     connection = connections[alias]
-    if not is_interrupted(alias):
-        return
-    try:
-        connection.connection.cancel_safe(timeout=2.0)
-    except Exception:
-        logger.debug("a query that was left behind goes on", exc_info=True, extra={"action": "query_kept"})
-
-
-def is_interrupted(alias: str) -> bool:
-    """Whether a query was left behind, by a time limit for one (PostgreSQL): the link is sound, and takes no other."""
-    return _transaction_status(connections[alias]) == ACTIVE
+    if is_interrupted(alias):
+        try:
+            connection.connection.cancel_safe(timeout=2.0)
+        except Exception:
+            logger.debug("a query that was left behind goes on", exc_info=True, extra={"action": "query_kept"})
 
 
 def roll_back(alias: str) -> None:
@@ -248,31 +215,25 @@ def roll_back(alias: str) -> None:
 
 #: Of a worker's connections to PostgreSQL, at its own end (libpq): a dead link shows in about 20 seconds, and not in
 #: hours. What the project's settings say wins. Milliseconds for ``tcp_user_timeout``, else seconds.
-LINK = {
-    "connect_timeout": 10,
-    "keepalives_idle": 5,
-    "keepalives_interval": 5,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 20_000,
-}
+KEEPALIVES = {"idle": 5, "interval": 5, "count": 3}
+LINK = {"connect_timeout": 10, "tcp_user_timeout": 20_000} | {f"keepalives_{k}": v for k, v in KEEPALIVES.items()}
 
 
 def watch_links() -> None:
     """In a worker: let both ends of each connection notice that the other machine lost its power, or the cable."""
     for alias in conf().DATABASES:
         if connections[alias].vendor == "postgresql":
-            options = connections.settings[alias]["OPTIONS"]
-            options.update({**LINK, **options})
+            settings = connections.settings[alias]
+            settings["OPTIONS"] = {**LINK, **settings["OPTIONS"]}
     connection_created.connect(_watch_from_the_server, dispatch_uid="jobs.databases")
 
 
 def _watch_from_the_server(connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
     """A server that does not notice keeps the transaction of the dead machine, and its locks."""
     if connection.vendor == "postgresql" and connection.alias in conf().DATABASES:
-        names = {"idle": 5, "interval": 5, "count": 3}
-        calls = ", ".join(f"set_config('tcp_keepalives_{name}', '{value}', false)" for name, value in names.items())
+        calls = [f"set_config('tcp_keepalives_{name}', '{value}', false)" for name, value in KEEPALIVES.items()]
         with connection.cursor() as cursor:
-            cursor.execute(f"SELECT {calls}")
+            cursor.execute(f"SELECT {', '.join(calls)}")
 
 
 def tidy(alias: str) -> None:
@@ -284,14 +245,13 @@ def tidy(alias: str) -> None:
         if connection.alias != alias:
             connection.close_if_unusable_or_obsolete()
         elif connection.connection is not None and _is_busy(connection):
+            connection.errors_occurred = False
             drop(alias)
 
 
 def _is_busy(connection: BaseDatabaseWrapper) -> bool:
-    if connection.in_atomic_block or connection.errors_occurred:
-        connection.errors_occurred = False
-        return True
-    return has_transaction(connection.alias) or not is_idle(connection.alias)
+    alias = connection.alias
+    return connection.in_atomic_block or connection.errors_occurred or has_transaction(alias) or not is_idle(alias)
 
 
 def has_transaction(alias: str) -> bool:
@@ -303,33 +263,35 @@ def has_transaction(alias: str) -> bool:
     with connection.wrap_database_errors:
         return (
             not connection.get_autocommit()
-            or _transaction_status(connection) in (INTRANS, INERROR)
+            or _status(alias) in (INTRANS, INERROR)
             or getattr(connection.connection, "in_transaction", False)
         )
 
 
+def is_interrupted(alias: str) -> bool:
+    """Whether a query was left behind, by a time limit for one (PostgreSQL): the link is sound, and takes no other."""
+    return _status(alias) == ACTIVE
+
+
 def is_idle(alias: str) -> bool:
     """Whether the connection is free for a statement, as far as the driver knows without asking the server."""
-    return _transaction_status(connections[alias]) in (None, IDLE)
+    return _status(alias) in (None, IDLE)
 
 
-def _transaction_status(connection: BaseDatabaseWrapper) -> int | None:
-    """What psycopg knows of its connection without asking the server; None with other drivers."""
-    info = getattr(connection.connection, "info", None)
-    status = getattr(info, "transaction_status", None)
-    return None if status is None else int(status)
+def _status(alias: str) -> int | None:
+    """What psycopg knows of its transaction without asking the server; None with other drivers."""
+    return getattr(getattr(connections[alias].connection, "info", None), "transaction_status", None)
 
 
 class SideDatabase:
     """A connection of its own for beats and messages.
 
-    On SQLite it opens another file beside the main one (same name, ``.broker`` appended): the main
-    file's single write lock is held by a body as long as it runs, and a heartbeat must not wait for
-    a body. On other databases it is a second connection to the same database, so that a message or
-    a beat never becomes part of a transaction of the caller.
+    On SQLite it opens another file beside the main one (same name, ``.broker`` appended): a body holds the main file's
+    single write lock as long as it runs, and a heartbeat must not wait for a body. On other databases it is a second
+    connection to the same database: a message or a beat never becomes part of the caller's transaction.
 
-    Threads may share it. It is closed before every fork: SQLite forbids to carry a connection
-    across one, and two processes must not speak on one socket.
+    Threads may share it. It is closed before every fork: SQLite forbids to carry a connection across one, and two
+    processes must not speak on one socket.
     """
 
     def __init__(self) -> None:
@@ -345,7 +307,11 @@ class SideDatabase:
             django.db.DatabaseError: as any query; a connection that broke is closed first.
         """
         with self._lock:
-            connection = self._open()
+            if self._connection is None:
+                self._connection = _new_connection(home())
+                if self.vendor == "sqlite":
+                    _create_tables(self._connection)
+            connection = self._connection
             try:
                 with connection.cursor() as cursor:
                     yield cursor
@@ -366,28 +332,14 @@ class SideDatabase:
     def close(self) -> None:
         with self._lock:
             if self._connection is not None:
-                try:
+                with suppress(Error):
                     self._connection.close()
-                except Error:
-                    self._connection.connection = None
                 self._connection = None
 
-    def _open(self) -> BaseDatabaseWrapper:
-        if self._connection is None:
-            self._connection = _new_connection(home())
-            if self._connection.vendor == "sqlite":
-                _create_tables(self._connection)
-        return self._connection
 
-
-@contextmanager
-def side() -> Iterator[SideDatabase]:
+def side() -> closing[SideDatabase]:
     """A connection to beats and messages for one block."""
-    opened = SideDatabase()
-    try:
-        yield opened
-    finally:
-        opened.close()
+    return closing(SideDatabase())
 
 
 _open_ones: WeakSet[SideDatabase] = WeakSet()
@@ -417,14 +369,14 @@ def _new_connection(alias: str) -> BaseDatabaseWrapper:
 
 
 def _create_tables(connection: BaseDatabaseWrapper) -> None:
-    models = (Message, Binding, Beat, Lock)
-    if {model._meta.db_table for model in models} <= set(connection.introspection.table_names()):
-        return
-    with connection.schema_editor() as editor:
-        # Inside the write lock: another process may have been faster.
-        present = set(connection.introspection.table_names())
-        for model in models:
-            if model._meta.db_table not in present:
+    def missing() -> list[type[Model]]:
+        names = set(connection.introspection.table_names())
+        return [model for model in (Message, Binding, Beat, Lock) if model._meta.db_table not in names]
+
+    if missing():
+        with connection.schema_editor() as editor:
+            # Inside the write lock: another process may have been faster.
+            for model in missing():
                 editor.create_model(model)
 
 
@@ -436,11 +388,9 @@ def _before_fork() -> None:
 
 def _after_fork_in_parent() -> None:
     for side in list(_open_ones):
-        try:
+        # One that another thread made while this one forked was never locked here.
+        with suppress(RuntimeError):
             side._lock.release()
-        except RuntimeError:
-            # Made by another thread while this one forked: it was never locked here.
-            continue
 
 
 def _after_fork_in_child() -> None:

@@ -15,7 +15,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from jobs import databases
+from django.db import connections
+
 from jobs.conf import conf
 
 #: Seconds between two turns, in which a caller may write.
@@ -54,14 +55,14 @@ _threads = threading.Lock()
 def install() -> None:
     """In a worker, before it forks."""
     global _processes
-    if any(databases.is_sqlite(alias) for alias in conf().DATABASES):
+    if any(connections[alias].vendor == "sqlite" for alias in conf().DATABASES):
         _processes = Lock()
 
 
 @contextmanager
 def turn(using: str) -> Iterator[None]:
     """The time in which this process may write; everywhere else than on SQLite that is always."""
-    if _processes is None or not databases.is_sqlite(using):
+    if _processes is None or connections[using].vendor != "sqlite":
         yield
         return
     with _threads, _processes:
