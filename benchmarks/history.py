@@ -146,7 +146,7 @@ def build(jobs: int, say: Callable[[str], None]) -> None:
         jobs: how many; of each state in its part.
         say: is told how far it is.
     """
-    instance.check("default")
+    instance.check_all()
     template = _template()
     values: dict[str, Any] = {
         "template": template.pk,

@@ -9,27 +9,14 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from functools import partial
 from typing import Any
 
 from django.db import connections
-from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.functions import Now
 
 from jobs import databases, lifecycle
 from jobs.conf import conf
 from jobs.models import LIVE, Instance, Job, Message, Node, State
-
-#: Whether the role may read the cluster's identifier. Everybody may, unless somebody took it away.
-_MAY_IDENTIFY = "SELECT has_function_privilege(to_regprocedure('pg_control_system()')::oid, 'EXECUTE')"
-
-_CLUSTER_AND_DATABASE = """
-SELECT system_identifier, (SELECT oid FROM pg_database WHERE datname = current_database()) FROM pg_control_system()
-"""
-
-_DATABASE_AND_TABLE = (
-    "SELECT oid, to_regclass('jobs_instance')::oid FROM pg_database WHERE datname = current_database()"
-)
 
 
 class NotAdopted(Exception):
@@ -40,62 +27,52 @@ def mark_of(alias: str) -> str:
     """What this database is known by; the same at every start, and another one for a copy.
 
     ``JOBS["INSTANCE"]``
-        is the whole mark, where it is set. It is the only one that tells a copy of a disk (a snapshot, a clone of
-        a virtual machine or of a managed database) from its original, and the only one that stays when a
-        database moves (to another server, over ``pg_upgrade``).
+        is the whole mark, where it is set. It is the only one that tells a copy of a disk (a snapshot, a clone of a
+        virtual machine or of a managed database) from its original, and the only one that stays when a database moves
+        (to another server, over ``pg_upgrade``).
     PostgreSQL
-        the cluster's identifier and the database's oid. A dump that was restored and a copy by ``TEMPLATE`` get
-        others; a replica that was promoted keeps both. A role that may not read the identifier falls
-        back on the oids of the database and of our table, which two clusters may have in common by chance.
+        the cluster's identifier and the database's oid. A dump that was restored and a copy by ``TEMPLATE`` get others;
+        a replica that was promoted keeps both. A role that may not read the identifier falls back on the oids of the
+        database and of our table, which two clusters may have in common by chance.
     SQLite
-        the file's inode and time of birth: a copied file has others, a moved one keeps them, whatever its path
-        in a container. Where the system does not know the time of birth: inode and path.
+        the file's inode and time of birth: a copied file has others, a moved one keeps them, whatever its path in a
+        container. Where the system does not know the time of birth: inode and path.
     MySQL
-        the server's uuid and the database's name.
-    Others
-        host and name of the settings.
+        the server's uuid and the database's name; else host and name of the settings.
     """
     if name := conf().INSTANCE:
         return f"instance:{name}"
     connection = connections[alias]
-    if connection.vendor == "postgresql":
-        parts = _identify_postgresql(connection)
-    elif connection.vendor == "sqlite":
-        parts = _identify_sqlite(connection)
-    elif connection.vendor == "mysql" and not getattr(connection, "mysql_is_mariadb", False):
-        parts = _row(connection, "SELECT @@server_uuid, DATABASE()")
-    else:
-        settings = connection.settings_dict
-        parts = (settings["HOST"] or "localhost", settings["NAME"])
+    with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            parts = _identify_postgresql(cursor)
+        elif connection.vendor == "sqlite":
+            parts = _identify_sqlite(cursor)
+        elif connection.vendor == "mysql" and not getattr(connection, "mysql_is_mariadb", False):
+            parts = _row(cursor, "SELECT @@server_uuid, DATABASE()")
+        else:
+            settings = connection.settings_dict
+            parts = (settings["HOST"] or "localhost", settings["NAME"])
     return ":".join(map(str, (connection.vendor, *parts)))[:255]
 
 
-def check(alias: str) -> None:
-    """Compare the database's mark with the database; mark it if nobody did yet.
+def check_all() -> None:
+    """Compare the mark of each job database with the database; mark it if nobody did yet.
 
     Race: of several workers that start on a fresh database, one inserts the mark and the others read it.
 
     Raises:
         NotAdopted: the mark is another database's. Nothing may be run or maintained here.
     """
-    mine = mark_of(alias)
-    instance, _ = Instance.objects.using(alias).get_or_create(pk=1, defaults={"mark": mine})
-    if instance.mark != mine:
-        raise NotAdopted(
-            f"the database {alias!r} is marked as {instance.mark!r}, and it is {mine!r}: it is a copy, or was moved. "
-            "Its jobs may run at the original as well: none of them runs here until you say `manage.py jobs adopt` "
-            "(--dry-run tells how many there are, --cancel cancels them)."
-        )
-
-
-def check_all() -> None:
-    """:func:`check` for every job database.
-
-    Raises:
-        NotAdopted: as there.
-    """
     for alias in conf().DATABASES:
-        check(alias)
+        mine = mark_of(alias)
+        instance, _ = Instance.objects.using(alias).get_or_create(pk=1, defaults={"mark": mine})
+        if instance.mark != mine:
+            raise NotAdopted(
+                f"the database {alias!r} is marked as {instance.mark!r}, and it is {mine!r}: it is a copy, or was "
+                "moved. Its jobs may run at the original as well: none of them runs here until you say `manage.py jobs "
+                "adopt` (--dry-run tells how many there are, --cancel cancels them)."
+            )
 
 
 def marks(alias: str) -> dict[str, str | None]:
@@ -108,7 +85,11 @@ def survey(alias: str) -> dict[str, Any]:
     """What the database is marked as, what it is, and what would run if it were adopted."""
     # One statement for each: together they could not use their partial indexes.
     counts = {str(state): Job.objects.using(alias).filter(state=state).count() for state in LIVE}
-    return {**marks(alias), "jobs": counts, "messages": _count_messages(alias)}
+    messages = 0
+    if alias == databases.home():
+        with databases.side() as side, side.cursor() as cursor:
+            messages = int(_row(cursor, f"SELECT count(*) FROM {Message._meta.db_table}")[0])
+    return {**marks(alias), "jobs": counts, "messages": messages}
 
 
 def adopt(alias: str) -> None:
@@ -117,21 +98,20 @@ def adopt(alias: str) -> None:
 
 
 def cancel_all(alias: str) -> int:
-    """Cancel every job of a copy that has not ended, those that its original is running as well.
+    """Cancel every job of a copy that has not ended, those that its original is running as well; return how many.
 
-    The messages of a ``jobs://`` broker go too: those of stock tasks would run without any row.
-
-    Returns:
-        How many jobs it cancelled. A running one whose row somebody holds locked is left: count again.
+    A running one whose row somebody holds locked is left: count again. The messages of a ``jobs://`` broker go too.
     """
     why = "cancelled by `manage.py jobs adopt --cancel`: the database is a copy"
-    done = 0
+
+    def cancel(job: Job) -> bool:
+        return lifecycle.cancel_running(job, lifecycle.error_entry("Cancelled", why, attempt=job.lease))
+
     for node_id in Node.objects.using(alias).filter(dead_at=None).values_list("pk", flat=True):
         # They live, if at all, beside the original. Here they may claim nothing.
         lifecycle.bury(node_id, alias)
-    running = Job.objects.using(alias).filter(state=State.RUNNING)
-    for job_id in list(running.values_list("pk", flat=True)):
-        done += lifecycle.settle_running(job_id, alias, partial(_cancel_running, why))
+    running = Job.objects.using(alias).filter(state=State.RUNNING).values_list("pk", flat=True)
+    done = sum(lifecycle.settle_running(job_id, alias, cancel) for job_id in list(running))
     while cancelled := lifecycle.cancel_waiting(alias, conf().BATCH, why):
         done += cancelled
     if alias == databases.home():
@@ -140,39 +120,26 @@ def cancel_all(alias: str) -> int:
     return done
 
 
-def _cancel_running(why: str, job: Job) -> bool:
-    return lifecycle.cancel_running(job, lifecycle.error_entry("Cancelled", why, attempt=job.lease))
+def _row(cursor: Any, sql: str) -> tuple[Any, ...]:
+    cursor.execute(sql)
+    return tuple(cursor.fetchone() or ())
 
 
-def _count_messages(alias: str) -> int:
-    if alias != databases.home():
-        return 0
-    with databases.side() as side, side.cursor() as cursor:
-        cursor.execute(f"SELECT count(*) FROM {Message._meta.db_table}")
-        return int(cursor.fetchone()[0])
+def _identify_postgresql(cursor: Any) -> tuple[Any, ...]:
+    database = "FROM pg_database WHERE datname = current_database()"
+    # Everybody may read the identifier, unless somebody took that away. Asked first: a statement that is refused would
+    # break a transaction around it.
+    if _row(cursor, "SELECT has_function_privilege(to_regprocedure('pg_control_system()')::oid, 'EXECUTE')")[0]:
+        return _row(cursor, f"SELECT system_identifier, (SELECT oid {database}) FROM pg_control_system()")
+    return ("oids", *_row(cursor, f"SELECT oid, to_regclass('jobs_instance')::oid {database}"))
 
 
-def _row(connection: BaseDatabaseWrapper, sql: str) -> tuple[Any, ...]:
-    with connection.cursor() as cursor:
-        cursor.execute(sql)
-        return tuple(cursor.fetchone() or ())
-
-
-def _identify_postgresql(connection: BaseDatabaseWrapper) -> tuple[Any, ...]:
-    # Asked first: a statement that is refused would break a transaction around it.
-    if _row(connection, _MAY_IDENTIFY)[0]:
-        return _row(connection, _CLUSTER_AND_DATABASE)
-    return ("oids", *_row(connection, _DATABASE_AND_TABLE))
-
-
-def _identify_sqlite(connection: BaseDatabaseWrapper) -> tuple[Any, ...]:
-    path = _row(connection, "SELECT file FROM pragma_database_list WHERE name = 'main'")[0]
+def _identify_sqlite(cursor: Any) -> tuple[Any, ...]:
+    path = _row(cursor, "SELECT file FROM pragma_database_list WHERE name = 'main'")[0]
     if not path:
         return ("memory",)
     path = os.path.realpath(path)
-    inode = os.stat(path).st_ino
-    born = _born(path)
-    return (inode, path) if born is None else (inode, born)
+    return (os.stat(path).st_ino, _born(path) or path)
 
 
 def _born(path: str) -> str | None:

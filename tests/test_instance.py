@@ -91,7 +91,7 @@ def test_a_copy_runs_nothing_until_it_is_adopted(copied):
             wait_ended(waiting)
         assert effects() == {"mail": 1}
     assert Job.objects.get(pk=waiting).state == "ready", "the original was left alone"
-    instance.check("default")
+    instance.check_all()
 
 
 @pytest.mark.core
@@ -125,7 +125,7 @@ def test_workers_that_start_at_once_mark_a_fresh_database_once():
 
 def _check_with(mark: Any) -> None:
     local.mark = mark
-    instance.check("default")
+    instance.check_all()
 
 
 local = threading.local()

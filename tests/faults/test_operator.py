@@ -59,7 +59,7 @@ def test_restored_copy(ledger, database, tmp_path, how, cancel):
 
     The original goes on meanwhile. After ``adopt --cancel`` only new jobs run at the copy, after ``adopt`` all do.
 
-    Guard: the database bears its mark (``instance.check``, asked by each worker), and ``instance.cancel_all``.
+    Guard: the database bears its mark (``instance.check_all``, asked by each worker), and ``instance.cancel_all``.
     """
     started, gate = tmp_path / "started", tmp_path / "gate"
     running = tasks.waits.delay("running", str(started), str(gate))
