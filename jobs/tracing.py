@@ -1,8 +1,7 @@
-"""Traces across the outbox: OpenTelemetry's context travels from the call through the row to every run of the job.
+"""Traces across the queue: OpenTelemetry's context travels from the call through the row to every run of the job.
 
-The call writes it into the row's headers, and the run reads it there: it is the caller's, whoever published the
-message, and when. Spans and attributes are named by OpenTelemetry's conventions for messaging; what they do not know is
-``jobs.*``. Arguments and results are in none of them.
+The call writes it into the row's headers, and each run reads it there. Spans and attributes are named by
+OpenTelemetry's conventions for messaging; what they do not know is ``jobs.*``. They hold no arguments and no results.
 
 Without ``opentelemetry-api`` nothing of this happens. What OpenTelemetry raises is logged once, and changes nothing.
 """
@@ -11,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from celery.exceptions import SoftTimeLimitExceeded
@@ -42,28 +41,31 @@ if TYPE_CHECKING:
     from jobs.run import Run
 
 
-def is_on() -> bool:
-    return is_installed and conf().TRACE is not None
-
-
-def _is_idle() -> bool:
-    """Whether nobody has set OpenTelemetry up, and there is no context to hand on: most processes."""
-    return isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider) and not context.get_current()
+def _is_on(given: Any = True) -> bool:
+    """Whether to trace. In most processes nobody has set OpenTelemetry up, and only a context that is given matters."""
+    if not is_installed or conf().TRACE is None:
+        return False
+    is_idle = isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider) and not context.get_current()
+    return bool(given) or not is_idle
 
 
 @contextmanager
-def apart() -> Iterator[None]:
-    """What receivers of Celery's signals make the current span, and leave so, is not the caller's afterwards."""
+def _attached(here: Any, is_late: bool = False) -> Iterator[None]:
+    """Make the context the current one for a block."""
     token: Any = None
-    if is_on():
-        with _harmless():
-            token = context.attach(context.get_current())
+    with _harmless():
+        token = context.attach(here)
     try:
         yield
     finally:
         if token is not None:
-            with _harmless():
+            with _harmless(is_late):
                 context.detach(token)
+
+
+def apart() -> AbstractContextManager[None]:
+    """What receivers of Celery's signals make the current span, and leave so, is not the caller's afterwards."""
+    return _attached(context.get_current()) if _is_on() else nullcontext()
 
 
 def create(job: Job, given: Mapping[str, Any] | None, caller: Any) -> None:
@@ -74,30 +76,26 @@ def create(job: Job, given: Mapping[str, Any] | None, caller: Any) -> None:
             retry, which is given those of its row, goes on with the first call's.
         caller: the task whose run makes the call. Celery sends links and chains when the run's span has ended.
     """
-    if not is_on() or (not given and _is_idle()):
+    if not _is_on(given):
         return
     with _harmless():
-        kept = {name: given[name] for name in propagate.get_global_textmap().fields & given.keys()} if given else {}
-        if _creation(kept)[1].is_valid:
-            _add_headers(job, storable(kept, "the context"))
-            return
-        here = context.get_current()
-        if not trace.get_current_span(here).get_span_context().is_valid:
-            run = getattr(caller and caller.request, "jobs_run", None)
-            here = getattr(run, "context", None) or here
-        name, attributes = _named("create", job)
-        span = tracer.start_span(name, here, SpanKind.PRODUCER, attributes)
-        carrier: dict[str, str] = {}
-        # Without a provider it may be none: the context that is there travels all the same.
-        made = span.get_span_context().is_valid
-        propagate.inject(carrier, trace.set_span_in_context(span, here) if made else here)
-        _add_headers(job, storable({**carrier, **kept}, "the context"))
-        job.span = span if span.is_recording() else None
-
-
-def _add_headers(job: Job, headers: dict[str, Any]) -> None:
-    if headers:
-        job.options["headers"] = {**job.headers, **headers}
+        span = None
+        carrier = {name: given[name] for name in propagate.get_global_textmap().fields & given.keys()} if given else {}
+        if not _creation(carrier)[1].is_valid:
+            here = context.get_current()
+            if not trace.get_current_span(here).get_span_context().is_valid:
+                run = getattr(caller and caller.request, "jobs_run", None)
+                here = getattr(run, "context", None) or here
+            span = _start("create", job, here, SpanKind.PRODUCER)
+            # Without a provider it may be none: the context that is there travels all the same.
+            if span.get_span_context().is_valid:
+                here = trace.set_span_in_context(span, here)
+            injected: dict[str, Any] = {}
+            propagate.inject(injected, here)
+            carrier = injected | carrier
+        if carrier:
+            job.options["headers"] = {**job.headers, **storable(carrier, "the context")}
+        job.span = span if span is not None and span.is_recording() else None
 
 
 def created(job: Job) -> None:
@@ -115,29 +113,25 @@ def processing(run: Run, began: int) -> Iterator[None]:
     Parameters:
         began: nanoseconds since the epoch.
     """
-    if not is_on() or (not run.job.options and _is_idle()):
-        yield
-        return
-    span = token = raised = None
-    if is_on():
+    span = raised = None
+    if _is_on(run.job.options):
         with _harmless():
             span = _process(run, began)
-            token = context.attach(run.context)
-    try:
+    if span is None:
         yield
+        return
+    try:
+        # It ends first, and whatever follows: the next run would become part of this one's trace.
+        with _attached(run.context, is_late=True):
+            yield
     except BaseException as exc:
         raised = exc
         raise
     finally:
-        # First, and whatever follows: the next run would become part of this one's trace.
-        if token is not None:
-            with _late():
-                context.detach(token)
-        if span is not None:
-            with _late():
-                _tell(span, run, raised)
-            with _late():
-                span.end()
+        with _harmless(is_late=True):
+            _tell(span, run, raised)
+        with _harmless(is_late=True):
+            span.end()
 
 
 def _process(run: Run, began: int) -> Span:
@@ -150,9 +144,8 @@ def _process(run: Run, began: int) -> Span:
     else:
         # The caller's baggage, and not its span: a trace that stays open for hours, or over many retries, is of no use.
         around = trace.set_span_in_context(ambient, around)
-    name, attributes = _named("process", run.job)
-    attributes |= {"jobs.lease": run.job.lease, "jobs.retries": run.job.retries, "jobs.node": str(run.job.node_id)}
-    span = tracer.start_span(name, around, SpanKind.CONSUMER, attributes, links, start_time=began)
+    own = {"jobs.lease": run.job.lease, "jobs.retries": run.job.retries, "jobs.node": str(run.job.node_id)}
+    span = _start("process", run.job, around, SpanKind.CONSUMER, own, links=links, start_time=began)
     run.context = trace.set_span_in_context(span, around)
     return span
 
@@ -182,8 +175,8 @@ def _creation(headers: Mapping[str, Any]) -> tuple[Any, Any]:
     return found, trace.get_current_span(found).get_span_context()
 
 
-def _named(operation: str, job: Job) -> tuple[str, dict[str, Any]]:
-    """The name of a span, and what a sampler may ask for."""
+def _start(operation: str, job: Job, here: Any, kind: SpanKind, own: Mapping[str, Any] = {}, **more: Any) -> Span:
+    """Start a span, with all that a sampler may ask for."""
     attributes = {
         "messaging.system": "celery",
         "messaging.operation.name": operation,
@@ -191,8 +184,9 @@ def _named(operation: str, job: Job) -> tuple[str, dict[str, Any]]:
         "messaging.destination.name": job.queue,
         "messaging.message.id": str(job.pk),
         "jobs.task": job.task,
+        **own,
     }
-    return f"{operation} {job.queue}", attributes
+    return tracer.start_span(f"{operation} {job.queue}", here, kind, attributes, **more)
 
 
 #: Whether the log says already that OpenTelemetry fails in this process.
@@ -200,22 +194,19 @@ _told = False
 
 
 @contextmanager
-def _harmless() -> Iterator[None]:
-    """What OpenTelemetry raises is logged, the first time, and goes no further."""
+def _harmless(is_late: bool = False) -> Iterator[None]:
+    """What OpenTelemetry raises is logged, the first time, and goes no further.
+
+    Parameters:
+        is_late: the run is settled, and its time limit means nothing any more. Else the limit is the body's own.
+    """
     global _told
     try:
         yield
     except SoftTimeLimitExceeded:
-        # The body's own.
-        raise
+        if not is_late:
+            raise
     except Exception as exc:
         level, _told = logging.DEBUG if _told else logging.ERROR, True
         text = "OpenTelemetry failed, and the job goes on: %r"
         logger.log(level, text, exc, exc_info=True, extra={"action": "tracing_failed"})
-
-
-@contextmanager
-def _late() -> Iterator[None]:
-    """As :func:`_harmless`, after the run: it is settled, and a time limit means nothing any more."""
-    with suppress(SoftTimeLimitExceeded), _harmless():
-        yield
