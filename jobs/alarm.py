@@ -1,9 +1,8 @@
 """A worker that stops does not wait for a broker that says nothing.
 
 Celery 5.7 bounds the sockets of its broker in a cold stop only. In a warm one it finishes the read that it is in,
-cancels its consumers and closes its channels, one after another, and waits each time for as long as the connection is
-open. Meanwhile nobody reads what the pool's processes say, so the worker never ends. A signal gets through to such a
-wait, on any transport.
+cancels its consumers and closes its channels, and waits each time for as long as the connection is open. Meanwhile
+nobody reads what the pool's processes say, so the worker never ends. A signal gets through, on any transport.
 """
 
 from __future__ import annotations
@@ -35,15 +34,11 @@ class BrokerSilent(Exception):
 class Alarm:
     """Looks every second where the main thread is, and breaks off a call into kombu that does not return."""
 
-    def __init__(self) -> None:
-        self._reset()
-
-    def _reset(self) -> None:
-        self._call: FrameType | None = None
-        self._ticks = 0
-        self._patience = PATIENCE
-        self._stops_steps = False
-        self._is_set = False
+    _call: FrameType | None = None
+    _ticks = 0
+    _patience = PATIENCE
+    _stops_steps = False
+    _is_set = False
 
     def start(self) -> None:
         """The worker was told to stop: its main thread may still be in the event loop."""
@@ -67,7 +62,7 @@ class Alarm:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             atexit.unregister(self.stop)
-        self._reset()
+        vars(self).clear()
 
     def _look(self, number: int, frame: FrameType | None) -> None:
         call = call_to_broker(frame)

@@ -18,11 +18,9 @@ from kombu.utils.json import dumps
 
 from jobs.conf import conf
 
+#: What people pass that is not JSON, and what to pass in its place; the last one is for everything else.
 _CURES: tuple[tuple[type | tuple[type, ...], str], ...] = (
-    (
-        Model,
-        "pass its primary key (.pk) and read the row again in the task: the object may be stale when the task runs",
-    ),
+    (Model, "pass its primary key (.pk) and read the row again in the task: the object may be stale when it runs"),
     (QuerySet, "pass a list of primary keys and read the rows again in the task"),
     ((datetime.datetime, datetime.date, datetime.time), "pass .isoformat() and parse it in the task"),
     (datetime.timedelta, "pass .total_seconds()"),
@@ -31,6 +29,7 @@ _CURES: tuple[tuple[type | tuple[type, ...], str], ...] = (
     ((bytes, bytearray, memoryview), "pass base64 text, or store the file and pass its name"),
     ((set, frozenset), "pass a sorted list"),
     (Promise, "pass str(value): a lazy translation belongs to one language"),
+    (object, "pass str, int, float, bool, None, lists or dicts"),
 )
 
 
@@ -42,8 +41,7 @@ def normalize(args: Any, kwargs: Any) -> tuple[list[Any], dict[str, Any]]:
 
     Raises:
         TypeError: a value that is not JSON-native; names the argument and the cure.
-        ValueError: text or numbers that a database or a broker would refuse; more than
-            ``JOBS["MAX_ARGS_BYTES"]`` bytes of JSON.
+        ValueError: text or numbers that a database would refuse; more than ``JOBS["MAX_ARGS_BYTES"]`` bytes of JSON.
     """
     args = () if args is None else args
     kwargs = {} if kwargs is None else kwargs
@@ -88,29 +86,11 @@ def storable(value: Any, where: str) -> Any:
         raise TypeError(f"{where} of this call cannot be stored as JSON: {exc}") from exc
 
 
-def as_uuid(value: Any) -> uuid.UUID | None:
-    """The id of a job; an id of somebody else's that is no UUID becomes its uuid5."""
-    try:
-        return uuid.UUID(str(value)) if value else None
-    except ValueError:
-        return uuid.uuid5(uuid.NAMESPACE_OID, str(value))
-
-
-def parse_uuid(text: str) -> uuid.UUID | None:
-    """What is written as one; None for anything else."""
-    try:
-        return uuid.UUID(text)
-    except ValueError:
-        return None
-
-
 def _plain(value: Any, where: str) -> Any:
     if value is None or value is True or value is False:
         return value
-    if isinstance(value, Promise):
-        return _refuse(value, where)
     if isinstance(value, str):
-        return _text(str.__str__(value), where)
+        return _text(value, where)
     if isinstance(value, int):
         return int(value)
     if isinstance(value, float):
@@ -120,24 +100,22 @@ def _plain(value: Any, where: str) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
     if isinstance(value, Signature):
-        return _signature(value, where)
+        # Celery's own encoder: the options of a signature may hold dates and nested signatures.
+        return _plain(json.loads(dumps(value)), where)
     if isinstance(value, dict):
         return {_key(key, where): _plain(item, f"{where}[{key!r}]") for key, item in value.items()}
-    return _refuse(value, where)
-
-
-def _signature(value: Signature, where: str) -> Any:
-    # Celery's own encoder: the options of a signature may hold dates and nested signatures.
-    return _plain(json.loads(dumps(value)), where)
+    cure = next(cure for kinds, cure in _CURES if isinstance(value, kinds))
+    raise TypeError(f"{where} is a {type(value).__name__}, which a job cannot carry: {cure}")
 
 
 def _key(key: Any, where: str) -> str:
     if not isinstance(key, str):
         raise TypeError(f"{where} has the key {key!r}; JSON keys are strings: convert it with str()")
-    return _text(str.__str__(key), where)
+    return _text(key, where)
 
 
 def _text(value: str, where: str) -> str:
+    value = str.__str__(value)
     if "\0" in value:
         raise ValueError(
             f"{where} contains a NUL character, which PostgreSQL refuses: remove it with .replace('\\0', '')"
@@ -151,16 +129,22 @@ def _text(value: str, where: str) -> str:
     return value
 
 
-def _refuse(value: Any, where: str) -> Any:
-    cure = next(
-        (cure for kinds, cure in _CURES if isinstance(value, kinds)), "pass str, int, float, bool, None, lists or dicts"
-    )
-    raise TypeError(f"{where} is a {type(value).__name__}, which a job cannot carry: {cure}")
-
-
 def scrub(text: str, limit: int = 20_000) -> str:
     """Return text that every database stores: NUL and lone surrogates escaped, the middle cut beyond ``limit``."""
     text = text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
     if len(text) > limit:
         text = f"{text[: limit // 2]}\n... {len(text) - limit} characters cut ...\n{text[-limit // 2 :]}"
     return text
+
+
+def parse_uuid(text: str) -> uuid.UUID | None:
+    """What is written as one; None for anything else."""
+    try:
+        return uuid.UUID(text)
+    except ValueError:
+        return None
+
+
+def as_uuid(value: Any) -> uuid.UUID | None:
+    """The id of a job; an id of somebody else's that is no UUID becomes its uuid5."""
+    return (parse_uuid(str(value)) or uuid.uuid5(uuid.NAMESPACE_OID, str(value))) if value else None

@@ -1,19 +1,13 @@
 """Named points at which a test can kill, pause or wait. In production each is one comparison with None.
 
-``JOBS_SYNC_POINTS="before_commit=kill,before_ring=pause"`` together with ``JOBS_SYNC_DIR`` arms
-points in the processes that inherit the two variables. What happens at an armed point:
-
-``kill``
-    SIGKILL to this very process, once: the first process to arrive leaves ``<dir>/<point>.reached``.
-``pause``
-    As above, but wait until the file ``<dir>/<point>.go`` exists.
-``stop``
-    SIGSTOP to this process, once.
+``JOBS_SYNC_POINTS="before_commit=kill,before_ring=pause"`` together with ``JOBS_SYNC_DIR`` arms points in the processes
+that inherit the two variables. The first process to arrive leaves ``<dir>/<point>.reached``; then it is killed
+(``kill``: SIGKILL) or stopped (``stop``: SIGSTOP), or waits until the file ``<dir>/<point>.go`` exists (``pause``).
 """
 
 import os
 import signal
-import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,14 +45,10 @@ def arm(hook: Callable[[str], None] | None) -> None:
     _hook = hook
 
 
-def _from_environment() -> None:
-    spec = os.environ.get("JOBS_SYNC_POINTS")
-    if not spec:
-        return
+def _arm(spec: str, directory: Path) -> None:
     actions = dict(item.split("=", 1) for item in spec.split(","))
     if unknown := set(actions) - set(POINTS):
         raise ValueError(f"JOBS_SYNC_POINTS names unknown points {sorted(unknown)}; the points are {', '.join(POINTS)}")
-    directory = Path(os.environ["JOBS_SYNC_DIR"])
 
     def hook(point: str) -> None:
         action = actions.get(point)
@@ -70,11 +60,12 @@ def _from_environment() -> None:
             return
         if action == "pause":
             while not (directory / f"{point}.go").exists():
-                threading.Event().wait(0.01)
+                time.sleep(0.01)
         else:
             os.kill(os.getpid(), signal.SIGKILL if action == "kill" else signal.SIGSTOP)
 
     arm(hook)
 
 
-_from_environment()
+if points := os.environ.get("JOBS_SYNC_POINTS"):
+    _arm(points, Path(os.environ["JOBS_SYNC_DIR"]))
