@@ -1,39 +1,14 @@
-"""Exceptions that callers and task bodies may meet."""
+"""Exceptions that callers and task bodies may meet.
+
+Of a subclass of Celery's ``Ignore`` Celery stores no result and runs no errback, and ``autoretry_for=(Exception,)``
+leaves it alone.
+"""
 
 from celery.exceptions import Ignore
 
 
-class LostLease(Ignore):
-    """This run is no longer the one that owns the job: its effects were rolled back.
-
-    A subclass of Celery's ``Ignore``: the message is acknowledged, no result is stored, no errback runs.
-    """
-
-
-class TaskOutOfMemory(Exception):
-    """A task raised ``MemoryError``.
-
-    The job ends ``failed`` with the type ``MemoryError``; Celery gets this instead, because a real
-    ``MemoryError`` out of a task stops its whole worker (``celery.worker.request.Request.on_failure``).
-    """
-
-
-class TaskExited(Exception):
-    """A task called ``sys.exit()``, or raised something else that is no ``Exception``.
-
-    The job ends ``failed`` under that name; Celery would take it for the death of a process.
-    """
-
-
-class NotSettled(Ignore):
-    """There was no database to claim or to settle this run: its node gives the job back when there is one again."""
-
-
 class Cancel(Ignore):
-    """Raised in a task's body: roll back, and end the job ``cancelled``.
-
-    A subclass of Celery's ``Ignore``, because ``autoretry_for=(Exception,)`` would swallow anything else.
-    """
+    """Raised in a task's body: roll back, and end the job ``cancelled``."""
 
 
 class Snooze(Ignore):
@@ -57,10 +32,7 @@ class Snooze(Ignore):
 
 
 class Busy(Ignore):
-    """Somebody else is at it: a marker, a lock, a row or a unique key. In a task's body the job snoozes, with jitter.
-
-    A subclass of Celery's ``Ignore``, because ``autoretry_for=(Exception,)`` would use up an attempt.
-    """
+    """Somebody else is at it: a marker, a lock, a row, a unique key. In a task's body the job snoozes, with jitter."""
 
 
 class UniqueBusy(Busy):
@@ -71,12 +43,31 @@ class UniqueTaken(Exception):
     """A job cannot wait again: another one has its unique key by now, and does its work."""
 
 
+class LostLease(Ignore):
+    """This run is no longer the one that owns the job: its effects were rolled back."""
+
+
+class NotSettled(Ignore):
+    """There was no database to claim or to settle this run: its node gives the job back when there is one again."""
+
+
 class EffectParked(Exception):
     """An external call may have happened, and a person has to say whether it did; the message says how.
 
-    The job ends ``failed``; Celery's ``autoretry_for`` leaves this alone.
+    The job ends ``failed``; ``autoretry_for`` leaves this alone.
     """
 
 
 class IdempotencyMismatch(Exception):
     """Another job with other arguments has the same idempotency key. The job ends ``failed``, for good."""
+
+
+class TaskOutOfMemory(Exception):
+    """What Celery gets for a task's ``MemoryError``, which would stop its whole worker. The job ends ``failed``."""
+
+
+class TaskExited(Exception):
+    """What Celery gets for a task's ``sys.exit()`` and its like, which would look like the death of a process.
+
+    The job ends ``failed``, under the name of what was raised.
+    """

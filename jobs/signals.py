@@ -5,17 +5,17 @@ Django's signals, whose sender is the task's name; ``connect`` takes the task it
     @receiver(signals.failed, sender=send_welcome_email)
     def alert(job, error, **kwargs): ...
 
-Every receiver gets ``job`` (a :class:`jobs.models.Job`), ``using`` (the alias of its database), and what is said
-below. The instance has the values that were written; what the database computed (times, counts) is
-read from the row when you ask for it, and may be newer by then.
+Every receiver gets ``job`` (a :class:`jobs.models.Job`), ``using`` (the alias of its database), and what is said below.
+The instance has the values that were written; what the database computed (times, counts) is read from the row when you
+ask for it, and may be newer by then.
 
-A receiver is called where the thing happens: in the caller's process, in the worker's, or, for what the
-maintenance does, in the companion's. It is called after the fact is committed, and what it raises is logged and
-changes nothing. It is also called at most once, and not at all if the process dies at that moment. So: metrics,
-alerts, caches. What must happen belongs into the task's own transaction, or into a job.
+A receiver is called where the thing happens: in the caller's process, in a process of the worker, or, for what the
+maintenance does, in its companion. It is called after the commit, at most once, and not at all if the process dies at
+that moment; what it raises is logged and changes nothing. So: metrics, alerts, caches. What must happen belongs into
+the task's own transaction, or into a job.
 
 ``started`` is followed by exactly one of ``succeeded``, ``retried``, ``failed``, ``cancelled`` and ``rescued``, if
-nobody dies in between. Keep receivers short: a pool process, or the rescue of other jobs, waits for them.
+nobody dies in between. Keep receivers short: the process's next job, or the rescue of other jobs, waits for them.
 """
 
 from __future__ import annotations
@@ -29,9 +29,6 @@ from jobs.logs import log
 
 if TYPE_CHECKING:
     from jobs.models import Job
-
-#: The names of tasks, each once: Django compares senders by identity.
-_senders: dict[str, str] = {}
 
 
 class JobSignal(Signal):
@@ -65,16 +62,17 @@ class JobSignal(Signal):
                 log(logging.ERROR, job, text, "receiver_failed", signal=self.name, receiver=name)
 
 
+#: The names of tasks, each once and kept: Django compares senders by identity.
+_senders: dict[str, str] = {}
+
+
 def _sender(task: Any) -> str | None:
-    if task is None:
-        return None
-    name = task if isinstance(task, str) else task.name
-    return _senders.setdefault(name, name)
+    name = task if task is None or isinstance(task, str) else task.name
+    return None if name is None else _senders.setdefault(name, name)
 
 
-#: The job was recorded, and its transaction committed. Sent by the caller's process after it published; not in a
-#: transaction that rolls back, not with autocommit off (nothing tells of the commit there), and not for
-#: messages that were sent by name. A retry is the same job, and is not enqueued again.
+#: The job was recorded, and its transaction committed. Not sent with autocommit off (nothing tells of the commit),
+#: nor for a call by name, which gets its row in a worker. A retry is the same job, and is not enqueued again.
 enqueued = JobSignal("enqueued")
 
 #: A worker claimed the job; its body comes next, and is not in its transaction yet.
@@ -94,8 +92,8 @@ failed = JobSignal("failed")
 #: ``error``: its ``type`` is ``Cancelled``, ``Revoked`` or ``Expired``. ``jobs adopt --cancel`` sends none.
 cancelled = JobSignal("cancelled")
 
-#: A run ended without a result, and the job waits again. ``action``: ``"rescued"`` (its worker died, or nobody ran
-#: it), ``"crashed"`` (its process died in it) or ``"handed_back"`` (its worker stopped, its database went away,
-#: or its body raised ``Reject(requeue=True)``). ``error``: the entry of ``Job.errors``, None for a
-#: hand-back that counts nowhere.
+#: A run ended without a result, and the job waits again. ``action``: ``"snoozed"`` (its body asked for it, or found
+#: something busy), ``"rescued"`` (its worker died, or nobody ran it), ``"crashed"`` (its process died in it) or
+#: ``"handed_back"`` (its worker stopped, its database went away, or its body raised ``Reject(requeue=True)``).
+#: ``error``: the entry of ``Job.errors``, None for a hand-back that counts nowhere.
 rescued = JobSignal("rescued")
