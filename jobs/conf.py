@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
@@ -87,22 +87,27 @@ class Settings:
     TRACE: str | None = "link"
 
 
-def _is_name(value: Any) -> bool:
-    return value is None or isinstance(value, str)
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
 
 
-#: What the keys that are no numbers have to be.
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+#: What a key must be, unless it may be None and is.
+NUMBER = (_is_number, "a number above 0 (a time: in seconds, or a timedelta), not {!r}")
 RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "DATABASES": (lambda value: not isinstance(value, str), "a list, not a string"),
-    "EXCLUDE": (lambda value: not isinstance(value, str), "a list, not a string"),
+    "DATABASES": (lambda value: not _is_text(value), "a list, not a string"),
+    "EXCLUDE": (lambda value: not _is_text(value), "a list, not a string"),
     "INSTANCE": (
-        lambda value: _is_name(value) and (value is None or 0 < len(value) <= 200),
+        lambda value: _is_text(value) and 0 < len(value) <= 200,
         "a name of at most 200 characters, or None, not {!r}",
     ),
-    "LOCK_CACHE": (_is_name, "the alias of a cache, or None, not {!r}"),
-    "REDACT": (_is_name, "the dotted path of a function, or None, not {!r}"),
-    "METRICS_TOKEN": (lambda value: _is_name(value) and value != "", "text that nobody guesses, or None"),
-    "TRACE": (lambda value: value in ("link", "child", None), "'link' or 'child', or None, not {!r}"),
+    "LOCK_CACHE": (_is_text, "the alias of a cache, or None, not {!r}"),
+    "REDACT": (_is_text, "the dotted path of a function, or None, not {!r}"),
+    "METRICS_TOKEN": (lambda value: _is_text(value) and value, "text that nobody guesses, or None"),
+    "TRACE": (lambda value: value in ("link", "child"), "'link' or 'child', or None, not {!r}"),
 }
 
 
@@ -111,23 +116,17 @@ def problems() -> list[str]:
     given = getattr(django_settings, "JOBS", {})
     if not isinstance(given, dict):
         return [f"JOBS must be a dict, not {type(given).__name__}."]
-    known = {field.name: field for field in fields(Settings)}
+    known = {field.name: field.type for field in fields(Settings)}
     names = ", ".join(sorted(known))
     found = [f"JOBS has no key {key!r}. Remove it; the keys are {names}." for key in given if key not in known]
     values = _settings({key: value for key, value in given.items() if key in known})
-    for name, field in known.items():
+    for name, kind in known.items():
         value = getattr(values, name)
-        kind: Any = field.type
-        is_well, rule = RULES.get(name, (None, ""))
-        if is_well is not None:
-            if not is_well(value):
-                found.append(f"JOBS[{name!r}] must be {rule.format(value)}.")
-        elif value is None and isinstance(None, kind):
+        if value is None and type(None) in get_args(kind):
             continue
-        elif not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
-            found.append(
-                f"JOBS[{name!r}] must be a number above 0 (a time: in seconds, or a timedelta), not {value!r}."
-            )
+        is_well, rule = RULES.get(name, NUMBER)
+        if not is_well(value):
+            found.append(f"JOBS[{name!r}] must be {rule.format(value)}.")
         elif kind is int and not isinstance(value, int):
             found.append(f"JOBS[{name!r}] must be a whole number, not {value!r}.")
     if found:

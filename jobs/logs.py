@@ -3,8 +3,7 @@
 ``action``
     is in every line: what happened, in one word.
 ``job``, ``task``, ``node``
-    are in every line about a job: its id, its task's name, and the worker that runs or ran it, or that has its
-    message (None: no worker had it yet).
+    are in every line about a job: its id, its task's name, and the worker that runs or ran it (None: none did yet).
 ``queue``, ``lease``
     too, where the row is known: its queue, and the number of its claim.
 ``node``
