@@ -370,12 +370,12 @@ def _ring(job_id: uuid.UUID, using: str) -> None:
     transaction.on_commit(lambda: ring.ring(using, queues), using=using, robust=True)
 
 
-def make_due(using: str, limit: int) -> list[str]:
+def make_due(using: str, limit: int, order: str = "run_at") -> list[str]:
     """Move scheduled jobs whose time has come to ``ready``; returns the queue of each.
 
     Race: of several nodes that do it, each row goes to one; a locked row is skipped.
     """
-    late = Job.objects.using(using).filter(state=State.SCHEDULED, run_at__lte=Now()).order_by("run_at")
+    late = Job.objects.using(using).filter(state=State.SCHEDULED, run_at__lte=Now()).order_by(order)
     if not late.values_list("pk")[:1]:
         return []
     with transaction.atomic(using=using):
