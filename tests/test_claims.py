@@ -717,6 +717,7 @@ def test_no_hot_statement_scans_or_sorts_the_table(full, statistics):
     for name, index, action in (
         ("has_ready", "jobs_job_ready", lambda: clock.has_ready("default", [QUEUE, "mail"])),
         ("make_due", "jobs_job_scheduled", lambda: lifecycle.make_due("default", 10)),
+        ("make_due last", "jobs_job_scheduled", lambda: lifecycle.make_due("default", 10, "-run_at")),
         ("expire", "jobs_job_expires", lambda: lifecycle.expire("default", 10)),
         ("orphans", "jobs_job_running", own.hand_back_orphans),
         ("give_back", "jobs_job_running", lambda: lifecycle.give_back("default", board.node, 1)),
