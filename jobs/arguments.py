@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
 import decimal
 import json
 import math
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from celery.canvas import Signature
 from django.db.models import Model, QuerySet
+from django.utils.dateparse import parse_duration
+from django.utils.duration import duration_iso_string
 from django.utils.functional import Promise
 from kombu.exceptions import EncodeError
-from kombu.utils.json import dumps
+from kombu.utils.json import dumps, object_hook, register_type
 
 from jobs.conf import conf
 
@@ -22,25 +26,26 @@ from jobs.conf import conf
 _CURES: tuple[tuple[type | tuple[type, ...], str], ...] = (
     (Model, "pass its primary key (.pk) and read the row again in the task: the object may be stale when it runs"),
     (QuerySet, "pass a list of primary keys and read the rows again in the task"),
-    ((datetime.datetime, datetime.date, datetime.time), "pass .isoformat() and parse it in the task"),
-    (datetime.timedelta, "pass .total_seconds()"),
-    (decimal.Decimal, "pass str(value): a float would lose digits"),
-    (uuid.UUID, "pass str(value)"),
-    ((bytes, bytearray, memoryview), "pass base64 text, or store the file and pass its name"),
     ((set, frozenset), "pass a sorted list"),
     (Promise, "pass str(value): a lazy translation belongs to one language"),
-    (object, "pass str, int, float, bool, None, lists or dicts"),
+    (object, "pass str, int, float, bool, None, a date or time, Decimal, UUID, bytes, lists or dicts"),
 )
+
+#: What is kept beside JSON's own types, tagged as Celery's own encoder does it.
+TYPES = (datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, uuid.UUID, bytes, bytearray, memoryview)
+
+# kombu knows all of them but this one, and the bodies of links and chords are decoded by kombu as well.
+register_type(datetime.timedelta, "timedelta", duration_iso_string, parse_duration)
 
 
 def normalize(args: Any, kwargs: Any) -> tuple[list[Any], dict[str, Any]]:
-    """Return the call's arguments as JSON-native values.
+    """Return the call's arguments as JSON-native values; :func:`decoded` makes them again what they were.
 
     Tuples become lists, subclasses of ``str``, ``int``, ``float`` and ``dict`` become the plain type,
-    signatures become their dict.
+    signatures become their dict, and the ``TYPES`` a dict that names the type.
 
     Raises:
-        TypeError: a value that is not JSON-native; names the argument and the cure.
+        TypeError: a value of another type; names the argument and the cure.
         ValueError: text or numbers that a database would refuse; more than ``JOBS["MAX_ARGS_BYTES"]`` bytes of JSON.
     """
     args = () if args is None else args
@@ -102,10 +107,27 @@ def _plain(value: Any, where: str) -> Any:
     if isinstance(value, Signature):
         # Celery's own encoder: the options of a signature may hold dates and nested signatures.
         return _plain(json.loads(dumps(value)), where)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return {"__type__": "base64", "__value__": base64.b64encode(value).decode()}
+    if isinstance(value, TYPES):
+        return json.loads(dumps(value))
     if isinstance(value, dict):
         return {_key(key, where): _plain(item, f"{where}[{key!r}]") for key, item in value.items()}
     cure = next(cure for kinds, cure in _CURES if isinstance(value, kinds))
     raise TypeError(f"{where} is a {type(value).__name__}, which a job cannot carry: {cure}")
+
+
+def decoded(value: Any) -> Any:
+    """A copy of what a row keeps, which shares nothing with it, with the types that the caller gave."""
+    if isinstance(value, list):
+        return [decoded(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {"__type__", "__value__"}:
+        # Somebody's own dict may look like this.
+        with suppress(ValueError, TypeError, ArithmeticError, AttributeError):
+            return object_hook(value)
+    return {key: decoded(item) for key, item in value.items()}
 
 
 def _key(key: Any, where: str) -> str:

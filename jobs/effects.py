@@ -18,7 +18,7 @@ from django.db.models.functions import Now
 from django.db.transaction import TransactionManagementError
 
 from jobs import current, databases, lifecycle, settlement
-from jobs.arguments import jsonable, scrub
+from jobs.arguments import decoded, jsonable, scrub
 from jobs.errors import Busy, EffectParked, LostLease
 from jobs.keys import joined
 from jobs.models import Effect, Job, State
@@ -126,7 +126,7 @@ class Call:
                 f"give its answer with {self._by_hand('--happened --answer JSON')}, then retry the job"
             ) from exc
         self._settle("answered()", state=Effect.State.SENT, answer=kept, sent_at=Now())
-        self.done, self.answer = True, kept
+        self.done, self.answer = True, decoded(kept)
 
     def not_sent(self) -> None:
         """Nothing happened, for sure: nobody was reached, or the block decided against it. Raises ``LostLease``."""
@@ -190,7 +190,7 @@ class Call:
             raise self._parked()
         if row.state == Effect.State.SENT:
             self.done = self._is_settled = True
-            self.answer = row.answer
+            self.answer = decoded(row.answer)
         if is_new or self.done:
             return False
         # Of this very run: an earlier block of it that ended with an exception.

@@ -21,6 +21,7 @@ from django.db import (
 )
 
 from jobs import adoption, claims, current, databases, idempotency, lifecycle, savepoints, settlement, signals, tracing
+from jobs.arguments import decoded
 from jobs.board import board
 from jobs.calls import is_newer
 from jobs.errors import Cancel, LostLease
@@ -172,14 +173,14 @@ def _attempt(run: Run, may_repeat: bool) -> Any:
     entered = settled = lost = False
     try:
         # Each attempt has its own, and a retry those of the call: a body may change what it was given.
-        args, kwargs = _copy(job.args), _copy(job.kwargs)
-        run.request.update(args=_copy(job.args), kwargs=_copy(job.kwargs))
+        args, kwargs = decoded(job.args), decoded(job.kwargs)
+        run.request.update(args=decoded(job.args), kwargs=decoded(job.kwargs))
         with _transaction(run):
             entered = True
             try:
                 source = _leave_marker(run)
                 if source is not None:
-                    result = source.result
+                    result = decoded(source.result)
                 else:
                     run.began = time.monotonic()
                     with run.slot.body():
@@ -228,13 +229,6 @@ def _attempt(run: Run, may_repeat: bool) -> Any:
     # At INFO Celery says so itself, with the runtime and the result.
     run.report(logging.DEBUG, "succeeded", "succeeded")
     return result
-
-
-def _copy(value: Any) -> Any:
-    """JSON that shares nothing with the original that could change."""
-    if isinstance(value, list):
-        return [_copy(item) for item in value]
-    return {key: _copy(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def _complete(run: Run, stored: Any, source: Job | None) -> bool:

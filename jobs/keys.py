@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import json
 from collections.abc import Callable, Mapping
 from string import Formatter
 from typing import Any
+
+from kombu.utils.json import dumps
+
+from jobs.arguments import decoded
 
 #: Characters of a key, at the most: as many as every database indexes.
 MAX_KEY = 255
@@ -53,6 +56,7 @@ class KeyTemplate:
 
     def of(self, args: Any, kwargs: Any) -> str:
         """The key of one call. Raises as :func:`checked`, and ``TypeError`` if the arguments do not fit the task."""
+        args, kwargs = decoded(args), decoded(kwargs)
         if callable(self.template):
             return checked(self.template(*args, **kwargs), self.option)
         return checked(self.template.format_map(bind(self.signature, args, kwargs)), self.option)
@@ -79,9 +83,9 @@ def fingerprint(task: str, signature: inspect.Signature, args: Any, kwargs: Any)
 
     Arguments that are what they are by default are left out, so that a new one breaks no marker.
     """
-    bound = signature.bind(*args, **kwargs).arguments
+    bound = signature.bind(*decoded(args), **decoded(kwargs)).arguments
     given = {name: value for name, value in bound.items() if value != signature.parameters[name].default}
-    plain = json.dumps([task, given], sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    plain = dumps([task, given], sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(plain.encode()).hexdigest()
 
 

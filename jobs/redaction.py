@@ -7,6 +7,7 @@ from typing import Any
 
 from django.utils.module_loading import import_string
 
+from jobs.arguments import decoded
 from jobs.conf import conf
 from jobs.keys import signature_of
 from jobs.models import Job
@@ -48,6 +49,7 @@ class Shown:
         return self.job.options if self.path is None else _without(self.job.options, *ARGUMENTS)
 
     def _redacted(self, name: str, value: Any) -> Any:
+        value = decoded(value)
         if self.path is None:
             return value
         try:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from celery.utils.nodenames import anon_nodename
 from celery.utils.saferepr import saferepr
 
+from jobs.arguments import decoded
+
 if TYPE_CHECKING:
     from celery import Celery
 
@@ -39,8 +41,8 @@ def make(job: Job, task: Any, app: Celery, hostname: str) -> dict[str, Any]:
         "correlation_id": headers["id"],
         "hostname": hostname,
         "delivery_info": delivery,
-        "args": job.args,
-        "kwargs": job.kwargs,
+        "args": decoded(job.args),
+        "kwargs": decoded(job.kwargs),
         "is_eager": False,
         **({"headers": own} if own else {}),
     }
@@ -101,4 +103,5 @@ def _represent(value: Any, limit: int) -> str:
         text = repr(value)
         if len(text) < limit:
             return text
+    value = tuple(map(decoded, value)) if isinstance(value, tuple) else decoded(value)
     return str(saferepr(value, limit))

@@ -868,3 +868,13 @@ closes_its_own_connection = shared_task(name="tests.tasks.closes_its_own_connect
 @shared_task(bind=True)
 def tells_its_ids(self):
     return [self.request.id, self.request.root_id]
+
+
+@shared_task
+def gives_back(*args, **kwargs):
+    return [*args, *kwargs.values()]
+
+
+@shared_task(idempotency_key="any:{key}")
+def marked_by_any(key):
+    return key

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
 import uuid
 from contextlib import contextmanager
+from decimal import Decimal
 
 import celery.exceptions
 import psycopg
@@ -15,9 +17,11 @@ from django.utils import timezone
 from kombu import Exchange, Queue
 
 from jobs import claims, lifecycle, ring, syncpoints
+from jobs.arguments import decoded
 from jobs.board import board
 from jobs.errors import TaskExited
 from jobs.models import Job
+from jobs.redaction import Shown
 from jobs.runner import Runner
 from tests import tasks
 from tests.harness import claim, deliver, effects, run
@@ -558,3 +562,21 @@ def test_an_id_stays_as_the_caller_wrote_it():
     assert job.task_id == asked
     state, seen = deliver(result)
     assert (state, seen) == ("SUCCESS", [asked, asked])
+
+
+def test_the_body_gets_the_types_that_the_caller_gave():
+    given = [uuid.uuid4(), Decimal("1.10"), datetime.date(2030, 1, 2), b"\xff"]
+    result = tasks.gives_back.delay(*given, when=datetime.timedelta(seconds=1.5))
+    state, value = deliver(result)
+    assert (state, value) == ("SUCCESS", [*given, datetime.timedelta(seconds=1.5)])
+    job = Job.objects.get()
+    assert decoded(job.result) == value
+    assert Shown(job).args == given
+
+
+def test_a_key_may_be_made_of_any_type():
+    key = uuid.uuid4()
+    first, second = tasks.marked_by_any.delay(key), tasks.marked_by_any.delay(key)
+    assert Job.objects.get(pk=first.id).marker_key == f"any:{key}"
+    assert [deliver(result) for result in (first, second)] == [("SUCCESS", key), ("SUCCESS", key)]
+    assert Job.objects.get(pk=second.id).replay_of == uuid.UUID(first.id)

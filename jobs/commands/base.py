@@ -103,7 +103,7 @@ class JobsCommand(BaseCommand):
         self.stdout.flush()
 
     def say_json(self, value: Any) -> None:
-        self.say(json.dumps(value, ensure_ascii=False))
+        self.say(json.dumps(value, ensure_ascii=False, default=str))
 
 
 def me() -> str:
