@@ -61,10 +61,10 @@ class Bell:
         """To wait for, by ``select`` or ``poll``."""
         return self._reader
 
-    def ring(self, times: int = 1) -> None:
+    def ring(self) -> None:
         # So many bytes that nobody has read wake everybody anyway.
         with suppress(BlockingIOError):
-            os.write(self._writer, b"." * times)
+            os.write(self._writer, b".")
 
     def hear(self) -> None:
         """Take one ring, if nobody was faster."""
@@ -73,10 +73,9 @@ class Bell:
 
     def wait(self, timeout: float) -> bool:
         """Wait for a ring and take it; False: none came within ``timeout`` seconds."""
-        readable, _, _ = select.select([self._reader], [], [], timeout)
-        if readable:
+        if is_rung := bool(select.select([self._reader], [], [], timeout)[0]):
             self.hear()
-        return bool(readable)
+        return is_rung
 
 
 #: Made before the worker forks, like the board.

@@ -7,7 +7,6 @@ them at once, and who has had its turn waits a moment before the next one begins
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import tempfile
 import threading
@@ -32,17 +31,14 @@ class Lock:
     def acquire(self, block: bool = True) -> bool:
         try:
             fcntl.lockf(self._file, fcntl.LOCK_EX | (0 if block else fcntl.LOCK_NB))
-        except OSError as exc:
-            if exc.errno not in (errno.EACCES, errno.EAGAIN):
-                raise
+        except (BlockingIOError, PermissionError):
             return False
         return True
 
     def release(self) -> None:
         fcntl.lockf(self._file, fcntl.LOCK_UN)
 
-    def __enter__(self) -> None:
-        self.acquire()
+    __enter__ = acquire
 
     def __exit__(self, *exc: object) -> None:
         self.release()
