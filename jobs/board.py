@@ -19,19 +19,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-#: The node's id; then, on the machine's monotonic clock, its last beat, when the worker was told to stop, and when
-#: not to wait for its bodies any longer; whether a stock task waits for a process, whether somebody wants events, and
-#: how many claims in a row found nothing.
-_TIME, _BEAT, _STOP, _END, _STOCK, _EVENTS, _MISSES = struct.Struct("<d"), 16, 24, 32, 40, 41, 42
-
-#: The queues that the worker consumes: the number of their last change, their length as JSON, and the JSON.
-_QUEUES, _QUEUES_AT, _QUEUES_MOST = struct.Struct("<qq"), 48, 1 << 16
-_PIDS = _QUEUES_AT + _QUEUES.size + _QUEUES_MOST
+#: Where the queues that the worker consumes begin, as JSON, and how long that may be; then the processes of the slots.
+#: These stand side by side: to look who is there is one step.
+_QUEUES, _QUEUES_MOST = 72, 1 << 16
+_PIDS = _QUEUES + _QUEUES_MOST
 
 #: Phase, lease, token of the row, token of its claim, began, soft limit, hard limit, job; then what people read.
 _SLOT = struct.Struct("<qqqqddd16s")
-_TEXT, _TEXT_MOST = struct.Struct("<q"), 1000
-_SIZE = _SLOT.size + _TEXT.size + _TEXT_MOST
+_TEXT = struct.Struct("1000s")
+_SIZE = _SLOT.size + _TEXT.size
 
 #: A process waits; it claims, or is between two jobs; it has a job; it is in the body.
 IDLE, BUSY, NAMED, BODY = range(4)
@@ -39,7 +35,6 @@ IDLE, BUSY, NAMED, BODY = range(4)
 #: More processes and threads than one worker has. A slot is found by looking from a place of the process on.
 SLOTS = 1024
 
-#: The processes of the slots come first, side by side: to look who is there is one step.
 _HEADER = _PIDS + 8 * SLOTS
 
 #: Seconds of a batch's first job after which the others are given back, and of a claim after which it is renewed.
@@ -71,115 +66,106 @@ class Occupied:
     def has_job(self) -> bool:
         return self.phase >= NAMED
 
+    @property
+    def holds_up(self) -> bool:
+        """Whether something waits behind a body that takes long."""
+        return bool(self.has_job and self.batch and time.monotonic() - self.began > LONG)
+
+
+def _shared(kind: str, offset: int) -> Any:
+    """What stands at this place of the board's memory, written and read in one step."""
+    place = struct.Struct(kind)
+
+    def read(board: Board) -> Any:
+        return place.unpack_from(board._memory, offset)[0]
+
+    def write(board: Board, value: Any) -> None:
+        place.pack_into(board._memory, offset, value)
+
+    return property(read, write)
+
+
+def _since(at: float) -> float | None:
+    return time.monotonic() - at if at else None
+
 
 class Board:
+    _node = _shared("16s", 0)
+    #: On the machine's monotonic clock; 0: not yet.
+    _beat_at, _stop_at, _end_at = (_shared("d", offset) for offset in (16, 24, 32))
+    #: Whether a stock task waits for a process: one that is between two jobs offers itself.
+    stock_waits = _shared("?", 40)
+    #: Whether the worker sends Celery's events (``-E``).
+    wants_events = _shared("?", 41)
+    #: How many claims of this node found nothing since the last that found something, roughly.
+    misses = _shared("q", 48)
+    #: Changes with the queues, and is odd while they are written.
+    _queues_version, _queues_length = _shared("q", 56), _shared("q", 64)
+
+    #: Seconds since the node's last beat was written; 0 where nobody beats (outside of a worker).
+    silence = property(lambda board: _since(board._beat_at) or 0.0)
+    #: Seconds since the worker was told to stop; None if it was not. It outlives a companion that dies.
+    stopping_for = property(lambda board: _since(board._stop_at))
+    #: Seconds since the worker was told to stop at once, whatever it runs; None if it was not.
+    ending_for = property(lambda board: _since(board._end_at))
+
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, _HEADER + SLOTS * _SIZE)
         self._pids = memoryview(self._memory)[_PIDS:_HEADER].cast("q")
         self._lock = threading.Lock()
+        #: As this process has read them.
+        self._known_queues: list[str] = []
+        self._known_version = 0
 
     @property
     def node(self) -> uuid.UUID:
         """The id under which this worker claims; it changes when the node was declared dead."""
-        return uuid.UUID(bytes=self._memory[:16])
+        return uuid.UUID(bytes=self._node)
 
     @node.setter
     def node(self, value: uuid.UUID) -> None:
-        self._memory[:16] = value.bytes
+        self._node = value.bytes
 
     def about(self, action: str, **more: Any) -> dict[str, Any]:
         """The fields of a line about this worker (see ``jobs.logs``)."""
         return {"action": action, "node": str(self.node), **more}
 
     def note_beat(self) -> None:
-        _TIME.pack_into(self._memory, _BEAT, time.monotonic())
-
-    @property
-    def silence(self) -> float:
-        """Seconds since the node's last beat was written; 0 where nobody beats (outside of a worker)."""
-        return self._since(_BEAT) or 0.0
+        self._beat_at = time.monotonic()
 
     def note_stop(self) -> None:
-        if self.stopping_for is None:
-            _TIME.pack_into(self._memory, _STOP, time.monotonic())
-
-    @property
-    def stopping_for(self) -> float | None:
-        """Seconds since the worker was told to stop; None if it was not. It outlives a companion that dies."""
-        return self._since(_STOP)
+        self._stop_at = self._stop_at or time.monotonic()
 
     def note_end(self) -> None:
         self.note_stop()
-        if self.ending_for is None:
-            _TIME.pack_into(self._memory, _END, time.monotonic())
-
-    @property
-    def ending_for(self) -> float | None:
-        """Seconds since the worker was told to stop at once, whatever it runs; None if it was not."""
-        return self._since(_END)
-
-    def _since(self, offset: int) -> float | None:
-        (at,) = _TIME.unpack_from(self._memory, offset)
-        return time.monotonic() - at if at else None
-
-    @property
-    def stock_waits(self) -> bool:
-        """Whether a stock task waits for a process: one that is between two jobs offers itself."""
-        return bool(self._memory[_STOCK])
-
-    @stock_waits.setter
-    def stock_waits(self, value: bool) -> None:
-        self._memory[_STOCK] = value
-
-    @property
-    def wants_events(self) -> bool:
-        """Whether the worker sends Celery's events (``-E``)."""
-        return bool(self._memory[_EVENTS])
-
-    @wants_events.setter
-    def wants_events(self, value: bool) -> None:
-        self._memory[_EVENTS] = value
-
-    @property
-    def misses(self) -> int:
-        """How many claims of this node found nothing since the last that found something; up to 255, roughly."""
-        return self._memory[_MISSES]
-
-    @misses.setter
-    def misses(self, value: int) -> None:
-        self._memory[_MISSES] = min(value, 255)
-
-    @property
-    def queues_version(self) -> int:
-        return int(_QUEUES.unpack_from(self._memory, _QUEUES_AT)[0])
+        self._end_at = self._end_at or time.monotonic()
 
     @property
     def queues(self) -> list[str]:
         """The queues that the worker consumes."""
-        while True:
-            version, length = _QUEUES.unpack_from(self._memory, _QUEUES_AT)
-            start = _QUEUES_AT + _QUEUES.size
-            text = self._memory[start : start + length]
+        while (version := self._queues_version) != self._known_version:
+            text = self._memory[_QUEUES : _QUEUES + self._queues_length]
             # Race: the main process may be writing.
-            if version == self.queues_version and version % 2 == 0:
-                return list(json.loads(text or b"[]"))
-            time.sleep(0.001)
+            if version == self._queues_version and version % 2 == 0:
+                self._known_queues, self._known_version = json.loads(text), version
+            else:
+                time.sleep(0.001)
+        return self._known_queues
 
     @queues.setter
     def queues(self, names: list[str]) -> None:
         text = json.dumps(sorted(names)).encode()[:_QUEUES_MOST]
-        version, start = self.queues_version, _QUEUES_AT + _QUEUES.size
-        _QUEUES.pack_into(self._memory, _QUEUES_AT, version + 1, len(text))
-        self._memory[start : start + len(text)] = text
-        _QUEUES.pack_into(self._memory, _QUEUES_AT, version + 2, len(text))
+        self._queues_version += 1
+        self._queues_length = len(text)
+        self._memory[_QUEUES : _QUEUES + len(text)] = text
+        self._queues_version += 1
 
     def take(self) -> Slot:
         """A slot for this process, or for a thread of it. A dead process keeps its own until it was settled."""
         with self._lock:
             # Neighbours begin far from each other: between processes nothing guards this search.
-            start = 61 * os.getpid()
             for step in range(SLOTS):
-                index = (start + step) % SLOTS
+                index = (61 * os.getpid() + step) % SLOTS
                 if self._pids[index] == 0:
                     slot = Slot(self, index)
                     slot.rest(IDLE)
@@ -196,26 +182,23 @@ class Board:
         """The slots of all processes, also of those that wait."""
         return [self.read(index) for index, pid in enumerate(self._pids.tolist()) if pid]
 
+    def at_work(self) -> list[Occupied]:
+        """The slots of those that have jobs, or claim."""
+        return [slot for slot in self.occupied() if slot.phase != IDLE]
+
     def is_busy(self, pid: int) -> bool:
         """Whether the process has jobs."""
-        start = 61 * pid
         for step in range(16):
-            index = (start + step) % SLOTS
+            index = (61 * pid + step) % SLOTS
             if self._pids[index] == pid:
                 return bool(struct.unpack_from("<q", self._memory, _HEADER + index * _SIZE)[0] != IDLE)
         return False
 
-    def has_idle(self) -> bool:
-        """Whether a process waits for work."""
-        return any(slot.phase == IDLE for slot in self.occupied())
-
     def text(self, slot: Occupied) -> dict[str, Any]:
         """What the process says of its job, for people; empty if it has another one by now."""
-        start = _HEADER + slot.index * _SIZE + _SLOT.size
-        (length,) = _TEXT.unpack_from(self._memory, start)
-        text = self._memory[start + _TEXT.size : start + _TEXT.size + length]
+        [text] = _TEXT.unpack_from(self._memory, _HEADER + slot.index * _SIZE + _SLOT.size)
         try:
-            about: dict[str, Any] = json.loads(text)
+            about: dict[str, Any] = json.loads(text.rstrip(b"\0"))
         except ValueError:
             return {}
         return about if about.get("id") == str(slot.job) else {}
@@ -224,9 +207,9 @@ class Board:
         self._pids[slot.index] = 0
 
     def wipe(self) -> None:
-        self._memory[16:_QUEUES_AT] = bytes(_QUEUES_AT - 16)
-        for slot in self.occupied():
-            self.clear(slot)
+        """Forget all but the node and the queues."""
+        self._memory[16:56] = bytes(40)
+        self._memory[_PIDS:_HEADER] = bytes(_HEADER - _PIDS)
 
 
 class Slot:
@@ -254,10 +237,7 @@ class Slot:
         self.phase = NAMED
         self.soft_at = now + soft if soft else 0.0
         hard_at = now + hard if hard else 0.0
-        start = self._offset + _SLOT.size
-        text = text[:_TEXT_MOST]
-        _TEXT.pack_into(self._memory, start, len(text))
-        self._memory[start + _TEXT.size : start + _TEXT.size + len(text)] = text
+        _TEXT.pack_into(self._memory, self._offset + _SLOT.size, text)
         values = (NAMED, lease, token, batch, now, self.soft_at, hard_at, job.bytes)
         _SLOT.pack_into(self._memory, self._offset, *values)
 
@@ -284,13 +264,7 @@ class Slot:
 
 
 board = Board()
-
-
-def _after_fork() -> None:
-    board._lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=lambda: setattr(board, "_lock", threading.Lock()))
 
 
 def is_alive(pid: int) -> bool:
@@ -298,15 +272,11 @@ def is_alive(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             return stat.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         if os.path.exists("/proc/self/stat"):
             return False
-    except ProcessLookupError:
-        return False
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
+    except OSError as exc:
+        return isinstance(exc, PermissionError)
     return True

@@ -4,7 +4,7 @@ It is a process of its own because every other place stops beating at the wrong 
 event loop (``-P solo``, soft shutdown), a thread breaks the forks of the pool, a pool child has work to do.
 A supervisor, which does nothing else, starts it again when it dies alone. Both end when the worker's main
 process does: they read EOF from its pipe. The signals that stop a worker are sent to its whole group and are
-ignored here, so that a long warm shutdown is not taken for a death.
+ignored here, so that a long warm shutdown is not taken for a death. What all processes know is on the board.
 """
 
 from __future__ import annotations
@@ -29,12 +29,11 @@ from django.db import Error, connections
 from django.db.models.functions import Coalesce, Now
 
 from jobs import __version__, databases, instance, lifecycle, listener
-from jobs.board import BODY, IDLE, LONG, Board, Occupied, board, is_alive
+from jobs.board import BODY, IDLE, Occupied, board, is_alive
 from jobs.conf import conf
 from jobs.databases import SideDatabase
 from jobs.instance import NotAdopted
-from jobs.maintenance import rescue
-from jobs.maintenance.clock import Clock
+from jobs.maintenance import clock, rescue
 from jobs.maintenance.prune import Prune
 from jobs.maintenance.tally import Count
 from jobs.models import Node
@@ -46,79 +45,44 @@ logger = logging.getLogger("jobs")
 LOOK, IDLE_LOOK = 0.2, 0.5
 
 #: Tells the worker's main process that a dead process of its pool is not replaced. Nobody dies of it who knows it not.
-REPLACE = signal.SIGURG
+#: Then the seconds that it has for that by itself, and between two such signals.
+REPLACE, REPLACED_WITHIN = signal.SIGURG, 1.0
 
-#: Seconds that the main process has for that by itself, and between two such signals.
-REPLACED_WITHIN = 1.0
+#: Seconds of one round of pruning (the rest waits for the next round), and between two counts of what ended.
+PRUNE_BUDGET, COUNT_INTERVAL = 2.0, 20.0
 
-#: Seconds of one round of pruning; the rest waits for the next round.
-PRUNE_BUDGET = 2.0
-
-#: Seconds between two counts of what ended.
-COUNT_INTERVAL = 20.0
-
-#: Seconds to wait for the pool's processes to die after their parent did.
-LAST_WAIT = 5.0
+#: Seconds that a worker has to end by itself after it was told not to wait for its bodies any longer; to wait for the
+#: pool's processes to die after their parent did; for the rest of the main process's end.
+COLD_TIMEOUT, LAST_WAIT, LAST_ALARM = 10.0, 5.0, 5
 
 #: What the companion says when its node is in the database. Anything else is the reason why it is not.
 REGISTERED = b"1"
 
 
-#: Seconds that a worker has to end by itself after it was told not to wait for its bodies any longer.
-COLD_TIMEOUT = 10.0
-
-#: Seconds for the rest of the main process's end.
-LAST_ALARM = 5
-
-_handle: Companion | None = None
-
-
-def start(app: Any, queues: list[str], tasks: list[str], pool: str, concurrency: int) -> Companion:
-    """Fork the companion of this process, which is a worker; ``tell`` reaches it from now on."""
-    global _handle
-    _handle = Companion(app, board, queues, tasks, pool, concurrency)
-    _handle.start()
-    return _handle
-
-
-def tell(**note: Any) -> None:
-    """Hand a note to this process's companion, if it has one; safe in a signal handler, never blocks, never raises."""
-    if _handle is not None:
-        _handle.tell(note)
-
-
 class Companion:
-    """The worker's handle on its companion."""
+    """The handle of the worker's main process on its companion; without one (outside of a worker) it does nothing."""
 
-    def __init__(
-        self, app: Any, board: Board, queues: list[str], tasks: list[str], pool: str = "", concurrency: int = 0
-    ) -> None:
-        self.app = app
-        self.board = board
-        #: Read from the board from then on.
-        self.queues = queues
-        self.tasks = tasks
-        self.pool = pool
-        self.concurrency = concurrency
-        self._pid = 0
-        self._pipe = -1
-        self._ready = -1
-        self._main = os.getpid()
+    #: The supervisor; then to tell the companion something, and to hear that it is ready or why it ended (-1: it is not
+    #: this process's).
+    _pid, _pipe, _ready = 0, -1, -1
 
-    def start(self) -> None:
-        """Fork the supervisor. Call it before anything else in this process forks or holds a connection."""
-        self.board.node = uuid.uuid4()
-        self.board.wipe()
-        self.board.queues = self.queues
+    def start(self, queues: list[str], **node: Any) -> None:
+        """Fork the supervisor of a worker of which the node says this (columns of ``Node``).
+
+        Call it before anything else in this process forks or holds a connection.
+        """
+        board.node = uuid.uuid4()
+        board.wipe()
+        board.queues = queues
         connections.close_all()
+        main = os.getpid()
         pipe, self._pipe = os.pipe()
         self._ready, ready = os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
             try:
-                os.close(self._pipe)
-                os.close(self._ready)
-                _supervise(self, pipe, ready)
+                self._close_in_child()
+                _supervise(main, node, pipe, ready)
             finally:
                 os._exit(0)
         os.close(pipe)
@@ -135,8 +99,7 @@ class Companion:
         Raises:
             NotAdopted: the database is a copy of another one; the companion has ended.
         """
-        readable, _, _ = select.select([self._ready], [], [], timeout)
-        if not readable:
+        if not select.select([self._ready], [], [], timeout)[0]:
             return False
         if reason := self.last_words():
             raise NotAdopted(reason)
@@ -150,51 +113,6 @@ class Companion:
         except BlockingIOError:
             return ""
 
-    def tell(self, note: dict[str, Any]) -> None:
-        if os.getpid() != self._main or self._pipe < 0:
-            return
-        try:
-            os.write(self._pipe, json.dumps(note).encode() + b"\n")
-        except OSError:
-            logger.debug("the companion takes no note", exc_info=True, extra=self.board.about("note_lost"))
-
-    def stop(self) -> None:
-        """Let the companion end, and give it a moment to hand back and sign off."""
-        if os.getpid() != self._main or self._pipe < 0:
-            return
-        os.close(self._pipe)
-        self._pipe = -1
-        if any(slot.pid == self._main and slot.phase != IDLE for slot in self.board.occupied()):
-            # Threads in their bodies: they end with this process, and the companion gives their jobs back then.
-            return
-        deadline = time.monotonic() + LAST_WAIT + 2
-        while time.monotonic() < deadline:
-            try:
-                if os.waitpid(self._pid, os.WNOHANG)[0]:
-                    return
-            except ChildProcessError:
-                return
-            select.select([], [], [], 0.02)
-
-    def _end(self) -> None:
-        """At the end of the worker's main process, when all is handed back and signed off.
-
-        What follows is billiard's: it joins a pool process that was started during the stop, without a bound.
-        """
-        self.stop()
-        if os.getpid() == self._main:
-            signal.signal(signal.SIGALRM, lambda *args: os._exit(0))
-            signal.alarm(LAST_ALARM)
-
-    def _close_in_child(self) -> None:
-        if self._pipe >= 0 and os.getpid() != self._main:
-            try:
-                os.close(self._pipe)
-                os.close(self._ready)
-            except OSError:
-                pass
-            self._pipe = -1
-
     def is_alive(self) -> bool:
         """Whether the supervisor is there; asked by the worker's main process, its parent."""
         try:
@@ -202,8 +120,46 @@ class Companion:
         except ChildProcessError:
             return False
 
+    def revoke(self, what: str | dict[str, list[Any]], number: int | None) -> None:
+        """Have a job cancelled by its id, or jobs by their stamps; one that runs is ended by the signal ``number``.
 
-def _supervise(handle: Companion, pipe: int, ready: int) -> None:
+        It never blocks, and never raises.
+        """
+        if self._pipe >= 0:
+            try:
+                os.write(self._pipe, json.dumps([what, number]).encode() + b"\n")
+            except OSError:
+                logger.debug("the companion takes no note", exc_info=True, extra=board.about("note_lost"))
+
+    def _end(self) -> None:
+        """At the end of the worker's main process: give the companion a moment to hand back and sign off.
+
+        What follows is billiard's: it joins a pool process that was started during the stop, without a bound.
+        """
+        if self._pipe < 0:
+            return
+        os.close(self._pipe)
+        self._pipe = -1
+        # Threads in their bodies end with this process, and the companion gives their jobs back then.
+        if not any(slot.pid == os.getpid() for slot in board.at_work()):
+            deadline = time.monotonic() + LAST_WAIT + 2
+            while time.monotonic() < deadline and self.is_alive():
+                time.sleep(0.02)
+        signal.signal(signal.SIGALRM, lambda *args: os._exit(0))
+        signal.alarm(LAST_ALARM)
+
+    def _close_in_child(self) -> None:
+        if self._pipe >= 0:
+            with suppress(OSError):
+                os.close(self._pipe)
+                os.close(self._ready)
+            self._pipe = -1
+
+
+companion = Companion()
+
+
+def _supervise(main: int, node: dict[str, Any], pipe: int, ready: int) -> None:
     for name in ("SIGTERM", "SIGINT", "SIGQUIT", "SIGHUP", "SIGUSR1", "SIGUSR2"):
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -211,19 +167,19 @@ def _supervise(handle: Companion, pipe: int, ready: int) -> None:
         child = os.fork()
         if child == 0:
             try:
-                _Process(handle, pipe, ready).main()
+                _Process(main, node, pipe, ready).main()
             except NotAdopted as exc:
                 # At once: a database that is not ours is not even signed off from.
                 os.write(ready, str(exc).encode()[: select.PIPE_BUF])
                 os._exit(0)
             except BaseException:
-                logger.exception("the companion failed", extra=handle.board.about("companion_failed"))
+                logger.exception("the companion failed", extra=board.about("companion_failed"))
                 os._exit(1)
             os._exit(0)
         _, status = os.waitpid(child, 0)
         if status == 0:
             return
-        logger.error("the companion died and is started again", extra=handle.board.about("companion_restarted"))
+        logger.error("the companion died and is started again", extra=board.about("companion_restarted"))
         # EOF means that the worker is gone as well; a new companion then only signs off.
         select.select([pipe], [], [], 0.5)
 
@@ -236,20 +192,17 @@ class _Process:
     each database hears rings.
     """
 
-    def __init__(self, handle: Companion, pipe: int, ready: int) -> None:
-        self.handle = handle
-        self.board = handle.board
-        self.pipe = pipe
-        self.ready = ready
-        self.side = SideDatabase()
-        self.own = rescue.OwnJobs(self.board, handle._main)
-        self.registered = False
-        #: The worker consumes from others than the node's row says, or stops.
-        self._is_other = self.board.stopping_for is not None
+    def __init__(self, main: int, node: dict[str, Any], pipe: int, ready: int) -> None:
+        self._main, self._node, self._pipe, self._ready = main, node, pipe, ready
+        self._side = SideDatabase()
+        self._own = rescue.OwnJobs(main)
+        self._registered = False
+        #: What the node's row says of its queues, and of its stop.
+        self._said: tuple[list[str], bool] | None = None
         self._unread = b""
         #: What to cancel, by id or by stamps, and the signal that ends its process.
-        self._revoked: SimpleQueue[tuple[uuid.UUID | dict[str, list[Any]], int | None]] = SimpleQueue()
-        self._is_prefork = handle.pool == "prefork"
+        self._revoked: SimpleQueue[tuple[str | dict[str, list[Any]], int | None]] = SimpleQueue()
+        self._is_prefork = node["pool"] == "prefork"
         #: The pool's processes, and until when their parent has time to replace each that dies.
         self._processes: dict[int, float] = {}
         self._last_look = time.monotonic()
@@ -266,22 +219,17 @@ class _Process:
         listeners = [listener.listener_of(alias, self._stopping) for alias in conf().DATABASES]
         for thread in [*threads, *filter(None, listeners)]:
             thread.start()
-        threading.Thread(target=self._guard, name="jobs-guard", daemon=True).start()
         next_beat = 0.0
-        while self._listen(LOOK if self.board.stopping_for is not None else min(1.0, next_beat - time.monotonic())):
+        while self._listen(min(1.0, next_beat - time.monotonic())):
             self._last_look = time.monotonic()
-            # Before the beat, which may hang: this needs no database.
-            if self._is_overdue():
-                self._give_up()
             if time.monotonic() >= next_beat:
                 # A beat that failed is repeated soon: nothing is claimed here as long as the node is silent.
                 pause = conf().HEARTBEAT if self._try(self._beat) else min(1.0, conf().HEARTBEAT)
                 next_beat = time.monotonic() + pause
             if not all(thread.is_alive() for thread in threads):
                 raise RuntimeError("a thread of the companion ended")
-        self._stopping.set()
-        self._admitted.set()
-        self._fell.set()
+        for event in (self._stopping, self._admitted, self._fell):
+            event.set()
         for thread in threads:
             thread.join(LAST_WAIT)
         self._sign_off()
@@ -290,60 +238,133 @@ class _Process:
 
     def _listen(self, timeout: float) -> bool:
         """Wait for notes or the timeout; False: the worker's main process is gone."""
-        readable, _, _ = select.select([self.pipe], [], [], max(0.0, timeout))
-        if not readable:
+        if not select.select([self._pipe], [], [], max(0.0, timeout))[0]:
             return True
-        data = os.read(self.pipe, 65536)
-        self._unread += data
-        *lines, self._unread = self._unread.split(b"\n")
+        data = os.read(self._pipe, 65536)
+        *lines, self._unread = (self._unread + data).split(b"\n")
         for line in lines:
-            note = json.loads(line)
-            # These need no database, and have to be known before the death that they announce is seen.
-            if "stopping" in note:
-                self.board.note_stop()
-                self._is_other = True
-            elif "ending" in note:
-                self.board.note_end()
-                self._is_other = True
-            elif "queues" in note:
-                self._is_other = True
-            elif "revoked" in note:
-                key = uuid.UUID(note["revoked"])
-                if note["signal"] is not None:
-                    self._terminate(key, note["signal"])
-                self._revoked.put((key, note["signal"]))
-                self._fell.set()
-            elif "stamps" in note:
-                self._revoked.put((note["stamps"], note["signal"]))
-                self._fell.set()
+            what, number = json.loads(line)
+            if isinstance(what, str) and number is not None:
+                # At once: this needs no database.
+                self._terminate(uuid.UUID(what), number)
+            self._revoked.put((what, number))
+            self._fell.set()
         return bool(data)
 
     def _terminate(self, key: uuid.UUID, number: int) -> None:
         """``revoke(terminate=True)``: end the process that runs the job, and with it the job."""
-        for slot in self.board.occupied():
+        for slot in board.occupied():
             if slot.has_job and slot.job == key and self._is_prefork:
-                self._end_run(slot, "revoked", "revoked at the worker", number)
+                self._end_run(slot, "Revoked", "revoked at the worker", number)
 
-    def _end_run(self, slot: Occupied, why: str, text: str, number: int = signal.SIGKILL) -> None:
+    def _end_run(self, slot: Occupied, kind: str, text: str, number: int = signal.SIGKILL) -> None:
         # Race: the process may have another job by now.
-        now = self.board.read(slot.index)
+        now = board.read(slot.index)
         if (now.pid, now.job, now.lease) == (slot.pid, slot.job, slot.lease):
-            self.own.expect_end(slot, why, text)
+            self._own.expect_end(slot, kind, text)
             with suppress(ProcessLookupError):
                 os.kill(slot.pid, number)
 
+    def _beat(self) -> None:
+        if not self._registered:
+            self._register()
+        elif not rescue.beat(self._side, board.node):
+            # Somebody declared this node dead: under the old id it may neither claim nor settle again.
+            board.node = uuid.uuid4()
+            self._register()
+        board.note_beat()
+        says = queues, is_stopping = board.queues, board.stopping_for is not None
+        if says != self._said:
+            stopping_at = Coalesce("stopping_at", Now()) if is_stopping else None
+            for alias in conf().DATABASES:
+                Node.objects.using(alias).filter(pk=board.node).update(queues=queues, stopping_at=stopping_at)
+            self._said = says
+
+    def _admit(self) -> None:
+        instance.check_all()
+        self._admitted.set()
+
+    def _register(self) -> None:
+        self._said = None
+        self._admit()
+        row = {**self._node, "hostname": socket.gethostname(), "pid": self._main, "version": __version__}
+        for alias in conf().DATABASES:
+            Node.objects.using(alias).get_or_create(pk=board.node, defaults={**row, "queues": board.queues})
+        if not rescue.beat(self._side, board.node):
+            rescue.first_beat(self._side, board.node)
+        self._registered = True
+        logger.info("node %s is up", board.node, extra=board.about("node_up"))
+        os.write(self._ready, REGISTERED)
+
+    def _sign_off(self) -> None:
+        if not self._registered and not self._try(self._admit):
+            return
+        deadline = time.monotonic() + LAST_WAIT
+        while any(is_alive(slot.pid) for slot in board.at_work()):
+            if time.monotonic() > deadline:
+                # Bodies outlive their parent: nobody may run their jobs yet. Rescue waits for the beat to stand still.
+                return
+            time.sleep(0.02)
+        is_stopping = board.stopping_for is not None
+        if is_stopping:
+            self._try(self._own.hand_back_all)
+        # Without a word that it stops its main process was killed.
+        self._try(lambda: rescue.bury(board.node, by_itself=is_stopping))
+        for alias in conf().DATABASES:
+            self._try(partial(rescue.give_back_all, alias))
+        self._try(lambda: rescue.delete_beat(self._side, board.node))
+
+    # The thread that watches: time limits are kept while a beat hangs, behind a dead link, or on SQLite behind a body
+
+    def _watch(self) -> None:
+        pause, woke = LOOK, time.monotonic()
+        while not self._stopping.wait(pause):
+            slots = board.occupied()
+            pause = LOOK if any(slot.phase != IDLE for slot in slots) else IDLE_LOOK
+            self._give_up()
+            if self._is_prefork:
+                self._enforce_limits(slots)
+                self._have_replaced(slots)
+            if any(slot.is_dead or slot.holds_up for slot in slots):
+                self._fell.set()
+            was_paused, woke = time.monotonic() - woke > LAST_WAIT, time.monotonic()
+            if was_paused:
+                # This very process was, or its machine: nothing hangs.
+                self._last_look = woke
+            elif woke - self._last_look > 2 * conf().DEAD_AFTER:
+                # A beat that hangs on a dead link would hang for hours: start again, with new connections.
+                logger.error("the heartbeat hangs: the companion starts again", extra=board.about("companion_hangs"))
+                os._exit(1)
+
+    def _give_up(self) -> None:
+        """The bodies end when the time to stop is over, and ``settle_dead`` gives their jobs back; then the worker.
+
+        In a cold stop Celery's main process joins its pool in a signal handler, for as long as a process shrugs off
+        its SIGTERM or waits to be read.
+        """
+        timeout, stopping_for = conf().STOP_TIMEOUT, board.stopping_for
+        if timeout is not None and stopping_for is not None and stopping_for > timeout:
+            board.note_end()
+        elif (board.ending_for or 0.0) <= COLD_TIMEOUT:
+            return
+        pids = {slot.pid for slot in board.at_work()}
+        if (board.ending_for or 0.0) > COLD_TIMEOUT:
+            logger.error("the worker does not end: it is killed", extra=board.about("stop_forced"))
+            pids.add(self._main)
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
     def _enforce_limits(self, slots: list[Occupied]) -> None:
-        """Time limits are the companion's: no event loop has to be alive for them."""
         now = time.monotonic()
         for slot in slots:
             if not slot.has_job:
                 continue
             if 0 < slot.hard_at < now and not slot.is_dead:
                 limit = round(slot.hard_at - slot.began, 3)
-                task = self.board.text(slot).get("name")
-                about = self.board.about("timed_out", job=str(slot.job), task=task)
+                about = board.about("timed_out", job=str(slot.job), task=board.text(slot).get("name"))
                 logger.error("the job %s ran longer than its hard time limit of %s s", slot.job, limit, extra=about)
-                self._end_run(slot, "timed_out", f"TimeLimitExceeded({limit:g})")
+                self._end_run(slot, "TimeLimitExceeded", f"TimeLimitExceeded({limit:g})")
             elif 0 < slot.soft_at < now and slot.phase == BODY:
                 # Again and again: the process takes it once, and only in the body.
                 with suppress(ProcessLookupError):
@@ -362,139 +383,23 @@ class _Process:
             elif ask_at < now:
                 self._processes[pid] = now + REPLACED_WITHIN
                 with suppress(ProcessLookupError):
-                    os.kill(self.handle._main, REPLACE)
-
-    def _holds_up(self, slot: Occupied) -> bool:
-        """Whether something waits behind a body that takes long."""
-        return bool(slot.has_job and slot.batch and time.monotonic() - slot.began > LONG)
-
-    def _is_overdue(self) -> bool:
-        """Whether what still runs has to give up."""
-        timeout, stopping_for, ending_for = conf().STOP_TIMEOUT, self.board.stopping_for, self.board.ending_for
-        if timeout is not None and stopping_for is not None and stopping_for > timeout:
-            return True
-        return ending_for is not None and ending_for > COLD_TIMEOUT
-
-    def _give_up(self) -> None:
-        """The bodies end now, and ``settle_dead`` gives their jobs back; then the worker itself ends, willing or not.
-
-        In a cold stop Celery's main process joins its pool in a signal handler, for as long as a process shrugs off
-        its SIGTERM or waits to be read.
-        """
-        self.board.note_end()
-        pids = {slot.pid for slot in self.board.occupied() if slot.phase != IDLE}
-        if (self.board.ending_for or 0.0) > COLD_TIMEOUT:
-            logger.error("the worker does not end: it is killed", extra=self.board.about("stop_forced"))
-            pids.add(self.handle._main)
-        for pid in pids:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-
-    def _guard(self) -> None:
-        """A beat that hangs on a dead link would hang for hours: start again, with new connections."""
-        woke = time.monotonic()
-        while not self._stopping.wait(1.0):
-            # Not if this very process was paused: then nothing hangs.
-            was_paused, woke = time.monotonic() - woke > LAST_WAIT, time.monotonic()
-            if not was_paused and time.monotonic() - self._last_look > 2 * conf().DEAD_AFTER:
-                logger.error(
-                    "the heartbeat hangs: the companion starts again", extra=self.board.about("companion_hangs")
-                )
-                os._exit(1)
-
-    def _beat(self) -> bool:
-        if not self.registered:
-            self._register()
-        elif not rescue.beat(self.side, self.board.node):
-            # Somebody declared this node dead: under the old id it may neither claim nor settle again.
-            self.board.node = uuid.uuid4()
-            self._register()
-            self._is_other = True
-        self.board.note_beat()
-        if self._is_other:
-            stopping_at = None if self.board.stopping_for is None else Coalesce("stopping_at", Now())
-            for alias in conf().DATABASES:
-                node = Node.objects.using(alias).filter(pk=self.board.node)
-                node.update(queues=self.board.queues, stopping_at=stopping_at)
-            self._is_other = False
-        return True
-
-    def _admit(self) -> bool:
-        instance.check_all()
-        self._admitted.set()
-        return True
-
-    def _register(self) -> None:
-        node_id = self.board.node
-        self._admit()
-        for alias in conf().DATABASES:
-            Node.objects.using(alias).get_or_create(
-                pk=node_id,
-                defaults={
-                    "hostname": socket.gethostname(),
-                    "pid": self.handle._main,
-                    "queues": self.board.queues,
-                    "tasks": self.handle.tasks,
-                    "version": __version__,
-                    "pool": self.handle.pool,
-                    "concurrency": self.handle.concurrency,
-                },
-            )
-        if not rescue.beat(self.side, node_id):
-            rescue.first_beat(self.side, node_id)
-        self.registered = True
-        logger.info("node %s is up", node_id, extra=self.board.about("node_up"))
-        os.write(self.ready, REGISTERED)
-
-    def _sign_off(self) -> None:
-        if not self.registered and not self._try(self._admit):
-            return
-        deadline = time.monotonic() + LAST_WAIT
-        while time.monotonic() < deadline and self._runs():
-            select.select([], [], [], 0.02)
-        if self._runs():
-            # Bodies outlive their parent: nobody may run their jobs yet. Rescue waits for the beat to stand still.
-            return
-        if self.board.stopping_for is not None:
-            self._try(self.own.hand_back_all)
-        # Without a word that it stops its main process was killed.
-        self._try(lambda: rescue.bury(self.board.node, by_itself=self.board.stopping_for is not None))
-        for alias in conf().DATABASES:
-            self._try(partial(rescue.give_back_all, alias))
-        self._try(lambda: rescue.delete_beat(self.side, self.board.node))
-
-    def _runs(self) -> bool:
-        return any(slot.phase != IDLE and is_alive(slot.pid) for slot in self.board.occupied())
+                    os.kill(self._main, REPLACE)
 
     # The others
 
-    def _watch(self) -> None:
-        """A beat may hang: behind a dead link, or on SQLite behind a long body. Time limits are kept all the same."""
-        pause = LOOK
-        while not self._stopping.wait(pause):
-            slots = self.board.occupied()
-            pause = LOOK if any(slot.phase != IDLE for slot in slots) else IDLE_LOOK
-            if self._is_prefork:
-                self._enforce_limits(slots)
-                self._have_replaced(slots)
-            if any(slot.is_dead or self._holds_up(slot) for slot in slots):
-                self._fell.set()
-
     def _rescue(self) -> None:
-        watch = rescue.Rescue(SideDatabase(), lambda: self.board.node)
+        watch = rescue.Rescue(SideDatabase(), lambda: board.node)
         next_watch = 0.0
         self._admitted.wait()
         while not self._stopping.is_set():
             self._fell.clear()
             self._try(self._revoke)
-            self._try(self.own.settle_dead)
-            self._try(self.own.give_back_waiting)
+            self._try(self._own.settle_dead)
+            self._try(self._own.give_back_waiting)
             if time.monotonic() >= next_watch:
                 next_watch = time.monotonic() + conf().HEARTBEAT
-                if self.registered:
-                    self._try(self.own.hand_back_orphans)
+                if self._registered:
+                    self._try(self._own.hand_back_orphans)
                 self._try(watch.run_once)
             self._fell.wait(max(0.0, next_watch - time.monotonic()))
 
@@ -505,7 +410,7 @@ class _Process:
             what, number = self._revoked.get()
             try:
                 for alias in conf().DATABASES:
-                    for key in lifecycle.stamped(alias, what) if isinstance(what, dict) else [what]:
+                    for key in lifecycle.stamped(alias, what) if isinstance(what, dict) else [uuid.UUID(what)]:
                         # Race: the run may go back to wait between the first two.
                         cancel = partial(lifecycle.cancel, key, alias, *why)
                         asked = cancel() or lifecycle.ask_to_end(key, alias, *why) or cancel()
@@ -516,28 +421,28 @@ class _Process:
                 raise
 
     def _clock(self) -> None:
-        tick = Clock()
         self._admitted.wait()
         while not self._stopping.is_set():
-            self._try(tick.run_once)
+            self._try(clock.tick)
             self._stopping.wait(conf().POLL_INTERVAL)
 
     def _tidy(self) -> None:
-        prune, count = Prune(SideDatabase(), lambda: self.board.node), Count(lambda: self.board.node)
+        prune, count = Prune(SideDatabase(), lambda: board.node), Count(lambda: board.node)
         next_prune = next_count = 0.0
         self._admitted.wait()
         while not self._stopping.wait(max(1.0, min(next_prune, next_count) - time.monotonic())):
             if time.monotonic() >= next_prune:
                 next_prune = time.monotonic() + conf().PRUNE_INTERVAL
                 self._try(lambda: prune.run_once(budget=PRUNE_BUDGET))
-            if self.registered and time.monotonic() >= next_count:
+            if self._registered and time.monotonic() >= next_count:
                 next_count = time.monotonic() + COUNT_INTERVAL
                 self._try(count.run_once)
 
-    def _try(self, action: Callable[[], Any]) -> Any:
-        """Nothing that goes wrong in one tick stops the next."""
+    def _try(self, action: Callable[[], Any]) -> bool:
+        """Nothing that goes wrong in one tick stops the next; whether nothing did."""
         try:
-            return action()
+            action()
+            return True
         except NotAdopted:
             raise
         except Error as exc:
@@ -545,5 +450,5 @@ class _Process:
             for alias in conf().DATABASES:
                 databases.drop(alias)
         except Exception:
-            logger.exception("the companion goes on after an error", extra=self.board.about("companion_error"))
-        return None
+            logger.exception("the companion goes on after an error", extra=board.about("companion_error"))
+        return False

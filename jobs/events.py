@@ -19,9 +19,6 @@ from celery.utils.saferepr import saferepr
 from jobs.board import board
 from jobs.models import Job
 
-#: A write of so many bytes is all or nothing, whoever writes beside it (PIPE_BUF).
-MOST = select.PIPE_BUF
-
 _reader, _writer = os.pipe()
 os.set_blocking(_reader, False)
 os.set_blocking(_writer, False)
@@ -55,28 +52,26 @@ def send_outcome(made: dict[str, Any], outcome: Any, runtime: float) -> None:
 
 def _write(kind: str, fields: dict[str, Any]) -> None:
     line = json.dumps({"type": kind, "timestamp": time.time(), **fields}).encode() + b"\n"
-    if len(line) <= MOST:
+    # All or nothing, whoever writes beside it.
+    if len(line) <= select.PIPE_BUF:
         with contextlib.suppress(BlockingIOError):
             os.write(_writer, line)
 
 
-class Forwarder:
-    """In the worker's main process: hands what the processes wrote to Celery's dispatcher."""
+_rest = b""
 
-    def __init__(self, dispatcher: Any) -> None:
-        self._dispatcher = dispatcher
-        self._rest = b""
 
-    def forward(self) -> None:
-        groups = getattr(self._dispatcher, "groups", None)
-        # Without -E the dispatcher sends heartbeats, and drops what it is told of tasks.
-        is_wanted = not groups or "task" in groups
-        board.wants_events = bool(self._dispatcher and self._dispatcher.enabled and is_wanted)
-        if not board.wants_events:
-            return
-        with contextlib.suppress(BlockingIOError):
-            while data := os.read(_reader, 1 << 16):
-                *lines, self._rest = (self._rest + data).split(b"\n")
-                for line in lines:
-                    fields = json.loads(line)
-                    self._dispatcher.send(fields.pop("type"), **fields)
+def forward(dispatcher: Any) -> None:
+    """In the worker's main process: hand what the processes wrote to Celery's dispatcher."""
+    global _rest
+    groups = getattr(dispatcher, "groups", None)
+    # Without -E the dispatcher sends heartbeats, and drops what it is told of tasks.
+    board.wants_events = bool(dispatcher and dispatcher.enabled and (not groups or "task" in groups))
+    if not board.wants_events:
+        return
+    with contextlib.suppress(BlockingIOError):
+        while data := os.read(_reader, 1 << 16):
+            *lines, _rest = (_rest + data).split(b"\n")
+            for line in lines:
+                fields = json.loads(line)
+                dispatcher.send(fields.pop("type"), **fields)

@@ -12,7 +12,7 @@ from typing import Any
 from django.db import Error, connections
 
 from jobs import databases
-from jobs.board import board
+from jobs.board import IDLE, board
 from jobs.maintenance import clock
 from jobs.ring import CHANNEL, bell
 
@@ -84,7 +84,7 @@ def _heard(connection: Any) -> set[str]:
 
 def _look(alias: str) -> None:
     try:
-        if board.has_idle() and clock.has_ready(alias, board.queues):
+        if any(slot.phase == IDLE for slot in board.occupied()) and clock.has_ready(alias, board.queues):
             bell.ring()
     except Error:
         databases.drop(alias)

@@ -8,10 +8,8 @@ billiard here: ``Worker._make_child_methods`` and ``wait_for_job``, ``AsynPool``
 from __future__ import annotations
 
 import select
-import signal
 import sys
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import billiard.pool
@@ -29,15 +27,6 @@ OFFER = 50
 
 #: A process offers itself to the main process, whose event loop looks for one.
 offers = Bell()
-
-#: The app and the hostname of the worker, for its processes.
-_worker: tuple[Any, str] | None = None
-
-
-def install(worker: Any) -> None:
-    """Let this worker run jobs in the processes of its pool. Call it before the pool is made."""
-    global _worker
-    _worker = (worker.app, worker.hostname)
 
 
 class _Claiming:
@@ -57,20 +46,18 @@ class _Claiming:
         both.register(pipe.fileno(), select.POLLIN)
         both.register(bell.fileno(), select.POLLIN)
         runner: Runner | None = None
-        take_stock: Callable[[], None] = lambda: None  # noqa: E731
 
         def wait_for_job() -> Any:
-            nonlocal runner, take_stock
+            nonlocal runner
             if runner is None:
                 # Not before: the process has set its signals by now.
-                assert _worker is not None
-                runner = Runner(
-                    *_worker, lambda: bool(poll.poll(0)), most=worker.maxtasks, memory=worker.max_memory_per_child
-                )
-                take_stock = runner.catch_soft_limits(signal.getsignal(signal.SIGUSR1))
-            runner.leave_stock()
+                app, hostname = worker.initargs
+                is_wanted = lambda: bool(poll.poll(0))  # noqa: E731
+                runner = Runner(app, hostname, is_wanted, worker.maxtasks or 0, worker.max_memory_per_child or 0)
+                runner.catch_soft_limits()
+            runner.in_stock = False
             _run_jobs(runner, poll, both, worker._shutdown)
-            take_stock()
+            runner.in_stock = True
             return receive()
 
         worker.wait_for_job = wait_for_job
@@ -82,14 +69,13 @@ class _Claiming:
         try:
             if not worker.inq._reader.poll(1.0 if board.stopping_for is not None else 0):
                 return None
-            request = billiard.pool.pickle_loads(worker.inq._reader.recv_bytes())
+            if (request := billiard.pool.pickle_loads(worker.inq._reader.recv_bytes())) is not None:
+                return request
         except EOFError:
-            sys.exit(EX_FAILURE)
+            pass
         finally:
             worker.inq._rlock.release()
-        if request is None:
-            sys.exit(EX_FAILURE)
-        return request
+        sys.exit(EX_FAILURE)
 
 
 def _run_jobs(runner: Runner, poll: select.poll, both: select.poll, shutdown: Any) -> None:
@@ -191,6 +177,7 @@ class BlockingPool(billiard.pool.Pool):
     """
 
     Worker = _BlockingWorker
+    maintain_without_hub = billiard.pool.Pool.maintain_pool
 
     def _setup_queues(self) -> None:
         super()._setup_queues()
@@ -206,31 +193,18 @@ class TaskPool(prefork.TaskPool):
     BlockingPool = BlockingPool
 
 
-class Threads:
+def threads(app: Any, hostname: str, count: int) -> list[threading.Thread]:
     """Threads of our own that run jobs, beside a pool without processes (``-P threads``, ``-P solo``)."""
+    names = [f"jobs-{number}" for number in range(count)]
+    return [threading.Thread(target=_run_in_thread, args=(app, hostname), name=name, daemon=True) for name in names]
 
-    def __init__(self, app: Any, hostname: str, count: int) -> None:
-        self._threads = [
-            threading.Thread(target=self._run, args=(app, hostname), name=f"jobs-{number}", daemon=True)
-            for number in range(count)
-        ]
 
-    def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
-
-    def join(self) -> None:
-        """Wait for the bodies that run."""
-        for thread in self._threads:
-            if thread.ident is not None:
-                thread.join()
-
-    def _run(self, app: Any, hostname: str) -> None:
-        runner = Runner(app, hostname)
-        try:
-            while board.stopping_for is None:
-                if not runner.run_batch():
-                    bell.wait(0.5)
-        finally:
-            runner.slot.free()
-            connections.close_all()
+def _run_in_thread(app: Any, hostname: str) -> None:
+    runner = Runner(app, hostname)
+    try:
+        while board.stopping_for is None:
+            if not runner.run_batch():
+                bell.wait(0.5)
+    finally:
+        runner.slot.free()
+        connections.close_all()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import random
 import signal
 import sys
-import threading
 import time
+import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -33,27 +32,19 @@ from jobs.syncpoints import reach
 
 logger = logging.getLogger("jobs")
 
-#: Seconds that a claim is expected to take to run: nobody waits longer behind its first jobs.
-BATCH_TIME = 0.05
+#: Seconds that a claim is expected to take to run: nobody waits longer behind its first jobs. It is known by a task's
+#: moving mean, in which the last run has this weight.
+BATCH_TIME, WEIGHT = 0.05, 0.2
 
-#: The weight of the last run in a task's moving mean.
-WEIGHT = 0.2
-
-#: Seconds until a job is tried again whose task nobody here knows; doubled up to the second.
-UNKNOWN_PAUSES = (5.0, 60.0)
-
-#: How many rows of an unknown task are put behind the others by one statement.
-UNKNOWN_BATCH = 1000
+#: Seconds until a job is tried again whose task nobody here knows, doubled up to the second; and how many such rows are
+#: put behind the others by one statement.
+UNKNOWN_PAUSES, UNKNOWN_BATCH = (5.0, 60.0), 1000
 
 #: As long as another worker knows it: so few, and for so many seconds, that this one gets its share of them.
 SHARED_BATCH, SHARED_PAUSE = 10, 1.0
 
-#: Seconds to wait for a ring, at the most.
-LONGEST_WAIT = 30.0
-
-#: Seconds between two attempts to reach a database that is away.
-AWAY_PAUSES = (0.1, 1.0)
-
+#: Seconds to wait for a ring, at the most; and between two attempts to reach a database that is away.
+LONGEST_WAIT, AWAY_PAUSES = 30.0, (0.1, 1.0)
 
 #: Of the worker (``--time-limit``, ``--soft-time-limit``), for tasks that have none: hard and soft, in seconds.
 default_limits: tuple[float | None, float | None] = (None, None)
@@ -63,28 +54,23 @@ class Runner:
     """
     Parameters:
         is_wanted: whether a stock task waits for this very process.
-        most: end the process after so many jobs (``worker_max_tasks_per_child``).
+        most: end the process after so many jobs (``worker_max_tasks_per_child``); 0: never.
         memory: end the process when it holds more kilobytes than that (``worker_max_memory_per_child``).
     """
 
     def __init__(
-        self,
-        app: Any,
-        hostname: str,
-        is_wanted: Callable[[], bool] = lambda: False,
-        most: int | None = None,
-        memory: int | None = None,
+        self, app: Any, hostname: str, is_wanted: Callable[[], bool] = lambda: False, most: int = 0, memory: int = 0
     ) -> None:
         self.app = app
         self.hostname = hostname
         self.slot = board.take()
+        #: This process has a stock task.
+        self.in_stock = False
         self._is_wanted = is_wanted
         self._most = most
         self._memory = memory
         self._done = 0
         self._claimer = Claimer()
-        self._queues: list[str] = []
-        self._queues_version = -1
         self._turn = random.randrange(1 << 16)
         #: For each task, how many seconds a run takes.
         self._means: dict[str, float] = {}
@@ -98,7 +84,9 @@ class Runner:
 
     def run_batch(self) -> bool:
         """Claim and run; False: there is nothing to do, or it may not be done."""
-        if not self._may_claim():
+        # A node that could not beat for half of the time after which it is dead claims nothing: others may be about to
+        # call it dead.
+        if board.stopping_for is not None or board.silence > conf().DEAD_AFTER / 2:
             return False
         self.slot.rest(BUSY)
         self._settle_left()
@@ -117,21 +105,14 @@ class Runner:
         self._recycle()
         return True
 
-    def _may_claim(self) -> bool:
-        # A node that could not beat for half of the time after which it is dead claims nothing: others may be about to
-        # call it dead.
-        return board.stopping_for is None and board.silence <= conf().DEAD_AFTER / 2
-
     def _claim(self) -> list[Job]:
         """Queue by queue in turn, so that none starves."""
-        if (version := board.queues_version) != self._queues_version:
-            self._queues, self._queues_version = board.queues, version
-        places = [(alias, queue) for alias in conf().DATABASES for queue in self._queues]
+        places = [(alias, queue) for alias in conf().DATABASES for queue in board.queues]
         reach("before_claim")
         self._asked = max(size for size in claims.SIZES if size <= min(self._next, conf().CLAIM_BATCH))
         for step in range(len(places)):
             using, queue = places[(self._turn + step) % len(places)]
-            if self._is_away(using):
+            if time.monotonic() < self._away.get(using, (0.0, 0.0))[1]:
                 continue
             # On the board before the claim: whose process dies in it is given back at once, and counts nothing.
             token = claims.new_token()
@@ -147,15 +128,12 @@ class Runner:
                 return jobs
         return []
 
-    def _is_away(self, using: str) -> bool:
-        return time.monotonic() < self._away.get(using, (0.0, 0.0))[1]
-
     def _note_away(self, using: str, exc: Error) -> None:
         """A database cannot be reached: leave it alone for a moment, and go on with the others."""
         databases.complain(exc, using)
         databases.drop(using)
-        pause, _ = self._away.get(using, (0.0, 0.0))
-        pause = min(AWAY_PAUSES[1], max(AWAY_PAUSES[0], 2 * pause))
+        before, _ = self._away.get(using, (0.0, 0.0))
+        pause = min(AWAY_PAUSES[1], max(AWAY_PAUSES[0], 2 * before))
         self._away[using] = (pause, time.monotonic() + pause)
 
     def _run_all(self, jobs: list[Job]) -> None:
@@ -164,7 +142,7 @@ class Runner:
         used = 0.0
         for index, job in enumerate(jobs):
             waiting = jobs[index + 1 :]
-            if index and self._must_stop():
+            if index and (board.stopping_for is not None or board.stock_waits or self._is_wanted()):
                 self._give_back(job, batch)
                 return
             task = self.app.tasks.get(job.task)
@@ -174,7 +152,7 @@ class Runner:
             mean = self._means.get(job.task)
             if waiting and (mean is None or used + mean > BATCH_TIME):
                 # Of unknown length, or longer than thought: nobody waits behind it.
-                self._give_back(job, batch, begun=job)
+                self._give_back(job, batch, begun=job.pk)
                 waiting = []
             used += mean or 0.0
             self._run(task, job, batch if waiting else 0, claimed_at)
@@ -182,13 +160,10 @@ class Runner:
             if not waiting:
                 return
 
-    def _must_stop(self) -> bool:
-        return board.stopping_for is not None or board.stock_waits or self._is_wanted()
-
-    def _give_back(self, job: Job, batch: int, begun: Job | None = None) -> None:
+    def _give_back(self, job: Job, batch: int, begun: uuid.UUID | None = None) -> None:
         """The rest of a claim waits again, for whoever is free. Without a database the companion does it later."""
         with suppress(Error):
-            lifecycle.give_back(str(job._state.db), board.node, batch, None if begun is None else begun.pk)
+            lifecycle.give_back(str(job._state.db), board.node, batch, begun)
             if board.stopping_for is None:
                 bell.ring()
 
@@ -220,10 +195,6 @@ class Runner:
         self._done += 1
         self._learn(job.task, time.monotonic() - began, error)
 
-    def run(self, task: Any, job: Job) -> Any:
-        """Run one claimed job by itself; returns what Celery's tracer says of it."""
-        return self._trace(task, job, self._name(task, job, 0))
-
     def _name(self, task: Any, job: Job, batch: int) -> dict[str, Any]:
         """Say on the board what is run, and until when; returns the request.
 
@@ -235,8 +206,7 @@ class Runner:
         hard, soft = (own or default for own, default in zip(made["timelimit"], default_limits, strict=True))
         if hard and soft and soft > hard:
             soft = None
-        assert job.token is not None
-        self.slot.name(job.pk, job.lease, job.token, batch, soft, hard, _describe(job, made))
+        self.slot.name(job.pk, job.lease, job.token or 0, batch, soft, hard, _describe(job, made))
         return made
 
     def _trace(self, task: Any, job: Job, made: dict[str, Any]) -> Any:
@@ -279,11 +249,9 @@ class Runner:
             if not claims.renew(job):
                 return False
         except Error as exc:
-            databases.complain(exc, str(job._state.db))
-            databases.drop(str(job._state.db))
+            self._note_away(str(job._state.db), exc)
             return False
-        assert job.token is not None
-        self.slot.retoken(job.token)
+        self.slot.retoken(job.token or 0)
         return True
 
     def _learn(self, task: str, took: float, error: BaseException | None) -> None:
@@ -292,8 +260,8 @@ class Runner:
             self._means.pop(task, None)
             self._next = 1
             return
-        mean = self._means.get(task)
-        mean = self._means[task] = took if mean is None else mean + WEIGHT * (took - mean)
+        mean = self._means.get(task, took)
+        mean = self._means[task] = mean + WEIGHT * (took - mean)
         self._next = max(1, int(BATCH_TIME / max(mean, 1e-5)))
 
     def _postpone(self, job: Job) -> None:
@@ -324,65 +292,31 @@ class Runner:
         return AWAY_PAUSES[1] if self._unsettled or self._away else LONGEST_WAIT
 
     def _recycle(self) -> None:
-        """As Celery's pool does after a task.
-
-        Raises:
-            SystemExit: the process has done its share, or holds too much memory.
-        """
+        """As Celery's pool does after a task: end the process that has done its share, or holds too much memory."""
         if self._most and self._done >= self._most:
             sys.exit(EX_RECYCLE)
         if self._memory and (used := mem_rss()) > self._memory:
-            logger.warning(
-                "a process holds %s kB, more than its %s, and is replaced",
-                used,
-                self._memory,
-                extra=board.about("recycled"),
-            )
+            text = "a process holds %s kB, more than its %s, and is replaced"
+            logger.warning(text, used, self._memory, extra=board.about("recycled"))
             sys.exit(EX_RECYCLE)
 
-    # Time limits: the companion watches the board, and sends a signal
-
-    def catch_soft_limits(self, stock: Any) -> Callable[[], None]:
-        """Let the signal of a soft time limit strike in a body that is over it, and nowhere else.
-
-        Parameters:
-            stock: what the signal does in a stock task.
-
-        Returns:
-            Call it when this process takes a stock task.
-        """
-        self._in_stock = False
+    def catch_soft_limits(self) -> None:
+        """Let the companion's signal strike in a body that is over its limit, and in a stock task; nowhere else."""
+        stock: Any = signal.getsignal(signal.SIGUSR1)
 
         def strike(number: int, frame: Any) -> None:
             if self.slot.phase == BODY and 0 < self.slot.soft_at <= time.monotonic():
                 self.slot.soft_at = 0.0
                 raise SoftTimeLimitExceeded()
-            if self._in_stock and callable(stock):
+            if self.in_stock and callable(stock):
                 stock(number, frame)
 
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGUSR1, strike)
-
-        def take_stock() -> None:
-            self._in_stock = True
-
-        return take_stock
-
-    def leave_stock(self) -> None:
-        self._in_stock = False
+        signal.signal(signal.SIGUSR1, strike)
 
 
 def _describe(job: Job, made: dict[str, Any]) -> bytes:
     """What ``inspect active`` shows."""
-    about = {
-        "id": str(job.pk),
-        "name": job.task,
-        "queue": job.queue,
-        "args": made["argsrepr"][:200],
-        "kwargs": made["kwargsrepr"][:200],
-        "retries": job.retries,
-        "pid": os.getpid(),
-        "time": time.time(),
-    }
+    about = {"id": str(job.pk), "name": job.task, "queue": job.queue, "time": time.time()}
+    about |= {"args": made["argsrepr"][:200], "kwargs": made["kwargsrepr"][:200]}
     text = json.dumps(about).encode()
     return text if len(text) <= 1000 else json.dumps({**about, "args": "...", "kwargs": "..."}).encode()

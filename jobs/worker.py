@@ -7,6 +7,8 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from celery import bootsteps, signals
@@ -18,22 +20,18 @@ from celery.worker import autoscale
 from celery.worker.state import maybe_shutdown
 from django.core.exceptions import ImproperlyConfigured
 
-from jobs import checks, companion, control, databases, pool, runner, turns
+from jobs import checks, control, databases, pool, runner, turns
 from jobs.alarm import alarm
-from jobs.board import IDLE, board
+from jobs.board import board
+from jobs.companion import companion
 from jobs.consumer import ConsumerStep
 from jobs.instance import NotAdopted
 
 logger = logging.getLogger("jobs")
 
-#: Seconds between two complaints while the database cannot be reached at the start of a worker.
-PATIENCE = 10.0
-
-#: Seconds between two looks of the autoscaler at the processes.
-SCALE = 1.0
-
-#: Celery's own setting of ``worker_autoscaler``.
-STOCK_AUTOSCALER = "celery.worker.autoscale:Autoscaler"
+#: Seconds between two complaints while the database cannot be reached at the start of a worker, and between two looks
+#: at the companion; between two looks of the autoscaler at the processes.
+PATIENCE, SCALE = 10.0, 1.0
 
 
 def install(app: Any) -> None:
@@ -51,29 +49,33 @@ class NodeStep(bootsteps.StartStopStep):
         for message in found:
             logger.log(message.level, str(message), extra={"action": "check", "check": message.id})
         if errors:
-            raise ImproperlyConfigured(
-                "; ".join(f"({message.id}) {message.msg} {message.hint or ''}" for message in errors)
-            )
+            texts = (f"({message.id}) {message.msg} {message.hint or ''}" for message in errors)
+            raise ImproperlyConfigured("; ".join(texts))
         _keep_connections(parent.app)
         databases.watch_links()
         control.install()
         turns.install()
-        queues = sorted(parent.app.amqp.queues.consume_from)
         tasks = sorted(name for name in parent.app.tasks if not name.startswith("celery."))
         is_prefork = issubclass(parent.pool_cls, prefork.TaskPool)
         kind = "prefork" if is_prefork else parent.pool_cls.__module__.rpartition(".")[2]
         # What all processes share stays shared: no collection of theirs writes into it.
         gc.collect()
         gc.freeze()
-        self.companion = companion.start(parent.app, queues, tasks, kind, parent.concurrency)
-        self.threads = None
-        if not is_prefork:
-            count = 1 if kind == "solo" else parent.concurrency
-            self.threads = pool.Threads(parent.app, parent.hostname, count)
+        queues = list(parent.app.amqp.queues.consume_from)
+        companion.start(queues, tasks=tasks, pool=kind, concurrency=parent.concurrency)
+        count = 0 if is_prefork else 1 if kind == "solo" else parent.concurrency
+        self.threads = pool.threads(parent.app, parent.hostname, count)
 
     def start(self, parent: Any) -> None:
+        complained = time.monotonic()
         try:
-            self._wait_until_registered()
+            while not companion.wait_until_registered(0.5):
+                # Raises if the worker was told to stop meanwhile.
+                maybe_shutdown()
+                if time.monotonic() - complained > PATIENCE:
+                    complained = time.monotonic()
+                    text = "the worker waits for its database to register itself"
+                    logger.error(text, extra=board.about("node_waits"))
         except NotAdopted as exc:
             logger.critical("this worker does not start: %s", exc, extra={"action": "not_adopted"})
             raise WorkerShutdown(EX_FAILURE) from None
@@ -81,35 +83,27 @@ class NodeStep(bootsteps.StartStopStep):
         if getattr(parent, "autoscaler", None) is not None and parent.use_eventloop:
             # Celery looks when a message comes. Jobs come without.
             parent.timer.call_repeatedly(SCALE, parent.autoscaler.maybe_scale)
-        if self.threads is not None:
-            self.threads.start()
+        for thread in self.threads:
+            thread.start()
 
     def close(self, parent: Any) -> None:
         """However the worker was told to stop: by a signal, by remote control, by an error."""
         board.note_stop()
-        companion.tell(stopping=True)
         alarm.stop_steps()
 
     def stop(self, parent: Any) -> None:
-        if self.threads is not None:
-            self.threads.join()
+        """Wait for the bodies that run in threads."""
+        for thread in self.threads:
+            if thread.ident is not None:
+                thread.join()
 
     def terminate(self, parent: Any) -> None:
         """A cold stop does not wait for threads: their jobs are given back when the process has ended."""
 
-    def _wait_until_registered(self) -> None:
-        complained = time.monotonic()
-        while not self.companion.wait_until_registered(0.5):
-            # Raises if the worker was told to stop meanwhile.
-            maybe_shutdown()
-            if time.monotonic() - complained > PATIENCE:
-                complained = time.monotonic()
-                logger.error("the worker waits for its database to register itself", extra=board.about("node_waits"))
-
     def _watch(self) -> None:
         """Without its companion this worker would run jobs that nobody rescues."""
-        if not self.companion.is_alive():
-            reason = self.companion.last_words() or "it died"
+        if not companion.is_alive():
+            reason = companion.last_words() or "it died"
             logger.critical("the companion is gone, this worker stops: %s", reason, extra=board.about("companion_gone"))
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -119,7 +113,7 @@ class Autoscaler(autoscale.Autoscaler):
 
     @property
     def qty(self) -> int:
-        busy = sum(slot.phase != IDLE for slot in board.occupied())
+        busy = len(board.at_work())
         # All are busy: perhaps more work waits, and one more process will tell.
         return super().qty + busy + (busy >= self.processes)
 
@@ -133,16 +127,14 @@ def _keep_connections(app: Any) -> None:
     for fixup in getattr(app, "_fixups", ()):
         worker_fixup: Any = getattr(fixup, "worker_fixup", None)
         close = getattr(worker_fixup, "close_database", None)
-        if close is None or getattr(close, "keeps_ours", False):
-            continue
+        if close is not None and not isinstance(close, partial):
+            worker_fixup.close_database = partial(_close_for_stock, close)
 
-        def close_database(close: Any = close, **kwargs: Any) -> None:
-            task = get_current_task()
-            if not getattr(task, "is_transactional", False) or task.is_stock():
-                close(**kwargs)
 
-        close_database.keeps_ours = True  # type: ignore[attr-defined]
-        worker_fixup.close_database = close_database
+def _close_for_stock(close: Callable[..., None], **kwargs: Any) -> None:
+    task = get_current_task()
+    if not getattr(task, "is_transactional", False) or task.is_stock():
+        close(**kwargs)
 
 
 @signals.worker_init.connect(dispatch_uid="jobs.worker")
@@ -152,8 +144,7 @@ def _on_init(sender: Any = None, **kwargs: Any) -> None:
     if get_implementation(sender.pool_cls) is prefork.TaskPool:
         # ``-P prefork`` stays what people type.
         sender.pool_cls = pool.TaskPool
-        pool.install(sender)
-    if sender.autoscaler_cls == STOCK_AUTOSCALER:
+    if sender.autoscaler_cls == "celery.worker.autoscale:Autoscaler":
         sender.autoscaler_cls = "jobs.worker:Autoscaler"
     # Tasks carry the limits of the settings themselves. What the command line says is for those that have none.
     conf = sender.app.conf
@@ -161,9 +152,9 @@ def _on_init(sender: Any = None, **kwargs: Any) -> None:
         sender.time_limit if sender.time_limit != conf.task_time_limit else None,
         sender.soft_time_limit if sender.soft_time_limit != conf.task_soft_time_limit else None,
     )
-    # Tasks carry the default soft limit themselves; the pool must not add it to those that have none. A pool that
-    # knows a soft limit arms that one first, and a hard limit below it never strikes.
-    if sender.soft_time_limit == sender.app.conf.task_soft_time_limit:
+    # Nor must the pool add the default soft limit to those: it arms that one first, and a hard limit below it never
+    # strikes.
+    if sender.soft_time_limit == conf.task_soft_time_limit:
         sender.soft_time_limit = None
 
 
@@ -176,5 +167,4 @@ def _on_shutdown(**kwargs: Any) -> None:
 def _on_shutting_down(how: str = "", **kwargs: Any) -> None:
     # At once: Celery's consumer stops later, and no process may begin another job.
     board.note_stop()
-    companion.tell(stopping=True)
     alarm.start()

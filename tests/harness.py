@@ -215,7 +215,13 @@ def run(job):
     """Run a claimed job in this process; return (state, value) as Celery sees it."""
     runner = Runner(current_app._get_current_object(), "here")
     try:
-        outcome = runner.run(current_app.tasks[job.task], job)
+        outcome = run_alone(runner, job)
     finally:
         runner.slot.free()
     return (outcome.info.state, outcome.info.retval) if outcome.info else ("SUCCESS", outcome.retval)
+
+
+def run_alone(runner, job):
+    """Run a claimed job by itself; return what Celery's tracer says of it."""
+    task = runner.app.tasks[job.task]
+    return runner._trace(task, job, runner._name(task, job, 0))

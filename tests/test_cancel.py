@@ -8,7 +8,7 @@ import pytest
 from celery import current_app
 
 from jobs import lifecycle, syncpoints
-from jobs.maintenance.clock import Clock
+from jobs.maintenance import clock
 from jobs.models import Cancellation, Job
 from tests import tasks
 from tests.harness import Worker, claim, deliver, effects, in_body, wait_ended, wait_state
@@ -48,7 +48,7 @@ def test_a_failure_stays_a_failure(node):
     ask("after_claim")
     deliver(result)
     assert Job.objects.get().state == "failed"
-    assert Clock().run_once()["cancelled"] == 0
+    assert clock.tick()["cancelled"] == 0
     assert over().error["type"] == "ValueError"
 
 
@@ -56,7 +56,7 @@ def test_a_request_that_came_as_the_job_went_back_is_swept(node):
     """Race: the run had looked for the note, and then went back to wait."""
     result = tasks.effect.delay("a")
     Cancellation.objects.create(job=result.id, reason="by hand")
-    assert Clock().run_once()["cancelled"] == 1
+    assert clock.tick()["cancelled"] == 1
     assert over().state == "cancelled"
 
 

@@ -127,7 +127,7 @@ def test_status_tells_workers_that_beat_from_those_that_fell_silent():
         rescue.first_beat(side, beating.pk)
         rescue.first_beat(side, silent.pk)
         with side.cursor() as cursor:
-            cursor.execute("UPDATE jobs_beat SET at = at - 60 WHERE node = %s", [rescue._key(side, silent.pk)])
+            cursor.execute("UPDATE jobs_beat SET at = at - 60 WHERE node = %s", [silent.pk.hex])
     found = json.loads(run("status", "--json"))
     seen = {node["id"]: node for node in found["nodes"]}
     assert (seen[str(beating.pk)]["alive"], seen[str(silent.pk)]["alive"]) == (True, False)

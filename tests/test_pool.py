@@ -233,7 +233,7 @@ def test_what_waits_behind_a_long_body_is_given_to_another_process(broker, tmp_p
 # What the processes share
 
 SCRIPT = """
-import gc, os, signal, types
+import gc, os, signal
 import django
 django.setup()
 from jobs import pool
@@ -245,8 +245,7 @@ def dies():
             each.acquire()
     os.kill(os.getpid(), signal.SIGKILL)
 
-pool.install(types.SimpleNamespace(app=app, hostname="here"))
-processes = pool.BlockingPool(1)
+processes = pool.BlockingPool(1, initializer=lambda *args: None, initargs=(app, "here"))
 assert len([each for each in gc.get_objects() if isinstance(each, pool.Lock)]) == 2
 processes.apply_async(dies)
 assert processes.apply_async(os.getpid).get(timeout=20) != os.getpid()

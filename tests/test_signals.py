@@ -18,9 +18,8 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from jobs import lifecycle, ring, signals
-from jobs.board import Board
-from jobs.maintenance import rescue
-from jobs.maintenance.clock import Clock
+from jobs.board import board
+from jobs.maintenance import clock, rescue
 from jobs.models import Job, Node
 from tests import tasks
 from tests.concurrency import autocommit_off
@@ -216,14 +215,15 @@ def test_a_dead_workers_job_is_rescued_and_fails_at_its_limit(told, node, settin
 
 
 def test_processes_that_died_were_too_slow_or_were_dropped(told, node):
-    own = rescue.OwnJobs(own_board := Board(), os.getpid())
-    own_board.node = node.pk
+    own = rescue.OwnJobs(os.getpid())
     crashed, slow, dropped = (tasks.effect.delay(key) for key in "abc")
     told.clear()
-    slots = [die_with(own_board, claim(result.id)) for result in (crashed, slow, dropped)]
-    own.expect_end(slots[1], "timed_out", "TimeLimitExceeded(2)")
-    own.expect_end(slots[2], "cancelled", "")
-    assert own.settle_dead() == 3
+    slots = [die_with(board, claim(result.id)) for result in (crashed, slow)]
+    own.expect_end(slots[1], "TimeLimitExceeded", "TimeLimitExceeded(2)")
+    assert own.settle_dead() == 2
+    die_with(board, claim(dropped.id))
+    board.note_stop()
+    assert own.settle_dead() == 1
     # A dead process takes any slot of the board, and they are settled in the board's order.
     said = {(name, what.get("action"), what["error"] and what["error"]["type"]) for name, what in told}
     assert len(told) == 3
@@ -242,7 +242,7 @@ def test_jobs_that_wait_are_cancelled_or_expire(told):
         assert lifecycle.cancel(uuid.UUID(cancelled.id), "default")
         assert told == []
     assert not lifecycle.cancel(uuid.UUID(cancelled.id), "default")
-    assert Clock().run_once()["expired"] == 1
+    assert clock.tick()["expired"] == 1
     assert [(name, str(what["job"].pk), what["error"]["type"]) for name, what in told if name == "cancelled"] == [
         ("cancelled", cancelled.id, "Cancelled"),
         ("cancelled", expired.id, "Expired"),

@@ -20,8 +20,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from jobs import databases, lifecycle, queues
-from jobs.maintenance import rescue
-from jobs.maintenance.clock import Clock
+from jobs.maintenance import clock, rescue
 from jobs.maintenance.rescue import Rescue
 from jobs.models import Cancellation, Effect, Job, Marker, Node
 from jobs.verify import RULES, SHAPES, WINDOW, Finding, Report, Unverifiable, verify
@@ -44,9 +43,7 @@ def beat(node: Node, silence: float = 0.0) -> Node:
     with databases.side() as side:
         rescue.first_beat(side, node.pk)
         with side.cursor() as cursor:
-            cursor.execute(
-                f"UPDATE jobs_beat SET at = {side.now} - %s WHERE node = %s", [silence, rescue._key(side, node.pk)]
-            )
+            cursor.execute(f"UPDATE jobs_beat SET at = {side.now} - %s WHERE node = %s", [silence, node.pk.hex])
     return node
 
 
@@ -586,5 +583,5 @@ def test_rescue_and_clock_put_right_what_recovers(worker):
     assert recovering(verify()) == {"dead-node-rescued": 1, "due-ready": 1, "expired-cancelled": 1}
     with databases.side() as side:
         Rescue(side).run_once()
-    Clock().run_once()
+    clock.tick()
     assert recovering(verify()) == {}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from django.db import connections
 
@@ -14,14 +14,11 @@ from jobs.board import board
 from jobs.conf import conf
 from jobs.ring import bell, ring
 
-logger = logging.getLogger("jobs")
-
 #: Seconds after which each part of a tick gives way to the next.
 LONGEST_TICK = 2.0
 
 #: So many batches come due in one statement: of many at the same second the last one must not wait long.
 DUE_BATCHES = 10
-
 
 #: What there is to do, in one statement: most of the time nothing. With EXISTS, which forgets every order, PostgreSQL
 #: would read the table itself where it believes that many rows are there; the first in an order is read by its index.
@@ -41,46 +38,37 @@ _READY = """(
     ORDER BY rank, run_at, id LIMIT 1
 ) IS NOT NULL"""
 
-_NOW = {"sqlite": "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')"}
+
+def tick() -> dict[str, int]:
+    """Do what is due, and wake a process if there is work that no ring told of. All workers do it side by side."""
+    done = {"due": 0, "expired": 0, "cancelled": 0}
+    for alias in conf().DATABASES:
+        databases.guarded(alias, partial(_tick, alias, done))
+    return done
 
 
-class Clock:
-    """The sibling of rescue and prune that looks at the time. All workers do it side by side."""
+def _tick(using: str, done: dict[str, int]) -> None:
+    is_due, is_late, is_asked, is_ready = _look(using, _LOOK, board.queues)
+    if is_ready:
+        bell.ring()
+    if is_late:
+        done["expired"] += _until_done(partial(lifecycle.expire, using, conf().BATCH))
+    if is_asked:
+        done["cancelled"] += lifecycle.sweep_cancellations(using, conf().BATCH)
+    if is_due:
+        done["due"] += _until_done(partial(_make_due, using))
 
-    def run_once(self) -> dict[str, int]:
-        """Do what is due, and wake a process if there is work that no ring told of."""
-        done = {"due": 0, "expired": 0, "cancelled": 0}
-        for alias in conf().DATABASES:
-            databases.guarded(alias, partial(self._run, alias, done))
-        return done
 
-    def _run(self, using: str, done: dict[str, int]) -> None:
-        queues = board.queues
-        connection = connections[using]
-        ready = " OR ".join([_READY] * len(queues)) or "1 = 0"
-        now = _NOW.get(connection.vendor, "CURRENT_TIMESTAMP")
-        with connection.cursor() as cursor:
-            cursor.execute(_LOOK.format(now=now, ready=ready), [name for queue in queues for name in (queue, queue)])
-            is_due, is_late, is_asked, is_ready = cursor.fetchone()
-        if is_ready:
-            bell.ring()
-        if is_late:
-            done["expired"] += _until_done(partial(lifecycle.expire, using, conf().BATCH))
-        if is_asked:
-            done["cancelled"] += lifecycle.sweep_cancellations(using, conf().BATCH)
-        if is_due:
-            done["due"] += _until_done(partial(self._make_due, using))
-
-    def _make_due(self, using: str) -> int:
-        queues = lifecycle.make_due(using, DUE_BATCHES * conf().BATCH)
-        if len(queues) == DUE_BATCHES * conf().BATCH:
-            # Of so many at the same second there are more. What comes due meanwhile does not wait behind them.
-            queues += lifecycle.make_due(using, conf().BATCH, "-run_at")
-        if queues:
-            # Each batch at once: the first of many must not wait for the last.
-            ring(using, set(queues))
-            bell.ring()
-        return len(queues)
+def _make_due(using: str) -> int:
+    queues = lifecycle.make_due(using, DUE_BATCHES * conf().BATCH)
+    if len(queues) == DUE_BATCHES * conf().BATCH:
+        # Of so many at the same second there are more. What comes due meanwhile does not wait behind them.
+        queues += lifecycle.make_due(using, conf().BATCH, "-run_at")
+    if queues:
+        # Each batch at once: the first of many must not wait for the last.
+        ring(using, set(queues))
+        bell.ring()
+    return len(queues)
 
 
 def _until_done(step: Callable[[], int]) -> int:
@@ -93,9 +81,13 @@ def _until_done(step: Callable[[], int]) -> int:
 
 def has_ready(using: str, queues: list[str]) -> bool:
     """Whether a job waits in one of the queues."""
-    if not queues:
-        return False
+    return bool(queues) and bool(_look(using, "SELECT {ready}", queues)[0])
+
+
+def _look(using: str, sql: str, queues: list[str]) -> tuple[Any, ...]:
+    # SQLite's own CURRENT_TIMESTAMP is that of a whole second.
+    now = "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')" if databases.is_sqlite(using) else "CURRENT_TIMESTAMP"
+    ready = " OR ".join([_READY] * len(queues)) or "1 = 0"
     with connections[using].cursor() as cursor:
-        sql = "SELECT " + " OR ".join([_READY] * len(queues))
-        cursor.execute(sql, [name for queue in queues for name in (queue, queue)])
-        return bool(cursor.fetchone()[0])
+        cursor.execute(sql.format(now=now, ready=ready), [name for queue in queues for name in (queue, queue)])
+        return tuple(cursor.fetchone())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from django.db import IntegrityError
 from django.db.models import QuerySet
 
 from jobs import databases, lifecycle, logs
-from jobs.board import BODY, LONG, Board, Occupied, is_alive
+from jobs.board import BODY, Occupied, board, is_alive
 from jobs.conf import conf
 from jobs.databases import SideDatabase
 from jobs.maintenance.zombies import end_backends
@@ -38,7 +37,7 @@ class Rescue:
         node: this process's own node, whose beat proves that it can write; without one it beats before each look.
     """
 
-    def __init__(self, side: SideDatabase, node: Callable[[], uuid.UUID] | None = None) -> None:
+    def __init__(self, side: SideDatabase, node: Callable[[], uuid.UUID] = lambda: VISITOR) -> None:
         self.side = side
         self._node = node
         self._seen: dict[uuid.UUID, tuple[int, float]] = {}
@@ -51,23 +50,21 @@ class Rescue:
             # Race: the last burial may have waited for as long as nobody could write, and now all beat again.
             if read_beats(self.side).get(node_id, -1) == self._seen[node_id][0]:
                 done["nodes"] += bury(node_id)
-        for alias in conf().DATABASES:
-            done["jobs"] += databases.guarded(alias, partial(self._give_back, alias)) or 0
-        self._forget_beats()
+        done["jobs"] = _everywhere(give_back_all)
+        # A beat of a node that is dead must miss its row, so that the node notices.
+        if beats := set(read_beats(self.side)) - {VISITOR}:
+            dead = Node.objects.using(databases.home()).filter(pk__in=beats, dead_at__isnull=False)
+            for node_id in dead.values_list("pk", flat=True):
+                delete_beat(self.side, node_id)
         return done
 
-    def _give_back(self, alias: str) -> int:
-        if alias != databases.home():
-            bury_again(alias)
-        return give_back_all(alias)
-
     def _silent(self) -> list[uuid.UUID]:
-        if self._node is None and not beat(self.side, VISITOR):
+        if self._node() == VISITOR and not beat(self.side, VISITOR):
             with suppress(IntegrityError):  # Another visitor was faster.
                 first_beat(self.side, VISITOR)
         now = time.monotonic()
         beats = read_beats(self.side)
-        own = beats.get(VISITOR if self._node is None else self._node(), -1)
+        own = beats.get(self._node(), -1)
         written = max(0, own - self._own) * conf().HEARTBEAT
         if now - self._last_write - written > conf().DEAD_AFTER / 2:
             # We were away ourselves, or nobody could write: nothing is known of the others.
@@ -85,21 +82,17 @@ class Rescue:
                 silent.append(node_id)
         return silent
 
-    def _forget_beats(self) -> None:
-        """A beat of a node that is dead must miss its row, so that the node notices."""
-        beats = set(read_beats(self.side)) - {VISITOR}
-        if not beats:
-            return
-        dead = Node.objects.using(databases.home()).filter(pk__in=beats, dead_at__isnull=False)
-        for node_id in dead.values_list("pk", flat=True):
-            delete_beat(self.side, node_id)
+
+def _everywhere(part: Callable[[str], int]) -> int:
+    """The sum of what is done in each database; one that is away does not stop the others."""
+    return sum(databases.guarded(alias, partial(part, alias)) or 0 for alias in conf().DATABASES)
 
 
 def bury(node_id: uuid.UUID, *, by_itself: bool = False) -> int:
     """Declare a node dead in every job database; 1 if this call declared it. Its jobs are given back after that."""
     declared = lifecycle.bury(node_id, databases.home(), by_itself)
     for alias in conf().DATABASES[1:]:
-        # One that is away is told later (``bury_again``), and the jobs of the others need not wait for it.
+        # One that is away is told later, and the jobs of the others need not wait for it.
         databases.guarded(alias, partial(lifecycle.bury, node_id, alias, by_itself))
     if declared:
         level, text = (logging.INFO, "signed off") if by_itself else (logging.WARNING, "is dead")
@@ -107,34 +100,31 @@ def bury(node_id: uuid.UUID, *, by_itself: bool = False) -> int:
     return int(declared)
 
 
-def bury_again(using: str) -> None:
-    """Tell this database of the nodes that are dead at home."""
-    alive = list(Node.objects.using(using).filter(dead_at=None).values_list("pk", flat=True))
-    dead = Node.objects.using(databases.home()).filter(pk__in=alive, dead_at__isnull=False)
-    for node_id, signed_off in dead.values_list("pk", "signed_off"):
-        lifecycle.bury(node_id, using, signed_off)
-
-
 def give_back_all(using: str) -> int:
     """The jobs that dead nodes were running, whoever buried them."""
-    keys = _keys(Job.objects.using(using).filter(state=State.RUNNING, node__dead_at__isnull=False))
+    if using != databases.home():
+        # Tell this database of the nodes that are dead at home.
+        alive = list(Node.objects.using(using).filter(dead_at=None).values_list("pk", flat=True))
+        dead = Node.objects.using(databases.home()).filter(pk__in=alive, dead_at__isnull=False)
+        for node_id, signed_off in dead.values_list("pk", "signed_off"):
+            lifecycle.bury(node_id, using, signed_off)
+    rows = Job.objects.using(using).filter(state=State.RUNNING, node__dead_at__isnull=False)
+    return _settle_all(rows, "rescued", _lose("NodeLost", "the worker died"))
+
+
+def _settle_all(rows: QuerySet[Job], action: str, transition: Callable[[Job], bool]) -> int:
+    keys = list(rows.values_list("pk", flat=True))
     # First, so that the next run does not wait for the locks of this one.
-    end_backends(keys, using)
-    return sum(_settle(key, using, "rescued", _lose("NodeLost", "the worker died")) for key in keys)
+    end_backends(keys, rows.db)
+    return sum(_settle(key, rows.db, action, transition) for key in keys)
 
 
-def _keys(rows: QuerySet[Job]) -> list[uuid.UUID]:
-    return list(rows.values_list("pk", flat=True))
+def _lose(kind: str, text: str) -> Callable[[Job], bool]:
+    return lambda job: lifecycle.lose(job, _error(job, kind, text), conf().MAX_NODE_LOSSES)
 
 
-def _lose(kind: str, message: str) -> Callable[[Job], bool]:
-    return lambda job: lifecycle.lose(
-        job, lifecycle.error_entry(kind, message, attempt=job.lease), conf().MAX_NODE_LOSSES
-    )
-
-
-def _hand_back(job: Job) -> bool:
-    return lifecycle.hand_back(job, 0)
+def _error(job: Job, kind: str, text: str) -> dict[str, Any]:
+    return lifecycle.error_entry(kind, text, attempt=job.lease)
 
 
 #: The rows that could not be given back, and stay running until somebody mends them.
@@ -158,9 +148,8 @@ def _settle(key: uuid.UUID, using: str, action: str, transition: Callable[[Job],
         fields = logs.fields(found[0]) if found else {"job": str(key)}
         level = logging.DEBUG if key in _reported else logging.ERROR
         _reported.add(key)
-        logger.log(
-            level, "job %s cannot be given back", key, exc_info=True, extra={**fields, "action": "rescue_failed"}
-        )
+        extra = {**fields, "action": "rescue_failed"}
+        logger.log(level, "job %s cannot be given back", key, exc_info=True, extra=extra)
         return 0
     _reported.discard(key)
     job = found[0]
@@ -172,43 +161,36 @@ def _settle(key: uuid.UUID, using: str, action: str, transition: Callable[[Job],
     return 1
 
 
-#: Seconds for which the announced end of a process is waited for.
-EXPECTED = 60.0
-
-
 class OwnJobs:
-    """The jobs of this very node: those whose process died, and those that no process has."""
+    """The jobs of this very node: those whose process died, and those that no process has.
 
-    def __init__(self, board: Board, main: int) -> None:
-        self.board = board
-        #: The process id of the worker's main process.
-        self.main = main
+    Parameters:
+        main: the process id of the worker's main process.
+    """
+
+    def __init__(self, main: int) -> None:
+        self._main = main
         #: In which databases the dead slots are settled; one may be away.
         self._settled: dict[Occupied, set[str]] = {}
         #: For each database the jobs that no process had, and for how many beats.
         self._unseen: dict[str, dict[tuple[uuid.UUID, int], int]] = {}
-        #: The runs whose process this node has ended itself: why, what to say of it, and when.
-        self._ended: dict[tuple[uuid.UUID, int], tuple[str, str, float]] = {}
-        #: Two threads announce ends.
-        self._lock = threading.Lock()
+        #: The runs whose process this node has ended itself: the type of the error, and its text.
+        self._ended: dict[tuple[uuid.UUID, int], tuple[str, str]] = {}
 
-    def expect_end(self, slot: Occupied, why: str, text: str) -> None:
-        """This node ends the run's process: ``timed_out``, ``revoked`` or ``cancelled`` (it counts nowhere)."""
-        now = time.monotonic()
-        with self._lock:
-            self._ended = {key: value for key, value in self._ended.items() if now - value[2] < EXPECTED}
-            self._ended[slot.job, slot.lease] = (why, text, now)
+    def expect_end(self, slot: Occupied, kind: str, text: str) -> None:
+        """This node ends the run's process: ``TimeLimitExceeded``, or ``Revoked``."""
+        self._ended[slot.job, slot.lease] = (kind, text)
 
     def settle_dead(self) -> int:
         """Settle the jobs that their process died with. Memory only, as long as none did."""
-        done = 0
-        dead = [slot for slot in self.board.occupied() if slot.is_dead]
+        dead = [slot for slot in board.occupied() if slot.is_dead]
         self._settled = {slot: self._settled.get(slot, set()) for slot in dead}
-        for alias in conf().DATABASES if dead else ():
-            done += databases.guarded(alias, partial(self._settle_in, alias)) or 0
-        for slot in [slot for slot, aliases in self._settled.items() if len(aliases) == len(conf().DATABASES)]:
-            self.board.clear(slot)
-            del self._settled[slot]
+        done = _everywhere(self._settle_in) if dead else 0
+        for slot, aliases in list(self._settled.items()):
+            if len(aliases) == len(conf().DATABASES):
+                board.clear(slot)
+                del self._settled[slot]
+                self._ended.pop((slot.job, slot.lease), None)
         return done
 
     def _settle_in(self, alias: str) -> int:
@@ -218,98 +200,72 @@ class OwnJobs:
                 continue
             begun = slot.job if slot.has_job else None
             if slot.batch:
-                done += lifecycle.give_back(alias, self.board.node, slot.batch, begun)
-            if begun is None:
-                # It waited, or it claimed: what it has got by then, nobody has, and two beats give it back.
-                settled.add(alias)
-                continue
-            end_backends([slot.job], alias)
-            where = {"node_id": self.board.node, "lease": slot.lease, "token": slot.token}
-            done += _settle(slot.job, alias, "crashed", partial(self._end, slot), **where)
-            if not Job.objects.using(alias).filter(pk=slot.job, state=State.RUNNING, **where).exists():
-                # Else its row is locked by what is left of the process, and the next look settles it.
-                settled.add(alias)
+                done += lifecycle.give_back(alias, board.node, slot.batch, begun)
+            where = {"node_id": board.node, "lease": slot.lease, "token": slot.token}
+            # If it waited, or claimed: what it has got by then, nobody has, and two beats give it back.
+            if begun is not None:
+                end_backends([begun], alias)
+                done += _settle(begun, alias, "crashed", partial(self._end, slot), **where)
+                if Job.objects.using(alias).filter(pk=begun, state=State.RUNNING, **where).exists():
+                    # Its row is locked by what is left of the process, and the next look settles it.
+                    continue
+            settled.add(alias)
         if done:
             bell.ring()
         return done
 
     def _end(self, slot: Occupied, job: Job) -> bool:
-        why, text, _ = self._ended.get((slot.job, slot.lease), ("", "", 0.0))
-        if why == "timed_out":
-            return lifecycle.fail(job, lifecycle.error_entry("TimeLimitExceeded", text, attempt=job.lease))
-        if why == "revoked":
-            return lifecycle.cancel_running(job, lifecycle.error_entry("Revoked", text, attempt=job.lease))
-        if why == "cancelled" or self.board.stopping_for is not None:
+        kind, text = self._ended.get((slot.job, slot.lease), ("", ""))
+        if kind == "TimeLimitExceeded":
+            return lifecycle.fail(job, _error(job, kind, text))
+        if kind == "Revoked":
+            return lifecycle.cancel_running(job, _error(job, kind, text))
+        if board.stopping_for is not None:
             # Who stops kills its processes: not their own fault.
             return lifecycle.hand_back(job, 0)
-        if not is_alive(self.main):
+        if not is_alive(self._main):
             # The kernel, or a closed pipe, took the process along.
             return _lose("NodeLost", "the worker died")(job)
         if slot.phase != BODY:
             return _lose("NodeLost", "the process died beside the body")(job)
-        text = f"the process {slot.pid} died in this task"
-        return lifecycle.crash(
-            job, lifecycle.error_entry("WorkerLostError", text, attempt=job.lease), max_crashes(job.task)
-        )
+        error = _error(job, "WorkerLostError", f"the process {slot.pid} died in this task")
+        own = getattr(current_app.tasks.get(job.task), "max_crashes", None)
+        return lifecycle.crash(job, error, conf().MAX_CRASHES if own is None else int(own))
 
     def give_back_waiting(self) -> int:
         """What waits behind a long body is given back, for whoever is free.
 
         Race with the process, which may end that body at this moment: see ``lifecycle.give_back``.
         """
-        now, done = time.monotonic(), 0
-        for slot in self.board.occupied():
-            if slot.has_job and slot.batch and now - slot.began > LONG:
-                for alias in conf().DATABASES:
-                    back = partial(lifecycle.give_back, alias, self.board.node, slot.batch, slot.job)
-                    done += databases.guarded(alias, back) or 0
-        if done:
+        waiting = [(slot.batch, slot.job) for slot in board.occupied() if slot.holds_up]
+        backs = [partial(lifecycle.give_back, node=board.node, token=token, begun=begun) for token, begun in waiting]
+        if done := sum(map(_everywhere, backs)):
             bell.ring()
         return done
 
     def hand_back_orphans(self) -> int:
         """Rows that run here, and that no process has for two beats (a settle that failed, an answer that was lost)."""
-        return sum(
-            databases.guarded(alias, partial(self._hand_back_orphans_in, alias)) or 0 for alias in conf().DATABASES
-        )
+        return _everywhere(self._hand_back_orphans_in)
 
     def _hand_back_orphans_in(self, alias: str) -> int:
-        before = self._unseen.get(alias, {})
-        unseen: dict[tuple[uuid.UUID, int], int] = {}
-        done = 0
         # Race: first the rows, then the board. A row that a process claims meanwhile is not among them.
-        rows = list(
-            Job.objects.using(alias)
-            .filter(state=State.RUNNING, node_id=self.board.node)
-            .values_list("pk", "lease", "token")
-        )
-        slots = [slot for slot in self.board.occupied() if not slot.is_dead]
+        rows = list(self._running(alias).values_list("pk", "lease", "token"))
+        slots = [slot for slot in board.occupied() if not slot.is_dead]
         tokens = {token for slot in slots for token in (slot.token, slot.batch)}
-        for job_id, lease, token in rows:
-            if token in tokens:
-                continue
-            beats = before.get((job_id, lease), 0) + 1
-            if beats < 3:
-                unseen[job_id, lease] = beats
-            else:
-                orphan = _lose("Orphaned", "no process of the worker ran it")
-                done += _settle(job_id, alias, "rescued", orphan, lease=lease)
+        before = self._unseen.get(alias, {})
+        unseen = {row[:2]: before.get(row[:2], 0) + 1 for row in rows if row[2] not in tokens}
         self._unseen[alias] = unseen
-        return done
+        orphan = _lose("Orphaned", "no process of the worker ran it")
+        late = [key for key, beats in unseen.items() if beats > 2]
+        return sum(_settle(key, alias, "rescued", orphan, lease=lease) for key, lease in late)
 
     def hand_back_all(self) -> int:
         """The worker has stopped, and its processes: what they still ran goes back, and counts nowhere."""
-        done = 0
-        for alias in conf().DATABASES:
-            keys = _keys(Job.objects.using(alias).filter(state=State.RUNNING, node_id=self.board.node))
-            end_backends(keys, alias)
-            done += sum(_settle(key, alias, "handed_back", _hand_back) for key in keys)
-        return done
+        hand_back = partial(lifecycle.hand_back, delay=0)
+        return sum(_settle_all(self._running(alias), "handed_back", hand_back) for alias in conf().DATABASES)
 
-
-def max_crashes(task: str) -> int:
-    own = getattr(current_app.tasks.get(task), "max_crashes", None)
-    return conf().MAX_CRASHES if own is None else int(own)
+    def _running(self, alias: str) -> QuerySet[Job]:
+        return Job.objects.using(alias).filter(state=State.RUNNING, node_id=board.node)
 
 
 # Beats
@@ -324,30 +280,20 @@ def read_beats(side: SideDatabase) -> dict[uuid.UUID, int]:
         return {uuid.UUID(str(node)): count for node, count in cursor.fetchall()}
 
 
-def read_silence(side: SideDatabase) -> dict[uuid.UUID, float]:
-    """Seconds since each node's last beat, for people; rescue itself judges by :func:`read_beats`."""
-    with side.cursor() as cursor:
-        cursor.execute(f"SELECT node, {side.now} - at FROM jobs_beat")
-        return {uuid.UUID(str(node)): max(0.0, float(seconds)) for node, seconds in cursor.fetchall()}
-
-
 def first_beat(side: SideDatabase, node_id: uuid.UUID) -> None:
-    with side.cursor() as cursor:
-        cursor.execute(f"INSERT INTO jobs_beat (node, count, at) VALUES (%s, 0, {side.now})", [_key(side, node_id)])
+    _write(side, node_id, f"INSERT INTO jobs_beat (node, count, at) VALUES (%s, 0, {side.now})")
 
 
 def beat(side: SideDatabase, node_id: uuid.UUID) -> bool:
     """Prove to be alive; False: this node was declared dead and has to take a new id."""
-    with side.cursor() as cursor:
-        sql = f"UPDATE jobs_beat SET count = count + 1, at = {side.now} WHERE node = %s"
-        cursor.execute(sql, [_key(side, node_id)])
-        return bool(cursor.rowcount == 1)
+    return _write(side, node_id, f"UPDATE jobs_beat SET count = count + 1, at = {side.now} WHERE node = %s") == 1
 
 
 def delete_beat(side: SideDatabase, node_id: uuid.UUID) -> None:
+    _write(side, node_id, "DELETE FROM jobs_beat WHERE node = %s")
+
+
+def _write(side: SideDatabase, node_id: uuid.UUID, sql: str) -> int:
     with side.cursor() as cursor:
-        cursor.execute("DELETE FROM jobs_beat WHERE node = %s", [_key(side, node_id)])
-
-
-def _key(side: SideDatabase, node_id: uuid.UUID) -> object:
-    return node_id if side.vendor == "postgresql" else node_id.hex
+        cursor.execute(sql, [node_id.hex])
+        return int(cursor.rowcount)

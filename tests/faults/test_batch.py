@@ -19,13 +19,13 @@ from tests.models import Order
 from tests.servers import wait_for
 
 #: The rest of a claim goes back when its process died; what no process has goes back as well, but as lost.
-REST = ("jobs/maintenance/rescue.py", "done += lifecycle.give_back(alias, self.board.node, slot.batch, begun)", "pass")
+REST = ("jobs/maintenance/rescue.py", "done += lifecycle.give_back(alias, board.node, slot.batch, begun)", "pass")
 #: A row of a claim that is not young any more is renewed before it is begun.
 RENEWAL = ("jobs/runner.py", "must_renew = time.monotonic() - claimed_at > OLD or", "must_renew = False and")
 #: Behind it, the fence of the completion.
 FENCE = ("jobs/claims.py", "WHERE id = {{2}} AND {_OWNED} AND lease = {{3}} AND token = {{4}}", "WHERE id = {{2}}")
 #: What waits behind a long body is given back.
-WAITING = ("jobs/companion.py", "self._try(self.own.give_back_waiting)", "pass")
+WAITING = ("jobs/companion.py", "self._try(self._own.give_back_waiting)", "pass")
 
 
 def counts(*keys: str) -> set[tuple[int, int, int]]:
@@ -179,8 +179,8 @@ def test_companion_killed_in_a_batch(ledger, tmp_path):
 
 
 @pytest.mark.parametrize("how", ["warm", "cold", again("soft")])
-@guard("jobs/runner.py", "if index and self._must_stop():", "if False:", case="warm")
-@guard(*REST, also=[("jobs/companion.py", "self._try(self.own.hand_back_all)", "pass")], case="cold")
+@guard("jobs/runner.py", "if index and (board.stopping_for", "if False and (board.stopping_for", case="warm")
+@guard(*REST, also=[("jobs/companion.py", "self._try(self._own.hand_back_all)", "pass")], case="cold")
 def test_stopped_in_a_batch(ledger, tmp_path, how):
     """Warm: the body that runs is finished, and the rest of its claim goes back at once. Cold: all of it goes back.
 

@@ -126,7 +126,7 @@ def test_broker_emptied(ledger, broker):
 def test_rings_lost(ledger, monkeypatch):
     """No ring gets through.
 
-    Guard: a poll finds what no ring told of (``clock.Clock``).
+    Guard: a poll finds what no ring told of (``clock.tick``).
     """
     with workers(2) as both:
         wait_for(lambda: all(" ready." in worker.text() for worker in both), 40, "the workers are ready")

@@ -266,11 +266,11 @@ def test_listener_cut(ledger, database, settings):
 
 
 @pytest.mark.quick
-@guard("jobs/maintenance/clock.py", "        if is_ready:\n            bell.ring()", "        pass")
+@guard("jobs/maintenance/clock.py", "    if is_ready:\n        bell.ring()", "    pass")
 def test_rings_lost(ledger, monkeypatch):
     """Every one of them.
 
-    Guard: a poll finds what no ring told of (``clock.Clock``).
+    Guard: a poll finds what no ring told of (``clock.tick``).
     """
     with workers(2) as both:
         wait_for(lambda: all(" ready." in worker.text() for worker in both), 40, "the workers are ready")
@@ -321,11 +321,11 @@ def test_a_transaction_left_idle_that_holds_jobs(ledger, database):
 
 
 @pytest.mark.long
-@guard("jobs/maintenance/clock.py", "            ring(using, set(queues))\n            bell.ring()", "            pass")
+@guard("jobs/maintenance/clock.py", "        ring(using, set(queues))\n        bell.ring()", "        pass")
 def test_a_hundred_thousand_due_in_the_same_second(ledger):
     """Those of another queue do not wait for them, be they due or not; nor do those of their own that are urgent.
 
-    Guard: what comes due is moved batch by batch (``clock.Clock``), and each queue has its turn (``runner.Runner``).
+    Guard: what comes due is moved batch by batch (``clock.tick``), and each queue has its turn (``runner.Runner``).
     """
     queue = current_app.conf.task_default_queue
     many = [f"many {number}" for number in range(100_000)]

@@ -23,10 +23,10 @@ from tests.models import Order
 from tests.servers import wait_for
 
 #: The worker declares its own node dead, when it stops in good order.
-SIGN_OFF = "self._try(lambda: rescue.bury(self.board.node, by_itself=self.board.stopping_for is not None))"
+SIGN_OFF = "self._try(lambda: rescue.bury(board.node, by_itself=is_stopping))"
 #: Before that it hands back what it ran; and whose process ended because the worker stops did not crash.
-HAND_BACK = ("jobs/companion.py", "self._try(self.own.hand_back_all)", "pass")
-NO_CRASH = ("jobs/maintenance/rescue.py", 'why == "cancelled" or self.board.stopping_for is not None', "False")
+HAND_BACK = ("jobs/companion.py", "self._try(self._own.hand_back_all)", "pass")
+NO_CRASH = ("jobs/maintenance/rescue.py", "if board.stopping_for is not None:", "if False:")
 
 
 def counts() -> set[tuple[int, int, int]]:
@@ -164,7 +164,7 @@ def test_warm_shutdown_of_a_long_body_is_not_rescued(ledger, tmp_path):
     assert counts() == {(0, 0, 0)}
 
 
-@guard("jobs/companion.py", "pids.add(self.handle._main)", "pass", case="stock")
+@guard("jobs/companion.py", "pids.add(self._main)", "pass", case="stock")
 @guard("jobs/consumer.py", "c.controller.wait_for_soft_shutdown = end_soft_shutdown", "pass")
 @pytest.mark.parametrize(
     "stubborn", [again(tasks.ignores_sigterm), tasks.ignores_sigterm_as_stock], ids=["job", "stock"]
@@ -220,8 +220,8 @@ def test_stopped_cold_in_the_middle_of_a_write(ledger, tmp_path, settings, pool)
     assert deaths() == 0
 
 
-@guard("jobs/companion.py", "            if self._is_overdue():", "            if False:")
-@guard("jobs/companion.py", "pids = {slot.pid for slot in self.board.occupied() if slot.phase != IDLE}", "pids = set()")
+@guard("jobs/companion.py", "            self._give_up()\n", "")
+@guard("jobs/companion.py", "pids = {slot.pid for slot in board.at_work()}", "pids = set()")
 @guard(*NO_CRASH, also=[HAND_BACK])
 def test_time_to_stop_is_over(ledger, tmp_path, settings):
     """A body that does not end in STOP_TIMEOUT: its process is killed, and its job goes back at once.
@@ -285,7 +285,7 @@ def test_stopped_inside_a_commit(ledger, database, number):
         ledger.check(within=2 * WORK)
 
 
-@guard("jobs/worker.py", "            self._wait_until_registered()", "            pass")
+@guard("jobs/worker.py", "while not companion.wait_until_registered(0.5):", "while False:")
 def test_migration_applied_while_workers_run(ledger):
     """Workers of the new release wait for their tables, and run when they are there.
 

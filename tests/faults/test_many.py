@@ -19,13 +19,13 @@ from tests.servers import wait_for
 
 @guard(
     "jobs/companion.py",
-    "self._try(self.own.settle_dead)",
+    "self._try(self._own.settle_dead)",
     "pass",
-    also=[("jobs/companion.py", "self._try(self.own.hand_back_orphans)", "pass")],
+    also=[("jobs/companion.py", "self._try(self._own.hand_back_orphans)", "pass")],
 )
 @guard(
     "jobs/maintenance/rescue.py",
-    'return sum(_settle(key, using, "rescued", _lose("NodeLost", "the worker died")) for key in keys)',
+    'return _settle_all(rows, "rescued", _lose("NodeLost", "the worker died"))',
     "return 0",
 )
 @pytest.mark.parametrize(("seconds", "kills"), [(20, 10), pytest.param(60, 12, marks=pytest.mark.long)])

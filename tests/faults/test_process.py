@@ -13,8 +13,8 @@ from tests.faults.worker import Worker, workers
 from tests.servers import wait_for
 
 #: The companion settles what its process died with; and behind it, it gives back what no process has.
-SETTLE_DEAD = ("jobs/companion.py", "self._try(self.own.settle_dead)", "pass")
-ORPHANS = ("jobs/companion.py", "self._try(self.own.hand_back_orphans)", "pass")
+SETTLE_DEAD = ("jobs/companion.py", "self._try(self._own.settle_dead)", "pass")
+ORPHANS = ("jobs/companion.py", "self._try(self._own.hand_back_orphans)", "pass")
 
 
 @pytest.mark.parametrize("point", ["before_claim", "after_claim", "before_commit", "after_completion", "after_commit"])
@@ -35,7 +35,7 @@ def test_process_killed_at(ledger, point):
 
 @guard(
     "jobs/maintenance/rescue.py",
-    'return sum(_settle(key, using, "rescued", _lose("NodeLost", "the worker died")) for key in keys)',
+    'return _settle_all(rows, "rescued", _lose("NodeLost", "the worker died"))',
     "return 0",
 )
 def test_main_process_killed(ledger):
@@ -132,7 +132,7 @@ def test_an_exception_that_ends_a_process_ends_only_the_job(ledger, how):
 
 @pytest.mark.parametrize("where", ["python", "query", "commit"])
 @guard(*SETTLE_DEAD, case="query")
-@guard("jobs/maintenance/rescue.py", 'if why == "timed_out":', "if False:", case="python")
+@guard("jobs/maintenance/rescue.py", 'if kind == "TimeLimitExceeded":', "if False:", case="python")
 def test_hard_time_limit(ledger, database, where):
     """The process is killed in mid-body, while the database works for it, or while it commits.
 
