@@ -25,6 +25,9 @@ from jobs.ring import bell
 
 logger = logging.getLogger("jobs")
 
+#: Beats for a rescuer that is no worker (``manage.py jobs rescue``).
+VISITOR = uuid.UUID(int=1)
+
 
 class Rescue:
     """Watches the heartbeats of all nodes (Quartz's clustered check-in, judged by a monotonic clock).
@@ -269,9 +272,6 @@ class OwnJobs:
 
 
 # Beats
-
-#: Beats for a rescuer that is no worker (``manage.py jobs rescue``).
-VISITOR = uuid.UUID(int=1)
 
 
 def read_beats(side: SideDatabase) -> dict[uuid.UUID, int]:
