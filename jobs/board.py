@@ -97,8 +97,8 @@ class Board:
     stock_waits = _shared("?", 40)
     #: Whether the worker sends Celery's events (``-E``).
     wants_events = _shared("?", 41)
-    #: How many claims of this node found nothing since the last that found something, roughly.
-    misses = _shared("q", 48)
+    #: How many claims of this node found something, roughly.
+    finds = _shared("q", 48)
     #: Changes with the queues, and is odd while they are written.
     _queues_version, _queues_length = _shared("q", 56), _shared("q", 64)
 

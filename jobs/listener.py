@@ -24,8 +24,8 @@ AFTER = (0.025, 0.06)
 #: Seconds between two looks at the version of an SQLite file: while something changes, and after a quiet while.
 BUSY_LOOK, IDLE_LOOK, QUIET = 0.01, 0.02, 1.0
 
-#: A node that found nothing so often in a row answers a ring up to so many seconds later.
-MISSES, LATE = 3, 0.02
+#: A node that found nothing after so many rings in a row answers the next one up to so many seconds later.
+FRUITLESS, LATE = 3, 0.02
 
 #: Seconds until LISTEN is tried again.
 RECONNECT = 1.0
@@ -57,13 +57,15 @@ def _listen(alias: str, stopping: threading.Event) -> None:
         # What came before this was heard by nobody.
         _look(alias)
         looks: list[float] = []
+        fruitless, finds = 0, board.finds
         while not stopping.is_set():
             timeout = max(0.0, looks[0] - time.monotonic()) if looks else 1.0
             select.select([raw.fileno()], [], [], timeout)
             heard = _heard(raw.pgconn)
             now = time.monotonic()
             if not heard.isdisjoint(board.queues):
-                if board.misses >= MISSES:
+                fruitless, finds = (fruitless + 1, finds) if board.finds == finds else (0, board.finds)
+                if fruitless >= FRUITLESS:
                     # Of many nodes that are rung not all come at once.
                     stopping.wait(random.uniform(0, LATE))
                 bell.ring()

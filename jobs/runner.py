@@ -94,9 +94,8 @@ class Runner:
         if not jobs:
             self.slot.rest(IDLE)
             self._next = 1
-            board.misses += 1
             return False
-        board.misses = 0
+        board.finds += 1
         if len(jobs) == self._asked:
             # There is probably more, for one that sleeps.
             bell.ring()

@@ -86,7 +86,7 @@ def has_ready(using: str, queues: list[str]) -> bool:
 
 def _look(using: str, sql: str, queues: list[str]) -> tuple[Any, ...]:
     # SQLite's own CURRENT_TIMESTAMP is that of a whole second.
-    now = "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')" if databases.is_sqlite(using) else "CURRENT_TIMESTAMP"
+    now = "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')" if connections[using].vendor == "sqlite" else "CURRENT_TIMESTAMP"
     ready = " OR ".join([_READY] * len(queues)) or "1 = 0"
     with connections[using].cursor() as cursor:
         cursor.execute(sql.format(now=now, ready=ready), [name for queue in queues for name in (queue, queue)])
