@@ -1,4 +1,7 @@
-"""What a call says becomes a row. What a body sees is made again from the row (``jobs.request``)."""
+"""What a call says becomes a row, and so does a message that no ``delay()`` of ours made.
+
+What a body sees is made again from the row (``jobs.request``).
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,10 @@ import datetime
 import re
 import uuid
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import kombu
-from celery import signals
+from celery import Celery, signals
 from celery.backends.rpc import RPCBackend
 from celery.utils.functional import maybe_list
 from celery.utils.time import maybe_iso8601
@@ -18,30 +21,26 @@ from django.utils.translation import gettext
 from kombu.common import Broadcast
 from kombu.transport.virtual.exchange import TopicExchange
 
-from jobs import lifecycle, tracing
-from jobs.arguments import as_uuid, normalize, storable
+from jobs import databases, lifecycle, request, tracing
+from jobs.arguments import as_uuid, normalize, scrub, storable
+from jobs.board import board
 from jobs.fields import uuid7
 from jobs.models import Job, State
-
-if TYPE_CHECKING:
-    from celery import Celery
+from jobs.project import celery_app
+from jobs.ring import bell
+from jobs.syncpoints import reach
 
 #: The contract between who writes a job and who runs it. A release raises it if older workers would run its jobs
 #: wrongly; a worker runs its own version and those before. A row without one is of version 1.
 VERSION = 1
-
 #: Accepted by ``apply_async`` because groups and beat pass them, and not kept: a job does not travel.
 PLUMBING = frozenset(
-    (
-        "producer connection publisher router add_to_parent result_cls retry retry_policy timeout "
-        "confirm_timeout task_type event_dispatcher delivery_mode compression immediate mandatory declare "
-        "exchange_type origin"
-    ).split()
+    "producer connection publisher router add_to_parent result_cls retry retry_policy timeout confirm_timeout "
+    "task_type event_dispatcher delivery_mode compression immediate mandatory declare exchange_type origin".split()
 )
 
 #: What ``Job.options`` keeps of a call, under the names of ``apply_async``, as it was given.
-KEPT = "task_id chain chord group_id group_index shadow replaced_task_nesting stamped_headers reply_to".split()
-
+KEPT = "chain chord group_id group_index shadow replaced_task_nesting stamped_headers reply_to".split()
 #: The largest number of seconds that a call may be put off or may last: longer is a mistake (milliseconds?).
 LONGEST = 10 * 366 * 86400.0
 
@@ -52,26 +51,28 @@ def is_newer(options: Mapping[str, Any]) -> bool:
     return not isinstance(version, int) or version > VERSION
 
 
-def compose(app: Celery, task: Any, task_id: uuid.UUID | None, args: Any, kwargs: Any, options: dict[str, Any]) -> Job:
-    """Build the unsaved row of a call.
-
-    Routers and the receivers of ``before_task_publish`` run here, in the caller's context.
+def compose(app: Celery, task: Any, args: Any, kwargs: Any, options: dict[str, Any]) -> Job:
+    """The unsaved row of a call; routers and ``before_task_publish`` run here, in the caller's context.
 
     Parameters:
-        task_id: the id that the caller wants; None for a new one.
-        options: what ``apply_async`` was given, merged with the task's own execution options; ``countdown``
-            and ``eta`` are in seconds and an aware datetime.
+        options: what ``apply_async`` was given, merged with the task's own execution options.
 
     Raises:
         TypeError, ValueError: an argument or an option that cannot be kept; names it, and the cure.
     """
     plain_args, plain_kwargs = normalize(args, kwargs)
-    _check_serializer(options.pop("serializer", None) or app.conf.task_serializer)
+    task_id = options.pop("task_id", None)
+    try:
+        key = uuid.UUID(str(task_id)) if task_id else uuid7()
+    except ValueError:
+        raise ValueError(f"task_id={task_id!r} is no UUID: leave it out, or pass str(uuid.uuid4())") from None
+    serializer = options.pop("serializer", None) or app.conf.task_serializer
+    if serializer not in ("json", "application/json"):
+        raise ValueError(f"serializer={serializer!r} cannot be kept: a job's arguments are JSON; remove the option")
     for name in PLUMBING & options.keys():
         del options[name]
-    eta, countdown = options.pop("eta", None), options.pop("countdown", None)
+    eta, countdown, expires = options.pop("eta", None), options.pop("countdown", None), options.pop("expires", None)
     run_at = _run_at(app, eta, countdown) if eta or countdown else None
-    expires = options.pop("expires", None)
     is_queue_given = options.get("queue") is not None
     options = _routed(app, options, task, args, kwargs)
     root_id, parent_id = options.pop("root_id", None), options.pop("parent_id", None)
@@ -81,15 +82,13 @@ def compose(app: Celery, task: Any, task_id: uuid.UUID | None, args: Any, kwargs
         parent_id = parent_id or parent.request.id
         if app.conf.task_inherit_parent_priority:
             options.setdefault("priority", (parent.request.delivery_info or {}).get("priority"))
-    key = task_id or uuid7()
-    kept = _kept(task, options)
-    if VERSION > 1:
-        kept["v"] = VERSION
-    if isinstance(app.backend, RPCBackend):
-        kept.setdefault("reply_to", app.thread_oid)
+    kept = _kept(app, task, options)
+    if task_id and str(key) != str(task_id):
+        # As uuid4().hex: whoever asks for the result says it like this.
+        kept["task_id"] = str(task_id)
     if run_at is not None:
         kept["eta"] = True
-    priority = options.get("priority")
+    root, priority = as_uuid(root_id), options.get("priority")
     job = Job.of(
         {
             "id": key,
@@ -101,12 +100,10 @@ def compose(app: Celery, task: Any, task_id: uuid.UUID | None, args: Any, kwargs
             "rank": rank_of(app, priority),
             "retries": options.get("retries") or 0,
             "parent_id": as_uuid(parent_id),
-            "root": as_uuid(root_id),
+            "root": None if root == key else root,
         }
     )
-    if job.root == key:
-        job.root = None
-    if task_id is not None and task_id.version != 7:
+    if task_id and key.version != 7:
         job.made_at = timezone.now()
     if run_at is not None:
         job.state, job.run_at = State.SCHEDULED, run_at
@@ -115,7 +112,9 @@ def compose(app: Celery, task: Any, task_id: uuid.UUID | None, args: Any, kwargs
         is_span = isinstance(expires, int | float)
         job.expires_at = lifecycle.now_plus(_span(expires, "expires")) if is_span else _moment(app, expires, "expires")
     if kept or options.get("headers") or signals.before_task_publish.receivers:
-        _keep(app, job, kept, options)
+        if headers := _headers(app, job, kept, options):
+            kept["headers"] = headers
+        job.options = storable(kept, "the options")
     tracing.create(job, options.get("headers"), parent)
     return job
 
@@ -131,11 +130,9 @@ def _routed(app: Celery, options: dict[str, Any], task: Any, args: Any, kwargs: 
     return routed
 
 
-def _kept(task: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+def _kept(app: Celery, task: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     """What the call said and the task does not say itself."""
-    kept = {name: options[name] for name in KEPT if options.get(name) not in (None, [], "")}
-    if not kept.get("replaced_task_nesting"):
-        kept.pop("replaced_task_nesting", None)
+    kept = {name: value for name in KEPT if (value := options.get(name)) or (value == 0 and name == "group_index")}
     for name in ("link", "link_error"):
         if given := maybe_list(options.get(name)):
             kept[name] = given
@@ -144,13 +141,11 @@ def _kept(task: Any, options: Mapping[str, Any]) -> dict[str, Any]:
             kept[name] = options[name]
     if "stamped_headers" in kept:
         kept["stamps"] = {name: options[name] for name in kept["stamped_headers"] if name in options}
+    if VERSION > 1:
+        kept["v"] = VERSION
+    if isinstance(app.backend, RPCBackend):
+        kept.setdefault("reply_to", app.thread_oid)
     return kept
-
-
-def _keep(app: Celery, job: Job, kept: dict[str, Any], options: Mapping[str, Any]) -> None:
-    if headers := _headers(app, job, kept, options):
-        kept["headers"] = headers
-    job.options = storable(kept, "the options")
 
 
 def _headers(app: Celery, job: Job, kept: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,18 +153,15 @@ def _headers(app: Celery, job: Job, kept: Mapping[str, Any], options: Mapping[st
     given = dict(options.get("headers") or {})
     if not signals.before_task_publish.receivers:
         return given
-    from jobs import request
-
     made = request.headers_of(job, app, kept)
     headers = {**made, **given}
-    exchange, routing_key = kept.get("exchange", ""), kept.get("routing_key", job.queue)
     properties = {"correlation_id": job.task_id, "reply_to": kept.get("reply_to", ""), "priority": job.priority}
     with tracing.apart():
         signals.before_task_publish.send(
             sender=job.task,
             body=(job.args, job.kwargs, request.embedded(kept)),
-            exchange=exchange,
-            routing_key=routing_key,
+            exchange=kept.get("exchange", ""),
+            routing_key=kept.get("routing_key", job.queue),
             declare=[],
             headers=headers,
             properties=properties,
@@ -179,20 +171,12 @@ def _headers(app: Celery, job: Job, kept: Mapping[str, Any], options: Mapping[st
 
 
 def rank_of(app: Celery, priority: int | None) -> int:
-    """The priority as the claim sorts it, the smallest first.
-
-    Celery's priorities mean 9 first on RabbitMQ and 0 first on Redis; ``jobs://`` follows Redis.
-    """
+    """The priority as the claim sorts it: Celery's mean 9 first on RabbitMQ, and 0 first on Redis and ``jobs://``."""
     if not priority:
         return 0
     url = app.conf.broker_write_url or app.conf.broker_url or ""
     first = str(url if isinstance(url, str) else url[0])
     return -priority if first.startswith(("amqp", "pyamqp")) else priority
-
-
-def _check_serializer(name: str) -> None:
-    if name not in ("json", "application/json"):
-        raise ValueError(f"serializer={name!r} cannot be kept: a job's arguments are JSON; remove the option")
 
 
 def _span(seconds: Any, name: str) -> float:
@@ -206,8 +190,8 @@ def _run_at(app: Celery, eta: Any, countdown: Any) -> Any:
     if countdown:
         seconds = _span(float(countdown), "countdown")
         return lifecycle.now_plus(seconds) if seconds > 0 else None
-    moment = _moment(app, eta, "eta") if eta else None
-    return None if moment is None or moment <= timezone.now() else moment
+    moment = _moment(app, eta, "eta")
+    return moment if moment > timezone.now() else None
 
 
 def _moment(app: Celery, value: Any, name: str) -> datetime.datetime:
@@ -221,14 +205,7 @@ def _moment(app: Celery, value: Any, name: str) -> datetime.datetime:
 
 
 def _queue_name(app: Celery, options: Mapping[str, Any], kept: dict[str, Any], is_given: bool) -> str:
-    """The queue that a call goes to, by its name.
-
-    Parameters:
-        is_given: the caller named the queue; else it is the route's, or the default one.
-
-    Raises:
-        ValueError: no queue of the app gets it, or each of its consumers would.
-    """
+    """The queue that a call goes to, by its name. If it is not given, it is the route's, or the default one."""
     queue, exchange, routing_key = options.get("queue"), options.get("exchange"), options.get("routing_key")
     if isinstance(queue, Broadcast) or isinstance(exchange, Broadcast):
         raise ValueError(
@@ -253,24 +230,20 @@ def _queue_name(app: Celery, options: Mapping[str, Any], kept: dict[str, Any], i
 
 def bound_queue(app: Celery, exchange: str, routing_key: str | None) -> kombu.Queue | None:
     """The queue of the app that gets what is sent to the exchange."""
-    bound = (each for each in app.amqp.queues.values() if each.exchange.name == exchange)
-    return next((each for each in bound if _is_bound(each, routing_key)), None)
-
-
-def _is_bound(queue: kombu.Queue, routing_key: str | None) -> bool:
-    if routing_key is None or routing_key == queue.routing_key:
-        return True
-    if queue.exchange.type != "topic":
-        return False
-    return re.match(TopicExchange.key_to_pattern(TopicExchange, queue.routing_key), routing_key) is not None
+    for queue in app.amqp.queues.values():
+        if queue.exchange.name != exchange:
+            continue
+        if routing_key is None or routing_key == queue.routing_key:
+            return queue
+        if queue.exchange.type == "topic":
+            pattern = TopicExchange.key_to_pattern(TopicExchange, queue.routing_key)
+            if re.match(pattern, routing_key):
+                return queue
+    return None
 
 
 def known_queue(app: Celery, queue: str) -> str:
-    """The name, if the app knows a queue that jobs can wait in.
-
-    Raises:
-        ValueError: it knows none, and may make none (``task_create_missing_queues``).
-    """
+    """The name, if the app knows a queue that jobs can wait in, or may make one; else a ValueError."""
     try:
         entity = app.amqp.queues[queue]
     except KeyError:
@@ -279,3 +252,74 @@ def known_queue(app: Celery, queue: str) -> str:
     if isinstance(entity, Broadcast):
         raise ValueError(gettext("%(queue)r is a broadcast: each of its workers would run the job") % {"queue": queue})
     return queue
+
+
+# A message: from ``send_task`` by name, ``celery call``, another service, or a producer from before the switch
+
+
+def adopt(task: str, request: Any, args: Any, kwargs: Any) -> None:
+    """Give a foreign message its row, if it has none yet: a job from then on. Race: of several copies, one inserts.
+
+    Raises:
+        TypeError, ValueError: what it carries cannot be kept as JSON.
+        django.db.Error: no database; nothing was written, or the row is there.
+    """
+    plain_args, plain_kwargs = normalize(args, kwargs)
+    app, delivery = celery_app(), request.delivery_info or {}
+    key, root, priority = as_uuid(request.id) or uuid7(), as_uuid(request.root_id), delivery.get("priority")
+    priority = _within(priority, -(2**15))
+    expires_at = maybe_iso8601(request.expires)
+    if expires_at is not None and timezone.is_naive(expires_at):
+        expires_at = timezone.make_aware(expires_at, timezone.get_default_timezone())
+    job = Job(
+        id=key,
+        task=_text(task),
+        args=plain_args,
+        kwargs=plain_kwargs,
+        options=storable(_stated(request, delivery), "the options"),
+        queue=_text(_arrived_by(app, delivery)),
+        priority=priority,
+        rank=rank_of(app, priority) if app is not None else 0,
+        expires_at=expires_at,
+        retries=_within(request.retries, 0) or 0,
+        parent_id=as_uuid(request.parent_id),
+        root=None if root == key else root,
+        made_at=timezone.now(),
+    )
+    reach("before_adopt")
+    Job.objects.using(databases.job_alias()).bulk_create([job], ignore_conflicts=True)
+    reach("after_adopt")
+    bell.ring()
+
+
+def _stated(request: Any, delivery: Mapping[str, Any]) -> dict[str, Any]:
+    """``Job.options`` of a message."""
+    own = "chain chord group_index shadow reply_to replaced_task_nesting stamped_headers stamps ignore_result".split()
+    given = {name: getattr(request, name) for name in own}
+    given |= {"link": request.callbacks, "link_error": request.errbacks, "group_id": request.group}
+    given |= zip(("time_limit", "soft_time_limit"), request.timelimit or (), strict=False)
+    given["headers"] = {name: value for name, value in (request.headers or {}).items() if name != "timelimit"}
+    if delivery.get("exchange"):
+        given |= {"exchange": delivery["exchange"], "routing_key": delivery.get("routing_key")}
+    # These are kept also when they are 0 or False.
+    stated = ("group_index", "ignore_result")
+    return {name: value for name, value in given.items() if value or (name in stated and value is not None)}
+
+
+def _arrived_by(app: Any, delivery: Mapping[str, Any]) -> Any:
+    """The queue that a message came by; it says only what it was sent to."""
+    exchange, routing_key = delivery.get("exchange"), delivery.get("routing_key")
+    if app is not None and exchange and (bound := bound_queue(app, str(exchange), routing_key)) is not None:
+        return bound.name
+    # Through the default exchange a queue is reached by its name. What others have bound is run by whoever got it.
+    consumed = board.queues
+    return consumed[0] if exchange and consumed and routing_key not in consumed else routing_key
+
+
+def _within(value: Any, least: int) -> int | None:
+    """What a column can hold; another service may send anything."""
+    return None if value is None else max(least, min(int(value), 2**15 - 1))
+
+
+def _text(value: Any) -> str:
+    return scrub(str(value or ""))[:255] or "?"

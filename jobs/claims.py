@@ -1,8 +1,7 @@
-"""The claim and the completion: the statements that every job costs. On PostgreSQL they stand here as SQL.
+"""The claim and the completion: the statements that every job costs.
 
-A process claims several jobs in one statement, and completes each in the transaction of its effects. The race of the
-claim is decided by SKIP LOCKED: of several processes that look at the same row, one gets it, and none waits. The race
-of the completion is decided by lease and token: a run whose job was given to another finds no row.
+The race of the claim is decided by SKIP LOCKED: of several processes that look at the same row, one gets it, and none
+waits. The race of the completion is decided by lease and token: a run whose job was given to another finds no row.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ import time
 import uuid
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from django.db import DataError, connections, transaction
-from django.db.models import Exists, F, Q
+from django.db.models import Exists, F, Q, QuerySet
 from django.db.models.functions import Now
 
 from jobs import databases
@@ -28,16 +27,16 @@ from jobs.syncpoints import is_armed
 
 #: How many a statement asks for: a few sizes, so that each is planned once.
 SIZES = (1, 2, 5, 10, 20, 50, 100, 200)
-
 #: Seconds between two looks from the beginning of a queue, where a better row may have come.
 LOOK = 1.0
-
 #: A look that takes longer than this, in seconds, is repeated after so many times its own length.
 SLOW_LOOK, RARELY = 0.02, 50
 
 #: PostgreSQL's code.
 DIVISION_BY_ZERO = "22012"
 
+#: Where a job stands in its queue.
+PLACE = attrgetter("rank", "run_at", "pk")
 #: What a run needs of its row; what else somebody asks for is read then.
 COLUMNS = (
     "id task args kwargs options queue priority rank state run_at expires_at made_at lease token node_id "
@@ -101,16 +100,14 @@ class Claimer:
 
     def __init__(self) -> None:
         #: For each database and queue: the place of the row that was claimed last, and when to look from the start.
-        self._after: dict[tuple[str, str], tuple[int, Any, uuid.UUID]] = {}
+        self._after: dict[tuple[str, str], tuple[Any, ...]] = {}
         self._look_at: dict[tuple[str, str], float] = {}
 
     def claim(self, using: str, queue: str, node: uuid.UUID, limit: int, token: int | None = None) -> list[Job]:
         """Move up to ``limit`` jobs of the queue to ``running``, with one fresh token and the next lease each.
 
         A node that was declared dead claims nothing. An expired row is not claimed, and no row of a paused queue.
-
-        Returns:
-            The rows as they were claimed, in their order; empty: there are none, or others are about to have them.
+        The answer is in the order of the queue; it is empty if others are about to have what there is.
         """
         size = next((size for size in reversed(SIZES) if size <= limit), 1)
         token = token or new_token()
@@ -118,45 +115,27 @@ class Claimer:
         if vendor != "postgresql":
             return (_claim_sqlite if vendor == "sqlite" else _claim_anywhere)(using, queue, node, size, token)
         place = (using, queue)
-        after = self._after.get(place)
-        is_fresh = after is not None and time.monotonic() < self._look_at.get(place, 0.0)
-        if is_fresh and (rows := _claim(using, queue, node, size, token, after)):
-            self._note(place, rows)
-            return rows
-        began = time.monotonic()
-        rows = _claim(using, queue, node, size, token, None)
-        took = time.monotonic() - began
-        self._look_at[place] = time.monotonic() + (RARELY * took if took > SLOW_LOOK else LOOK)
+        after = self._after.pop(place, None)
+        rows: list[Job] = []
+        if after is not None and time.monotonic() < self._look_at.get(place, 0.0):
+            rows = _claim(using, queue, node, size, token, after)
+        if not rows:
+            began = time.monotonic()
+            rows = _claim(using, queue, node, size, token)
+            took = time.monotonic() - began
+            self._look_at[place] = time.monotonic() + (RARELY * took if took > SLOW_LOOK else LOOK)
         if rows:
-            self._note(place, rows)
-        else:
-            self._after.pop(place, None)
+            self._after[place] = PLACE(rows[-1])
         return rows
 
-    def _note(self, place: tuple[str, str], rows: list[Job]) -> None:
-        last = rows[-1]
-        self._after[place] = (last.rank, last.run_at, last.pk)
 
-
-def _claim(using: str, queue: str, node: uuid.UUID, limit: int, token: int, after: tuple[Any, ...] | None) -> list[Job]:
+def _claim(using: str, queue: str, node: uuid.UUID, limit: int, token: int, after: tuple[Any, ...] = ()) -> list[Job]:
     session = session_of(using)
     values = {"node": node, "token": token, "backend": session.backend}
-    if after is not None:
+    if after:
         values |= dict(zip(("rank", "run_at", "id"), after, strict=True))
-    rows = session.fetch(_claim_statement(queue, limit, after is not None), values)
-    jobs = [Job.claimed(using, _decoded(row)) for row in rows]
-    return sorted(jobs, key=place_of)
-
-
-@lru_cache(maxsize=1000)
-def _claim_statement(queue: str, limit: int, is_after: bool) -> str:
-    """The queue and the limit stand in it as they are: so the planner takes the index, whatever it knows."""
-    return _CLAIM.format(
-        queue="'" + queue.replace("'", "''").replace("%", "%%") + "'",
-        limit=limit,
-        after=_AFTER if is_after else "",
-        columns=", ".join(COLUMNS),
-    )
+    rows = session.fetch(_claim_statement(queue, limit, bool(after)), values)
+    return sorted((Job.of(_decoded(row), using) for row in rows), key=PLACE)
 
 
 def _decoded(row: Sequence[Any]) -> dict[str, Any]:
@@ -165,9 +144,12 @@ def _decoded(row: Sequence[Any]) -> dict[str, Any]:
     return values
 
 
-def place_of(job: Job) -> tuple[Any, ...]:
-    """Where the job stands in its queue."""
-    return job.rank, job.run_at, job.pk
+@lru_cache(maxsize=1000)
+def _claim_statement(queue: str, limit: int, is_after: bool) -> str:
+    """The queue and the limit stand in it as they are: so the planner takes the index, whatever it knows."""
+    literal = "'" + queue.replace("'", "''").replace("%", "%%") + "'"
+    after = _AFTER if is_after else ""
+    return _CLAIM.format(queue=literal, limit=limit, after=after, columns=", ".join(COLUMNS))
 
 
 #: SQLite's clock, in milliseconds, as Django writes it.
@@ -201,8 +183,7 @@ def _claim_sqlite(using: str, queue: str, node: uuid.UUID, limit: int, token: in
         if cursor.execute(f"SELECT 1 {_READY_SQLITE} LIMIT 1", ready).fetchone() is None:
             return []
         rows = cursor.execute(_CLAIM_SQLITE, (token, node.hex, *ready, limit)).fetchall()
-    jobs = [Job.claimed(using, _decoded_sqlite(row)) for row in rows]
-    return sorted(jobs, key=place_of)
+    return sorted((Job.of(_decoded_sqlite(row), using) for row in rows), key=PLACE)
 
 
 def _decoded_sqlite(row: Sequence[Any]) -> dict[str, Any]:
@@ -244,56 +225,56 @@ def new_token() -> int:
     return random.SystemRandom().getrandbits(63)
 
 
+def owned(job: Job) -> QuerySet[Job]:
+    """The fence: the job's row, as long as it is this run's. A zombie, whose job was given to another, finds none."""
+    return Job.objects.using(job._state.db).filter(pk=job.pk, state=State.RUNNING, lease=job.lease, token=job.token)
+
+
 def renew(job: Job) -> bool:
     """Give a claimed row a token of its own, and its claim a synchronous commit; False: it was given back meanwhile.
 
-    Race: the companion gives back what waits behind a long body, by the token of the claim. One of the two finds the
-    row changed.
+    Race: the companion gives back what waits behind a long body, by the token of the claim. One finds the row changed.
     """
     using, token = str(job._state.db), new_token()
     if connections[using].vendor == "postgresql":
         values = {"token": token, "id": job.pk, "lease": job.lease, "before": job.token}
         done = session_of(using).execute(_RENEW, values) == 1
     else:
-        owned = Job.objects.using(using).filter(pk=job.pk, state=State.RUNNING, lease=job.lease, token=job.token)
-        done = owned.update(token=token, started_at=Now()) == 1
+        done = owned(job).update(token=token, started_at=Now()) == 1
     if done:
         job.token = token
     return done
 
 
-def succeed(job: Job, result: Any, runtime: float) -> bool:
+def succeed(job: Job, result: Any, runtime: float, source: Job | None = None) -> bool:
     """The last statement of the body's own transaction, so that effects and completion are one commit.
 
     On PostgreSQL the COMMIT goes with it, in one message to the server, if the transaction is the body's own.
+    False: the job was given to another run, or was asked to end (``lifecycle.heed``).
 
     Parameters:
         runtime: seconds since the body began; the row was claimed before that, together with others.
-
-    Returns:
-        False: the job was given to another run, or was asked to end (``lifecycle.heed``).
+        source: the job that had done the work before, if any; the result is its own.
     """
     using = str(job._state.db)
     connection = connections[using]
     # The body may have caught an error that its transaction did not survive.
     connection.validate_no_broken_transaction()
-    if connection.vendor == "postgresql":
+    if source is None and connection.vendor == "postgresql":
         done = _succeed(connection, using, job, result, runtime)
-    elif connection.vendor == "sqlite":
+    elif source is None and connection.vendor == "sqlite":
         with connection.cursor() as cursor:
             text = None if result is None else json.dumps(result)
             cursor.execute(_SUCCEED_SQLITE, [text, job.pk.hex, job.lease, job.token, job.pk.hex])
             done = cursor.rowcount == 1
     else:
-        noted = Cancellation.objects.using(using).filter(pk=job.pk)
-        owned = Job.objects.using(using).filter(
-            ~Exists(noted), pk=job.pk, state=State.RUNNING, lease=job.lease, token=job.token
-        )
-        done = owned.update(state=State.SUCCEEDED, finished_at=Now(), result=result, error=None) == 1
+        ours = owned(job).filter(~Exists(Cancellation.objects.using(using).filter(pk=job.pk)))
+        values = {"state": State.SUCCEEDED, "finished_at": Now(), "result": result, "error": None}
+        done = ours.update(**values, replay_of=source and source.pk) == 1
     if done:
         job.__dict__.update(state=State.SUCCEEDED, result=result, error=None)
         # Read from the row when somebody asks for them.
-        for computed in ("finished_at", "started_at"):
+        for computed in ("finished_at", "started_at", "replay_of"):
             job.__dict__.pop(computed, None)
     return done
 
@@ -302,16 +283,19 @@ def _succeed(connection: Any, using: str, job: Job, result: Any, runtime: float)
     session = session_of(using)
     text = "NULL" if result is None else "'" + json.dumps(result).replace("'", "''") + "'"
     values = (text, f"{runtime:.6f}", f"'{job.pk}'", str(job.lease), str(job.token))
+    begin = commit = ""
     # A savepoint around it: the transaction is somebody else's. A test may want to stop in between.
     is_own = connection.in_atomic_block and not connection.savepoint_ids and not is_armed("after_completion")
-    message = "%s"
-    if not has_begun(connection):
-        # The body executed nothing. One statement commits by itself; a COMMIT would be a warning in the server's log.
-        message = "%s" if is_own or not connection.in_atomic_block else "BEGIN; %s"
-    elif is_own:
-        message = "%s; COMMIT"
+    if has_begun(connection):
+        commit = "; COMMIT" if is_own else ""
+    elif connection.in_atomic_block and not is_own:
+        # Else the body executed nothing, and one statement commits by itself; a COMMIT would be warned of.
+        begin = "BEGIN; "
     try:
-        session.succeed(values, message)
+        with session.wrap:
+            is_prepared = session.has_prepared()
+            sql = f"EXECUTE jobs_succeed({', '.join(values)})" if is_prepared else _SUCCEED.format(*values)
+            session.send(begin + sql + commit)
     except DataError as exc:
         if databases.sqlstate(exc) != DIVISION_BY_ZERO:
             raise
@@ -325,11 +309,11 @@ def has_begun(connection: Any) -> bool:
     return raw is None or bool(raw.info.transaction_status != databases.IDLE)
 
 
-# PostgreSQL: a cursor of our own, because Django's binds in the client, and nothing is prepared then
-
-
 class Session:
-    """What this process knows of one connection."""
+    """A connection to PostgreSQL, with a cursor of its own: Django's binds in the client, and prepares nothing."""
+
+    #: Raises Django's exceptions; of the wrapper that has the connection at the moment.
+    wrap: Any
 
     def __init__(self, raw: Any) -> None:
         import psycopg
@@ -343,16 +327,30 @@ class Session:
         if self.is_direct and raw.prepare_threshold is None:
             # Django lets psycopg prepare nothing at all; now it does where it is asked to.
             raw.prepare_threshold = sys.maxsize
-        self._raw = raw
-        self.pgconn = raw.pgconn
+
+    def fetch(self, sql: str, values: Any) -> list[Any]:
+        with self.wrap:
+            return self.cursor.execute(sql, values, prepare=self.is_direct).fetchall()
+
+    def execute(self, sql: str, values: Any) -> int:
+        with self.wrap:
+            return self.cursor.execute(sql, values, prepare=self.is_direct).rowcount
+
+    def notify(self, channel: str, payloads: Iterable[str]) -> None:
+        from psycopg import pq
+
+        quote = pq.Escaping(self.cursor.connection.pgconn).escape_literal
+        statements = (f"NOTIFY {channel}, {bytes(quote(each.encode())).decode()}" for each in payloads)
+        with self.wrap:
+            self.send("; ".join(statements))
 
     def has_prepared(self) -> bool:
         """Whether the completion is prepared, as it is from the first time on.
 
         After each rollback, also to a savepoint, psycopg forgets what it has prepared, and deallocates all there is. So
-        ours is among what it knows; where it cannot be, or as long as the deallocation is to come, nothing is prepared.
+        ours is among what it knows; as long as the deallocation is to come, nothing is prepared.
         """
-        known = getattr(self._raw, "_prepared", None)
+        known = getattr(self.cursor.connection, "_prepared", None)
         names = getattr(known, "_names", None)
         if not self.is_direct or names is None or getattr(known, "_to_flush", True):
             return False
@@ -362,63 +360,24 @@ class Session:
         return True
 
     def send(self, sql: str) -> None:
-        """Execute statements without values, in one message, by the shortest way there is.
-
-        Raises:
-            psycopg.Error: as psycopg's own cursor.
-        """
+        """Execute statements without values, in one message, by the shortest way there is (as psycopg, it raises)."""
         from psycopg import errors, pq
 
-        result = self.pgconn.exec_(sql.encode())
+        pgconn = self.cursor.connection.pgconn
+        result = pgconn.exec_(sql.encode())
         if result.status not in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK):
-            if self.pgconn.status == pq.ConnStatus.BAD:
-                raise errors.OperationalError(self.pgconn.get_error_message())
+            if pgconn.status == pq.ConnStatus.BAD:
+                raise errors.OperationalError(pgconn.get_error_message())
             raise errors.error_from_result(result)
 
 
-class _Wrapped:
-    """A session with Django's exceptions."""
-
-    def __init__(self, connection: Any, session: Session) -> None:
-        self._connection = connection
-        self._session = session
-        self.backend = session.backend
-
-    def fetch(self, sql: str, values: Any) -> list[Any]:
-        with self._connection.wrap_database_errors:
-            rows: list[Any] = self._session.cursor.execute(sql, values, prepare=self._session.is_direct).fetchall()
-            return rows
-
-    def execute(self, sql: str, values: Any) -> int:
-        with self._connection.wrap_database_errors:
-            return int(self._session.cursor.execute(sql, values, prepare=self._session.is_direct).rowcount)
-
-    def notify(self, channel: str, payloads: Iterable[str]) -> None:
-        from psycopg import pq
-
-        quote = pq.Escaping(self._session.pgconn).escape_literal
-        statements = (f"NOTIFY {channel}, {bytes(quote(each.encode())).decode()}" for each in payloads)
-        with self._connection.wrap_database_errors:
-            self._session.send("; ".join(statements))
-
-    def succeed(self, values: tuple[str, ...], message: str) -> None:
-        """Execute the completion as a part of ``message``; prepared once per connection, where no pooler is between."""
-        session = self._session
-        with self._connection.wrap_database_errors:
-            is_prepared = session.has_prepared()
-            sql = f"EXECUTE jobs_succeed({', '.join(values)})" if is_prepared else _SUCCEED.format(*values)
-            session.send(message.replace("%s", sql, 1))
-
-
-_sessions: WeakKeyDictionary[Any, Session] = WeakKeyDictionary()
-
-
-def session_of(using: str) -> _Wrapped:
-    connection = connections[using]
+def session_of(using: str) -> Session:
+    connection: Any = connections[using]
     connection.ensure_connection()
-    raw: Any = connection.connection
-    session = _sessions.get(raw)
+    raw = connection.connection
+    session: Session | None = getattr(raw, "_jobs_session", None)
     if session is None:
         with connection.wrap_database_errors:
-            session = _sessions[raw] = Session(raw)
-    return _Wrapped(connection, session)
+            session = raw._jobs_session = Session(raw)
+    session.wrap = connection.wrap_database_errors
+    return session

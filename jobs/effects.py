@@ -17,12 +17,12 @@ from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.db.models.functions import Now
 from django.db.transaction import TransactionManagementError
 
-from jobs import current, databases, lifecycle, settlement
+from jobs import databases, lifecycle, settlement
 from jobs.arguments import decoded, jsonable, scrub
 from jobs.errors import Busy, EffectParked, LostLease
 from jobs.keys import joined
 from jobs.models import Effect, Job, State
-from jobs.run import Run, checkpoint
+from jobs.run import Run, current_run
 from jobs.syncpoints import reach
 
 #: Characters of an effect's name, at the most.
@@ -62,14 +62,14 @@ def effect(name: str, *key: Any) -> Iterator[Call]:
         EffectParked: a person has to say whether it happened.
         Cancel, LostLease: as ``self.checkpoint()``; no call is made then.
     """
-    run = current.run()
+    run = current_run()
     if run is None:
         raise RuntimeError(
             f"effect({name!r}) belongs to a job: call it in the body of a task that a worker runs, in the thread of "
             "the body (a plain call of the task, apply() and task_always_eager make no job)"
         )
     call = Call(run, name, key)
-    checkpoint(run)
+    run.checkpoint()
     call._begin()
     reach("before_call")
     try:

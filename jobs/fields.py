@@ -17,7 +17,7 @@ from django.db.models.functions import Cast
 class JSONText(JSONField):
     """JSON as it was written: ``json`` on PostgreSQL, where ``jsonb`` changes the order of keys, ``1e16`` and ``-0.0``.
 
-    Comparisons and look-ups of keys work as with ``JSONField``; on PostgreSQL they compare as ``jsonb``.
+    On PostgreSQL it is compared, and its keys are looked up, as ``jsonb``.
     """
 
     def db_type(self, connection: Any) -> str | None:
@@ -29,10 +29,8 @@ class JSONText(JSONField):
         return json.dumps(value.obj) if hasattr(value, "obj") else value
 
     def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
-        # psycopg has decoded it already; only a text may be one that Django has to decode.
-        if connection.vendor == "postgresql":
-            return value
-        return super().from_db_value(value, expression, connection)
+        # psycopg has decoded it already.
+        return value if connection.vendor == "postgresql" else super().from_db_value(value, expression, connection)
 
     def get_transform(self, name: str) -> Any:
         transform = super(JSONField, self).get_transform(name)
@@ -48,21 +46,14 @@ class JSONText(JSONField):
 class Sparse(JSONField):
     """``jsonb`` of which most rows have none: an empty list or dict is NULL in the database, and costs nothing."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs["null"] = True
-        super().__init__(*args, **kwargs)
-
     def get_db_prep_value(self, value: Any, connection: Any, prepared: bool = False) -> Any:
         return super().get_db_prep_value(value, connection, prepared) if value else None
-
-    def get_db_prep_save(self, value: Any, connection: Any) -> Any:
-        return super().get_db_prep_save(value, connection) if value else None
 
     def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
         return self.get_default() if value is None else super().from_db_value(value, expression, connection)
 
 
-# Ids
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 def uuid7() -> uuid.UUID:
@@ -75,16 +66,13 @@ def uuid7() -> uuid.UUID:
 
 def time_of(key: uuid.UUID) -> datetime.datetime | None:
     """When a UUID of version 7 was made; None for others."""
-    if key.version != 7:
-        return None
     microseconds = (key.int >> 80) * 1000 + ((key.int >> 64 & 0xFFF) * 1000 >> 12)
-    return datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(microseconds=microseconds)
+    return _EPOCH + datetime.timedelta(microseconds=microseconds) if key.version == 7 else None
 
 
 def first_id(moment: datetime.datetime) -> uuid.UUID:
     """The smallest UUID of version 7 that is made at ``moment`` or later."""
-    since = moment - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-    milliseconds, rest = divmod(max(0, since // datetime.timedelta(microseconds=1)), 1000)
+    milliseconds, rest = divmod(max(0, (moment - _EPOCH) // datetime.timedelta(microseconds=1)), 1000)
     return uuid.UUID(int=milliseconds << 80 | 0x7 << 76 | -(-rest * 4096 // 1000) << 64 | 0x2 << 62)
 
 

@@ -17,11 +17,12 @@ from django.db.models import QuerySet
 from django.db.models.functions import Now
 from django.db.transaction import TransactionManagementError
 
-from jobs import current, databases, lifecycle
+from jobs import databases, lifecycle
 from jobs.conf import conf
 from jobs.errors import Busy, IdempotencyMismatch
 from jobs.keys import joined
 from jobs.models import Job, Marker
+from jobs.run import current_job
 
 #: By vendor. Parameters: key, kind, fingerprint, job, seconds to keep it; on PostgreSQL first how long to wait.
 INSERTS = {
@@ -69,7 +70,7 @@ def once(*key: Any, using: str | None = None) -> Iterator[bool]:
         TypeError, ValueError: the key cannot be kept.
     """
     name = joined(key, "once()")
-    job = current.job()
+    job = current_job()
     alias = using or (job._state.db if job is not None else None) or databases.job_alias(None)
     connection = connections[alias]
     if not connection.in_atomic_block:

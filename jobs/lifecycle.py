@@ -1,33 +1,35 @@
 """The state machine: every transition of a job, each one conditional statement.
 
 Each function names the race that its condition decides. Out of ``running`` there is one door,
-:func:`_settle`, fenced by the claim (lease and token). Nobody else writes ``Job.state``.
+:func:`_settle` (and ``claims.succeed`` for success), fenced by the claim: lease and token. Nobody else writes
+``Job.state``.
 """
 
 from __future__ import annotations
 
 import datetime
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from django.db import IntegrityError, OperationalError, transaction
-from django.db.models import Case, Exists, F, OuterRef, Q, QuerySet, When
+from celery.utils.functional import maybe_list
+from django.db import IntegrityError, OperationalError, connections, transaction
+from django.db.models import Case, Exists, F, OuterRef, Q, When
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from jobs import databases, ring, unique
+from jobs import databases, ring, signals, unique
 from jobs.arguments import scrub
+from jobs.claims import owned
 from jobs.conf import conf
 from jobs.errors import UniqueBusy, UniqueTaken
-from jobs.models import ENDED, Cancellation, Job, Node, State
-from jobs.reports import report_cancelled
+from jobs.models import ENDED, LIVE, UNSUCCESSFUL, WAITING, Cancellation, Job, Node, State
 
 #: What is counted, each apart.
 COUNTS = ("retries", "crashes", "node_losses", "snoozes")
-
 #: How many errors a job keeps: as many of the first, and as many of the last.
 KEPT_ERRORS = 20
+UNEXPIRED_KEY = Case(When(unique_expires_at__lte=Now(), then=None), default=F("unique_key"))
 
 
 def now_plus(seconds: float) -> Any:
@@ -52,122 +54,8 @@ def _with(errors: Any, entry: dict[str, Any]) -> list[Any]:
     return kept if len(kept) <= 2 * KEPT_ERRORS else kept[:KEPT_ERRORS] + kept[-KEPT_ERRORS:]
 
 
-# Out of running: the one door
-
-
-def _settle(job: Job, **values: Any) -> bool:
-    """Race: this run may be a zombie, whose job was given to another. Then no row matches: False."""
-    if _owned(job).update(**values) != 1:
-        return False
-    _follow(job, **values)
-    return True
-
-
-def _follow(job: Job, **values: Any) -> None:
-    for name, value in values.items():
-        setattr(job, name, value)
-    job.forget_computed()
-
-
-def _owned(job: Job) -> QuerySet[Job]:
-    return Job.objects.using(job._state.db).filter(pk=job.pk, state=State.RUNNING, lease=job.lease, token=job.token)
-
-
-def succeed_like(job: Job, source: Job) -> bool:
-    """As ``claims.succeed``, for a run that found its work done: with the result of the job that did it."""
-    noted = Cancellation.objects.using(job._state.db).filter(pk=job.pk)
-    values = {"state": State.SUCCEEDED, "finished_at": Now(), "error": None}
-    values |= {"result": source.result, "replay_of": source.pk}
-    if _owned(job).filter(~Exists(noted)).update(**values) != 1:
-        return False
-    _follow(job, **values)
-    return True
-
-
-def fail(job: Job, error: dict[str, Any], **counts: Any) -> bool:
-    return _settle(job, state=State.FAILED, finished_at=Now(), error=error, errors=_with(job.errors, error), **counts)
-
-
-def cancel_running(job: Job, error: dict[str, Any]) -> bool:
-    """The run itself asked for it (Celery's ``Ignore``)."""
-    return _settle(job, state=State.CANCELLED, finished_at=Now(), error=error)
-
-
-def retry(job: Job, run_at: Any, error: dict[str, Any], changes: dict[str, Any]) -> bool:
-    """Back to wait for ``run_at``; ``changes`` are the columns that ``Task.retry()`` was given anew."""
-    values = {**changes, "retries": F("retries") + 1, "error": error, "errors": _with(job.errors, error)}
-    return _wait(job, run_at, **values)
-
-
-def hand_back(job: Job, delay: float) -> bool:
-    """The job gave up its run without fault of its own; it counts nowhere."""
-    return _wait(job, now_plus(delay) if delay > 0 else None)
-
-
-def snooze(job: Job, seconds: float, entry: dict[str, Any], limit: int) -> bool:
-    """The body, or what it needs, asked for another time; it uses no attempt. Too often ends ``failed``."""
-    counted = {"snoozes": F("snoozes") + 1}
-    if job.snoozes + 1 >= limit:
-        return heed(job) or fail(job, entry, **counted)
-    return _wait(job, now_plus(seconds), **counted, error=entry)
-
-
-def lose(job: Job, error: dict[str, Any], limit: int) -> bool:
-    """The run is gone with its node or its database. Not the body's fault: its own count, its own cap."""
-    return _give_back(job, "node_losses", error, limit)
-
-
-def crash(job: Job, error: dict[str, Any], limit: int) -> bool:
-    """The process died in exactly this body. A job that keeps doing that ends ``failed``."""
-    return _give_back(job, "crashes", error, limit)
-
-
-def _give_back(job: Job, count: str, error: dict[str, Any], limit: int) -> bool:
-    times = getattr(job, count)
-    counted = {count: F(count) + 1}
-    if times + 1 >= limit:
-        return heed(job) or fail(job, error, **counted)
-    return _wait(job, _backoff(times), **counted, error=error, errors=_with(job.errors, error))
-
-
-def _wait(job: Job, run_at: Any, **values: Any) -> bool:
-    """Out of running, to wait again; a run that was asked to end does not come back."""
-    if heed(job):
-        return True
-    values |= _waiting(run_at)
-    if job.unique_key is None or job.unique_until == "finished":
-        return _settle(job, **values)
-    if job.unique_expires_at is not None:
-        values["unique_key"] = _unexpired_key()
-    try:
-        with databases.bounded(str(job._state.db), conf().UNIQUE_WAIT):
-            return _settle(job, **values)
-    except IntegrityError:
-        # Race: since this run began, another job took the key. Two may not wait, and the other one does the work.
-        error = error_entry("UniqueTaken", unique.describe(job), attempt=job.lease)
-        counted = {name: value for name, value in values.items() if name in COUNTS}
-        return _settle(
-            job,
-            state=State.FAILED,
-            finished_at=Now(),
-            error=error,
-            errors=_with(values.get("errors", job.errors), error),
-            **counted,
-        )
-    except OperationalError as exc:
-        if not databases.gave_up(exc):
-            raise
-        # Somebody may take the key, and does not come to an end. Better two that wait than a retry that is forgotten.
-        return _settle(job, **{**values, "unique_key": None})
-
-
-def _unexpired_key() -> Case:
-    return Case(When(unique_expires_at__lte=Now(), then=None), default=F("unique_key"))
-
-
-def _backoff(times: int) -> Any:
-    """None (at once) for the first time, then 1, 2, 4 ... 60 seconds."""
-    return now_plus(min(60.0, 2.0 ** (times - 1))) if times else None
+def _ended(state: State, error: dict[str, Any]) -> dict[str, Any]:
+    return {"state": state, "finished_at": Now(), "error": error}
 
 
 def _waiting(run_at: Any) -> dict[str, Any]:
@@ -180,14 +68,106 @@ def _waiting(run_at: Any) -> dict[str, Any]:
     }
 
 
+# Out of running: the one door
+
+
+def _settle(job: Job, **values: Any) -> bool:
+    """Race: this run may be a zombie, whose job was given to another. Then no row matches: False."""
+    if owned(job).update(**values) != 1:
+        return False
+    for name, value in values.items():
+        setattr(job, name, value)
+    job.forget_computed()
+    return True
+
+
+def fail(job: Job, error: dict[str, Any], **values: Any) -> bool:
+    return _settle(job, **{**_ended(State.FAILED, error), "errors": _with(job.errors, error), **values})
+
+
+def cancel_running(job: Job, error: dict[str, Any]) -> bool:
+    """The run itself asked for it (Celery's ``Ignore``)."""
+    return _settle(job, **_ended(State.CANCELLED, error))
+
+
+def retry(job: Job, run_at: Any, error: dict[str, Any], changes: dict[str, Any]) -> bool:
+    """Back to wait for ``run_at``; ``changes`` are the columns that ``Task.retry()`` was given anew."""
+    return _wait(job, run_at, error, "retries", **changes)
+
+
+def hand_back(job: Job, delay: float) -> bool:
+    """It gave up its run without fault of its own, which counts nowhere."""
+    return _wait(job, now_plus(delay) if delay > 0 else None)
+
+
+def snooze(job: Job, seconds: float, entry: dict[str, Any], limit: int) -> bool:
+    """The body, or what it needs, asked for another time; it uses no attempt. Too often ends ``failed``."""
+    return _wait(job, now_plus(seconds), entry, "snoozes", limit, is_kept=False)
+
+
+def lose(job: Job, error: dict[str, Any], limit: int) -> bool:
+    """The run is gone with its node or its database. Not the body's fault: its own count, its own cap."""
+    return _wait(job, _backoff(job.node_losses), error, "node_losses", limit)
+
+
+def crash(job: Job, error: dict[str, Any], limit: int) -> bool:
+    """The process died in exactly this body. A job that keeps doing that ends ``failed``."""
+    return _wait(job, _backoff(job.crashes), error, "crashes", limit)
+
+
+def _backoff(times: int) -> Any:
+    """None (at once) for the first time, then 1, 2, 4 ... 60 seconds."""
+    return now_plus(min(60.0, 2.0 ** (times - 1))) if times else None
+
+
+def _wait(
+    job: Job,
+    run_at: Any,
+    error: dict[str, Any] | None = None,
+    count: str = "",
+    limit: int | None = None,
+    is_kept: bool = True,
+    **values: Any,
+) -> bool:
+    """Out of running, to wait again; a run that was asked to end does not come back.
+
+    Parameters:
+        error: why; ``is_kept`` says whether it stays in the job's history.
+        count: what is counted, one of :data:`COUNTS`; as often as ``limit`` ends ``failed``.
+    """
+    if heed(job):
+        return True
+    counted = {count: F(count) + 1} if count else {}
+    if error is not None:
+        if limit is not None and getattr(job, count) + 1 >= limit:
+            return fail(job, error, **counted)
+        values |= {"error": error, "errors": _with(job.errors, error)} if is_kept else {"error": error}
+    values |= {**_waiting(run_at), **counted}
+    if job.unique_key is None or job.unique_until == "finished":
+        return _settle(job, **values)
+    if job.unique_expires_at is not None:
+        values["unique_key"] = UNEXPIRED_KEY
+    try:
+        with databases.bounded(str(job._state.db), conf().UNIQUE_WAIT):
+            return _settle(job, **values)
+    except IntegrityError:
+        # Race: since this run began, another job took the key. Two may not wait, and the other one does the work.
+        taken = error_entry("UniqueTaken", unique.describe(job), attempt=job.lease)
+        return fail(job, taken, **counted, errors=_with(values.get("errors", job.errors), taken))
+    except OperationalError as exc:
+        if not databases.gave_up(exc):
+            raise
+        # Somebody may take the key, and does not come to an end. Better two that wait than a retry that is forgotten.
+        return _settle(job, **{**values, "unique_key": None})
+
+
 # A running job is asked to end
 
 
 def ask_to_end(job_id: uuid.UUID, using: str, kind: str = "Cancelled", why: str = "cancelled by hand") -> bool:
     """Leave a note for a running job, which its run heeds at its next checkpoint or at its end.
 
-    Race: the run may end at this moment, or go back to wait. The maintenance finds the note then, and the job is
-    cancelled by the next :func:`sweep_cancellations`.
+    Race: the run may end at this moment, or go back to wait. Then the next :func:`sweep_cancellations` finds the note.
     """
     if not Job.objects.using(using).filter(pk=job_id, state=State.RUNNING).exists():
         return False
@@ -203,22 +183,20 @@ def asked_to_end(job: Job) -> Cancellation | None:
 def heed(job: Job) -> bool:
     """End the run that was asked to; False: it was not, or it is not the owner any more."""
     note = asked_to_end(job)
-    if note is None:
+    if note is None or not cancel_running(job, error_entry(note.kind, note.reason, attempt=job.lease)):
         return False
-    done = cancel_running(job, error_entry(note.kind, note.reason, attempt=job.lease))
-    if done:
-        note.delete(using=job._state.db)
-    return done
+    note.delete(using=job._state.db)
+    return True
 
 
 def owns(job: Job) -> bool:
     """Whether this run still owns the job."""
-    return _owned(job).exists()
+    return owned(job).exists()
 
 
 def hold(job: Job) -> bool:
     """Whether this run owns the job. Then it does until the end of the transaction: nobody rescues it meanwhile."""
-    return bool(_owned(job).select_for_update().values_list("pk"))
+    return bool(owned(job).select_for_update().values_list("pk"))
 
 
 def sweep_cancellations(using: str, limit: int) -> int:
@@ -227,44 +205,85 @@ def sweep_cancellations(using: str, limit: int) -> int:
     running = Job.objects.using(using).filter(pk=OuterRef("job"), state=State.RUNNING)
     for note in Cancellation.objects.using(using).filter(~Exists(running)).order_by("at")[:limit]:
         job = Job.objects.using(using).filter(pk=note.pk)
-        waiting = job.filter(state__in=(State.SCHEDULED, State.READY))
         with transaction.atomic(using=using):
-            cancelled = databases.free(waiting).exists() and cancel(note.pk, using, note.kind, note.reason)
+            waits = databases.free(job.filter(state__in=WAITING)).exists()
+            cancelled = waits and cancel(note.pk, using, note.kind, note.reason)
             if cancelled or not job.exclude(state__in=ENDED).exists():
                 note.delete(using=using)
         done += cancelled
     return done
 
 
-# Waiting jobs
+def settle_running(key: uuid.UUID, using: str, transition: Callable[[Job], bool], **where: Any) -> bool:
+    """Settle a running job from outside of its run, unless somebody has locked its row.
+
+    Race: a zombie may sit on the row, between its fenced UPDATE and its COMMIT. Whoever rescues comes again.
+    """
+    with transaction.atomic(using=using):
+        job = databases.free(Job.objects.using(using).filter(pk=key, state=State.RUNNING, **where)).first()
+        return job is not None and transition(job)
+
+
+def give_back(using: str, node: uuid.UUID, token: int, begun: uuid.UUID | None = None) -> int:
+    """What was claimed with a token and is not ``begun`` waits again, and counts nowhere.
+
+    Race with the process that claimed it: before it begins such a row it gives it a token of its own.
+    """
+    rest = Job.objects.using(using).filter(state=State.RUNNING, node=node, token=token)
+    if begun is not None:
+        rest = rest.exclude(pk=begun)
+    keyed = Q(unique_key__isnull=False) & ~Q(unique_until="finished")
+    done = rest.exclude(keyed).update(state=State.READY, backend=None)
+    # Another job may have taken the key since.
+    return done + sum(hand_back(job, 0) for job in rest.filter(keyed))
+
+
+# Waiting jobs. Race with a claim, in all of them: the row says its state, and one of the two finds it changed
+
+
+def redirect(job_id: uuid.UUID, using: str, columns: dict[str, Any], states: Sequence[str] = WAITING) -> bool:
+    """Change where a job waits: its queue, its priority, its time. The workers are told after the commit."""
+    rows = Job.objects.using(using).filter(pk=job_id)
+    if rows.filter(state__in=states).update(**columns) != 1:
+        return False
+    queues = rows.filter(state=State.READY).values_list("queue", flat=True)
+    transaction.on_commit(lambda: ring.ring(using, queues), using=using, robust=True)
+    return True
 
 
 def run_now(job_id: uuid.UUID, using: str) -> bool:
-    """A scheduled job waits no longer for its time. Race with a claim: it claims what is ready only."""
-    due = Job.objects.using(using).filter(pk=job_id, state=State.SCHEDULED)
-    if due.update(**_waiting(None)) == 1:
-        _ring(job_id, using)
-        return True
-    return Job.objects.using(using).filter(pk=job_id, state=State.READY).exists()
+    """A scheduled job waits no longer for its time."""
+    ready = Job.objects.using(using).filter(pk=job_id, state=State.READY)
+    return redirect(job_id, using, _waiting(None), (State.SCHEDULED,)) or ready.exists()
 
 
-def redirect(job_id: uuid.UUID, using: str, columns: dict[str, Any]) -> bool:
-    """Change the queue or the priority of a job that waits. Race with a claim: one of the two finds the row changed."""
-    waiting = Job.objects.using(using).filter(state__in=(State.SCHEDULED, State.READY), pk=job_id)
-    done = waiting.update(**columns) == 1
-    if done:
-        _ring(job_id, using)
-    return done
+def replay(job_id: uuid.UUID, using: str) -> bool:
+    """Run a failed or cancelled job again, its counts at zero. ``lease`` stays: it is the fence.
+
+    Raises:
+        UniqueTaken: another job has its unique key; says which.
+        UniqueBusy: another transaction may be taking it.
+    """
+    over = Job.objects.using(using).filter(pk=job_id, state__in=UNSUCCESSFUL)
+    # Those of ended jobs only: the note is of the run before.
+    Cancellation.objects.using(using).filter(Exists(over), pk=job_id).delete()
+    anew = {"unique_key": UNEXPIRED_KEY, "finished_at": None, "expires_at": None, **dict.fromkeys(COUNTS, 0)}
+    try:
+        with databases.bounded(using, conf().UNIQUE_WAIT):
+            return redirect(job_id, using, _waiting(None) | anew, UNSUCCESSFUL)
+    except IntegrityError:
+        raise UniqueTaken(unique.describe(Job.objects.using(using).get(pk=job_id))) from None
+    except OperationalError as exc:
+        if not databases.gave_up(exc):
+            raise
+        raise UniqueBusy("another transaction is about to take its unique key; try again in a moment") from exc
 
 
 def postpone_unknown(job: Job, seconds: float, limit: int) -> int:
-    """Nobody here knows the task of a claimed job: put it, and others like it, behind those that can run.
-
-    A worker that knows the task finds them when their time has come.
-    """
+    """Nobody here knows the task of a claimed job: put it, and others like it, behind those that can run."""
     using = str(job._state.db)
     error = error_entry("NotRegistered", f"no worker that claimed it knows the task {job.task!r}", attempt=job.lease)
-    done = int(_wait(job, now_plus(seconds), error=error))
+    done = int(_wait(job, now_plus(seconds), error, is_kept=False))
     ready = Job.objects.using(using).filter(state=State.READY, queue=job.queue, task=job.task)
     with transaction.atomic(using=using):
         ids = list(databases.free(ready.order_by("rank", "run_at", "id")).values_list("pk", flat=True)[:limit])
@@ -279,102 +298,8 @@ def is_known_elsewhere(job: Job) -> bool:
     return any(job.task in tasks and job.queue in queues for tasks, queues in others.values_list("tasks", "queues"))
 
 
-def give_back(using: str, node: uuid.UUID, token: int, begun: uuid.UUID | None = None) -> int:
-    """What was claimed with a token and is not begun waits again, and counts nowhere.
-
-    Race with the process that claimed it: before it begins such a row it gives it a token of its own.
-
-    Parameters:
-        begun: the row of the claim that is being run.
-    """
-    rest = Job.objects.using(using).filter(state=State.RUNNING, node=node, token=token)
-    if begun is not None:
-        rest = rest.exclude(pk=begun)
-    keyed = Q(unique_key__isnull=False) & ~Q(unique_until="finished")
-    done = rest.exclude(keyed).update(state=State.READY, backend=None)
-    # Another job may have taken the key since.
-    return done + sum(hand_back(job, 0) for job in rest.filter(keyed))
-
-
-def expire(using: str, limit: int) -> int:
-    """Cancel what waited beyond ``expires_at``. Race: a claim compares the same clock in its own statement."""
-    late = Job.objects.using(using).filter(state__in=(State.SCHEDULED, State.READY), expires_at__lte=Now())
-    if not late.exists():
-        return 0
-    error = error_entry("Expired", "the job was not started before expires_at")
-    with transaction.atomic(using=using):
-        ids = list(databases.free(late).values_list("pk", flat=True)[:limit])
-        done = late.filter(pk__in=ids).update(state=State.CANCELLED, finished_at=Now(), error=error)
-        report_cancelled(ids, using)
-    return done
-
-
-def cancel(job_id: uuid.UUID, using: str, kind: str = "Cancelled", why: str = "cancelled by hand") -> bool:
-    """Cancel a job that waits. Race: a claim at the same moment; one of the two finds the row changed."""
-    waiting = Job.objects.using(using).filter(pk=job_id, state__in=(State.SCHEDULED, State.READY))
-    done = waiting.update(state=State.CANCELLED, finished_at=Now(), error=error_entry(kind, why)) == 1
-    if done:
-        report_cancelled([job_id], using)
-    return done
-
-
-def stamped(using: str, stamps: dict[str, list[Any]]) -> list[uuid.UUID]:
-    """The jobs that have not ended and bear one of the stamps (``revoke_by_stamped_headers``)."""
-    found = []
-    live = Job.objects.using(using).filter(state__in=(State.SCHEDULED, State.READY, State.RUNNING))
-    for key, options in live.filter(options__has_key="stamps").values_list("pk", "options").iterator():
-        for name, values in options["stamps"].items():
-            own = values if isinstance(values, list) else [values]
-            if set(map(str, own)) & set(map(str, stamps.get(name, ()))):
-                found.append(key)
-                break
-    return found
-
-
-def cancel_waiting(using: str, limit: int, why: str) -> int:
-    """Cancel one batch of all that waits. Race with a claim: as in :func:`cancel`."""
-    waiting = Job.objects.using(using).filter(state__in=(State.SCHEDULED, State.READY))
-    ids = list(waiting.values_list("pk", flat=True)[:limit])
-    error = error_entry("Cancelled", why)
-    return waiting.filter(pk__in=ids).update(state=State.CANCELLED, finished_at=Now(), error=error) if ids else 0
-
-
-def replay(job_id: uuid.UUID, using: str) -> bool:
-    """Run a failed or cancelled job again, its counts at zero. ``lease`` stays: it is the fence.
-
-    Raises:
-        UniqueTaken: another job has its unique key; says which.
-        UniqueBusy: another transaction may be taking it.
-    """
-    over = Job.objects.using(using).filter(pk=job_id, state__in=(State.FAILED, State.CANCELLED))
-    # Those of ended jobs only: the note is of the run before.
-    Cancellation.objects.using(using).filter(Exists(over), pk=job_id).delete()
-    try:
-        with databases.bounded(using, conf().UNIQUE_WAIT):
-            values = {**_waiting(None), "unique_key": _unexpired_key()}
-            done = over.update(**values, finished_at=None, expires_at=None, **dict.fromkeys(COUNTS, 0)) == 1
-        if done:
-            _ring(job_id, using)
-        return done
-    except IntegrityError:
-        raise UniqueTaken(unique.describe(Job.objects.using(using).get(pk=job_id))) from None
-    except OperationalError as exc:
-        if not databases.gave_up(exc):
-            raise
-        raise UniqueBusy("another transaction is about to take its unique key; try again in a moment") from exc
-
-
-def _ring(job_id: uuid.UUID, using: str) -> None:
-    """A job waits that did not before: tell the workers after the commit."""
-    queues = Job.objects.using(using).filter(pk=job_id, state=State.READY).values_list("queue", flat=True)
-    transaction.on_commit(lambda: ring.ring(using, queues), using=using, robust=True)
-
-
 def make_due(using: str, limit: int, order: str = "run_at") -> list[str]:
-    """Move scheduled jobs whose time has come to ``ready``; returns the queue of each.
-
-    Race: of several nodes that do it, each row goes to one; a locked row is skipped.
-    """
+    """Move scheduled jobs whose time has come to ``ready``; returns the queue of each. A locked row is skipped."""
     late = Job.objects.using(using).filter(state=State.SCHEDULED, run_at__lte=Now()).order_by(order)
     if not late.values_list("pk")[:1]:
         return []
@@ -384,18 +309,50 @@ def make_due(using: str, limit: int, order: str = "run_at") -> list[str]:
     return list(rows.values())
 
 
-def settle_running(key: uuid.UUID, using: str, transition: Callable[[Job], bool], **where: Any) -> bool:
-    """Settle a running job from outside of its run, unless somebody has locked its row.
-
-    Race: a zombie may sit on the row, between its fenced UPDATE and its COMMIT, for as long as it is paused.
-    Whoever rescues does not wait for it, and comes again.
-    """
+def expire(using: str, limit: int) -> int:
+    """Cancel what waited beyond ``expires_at``. A claim compares the same clock in its own statement."""
+    late = Job.objects.using(using).filter(state__in=WAITING, expires_at__lte=Now())
+    if not late.exists():
+        return 0
     with transaction.atomic(using=using):
-        job = databases.free(Job.objects.using(using).filter(pk=key, state=State.RUNNING, **where)).first()
-        return job is not None and transition(job)
+        ids = list(databases.free(late).values_list("pk", flat=True)[:limit])
+        return _cancel(ids, using, "Expired", "the job was not started before expires_at")
 
 
-# Nodes
+def cancel(job_id: uuid.UUID, using: str, kind: str = "Cancelled", why: str = "cancelled by hand") -> bool:
+    return _cancel([job_id], using, kind, why) == 1
+
+
+def cancel_waiting(using: str, limit: int, why: str) -> int:
+    """Cancel one batch of all that waits, and tell nobody."""
+    ids = list(Job.objects.using(using).filter(state__in=WAITING).values_list("pk", flat=True)[:limit])
+    return _cancel(ids, using, "Cancelled", why, is_told=False)
+
+
+def _cancel(ids: Sequence[uuid.UUID], using: str, kind: str, why: str, is_told: bool = True) -> int:
+    waiting = Job.objects.using(using).filter(pk__in=ids, state__in=WAITING)
+    done = waiting.update(**_ended(State.CANCELLED, error_entry(kind, why)))
+
+    def tell() -> None:
+        for job in Job.objects.using(using).filter(pk__in=ids, state=State.CANCELLED):
+            signals.cancelled.tell(job, using, error=job.error)
+
+    # With autocommit off nobody tells us of the commit.
+    knows = connections[using].in_atomic_block or connections[using].get_autocommit()
+    if done and is_told and knows and signals.cancelled.receivers:
+        transaction.on_commit(tell, using=using, robust=True)
+    return done
+
+
+def stamped(using: str, stamps: dict[str, list[Any]]) -> list[uuid.UUID]:
+    """The jobs that have not ended and bear one of the stamps (``revoke_by_stamped_headers``)."""
+
+    def each(given: dict[str, Any]) -> set[tuple[str, str]]:
+        return {(name, str(value)) for name, values in given.items() for value in maybe_list(values) or ()}
+
+    live = Job.objects.using(using).filter(state__in=LIVE, options__has_key="stamps")
+    found = live.values_list("pk", "options").iterator()
+    return [key for key, options in found if options and each(options["stamps"]) & each(stamps)]
 
 
 def bury(node_id: uuid.UUID, using: str, signed_off: bool = False) -> bool:

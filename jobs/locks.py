@@ -27,11 +27,11 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from jobs import current
 from jobs.conf import conf
 from jobs.errors import Busy
 from jobs.keys import joined
 from jobs.lockstores import Away, Store, store_of, token_of_time
+from jobs.run import current_job
 
 logger = logging.getLogger("jobs")
 
@@ -83,7 +83,7 @@ def _hold(key: str, ttl: float, wait: float) -> Iterator[int]:
     if key in _around.get():
         raise RuntimeError(f"the lock {key!r} is held by a block around this one, which would wait for itself")
     owner = os.getpid()
-    with closing(store_of(key, ttl, current.job())) as store:
+    with closing(store_of(key, ttl, current_job())) as store:
         token = _acquire(store, wait)
         is_over = threading.Event()
         # A thread of the process that holds the lock: nothing of it has to survive a fork.

@@ -1,7 +1,4 @@
-"""The rows: a job, the node that runs it, and what the transport without a broker needs.
-
-The tables' names are fixed, so that a project may give the app another label.
-"""
+"""The rows. The tables' names are fixed, so that a project may give the app another label."""
 
 from __future__ import annotations
 
@@ -27,8 +24,9 @@ class State(models.TextChoices):
     CANCELLED = "cancelled", _("cancelled")
 
 
+WAITING = (State.SCHEDULED, State.READY)
 #: The states that run sooner or later.
-LIVE = (State.SCHEDULED, State.READY, State.RUNNING)
+LIVE = (*WAITING, State.RUNNING)
 ENDED = (State.SUCCEEDED, State.FAILED, State.CANCELLED)
 #: As values: for the condition of an index.
 UNSUCCESSFUL = ("failed", "cancelled")
@@ -50,8 +48,7 @@ class Node(models.Model):
     started_at = models.DateTimeField(_("started at"), default=Now)
     #: It was told to stop, and takes nothing new.
     stopping_at = models.DateTimeField(_("stopping since"), null=True)
-    #: Set once, by whoever first saw that the node is gone (or by the node itself when it stops).
-    #: Never unset: a node that was only paused takes a new id.
+    #: Set once, by whoever first saw that it is gone, or by itself. A node that was only paused takes a new id.
     dead_at = models.DateTimeField(_("dead at"), null=True)
     #: The node stopped in good order, and declared itself dead.
     signed_off = models.BooleanField(_("signed off"), default=False)
@@ -77,21 +74,18 @@ class Beat(models.Model):
     class Meta:
         db_table = "jobs_beat"
 
-    def __str__(self) -> str:
-        return f"{self.node}: {self.count}"
-
 
 #: Where a unique key is taken.
 UNIQUE = Q(unique_key__isnull=False) & (
     Q(state__in=("scheduled", "ready")) | Q(state="running", unique_until="finished")
 )
+EXPIRING = Q(state__in=("scheduled", "ready"), expires_at__isnull=False)
+OWNED = Q(node__isnull=False, token__isnull=False, started_at__isnull=False)
+FINISHED = Q(state__in=ENDED, finished_at__isnull=False) | (~Q(state__in=ENDED) & Q(finished_at__isnull=True))
 
 
 class Job(models.Model):
-    """A job: one call of a task, from the commit that made it to its end.
-
-    A row says what the call said, and nothing that can be derived. What most calls do not say is NULL.
-    """
+    """One call of a task, from the commit that made it to its end. What most calls do not say is NULL."""
 
     State = State
 
@@ -101,13 +95,12 @@ class Job(models.Model):
     args = JSONText(_("arguments"), default=list, db_default=[])
     kwargs = JSONText(_("keyword arguments"), default=dict, db_default={})
     #: What else the call said (``jobs.request``): headers, links, limits, ...
-    options = Sparse(_("options"), default=dict)
+    options = Sparse(_("options"), default=dict, null=True)
     queue = models.CharField(_("queue"), max_length=255)
     #: As it was given.
     priority = models.SmallIntegerField(_("priority"), null=True)
     #: The priority as the claim sorts it: the smallest first, whatever the broker calls first.
     rank = models.SmallIntegerField(default=0, db_default=0)
-
     state = models.CharField(
         _("state"), max_length=16, choices=State.choices, default=State.READY, db_default=State.READY
     )
@@ -115,55 +108,37 @@ class Job(models.Model):
     expires_at = models.DateTimeField(_("expires at"), null=True)
     #: Only of a job whose id does not say it.
     made_at = models.DateTimeField(null=True)
-
-    #: Grows with every claim and never shrinks; with the token it is the fence of every settle
-    #: (Kleppmann, "How to do distributed locking", on fencing tokens).
+    #: Grows with every claim; with the token the fence of every settle (Kleppmann, "How to do distributed locking").
     lease = models.IntegerField(_("lease"), default=0, db_default=0)
     #: Fresh with every claim: a claim that a database crash forgot is repeated under the same lease.
     token = models.BigIntegerField(_("claim token"), null=True)
-    #: The node that runs the job, or ran it last. No database constraint: a claim then locks no node row,
-    #: and nodes are pruned without a scan of history.
+    #: Who runs it, or ran it last. No constraint: a claim locks no node row, and nodes are pruned without a scan.
     node = models.ForeignKey(
-        Node,
-        models.DO_NOTHING,
-        null=True,
-        db_constraint=False,
-        db_index=False,
-        related_name="jobs",
-        verbose_name=_("node"),
+        Node, models.DO_NOTHING, "jobs", null=True, db_constraint=False, db_index=False, verbose_name=_("node")
     )
-
-    #: The database server's process that serves the run (PostgreSQL), so that rescue can end a zombie that
-    #: sits on its locks; None if a pooler stands between.
+    #: PostgreSQL's process that serves the run, so that rescue can end a zombie; None behind a pooler.
     backend = models.IntegerField(_("database process"), null=True)
-
     retries = models.SmallIntegerField(_("retries"), default=0, db_default=0)
     crashes = models.SmallIntegerField(_("crashes"), default=0, db_default=0)
     node_losses = models.SmallIntegerField(_("node losses"), default=0, db_default=0)
     snoozes = models.SmallIntegerField(_("snoozes"), default=0, db_default=0)
-
     started_at = models.DateTimeField(_("started at"), null=True)
     finished_at = models.DateTimeField(_("finished at"), null=True)
-
     result = JSONText(_("result"), null=True)
     error = models.JSONField(_("error"), null=True)
-    errors = Sparse(_("errors"), default=list)
-
+    errors = Sparse(_("errors"), default=list, null=True)
     parent_id = models.UUIDField(_("parent"), null=True)
     #: The first job of a line of calls; None if that is the job itself. Read ``root_id``.
     root = models.UUIDField(_("root"), null=True)
-
     #: The key of the marker that the run leaves (``idempotency_key=``); None without one.
     marker_key = models.CharField(_("marker"), max_length=255, null=True)
     #: The job whose result this one replayed: another run had left the marker before.
     replay_of = models.UUIDField(_("replay of"), null=True)
-
     #: At most one job of this key waits (``unique=``); with ``unique_until="finished"`` waits or runs.
     unique_key = models.CharField(_("unique key"), max_length=255, null=True)
     unique_until = models.CharField(_("unique until"), max_length=8, null=True)
     #: From then on the key is free, whatever became of the job (``unique_for=``).
     unique_expires_at = models.DateTimeField(_("unique until time"), null=True)
-
     #: The span of the call, until its transaction is committed (``jobs.tracing``).
     span: Any = None
 
@@ -177,15 +152,8 @@ class Job(models.Model):
         ]
         constraints: ClassVar = [
             models.CheckConstraint(name="jobs_job_state", condition=Q(state__in=State.values)),
-            models.CheckConstraint(
-                name="jobs_job_owner",
-                condition=~Q(state="running") | Q(node__isnull=False, token__isnull=False, started_at__isnull=False),
-            ),
-            models.CheckConstraint(
-                name="jobs_job_finished",
-                condition=Q(state__in=ENDED, finished_at__isnull=False)
-                | (~Q(state__in=ENDED) & Q(finished_at__isnull=True)),
-            ),
+            models.CheckConstraint(name="jobs_job_owner", condition=~Q(state="running") | OWNED),
+            models.CheckConstraint(name="jobs_job_finished", condition=FINISHED),
             models.CheckConstraint(name="jobs_job_failed", condition=~Q(state="failed") | Q(error__isnull=False)),
             # PostgreSQL names it when it is violated; nobody else takes a second job of a key.
             models.UniqueConstraint(name="jobs_job_unique", fields=["unique_key"], condition=UNIQUE),
@@ -195,11 +163,7 @@ class Job(models.Model):
             models.Index(name="jobs_job_scheduled", fields=["run_at"], condition=Q(state="scheduled")),
             # The order in which jobs are claimed.
             models.Index(name="jobs_job_ready", fields=["queue", "rank", "run_at", "id"], condition=Q(state="ready")),
-            models.Index(
-                name="jobs_job_expires",
-                fields=["expires_at"],
-                condition=Q(state__in=("scheduled", "ready"), expires_at__isnull=False),
-            ),
+            models.Index(name="jobs_job_expires", fields=["expires_at"], condition=EXPIRING),
             models.Index(name="jobs_job_running", fields=["node"], condition=Q(state="running")),
             # History, read by people and by prune: rows arrive at its right edge. By creation the key has it.
             models.Index(name="jobs_job_finished", fields=["finished_at"], condition=Q(finished_at__isnull=False)),
@@ -215,20 +179,17 @@ class Job(models.Model):
         return f"{self.task}[{self.id}]"
 
     @classmethod
-    def of(cls, values: dict[str, Any]) -> Job:
-        """A job that a call makes; the same as ``Job(**values)``, at a fifth of its cost and without its signals."""
-        job = cls.__new__(cls)
-        job._state = ModelState()
-        job.__dict__.update(_DEFAULTS, options={}, errors=[], run_at=Now())
-        job.__dict__.update(values)
-        return job
+    def of(cls, values: dict[str, Any], using: str | None = None) -> Job:
+        """A job that a call makes; the same as ``Job(**values)``, at a fifth of its cost and without its signals.
 
-    @classmethod
-    def claimed(cls, using: str, values: dict[str, Any]) -> Job:
-        """A job as its claim returned it; what is missing is read when somebody asks for it."""
+        With ``using`` it is a row as its claim returned it; what is missing is read when somebody asks for it.
+        """
         job = cls.__new__(cls)
         job._state = ModelState()
-        job._state.adding, job._state.db = False, using
+        if using is None:
+            job.__dict__.update(_DEFAULTS, options={}, errors=[], run_at=Now())
+        else:
+            job._state.adding, job._state.db = False, using
         job.__dict__.update(values)
         return job
 
@@ -250,13 +211,18 @@ class Job(models.Model):
     @property
     def headers(self) -> dict[str, Any]:
         """The message headers that the caller gave, and those that receivers of Celery's signals added."""
-        headers: dict[str, Any] = self.options.get("headers") or {}
-        return headers
+        return dict(self.options.get("headers") or {})
 
     @property
     def idempotency_key(self) -> str:
         """What to hand to providers (``Message-ID``, ``Idempotency-Key``): the same in every run of this job."""
         return self.marker_key or str(self.pk)
+
+    @property
+    def own_error(self) -> dict[str, Any] | None:
+        """The error that this run was settled with; that of an earlier run may still stand in the row."""
+        error = self.error if isinstance(self.error, dict) else {}
+        return error if error.get("attempt") == self.lease else None
 
     def forget_computed(self) -> None:
         """Read what the database computed (times, counts) from the row, when somebody asks for it."""
@@ -271,7 +237,7 @@ _DEFAULTS: dict[str, Any] = {
 
 
 class Pause(models.Model):
-    """A queue whose jobs wait until it is resumed: nobody claims them (``jobs.queues``)."""
+    """A queue whose jobs nobody claims (``jobs.queues``)."""
 
     queue = models.CharField(_("queue"), primary_key=True, max_length=255)
     at = models.DateTimeField(_("paused at"), default=Now)
@@ -299,10 +265,7 @@ class Overview(Job):
 
 
 class Cancellation(models.Model):
-    """Somebody wants a running job to end.
-
-    Beside the job and not on it: the row of a running job belongs to its run, which may hold it locked.
-    """
+    """Somebody wants a running job to end. Beside the job: its row belongs to its run, which may hold it locked."""
 
     job = models.UUIDField(primary_key=True)
     at = models.DateTimeField(default=Now)
@@ -312,9 +275,6 @@ class Cancellation(models.Model):
 
     class Meta:
         db_table = "jobs_cancellation"
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.job}"
 
 
 class Action(models.Model):
@@ -333,9 +293,6 @@ class Action(models.Model):
         verbose_name = _("action")
         verbose_name_plural = _("actions")
         indexes: ClassVar = [models.Index(name="jobs_action_job", fields=["job"])]
-
-    def __str__(self) -> str:
-        return f"{self.what} {self.job}"
 
 
 class Tally(models.Model):
@@ -360,11 +317,8 @@ class Tally(models.Model):
         constraints: ClassVar = [
             models.UniqueConstraint(
                 name="jobs_tally_unique", fields=["length", "begin", "task", "queue", "state", "error"]
-            ),
+            )
         ]
-
-    def __str__(self) -> str:
-        return f"{self.count} {self.task} {self.state} at {self.begin}"
 
 
 class Marker(models.Model):
@@ -417,18 +371,15 @@ class Lock(models.Model):
     class Meta:
         db_table = "jobs_lock"
 
-    def __str__(self) -> str:
-        return self.key
-
 
 class Effect(models.Model):
     """An external call: that it was begun, and what the provider answered (``jobs.effects``)."""
 
     class State(models.TextChoices):
-        #: Committed before the call. If nobody makes it any more, nobody knows whether it happened: ambiguous.
+        #: Committed before the call. If nobody makes it any more, nobody knows whether it happened.
         SENDING = "sending", _("sending")
         SENT = "sent", _("sent")
-        #: A person decides: nobody knows whether it happened, or it did and its answer could not be kept.
+        #: A person decides: nobody knows whether it happened, or its answer could not be kept.
         PARKED = "parked", _("parked")
 
     id = models.BigAutoField(primary_key=True)
@@ -471,9 +422,6 @@ class Instance(models.Model):
     class Meta:
         db_table = "jobs_instance"
 
-    def __str__(self) -> str:
-        return self.mark
-
 
 class Message(models.Model):
     """A message of the ``jobs://`` broker (``jobs.transport``)."""
@@ -490,9 +438,6 @@ class Message(models.Model):
         db_table = "jobs_message"
         indexes: ClassVar = [models.Index(name="jobs_message_next", fields=["queue", "priority", "id"])]
 
-    def __str__(self) -> str:
-        return f"{self.queue}:{self.id}"
-
 
 class Binding(models.Model):
     """A queue bound to an exchange of the ``jobs://`` broker."""
@@ -508,6 +453,3 @@ class Binding(models.Model):
         constraints: ClassVar = [
             models.UniqueConstraint(name="jobs_binding_unique", fields=["exchange", "queue", "routing_key", "pattern"])
         ]
-
-    def __str__(self) -> str:
-        return f"{self.exchange} -> {self.queue}"

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from celery import Celery
 from celery.utils.nodenames import anon_nodename
 from celery.utils.saferepr import saferepr
 
 from jobs.arguments import decoded
-
-if TYPE_CHECKING:
-    from celery import Celery
-
-    from jobs.models import Job
+from jobs.models import Job
 
 
 def make(job: Job, task: Any, app: Celery, hostname: str) -> dict[str, Any]:
@@ -24,34 +21,34 @@ def make(job: Job, task: Any, app: Celery, hostname: str) -> dict[str, Any]:
     """
     options = job.options
     headers = headers_of(job, app, options, task)
-    own = options.get("headers")
-    reply_to = options.get("reply_to", "")
-    delivery = {
-        "exchange": options.get("exchange", ""),
-        "routing_key": options.get("routing_key", job.queue),
-        "priority": job.priority or 0,
-        "redelivered": job.lease > 1 + job.retries + job.snoozes,
-    }
-    return {
+    own, reply_to, priority = options.get("headers"), options.get("reply_to", ""), job.priority or 0
+    made = {
         **headers,
         **(own or {}),
         **embedded(options),
-        "properties": {"correlation_id": headers["id"], "reply_to": reply_to, "priority": delivery["priority"]},
+        "properties": {"correlation_id": headers["id"], "reply_to": reply_to, "priority": priority},
         "reply_to": reply_to,
         "correlation_id": headers["id"],
         "hostname": hostname,
-        "delivery_info": delivery,
+        "delivery_info": {
+            "exchange": options.get("exchange", ""),
+            "routing_key": options.get("routing_key", job.queue),
+            "priority": priority,
+            "redelivered": job.lease > 1 + job.retries + job.snoozes,
+        },
         "args": decoded(job.args),
         "kwargs": decoded(job.kwargs),
         "is_eager": False,
-        **({"headers": own} if own else {}),
     }
+    return {**made, "headers": own} if own else made
 
 
 def headers_of(job: Job, app: Celery, options: Mapping[str, Any], task: Any = None) -> dict[str, Any]:
     """The headers of Celery's message protocol (``celery.app.amqp.AMQP.as_task_v2``)."""
     task = task or app.tasks.get(job.task)
-    limit = getattr(task, "argsrepr_maxsize", None) or app.amqp.argsrepr_maxsize
+    longest = getattr(task, "argsrepr_maxsize", None) or app.amqp.argsrepr_maxsize
+    # The call's own limits, else the task's.
+    limits = [options.get(name, getattr(task, name, None)) for name in ("time_limit", "soft_time_limit")]
     return {
         "lang": "py",
         "task": job.task,
@@ -62,11 +59,11 @@ def headers_of(job: Job, app: Celery, options: Mapping[str, Any], task: Any = No
         "group": options.get("group_id"),
         "group_index": options.get("group_index"),
         "retries": job.retries,
-        "timelimit": [limit_of(job, task, options, "time_limit"), limit_of(job, task, options, "soft_time_limit")],
+        "timelimit": limits,
         "root_id": str(job.root) if job.root else job.task_id,
         "parent_id": str(job.parent_id) if job.parent_id else None,
-        "argsrepr": _represent(tuple(job.args), limit),
-        "kwargsrepr": _represent(job.kwargs, limit),
+        "argsrepr": _represent(tuple(job.args), longest),
+        "kwargsrepr": _represent(job.kwargs, longest),
         "origin": anon_nodename(),
         "ignore_result": options.get("ignore_result", getattr(task, "ignore_result", None)),
         "replaced_task_nesting": options.get("replaced_task_nesting", 0),
@@ -85,23 +82,15 @@ def embedded(options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def limit_of(job: Job, task: Any, options: Mapping[str, Any], name: str) -> float | None:
-    """A time limit of the run, in seconds: the call's own, else the task's."""
-    limit: float | None = options[name] if name in options else getattr(task, name, None)
-    return limit
-
-
 def _iso(moment: Any) -> str | None:
     # An expression of a row that is not written yet says nothing.
     return moment.isoformat() if hasattr(moment, "isoformat") else None
 
 
-def _represent(value: Any, limit: int) -> str:
+def _represent(value: Any, longest: int) -> str:
     """As Celery represents arguments in logs and events; the short way for plain ones, which most are."""
     parts = value.values() if isinstance(value, dict) else value
-    if all(each is None or type(each) in (int, bool) for each in parts):
-        text = repr(value)
-        if len(text) < limit:
-            return text
+    if all(each is None or type(each) in (int, bool) for each in parts) and len(text := repr(value)) < longest:
+        return text
     value = tuple(map(decoded, value)) if isinstance(value, tuple) else decoded(value)
-    return str(saferepr(value, limit))
+    return str(saferepr(value, longest))

@@ -19,7 +19,7 @@ from celery.app.trace import build_tracer
 from celery.exceptions import Reject, SoftTimeLimitExceeded
 from django.db import Error
 
-from jobs import claims, current, databases, events, lifecycle, request, settlement
+from jobs import claims, databases, events, lifecycle, request, settlement
 from jobs.board import BODY, BUSY, IDLE, OLD, board
 from jobs.claims import Claimer
 from jobs.conf import conf
@@ -27,7 +27,7 @@ from jobs.errors import NotSettled
 from jobs.logs import log
 from jobs.models import Job
 from jobs.ring import bell
-from jobs.run import Run
+from jobs.run import Run, claimed
 from jobs.syncpoints import reach
 
 logger = logging.getLogger("jobs")
@@ -215,17 +215,17 @@ class Runner:
             self._tracers[task.name] = tracer
         began = time.monotonic()
         events.send_start(job, made)
-        current.claimed.set((job, self.slot))
+        claimed.set((job, self.slot))
         try:
             outcome = self._tracers[task.name](made["id"], made["args"], made["kwargs"], made)
-            is_begun = current.claimed.get() is None
+            is_begun = claimed.get() is None
         except Exception as exc:
-            if current.claimed.get() is not None:
+            if claimed.get() is not None:
                 # Nobody's fault: the result backend is away, say.
                 self._settle_unbegun(task, job, Reject(f"Celery did not begin the task: {exc!r}", requeue=True))
             raise
         finally:
-            current.claimed.set(None)
+            claimed.set(None)
         if not is_begun:
             # ``Task.before_start`` raised; or Celery takes the job for done (``worker_deduplicate_successful_tasks``).
             info = outcome.info
@@ -236,7 +236,7 @@ class Runner:
     def _settle_unbegun(self, task: Any, job: Job, exc: BaseException) -> None:
         """The body of a claimed job was not reached."""
         try:
-            settlement.settle(Run(task, None, job, self.slot), exc, lost=False)
+            settlement.settle(Run(task, None, job, self.slot), exc)
         except NotSettled:
             self._unsettled.append(job)
         except Exception as told:

@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NoReturn
 
 from billiard.common import terminate_handler_fired
@@ -18,156 +19,74 @@ from django.db import Error, InterfaceError, OperationalError, transaction
 from jobs import databases, lifecycle, outbox
 from jobs.arguments import jsonable, scrub
 from jobs.conf import conf
-from jobs.errors import Busy, LostLease, NotSettled, Snooze, TaskExited, TaskOutOfMemory
+from jobs.errors import Busy, Cancel, LostLease, NotSettled, Snooze, TaskExited, TaskOutOfMemory
 from jobs.fields import uuid7
 from jobs.models import Job, State
 from jobs.run import Run
-
-logger = logging.getLogger("jobs")
 
 #: Seconds between the attempts to reach a database that is away, and how often.
 RECONNECT = (0.0, 0.1, 0.4, *[0.5] * 14)
 
 
-def is_committed(run: Run) -> bool:
-    """The answer of a COMMIT can get lost: read the row on a new connection, and believe it."""
-
-    def read() -> bool:
-        databases.drop(run.using)
-        return (
-            Job.objects.using(run.using)
-            .filter(pk=run.job.pk, state=State.SUCCEEDED, lease=run.job.lease, token=run.job.token)
-            .exists()
-        )
-
-    return bool(persistently(run, read))
-
-
-def settle(run: Run, exc: BaseException, lost: bool) -> Any:
-    """After the rollback: write what the body's exception means, then tell Celery.
+def settle(run: Run, exc: BaseException, lost: bool = False) -> NoReturn:
+    """After the rollback: write what the exception means, then tell Celery, by raising it or another one.
 
     Parameters:
         lost: the database failed the run, and not the body.
-
-    Raises:
-        Ignore, Retry, Exception: always, but for the shutdown of this process, which passes through.
     """
-    job = run.job
     if (shutdown := shutdown_behind(exc)) is not None:
         # Whoever sees this process die gives the job back.
         raise shutdown
+    job, error, more = run.job, _entry(run, exc), {}
+    told: BaseException = Ignore(error["message"])
+    transition: Callable[[], bool]
     if lost:
-        error = _entry(run, exc)
-        write(run, lambda: lifecycle.lose(job, error, conf().MAX_NODE_LOSSES))
-        run.report(logging.WARNING, f"lost its database: {exc}", "handed_back")
-        raise Ignore(str(exc)) from exc
-    if isinstance(exc, Retry):
-        _retry(run, exc)
-    if isinstance(exc, Snooze | Busy):
-        _snooze(run, exc)
-    if isinstance(exc, Reject) and exc.requeue:
-        write(run, lambda: lifecycle.hand_back(job, 1.0))
-        run.report(logging.INFO, "handed back", "handed_back")
-        raise Ignore(str(exc)) from exc
-    if isinstance(exc, Ignore):
-        error = _entry(run, exc, kind="Cancelled")
-        write(run, lambda: lifecycle.heed(job) or lifecycle.cancel_running(job, error))
-        run.report(logging.INFO, "cancelled by its body", "cancelled")
+        level, action, text = logging.WARNING, "handed_back", f"lost its database: {error['message']}"
+        transition = partial(lifecycle.lose, job, error, conf().MAX_NODE_LOSSES)
+    elif isinstance(exc, LostLease):
+        # Or its completion looked for the wish that it should end, and found it.
+        level, action, text = logging.INFO, "cancelled", "cancelled: it was asked to end"
+        told, transition = Cancel("the job was asked to end"), partial(lifecycle.heed, job)
+    elif isinstance(exc, Retry) and run.planned:
+        cause = _entry(run, exc.exc) if isinstance(exc.exc, BaseException) else error
+        level, action, text = logging.INFO, "retried", f"will be retried: {cause['type']}: {cause['message']}"
+        told, transition, more = exc, partial(_retry, run, cause), {"retries": run.planned[-1].retries}
+    elif isinstance(exc, Snooze | Busy):
+        # Who finds something busy tries again later and later, at no fixed time: nobody starves, and nobody hammers.
+        seconds = exc.seconds if isinstance(exc, Snooze) else random.uniform(0.5, 1) * min(10.0, 1 + job.snoozes / 2)
+        level, action, text = logging.INFO, "snoozed", f"snoozed for {seconds:.1f} s: {error['message']}"
+        transition = partial(lifecycle.snooze, job, seconds, error, conf().MAX_SNOOZES)
+    elif isinstance(exc, Reject) and exc.requeue:
+        level, action, text = logging.INFO, "handed_back", "handed back"
+        transition = partial(lifecycle.hand_back, job, 1.0)
+    elif isinstance(exc, Ignore):
+        level, action, text = logging.INFO, "cancelled", "cancelled by its body"
+        error["type"] = "Cancelled"
+        told, transition = exc, lambda: lifecycle.heed(job) or lifecycle.cancel_running(job, error)
+    else:
+        # Also a Retry that was raised by hand, without retry(): Celery would not send it again either.
+        level, action, text = logging.ERROR, "failed", f"failed: {error['type']}: {error['message']}"
+        told, transition = _for_celery(exc), partial(lifecycle.fail, job, error)
+    write(run, transition)
+    run.report(level, text, action, **more)
+    if told is exc:
         raise exc
-    error = _entry(run, exc)
-    write(run, lambda: lifecycle.fail(job, error))
-    run.report(logging.ERROR, f"failed: {error['type']}: {error['message']}", "failed")
-    raise _for_celery(exc)
+    raise told from exc
 
 
-def _snooze(run: Run, exc: Snooze | Busy) -> NoReturn:
-    # Who finds something busy tries again later and later, at no fixed time: nobody starves, and nobody hammers.
-    seconds = exc.seconds if isinstance(exc, Snooze) else random.uniform(0.5, 1) * min(10.0, 1 + run.job.snoozes / 2)
-    error = _entry(run, exc)
-    write(run, lambda: lifecycle.snooze(run.job, seconds, error, conf().MAX_SNOOZES))
-    run.report(logging.INFO, f"snoozed for {seconds:.1f} s: {error['message']}", "snoozed")
-    raise Ignore(str(exc)) from exc
-
-
-def _retry(run: Run, exc: Retry) -> None:
-    job = run.job
-    if not run.planned:
-        # Raised by hand, without retry(): the message would not be sent again by Celery either.
-        error = _entry(run, exc)
-        write(run, lambda: lifecycle.fail(job, error))
-        run.report(logging.ERROR, f"failed: {error['type']}: {error['message']}", "failed")
-        raise exc
-    *others, planned = run.planned
-    error = _entry(run, exc.exc if isinstance(exc.exc, BaseException) else exc)
+def _retry(run: Run, error: dict[str, Any]) -> bool:
+    """The last that ``retry()`` sent is this job again; each other one becomes a job of its own, together with it."""
+    job, (*others, planned) = run.job, run.planned
     run_at = planned.run_at if planned.state == State.SCHEDULED else None
     kept = ("args", "kwargs", "options", "queue", "priority", "rank", "expires_at", "marker_key")
     changes = {name: getattr(planned, name) for name in kept}
     for other in others:
         other.__dict__.update(id=uuid7(), made_at=None, parent_id=job.pk, root=job.root_id)
-
-    def transition() -> bool:
-        with transaction.atomic(using=run.using):
-            done = lifecycle.retry(job, run_at, error, changes)
-            if done and others and job.state != State.CANCELLED:
-                outbox.record(others, run.using, run.task.app)
-            return done
-
-    write(run, transition)
-    text = f"will be retried: {error['type']}: {error['message']}"
-    run.report(logging.INFO, text, "retried", retries=planned.retries)
-    raise exc
-
-
-def shutdown_behind(exc: BaseException) -> BaseException | None:
-    """What ends this process from outside; the driver may complain in front of it about what was interrupted."""
-    behind = next(filter(_is_shutdown, chain(exc)), None)
-    if behind is None and isinstance(exc, OperationalError) and terminate_handler_fired():
-        # SQLite says only that a function (one of Django's, such as for dates) raised something.
-        return SystemExit()
-    return behind
-
-
-@contextmanager
-def unmasked() -> Iterator[None]:
-    """Let nothing stand in front of a shutdown: who sees an ordinary error takes the process for alive."""
-    try:
-        yield
-    except Exception as exc:
-        if (shutdown := shutdown_behind(exc)) is not None:
-            raise shutdown from None
-        raise
-
-
-def chain(exc: BaseException) -> Iterator[BaseException]:
-    """The exception, and those in front of which it was raised; a body may have tied them into a ring."""
-    seen: set[int] = set()
-    each: BaseException | None = exc
-    while each is not None and id(each) not in seen:
-        yield each
-        seen.add(id(each))
-        each = each.__context__
-
-
-def _is_shutdown(exc: BaseException) -> bool:
-    """Whether the exception ends this process from outside: a signal to a pool child, or to a worker without one."""
-    if isinstance(exc, Exception):
-        return False
-    if terminate_handler_fired() or isinstance(exc, WorkerShutdown | WorkerTerminate):
-        return True
-    return isinstance(exc, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
-
-
-def _for_celery(exc: BaseException) -> BaseException:
-    if isinstance(exc, MemoryError):
-        return TaskOutOfMemory(str(exc) or "the task ran out of memory")
-    return exc if isinstance(exc, Exception) else TaskExited(f"the task raised {exc!r}")
-
-
-def may_pass(exc: BaseException) -> bool:
-    """A refusal at the commit that another attempt may not meet: serialization failure, deadlock, shutdown."""
-    if code := databases.sqlstate(exc):
-        return isinstance(exc, Error) and code[:2] in ("40", "57", "08")
-    return isinstance(exc, OperationalError | InterfaceError)
+    with transaction.atomic(using=run.using):
+        done = lifecycle.retry(job, run_at, error, changes)
+        if done and others and job.state != State.CANCELLED:
+            outbox.record(others, run.using, run.task.app)
+    return done
 
 
 def write(run: Run, transition: Callable[[], bool]) -> None:
@@ -195,15 +114,76 @@ def persistently(run: Run, action: Callable[[], bool]) -> bool | None:
             return action()
         except Error as exc:
             run.log(logging.WARNING, f"is not settled yet: {exc}", "settle_retried")
-            quietly(lambda: databases.drop(run.using))
+            databases.drop(run.using)
     return None
 
 
-def quietly(action: Callable[[], None]) -> None:
+def is_committed(run: Run) -> bool:
+    """The answer of a COMMIT can get lost: read the row on a new connection, and believe it."""
+    own = {"pk": run.job.pk, "lease": run.job.lease, "token": run.job.token}
+
+    def read() -> bool:
+        databases.drop(run.using)
+        return Job.objects.using(run.using).filter(state=State.SUCCEEDED, **own).exists()
+
+    return bool(persistently(run, read))
+
+
+def may_pass(exc: Error) -> bool:
+    """A refusal at the commit that another attempt may not meet: serialization failure, deadlock, shutdown."""
+    if code := databases.sqlstate(exc):
+        return code[:2] in ("40", "57", "08")
+    return isinstance(exc, OperationalError | InterfaceError)
+
+
+# The end of this process
+
+
+def shutdown_behind(exc: BaseException) -> BaseException | None:
+    """What ends this process from outside: a signal to a pool child, or to a worker without one.
+
+    The driver may complain in front of it about what was interrupted.
+    """
+    is_told = terminate_handler_fired()
+    is_main = threading.current_thread() is threading.main_thread()
+    for each in chain(exc):
+        is_stop = isinstance(each, WorkerShutdown | WorkerTerminate) or (is_told and not isinstance(each, Exception))
+        if is_stop or (is_main and isinstance(each, KeyboardInterrupt)):
+            return each
+    # SQLite says only that a function (one of Django's, such as for dates) raised something.
+    if is_told and isinstance(exc, OperationalError):
+        return SystemExit()
+    return None
+
+
+@contextmanager
+def unmasked() -> Iterator[None]:
+    """Let nothing stand in front of a shutdown: who sees an ordinary error takes the process for alive."""
     try:
-        action()
-    except Error:
-        logger.debug("closing a broken connection", exc_info=True, extra={"action": "connection_closed"})
+        yield
+    except Exception as exc:
+        if (shutdown := shutdown_behind(exc)) is not None:
+            raise shutdown from None
+        raise
+
+
+def chain(exc: BaseException) -> Iterator[BaseException]:
+    """The exception, and those in front of which it was raised; a body may have tied them into a ring."""
+    seen: set[int] = set()
+    each: BaseException | None = exc
+    while each is not None and id(each) not in seen:
+        yield each
+        seen.add(id(each))
+        each = each.__context__
+
+
+# What is kept and told of a run
+
+
+def _for_celery(exc: BaseException) -> Exception:
+    if isinstance(exc, MemoryError):
+        return TaskOutOfMemory(str(exc) or "the task ran out of memory")
+    return exc if isinstance(exc, Exception) else TaskExited(f"the task raised {exc!r}")
 
 
 def storable(run: Run, result: Any) -> Any:
@@ -212,9 +192,8 @@ def storable(run: Run, result: Any) -> Any:
     except (TypeError, ValueError) as exc:
         if run.job.marker_key is not None:
             # Those that replay it could not tell a repr from a result.
-            raise type(exc)(
-                f"{exc}; the result of a task with an idempotency_key is replayed, so it has to be JSON"
-            ) from exc
+            text = f"{exc}; the result of a task with an idempotency_key is replayed, so it has to be JSON"
+            raise type(exc)(text) from exc
         run.log(logging.WARNING, f"returned something that is kept as its repr: {exc}", "result_repr")
         return scrub(safe_repr(result), 4000)
 
@@ -226,10 +205,10 @@ def safe_repr(value: Any) -> str:
         return f"<{type(value).__name__}, whose repr() raised {type(exc).__name__}>"
 
 
-def _entry(run: Run, exc: BaseException, kind: str | None = None) -> dict[str, Any]:
+def _entry(run: Run, exc: BaseException) -> dict[str, Any]:
     try:
         message = str(exc)
     except Exception:
         message = safe_repr(exc)
     text = "".join(traceback.format_exception(exc))
-    return lifecycle.error_entry(kind or type(exc).__name__, message, text, attempt=run.job.lease)
+    return lifecycle.error_entry(type(exc).__name__, message, text, attempt=run.job.lease)

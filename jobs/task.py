@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import sys
-import uuid
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar
@@ -20,7 +19,8 @@ from jobs.databases import job_alias
 from jobs.errors import EffectParked, UniqueTaken
 from jobs.keys import KeyTemplate, signature_of
 from jobs.lifecycle import now_plus
-from jobs.run import checkpoint
+from jobs.models import Job
+from jobs.run import Run
 
 
 def is_stock_name(name: str | None) -> bool:
@@ -87,67 +87,55 @@ class Task(celery.Task):
     @classmethod
     def on_bound(cls, app: Any) -> None:
         super().on_bound(app)
-        cls._reconcile_limits(app)
+        # A task that sets one of its time limits must not collide with the app's default of the other.
+        hard, soft = cls.time_limit, cls.soft_time_limit
+        if hard and soft and soft > hard:
+            if soft == app.conf.task_soft_time_limit:
+                cls.soft_time_limit = None
+            elif hard == app.conf.task_time_limit:
+                cls.time_limit = soft + 60
         if not problems() and not is_stock_name(cls.name):
             # A message by name is acknowledged after its job has its row.
             cls.acks_late = cls.reject_on_worker_lost = True
         try:
-            cls.key_templates = cls._read_keys()
-            cls._read_policy()
+            cls._read_options()
         except (TypeError, ValueError) as exc:
             # Celery goes on with a task that is half made; no call of it may do without what it was to promise.
-            cls.declared_wrong = exc
-            raise
+            cls.declared_wrong = type(exc)(f"{cls.name}: {exc}")
+            raise cls.declared_wrong from None
         worker.install(app)
 
     @classmethod
-    def _read_keys(cls) -> dict[str, KeyTemplate]:
-        given = {name: inspect.getattr_static(cls, name) for name in ("idempotency_key", "unique", "lock")}
+    def _read_options(cls) -> None:
+        # Celery has made attributes of them: a callable would be a method, which takes the task first.
+        names = ("idempotency_key", "unique", "lock", "on_ambiguous")
+        given = {name: inspect.getattr_static(cls, name) for name in names}
         given = {name: getattr(value, "__func__", value) for name, value in given.items() if value is not None}
+        policy = given.pop("on_ambiguous", None)
         if "idempotency_key" in given and not cls.atomic:
             raise ValueError(
-                f"{cls.name}: idempotency_key= needs the transaction of the effects, and atomic=False has none: "
-                "leave atomic=False out, or call once() in a transaction of the body"
+                "idempotency_key= needs the transaction of the effects, and atomic=False has none: leave atomic=False "
+                "out, or call once() in a transaction of the body"
             )
         if cls.unique_until not in ("started", "finished"):
-            raise ValueError(f"{cls.name}: unique_until={cls.unique_until!r} must be 'started' or 'finished'")
+            raise ValueError(f"unique_until={cls.unique_until!r} must be 'started' or 'finished'")
         if cls.unique_for is not None and ("unique" not in given or not cls.unique_for > 0):
-            raise ValueError(f"{cls.name}: unique_for={cls.unique_for!r} needs unique=, and seconds above 0")
+            raise ValueError(f"unique_for={cls.unique_for!r} needs unique=, and seconds above 0")
         if "lock" in given and not problems():
-            locks.check_ttl(cls.lock_ttl, f"{cls.name}: lock_ttl")
-        try:
-            return {name: KeyTemplate(name, value, signature_of(cls)) for name, value in given.items()}
-        except (TypeError, ValueError) as exc:
-            raise type(exc)(f"{cls.name}: {exc}") from None
-
-    @classmethod
-    def _read_policy(cls) -> None:
-        if cls.max_crashes is not None and (type(cls.max_crashes) is not int or cls.max_crashes < 1):
+            locks.check_ttl(cls.lock_ttl, "lock_ttl")
+        cls.key_templates = {name: KeyTemplate(name, value, signature_of(cls)) for name, value in given.items()}
+        most = cls.max_crashes
+        if most is not None and (type(most) is not int or most < 1):
             raise ValueError(
-                f"{cls.name}: max_crashes={cls.max_crashes!r} must be a whole number above 0; without it "
-                "JOBS['MAX_CRASHES'] applies"
+                f"max_crashes={most!r} must be a whole number above 0; without it JOBS['MAX_CRASHES'] applies"
             )
-        given = inspect.getattr_static(cls, "on_ambiguous")
-        given = getattr(given, "__func__", given)
-        if callable(given):
-            # Else it would become a method, which takes the task first.
-            cls.on_ambiguous = staticmethod(given)
-        elif given not in ("retry", "park"):
+        if callable(policy):
+            cls.on_ambiguous = staticmethod(policy)
+        elif policy not in ("retry", "park"):
             raise ValueError(
-                f"{cls.name}: on_ambiguous={given!r} must be 'retry', 'park' or a callable that takes the call and "
-                "asks the provider"
+                f"on_ambiguous={policy!r} must be 'retry', 'park' or a callable that takes the call and asks the "
+                "provider"
             )
-
-    @classmethod
-    def _reconcile_limits(cls, app: Any) -> None:
-        """A task that sets one of its time limits must not collide with the app's default of the other."""
-        hard, soft = cls.time_limit, cls.soft_time_limit
-        if not hard or not soft or soft <= hard:
-            return
-        if soft == app.conf.task_soft_time_limit:
-            cls.soft_time_limit = None
-        elif hard == app.conf.task_time_limit:
-            cls.time_limit = soft + 60
 
     # The call
 
@@ -181,12 +169,10 @@ class Task(celery.Task):
     ) -> AsyncResult:
         """Record the call in the current transaction; workers find it after the commit.
 
-        Takes all options of Celery's ``apply_async``; how a message would travel (``producer``,
-        ``connection``, ``retry``, ...) is accepted and not kept.
+        Takes all options of Celery's; how a message would travel (``producer``, ``retry``, ...) is not kept.
 
         Parameters:
-            using: the database alias to record the job in, one of ``JOBS["DATABASES"]``; by default
-                what the database routers say for ``Job``.
+            using: the database alias, one of ``JOBS["DATABASES"]``; by default what the routers say for ``Job``.
 
         Raises:
             TypeError: an argument that JSON does not know, or arguments that the task does not take.
@@ -194,40 +180,26 @@ class Task(celery.Task):
             UniqueBusy, UniqueTaken: of a task with ``unique=``, see there.
             django.db.IntegrityError: a ``task_id`` that a job already has.
         """
-        app = self._get_app()
+        app, run = self._get_app(), self._run
+        options |= {"task_id": task_id, "link": link, "link_error": link_error, "shadow": shadow}
         if app.conf.task_always_eager or self.is_stock():
-            return super().apply_async(
-                args,
-                kwargs,
-                task_id=task_id,
-                producer=producer,
-                link=link,
-                link_error=link_error,
-                shadow=shadow,
-                **options,
-            )
-        run = execution.current_run(self)
+            return super().apply_async(args, kwargs, producer=producer, **options)
         if run is not None and task_id == run.request.id:
             # Task.retry(); an adopted message may have an exchange that is not known here.
             options.setdefault("queue", run.job.queue)
-        job = self._compose(
-            args, kwargs, {"task_id": task_id, "link": link, "link_error": link_error, "shadow": shadow, **options}
-        )
-        existing = False
-        if run is not None and run.is_retry(job):
-            # Task.retry() publishes the same id again: here it only notes what the settle will write.
-            run.planned.append(job)
-        else:
-            self._set_unique_key(job, {"link": link, "link_error": link_error, **options})
-            [recorded] = outbox.record([job], job_alias(using), app)
-            if task_id is not None and recorded is not job:
-                raise UniqueTaken(
-                    f"the job {recorded.pk} has the unique key {job.unique_key!r}, and not the id {task_id} that was "
-                    "asked for: leave task_id= out, and use the result's id"
-                )
-            job, existing = recorded, recorded is not job
-        parent = options.get("add_to_parent", True) and app.current_worker_task
-        return self._result(job, parent, existing)
+        call = self._compose(args, kwargs, dict(options))
+        if run is not None and call.pk == run.job.pk and call.retries == run.job.retries + 1:
+            # Task.retry() sends this very job again: here it only notes what the settle will write.
+            run.planned.append(call)
+            return self._result(call, call, options)
+        self._set_unique_key(call, options)
+        [job] = outbox.record([call], job_alias(using), app)
+        if task_id is not None and job is not call:
+            raise UniqueTaken(
+                f"the job {job.pk} has the unique key {call.unique_key!r}, and not the id {task_id} that was asked "
+                "for: leave task_id= out, and use the result's id"
+            )
+        return self._result(job, call, options)
 
     def delay_many(
         self, items: Iterable[tuple[Any, ...] | list[Any] | Mapping[str, Any]], using: str | None = None, **options: Any
@@ -243,37 +215,41 @@ class Task(celery.Task):
         """
         if "task_id" in options:
             raise ValueError("task_id= cannot be given to delay_many: each call has its own; use apply_async")
-        calls: list[tuple[Any, Any]] = [({}, item) if isinstance(item, Mapping) else (item, {}) for item in items]
-        if self._get_app().conf.task_always_eager or self.is_stock():
-            return [self.apply_async(args or (), kwargs, **options) for args, kwargs in calls]
-        jobs = []
-        for index, (args, kwargs) in enumerate(calls):
+        app = self._get_app()
+        pairs: list[tuple[Any, Any]] = [({}, item) if isinstance(item, Mapping) else (item, {}) for item in items]
+        if app.conf.task_always_eager or self.is_stock():
+            return [self.apply_async(args or (), kwargs, **options) for args, kwargs in pairs]
+        made = []
+        for index, (args, kwargs) in enumerate(pairs):
             if isinstance(args, str | bytes) or not isinstance(args, tuple | list | dict):
                 raise TypeError(
                     f"item {index} must be a tuple of arguments or a dict of keyword arguments, not {args!r}"
                 )
             try:
-                job = self._compose(tuple(args), kwargs, dict(options))
-                self._set_unique_key(job, options)
-                jobs.append(job)
+                made.append(self._compose(tuple(args), kwargs, dict(options)))
+                self._set_unique_key(made[-1], options)
             except (TypeError, ValueError) as exc:
                 raise type(exc)(f"item {index}: {exc}") from exc
-        recorded = outbox.record(jobs, job_alias(using), self._get_app())
-        parent = options.get("add_to_parent", True) and self._get_app().current_worker_task
-        pairs = zip(recorded, jobs, strict=True)
-        return [self._result(row, parent, existing=row is not job) for row, job in pairs]
+        recorded = outbox.record(made, job_alias(using), app)
+        return [self._result(job, call, options) for job, call in zip(recorded, made, strict=True)]
 
     def is_stock(self) -> bool:
         """Whether ``JOBS["EXCLUDE"]`` leaves this task to Celery."""
         return is_stock_name(self.name)
 
-    def _compose(self, args: Any, kwargs: Any, options: dict[str, Any]) -> Any:
+    def _compose(self, args: Any, kwargs: Any, options: dict[str, Any]) -> Job:
         if self.declared_wrong is not None:
             raise self.declared_wrong
         for name in ("idempotency_key", "unique", "lock"):
             if name in options:
                 raise TypeError(f"{name}= is an option of the task, where it is declared, and not of a call")
-        self._refuse_unique_followers(options)
+        for signature in (*maybe_list(options.get("chain") or []), *maybe_list(options.get("link") or [])):
+            # Called when this job is over, when nobody is there to hear that another job has the key.
+            task = self._get_app().tasks.get(signature.get("task")) if isinstance(signature, Mapping) else None
+            if "unique" in getattr(task, "key_templates", ()):
+                raise ValueError(
+                    f"{signature['task']} is unique, and cannot follow another task: call it in the body of {self.name}"
+                )
         # The checks and merges of celery.Task.apply_async, then ours.
         if self.soft_time_limit and self.time_limit and self.soft_time_limit > self.time_limit:
             raise ValueError("soft_time_limit must be less than or equal to time_limit")
@@ -284,49 +260,34 @@ class Task(celery.Task):
         if self._dump_pydantic_arguments is not None:
             args, kwargs = self._dump_pydantic_arguments(args, kwargs)
         options.setdefault("ignore_result", self.ignore_result)
-        task_id = options.pop("task_id", None)
-        try:
-            key = uuid.UUID(str(task_id)) if task_id else None
-        except ValueError:
-            raise ValueError(f"task_id={task_id!r} is no UUID: leave it out, or pass str(uuid.uuid4())") from None
-        if key is not None and str(key) != str(task_id):
-            # As uuid4().hex: whoever asks for the result says it like this.
-            options["task_id"] = str(task_id)
-        job = calls.compose(self._get_app(), self, key, args, kwargs, options)
-        if template := self.key_templates.get("lock"):
-            # Taken at the run; what no store could keep is refused here.
-            template.of(job.args, job.kwargs)
-        if template := self.key_templates.get("idempotency_key"):
-            job.marker_key = template.of(job.args, job.kwargs)
+        job = calls.compose(self._get_app(), self, args, kwargs, options)
+        # The lock is taken at the run; what no store could keep is refused here.
+        self._key("lock", job)
+        job.marker_key = self._key("idempotency_key", job)
         return job
 
-    def _refuse_unique_followers(self, options: Mapping[str, Any]) -> None:
-        """They would be called when this job is over, when nobody is there to hear that another job has the key."""
-        followers = [*maybe_list(options.get("chain") or []), *maybe_list(options.get("link") or [])]
-        for signature in followers:
-            task = self._get_app().tasks.get(signature.get("task")) if isinstance(signature, Mapping) else None
-            if "unique" in getattr(task, "key_templates", ()):
-                raise ValueError(
-                    f"{signature['task']} is unique, and cannot follow another task: call it in the body of {self.name}"
-                )
+    def _key(self, name: str, job: Job) -> str | None:
+        template = self.key_templates.get(name)
+        return None if template is None else template.of(job.args, job.kwargs)
 
-    def _set_unique_key(self, job: Any, options: Mapping[str, Any]) -> None:
-        if template := self.key_templates.get("unique"):
-            if any(options.get(name) for name in ("group_id", "chord", "chain", "link", "link_error")):
-                raise ValueError(
-                    f"{self.name} is unique, and cannot be part of a group, a chord or a chain, or have links: the job "
-                    "that waits already knows nothing of them; call it by itself, and what follows in its body"
-                )
-            job.unique_key = template.of(job.args, job.kwargs)
-            job.unique_until = self.unique_until
-            if self.unique_for is not None:
-                job.unique_expires_at = now_plus(self.unique_for)
+    def _set_unique_key(self, job: Job, options: Mapping[str, Any]) -> None:
+        if "unique" not in self.key_templates:
+            return
+        if any(options.get(name) for name in ("group_id", "chord", "chain", "link", "link_error")):
+            raise ValueError(
+                f"{self.name} is unique, and cannot be part of a group, a chord or a chain, or have links: the job "
+                "that waits already knows nothing of them; call it by itself, and what follows in its body"
+            )
+        job.unique_key, job.unique_until = self._key("unique", job), self.unique_until
+        if self.unique_for is not None:
+            job.unique_expires_at = now_plus(self.unique_for)
 
-    def _result(self, job: Any, parent: Any, existing: bool = False) -> AsyncResult:
+    def _result(self, job: Job, call: Job, options: Mapping[str, Any]) -> AsyncResult:
         result = self.AsyncResult(job.task_id)
         result.ignored = job.options.get("ignore_result", self.ignore_result)
         # A unique job that was there already.
-        result.existing = existing
+        result.existing = job is not call
+        parent = options.get("add_to_parent", True) and self._get_app().current_worker_task
         if parent:
             parent.add_trail(result)
         return result
@@ -334,16 +295,20 @@ class Task(celery.Task):
     # The run
 
     @property
+    def _run(self) -> Run | None:
+        """The run whose body is calling, if it is a run of this task."""
+        run = getattr(self.request_stack.top, "jobs_run", None)
+        return run if isinstance(run, Run) else None
+
+    @property
     def job(self) -> Any:
         """The row of the job that runs now, as it was claimed; None in a plain call."""
-        run = execution.current_run(self)
-        return run.job if run is not None else None
+        return None if self._run is None else self._run.job
 
     @property
     def lock_token(self) -> int | None:
         """The fencing token of the run's ``lock=``, for ``WHERE fence < token``; None without one."""
-        run = execution.current_run(self)
-        return run.lock_token if run is not None else None
+        return None if self._run is None else self._run.lock_token
 
     def checkpoint(self) -> None:
         """Ask, in a long body, whether to go on; costs two small queries. Does nothing in a plain call.
@@ -352,8 +317,8 @@ class Task(celery.Task):
             jobs.Cancel: somebody cancelled the job; let it pass, and the job ends ``cancelled``.
             LostLease: the job was given to another run (this worker was taken for dead).
         """
-        if (run := execution.current_run(self)) is not None:
-            checkpoint(run)
+        if self._run is not None:
+            self._run.checkpoint()
 
     def retry(self, args: Any = None, kwargs: Any = None, exc: Any = None, **options: Any) -> Any:
         """As Celery's, by hand and for ``autoretry_for``; but what waits for a person ends the job at once."""
@@ -364,13 +329,15 @@ class Task(celery.Task):
 
     def replace(self, sig: Any) -> Any:
         """Not supported for jobs: Celery publishes the replacement outside the job's transaction."""
-        if execution.current_run(self) is None:
+        if self._run is None:
             return super().replace(sig)
         raise NotImplementedError("a job cannot replace itself: call sig.delay() in the body and return")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         request = self.request_stack.top
-        if execution.is_delivery(request) and not self.is_stock():
-            return execution.run(self, request, args, kwargs)
-        # A plain call: from Python, from apply(), from a body that calls itself.
-        return super().__call__(*args, **kwargs)
+        is_direct = request is None or request.called_directly or request.is_eager
+        if is_direct or getattr(request, "jobs_run", None) is not None or self.is_stock():
+            # A plain call: from Python, from apply(), from a body that calls itself.
+            return super().__call__(*args, **kwargs)
+        # The outermost call of what a worker was given: a claimed job, or a message by name.
+        return execution.run(self, request, args, kwargs)

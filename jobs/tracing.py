@@ -18,7 +18,6 @@ from celery.exceptions import SoftTimeLimitExceeded
 from jobs.arguments import storable
 from jobs.conf import conf
 from jobs.errors import LostLease, NotSettled
-from jobs.reports import error_of_run
 
 logger = logging.getLogger("jobs")
 
@@ -157,7 +156,7 @@ def _tell(span: Span, run: Run, raised: BaseException | None) -> None:
         outcome = {LostLease: "lost_lease", NotSettled: "not_settled"}.get(type(raised), "interrupted")
         error = {"type": type(raised).__name__, "message": str(raised), "traceback": ""}
     else:
-        outcome, error = run.outcome, error_of_run(run.job)
+        outcome, error = run.outcome, run.job.own_error
     span.set_attribute("jobs.outcome", outcome)
     # Retry: the body asked for another attempt, and nothing had gone wrong.
     if error is None or outcome in ("succeeded", "snoozed", "cancelled") or error["type"] == "Retry":

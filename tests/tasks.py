@@ -650,16 +650,16 @@ def _end_at(name):
 
 def _end_in_adoption(marker):
     """The first process that gives a message its row is told to end before this is committed."""
-    from jobs import adoption
+    from jobs import calls
 
-    adopt = adoption.adopt
+    adopt = calls.adopt
 
     def end_and_adopt(*args):
         if once_only(marker):
             _end_at("_commit")
         return adopt(*args)
 
-    adoption.adopt = end_and_adopt
+    calls.adopt = end_and_adopt
 
 
 def _quit_in_a_write(order):

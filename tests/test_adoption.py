@@ -15,7 +15,7 @@ from django.db.models import QuerySet
 from django.utils import timezone
 from kombu import Exchange, Queue
 
-from jobs import adoption
+from jobs import calls
 from jobs.arguments import as_uuid
 from jobs.board import board
 from jobs.models import Job
@@ -57,7 +57,7 @@ def test_a_message_gets_its_row_and_its_copies_are_the_same_job(node, key):
 @pytest.mark.parametrize("options", test_calls.OPTIONS)
 @pytest.mark.parametrize("task", ["add", "limited", "routed"])
 def test_the_body_sees_the_request_of_the_message(stock, ours, node, options, task, monkeypatch):
-    monkeypatch.setattr(adoption, "celery_app", lambda: ours)
+    monkeypatch.setattr(calls, "celery_app", lambda: ours)
     given = test_calls.OPTIONS[options]
     if task != "add" and "kwargs" in given:
         pytest.skip("takes no such argument")

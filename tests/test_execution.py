@@ -155,7 +155,7 @@ def test_a_lost_lease_rolls_the_effects_back():
     "settle",
     [
         lambda job: claims.succeed(job, None, 0.0),
-        lambda job: lifecycle.succeed_like(job, Job(result="the same")),
+        lambda job: claims.succeed(job, "the same", 0.0, Job()),
         lambda job: lifecycle.hold(job),
         lambda job: lifecycle.fail(job, lifecycle.error_entry("E", "m")),
         lambda job: lifecycle.retry(job, None, lifecycle.error_entry("E", "m"), {}),
@@ -465,7 +465,7 @@ def test_a_database_error_before_the_body_is_not_the_bodys_failure(monkeypatch):
 
 
 def test_an_interface_error_at_the_commit_runs_the_job_again(monkeypatch):
-    def broken(job, result, runtime):
+    def broken(job, result, runtime, source):
         raise InterfaceError("connection already closed")
 
     result = tasks.effect.delay("a")

@@ -163,7 +163,7 @@ class Promise(RuleBasedStateMachine):
                     Effect.objects.create(key=run.args[0], note=f"{run.task}:{run.pk}")
                     done = claims.succeed(run, str(run.pk), 0.0)
                 else:
-                    done = lifecycle.succeed_like(run, source)
+                    done = claims.succeed(run, source.result, 0.0, source)
                 if not done or not commits:
                     raise RolledBack
         except RolledBack:

@@ -20,7 +20,8 @@ from django_redis import get_redis_connection
 from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
-from jobs import Busy, current, databases, lock, lockstores, syncpoints
+from jobs import Busy, databases, lock, lockstores, syncpoints
+from jobs import run as runs
 from jobs.maintenance.prune import Prune
 from jobs.models import Job, Lock, Node
 from tests import tasks
@@ -93,7 +94,7 @@ def running(job=None, lease=1):
     job = job or make("running", lease=lease)
     job.lease = lease
     Job.objects.filter(pk=job.pk).update(lease=lease)
-    with current.running(SimpleNamespace(job=job)):
+    with runs.running(SimpleNamespace(job=job)):
         yield job
 
 
@@ -207,7 +208,7 @@ def test_the_next_run_of_a_job_takes_over_at_once(store):
         assert is_held()
         zombie = Job.objects.get(pk=job.pk)
         zombie.lease = 1
-        with current.running(SimpleNamespace(job=zombie)), pytest.raises(Busy), lock("a"):
+        with runs.running(SimpleNamespace(job=zombie)), pytest.raises(Busy), lock("a"):
             pass
         gate.set()
         thread.join()

@@ -20,8 +20,8 @@ from jobs.conf import conf
 from jobs.databases import SideDatabase
 from jobs.maintenance.zombies import end_backends
 from jobs.models import Job, Node, State
-from jobs.reports import error_of_run, report
 from jobs.ring import bell
+from jobs.run import report
 
 logger = logging.getLogger("jobs")
 
@@ -158,7 +158,7 @@ def _settle(key: uuid.UUID, using: str, action: str, transition: Callable[[Job],
     job = found[0]
     if action == "crashed":
         # Its process is gone; whether by its own doing, the settle has decided.
-        error = error_of_run(job)
+        error = job.own_error
         action = "handed_back" if error is None else "rescued" if error["type"] == "NodeLost" else action
     report(job, using, action, action.replace("_", " "), logging.WARNING)
     return 1

@@ -170,11 +170,11 @@ def elsewhere(broker) -> str:
 @pytest.mark.quick
 @pytest.mark.parametrize("point", ["before_adopt", again("after_adopt")])
 @guard("jobs/task.py", "reject_on_worker_lost = True", "reject_on_worker_lost = False", case="before_adopt")
-@guard("jobs/adoption.py", "bulk_create([job], ignore_conflicts=True)", "bulk_create([job])", case="after_adopt")
+@guard("jobs/calls.py", "bulk_create([job], ignore_conflicts=True)", "bulk_create([job])", case="after_adopt")
 def test_process_killed_while_it_adopts_a_call_by_name(ledger, point):
     """The message is acknowledged only after its row is committed, and then comes again: the row is there.
 
-    Guard: a call by name is acknowledged late (``task.Task``), and its row inserted once (``adoption.adopt``).
+    Guard: a call by name is acknowledged late (``task.Task``), and its row inserted once (``calls.adopt``).
     """
     ledger.enqueue(300)
     for number in range(50):

@@ -134,8 +134,8 @@ def test_dead_worker_behind_a_pooler(ledger, database, tmp_path):
 
 @guard(
     "jobs/execution.py",
-    "if is_conflict := run.task.atomic and _is_conflict(_what_struck(exc)):",
-    "if is_conflict := False:",
+    "is_conflict = run.task.atomic and _is_conflict(_what_struck(exc))",
+    "is_conflict = False",
 )
 @guard("jobs/claims.py", 'names[_SUCCEED_KEY] = b"jobs_succeed"', "self.has_prepared = lambda: True")
 def test_deadlocks(ledger):
@@ -156,8 +156,8 @@ def test_deadlocks(ledger):
 
 @guard(
     "jobs/execution.py",
-    "if is_conflict := run.task.atomic and _is_conflict(_what_struck(exc)):",
-    "if is_conflict := False:",
+    "is_conflict = run.task.atomic and _is_conflict(_what_struck(exc))",
+    "is_conflict = False",
 )
 @pytest.mark.parametrize("level", [again("repeatable read"), "serializable"])
 def test_serialization_failures(ledger, level):
@@ -340,17 +340,21 @@ def test_a_hundred_thousand_due_in_the_same_second(ledger):
     assert ledger.longest_wait(others) < 1 + SLACK
 
 
-@guard("jobs/execution.py", "(isinstance(exc, Error) and not entered)", "False")
+@guard("jobs/execution.py", 'run.phase == "begin" or', "False or")
 @guard(
     "jobs/execution.py",
-    "    with ExitStack() as stack:\n        if run.task.atomic:",
-    "    stack = ExitStack()\n    if True:\n        if run.task.atomic:",
+    "            stack.enter_context(transaction.atomic(using=run.using))\n",
+    "            try:\n"
+    "                stack.enter_context(transaction.atomic(using=run.using))\n"
+    "            except Error:\n"
+    "                globals().setdefault('kept', []).append(stack.pop_all())\n"
+    "                raise\n",
 )
 @pytest.mark.databases("sqlite")
 def test_sqlite_locked_by_another_writer(ledger, database):
     """For a moment in which a body cannot begin, and for longer than a worker waits for its claim or for its end.
 
-    Guard: no lock for the transaction of the body is no failure of the job (``execution._attempt``), and gives the turn
+    Guard: no lock for the transaction of the body is no failure of the job (``execution._perform``), and gives the turn
     back (``execution._transaction``).
     """
     ledger.enqueue(300)

@@ -272,7 +272,7 @@ def test_soft_shutdown(ledger, tmp_path):
 def test_stopped_inside_a_commit(ledger, database, number):
     """Nobody heard the COMMIT's answer; the row knows it.
 
-    Guard: the effect and the completion are one commit (``execution._perform``): there is nothing in between.
+    Guard: the effect and the completion are one commit (``execution._attempt``): there is nothing in between.
     """
     database.slow_commits(seconds=1)
     ledger.enqueue(20, tasks.commits_slowly)
@@ -322,7 +322,7 @@ def test_every_worker_replaced_under_load(ledger):
     assert deaths() == 0
 
 
-@guard("jobs/execution.py", "if is_newer(job.options):", "if False:")
+@guard("jobs/execution.py", "if calls.is_newer(job.options):", "if False:")
 @guard("jobs/calls.py", 'kept["v"] = VERSION', "pass")
 def test_release_after_beside_this_one(ledger):
     """Its jobs are of a version that this worker does not know; they wait for a worker that does.

@@ -86,11 +86,11 @@ def test_zombie_paused_with_a_row_lock(ledger, point):
         ledger.check(within=WORK)
 
 
-@guard("jobs/lifecycle.py", "state=State.RUNNING, lease=job.lease, token=job.token)", "state=State.RUNNING)")
+@guard("jobs/claims.py", "state=State.RUNNING, lease=job.lease, token=job.token)", "state=State.RUNNING)")
 def test_zombie_wakes_while_its_successor_runs(ledger, tmp_path):
     """Its connection was ended; what it writes on a new one must not touch the run of the other.
 
-    Guard: the fence (``lifecycle._owned``).
+    Guard: the fence (``claims.owned``).
     """
     job = tasks.gated_by_lease.delay("held", str(tmp_path))
     ledger.note("held", job)

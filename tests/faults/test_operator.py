@@ -101,7 +101,7 @@ def refused_by_the_copy(states: dict[str, int]) -> None:
     "\n      AND NOT EXISTS (SELECT 1 FROM jobs_cancellation WHERE job = {{2}})",
     "",
 )
-@guard("jobs/lifecycle.py", "filter(pk=job_id, state__in=(State.SCHEDULED, State.READY))", "filter(pk=job_id)")
+@guard("jobs/lifecycle.py", "filter(pk__in=ids, state__in=WAITING)", "filter(pk__in=ids)")
 def test_jobs_cancelled_under_load(ledger, tmp_path):
     """Scheduled, ready, running and ended ones, from lists that are old when the operator comes to their end.
 
@@ -132,8 +132,8 @@ def test_jobs_cancelled_under_load(ledger, tmp_path):
 
 @guard(
     "jobs/lifecycle.py",
-    "filter(pk=job_id, state__in=(State.FAILED, State.CANCELLED))",
-    "filter(pk=job_id)",
+    "_waiting(None) | anew, UNSUCCESSFUL",
+    "_waiting(None) | anew, State.values",
 )
 def test_failed_jobs_replayed_in_bulk(ledger, tmp_path):
     """By two operators at once, from lists that are old by then.

@@ -57,7 +57,7 @@ def test_main_process_killed(ledger):
 @guard("jobs/settlement.py", "each = each.__context__", "return", case="ended")
 @guard(
     "jobs/execution.py",
-    "settlement.shutdown_behind(exc) or (_what_struck(exc) if settled else exc)",
+    "settlement.shutdown_behind(exc) or (_what_struck(exc) if is_sent else exc)",
     "exc",
     case="ended_in_conflict",
 )
@@ -98,11 +98,11 @@ def test_process_ended_inside_sqlite(ledger, tmp_path, where):
 
 
 @pytest.mark.parametrize("how", ["segfault", again("abort")])
-@guard("jobs/lifecycle.py", "if times + 1 >= limit:", "if False:")
+@guard("jobs/lifecycle.py", "if limit is not None and getattr(job, count) + 1 >= limit:", "if False:")
 def test_poison_ends_failed(ledger, how):
     """A body that always kills its process, among innocent ones.
 
-    Guard: ``max_crashes`` (``lifecycle._give_back``).
+    Guard: ``max_crashes`` (``lifecycle._wait``).
     """
     poison = ledger.enqueue(5, tasks.misbehaves, kwargs={"how": how})
     ledger.enqueue(300)
@@ -112,8 +112,8 @@ def test_poison_ends_failed(ledger, how):
 
 
 @pytest.mark.parametrize("how", ["memory", "exit", "recursion"])
-@guard("jobs/settlement.py", "raise _for_celery(exc)", "raise exc", case="memory")
-@guard("jobs/settlement.py", "raise _for_celery(exc)", "raise exc", case="exit")
+@guard("jobs/settlement.py", "_for_celery(exc), partial(", "exc, partial(", case="memory")
+@guard("jobs/settlement.py", "_for_celery(exc), partial(", "exc, partial(", case="exit")
 def test_an_exception_that_ends_a_process_ends_only_the_job(ledger, how):
     """``MemoryError`` and ``SystemExit`` out of a stock task stop the worker, or look like its death.
 

@@ -36,7 +36,7 @@ def test_exception_rolls_back_and_is_kept(ledger, how):
     assert all(error["type"] and error["traceback"] for error in failed().values_list("error", flat=True))
 
 
-@guard("jobs/lifecycle.py", "expires_at=None, **dict.fromkeys(COUNTS, 0)", "expires_at=None")
+@guard("jobs/lifecycle.py", '"expires_at": None, **dict.fromkeys(COUNTS, 0)', '"expires_at": None')
 def test_retries_exhausted_and_replayed(ledger, tmp_path):
     """Kept in ``failed`` with every attempt's error. Replayed too early it has all attempts again, and fails again;
     replayed when the cause is gone, it succeeds once.
@@ -57,7 +57,7 @@ def test_retries_exhausted_and_replayed(ledger, tmp_path):
         ledger.check(within=WORK)
 
 
-@guard("jobs/execution.py", "stored = settlement.storable(run, result)", "stored = result")
+@guard("jobs/execution.py", "stored = settlement.storable(run, run.result)", "stored = run.result")
 def test_result_that_cannot_be_stored(ledger):
     """The work is done: the job succeeds, and keeps the result's repr.
 
@@ -111,8 +111,8 @@ def test_unknown_task_during_a_rolling_deploy(ledger):
 
 @guard(
     "jobs/settlement.py",
-    "lifecycle.fail(job, error))\n    run.report(",
-    "lifecycle.hand_back(job, 1.0))\n    run.report(",
+    "partial(lifecycle.fail, job, error)",
+    "partial(lifecycle.hand_back, job, 1.0)",
 )
 def test_arguments_of_an_older_signature(ledger):
     """Enqueued by yesterday's code, run by today's: failed at once, with an error that says why, and replayable.
@@ -132,7 +132,7 @@ def test_arguments_of_an_older_signature(ledger):
 def test_messages_sent_by_name(ledger):
     """From another service, or from before the switch: jobs as all others, each delivered twice.
 
-    Guard: a message without a row is adopted (``adoption.adopt``), and its copy finds the row.
+    Guard: a message without a row is adopted (``calls.adopt``), and its copy finds the row.
     """
     for number in range(300):
         order = Order.objects.create(key=f"foreign-{number}", job=f"00000000-0000-4000-8000-{number:012}")
@@ -143,7 +143,7 @@ def test_messages_sent_by_name(ledger):
         ledger.check(within=LOST_CHILD)
 
 
-@guard("jobs/execution.py", "with settlement.unmasked():\n                adoption", "if 1:\n                adoption")
+@guard("jobs/execution.py", "with settlement.unmasked():\n                calls", "if 1:\n                calls")
 def test_process_ended_while_it_adopts(ledger, tmp_path):
     """A SIGTERM before the row of a message sent by name is committed: the broker has the message again.
 
