@@ -17,10 +17,11 @@ from django.utils.text import format_lazy
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from jobs import calls, history, lifecycle, unique
+from jobs import calls, lifecycle, unique
 from jobs.arguments import scrub
 from jobs.conf import conf
 from jobs.errors import UniqueBusy, UniqueTaken
+from jobs.maintenance import prune
 from jobs.models import ENDED, Action, Job, State
 from jobs.project import celery_app
 from jobs.queues import MAX_NAME
@@ -249,13 +250,13 @@ class Delete(Operation):
 
     def change(self, key: uuid.UUID, using: str, by: By, state: str) -> bool:
         self.rehearse(key, using)
-        return history.delete(key, using)
+        return prune.delete([key], using) == 1
 
     def rehearse(self, key: uuid.UUID, using: str) -> None:
-        if history.is_kept(key, using):
+        if prune.is_kept(key, using):
             says = gettext("a marker points at it, so that its result is replayed; prune deletes both when it expires")
             raise Refused(says)
-        if history.may_come_again(key, using):
+        if prune.may_come_again(key, using):
             says = gettext("its message was another program's, and would run again if it came again; try in a day")
             raise Refused(says)
 

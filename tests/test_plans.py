@@ -15,8 +15,8 @@ from django.urls import reverse
 from django.utils import timezone
 
 from jobs.dashboard import Dashboard
-from jobs.history import delete_old, walk
 from jobs.maintenance import tally
+from jobs.maintenance.prune import delete_old, walk
 from jobs.models import Job, Marker, Node
 from jobs.selection import Selection
 

@@ -10,7 +10,6 @@ from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from jobs import history
 from jobs.databases import SideDatabase
 from jobs.maintenance import prune
 from jobs.maintenance.prune import Prune
@@ -112,13 +111,13 @@ def test_jobs_that_ended_at_one_moment_are_walked_one_by_one(side, clock):
 def test_it_stops_within_its_budget_and_goes_on_there(side, monkeypatch):
     keep(many(100))
     make("succeeded", age=1.5 * DAY)
-    walk = history.walk
+    walk = prune.walk
 
     def slowly(*args):
         time.sleep(0.02)
         return walk(*args)
 
-    monkeypatch.setattr(history, "walk", slowly)
+    monkeypatch.setattr(prune, "walk", slowly)
     watch, rounds = Prune(side), 0
     while Job.objects.count() == 101:
         began = time.monotonic()
@@ -147,7 +146,7 @@ def test_a_replayed_job_stays(side):
     """Race: it is replayed after it was found."""
     [job] = many(2)[:1]
     Job.objects.filter(pk=job.pk).update(state="ready", finished_at=None)
-    assert history.delete_old([job.pk], "default") == 0
+    assert prune.delete_old([job.pk], "default") == 0
     assert Job.objects.filter(pk=job.pk).exists()
 
 

@@ -1,4 +1,4 @@
-"""Delete what ended long ago, in batches."""
+"""Delete what ended long ago, in batches: only an end state can be deleted, and nothing whose result others replay."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
-from django.db.models import Exists, OuterRef
+from django.db import transaction
+from django.db.models import BooleanField, Exists, ExpressionWrapper, OuterRef, Q, TextField
+from django.db.models.expressions import RawSQL
+from django.db.models.functions import Cast
 
-from jobs import databases, history, idempotency, lifecycle, lockstores
+from jobs import databases, idempotency, lockstores, transport
 from jobs.conf import conf
-from jobs.databases import SideDatabase
+from jobs.lifecycle import now_plus
 from jobs.maintenance import is_eldest
-from jobs.models import Job, Node, State
-from jobs.transport import prune_replies
+from jobs.models import ENDED, Action, Job, Marker, Node, State
 
 logger = logging.getLogger("jobs")
 
@@ -27,16 +30,23 @@ NODE_RETENTION = 7 * 86400.0
 #: at: most of what is older is kept for its marker.
 FULL_WALK = 3600.0
 
+#: Seconds in which the message of an adopted job may come again: it bears no sign of its row, and would run anew.
+ADOPTED_STAYS = 86400.0
+
+#: Where a walk through history is: ``finished_at`` as the database writes it, and the id. SQLite compares moments as
+#: texts, and a moment that Django wrote again would be another text.
+Place = tuple[str, uuid.UUID]
+
 
 class Prune:
     """The sibling of rescue that deletes. Of several workers the oldest does it."""
 
-    def __init__(self, side: SideDatabase, node: Callable[[], uuid.UUID] | None = None) -> None:
+    def __init__(self, side: databases.SideDatabase, node: Callable[[], uuid.UUID] | None = None) -> None:
         self.side = side
         #: This process's node; None: no worker, so somebody wants it done.
         self._node = node
         #: For each database: how far the walk has come, and when it began.
-        self._walks: dict[str, tuple[history.Place | None, float]] = {}
+        self._walks: dict[str, tuple[Place | None, float]] = {}
 
     def run_once(self, budget: float = math.inf) -> dict[str, int]:
         """Delete batch after batch; stop after ``budget`` seconds, and go on there the next time."""
@@ -44,7 +54,7 @@ class Prune:
         for alias in conf().DATABASES:
             databases.guarded(alias, partial(self._run, alias, budget, done))
         if is_eldest(self._node, databases.home()):
-            done["messages"] += prune_replies(self.side)
+            done["messages"] += transport.prune_replies(self.side)
             lockstores.prune(self.side)
         if done["jobs"]:
             logger.info("pruned %s jobs", done["jobs"], extra={"action": "pruned", "count": done["jobs"]})
@@ -60,28 +70,84 @@ class Prune:
         while time.monotonic() < began + budget and (deleted := self._step(using)) is not None:
             done["jobs"] += deleted
         running = Job.objects.using(using).filter(state=State.RUNNING, node=OuterRef("pk"))
-        old = Node.objects.using(using).filter(~Exists(running), dead_at__lt=lifecycle.now_plus(-NODE_RETENTION))
+        old = Node.objects.using(using).filter(~Exists(running), dead_at__lt=now_plus(-NODE_RETENTION))
         done["nodes"] += old._raw_delete(using)
 
     def _step(self, using: str) -> int | None:
         """How many of the next jobs were deleted; None at the end of history."""
         now = time.monotonic()
         place, began = self._walks.get(using, (None, now))
-        found = list(history.walk(using, place, conf().BATCH).values_list("pk", "place", "is_over"))
+        found = list(walk(using, place, conf().BATCH).values_list("pk", "place", "is_over"))
         if not found:
             # At the end it waits for what grows old, until it is time for a new walk.
             self._walks[using] = (None, now) if now - began > FULL_WALK else (place, began)
             return None
-        keys = [key for key, _, is_over in found if is_over]
-        deleted = history.delete_old(keys, using) if keys else 0
         key, at, _ = found[-1]
         self._walks[using] = (at, key), began
-        return deleted
+        keys = [key for key, _, is_over in found if is_over]
+        return delete_old(keys, using) if keys else 0
 
     def count(self) -> dict[str, int]:
         """What ``run_once`` would delete; a job that only an expired marker keeps is not counted yet."""
-        using = conf().DATABASES
+        aliases = conf().DATABASES
         return {
-            "jobs": sum(Job.objects.using(alias).filter(history.over(alias)).count() for alias in using),
-            "markers": sum(idempotency.expired(alias).count() for alias in using),
+            "jobs": sum(Job.objects.using(alias).filter(_over(alias)).count() for alias in aliases),
+            "markers": sum(idempotency.expired(alias).count() for alias in aliases),
         }
+
+
+def walk(using: str, behind: Place | None, limit: int) -> Any:
+    """The next ended jobs, oldest first, with ``place`` and ``is_over``. What it passes over is read, and counts."""
+    rows, ages = Job.objects.using(using), _retentions().values()
+    rows = rows.filter(finished_at__lt=now_plus(-min(ages))) if ages else rows.none()
+    if behind is not None:
+        at = RawSQL("%s", [behind[0]])
+        rows = rows.filter(Q(finished_at__gt=at) | Q(pk__gt=behind[1]), finished_at__gte=at)
+    return rows.order_by("finished_at", "pk").annotate(
+        place=Cast("finished_at", TextField()), is_over=ExpressionWrapper(_over(using), BooleanField())
+    )[:limit]
+
+
+def _retentions() -> dict[tuple[State, ...], float]:
+    """For how many seconds ended jobs are kept; what is kept for ever is left out."""
+    every = {(State.SUCCEEDED, State.CANCELLED): conf().RETENTION, (State.FAILED,): conf().RETENTION_FAILED}
+    return {states: age for states, age in every.items() if age is not None}
+
+
+def _old() -> Q:
+    parts = (Q(state__in=states, finished_at__lt=now_plus(-age)) for states, age in _retentions().items())
+    return Q(*parts, pk__in=(), _connector=Q.OR)
+
+
+def _over(using: str) -> Any:
+    """The retention is over, and no marker points at the result."""
+    # Not by ``marker_key``, which the row of an adopted job lacks.
+    return _old() & ~Exists(Marker.objects.using(using).filter(job=OuterRef("pk")))
+
+
+def delete_old(keys: Sequence[uuid.UUID], using: str) -> int:
+    """Race with a replay: the rows are locked, and one that is locked already is left for another time."""
+    with transaction.atomic(using=using):
+        rows = databases.free(Job.objects.using(using).filter(_old(), pk__in=keys))
+        locked = list(rows.values_list("pk", flat=True))
+        return delete(locked, using) if locked else 0
+
+
+def delete(keys: Sequence[uuid.UUID], using: str) -> int:
+    """Delete the jobs that ended. Race with a replay: the condition. Ask :func:`is_kept` and others before."""
+    with transaction.atomic(using=using):
+        deleted: int = Job.objects.using(using).filter(pk__in=keys, state__in=ENDED)._raw_delete(using)
+        gone = Action.objects.using(using).filter(job__in=keys)
+        gone.filter(~Exists(Job.objects.using(using).filter(pk=OuterRef("job"))))._raw_delete(using)
+    return deleted
+
+
+def may_come_again(job_id: uuid.UUID, using: str) -> bool:
+    """Whether the job was another program's message, and ended so lately that a copy may be on its way."""
+    late = {"made_at__isnull": False, "finished_at__gt": now_plus(-ADOPTED_STAYS)}
+    return Job.objects.using(using).filter(pk=job_id, **late).exists()
+
+
+def is_kept(job_id: uuid.UUID, using: str) -> bool:
+    """Whether others replay the job's result."""
+    return Marker.objects.using(using).filter(job=job_id).exists()
