@@ -251,7 +251,7 @@ def _count(begin: datetime.datetime, say: Callable[[str], None]) -> None:
         hour += HOUR
         if hour.hour == 0 and hour.day % 5 == 0:
             say(f"counted until {hour:%Y-%m-%d}")
-    Tally.objects.filter(length=tally.seconds(QUARTER), begin__lt=now - tally.QUARTERS_KEPT)._raw_delete("default")
+    Tally.objects.filter(length=QUARTER.seconds, begin__lt=now - tally.QUARTERS_KEPT)._raw_delete("default")
 
 
 def _run(statement: str, values: Any = None) -> None:

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import datetime
-import json
 from collections import Counter, defaultdict, namedtuple
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
-from django.db import connections
-from django.db.models import TextField
-from django.db.models.functions import Cast
 from django.utils import timezone
 
 from jobs import census
 from jobs.conf import conf
 from jobs.fields import first_id, time_of
-from jobs.maintenance.tally import HOUR, MINUTE, QUARTER, added, floor, percentile, seconds
+from jobs.maintenance.tally import HOUR, MINUTE, QUARTER, added, floor, percentile
 from jobs.models import ENDED, Job, State, Tally
 
 #: The percentiles that are shown.
@@ -38,19 +32,7 @@ FAILURES = 50
 Span = namedtuple("Span", "name bar bars")
 SPANS = {each.name: each for each in (Span("hour", MINUTE, 60), Span("day", HOUR, 24), Span("week", QUARTER, 28))}
 
-#: Of a tally, what is read here; a model of each would take most of the page's time.
-Counted = namedtuple("Counted", "begin task queue state error jobs ran waited")
-
-
-@dataclass
-class Chart:
-    begins: list[datetime.datetime]
-    #: For each series how many ended in each bar.
-    series: dict[str, list[int]]
-
-    @property
-    def highest(self) -> int:
-        return max((sum(values) for values in zip(*self.series.values(), strict=True)), default=0)
+Chart = namedtuple("Chart", "begins series highest")
 
 
 class Dashboard:
@@ -67,13 +49,14 @@ class Dashboard:
     def ended(self) -> dict[str, int]:
         total = {str(state): 0 for state in ENDED}
         for row in self.tallies:
-            total[row.state] += row.jobs
+            total[row.state] += row.count
         return total
 
     def chart(self) -> Chart:
+        """How many ended in each bar, for each series; and in the highest bar."""
         counts: dict[str, Counter[datetime.datetime]] = defaultdict(Counter)
         for row in self.tallies:
-            counts[getattr(row, self.by)][row.begin] += row.jobs
+            counts[getattr(row, self.by)][row.begin] += row.count
         names = sorted(counts, key=lambda name: -counts[name].total())
         if self.by == "state":
             names = [state for state in ("succeeded", "cancelled", "failed") if state in counts]
@@ -81,15 +64,16 @@ class Dashboard:
             names, others = names[: SERIES - 1], names[SERIES - 1 :]
             counts[""] = sum((counts[name] for name in others), Counter())
             names.append("")
-        return Chart(self.begins, {name: [counts[name][begin] for begin in self.begins] for name in names})
+        series = {name: [counts[name][begin] for begin in self.begins] for name in names}
+        return Chart(self.begins, series, max(map(sum, zip(*series.values(), strict=True)), default=0))
 
     def durations(self) -> list[dict[str, Any]]:
         """For each task, and for all: how long they ran and waited (seconds)."""
-        groups: dict[str, list[Counted]] = defaultdict(list)
+        groups: dict[str, list[Any]] = defaultdict(list)
         for row in self.tallies:
             groups[row.task].append(row)
         found = [
-            (task, sum(row.jobs for row in rows), added(row.ran for row in rows), added(row.waited for row in rows))
+            (task, sum(row.count for row in rows), added(row.ran for row in rows), added(row.waited for row in rows))
             for task, rows in groups.items()
         ]
         if found:
@@ -109,11 +93,11 @@ class Dashboard:
         found: dict[tuple[str, str], dict[str, Any]] = {}
         for row in self.tallies:
             if row.state == State.FAILED:
-                each = found.setdefault((row.task, row.error), {"count": 0, "first": row.begin, "last": row.begin})
-                each["count"] += row.jobs
+                kind = {"task": row.task, "error": row.error, "count": 0, "first": row.begin, "last": row.begin}
+                each = found.setdefault((row.task, row.error), kind)
+                each["count"] += row.count
                 each["first"], each["last"] = min(each["first"], row.begin), max(each["last"], row.begin)
-        kinds = [{"task": task, "error": error, **each} for (task, error), each in found.items()]
-        return sorted(kinds, key=lambda each: -each["count"])
+        return sorted(found.values(), key=lambda each: -each["count"])
 
     def queues(self) -> list[dict[str, Any]]:
         """With their rates (jobs a minute), and how long it takes until all that is ready has run (seconds)."""
@@ -153,21 +137,8 @@ class Dashboard:
         return total
 
 
-def _tallies(stretch: datetime.timedelta, begin: datetime.datetime) -> list[Counted]:
-    return [row for alias in conf().DATABASES for row in _read(alias, seconds(stretch), begin)]
-
-
-def _read(using: str, length: int, begin: datetime.datetime) -> Iterator[Counted]:
-    """As texts, each moment parsed once and all histograms in one go: thousands of rows are few moments."""
-    texts = [Cast(name, TextField()) for name in ("begin", "ran", "waited")]
-    rows = Tally.objects.using(using).filter(length=length, begin__gte=begin)
-    found = list(rows.values_list("task", "queue", "state", "error", "count", *texts))
-    ran, waited = (json.loads(f"[{','.join(row[number] for row in found)}]") for number in (6, 7))
-    moments = {text: _moment(text, using) for text in {row[5] for row in found}}
-    for row, each_ran, each_waited in zip(found, ran, waited, strict=True):
-        yield Counted._make((moments[row[5]], *row[:5], each_ran, each_waited))
-
-
-def _moment(text: str, using: str) -> datetime.datetime:
-    at = datetime.datetime.fromisoformat(text)
-    return at if at.tzinfo else at.replace(tzinfo=connections[using].timezone)
+def _tallies(stretch: datetime.timedelta, begin: datetime.datetime) -> list[Any]:
+    names = ("begin", "task", "queue", "state", "error", "count", "ran", "waited")
+    every = (Tally.objects.using(alias).filter(length=stretch.seconds, begin__gte=begin) for alias in conf().DATABASES)
+    # A model of each would take most of the page's time.
+    return [row for rows in every for row in rows.values_list(*names, named=True)]

@@ -37,9 +37,6 @@ def _family(kind: Any, name: str, says: str, labels: list[str], samples: Iterabl
 
 
 class _Collector:
-    def describe(self) -> list[Any]:
-        return []
-
     def collect(self) -> Iterator[Any]:
         found = census.gather(live=True)
         queues, nodes = found["queues"].items(), found["nodes"]
@@ -60,24 +57,20 @@ class _Collector:
         ):
             samples = [([node["hostname"], node["id"]], node[key]) for node in nodes]
             yield _family(GaugeMetricFamily, name, says, ["hostname", "node"], samples)
-        yield from _ended()
+        sums: dict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)
+        for alias in conf().DATABASES:
+            rows = Tally.objects.using(alias).filter(length__in=EVER).values_list("task", "queue", "state", "error")
+            for task, queue, state, error, count in rows.annotate(Sum("count")):
+                sums[state][(task, queue, error) if state == State.FAILED else (task, queue)] += count
+        names = ["name", "queue_name"]
+        for name, says, state, labels in (
+            ("celery_task_succeeded", "Jobs that succeeded.", State.SUCCEEDED, names),
+            ("celery_task_failed", "Jobs that failed.", State.FAILED, [*names, "exception"]),
+            ("celery_task_revoked", "Jobs that were cancelled, or expired.", State.CANCELLED, names),
+        ):
+            yield _family(CounterMetricFamily, name, says, labels, sums[state].items())
         due = found["due"]
         yield GaugeMetricFamily("jobs_due", "Scheduled jobs that are due and not ready yet.", due["count"])
         yield GaugeMetricFamily("jobs_due_lag_seconds", "For how long the oldest of them is due.", due["lag_seconds"])
         unsettled = sum(effects.unsettled(alias).count() for alias in conf().DATABASES)
         yield GaugeMetricFamily("jobs_unsettled_effects", "External calls that are ambiguous or parked.", unsettled)
-
-
-def _ended() -> Iterator[Any]:
-    sums: dict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)
-    for alias in conf().DATABASES:
-        rows = Tally.objects.using(alias).filter(length__in=EVER).values_list("task", "queue", "state", "error")
-        for task, queue, state, error, count in rows.annotate(Sum("count")):
-            sums[state][(task, queue, error) if state == State.FAILED else (task, queue)] += count
-    names = ["name", "queue_name"]
-    for name, says, state, labels in (
-        ("celery_task_succeeded", "Jobs that succeeded.", State.SUCCEEDED, names),
-        ("celery_task_failed", "Jobs that failed.", State.FAILED, [*names, "exception"]),
-        ("celery_task_revoked", "Jobs that were cancelled, or expired.", State.CANCELLED, names),
-    ):
-        yield _family(CounterMetricFamily, name, says, labels, sums[state].items())

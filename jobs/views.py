@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
 
 from django.core.exceptions import PermissionDenied
 from django.db import Error
@@ -25,44 +24,34 @@ def health(request: HttpRequest) -> HttpResponse:
     workers keep up with their queues: a balancer that takes web servers away for that makes nothing better. So it takes
     the same few milliseconds under any backlog.
     """
+    reasons, aliases = [], conf().DATABASES
     try:
-        reasons = list(_reasons())
+        alive = Node.objects.using(databases.home()).filter(dead_at=None).defer("tasks", "queues")
+        if not any(worker.takes_jobs for worker in census.workers(alive)):
+            reasons.append("no_worker")
+        first = [job.age for alias in aliases for job in census.scheduled(alias).only("pk")[:1]]
+        if any(age.total_seconds() > census.late_after() for age in first):
+            reasons.append("overdue")
+        if any(mark["marked_as"] not in (None, mark["is"]) for mark in map(instance.marks, aliases)):
+            reasons.append("not_adopted")
     except Error:
         reasons = ["database"]
     return JsonResponse({"status": "failing" if reasons else "ok", "reasons": reasons}, status=503 if reasons else 200)
-
-
-def _reasons() -> Iterator[str]:
-    alive = Node.objects.using(databases.home()).filter(dead_at=None).defer("tasks", "queues")
-    if not any(worker.takes_jobs for worker in census.workers(alive)):
-        yield "no_worker"
-    aliases = conf().DATABASES
-    first = [job.age for alias in aliases for job in census.scheduled(alias).only("pk")[:1]]
-    if any(age.total_seconds() > census.late_after() for age in first):
-        yield "overdue"
-    marks = [instance.marks(alias) for alias in aliases]
-    if any(mark["marked_as"] not in (None, mark["is"]) for mark in marks):
-        yield "not_adopted"
 
 
 @never_cache
 @require_safe
 def metrics(request: HttpRequest) -> HttpResponse:
     """Prometheus' text, for whoever may see jobs: logged in, or with ``Authorization: Bearer`` METRICS_TOKEN."""
-    if not _may_scrape(request):
+    token, user = conf().METRICS_TOKEN, getattr(request, "user", None)
+    given = request.headers.get("Authorization", "").encode()
+    if not (token and secrets.compare_digest(given, f"Bearer {token}".encode())) and not (
+        user and user.is_active and user.is_staff and user.has_perm(f"{Job._meta.app_label}.view_job")
+    ):
         raise PermissionDenied
     try:
         from jobs.metrics import exposition
     except ModuleNotFoundError as exc:
         return HttpResponse(f"{exc}: pip install 'django-transactional-jobs[metrics]'\n", "text/plain", 501)
-
     text, kind = exposition()
     return HttpResponse(text, content_type=kind)
-
-
-def _may_scrape(request: HttpRequest) -> bool:
-    token = conf().METRICS_TOKEN
-    if token and secrets.compare_digest(request.headers.get("Authorization", "").encode(), f"Bearer {token}".encode()):
-        return True
-    user = getattr(request, "user", None)
-    return bool(user and user.is_active and user.is_staff and user.has_perm(f"{Job._meta.app_label}.view_job"))

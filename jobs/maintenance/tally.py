@@ -47,8 +47,7 @@ class Count:
         self._done: dict[str, datetime.datetime] = {}
 
     def run_once(self) -> dict[str, int]:
-        counts = (databases.guarded(alias, partial(self._run, alias)) for alias in conf().DATABASES)
-        return {"jobs": sum(count or 0 for count in counts)}
+        return {"jobs": sum(databases.guarded(alias, partial(self._run, alias)) or 0 for alias in conf().DATABASES)}
 
     def _run(self, using: str) -> int:
         if not is_eldest(self._node, using):
@@ -59,8 +58,7 @@ class Count:
         begin = self._done.get(using) or _counted_until(using) or oldest_minute
         if begin >= end:
             return 0
-        counted = 0
-        deadline = time.monotonic() + LONGEST_COUNT
+        counted, deadline = 0, time.monotonic() + LONGEST_COUNT
         # Hour by hour: after a long absence of all workers one look must not hold all of it.
         since = max(begin - AGAIN, oldest_minute)
         while since < end:
@@ -77,7 +75,7 @@ class Count:
             since = until
         rows = Tally.objects.using(using)
         rows.filter(length=60, begin__lt=oldest_minute)._raw_delete(using)
-        rows.filter(length=seconds(QUARTER), begin__lt=end - QUARTERS_KEPT)._raw_delete(using)
+        rows.filter(length=QUARTER.seconds, begin__lt=end - QUARTERS_KEPT)._raw_delete(using)
         _fold(using, rows.filter(length=3600, begin__lt=end - HOURS_KEPT))
         return counted
 
@@ -102,20 +100,12 @@ def _counted_until(using: str) -> datetime.datetime | None:
 def clock(using: str) -> datetime.datetime:
     """The database's."""
     with connections[using].cursor() as cursor:
-        cursor.execute("SELECT CURRENT_TIMESTAMP")
-        now = cursor.fetchone()[0]
-    if isinstance(now, str):
-        now = datetime.datetime.fromisoformat(now)
-    return now if now.tzinfo else now.replace(tzinfo=datetime.UTC)
+        cursor.execute(f"SELECT {databases.EPOCH_NOW[connections[using].vendor]}")
+        return datetime.datetime.fromtimestamp(float(cursor.fetchone()[0]), datetime.UTC)
 
 
 def floor(moment: datetime.datetime, step: datetime.timedelta) -> datetime.datetime:
     return BEGIN + (moment - BEGIN) // step * step
-
-
-def seconds(stretch: datetime.timedelta) -> int:
-    """The length of its tallies."""
-    return int(stretch.total_seconds())
 
 
 #: What tallies of one length differ in.
@@ -149,7 +139,17 @@ def count(using: str, begin: datetime.datetime, end: datetime.datetime) -> int:
             found[key] = old
     _replace(minutes, found)
     for part, whole in ((MINUTE, HOUR), (HOUR, QUARTER)):
-        _add_up(using, part, whole, floor(begin, whole))
+        # Be it over or not.
+        since = floor(begin, whole)
+        rows = Tally.objects.using(using).filter(begin__gte=since, begin__lt=since + whole)
+        totals: Tallies = {}
+        for row in rows.filter(length=part.seconds).iterator():
+            total = _at(totals, whole.seconds, since, row.task, row.queue, row.state, row.error)
+            total.count += row.count
+            total.ran = dict(Counter(total.ran) + Counter(row.ran))
+            total.waited = dict(Counter(total.waited) + Counter(row.waited))
+        if totals:
+            _replace(rows.filter(length=whole.seconds), totals)
     return sum(tally.count for tally in found.values())
 
 
@@ -167,19 +167,6 @@ def ended(using: str, begin: datetime.datetime, end: datetime.datetime) -> Talli
                 number = str(bucket(spent.total_seconds()))
                 histogram[number] = histogram.get(number, 0) + 1
     return found
-
-
-def _add_up(using: str, part: datetime.timedelta, whole: datetime.timedelta, begin: datetime.datetime) -> None:
-    """The parts of one whole, be it over or not."""
-    rows = Tally.objects.using(using).filter(begin__gte=begin, begin__lt=begin + whole)
-    found: Tallies = {}
-    for row in rows.filter(length=seconds(part)).iterator():
-        total = _at(found, seconds(whole), begin, row.task, row.queue, row.state, row.error)
-        total.count += row.count
-        total.ran = dict(Counter(total.ran) + Counter(row.ran))
-        total.waited = dict(Counter(total.waited) + Counter(row.waited))
-    if found:
-        _replace(rows.filter(length=seconds(whole)), found)
 
 
 # How long
