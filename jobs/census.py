@@ -6,8 +6,7 @@ import datetime
 import math
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from django.db import connections
@@ -31,38 +30,24 @@ RECENT = datetime.timedelta(days=1)
 UNKNOWN = "NotRegistered"
 
 
-@dataclass(frozen=True, slots=True)
-class Worker:
-    """A node, and whether it is alive: the one answer for every page, command and rule."""
-
-    node: Any
-    #: Seconds since its last beat; infinite for one that never beat.
-    silence: float
-
-    @property
-    def is_alive(self) -> bool:
-        return self.node.dead_at is None and self.silence < conf().DEAD_AFTER
-
-    @property
-    def takes_jobs(self) -> bool:
-        return self.is_alive and self.node.stopping_at is None
-
-    @property
-    def name(self) -> str:
-        return str(self.node)
-
-    @property
-    def age(self) -> float:
-        """Seconds since it was started; of those that :func:`workers` returned."""
-        return _seconds(self.node.age)
+def workers(nodes: QuerySet[Node]) -> list[Any]:
+    """The nodes, oldest first: each looked at, and with the time since its start as ``age``."""
+    return look_at(nodes.annotate(age=_age("started_at")).order_by("started_at"))
 
 
-def workers(nodes: QuerySet[Node]) -> list[Worker]:
-    """The nodes, oldest first, each with its silence."""
+def look_at(nodes: Iterable[Any]) -> list[Any]:
+    """Give each node what its row does not say: its ``silence``, and whether it ``is_alive`` and ``takes_jobs``.
+
+    The one answer for every page, command and rule. The silence is in seconds, and infinite if it never beat.
+    """
     # Race with a node that registers itself: first its row, then its beat. So it is read the other way round.
     known = silence()
-    rows = nodes.annotate(age=_age("started_at")).order_by("started_at")
-    return [Worker(node, known.get(node.pk, math.inf)) for node in rows]
+    found = list(nodes)
+    for node in found:
+        node.silence = known.get(node.pk, math.inf)
+        node.is_alive = node.dead_at is None and node.silence < conf().DEAD_AFTER
+        node.takes_jobs = node.is_alive and node.stopping_at is None
+    return found
 
 
 def silence() -> dict[uuid.UUID, float]:
@@ -219,22 +204,20 @@ def nodes(running: Counter[uuid.UUID]) -> tuple[list[dict[str, Any]], int]:
     """The workers that nobody declared dead, oldest first; and how many died in the last day, without signing off."""
     rows = Node.objects.using(databases.home())
     died = rows.filter(dead_at__gt=Now() - RECENT, signed_off=False).count()
+    names = ("hostname", "pid", "version", "pool", "concurrency", "queues")
     return [
         {
-            "id": str(worker.node.pk),
-            **{name: getattr(worker.node, name) for name in _SHOWN},
-            "age_seconds": worker.age,
-            "beat_seconds": round(worker.silence, 3) if math.isfinite(worker.silence) else None,
-            "alive": worker.is_alive,
-            "stopping": worker.node.stopping_at is not None,
-            "takes_jobs": worker.takes_jobs,
-            "running": running[worker.node.pk],
+            "id": str(node.pk),
+            **{name: getattr(node, name) for name in names},
+            "age_seconds": _seconds(node.age),
+            "beat_seconds": round(node.silence, 3) if math.isfinite(node.silence) else None,
+            "alive": node.is_alive,
+            "stopping": node.stopping_at is not None,
+            "takes_jobs": node.takes_jobs,
+            "running": running[node.pk],
         }
-        for worker in workers(rows.filter(dead_at=None).defer("tasks"))
+        for node in workers(rows.filter(dead_at=None).defer("tasks"))
     ], died
-
-
-_SHOWN = ("hostname", "pid", "version", "pool", "concurrency", "queues")
 
 
 def _age(since: str) -> Any:

@@ -33,7 +33,7 @@ class Shown:
     def args(self) -> list[Any]:
         names = [] if self.path is None else _names(self.job)
         names += map(str, range(len(names), len(self.job.args)))
-        return [self._redacted(name, value) for name, value in zip(names, self.job.args, strict=False)]
+        return list(map(self._redacted, names, self.job.args))
 
     @property
     def kwargs(self) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def _names(job: Job) -> list[str]:
     """The names of the positional arguments, as far as this process knows the task."""
     app = celery_app()
     task = app and app.tasks.get(job.task)
-    if task is None or not getattr(task, "is_transactional", False):
+    if not getattr(task, "is_transactional", False):
         return []
     parameters = signature_of(type(task)).parameters.values()
     names = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]

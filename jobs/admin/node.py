@@ -25,9 +25,7 @@ from jobs.times import duration
 def look_at(nodes: Iterable[Any]) -> None:
     """Give each what its row does not say: its silence, and how many jobs it runs."""
     running = census.running_by_node()
-    silence = census.silence()
-    for node in nodes:
-        node.worker = census.Worker(node, silence.get(node.pk, math.inf))
+    for node in census.look_at(nodes):
         node.running = running[node.pk]
 
 
@@ -75,7 +73,7 @@ class NodeAdmin(ReadOnlyAdmin):
             return (
                 badge("job-cancelled", gettext("stopped")) if node.signed_off else badge("job-failed", gettext("died"))
             )
-        if not node.worker.is_alive:
+        if not node.is_alive:
             return badge("job-failed", gettext("silent"))
         if node.stopping_at is not None:
             return badge("job-cancelled", gettext("stopping"))
@@ -85,8 +83,7 @@ class NodeAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("last beat"))
     def beat(self, node: Any) -> str:
-        silence = node.worker.silence
-        return gettext("%(time)s ago") % {"time": duration(silence)} if math.isfinite(silence) else NOTHING
+        return gettext("%(time)s ago") % {"time": duration(node.silence)} if math.isfinite(node.silence) else NOTHING
 
     @admin.display(description=pgettext_lazy("how many jobs", "running"))
     def running(self, node: Any) -> SafeString:

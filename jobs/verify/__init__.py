@@ -8,11 +8,12 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from django.db import Error, ProgrammingError
-from django.db.models import Count
+from django.db import Error, ProgrammingError, connections
+from django.db.models import Count, QuerySet
 from django.utils import timezone
 from django.utils.translation import gettext
 
@@ -21,8 +22,7 @@ from jobs.census import LIVE, MOST, in_line
 from jobs.conf import conf
 from jobs.fields import created_since
 from jobs.models import Job, State
-from jobs.verify.rules import RULES, SHAPES, View
-from jobs.verify.suspicion import Suspicion, count, first
+from jobs.verify.rules import RULES, SHAPES, Rows, Rule, Search, View
 
 #: Of history what was made in so many seconds is read, and so many jobs at the most, unless all of it is asked for.
 WINDOW, HISTORY = 86400.0, 100_000
@@ -32,6 +32,12 @@ EXAMPLES = 5
 
 #: Seconds between two looks at rows that are watched.
 STEP = 1.0
+
+#: What changes about a job when somebody does something about it.
+VERSION = ("state", "lease", "run_at")
+
+#: Seconds to wait for SQLite's write lock; the short transactions of maintenance take less.
+LOCK_WAIT = 0.5
 
 
 class Unverifiable(Exception):
@@ -55,19 +61,12 @@ class Finding:
         self.examples = [*self.examples, *(f"{prefix}{key}" for key in keys)][:EXAMPLES]
 
 
-@dataclass(slots=True)
-class Report:
+class Report(NamedTuple):
     findings: list[Finding]
+    violations: int
+    recovering: int
     #: How many workers beat.
     workers: int
-
-    @property
-    def violations(self) -> int:
-        return sum(finding.violations for finding in self.findings)
-
-    @property
-    def recovering(self) -> int:
-        return sum(finding.recovering for finding in self.findings)
 
 
 def verify(*, everything: bool = False, patient: bool = True, tell: Callable[[str], None] | None = None) -> Report:
@@ -75,25 +74,21 @@ def verify(*, everything: bool = False, patient: bool = True, tell: Callable[[st
 
     Parameters:
         everything: read all live jobs and all history, and not only the first of them.
-        patient: watch rows that should have recovered by now for as long as recovery may take, before they are
-            called violations. Without it the times in the rows decide at once: right after an outage they
-            are wrong.
+        patient: watch rows that should have recovered by now, for as long as recovery may take, before they are called
+            violations. Without it the times in the rows decide at once: right after an outage they are wrong.
         tell: is called with a sentence before a watch begins.
 
     Raises:
         Unverifiable: a database does not answer, or has not all tables.
     """
-    view = _look()
     findings = {id: Finding(id, str(says)) for id, (says, _) in SHAPES.items()}
     findings |= {rule.id: Finding(rule.id, str(rule.says)) for rule in RULES}
+    view, suspicions = _look(), []
     for alias in conf().DATABASES:
         with _asking(alias):
             _hold_shapes(alias, findings, everything)
-    suspicions = []
-    for rule in RULES:
-        for alias in (databases.home(),) if rule.at_home else conf().DATABASES:
-            with _asking(alias):
-                suspicions.append(Suspicion(rule, alias, view))
+            rules = [rule for rule in RULES if alias == databases.home() or not rule.at_home]
+            suspicions += [Suspicion(rule, alias, view) for rule in rules]
     if patient and (watched := [each for each in suspicions if each.bound and each.rows]):
         if tell is not None:
             number, longest = sum(each.count for each in watched), max(each.bound for each in watched)
@@ -103,16 +98,14 @@ def verify(*, everything: bool = False, patient: bool = True, tell: Callable[[st
             time.sleep(STEP)
             view = _look()
             for each in open_ones:
-                each.look(view)
+                with _asking(each.alias):
+                    each.look(view)
     for each in suspicions:
-        finding = findings[each.rule.id]
         with _asking(each.alias):
-            waiting = each.waiting(view)
-            finding.recovering += max(0, count(waiting) - each.violations)
-            # Without a bound they wait for a person, who has to know which.
-            examples = first(waiting, EXAMPLES) if not each.bound else {}
-        finding.add(each.alias, each.violations, (each.rows if each.violations else {}) | examples)
-    return Report(list(findings.values()), len(view.working))
+            each.conclude(view, findings[each.rule.id])
+    found = list(findings.values())
+    violations, recovering = sum(each.violations for each in found), sum(each.recovering for each in found)
+    return Report(found, violations, recovering, len(view.working))
 
 
 def _look() -> View:
@@ -126,12 +119,11 @@ def _asking(alias: str) -> Iterator[None]:
         yield
     except Error as exc:
         text = str(exc).strip()
+        says = gettext("the database %(database)r cannot be verified: %(error)s")
         if isinstance(exc, ProgrammingError) or "no such" in text:
             says = gettext(
                 "the database %(database)r cannot be verified: %(error)s (not migrated? run manage.py migrate)"
             )
-        else:
-            says = gettext("the database %(database)r cannot be verified: %(error)s")
         raise Unverifiable(says % {"database": alias, "error": text}) from exc
 
 
@@ -145,7 +137,76 @@ def _hold_shapes(alias: str, findings: dict[str, Finding], everything: bool) -> 
     for jobs, most in ((scheduled, MOST), (in_line(alias), MOST), (running, MOST), (history, HISTORY)):
         read = jobs if everything else jobs[:most]
         counts = read.aggregate(**{id: Count("pk", filter=broken) for id, (_, broken) in SHAPES.items()})
-        for id, (_, broken) in SHAPES.items():
-            if counts[id]:
-                examples = jobs.filter(broken).values_list("pk", flat=True)[:EXAMPLES]
-                findings[id].add(alias, counts[id], examples)
+        for id in filter(counts.get, SHAPES):
+            examples = jobs.filter(SHAPES[id][1]).values_list("pk", flat=True)[:EXAMPLES]
+            findings[id].add(alias, counts[id], examples)
+
+
+class Suspicion:
+    """The rows of one database that break a rule, by the times that are written in them.
+
+    Right after an outage all times are old, and nothing is broken. So, under a bound, they are violations only if
+    nobody does anything about them while a worker could.
+    """
+
+    def __init__(self, rule: Rule, alias: str, view: View) -> None:
+        self.rule, self.alias, self.bound = rule, alias, rule.bound()
+        broken = self._broken(view)
+        #: A sample of them.
+        self.rows = _first(broken, conf().BATCH)
+        self.violations = self.count = _count(broken) if len(self.rows) == conf().BATCH else len(self.rows)
+
+    def look(self, view: View) -> None:
+        """Forget the rows that something was done about."""
+        now = _first([part.filter(pk__in=list(self.rows)) for part in self._broken(view)], len(self.rows))
+        still = {key: version for key, version in self.rows.items() if now.get(key) == version}
+        if self.count <= conf().BATCH:
+            self.violations = len(still)
+        elif len(still) < len(self.rows):
+            # More than one round of maintenance: the last ones wait for the first, and these move on.
+            self.violations = 0
+        self.rows = still
+
+    def conclude(self, view: View, finding: Finding) -> None:
+        """Tell what breaks the rule, and what waits to be put right."""
+        look = self.rule.waiting or (self.rule.broken if self.bound else None)
+        waiting = [] if look is None else look(Search(view, self.alias, 0.0))
+        finding.recovering += max(0, _count(waiting) - self.violations)
+        # Without a bound they wait for a person, who has to know which.
+        examples = _first(waiting, EXAMPLES) if not self.bound else {}
+        finding.add(self.alias, self.violations, (self.rows if self.violations else {}) | examples)
+
+    def _broken(self, view: View) -> Rows:
+        """Under a bound nothing if nobody can be blamed: there is no worker, or no way for it to put things right."""
+        if self.bound and view.worked_for < self.bound:
+            return []
+        broken = self.rule.broken(Search(view, self.alias, self.bound))
+        return [] if self.bound and _first(broken, 1) and not _is_writable(self.alias) else broken
+
+
+def _first(rows: Rows, limit: int) -> dict[Hashable, list[Any]]:
+    """The first rows: their keys, and what would change about them."""
+    found: dict[Hashable, list[Any]] = {}
+    for part in rows:
+        if isinstance(part, QuerySet):
+            part = part.values_list("pk", *(VERSION if part.model is Job else ()))
+        found |= {key: version for key, *version in part[: limit - len(found)]}
+    return found
+
+
+def _count(rows: Rows) -> int:
+    return sum(part[:MOST].count() if isinstance(part, QuerySet) else len(part) for part in rows)
+
+
+def _is_writable(using: str) -> bool:
+    """SQLite has one write lock, which a body holds as long as it runs: nobody else can do anything meanwhile."""
+    connection: Any = connections[using]
+    if connection.vendor != "sqlite" or connection.in_atomic_block:
+        return True
+    options = connection.get_connection_params() | {"timeout": LOCK_WAIT}
+    with closing(connection.Database.connect(**options)) as own:
+        try:
+            own.execute("BEGIN IMMEDIATE")
+        except connection.Database.OperationalError:
+            return False
+    return True

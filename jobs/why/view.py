@@ -6,15 +6,16 @@ import datetime
 import logging
 import math
 import uuid
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
 from django.db.models import Q
 
 from jobs import databases, lockstores
-from jobs.census import Worker, workers
+from jobs.census import workers
 from jobs.effects import with_makers
-from jobs.models import Effect, Job, Marker, Node, Pause
+from jobs.models import Effect, Job, Marker, Node, Pause, State
 from jobs.project import celery_app
 from jobs.times import duration
 
@@ -31,10 +32,13 @@ class Reason:
     """What keeps a job, or what became of it: a code for scripts, and one sentence in the reader's language.
 
     ``cure`` is what to do about it, if anything can be done; ``evidence`` is what it was concluded from, kept as JSON.
+    The sentence may name all of the evidence, and ``words``, which say it for people.
     """
 
-    def __init__(self, code: str, says: str, cure: str = "", **evidence: Any) -> None:
-        self.code, self.says, self.cure = code, says, cure
+    def __init__(
+        self, code: str, says: str, cure: str = "", words: Mapping[str, Any] | None = None, **evidence: Any
+    ) -> None:
+        self.code, self.says, self.cure = code, says % {**evidence, **(words or {})}, cure
         self.evidence = {name: _plain(value) for name, value in evidence.items()}
 
 
@@ -58,14 +62,11 @@ class View:
     @cached_property
     def error(self) -> dict[str, Any] | None:
         """The last error in its full shape, whatever the row holds."""
-        error = self.job.error
-        if error is None:
+        if (error := self.job.error) is None:
             return None
-        blank = {"type": "?", "message": "", "at": "", "attempt": None}
-        found = {**blank, **(error if isinstance(error, dict) else {"message": error})}
+        found = {"type": "?", "message": "", "at": "", "attempt": None}
+        found |= error if isinstance(error, dict) else {"message": error}
         return {**found, "type": str(found["type"]), "message": str(found["message"])}
-
-    # Times, as a reader sees them
 
     def since(self, moment: datetime.datetime | None) -> float:
         """Seconds; negative for what is to come."""
@@ -74,19 +75,23 @@ class View:
     def ago(self, moment: datetime.datetime | None) -> str:
         return duration(max(0.0, self.since(moment)))
 
+    @property
+    def is_due(self) -> bool:
+        return self.job.state == State.READY or self.job.run_at <= self.now
+
     # The world
 
     @cached_property
-    def workers(self) -> list[Worker]:
+    def workers(self) -> list[Any]:
         """Those that nobody declared dead, the silent ones among them."""
         return workers(Node.objects.using(databases.home()).filter(dead_at=None))
 
     @property
-    def consumers(self) -> list[Worker]:
-        return [worker for worker in self.workers if worker.takes_jobs and self.job.queue in worker.node.queues]
+    def consumers(self) -> list[Any]:
+        return [worker for worker in self.workers if worker.takes_jobs and self.job.queue in worker.queues]
 
     @cached_property
-    def own_worker(self) -> Worker | None:
+    def own_worker(self) -> Any:
         """The one that runs the job, or ran it last."""
         return next(iter(workers(Node.objects.using(self.using).filter(jobs=self.job))), None)
 

@@ -25,7 +25,7 @@ def expired(view: View) -> Iterator[Reason]:
     if expires is not None and expires <= view.now:
         says = gettext("It expired %(ago)s ago, before a worker started it. It is cancelled instead of run.")
         cure = gettext("Enqueue it again, with a later expires=. The reasons below say what kept it.")
-        yield Reason("expired", says % {"ago": view.ago(expires)}, cure, expires_at=expires)
+        yield Reason("expired", says, cure, {"ago": view.ago(expires)}, expires_at=expires)
 
 
 def not_adopted(view: View) -> Iterator[Reason]:
@@ -35,22 +35,23 @@ def not_adopted(view: View) -> Iterator[Reason]:
             "The database is marked as another one (%(mark)s): a copy of it, or it was moved. Workers refuse it."
         )
         cure = gettext("If its jobs should run here: manage.py jobs adopt --dry-run")
-        yield Reason("not_adopted", says % {"mark": marks["marked_as"]}, cure, **marks)
+        yield Reason("not_adopted", says, cure, {"mark": marks["marked_as"]}, **marks)
 
 
 def own_time(view: View) -> Iterator[Reason]:
     job, error = view.job, view.error
-    if _is_due(view):
+    if view.is_due:
         return
     evidence: dict[str, Any] = {"run_at": job.run_at, "seconds": -view.since(job.run_at)}
-    values: dict[str, Any] = {"until": duration(-view.since(job.run_at))}
+    words: dict[str, Any] = {"until": duration(-view.since(job.run_at))}
     code, says = "scheduled", gettext("It is scheduled, and runs in %(until)s.")
     cure = gettext("Without waiting: manage.py jobs run %(id)s")
+    kind, since = (error or {}).get("type"), job.started_at.isoformat() if job.started_at else ""
     # An error of an earlier run is not why it waits; what a worker said that does not know its task comes after a run.
-    if error and (error["attempt"] == job.lease or _was_unknown(view)):
-        kind, counts = error["type"], {name: getattr(job, name) for name in COUNTS}
-        evidence |= {"error": kind, "message": error["message"], "at": error["at"], **counts}
-        values |= {"error": f"{kind}: {error['message']}"}
+    if error and (error["attempt"] == job.lease or (kind == UNKNOWN and str(error["at"]) > since)):
+        evidence |= {"error": kind, "message": error["message"], "at": error["at"]}
+        evidence |= {name: getattr(job, name) for name in COUNTS}
+        words["error"] = f"{kind}: {error['message']}"
         if kind == UNKNOWN:
             yield from unknown_task(view)
             code, cure = "postponed", gettext("Deploy the same code to all workers.")
@@ -62,47 +63,32 @@ def own_time(view: View) -> Iterator[Reason]:
             code, cure = "busy", ""
             says = gettext("What it needs is busy (%(error)s). It tries again in %(until)s, and uses no attempt.")
         elif kind == "Snooze":
-            code, values["n"] = "snoozed", job.snoozes
+            code, words["n"] = "snoozed", job.snoozes
             says = gettext("Its body asked for a later time (snooze number %(n)s). It runs in %(until)s.")
         elif job.retries and kind not in ("WorkerLostError", "NodeLost"):
-            code, values["n"] = "retry", job.retries
+            code, words["n"] = "retry", job.retries
             says = gettext("Its last run failed: %(error)s. Retry number %(n)s runs in %(until)s.")
             cure = gettext("If the cause is gone: manage.py jobs run %(id)s")
         else:
             code, says = "given_back", gettext("It was given back (%(error)s), and runs again in %(until)s.")
-    yield Reason(code, says % values, cure % {"id": job.pk}, **evidence)
-
-
-def _was_unknown(view: View) -> bool:
-    """Whether a worker met it since its last run, and did not know its task."""
-    error, started = view.error or {}, view.job.started_at
-    return error.get("type") == UNKNOWN and (started is None or str(error["at"]) > started.isoformat())
-
-
-def _is_due(view: View) -> bool:
-    return view.job.state == State.READY or view.job.run_at <= view.now
+    yield Reason(code, says, cure % {"id": job.pk}, words, **evidence)
 
 
 def paused(view: View) -> Iterator[Reason]:
     if (pause := view.pause) is not None:
-        says = gettext("The queue %(queue)s is paused since %(ago)s%(by)s%(why)s.") % {
-            "queue": pause.queue,
-            "ago": view.ago(pause.at),
-            "by": gettext(", by %s") % pause.by if pause.by else "",
-            "why": f": {pause.reason}" if pause.reason else "",
-        }
-        yield Reason(
-            "queue_paused", says, f"manage.py jobs resume {pause.queue}", queue=pause.queue, at=pause.at, by=pause.by
-        )
+        says = gettext("The queue %(queue)s is paused since %(ago)s%(by)s%(why)s.")
+        cure, by = f"manage.py jobs resume {pause.queue}", gettext(", by %s") % pause.by if pause.by else ""
+        words = {"ago": view.ago(pause.at), "by": by, "why": f": {pause.reason}" if pause.reason else ""}
+        yield Reason("queue_paused", says, cure, words, queue=pause.queue, at=pause.at, by=pause.by)
 
 
 def no_worker(view: View) -> Iterator[Reason]:
     if view.consumers:
         return
     queue = view.job.queue
-    others = {worker.name: worker.node.queues for worker in view.workers if worker.takes_jobs}
-    stopping = [worker.name for worker in view.workers if worker.is_alive and not worker.takes_jobs]
-    silent = [worker.name for worker in view.workers if not worker.is_alive]
+    others = {str(worker): worker.queues for worker in view.workers if worker.takes_jobs}
+    stopping = [str(worker) for worker in view.workers if worker.is_alive and not worker.takes_jobs]
+    silent = [str(worker) for worker in view.workers if not worker.is_alive]
     code, says, cure = "no_worker", gettext("No worker is alive."), f"celery -A proj worker -Q {queue}"
     if others:
         code = "no_consumer"
@@ -110,19 +96,20 @@ def no_worker(view: View) -> Iterator[Reason]:
             "%(number)s worker is alive, and it does not consume the queue %(queue)s.",
             "%(number)s workers are alive, and none consumes the queue %(queue)s.",
             len(others),
-        ) % {"number": len(others), "queue": queue}
+        )
     elif stopping:
-        says = gettext("No worker takes new jobs: %(stopping)s was told to stop.") % {"stopping": ", ".join(stopping)}
+        says = gettext("No worker takes new jobs: %(stopping)s was told to stop.")
         cure = gettext("Start another: %s") % cure
     elif silent:
-        says = gettext("No worker is alive: %(silent)s went silent.") % {"silent": ", ".join(silent)}
+        says = gettext("No worker is alive: %(silent)s went silent.")
         cure = gettext("Look at its machine, or start another: %s") % cure
-    yield Reason(code, says, cure, queue=queue, workers=others, stopping=stopping, silent=silent)
+    words = {"number": len(others), "stopping": ", ".join(stopping), "silent": ", ".join(silent)}
+    yield Reason(code, says, cure, words, queue=queue, workers=others, stopping=stopping, silent=silent)
 
 
 def unknown_task(view: View) -> Iterator[Reason]:
     task, workers = view.job.task, view.consumers
-    if not workers or any(task in worker.node.tasks for worker in workers):
+    if not workers or any(task in worker.tasks for worker in workers):
         return
     says = ngettext(
         "The worker that consumes its queue does not know the task %(task)s.",
@@ -132,16 +119,11 @@ def unknown_task(view: View) -> Iterator[Reason]:
     cure = gettext(
         "Deploy the code that has it, and see that the worker imports it (autodiscover_tasks, imports). If it was "
         "renamed or removed: manage.py jobs cancel %(id)s"
-    )
-    yield Reason(
-        "unknown_task",
-        says % {"number": len(workers), "task": task},
-        cure % {"id": view.job.pk},
-        task=task,
-        workers={worker.name: worker.node.version for worker in workers},
-        known_by=[worker.name for worker in view.workers if worker.is_alive and task in worker.node.tasks],
-        known_here=view.task is not None,
-    )
+    ) % {"id": view.job.pk}
+    known_by = [str(worker) for worker in view.workers if worker.is_alive and task in worker.tasks]
+    evidence = {"workers": {str(worker): worker.version for worker in workers}, "known_by": known_by}
+    words = {"number": len(workers)}
+    yield Reason("unknown_task", says, cure, words, task=task, **evidence, known_here=view.task is not None)
 
 
 def locked(view: View) -> Iterator[Reason]:
@@ -153,8 +135,8 @@ def locked(view: View) -> Iterator[Reason]:
     until = "" if held.left is None else gettext(", for %s more unless it is renewed") % duration(held.left)
     says = gettext("The lock %(key)s is held by %(holder)s%(until)s. It tries again until that is free.")
     cure = f"manage.py jobs why {held.job}" if held.job else ""
-    values = {"key": repr(key), "holder": holder, "until": until}
-    yield Reason("lock_held", says % values, cure, lock=key, job=held.job, seconds=held.left)
+    words = {"key": repr(key), "holder": holder, "until": until}
+    yield Reason("lock_held", says, cure, words, lock=key, job=held.job, seconds=held.left)
 
 
 _ACTIVITY = """
@@ -183,16 +165,15 @@ def held_up(view: View, code: str, says: str, where: str, value: Any, **evidence
         cursor.execute(_ACTIVITY + where, [value])
         found = cursor.fetchone()
     if found is not None:
-        pid, application, state, seconds = found
-        cure = gettext("SELECT * FROM pg_stat_activity WHERE pid = %s shows what that does.") % pid
-        says %= {"pid": pid, "state": state, "since": duration(float(seconds or 0))}
-        evidence |= {"pid": pid, "application": application, "state": state, "seconds": float(seconds or 0)}
-        yield Reason(code, says, cure, **evidence)
+        names = ("pid", "application", "state", "seconds")
+        evidence |= dict(zip(names, found, strict=True)) | {"seconds": float(found[-1] or 0)}
+        cure = gettext("SELECT * FROM pg_stat_activity WHERE pid = %s shows what that does.") % evidence["pid"]
+        yield Reason(code, says, cure, {"since": duration(evidence["seconds"])}, **evidence)
 
 
 def due(view: View) -> Iterator[Reason]:
     """Its time has come, and nobody runs it yet."""
-    if not _is_due(view):
+    if not view.is_due:
         return
     yield from locked(view)
     says = gettext(
@@ -206,26 +187,25 @@ def due(view: View) -> Iterator[Reason]:
 
 
 def _in_line(view: View) -> Iterator[Reason]:
-    job, nodes = view.job, [worker.node for worker in view.consumers]
-    running = Job.objects.using(view.using).filter(state=State.RUNNING, node__in=nodes).count()
-    processes = sum(node.concurrency or 0 for node in nodes)
-    values = {"ago": view.ago(job.run_at), "running": running, "processes": processes or "?"}
-    evidence = {"due_seconds": view.since(job.run_at), "running": running, "processes": processes}
-    is_late = view.since(job.run_at) > late_after()
-    cure = ""
+    job, since = view.job, view.since(view.job.run_at)
+    running = Job.objects.using(view.using).filter(state=State.RUNNING, node__in=view.consumers).count()
+    processes = sum(worker.concurrency or 0 for worker in view.consumers)
+    words = {"ago": duration(max(0.0, since)), "processes": processes or "?"}
+    evidence = {"due_seconds": since, "running": running, "processes": processes}
+    is_late, cure = since > late_after(), ""
     if job.state == State.SCHEDULED:
         code, says = "due", gettext("It is due since %(ago)s, and a worker makes it ready in a moment.")
         if is_late:
             code, says = "overdue", gettext("It is due since %(ago)s, and no worker has made it ready.")
             cure = gettext("Every worker does that: look at their logs.")
-        yield Reason(code, says % values, cure, **evidence)
+        yield Reason(code, says, cure, words, **evidence)
         return
     ahead = _ahead(view)
     evidence |= {"ahead": ahead, "capped": ahead == MOST}
     if ahead or 0 < processes <= running:
         cure = gettext("If that takes too long: more workers, or more processes (--concurrency).")
     if ahead:
-        values["ahead"] = at_least(ahead, ahead == MOST)
+        words["ahead"] = at_least(ahead, ahead == MOST)
         code = "in_line"
         says = ngettext(
             "It is ready since %(ago)s and waits for its turn: %(ahead)s ready job of its queue comes before it. Its "
@@ -246,7 +226,7 @@ def _in_line(view: View) -> Iterator[Reason]:
         cure = gettext("Look at the workers' logs: manage.py jobs doctor")
     else:
         code, says = "next", gettext("It is ready since %(ago)s, and a worker takes it in a moment.")
-    yield Reason(code, says % values, cure, **evidence)
+    yield Reason(code, says, cure, words, **evidence)
     if is_late:
         says = gettext(
             "The database process %(pid)s (%(state)s) keeps a transaction open since %(since)s: each claim steps over "
@@ -284,9 +264,8 @@ def misfit(view: View) -> Iterator[Reason]:
             "Let the task take the old arguments as well until no such job is left (a default for what is new), "
             "deploy, and retry: manage.py jobs retry %s"
         )
-        values = {"task": job.task, "signature": signature, "error": exc}
         evidence = {"args": len(job.args), "kwargs": sorted(job.kwargs), "signature": str(signature)}
-        yield Reason("old_signature", says % values, cure % job.pk, **evidence)
+        yield Reason("old_signature", says, cure % job.pk, {"task": job.task, "error": exc}, **evidence)
 
 
 #: What keeps it now comes first, and then what would keep it after that.
