@@ -5,9 +5,9 @@ from __future__ import annotations
 import datetime
 import math
 import uuid
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, namedtuple
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.db import connections
 from django.db.models import Count, DurationField, ExpressionWrapper, F, QuerySet
@@ -22,9 +22,6 @@ from jobs.times import duration
 
 #: Nobody counts further: of a long backlog it matters that it is long.
 MOST = 10_000
-
-#: For how long a dead worker is spoken of.
-RECENT = datetime.timedelta(days=1)
 
 #: The type of the error that a worker leaves which does not know the task (``lifecycle.postpone_unknown``).
 UNKNOWN = "NotRegistered"
@@ -93,13 +90,8 @@ FROM head JOIN jobs_job AS job ON job.id = head.id
 """
 
 
-class Head(NamedTuple):
-    """The ready jobs of a queue and a rank: how long the oldest has waited, and how many there are, up to MOST."""
-
-    queue: str
-    rank: int
-    seconds: float
-    number: int
+#: The ready jobs of a queue and a rank: for how many seconds the oldest has waited, and how many they are, up to MOST.
+Head = namedtuple("Head", "queue rank seconds number")
 
 
 def heads(using: str) -> list[Head]:
@@ -203,7 +195,7 @@ def at_least(count: int, capped: bool) -> str:
 def nodes(running: Counter[uuid.UUID]) -> tuple[list[dict[str, Any]], int]:
     """The workers that nobody declared dead, oldest first; and how many died in the last day, without signing off."""
     rows = Node.objects.using(databases.home())
-    died = rows.filter(dead_at__gt=Now() - RECENT, signed_off=False).count()
+    died = rows.filter(dead_at__gt=Now() - datetime.timedelta(days=1), signed_off=False).count()
     names = ("hostname", "pid", "version", "pool", "concurrency", "queues")
     return [
         {

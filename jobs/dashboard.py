@@ -20,8 +20,6 @@ PARTS = {"median": 0.5, "p95": 0.95, "p99": 0.99}
 #: Minutes over which the rate of a queue is taken.
 RATED = 10
 
-SECOND = datetime.timedelta(seconds=1)
-
 #: More series than that are shown as one.
 SERIES = 8
 
@@ -131,7 +129,7 @@ class Dashboard:
                 if len(found) == census.MOST:
                     _, key, made_at = found[-1]
                     since = made_at or time_of(key) or begin
-                passed = max(SECOND, self.now - since)
+                passed = max(datetime.timedelta(seconds=1), self.now - since)
                 for queue, count in Counter(queue for queue, _, _ in found).items():
                     total[queue] += count * MINUTE / passed
         return total

@@ -33,12 +33,6 @@ EXAMPLES = 5
 #: Seconds between two looks at rows that are watched.
 STEP = 1.0
 
-#: What changes about a job when somebody does something about it.
-VERSION = ("state", "lease", "run_at")
-
-#: Seconds to wait for SQLite's write lock; the short transactions of maintenance take less.
-LOCK_WAIT = 0.5
-
 
 class Unverifiable(Exception):
     """A database does not answer: nothing is known of the promise."""
@@ -185,11 +179,11 @@ class Suspicion:
 
 
 def _first(rows: Rows, limit: int) -> dict[Hashable, list[Any]]:
-    """The first rows: their keys, and what would change about them."""
+    """The first rows: their keys, and what changes about a job when somebody does something about it."""
     found: dict[Hashable, list[Any]] = {}
     for part in rows:
         if isinstance(part, QuerySet):
-            part = part.values_list("pk", *(VERSION if part.model is Job else ()))
+            part = part.values_list("pk", *(("state", "lease", "run_at") if part.model is Job else ()))
         found |= {key: version for key, *version in part[: limit - len(found)]}
     return found
 
@@ -203,7 +197,8 @@ def _is_writable(using: str) -> bool:
     connection: Any = connections[using]
     if connection.vendor != "sqlite" or connection.in_atomic_block:
         return True
-    options = connection.get_connection_params() | {"timeout": LOCK_WAIT}
+    # In seconds; the short transactions of maintenance take less.
+    options = connection.get_connection_params() | {"timeout": 0.5}
     with closing(connection.Database.connect(**options)) as own:
         try:
             own.execute("BEGIN IMMEDIATE")

@@ -6,7 +6,6 @@ import datetime
 import logging
 import math
 import uuid
-from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -35,9 +34,7 @@ class Reason:
     The sentence may name all of the evidence, and ``words``, which say it for people.
     """
 
-    def __init__(
-        self, code: str, says: str, cure: str = "", words: Mapping[str, Any] | None = None, **evidence: Any
-    ) -> None:
+    def __init__(self, code: str, says: str, cure: str = "", words: Any = None, **evidence: Any) -> None:
         self.code, self.says, self.cure = code, says % {**evidence, **(words or {})}, cure
         self.evidence = {name: _plain(value) for name, value in evidence.items()}
 
