@@ -128,10 +128,9 @@ def running_by_node() -> Counter[uuid.UUID]:
     return running
 
 
-def idle() -> dict[str, Any]:
-    """What is told of a queue; of one without jobs and workers."""
-    counts: dict[str, Any] = {str(state): 0 for state in LIVE}
-    return {**counts, "capped": False, "oldest_ready_seconds": None, "workers": 0, "paused": False}
+#: What is told of a queue; of one without jobs and workers.
+IDLE: dict[str, Any] = {str(state): 0 for state in LIVE} | {"capped": False, "oldest_ready_seconds": None}
+IDLE |= {"workers": 0, "paused": False}
 
 
 def gather(live: bool) -> dict[str, Any]:
@@ -139,7 +138,7 @@ def gather(live: bool) -> dict[str, Any]:
 
     Of a queue's scheduled and ready jobs :data:`MOST` are counted; ``capped`` says that there may be more.
     """
-    queues: dict[str, dict[str, Any]] = defaultdict(idle)
+    queues: dict[str, dict[str, Any]] = defaultdict(IDLE.copy)
     marks: dict[str, dict[str, Any]] = {}
     running: Counter[uuid.UUID] = Counter()
     unknown: Counter[str] = Counter()

@@ -107,12 +107,10 @@ class Dashboard:
             left[row.queue] += sum(row.ran.values()) if row.begin >= begin else 0
         found = []
         for name in sorted({*self.found["queues"], *left}):
-            queue = self.found["queues"].get(name) or census.idle()
-            rate_in, rate_out = entered[name], left[name] / RATED
-            spare = rate_out - rate_in
-            is_drained = queue["ready"] and spare > 0 and queue["workers"] and not queue["paused"]
-            drained = 60 * queue["ready"] / spare if is_drained else None
-            rates = {"in": rate_in, "out": rate_out, "drained": drained}
+            queue = self.found["queues"].get(name, census.IDLE)
+            rates: dict[str, Any] = {"in": entered[name], "out": left[name] / RATED, "drained": None}
+            if queue["ready"] and queue["workers"] and not queue["paused"] and rates["out"] > rates["in"]:
+                rates["drained"] = 60 * queue["ready"] / (rates["out"] - rates["in"])
             found.append({"name": name, **queue, "oldest": queue["oldest_ready_seconds"], **rates})
         return found
 

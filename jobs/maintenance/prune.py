@@ -144,8 +144,8 @@ def delete(keys: Sequence[uuid.UUID], using: str) -> int:
 
 def may_come_again(job_id: uuid.UUID, using: str) -> bool:
     """Whether the job was another program's message, and ended so lately that a copy may be on its way."""
-    late = {"made_at__isnull": False, "finished_at__gt": now_plus(-ADOPTED_STAYS)}
-    return Job.objects.using(using).filter(pk=job_id, **late).exists()
+    late = Job.objects.using(using).filter(finished_at__gt=now_plus(-ADOPTED_STAYS))
+    return late.filter(pk=job_id, made_at__isnull=False).exists()
 
 
 def is_kept(job_id: uuid.UUID, using: str) -> bool:
