@@ -6,7 +6,7 @@ They are read from the database when somebody scrapes: any process can answer fo
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from django.db.models import Sum
@@ -18,9 +18,6 @@ from jobs import census, effects
 from jobs.conf import conf
 from jobs.models import State, Tally
 
-#: Tallies that together are everything that was ever counted: what is older than the hours that are kept, and those.
-EVER = (0, 3600)
-
 
 def exposition() -> tuple[bytes, str]:
     """The text, and its content type."""
@@ -29,48 +26,49 @@ def exposition() -> tuple[bytes, str]:
     return generate_latest(registry), CONTENT_TYPE_LATEST
 
 
-def _family(kind: Any, name: str, says: str, labels: list[str], samples: Iterable[tuple[Sequence[str], Any]]) -> Any:
-    family = kind(name, says, labels=labels)
-    for values, number in samples:
-        family.add_metric(values, float(number or 0))
-    return family
-
-
 class _Collector:
     def collect(self) -> Iterator[Any]:
         found = census.gather(live=True)
-        queues, nodes = found["queues"].items(), found["nodes"]
-        for name, says, key in (
-            ("celery_queue_length", f"Ready jobs of a queue; {census.MOST} are counted.", "ready"),
-            ("celery_active_consumer_count", "Workers that consume it.", "workers"),
-            ("jobs_oldest_ready_seconds", "How long the oldest waits.", "oldest_ready_seconds"),
-            ("jobs_queue_paused", "1: it is paused.", "paused"),
-        ):
-            samples = [([queue], each[key]) for queue, each in queues]
-            yield _family(GaugeMetricFamily, name, says, ["queue_name"], samples)
-        samples = [([queue, state], each[state]) for queue, each in queues for state in census.LIVE]
-        yield _family(GaugeMetricFamily, "jobs_live", "Jobs that have not ended.", ["queue_name", "state"], samples)
-        for name, says, key in (
-            ("celery_worker_up", "1: it beats.", "alive"),
-            ("celery_worker_tasks_active", "Jobs that it runs.", "running"),
-            ("jobs_worker_processes", "How many it can run.", "concurrency"),
-        ):
-            samples = [([node["hostname"], node["id"]], node[key]) for node in nodes]
-            yield _family(GaugeMetricFamily, name, says, ["hostname", "node"], samples)
-        sums: dict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)
-        for alias in conf().DATABASES:
-            rows = Tally.objects.using(alias).filter(length__in=EVER).values_list("task", "queue", "state", "error")
-            for task, queue, state, error, count in rows.annotate(Sum("count")):
-                sums[state][(task, queue, error) if state == State.FAILED else (task, queue)] += count
-        names = ["name", "queue_name"]
-        for name, says, state, labels in (
-            ("celery_task_succeeded", "Jobs that succeeded.", State.SUCCEEDED, names),
-            ("celery_task_failed", "Jobs that failed.", State.FAILED, [*names, "exception"]),
-            ("celery_task_revoked", "Jobs that were cancelled, or expired.", State.CANCELLED, names),
-        ):
-            yield _family(CounterMetricFamily, name, says, labels, sums[state].items())
-        due = found["due"]
-        yield GaugeMetricFamily("jobs_due", "Scheduled jobs that are due and not ready yet.", due["count"])
-        yield GaugeMetricFamily("jobs_due_lag_seconds", "For how long the oldest of them is due.", due["lag_seconds"])
+        due, queues = found["due"], found["queues"].items()
+        live = [([name, state], each[state]) for name, each in queues for state in census.LIVE]
         unsettled = sum(effects.unsettled(alias).count() for alias in conf().DATABASES)
-        yield GaugeMetricFamily("jobs_unsettled_effects", "External calls that are ambiguous or parked.", unsettled)
+        ended: dict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)
+        for alias in conf().DATABASES:
+            # Everything that was ever counted: what is older than the hours that are kept, and those.
+            rows = (
+                Tally.objects.using(alias).filter(length__in=(0, 3600)).values_list("task", "queue", "state", "error")
+            )
+            for task, queue, state, error, count in rows.annotate(Sum("count")):
+                ended[state][(task, queue, error) if state == State.FAILED else (task, queue)] += count
+
+        def of_queues(key: str) -> list[Any]:
+            return [([name], each[key]) for name, each in queues]
+
+        def of_nodes(key: str) -> list[Any]:
+            return [([each["hostname"], each["id"]], each[key]) for each in found["nodes"]]
+
+        one, node, call = ["queue_name"], ["hostname", "node"], ["name", "queue_name"]
+        gauges: Any = (
+            ("celery_queue_length", f"Ready jobs of a queue; {census.MOST} are counted.", one, of_queues("ready")),
+            ("celery_active_consumer_count", "Workers that consume it.", one, of_queues("workers")),
+            ("jobs_oldest_ready_seconds", "How long the oldest waits.", one, of_queues("oldest_ready_seconds")),
+            ("jobs_queue_paused", "1: it is paused.", one, of_queues("paused")),
+            ("jobs_live", "Jobs that have not ended.", [*one, "state"], live),
+            ("celery_worker_up", "1: it beats.", node, of_nodes("alive")),
+            ("celery_worker_tasks_active", "Jobs that it runs.", node, of_nodes("running")),
+            ("jobs_worker_processes", "How many it can run.", node, of_nodes("concurrency")),
+            ("jobs_due", "Scheduled jobs that are due and not ready yet.", [], [([], due["count"])]),
+            ("jobs_due_lag_seconds", "For how long the oldest of them is due.", [], [([], due["lag_seconds"])]),
+            ("jobs_unsettled_effects", "External calls that are ambiguous or parked.", [], [([], unsettled)]),
+        )
+        counters: Any = (
+            ("celery_task_succeeded", "Jobs that succeeded.", call, ended["succeeded"].items()),
+            ("celery_task_failed", "Jobs that failed.", [*call, "exception"], ended["failed"].items()),
+            ("celery_task_revoked", "Jobs that were cancelled, or expired.", call, ended["cancelled"].items()),
+        )
+        for kind, table in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
+            for name, says, labels, samples in table:
+                family: Any = kind(name, says, labels=labels)
+                for values, number in samples:
+                    family.add_metric(values, float(number or 0))
+                yield family
