@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter, defaultdict, namedtuple
+from itertools import product
 from typing import Any
 
 from django.utils import timezone
@@ -11,7 +12,7 @@ from django.utils import timezone
 from jobs import census
 from jobs.conf import conf
 from jobs.fields import first_id, time_of
-from jobs.maintenance.tally import HOUR, MINUTE, QUARTER, added, floor, percentile
+from jobs.maintenance.tally import HOUR, MINUTE, QUARTER, floor, percentile
 from jobs.models import ENDED, Job, State, Tally
 
 #: The percentiles that are shown.
@@ -67,25 +68,21 @@ class Dashboard:
 
     def durations(self) -> list[dict[str, Any]]:
         """For each task, and for all: how long they ran and waited (seconds)."""
-        groups: dict[str, list[Any]] = defaultdict(list)
+        found: dict[str, dict[str, Any]] = {}
         for row in self.tallies:
-            groups[row.task].append(row)
-        found = [
-            (task, sum(row.count for row in rows), added(row.ran for row in rows), added(row.waited for row in rows))
-            for task, rows in groups.items()
-        ]
-        if found:
-            _, counts, ran, waited = zip(*found, strict=True)
-            found = [("", sum(counts), added(ran), added(waited)), *sorted(found, key=lambda each: -each[1])]
-        return [
-            {
-                "task": task,
-                "count": count,
-                "ran": {name: percentile(ran, part) for name, part in PARTS.items()},
-                "waited": {name: percentile(waited, part) for name, part in PARTS.items()},
-            }
-            for task, count, ran, waited in found
-        ]
+            if row.task not in found:
+                found[row.task] = {"task": row.task, "count": 0, "ran": Counter(), "waited": Counter()}
+            each = found[row.task]
+            each["count"] += row.count
+            each["ran"].update(row.ran)
+            each["waited"].update(row.waited)
+        tasks = sorted(found.values(), key=lambda each: -each["count"])
+        if tasks:
+            every = {name: sum((each[name] for each in tasks), Counter()) for name in ("ran", "waited")}
+            tasks.insert(0, {"task": "", "count": sum(each["count"] for each in tasks), **every})
+        for each, name in product(tasks, ("ran", "waited")):
+            each[name] = {label: percentile(each[name], part) for label, part in PARTS.items()}
+        return tasks
 
     def failures(self) -> list[dict[str, Any]]:
         found: dict[tuple[str, str], dict[str, Any]] = {}

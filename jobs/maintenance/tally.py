@@ -11,7 +11,7 @@ import math
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -179,21 +179,13 @@ def bucket(seconds: float) -> int:
     return 0 if seconds <= LEAST else math.ceil(round(math.log(seconds / LEAST, STEP), 9))
 
 
-def added(histograms: Iterable[Mapping[Any, int]]) -> dict[int, int]:
-    """One out of several, also as they come out of JSON."""
-    total: Counter[Any] = Counter()
-    for each in histograms:
-        total.update(each)
-    return {int(number): count for number, count in total.items()}
-
-
-def percentile(histogram: Mapping[int, int], part: float) -> float | None:
-    """Seconds within which ``part`` of all (0.95) ended; None of nothing."""
+def percentile(histogram: Mapping[Any, int], part: float) -> float | None:
+    """Seconds within which ``part`` of all (0.95) ended; None of nothing. Also of a histogram as JSON has it."""
     needed = part * sum(histogram.values())
     seen = 0
-    for number in sorted(histogram):
+    for number in sorted(histogram, key=int):
         seen += histogram[number]
         if seen >= needed and seen:
             # The middle of the bucket.
-            return LEAST * STEP ** (number - 0.5)
+            return LEAST * STEP ** (int(number) - 0.5)
     return None
