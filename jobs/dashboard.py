@@ -78,7 +78,7 @@ class Dashboard:
             each["waited"].update(row.waited)
         tasks = sorted(found.values(), key=lambda each: -each["count"])
         if tasks:
-            every = {name: sum((each[name] for each in tasks), Counter()) for name in ("ran", "waited")}
+            every: dict[str, Any] = {name: sum((each[name] for each in tasks), Counter()) for name in ("ran", "waited")}
             tasks.insert(0, {"task": "", "count": sum(each["count"] for each in tasks), **every})
         for each, name in product(tasks, ("ran", "waited")):
             each[name] = {label: percentile(each[name], part) for label, part in PARTS.items()}
