@@ -1,8 +1,7 @@
 """A worker that stops does not wait for a broker that says nothing.
 
-Celery 5.7 bounds the sockets of its broker in a cold stop only. In a warm one it finishes the read that it is in,
-cancels its consumers and closes its channels, and waits each time for as long as the connection is open. Meanwhile
-nobody reads what the pool's processes say, so the worker never ends. A signal gets through, on any transport.
+Celery 5.7 bounds the sockets of its broker in a cold stop only. In a warm one it waits for as long as the connection is
+open, and meanwhile nobody reads what the pool's processes say: it never ends. A signal gets through, on any transport.
 """
 
 from __future__ import annotations
@@ -20,11 +19,8 @@ from jobs.board import board
 
 logger = logging.getLogger("jobs")
 
-#: Seconds that one call to the broker may take (Celery's own bound in a cold stop); then that of the calls after it.
-PATIENCE, PATIENCE_LOST = 5, 1
-
-#: Seconds between two looks at what the main thread does.
-TICK = 1.0
+#: Seconds that one call to the broker may take, and then each call after it; seconds between two looks.
+PATIENCE, PATIENCE_LOST, TICK = 5, 1, 1.0
 
 
 class BrokerSilent(Exception):
@@ -35,10 +31,8 @@ class Alarm:
     """Looks every second where the main thread is, and breaks off a call into kombu that does not return."""
 
     _call: FrameType | None = None
-    _ticks = 0
-    _patience = PATIENCE
-    _stops_steps = False
-    _is_set = False
+    _ticks, _patience = 0, PATIENCE
+    _stops_steps = _is_set = False
 
     def start(self) -> None:
         """The worker was told to stop: its main thread may still be in the event loop."""
@@ -68,12 +62,12 @@ class Alarm:
         call = call_to_broker(frame)
         self._ticks = self._ticks + 1 if call is not None and call is self._call else 0
         self._call = call
-        if self._ticks >= self._patience:
-            if self._patience == PATIENCE:
-                text = "the broker does not answer: this worker stops without it"
-                logger.warning(text, extra=board.about("unanswered"))
-            self._ticks, self._call, self._patience = 0, None, PATIENCE_LOST
-            raise (BrokerSilent("the broker does not answer") if self._stops_steps else WorkerShutdown(EX_OK)) from None
+        if self._ticks < self._patience:
+            return
+        if self._patience == PATIENCE:
+            logger.warning("the broker does not answer: this worker stops without it", extra=board.about("unanswered"))
+        self._ticks, self._call, self._patience = 0, None, PATIENCE_LOST
+        raise (BrokerSilent("the broker does not answer") if self._stops_steps else WorkerShutdown(EX_OK)) from None
 
 
 def call_to_broker(frame: FrameType | None) -> FrameType | None:

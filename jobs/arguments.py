@@ -48,31 +48,24 @@ def normalize(args: Any, kwargs: Any) -> tuple[list[Any], dict[str, Any]]:
         TypeError: a value of another type; names the argument and the cure.
         ValueError: text or numbers that a database would refuse; more than ``JOBS["MAX_ARGS_BYTES"]`` bytes of JSON.
     """
-    args = () if args is None else args
-    kwargs = {} if kwargs is None else kwargs
-    if not isinstance(args, list | tuple):
+    if not isinstance(args, list | tuple | None):
         raise TypeError(
             f"args must be a list or a tuple, not {type(args).__name__}: write ({args!r},) for one argument"
         )
-    if not isinstance(kwargs, Mapping):
+    if not isinstance(kwargs, Mapping | None):
         raise TypeError(f"kwargs must be a dict, not {type(kwargs).__name__}")
-    plain_args = [jsonable(value, f"args[{index}]") for index, value in enumerate(args)]
-    plain_kwargs = jsonable(dict(kwargs), "kwargs")
-    size = len(json.dumps([plain_args, plain_kwargs], ensure_ascii=False).encode())
+    plain: tuple[list[Any], dict[str, Any]] = jsonable(list(args or ()), "args"), jsonable(dict(kwargs or {}), "kwargs")
+    size = len(json.dumps(plain, ensure_ascii=False).encode())
     if size > conf().MAX_ARGS_BYTES:
         raise ValueError(
             f"the arguments are {size} bytes of JSON, more than JOBS['MAX_ARGS_BYTES'] ({conf().MAX_ARGS_BYTES}): "
             "store the data and pass its key"
         )
-    return plain_args, plain_kwargs
+    return plain
 
 
 def jsonable(value: Any, where: str) -> Any:
-    """Return ``value`` as plain JSON data; ``where`` names it in errors.
-
-    Raises:
-        TypeError, ValueError: as :func:`normalize`.
-    """
+    """``value`` as plain JSON data; ``where`` names it in errors, which are those of :func:`normalize`."""
     try:
         return _plain(value, where)
     except RecursionError:
@@ -80,11 +73,7 @@ def jsonable(value: Any, where: str) -> Any:
 
 
 def storable(value: Any, where: str) -> Any:
-    """Plain JSON of what Celery's own encoder makes of the value (signatures, dates, UUIDs).
-
-    Raises:
-        TypeError, ValueError: as :func:`normalize`.
-    """
+    """Plain JSON of what Celery's own encoder makes of the value (signatures, dates, UUIDs)."""
     try:
         return jsonable(json.loads(dumps(value)), where)
     except (TypeError, EncodeError) as exc:
@@ -112,7 +101,9 @@ def _plain(value: Any, where: str) -> Any:
     if isinstance(value, TYPES):
         return json.loads(dumps(value))
     if isinstance(value, dict):
-        return {_key(key, where): _plain(item, f"{where}[{key!r}]") for key, item in value.items()}
+        if odd := [key for key in value if not isinstance(key, str)]:
+            raise TypeError(f"{where} has the key {odd[0]!r}; JSON keys are strings: convert it with str()")
+        return {_text(key, where): _plain(item, f"{where}[{key!r}]") for key, item in value.items()}
     cure = next(cure for kinds, cure in _CURES if isinstance(value, kinds))
     raise TypeError(f"{where} is a {type(value).__name__}, which a job cannot carry: {cure}")
 
@@ -130,24 +121,16 @@ def decoded(value: Any) -> Any:
     return {key: decoded(item) for key, item in value.items()}
 
 
-def _key(key: Any, where: str) -> str:
-    if not isinstance(key, str):
-        raise TypeError(f"{where} has the key {key!r}; JSON keys are strings: convert it with str()")
-    return _text(key, where)
-
-
 def _text(value: str, where: str) -> str:
     value = str.__str__(value)
     if "\0" in value:
-        raise ValueError(
-            f"{where} contains a NUL character, which PostgreSQL refuses: remove it with .replace('\\0', '')"
-        )
+        cure = "which PostgreSQL refuses: remove it with .replace('\\0', '')"
+        raise ValueError(f"{where} contains a NUL character, {cure}")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise ValueError(
-            f"{where} contains a lone surrogate, which is no valid text: decode the bytes with errors='replace'"
-        ) from None
+        cure = "which is no valid text: decode the bytes with errors='replace'"
+        raise ValueError(f"{where} contains a lone surrogate, {cure}") from None
     return value
 
 

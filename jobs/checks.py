@@ -1,7 +1,6 @@
 """System checks: settings under which the promise does not hold, or is slow to.
 
-``manage.py check`` runs what it can know; every worker runs all of them, and refuses to start on errors. A check
-never raises. Each id stays what it is; all are silenced like Django's own, by ``SILENCED_SYSTEM_CHECKS``.
+``manage.py check`` runs what it can know; every worker runs all of them, and refuses to start on errors.
 """
 
 from __future__ import annotations
@@ -87,23 +86,14 @@ _TEXTS = {
     entry[:4]: re.split(r"\s+-> ", " ".join(entry[4:].split())) for entry in re.split(r"\n(?=\S)", MESSAGES.strip())
 }
 
-#: psycopg.IsolationLevel
-READ_COMMITTED = 2
-
 #: Seconds that nobody means to keep a history for.
 SHORT = 3600.0
 
 #: Celery's settings of how messages are fetched and acknowledged. A job is no message.
-ABOUT_MESSAGES = (
-    "task_acks_late",
-    "task_acks_on_failure_or_timeout",
-    "task_acks_on_failure",
-    "task_acks_on_timeout",
-    "task_reject_on_worker_lost",
-    "worker_cancel_long_running_tasks_on_connection_loss",
-    "worker_eta_task_limit",
-    "worker_prefetch_multiplier",
-)
+ABOUT_MESSAGES = """
+task_acks_late task_acks_on_failure_or_timeout task_acks_on_failure task_acks_on_timeout task_reject_on_worker_lost
+worker_cancel_long_running_tasks_on_connection_loss worker_eta_task_limit worker_prefetch_multiplier
+""".split()
 
 #: Celery's settings with the values under which a worker goes on without its broker.
 ABOUT_OUTAGES = {
@@ -116,10 +106,7 @@ ABOUT_OUTAGES = {
 
 def for_worker(worker: Any) -> list[CheckMessage]:
     """What a worker checks before it starts; Celery itself runs Django's checks and throws the result away."""
-    found = [*check_settings(), *check_databases(), *check_routing()]
-    if getattr(worker.app, "conf", None) is not None:
-        found += [*check_celery(worker.app), *check_tasks(worker)]
-    found += check_worker(worker)
+    found = [*check_settings(), *check_databases(), *check_routing(), *check_celery(worker.app), *check_worker(worker)]
     return [message for message in found if not message.is_silenced()]
 
 
@@ -157,7 +144,6 @@ def _databases() -> list[tuple[str, Any]]:
 # Django's settings
 
 
-@register("jobs")
 @_careful
 def check_settings() -> Iterator[CheckMessage]:
     if not settings.USE_TZ:
@@ -177,7 +163,6 @@ def check_settings() -> Iterator[CheckMessage]:
             yield _say("W018", name=name, seconds=seconds)
 
 
-@register("jobs")
 @_careful
 def check_databases() -> Iterator[CheckMessage]:
     for alias, database in _databases():
@@ -189,11 +174,11 @@ def check_databases() -> Iterator[CheckMessage]:
         if not database.get("AUTOCOMMIT", True):
             yield _say("E007", alias=alias)
         level = options.get("isolation_level")
-        if connections[alias].vendor == "postgresql" and level is not None and int(level) != READ_COMMITTED:
+        # 2 is psycopg's IsolationLevel.READ_COMMITTED.
+        if connections[alias].vendor == "postgresql" and level is not None and int(level) != 2:
             yield _say("W004", alias=alias)
 
 
-@register("jobs")
 @_careful
 def check_routing() -> Iterator[CheckMessage]:
     """A job is committed with the data it belongs to only if both are in the same database."""
@@ -209,10 +194,10 @@ def check_routing() -> Iterator[CheckMessage]:
         return
     elsewhere = {
         router.db_for_write(model)
-        for config in apps.get_app_configs()
-        if config.label != label and not config.name.startswith("django.contrib.")
-        for model in config.get_models()
+        for model in apps.get_models()
         if model._meta.managed
+        and model._meta.app_label != label
+        and not model._meta.app_config.name.startswith("django.contrib.")
     }
     if elsewhere and home not in elsewhere:
         yield _say("W003", home=home, elsewhere=elsewhere)
@@ -221,14 +206,14 @@ def check_routing() -> Iterator[CheckMessage]:
 # Celery's settings
 
 
-@register("jobs")
 @_careful
 def check_project_app() -> Iterator[CheckMessage]:
     app = project.celery_app()
-    if app is None:
-        yield _say("W016")
-    else:
-        yield from check_celery(app)
+    yield from [_say("W016")] if app is None else check_celery(app)
+
+
+for check in (check_settings, check_databases, check_routing, check_project_app):
+    register(check, "jobs")
 
 
 @_careful
@@ -265,7 +250,8 @@ def driver(app: Celery) -> str | None:
 
 @_careful
 def check_worker(worker: Any) -> Iterator[CheckMessage]:
-    pool = _pool(worker)
+    pool = worker.pool_cls if isinstance(worker.pool_cls, str) else worker.pool_cls.__module__
+    pool = pool.partition(":")[0].rpartition(".")[2]
     if pool in ("gevent", "eventlet"):
         yield _say("E003", pool=pool)
     if pool == "prefork" and getattr(worker, "pool_start_method", "fork") != "fork":
@@ -278,36 +264,26 @@ def check_worker(worker: Any) -> Iterator[CheckMessage]:
             yield _say("E012", alias=alias)
     if not getattr(worker.app.Task, "is_transactional", False):
         yield _say("W001")
-
-
-@_careful
-def check_tasks(worker: Any) -> Iterator[CheckMessage]:
-    """What the tasks of the worker's app tell."""
-    conf = worker.app.conf
-    ours = {
+    tasks = {
         name: task
         for name, task in worker.app.tasks.items()
         if getattr(task, "is_transactional", False) and not task.is_stock()
     }
-    if odd := {name for name, task in ours.items() if task.serializer not in ("json", "application/json")}:
+    if odd := {name for name, task in tasks.items() if task.serializer not in ("json", "application/json")}:
         yield _say("E010", tasks=odd)
-    default_limit = getattr(worker, "time_limit", None) or conf.task_time_limit
-    unlimited = {name for name, task in ours.items() if not (task.time_limit or default_limit)}
-    if unlimited and _pool(worker) == "prefork":
+    default_limit = worker.time_limit or worker.app.conf.task_time_limit
+    unlimited = {name for name, task in tasks.items() if not (task.time_limit or default_limit)}
+    if unlimited and pool == "prefork":
         yield _say("W011", tasks=unlimited)
-    limited = {name for name, task in ours.items() if task.rate_limit}
-    if limited and not conf.worker_disable_rate_limits:
+    limited = {name for name, task in tasks.items() if task.rate_limit}
+    if limited and not worker.app.conf.worker_disable_rate_limits:
         yield _say("E014", tasks=limited)
-    yield from _about_markers({name: task for name, task in ours.items() if "idempotency_key" in task.key_templates})
-
-
-def _about_markers(tasks: dict[str, Any]) -> Iterator[CheckMessage]:
-    """A marker that is gone keeps nobody from doing the same again."""
     if problems() or (kept := conf().MARKER_RETENTION) is None:
         return
+    # A marker that is gone keeps nobody from doing the same again.
     failed = conf().RETENTION_FAILED
-    is_short = failed is None or failed > kept
-    if late := {name for name, task in tasks.items() if is_short or _retry_horizon(task) > kept}:
+    keyed = {name: task for name, task in tasks.items() if "idempotency_key" in task.key_templates}
+    if late := {name for name, task in keyed.items() if failed is None or max(failed, _retry_horizon(task)) > kept}:
         yield _say("W017", kept=kept, tasks=late)
 
 
@@ -315,10 +291,7 @@ def _retry_horizon(task: Any) -> float:
     """Seconds until a task that always fails is given up, as far as its options tell."""
     if task.max_retries is None:
         return float("inf")
-    pause = getattr(task, "retry_backoff_max", 600) if getattr(task, "retry_backoff", False) else None
-    return float(task.max_retries * (task.default_retry_delay if pause is None else pause))
-
-
-def _pool(worker: Any) -> str:
-    pool = worker.pool_cls if isinstance(worker.pool_cls, str) else worker.pool_cls.__module__
-    return str(pool.partition(":")[0].rpartition(".")[2])
+    pause = task.default_retry_delay
+    if getattr(task, "retry_backoff", False):
+        pause = getattr(task, "retry_backoff_max", 600)
+    return float(task.max_retries * pause)

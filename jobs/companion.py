@@ -446,7 +446,7 @@ class _Process:
         except NotAdopted:
             raise
         except Error as exc:
-            databases.complain(exc, databases.home())
+            databases.note_away(exc, databases.home())
             for alias in conf().DATABASES:
                 databases.drop(alias)
         except Exception:

@@ -1,10 +1,7 @@
-"""The settings: ``settings.JOBS`` for this app, :func:`celery_settings` for Celery.
+"""The settings: ``settings.JOBS`` (a key is a field of :class:`Settings`), and :func:`celery_settings` for Celery."""
 
-Every key of ``JOBS`` is a field of :class:`Settings` and is documented there. An unknown key is an
-error of ``manage.py check`` and stops a worker from starting.
-"""
-
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from functools import cache
@@ -87,27 +84,13 @@ class Settings:
     TRACE: str | None = "link"
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
-
-
-#: What a key must be, unless it may be None and is.
-NUMBER = (_is_number, "a number above 0 (a time: in seconds, or a timedelta), not {!r}")
-RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "DATABASES": (lambda value: not _is_text(value), "a list, not a string"),
-    "EXCLUDE": (lambda value: not _is_text(value), "a list, not a string"),
-    "INSTANCE": (
-        lambda value: _is_text(value) and 0 < len(value) <= 200,
-        "a name of at most 200 characters, or None, not {!r}",
-    ),
-    "LOCK_CACHE": (_is_text, "the alias of a cache, or None, not {!r}"),
-    "REDACT": (_is_text, "the dotted path of a function, or None, not {!r}"),
-    "METRICS_TOKEN": (lambda value: _is_text(value) and value, "text that nobody guesses, or None"),
-    "TRACE": (lambda value: value in ("link", "child"), "'link' or 'child', or None, not {!r}"),
+#: What a key that is no number must be, unless it may be None and is: what its text is like, and how to say it.
+RULES = {
+    "INSTANCE": (".{1,200}", "a name of at most 200 characters, or None, not {!r}"),
+    "LOCK_CACHE": (".*", "the alias of a cache, or None, not {!r}"),
+    "REDACT": (".*", "the dotted path of a function, or None, not {!r}"),
+    "METRICS_TOKEN": (".+", "text that nobody guesses, or None"),
+    "TRACE": ("link|child", "'link' or 'child', or None, not {!r}"),
 }
 
 
@@ -121,35 +104,33 @@ def problems() -> list[str]:
     found = [f"JOBS has no key {key!r}. Remove it; the keys are {names}." for key in given if key not in known]
     values = _settings({key: value for key, value in given.items() if key in known})
     for name, kind in known.items():
-        value = getattr(values, name)
+        value, must = getattr(values, name), f"JOBS[{name!r}] must be"
         if value is None and type(None) in get_args(kind):
             continue
-        is_well, rule = RULES.get(name, NUMBER)
-        if not is_well(value):
-            found.append(f"JOBS[{name!r}] must be {rule.format(value)}.")
+        if kind == Sequence[str]:
+            if isinstance(value, str):
+                found.append(f"{must} a list, not a string.")
+        elif name in RULES:
+            pattern, rule = RULES[name]
+            if not isinstance(value, str) or not re.fullmatch(pattern, value, re.DOTALL):
+                found.append(f"{must} {rule.format(value)}.")
+        elif not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+            found.append(f"{must} a number above 0 (a time: in seconds, or a timedelta), not {value!r}.")
         elif kind is int and not isinstance(value, int):
-            found.append(f"JOBS[{name!r}] must be a whole number, not {value!r}.")
+            found.append(f"{must} a whole number, not {value!r}.")
     if found:
         return found
     if values.DEAD_AFTER < 3 * values.HEARTBEAT:
         found.append("JOBS['DEAD_AFTER'] must be at least three times JOBS['HEARTBEAT'].")
     if not values.DATABASES:
         found.append("JOBS['DATABASES'] must name at least one database.")
-    found += [
-        f"JOBS['DATABASES'] names {alias!r}, which settings.DATABASES does not have."
-        for alias in values.DATABASES
-        if alias not in django_settings.DATABASES
-    ]
-    return found
+    unknown = [alias for alias in values.DATABASES if alias not in django_settings.DATABASES]
+    return found + [f"JOBS['DATABASES'] names {alias!r}, which settings.DATABASES does not have." for alias in unknown]
 
 
 @cache
 def conf() -> Settings:
-    """The settings in force.
-
-    Raises:
-        ImproperlyConfigured: ``settings.JOBS`` has an unknown key or an unusable value.
-    """
+    """The settings in force; ``ImproperlyConfigured`` with all that is wrong with them."""
     if found := problems():
         raise ImproperlyConfigured(" ".join(found))
     return _settings(getattr(django_settings, "JOBS", {}))
@@ -157,10 +138,8 @@ def conf() -> Settings:
 
 def _settings(given: dict[str, Any]) -> Settings:
     """A time may also be a timedelta."""
-    seconds: dict[str, Any] = {
-        key: value.total_seconds() for key, value in given.items() if isinstance(value, timedelta)
-    }
-    return Settings(**{**given, **seconds})
+    plain: dict[str, Any] = {k: v.total_seconds() if isinstance(v, timedelta) else v for k, v in given.items()}
+    return Settings(**plain)
 
 
 def _forget(*, setting: str, **kwargs: Any) -> None:
@@ -175,11 +154,9 @@ def celery_settings(broker_url: str = "jobs://", prefix: str = "") -> dict[str, 
     """Celery settings with which a worker outlives its broker, and what is not a job is not lost in it.
 
     In Django's settings, for an app with ``config_from_object("django.conf:settings", namespace="CELERY")``;
-    what you assign below that line wins::
+    what you assign below that line wins (elsewhere: ``app.conf.update(celery_settings("redis://localhost/0"))``)::
 
         globals().update(celery_settings("redis://localhost/0", prefix="CELERY_"))
-
-    Without Django's settings: ``app.conf.update(celery_settings("redis://localhost/0"))``.
 
     Parameters:
         broker_url: ``jobs://`` (the database), ``redis[s]://``, ``sentinel://`` or ``amqp[s]://``.

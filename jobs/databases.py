@@ -41,9 +41,6 @@ REFUSES = ("25006", "25P03")
 #: PostgreSQL's codes: the wait for a lock took longer than lock_timeout; of two transactions one had to end.
 LOCK_NOT_AVAILABLE, SERIALIZATION_FAILURE, DEADLOCK = "55P03", "40001", "40P01"
 
-#: ``args`` of MySQL's error, up to the text.
-MYSQL_DEADLOCK = (1213,)
-
 #: SQL for "now" in seconds since 1970, by the database's clock.
 EPOCH_NOW = {
     "sqlite": "((julianday('now') - 2440587.5) * 86400.0)",
@@ -53,17 +50,11 @@ EPOCH_NOW = {
 
 
 def job_alias(using: str | None = None) -> str:
-    """The database a new job is inserted into.
-
-    Raises:
-        ValueError: the alias is not one of ``JOBS["DATABASES"]``.
-    """
+    """The database a new job is inserted into; ``ValueError`` if that is not one of ``JOBS["DATABASES"]``."""
     alias = using or router.db_for_write(Job)
     if alias not in conf().DATABASES:
-        raise ValueError(
-            f"jobs do not live in the database {alias!r}: add it to JOBS['DATABASES'] ({list(conf().DATABASES)}) "
-            "and migrate it, or pass using="
-        )
+        cure = f"add it to JOBS['DATABASES'] ({list(conf().DATABASES)}) and migrate it, or pass using="
+        raise ValueError(f"jobs do not live in the database {alias!r}: {cure}")
     return alias
 
 
@@ -73,10 +64,7 @@ def home() -> str:
 
 
 def is_lost(exc: BaseException, alias: str) -> bool:
-    """Whether ``exc`` means that the connection died, so that its transaction cannot have survived it.
-
-    Ask before the end of the transaction: Django opens a new connection there, in place of the broken one.
-    """
+    """Whether the connection died, and its transaction with it. At the transaction's end Django opens another one."""
     if sqlstate(exc) in REFUSES:
         return True
     if not isinstance(exc, OperationalError | InterfaceError):
@@ -102,8 +90,9 @@ def gave_up(exc: BaseException) -> bool:
 
 def is_conflict(exc: BaseException) -> bool:
     """Whether the database ended this transaction in favour of another one: the same again may go well."""
-    code: object = sqlstate(exc) or exc.args[:1]
-    return isinstance(exc, OperationalError) and code in (SERIALIZATION_FAILURE, DEADLOCK, MYSQL_DEADLOCK)
+    # The number is MySQL's code of a deadlock.
+    code: object = sqlstate(exc) or next(iter(exc.args), None)
+    return isinstance(exc, OperationalError) and code in (SERIALIZATION_FAILURE, DEADLOCK, 1213)
 
 
 def free(rows: QuerySet[M]) -> QuerySet[M]:
@@ -133,30 +122,18 @@ def apart(alias: str) -> closing[BaseDatabaseWrapper]:
     return closing(_new_connection(alias))
 
 
-def execute_apart(alias: str, sql: str, params: list[Any]) -> int:
-    """Execute one statement (PostgreSQL) over a connection of its own, committed at once: the number of rows."""
-    with apart(alias) as connection:
-        connection.set_autocommit(False)
-        with connection.cursor() as cursor:
-            # LOCAL: behind a pooler the server's session is the next client's.
-            cursor.execute("SET LOCAL lock_timeout = '1s'")
-            cursor.execute(sql, params)
-            connection.commit()
-            return int(cursor.rowcount)
-
-
 def guarded(alias: str, action: Callable[[], T]) -> T | None:
     """Run one database's part of a tick: a database that is away does not stop the parts of the others."""
     try:
         return action()
     except Error as exc:
-        complain(exc, alias)
-        drop(alias)
+        note_away(exc, alias)
         return None
 
 
-def complain(exc: Error, alias: str) -> None:
-    """Log what a database refuses: when it is new, and every :data:`REPEAT` seconds while it stays the same."""
+def note_away(exc: Error, alias: str) -> None:
+    """Drop the connection, and log the error: when it is new, and every :data:`REPEAT` seconds while it is the same."""
+    drop(alias)
     text, now = describe(exc), time.monotonic()
     if now - _complaints.get((alias, text), -REPEAT) < REPEAT:
         return
@@ -176,8 +153,7 @@ def describe(exc: Error) -> str:
 def drop(alias: str) -> None:
     """Close the connection whatever state it is in; the next query opens a new one.
 
-    A time limit in mid-query leaves a connection that Django takes for usable, and a failed COMMIT one that is in no
-    known state. Neither may reach the next task.
+    A time limit in mid-query leaves one that Django takes for usable, a failed COMMIT one that is in no known state.
     """
     connection = connections[alias]
     connection.in_atomic_block = connection.closed_in_transaction = False
@@ -203,6 +179,7 @@ def roll_back(alias: str) -> None:
     Race: a signal that strikes in Django's rollback has it switch autocommit on, with which SQLite and MySQL commit.
     One that strikes here leaves the rollback to Django, or to the end of a connection that is closed.
     """
+    cancel_query(alias)
     try:
         if is_interrupted(alias):
             # A rollback would be refused, or wait for itself: psycopg's ``stream()`` keeps a lock.
@@ -242,16 +219,16 @@ def tidy(alias: str) -> None:
     Costs no statement: psycopg knows its transaction status by itself.
     """
     for connection in connections.all(initialized_only=True):
-        if connection.alias != alias:
-            connection.close_if_unusable_or_obsolete()
-        elif connection.connection is not None and _is_busy(connection):
-            connection.errors_occurred = False
-            drop(alias)
-
-
-def _is_busy(connection: BaseDatabaseWrapper) -> bool:
-    alias = connection.alias
-    return connection.in_atomic_block or connection.errors_occurred or has_transaction(alias) or not is_idle(alias)
+        try:
+            if connection.alias != alias:
+                connection.close_if_unusable_or_obsolete()
+            elif connection.connection is not None and (
+                connection.in_atomic_block or connection.errors_occurred or has_transaction(alias) or not is_idle(alias)
+            ):
+                connection.errors_occurred = False
+                drop(alias)
+        except Error:
+            drop(connection.alias)
 
 
 def has_transaction(alias: str) -> bool:
@@ -287,11 +264,10 @@ class SideDatabase:
     """A connection of its own for beats and messages.
 
     On SQLite it opens another file beside the main one (same name, ``.broker`` appended): a body holds the main file's
-    single write lock as long as it runs, and a heartbeat must not wait for a body. On other databases it is a second
-    connection to the same database: a message or a beat never becomes part of the caller's transaction.
+    write lock as long as it runs, and a heartbeat must not wait for a body. Elsewhere it is a second connection to the
+    same database: no message and no beat becomes part of the caller's transaction.
 
-    Threads may share it. It is closed before every fork: SQLite forbids to carry a connection across one, and two
-    processes must not speak on one socket.
+    Threads may share it. It is closed before every fork: two processes must not speak on one socket, or SQLite file.
     """
 
     def __init__(self) -> None:
@@ -301,11 +277,7 @@ class SideDatabase:
 
     @contextmanager
     def cursor(self) -> Iterator[Any]:
-        """A cursor in autocommit mode; the lock is held until the block ends.
-
-        Raises:
-            django.db.DatabaseError: as any query; a connection that broke is closed first.
-        """
+        """A cursor in autocommit mode; other threads wait for the block's end. A connection that broke is closed."""
         with self._lock:
             if self._connection is None:
                 self._connection = _new_connection(home())
@@ -319,6 +291,12 @@ class SideDatabase:
                 if sqlstate(exc) in REFUSES or not connection.is_usable():
                     self.close()
                 raise
+
+    def execute(self, sql: str, *params: Any) -> Any:
+        """Execute one statement, in which ``{now}`` is :attr:`now`: the rows, or how many it changed."""
+        with self.cursor() as cursor:
+            cursor.execute(sql.format(now=self.now), params)
+            return cursor.fetchall() if cursor.description else cursor.rowcount
 
     @property
     def vendor(self) -> str:
@@ -351,16 +329,13 @@ def _new_connection(alias: str) -> BaseDatabaseWrapper:
     if main.vendor == "sqlite":
         name = str(settings["NAME"])
         if ":memory:" in name or "mode=memory" in name:
+            cure = "give it a file (NAME, and TEST['NAME'] for tests)"
             raise ImproperlyConfigured(
-                f"the database {alias!r} is in memory, which no worker process can share: give it a file (NAME, and "
-                "TEST['NAME'] for tests)"
+                f"the database {alias!r} is in memory, which no worker process can share: {cure}"
             )
         settings["NAME"] = f"{name}.broker"
-        settings["OPTIONS"] = {
-            "timeout": 5,
-            "transaction_mode": "IMMEDIATE",
-            "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
-        }
+        pragmas = "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;"
+        settings["OPTIONS"] = {"timeout": 5, "transaction_mode": "IMMEDIATE", "init_command": pragmas}
     else:
         settings["OPTIONS"] = {key: value for key, value in settings["OPTIONS"].items() if key != "pool"}
     connection: BaseDatabaseWrapper = load_backend(settings["ENGINE"]).DatabaseWrapper(settings, alias)
@@ -369,33 +344,30 @@ def _new_connection(alias: str) -> BaseDatabaseWrapper:
 
 
 def _create_tables(connection: BaseDatabaseWrapper) -> None:
-    def missing() -> list[type[Model]]:
-        names = set(connection.introspection.table_names())
-        return [model for model in (Message, Binding, Beat, Lock) if model._meta.db_table not in names]
-
-    if missing():
+    models = {model._meta.db_table: model for model in (Message, Binding, Beat, Lock)}
+    if models.keys() - connection.introspection.table_names():
         with connection.schema_editor() as editor:
-            # Inside the write lock: another process may have been faster.
-            for model in missing():
-                editor.create_model(model)
+            # Asked again inside the write lock: another process may have been faster.
+            for name in models.keys() - connection.introspection.table_names():
+                editor.create_model(models[name])
 
 
-def _before_fork() -> None:
+def _close_all() -> None:
     for side in list(_open_ones):
         side._lock.acquire()
         side.close()
 
 
-def _after_fork_in_parent() -> None:
+def _release_all() -> None:
     for side in list(_open_ones):
         # One that another thread made while this one forked was never locked here.
         with suppress(RuntimeError):
             side._lock.release()
 
 
-def _after_fork_in_child() -> None:
+def _renew_all() -> None:
     for side in list(_open_ones):
         side._lock = threading.RLock()
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+os.register_at_fork(before=_close_all, after_in_parent=_release_all, after_in_child=_renew_all)

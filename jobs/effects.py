@@ -1,8 +1,7 @@
 """External calls as a ledger: that a call was begun is committed before it, what was answered after it.
 
-Between the two commits a crash leaves a call of which nobody knows whether it happened. No code can know; but the row
-says so, and the task says what is done about it (``on_ambiguous=``). After Brandur Leach, "Implementing Stripe-like
-idempotency keys in Postgres", on foreign state mutations.
+A crash between the two commits leaves a call of which nobody knows whether it happened; the row says so. After Brandur
+Leach, "Implementing Stripe-like idempotency keys in Postgres", on foreign state mutations.
 """
 
 from __future__ import annotations
@@ -25,9 +24,6 @@ from jobs.models import Effect, Job, State
 from jobs.run import Run, current_run
 from jobs.syncpoints import reach
 
-#: Characters of an effect's name, at the most.
-MAX_NAME = 100
-
 
 @contextmanager
 def effect(name: str, *key: Any) -> Iterator[Call]:
@@ -42,8 +38,8 @@ def effect(name: str, *key: Any) -> Iterator[Call]:
 
     The call happens at least once, and a provider that heeds ``call.key`` acts on it once. If an earlier run, or
     another job, was answered under this name and key, ``call.done`` is true and ``call.answer`` is what it got. If one
-    began and nobody makes the call any more (its block raised or died, and had not said ``call.answered()`` or
-    ``call.not_sent()``), it is *ambiguous*, and the task's ``on_ambiguous`` decides:
+    began the call and did not say what became of it (its block raised or died), it is *ambiguous*, and the task's
+    ``on_ambiguous`` decides:
 
     * ``"retry"`` (default): the block calls again, with the same key. For providers that heed it.
     * ``"park"``: a person looks at the provider and says what happened (in the admin, or ``manage.py jobs effects``);
@@ -77,10 +73,8 @@ def effect(name: str, *key: Any) -> Iterator[Call]:
     finally:
         call._write()
     if not call._is_settled:
-        raise RuntimeError(
-            f"the block of effect({name!r}) ended and did not say what became of the call: say call.answered(answer), "
-            "with None if there is no answer, or call.not_sent()"
-        )
+        cure = "say call.answered(answer), with None if there is no answer, or call.not_sent()"
+        raise RuntimeError(f"the block of effect({name!r}) ended and did not say what became of the call: {cure}")
 
 
 class Call:
@@ -88,8 +82,8 @@ class Call:
 
     def __init__(self, run: Run, name: str, key: tuple[Any, ...]) -> None:
         what = f"effect({name!r})"
-        if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
-            raise ValueError(f"{what}: the name must be text of 1 to {MAX_NAME} characters")
+        if not isinstance(name, str) or not 0 < len(name) <= 100:
+            raise ValueError(f"{what}: the name must be text of 1 to 100 characters")
         joined(key, what)
         self.name = name
         #: For the provider (``Idempotency-Key``): the same in every run, and of no other call; 255 characters at most.
@@ -99,13 +93,12 @@ class Call:
         #: The row of the job that makes the call.
         self.job = run.job
         #: Whether the answer is known: make no call then.
-        self.done = False
+        self.done = self._is_settled = False
         #: What the provider answered; None as well if a person said only that it happened.
         self.answer: Any = None
         self._run = run
         self._row: Effect
         self._calls = 1
-        self._is_settled = False
         self._pending: dict[str, Any] | None = None
 
     def answered(self, answer: Any) -> None:
@@ -135,9 +128,9 @@ class Call:
 
     def _settle(self, said: str, **values: Any) -> None:
         if self._is_settled:
+            cure = "make it only `if not call.done`, and say once what became of it"
             raise RuntimeError(
-                f"call.{said} of effect({self.name!r}), and it was known already what became of the call: make it only "
-                "`if not call.done`, and say once what became of it"
+                f"call.{said} of effect({self.name!r}), and it was known already what became of the call: {cure}"
             )
         self._is_settled, self._pending = True, values
         if not connections[self._run.using].in_atomic_block:
@@ -167,13 +160,13 @@ class Call:
         self._run.log(logging.WARNING, f"nobody knows whether {self.key} happened: {says}", "ambiguous")
         if policy == "park":
             raise self._parked()
-        if callable(policy):
-            answer = policy(self)
-            if answer is not None:
-                self.answered(answer)
-            else:
-                # Nothing has happened so far: the one that comes now is the only one.
-                self._fenced({"calls": 1})
+        if not callable(policy):
+            return
+        if (answer := policy(self)) is not None:
+            self.answered(answer)
+        else:
+            # Nothing has happened so far: the one that comes now is the only one.
+            self._fenced({"calls": 1})
 
     def _take(self, policy: Any) -> bool:
         """Whether somebody began the call, and nobody knows what became of it.
@@ -194,7 +187,7 @@ class Call:
         if is_new or self.done:
             return False
         # Of this very run: an earlier block of it that ended with an exception.
-        if (row.job, row.lease) != (self.job.pk, self.job.lease) and is_being_made(row):
+        if (row.job, row.lease) != (self.job.pk, self.job.lease) and _is_being_made(row):
             raise Busy(f"the job {row.job} makes the call {self.key}")
         if policy == "retry":
             self._calls = row.calls + 1
@@ -243,8 +236,7 @@ class Call:
 # The ledger, for people
 
 
-def is_being_made(row: Effect) -> bool:
-    """Whether the run that began the call still runs."""
+def _is_being_made(row: Effect) -> bool:
     running = Job.objects.using(row._state.db).filter(pk=row.job, lease=row.lease, state=State.RUNNING)
     return row.state == Effect.State.SENDING and running.exists()
 
@@ -268,15 +260,12 @@ def unsettled(using: str) -> QuerySet[Effect]:
 
 
 def happened(key: int, using: str, answer: Any = None) -> bool:
-    """A person looked, and found that the call happened; the next run of the job gets the answer. False: not unsettled.
-
-    Raises ``TypeError`` or ``ValueError`` if the answer is not JSON.
-    """
+    """A person found that the call happened; the next run gets the answer, which is JSON. False: not unsettled."""
     return _by_person(key, using, state=Effect.State.SENT, answer=jsonable(answer, "the answer"), sent_at=Now())
 
 
 def did_not_happen(key: int, using: str) -> bool:
-    """A person looked, and found nothing; the next run of the job makes the call. False: not unsettled."""
+    """A person found that it did not happen; the next run of the job makes the call. False: not unsettled."""
     return _by_person(key, using)
 
 
@@ -285,6 +274,6 @@ def _by_person(key: int, using: str, **values: Any) -> bool:
     rows = Effect.objects.using(using).filter(pk=key)
     with transaction.atomic(using=using):
         row = rows.select_for_update().first()
-        if row is None or row.state == Effect.State.SENT or is_being_made(row):
+        if row is None or row.state == Effect.State.SENT or _is_being_made(row):
             return False
         return bool(rows.update(**values) if values else rows.delete())

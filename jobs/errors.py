@@ -17,9 +17,6 @@ class Snooze(Ignore):
     Parameters:
         seconds: how long to wait, by the database's clock.
         reason: shown with the job.
-
-    Raises:
-        TypeError, ValueError: ``seconds`` is no number, or negative.
     """
 
     def __init__(self, seconds: float, reason: str = "") -> None:
@@ -52,10 +49,7 @@ class NotSettled(Ignore):
 
 
 class EffectParked(Exception):
-    """An external call may have happened, and a person has to say whether it did; the message says how.
-
-    The job ends ``failed``; ``autoretry_for`` leaves this alone.
-    """
+    """An external call may have happened; a person has to say. The job ends ``failed``, whatever ``autoretry_for``."""
 
 
 class IdempotencyMismatch(Exception):
@@ -67,7 +61,4 @@ class TaskOutOfMemory(Exception):
 
 
 class TaskExited(Exception):
-    """What Celery gets for a task's ``sys.exit()`` and its like, which would look like the death of a process.
-
-    The job ends ``failed``, under the name of what was raised.
-    """
+    """What Celery gets for a task's ``sys.exit()``, which would look like a dead process. The job ends ``failed``."""

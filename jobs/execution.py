@@ -186,7 +186,6 @@ def _transaction(run: Run) -> Iterator[None]:
             # Before the end of the block, which opens a new connection in place of a broken one.
             is_closed = run.task.atomic and connections[run.using].closed_in_transaction
             run.is_lost = not is_closed and databases.is_lost(exc, run.using)
-            databases.cancel_query(run.using)
             databases.roll_back(run.using)
             if is_closed and isinstance(exc, Error):
                 # Not the database's fault, so the body is not run again by itself.

@@ -1,8 +1,7 @@
 """guard(): the freshest state of a row, and nobody else changes it until the transaction ends.
 
-What it does not do: it keeps nobody from reading, and it is no lock across transactions (``jobs.locks``). Do not send
-mail or call a provider under a guard on a row that others wait for, such as the user of a login; guard a row of your
-own, and set a timeout.
+It keeps nobody from reading, and is no lock across transactions (``jobs.locks``). Under a guard on a row that others
+wait for, such as the user of a login, send no mail and call no provider; guard a row of your own, and set a timeout.
 """
 
 from __future__ import annotations
@@ -17,9 +16,6 @@ from django.db.transaction import TransactionManagementError
 
 from jobs import databases
 from jobs.errors import Busy
-
-#: ``args`` of MySQL's error, up to the number: NOWAIT met a lock.
-MYSQL_NOWAIT = 3572
 
 
 @contextmanager
@@ -52,14 +48,12 @@ def guard(
     Raises:
         TransactionManagementError: there is no transaction, so the lock would be gone at once.
         Busy: with ``nowait``; in a task's body the job comes back later, and uses no attempt.
-        Model.DoesNotExist: there is no such row. It ends the job ``failed``, unless the task names it in
-            ``autoretry_for``.
+        Model.DoesNotExist: there is no such row; the job ends ``failed``, unless ``autoretry_for`` names it.
         TypeError: an instance, which may be stale: pass its class and key.
     """
     if isinstance(rows, Model):
-        raise TypeError(
-            f"guard() reads the row anew: write guard({type(rows).__name__}, pk={rows.pk!r}), and use what it yields"
-        )
+        cure = f"write guard({type(rows).__name__}, pk={rows.pk!r}), and use what it yields"
+        raise TypeError(f"guard() reads the row anew: {cure}")
     if is_list := isinstance(rows, QuerySet):
         if lookup or using:
             raise TypeError("guard(queryset) takes no lookup and no using=: filter the queryset")
@@ -86,16 +80,14 @@ def guard(
     try:
         locked = list(found if is_list else found[:2])
     except OperationalError as exc:
-        if databases.sqlstate(exc) != databases.LOCK_NOT_AVAILABLE and exc.args[:1] != (MYSQL_NOWAIT,):
+        # The number is MySQL's.
+        if databases.sqlstate(exc) != databases.LOCK_NOT_AVAILABLE and exc.args[:1] != (3572,):
             raise
         # The transaction is aborted, whoever catches this.
         connection.needs_rollback = True
         raise Busy(f"somebody else has locked {model._meta.label} {lookup or ''}".rstrip()) from exc
-    if is_list:
-        yield locked
-        return
-    if len(locked) > 1:
+    if not is_list and len(locked) > 1:
         raise model.MultipleObjectsReturned(f"guard({model.__name__}) found several rows: pass a queryset")
-    if not locked and not skip_locked:
+    if not is_list and not locked and not skip_locked:
         raise model.DoesNotExist(f"there is no {model._meta.label} with {lookup}")
-    yield locked[0] if locked else None
+    yield locked if is_list else next(iter(locked), None)

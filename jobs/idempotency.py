@@ -2,8 +2,8 @@
 
 A marker is a row that is inserted in the transaction of its effects. Of two transactions with the same key the second
 one waits until the first one commits (then it has nothing to do) or rolls back (then it goes on): the database's own
-unique index decides, at every isolation level. What a marker does not do: it says nothing about mails and HTTP calls,
-which no transaction takes back (``jobs.effects``), and it does not keep others from starting (``jobs.locks``).
+unique index decides, at every isolation level. For mails and HTTP calls see ``jobs.effects``; ``jobs.locks`` keeps
+others from starting.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def once(*key: Any, using: str | None = None) -> Iterator[bool]:
             "once() is part of a transaction, and there is none: write `with transaction.atomic(), once(...)`, or "
             "leave atomic=False out of the task"
         )
-    first = take(name, Marker.Kind.ONCE, alias, job.pk if job is not None else None)
+    first = take(name, Marker.Kind.ONCE, alias, job and job.pk)
     try:
         yield first
     except BaseException:
@@ -90,9 +90,7 @@ def once(*key: Any, using: str | None = None) -> Iterator[bool]:
 def earlier(job: Job, fingerprint: str) -> Job | None:
     """Leave the marker of a run, as the first statement of its transaction; the job that did so before, if any.
 
-    Raises:
-        Busy: another run of the key does not come to its end.
-        IdempotencyMismatch: the job that left the marker had other arguments.
+    Raises ``Busy`` as :func:`once`, and ``IdempotencyMismatch`` if the job that left the marker had other arguments.
     """
     assert job.marker_key is not None
     using = str(job._state.db)
@@ -102,10 +100,8 @@ def earlier(job: Job, fingerprint: str) -> Job | None:
         if marker is None:
             continue
         if marker.fingerprint != fingerprint:
-            raise IdempotencyMismatch(
-                f"the job {marker.job} had the key {marker.key!r} with other arguments: a key must name all that makes "
-                "two calls different"
-            )
+            rule = "a key must name all that makes two calls different"
+            raise IdempotencyMismatch(f"the job {marker.job} had the key {marker.key!r} with other arguments: {rule}")
         # Only its id is left if somebody deleted it by hand.
         return Job.objects.using(using).filter(pk=str(marker.job)).first() or Job(pk=marker.job)
     return None
@@ -125,8 +121,7 @@ def take(key: str, kind: str, using: str, job: Any, fingerprint: str = "") -> bo
             bound = [f"{wait * 1000:.0f}ms"] if connection.vendor == "postgresql" else []
             with connection.cursor() as cursor:
                 cursor.execute(INSERTS[connection.vendor], [*bound, key, kind, fingerprint, job and job.hex, keep])
-                found = cursor.fetchone()
-            is_new = bool(found and found[0])
+                is_new = (cursor.fetchone() or (0,))[0] == 1
         else:
             _, is_new = rows.get_or_create(key=key, kind=kind, defaults=values)
         # An expired marker is none. Race: of several one finds it expired; the others wait for its transaction.

@@ -16,7 +16,7 @@ from django.db.models.functions import Now
 
 from jobs import databases, lifecycle
 from jobs.conf import conf
-from jobs.models import LIVE, Instance, Job, Message, Node, State
+from jobs.models import LIVE, Instance, Job, Node, State
 
 
 class NotAdopted(Exception):
@@ -26,19 +26,13 @@ class NotAdopted(Exception):
 def mark_of(alias: str) -> str:
     """What this database is known by; the same at every start, and another one for a copy.
 
-    ``JOBS["INSTANCE"]``
-        is the whole mark, where it is set. It is the only one that tells a copy of a disk (a snapshot, a clone of a
-        virtual machine or of a managed database) from its original, and the only one that stays when a database moves
-        (to another server, over ``pg_upgrade``).
-    PostgreSQL
-        the cluster's identifier and the database's oid. A dump that was restored and a copy by ``TEMPLATE`` get others;
-        a replica that was promoted keeps both. A role that may not read the identifier falls back on the oids of the
-        database and of our table, which two clusters may have in common by chance.
-    SQLite
-        the file's inode and time of birth: a copied file has others, a moved one keeps them, whatever its path in a
-        container. Where the system does not know the time of birth: inode and path.
-    MySQL
-        the server's uuid and the database's name; else host and name of the settings.
+    * ``JOBS["INSTANCE"]``, where it is set. Only it tells the copy of a disk (a snapshot, a clone of a managed
+      database) from its original, and stays when a database moves (to another server, over ``pg_upgrade``).
+    * PostgreSQL: the cluster's identifier and the database's oid. A restored dump and a copy by ``TEMPLATE`` get
+      others; a promoted replica keeps both. A role that may not read the identifier falls back on the oids of the
+      database and of our table, which two clusters may have in common by chance.
+    * SQLite: the file's inode and time of birth (else its path). A copied file has others, a moved one keeps them.
+    * MySQL: the server's uuid and the database's name. Others: host and name of the settings.
     """
     if name := conf().INSTANCE:
         return f"instance:{name}"
@@ -57,12 +51,9 @@ def mark_of(alias: str) -> str:
 
 
 def check_all() -> None:
-    """Compare the mark of each job database with the database; mark it if nobody did yet.
+    """Compare the mark of each job database with the database, or raise ``NotAdopted``; mark it if nobody did yet.
 
     Race: of several workers that start on a fresh database, one inserts the mark and the others read it.
-
-    Raises:
-        NotAdopted: the mark is another database's. Nothing may be run or maintained here.
     """
     for alias in conf().DATABASES:
         mine = mark_of(alias)
@@ -87,8 +78,8 @@ def survey(alias: str) -> dict[str, Any]:
     counts = {str(state): Job.objects.using(alias).filter(state=state).count() for state in LIVE}
     messages = 0
     if alias == databases.home():
-        with databases.side() as side, side.cursor() as cursor:
-            messages = int(_row(cursor, f"SELECT count(*) FROM {Message._meta.db_table}")[0])
+        with databases.side() as side:
+            [[messages]] = side.execute("SELECT count(*) FROM jobs_message")
     return {**marks(alias), "jobs": counts, "messages": messages}
 
 
@@ -107,16 +98,16 @@ def cancel_all(alias: str) -> int:
     def cancel(job: Job) -> bool:
         return lifecycle.cancel_running(job, lifecycle.error_entry("Cancelled", why, attempt=job.lease))
 
-    for node_id in Node.objects.using(alias).filter(dead_at=None).values_list("pk", flat=True):
-        # They live, if at all, beside the original. Here they may claim nothing.
-        lifecycle.bury(node_id, alias)
-    running = Job.objects.using(alias).filter(state=State.RUNNING).values_list("pk", flat=True)
-    done = sum(lifecycle.settle_running(job_id, alias, cancel) for job_id in list(running))
+    for node in Node.objects.using(alias).filter(dead_at=None):
+        # It lives, if at all, beside the original. Here it may claim nothing.
+        lifecycle.bury(node.pk, alias)
+    running = list(Job.objects.using(alias).filter(state=State.RUNNING).values_list("pk", flat=True))
+    done = sum(lifecycle.settle_running(job_id, alias, cancel) for job_id in running)
     while cancelled := lifecycle.cancel_waiting(alias, conf().BATCH, why):
         done += cancelled
     if alias == databases.home():
-        with databases.side() as side, side.cursor() as cursor:
-            cursor.execute(f"DELETE FROM {Message._meta.db_table}")
+        with databases.side() as side:
+            side.execute("DELETE FROM jobs_message")
     return done
 
 
@@ -136,17 +127,14 @@ def _identify_postgresql(cursor: Any) -> tuple[Any, ...]:
 
 def _identify_sqlite(cursor: Any) -> tuple[Any, ...]:
     path = _row(cursor, "SELECT file FROM pragma_database_list WHERE name = 'main'")[0]
-    if not path:
-        return ("memory",)
-    path = os.path.realpath(path)
-    return (os.stat(path).st_ino, _born(path) or path)
+    path = path and os.path.realpath(path)
+    return (os.stat(path).st_ino, _born(path) or path) if path else ("memory",)
 
 
 def _born(path: str) -> str | None:
-    """When the file came into being, to the nanosecond; None if this system does not say.
+    """When the file came into being, which no ``cp -a`` keeps; None if this system does not say.
 
-    No ``cp -a`` keeps it. The device's number would do as well, but it changes with the order in which disks are
-    found. Python has ``os.statx`` from 3.15 on.
+    Python has ``os.statx`` from 3.15 on.
     """
     if (seconds := getattr(os.stat(path), "st_birthtime", None)) is not None:
         return str(seconds)
@@ -155,6 +143,5 @@ def _born(path: str) -> str | None:
     at_fdcwd, wanted = -100, 0x800
     if statx is None or statx(at_fdcwd, os.fsencode(path), 0, wanted, answer) != 0:
         return None
-    known = struct.unpack_from("=I", answer, 0)[0]
-    seconds, nanoseconds = struct.unpack_from("=qI", answer, 0x50)
+    (known,), (seconds, nanoseconds) = struct.unpack_from("=I", answer), struct.unpack_from("=qI", answer, 0x50)
     return f"{seconds}.{nanoseconds:09}" if known & wanted else None

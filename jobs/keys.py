@@ -24,9 +24,6 @@ class KeyTemplate:
         template: text with the names of arguments in braces, ``"welcome:{user_id}"`` (attributes and items may follow a
             name), or a callable that takes the same arguments.
         signature: of the task's own function.
-
-    Raises:
-        TypeError, ValueError: the template cannot work; names the cure.
     """
 
     def __init__(self, option: str, template: str | Callable[..., Any], signature: inspect.Signature) -> None:
@@ -49,9 +46,9 @@ class KeyTemplate:
                     f"{option}={template!r} must name the arguments: '{{user_id}}', and not '{{}}' or '{{0}}'"
                 )
             if name not in signature.parameters:
+                takes = ", ".join(signature.parameters) or "none"
                 raise ValueError(
-                    f"{option}={template!r} names {name!r}, which is no argument of the task: "
-                    f"it takes {', '.join(signature.parameters) or 'none'}"
+                    f"{option}={template!r} names {name!r}, which is no argument of the task: it takes {takes}"
                 )
 
     def of(self, args: Any, kwargs: Any) -> str:
@@ -66,9 +63,8 @@ def signature_of(task: type) -> inspect.Signature:
     """What a task takes, without the ``self`` of a bound one."""
     run = inspect.getattr_static(task, "run")
     signature = inspect.signature(run)
-    if isinstance(run, staticmethod):
-        return signature
-    return signature.replace(parameters=list(signature.parameters.values())[1:])
+    own = 0 if isinstance(run, staticmethod) else 1
+    return signature.replace(parameters=list(signature.parameters.values())[own:])
 
 
 def bind(signature: inspect.Signature, args: Any, kwargs: Any) -> Mapping[str, Any]:
@@ -111,8 +107,6 @@ def checked(key: Any, what: str) -> str:
     if not key or "\0" in key:
         raise ValueError(f"{what}: the key {key!r} is empty or holds a NUL character")
     if len(key) > MAX_KEY:
-        raise ValueError(
-            f"{what}: the key {key[:40]!r}... has {len(key)} characters, and {MAX_KEY} are kept: "
-            "use a primary key, or a hash"
-        )
+        cure = f"{MAX_KEY} are kept: use a primary key, or a hash"
+        raise ValueError(f"{what}: the key {key[:40]!r}... has {len(key)} characters, and {cure}")
     return key

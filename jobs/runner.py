@@ -129,8 +129,7 @@ class Runner:
 
     def _note_away(self, using: str, exc: Error) -> None:
         """A database cannot be reached: leave it alone for a moment, and go on with the others."""
-        databases.complain(exc, using)
-        databases.drop(using)
+        databases.note_away(exc, using)
         before, _ = self._away.get(using, (0.0, 0.0))
         pause = min(AWAY_PAUSES[1], max(AWAY_PAUSES[0], 2 * before))
         self._away[using] = (pause, time.monotonic() + pause)

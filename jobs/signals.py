@@ -9,13 +9,12 @@ Every receiver gets ``job`` (a :class:`jobs.models.Job`), ``using`` (the alias o
 The instance has the values that were written; what the database computed (times, counts) is read from the row when you
 ask for it, and may be newer by then.
 
-A receiver is called where the thing happens: in the caller's process, in a process of the worker, or, for what the
-maintenance does, in its companion. It is called after the commit, at most once, and not at all if the process dies at
-that moment; what it raises is logged and changes nothing. So: metrics, alerts, caches. What must happen belongs into
-the task's own transaction, or into a job.
+A receiver is called after the commit, at most once, and not at all if the process dies at that moment; what it raises
+is logged and changes nothing. So: metrics, alerts, caches. What must happen belongs into the task's own transaction, or
+into a job. Keep receivers short: the process's next job, or the rescue of other jobs, waits for them.
 
 ``started`` is followed by exactly one of ``succeeded``, ``retried``, ``failed``, ``cancelled`` and ``rescued``, if
-nobody dies in between. Keep receivers short: the process's next job, or the rescue of other jobs, waits for them.
+nobody dies in between.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ class JobSignal(Signal):
         super().__init__()
         self.name = name
 
-    def connect(self, receiver: Any, sender: Any = None, weak: bool = True, dispatch_uid: Any = None) -> None:
+    def connect(self, receiver: Any, sender: Any = None, *args: Any, **kwargs: Any) -> None:
         """As Django's; ``sender`` is a task or its name, None stands for all."""
-        super().connect(receiver, sender=_sender(sender), weak=weak, dispatch_uid=dispatch_uid)
+        super().connect(receiver, _sender(sender), *args, **kwargs)
 
-    def disconnect(self, receiver: Any = None, sender: Any = None, dispatch_uid: Any = None) -> bool:
-        return super().disconnect(receiver, sender=_sender(sender), dispatch_uid=dispatch_uid)
+    def disconnect(self, receiver: Any = None, sender: Any = None, *args: Any, **kwargs: Any) -> bool:
+        return super().disconnect(receiver, _sender(sender), *args, **kwargs)
 
     def tell(self, job: Job, using: str, **more: Any) -> None:
         """Call the receivers. Never raises what they raise; costs nothing where there are none."""

@@ -11,19 +11,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-POINTS = (
-    "before_claim",
-    "after_claim",
-    "before_call",
-    "after_call",
-    "after_sent",
-    "before_commit",
-    "after_completion",
-    "after_commit",
-    "before_ring",
-    "before_adopt",
-    "after_adopt",
-)
+POINTS = """
+before_claim after_claim before_call after_call after_sent before_commit after_completion after_commit before_ring
+before_adopt after_adopt
+""".split()
 
 _hook: Callable[[str], None] | None = None
 

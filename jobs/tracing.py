@@ -1,9 +1,7 @@
-"""Traces across the queue: OpenTelemetry's context travels from the call through the row to every run of the job.
+"""Traces across the queue: OpenTelemetry's context travels from the call, in the row's headers, to all runs of the job.
 
-The call writes it into the row's headers, and each run reads it there. Spans and attributes are named by
-OpenTelemetry's conventions for messaging; what they do not know is ``jobs.*``. They hold no arguments and no results.
-
-Without ``opentelemetry-api`` nothing of this happens. What OpenTelemetry raises is logged once, and changes nothing.
+Spans and attributes are named by OpenTelemetry's conventions for messaging; what they do not know is ``jobs.*``. They
+hold no arguments and no results. What OpenTelemetry raises is logged once, and changes nothing.
 """
 
 from __future__ import annotations
@@ -44,8 +42,8 @@ def _is_on(given: Any = True) -> bool:
     """Whether to trace. In most processes nobody has set OpenTelemetry up, and only a context that is given matters."""
     if not is_installed or conf().TRACE is None:
         return False
-    is_idle = isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider) and not context.get_current()
-    return bool(given) or not is_idle
+    is_set_up = not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
+    return bool(given or is_set_up or context.get_current())
 
 
 @contextmanager
@@ -78,8 +76,8 @@ def create(job: Job, given: Mapping[str, Any] | None, caller: Any) -> None:
     if not _is_on(given):
         return
     with _harmless():
-        span = None
-        carrier = {name: given[name] for name in propagate.get_global_textmap().fields & given.keys()} if given else {}
+        fields = propagate.get_global_textmap().fields
+        carrier = {name: value for name, value in (given or {}).items() if name in fields}
         if not _creation(carrier)[1].is_valid:
             here = context.get_current()
             if not trace.get_current_span(here).get_span_context().is_valid:
@@ -92,9 +90,9 @@ def create(job: Job, given: Mapping[str, Any] | None, caller: Any) -> None:
             injected: dict[str, Any] = {}
             propagate.inject(injected, here)
             carrier = injected | carrier
+            job.span = span if span.is_recording() else None
         if carrier:
             job.options["headers"] = {**job.headers, **storable(carrier, "the context")}
-        job.span = span if span is not None and span.is_recording() else None
 
 
 def created(job: Job) -> None:
@@ -107,11 +105,7 @@ def created(job: Job) -> None:
 
 @contextmanager
 def processing(run: Run, began: int) -> Iterator[None]:
-    """The span of a run, from its claim until it is settled.
-
-    Parameters:
-        began: nanoseconds since the epoch.
-    """
+    """The span of a run, from its claim (``began``: nanoseconds since the epoch) until it is settled."""
     span = raised = None
     if _is_on(run.job.options):
         with _harmless():
@@ -194,11 +188,7 @@ _told = False
 
 @contextmanager
 def _harmless(is_late: bool = False) -> Iterator[None]:
-    """What OpenTelemetry raises is logged, the first time, and goes no further.
-
-    Parameters:
-        is_late: the run is settled, and its time limit means nothing any more. Else the limit is the body's own.
-    """
+    """What OpenTelemetry raises is logged, the first time, and goes no further; nor does a time limit after the run."""
     global _told
     try:
         yield

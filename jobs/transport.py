@@ -2,8 +2,7 @@
 
 Messages are rows: tasks that are no jobs, remote control, events. A consumer hides the row it took for :data:`LEASE`
 seconds and keeps renewing while it listens, so a killed worker's messages come back by themselves; an acknowledgement
-deletes the row. (With ``-P solo`` a long body keeps the consumer from listening: its message comes back, and may be
-run twice.) Exchanges with several queues (remote control, events) fan out over :class:`jobs.models.Binding`.
+deletes the row. (With ``-P solo`` a long body keeps the consumer from listening, and its message may be run twice.)
 """
 
 from __future__ import annotations
@@ -30,13 +29,11 @@ from jobs.databases import SideDatabase, home
 #: Seconds for which a delivered message stays hidden after its consumer was last seen.
 LEASE = 10.0
 
-#: Seconds between two looks at the queues: right after a message, and after a quiet while.
-BUSY_POLL, IDLE_POLL = 0.005, 0.1
+#: Seconds between two looks at the queues: right after a message, and after a quiet while; and after which a waiting
+#: consumer looks up, for a shutdown or for leases to renew.
+BUSY_POLL, IDLE_POLL, LONGEST_WAIT = 0.005, 0.1, 0.5
 
-#: Seconds after which a waiting consumer looks up, for a shutdown or for leases to renew.
-LONGEST_WAIT = 0.5
-
-#: The reply queues of the remote control that nobody read for this long are deleted, in seconds.
+#: Seconds after which replies of the remote control that nobody read are deleted.
 REPLY_TTL = 3600.0
 
 DELETE, SHOW = "DELETE FROM jobs_message", "UPDATE jobs_message SET visible_at = {now}"
@@ -71,31 +68,21 @@ class Channel(virtual.Channel):
         self._unacknowledged_queues: set[str] = set()
 
     def _execute(self, sql: str, *params: Any) -> Any:
-        """Execute one statement, in which ``{now}`` is the database's clock: the rows, or how many it changed."""
         if self.connection is None:
             # Somebody acknowledges what was delivered before the connection was lost; Celery knows this error.
             raise OperationalError("the channel is closed")
-        side = self.connection.side
-        with side.cursor() as cursor:
-            cursor.execute(sql.format(now=side.now), params)
-            return cursor.fetchall() if cursor.description else cursor.rowcount
+        return self.connection.side.execute(sql, *params)
 
     # Messages
 
     def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
-        self._execute(
-            "INSERT INTO jobs_message (queue, priority, payload, visible_at, deliveries) VALUES (%s, %s, %s, {now}, 0)",
-            queue,
-            self._get_message_priority(message),
-            json.dumps(message),
-        )
+        names = "queue, priority, payload, visible_at, deliveries"
+        values = (queue, self._get_message_priority(message), json.dumps(message))
+        self._execute(f"INSERT INTO jobs_message ({names}) VALUES (%s, %s, %s, {{now}}, 0)", *values)
 
     def _get(self, queue: str, timeout: float | None = None) -> dict[str, Any]:
-        found = self._execute(
-            "SELECT id, payload, deliveries FROM jobs_message "
-            "WHERE queue = %s AND visible_at <= {now} ORDER BY priority, id LIMIT 4",
-            queue,
-        )
+        first = "WHERE queue = %s AND visible_at <= {now} ORDER BY priority, id LIMIT 4"
+        found = self._execute(f"SELECT id, payload, deliveries FROM jobs_message {first}", queue)
         for key, payload, deliveries in found:
             # Of several consumers that saw the row, one finds `deliveries` unchanged.
             take = f"UPDATE jobs_message SET deliveries = deliveries + 1, visible_at = {{now}} + {LEASE}"
@@ -143,23 +130,16 @@ class Channel(virtual.Channel):
     def _queue_bind(self, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
         operations = connections[home()].ops
         insert = operations.insert_statement(on_conflict=OnConflict.IGNORE)
-        self._execute(
-            f"{insert} jobs_binding (exchange, routing_key, pattern, queue) VALUES (%s, %s, %s, %s) "
-            + operations.on_conflict_suffix_sql((), OnConflict.IGNORE, (), ()),
-            exchange,
-            routing_key or "",
-            pattern or "",
-            queue,
-        )
+        suffix = operations.on_conflict_suffix_sql((), OnConflict.IGNORE, (), ())
+        sql = f"{insert} jobs_binding (exchange, routing_key, pattern, queue) VALUES (%s, %s, %s, %s) {suffix}"
+        self._execute(sql, exchange, routing_key or "", pattern or "", queue)
 
-    def get_table(self, exchange: str) -> list[tuple[str, str, str]]:
-        sql = "SELECT routing_key, pattern, queue FROM jobs_binding WHERE exchange = %s"
-        rows: list[tuple[str, str, str]] = self._execute(sql, exchange)
-        return rows
+    def get_table(self, exchange: str) -> Any:
+        return self._execute("SELECT routing_key, pattern, queue FROM jobs_binding WHERE exchange = %s", exchange)
 
     def _put_fanout(self, exchange: str, message: dict[str, Any], routing_key: str, **kwargs: Any) -> None:
-        for _key, _pattern, queue in self.get_table(exchange):
-            self._put(queue, message)
+        for *_, bound in self.get_table(exchange):
+            self._put(bound, message)
 
     def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any) -> None:
         if if_empty and self._size(queue):
@@ -215,11 +195,7 @@ class Transport(virtual.Transport):
 
 def prune_replies(side: SideDatabase) -> int:
     """Delete the queues of remote control and events that nobody reads any more; return how many messages went."""
-    stale = f"visible_at < {side.now} - %s AND (queue LIKE %s OR queue LIKE %s)"
-    params = [REPLY_TTL, "%.celery.pidbox", "celeryev.%"]
-    with side.cursor() as cursor:
-        cursor.execute(
-            f"DELETE FROM jobs_binding WHERE queue IN (SELECT queue FROM jobs_message WHERE {stale})", params
-        )
-        cursor.execute(f"DELETE FROM jobs_message WHERE {stale}", params)
-        return int(cursor.rowcount)
+    stale = "FROM jobs_message WHERE visible_at < {now} - %s AND (queue LIKE %s OR queue LIKE %s)"
+    params = (REPLY_TTL, "%.celery.pidbox", "celeryev.%")
+    side.execute(f"DELETE FROM jobs_binding WHERE queue IN (SELECT queue {stale})", *params)
+    return int(side.execute(f"DELETE {stale}", *params))

@@ -25,10 +25,7 @@ TRIES = 10
 
 
 def insert(jobs: Sequence[Job], using: str, batch_size: int | None) -> list[Job]:
-    """Insert jobs with unique keys into the caller's transaction.
-
-    Returns:
-        For each of them the job that waits now: itself, or the one that was there already.
+    """Insert jobs with unique keys into the caller's transaction; for each, return the job that waits now.
 
     Raises:
         UniqueBusy: another transaction has a key, and does not come to its end; nothing was inserted.
@@ -84,10 +81,7 @@ def describe(job: Job, say: Callable[[str], str] = str) -> str:
 
 def holder_of(job: Job) -> Job | None:
     """The other job that has the unique key of this one."""
-    if job.unique_key is None:
-        return None
-    holder: Job | None = _holders([job], str(job._state.db)).exclude(pk=job.pk).first()
-    return holder
+    return _holders([job], str(job._state.db)).exclude(pk=job.pk).first()
 
 
 def _holders(jobs: Sequence[Job], using: str) -> QuerySet[Job]:
@@ -101,7 +95,13 @@ def _free_expired(jobs: Sequence[Job], using: str) -> None:
     and nobody could claim or settle them.
     """
     keys = list(_holders(jobs, using).filter(unique_expires_at__lte=Now()).values_list("pk", flat=True))
-    sql = "UPDATE jobs_job SET unique_key = NULL WHERE id = ANY(%s) AND unique_expires_at <= now()"
-    if keys and not (connections[using].vendor == "postgresql" and databases.execute_apart(using, sql, [keys])):
-        # Its own row, which no other connection sees yet.
-        Job.objects.using(using).filter(pk__in=keys).update(unique_key=None)
+    if keys and connections[using].vendor == "postgresql":
+        with databases.apart(using) as connection, connection.cursor() as cursor:
+            # For this statement alone: behind a pooler the server's session is the next client's.
+            bound = "(SELECT set_config('lock_timeout', '1s', true)) AS bound"
+            where = "id = ANY(%s) AND unique_expires_at <= now()"
+            cursor.execute(f"UPDATE jobs_job SET unique_key = NULL FROM {bound} WHERE {where}", [keys])
+            if cursor.rowcount:
+                return
+    # On PostgreSQL these are the transaction's own rows, which no other connection sees yet.
+    Job.objects.using(using).filter(pk__in=keys).update(unique_key=None)

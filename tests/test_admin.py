@@ -16,7 +16,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from jobs import databases, lockstores
+from jobs import databases, locks
 from jobs.locks import lock
 from jobs.maintenance import rescue
 from jobs.models import Effect, Job, Marker, Node, State
@@ -358,7 +358,7 @@ def test_the_lock_of_a_job(viewer, monkeypatch):
     assert "<dd>locked:x: free</dd>" in viewer.get(page(waiting)).content.decode()
     with lock("locked:x"):
         assert "<dd>locked:x: held by a process that is no job for " in viewer.get(page(waiting)).content.decode()
-    monkeypatch.setattr(lockstores, "look", lambda key: lockstores.Held(holder.pk, None))
+    monkeypatch.setattr(locks, "look", lambda key: locks.Held(holder.pk, None))
     assert f'locked:x: held by the job <a href="{page(holder)}">' in viewer.get(page(waiting)).content.decode()
     assert "<dd>locked:x: held by this job</dd>" in viewer.get(page(holder)).content.decode()
 

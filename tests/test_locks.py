@@ -20,7 +20,7 @@ from django_redis import get_redis_connection
 from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
-from jobs import Busy, databases, lock, lockstores, syncpoints
+from jobs import Busy, databases, lock, locks, syncpoints
 from jobs import run as runs
 from jobs.maintenance.prune import Prune
 from jobs.models import Job, Lock, Node
@@ -515,16 +515,16 @@ def test_where_the_locks_are(settings):
     cache = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}
     redis = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}
     for caches_, alias, expected in (
-        ({"default": cache}, "default", lockstores.DatabaseStore),
-        ({"default": redis}, "default", lockstores.RedisStore),
-        ({"default": cache, "locks": redis}, "default", lockstores.DatabaseStore),
-        ({"default": cache, "locks": redis}, "locks", lockstores.RedisStore),
-        ({"default": cache}, "locks", lockstores.DatabaseStore),
-        ({"default": redis}, None, lockstores.DatabaseStore),
+        ({"default": cache}, "default", locks.DatabaseStore),
+        ({"default": redis}, "default", locks.RedisStore),
+        ({"default": cache, "locks": redis}, "default", locks.DatabaseStore),
+        ({"default": cache, "locks": redis}, "locks", locks.RedisStore),
+        ({"default": cache}, "locks", locks.DatabaseStore),
+        ({"default": redis}, None, locks.DatabaseStore),
     ):
         settings.CACHES = caches_
         settings.JOBS = {**settings.JOBS, "LOCK_CACHE": alias}
-        assert type(lockstores.store_of("a")) is expected
+        assert type(locks.store_of("a")) is expected
 
 
 # What is refused

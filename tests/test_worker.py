@@ -63,32 +63,6 @@ def test_a_worker_refuses_sqlite_without_immediate_transactions(settings):
     assert "jobs.E002" not in {message.id for message in run_checks()}
 
 
-def test_green_threads_are_refused():
-    from jobs.checks import for_worker
-
-    class Stub:
-        pool_cls = "celery.concurrency.gevent"
-
-        class app:
-            from jobs import Task
-
-    assert "jobs.E003" in {message.id for message in for_worker(Stub)}
-
-
-def test_a_task_class_that_is_not_ours_is_told():
-    import celery
-
-    from jobs.checks import for_worker
-
-    class Stub:
-        pool_cls = "celery.concurrency.prefork"
-
-        class app:
-            Task = celery.Task
-
-    assert {message.id for message in for_worker(Stub)} == {"jobs.W001"}
-
-
 @pytest.mark.parametrize(
     ("given", "text"),
     [

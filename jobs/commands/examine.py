@@ -15,7 +15,7 @@ from django.core.management.base import CommandError
 from django.db import Error, connections
 from django.db.migrations.executor import MigrationExecutor
 
-from jobs import census, instance, lifecycle, listener, lockstores, project, queues, why
+from jobs import census, instance, lifecycle, listener, locks, project, queues, why
 from jobs import verify as promise
 from jobs.checks import driver
 from jobs.commands.base import AS_JSON, JobsCommand, option, subcommand
@@ -192,12 +192,12 @@ def _broker(app: Any) -> Finding:
 
 
 def _locks() -> Finding:
-    store = lockstores.store_of(f"jobs:doctor:{uuid.uuid4()}", 30.0)
-    name = "Redis" if isinstance(store, lockstores.RedisStore) else "the database"
+    store = locks.store_of(f"jobs:doctor:{uuid.uuid4()}", 30.0)
+    name = "Redis" if isinstance(store, locks.RedisStore) else "the database"
     try:
         store.acquire()
         store.keep(0)
-    except lockstores.Away as exc:
+    except locks.AWAY as exc:
         cure = "Jobs run without their locks meanwhile; look at CACHES and at Redis."
         return Finding("locks", False, f"{name} does not answer: {exc}", cure)
     finally:

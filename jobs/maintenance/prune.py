@@ -15,7 +15,7 @@ from django.db.models import BooleanField, Exists, ExpressionWrapper, OuterRef, 
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Cast
 
-from jobs import databases, idempotency, lockstores, transport
+from jobs import databases, idempotency, locks, transport
 from jobs.conf import conf
 from jobs.lifecycle import now_plus
 from jobs.maintenance import is_eldest
@@ -55,7 +55,7 @@ class Prune:
             databases.guarded(alias, partial(self._run, alias, budget, done))
         if is_eldest(self._node, databases.home()):
             done["messages"] += transport.prune_replies(self.side)
-            lockstores.prune(self.side)
+            locks.prune(self.side)
         if done["jobs"]:
             logger.info("pruned %s jobs", done["jobs"], extra={"action": "pruned", "count": done["jobs"]})
         return done

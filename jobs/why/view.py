@@ -11,7 +11,7 @@ from typing import Any
 
 from django.db.models import Q
 
-from jobs import databases, lockstores
+from jobs import databases, locks
 from jobs.census import workers
 from jobs.effects import with_makers
 from jobs.models import Effect, Job, Marker, Node, Pause, State
@@ -110,14 +110,14 @@ class View:
         return app.tasks.get(self.job.task)
 
     @cached_property
-    def lock(self) -> tuple[str, lockstores.Held | None] | None:
+    def lock(self) -> tuple[str, locks.Held | None] | None:
         """The lock that the task takes (``lock=``), and who holds it now."""
         template = getattr(self.task, "key_templates", {}).get("lock")
         if template is None:
             return None
         try:
             key = template.of(self.job.args, self.job.kwargs)
-            return key, lockstores.look(key)
+            return key, locks.look(key)
         except Exception:
             # The key is made by the project's code, perhaps of arguments that are older than it.
             logger.debug("the lock of a job is not known here", exc_info=True, extra={"action": "lock_unknown"})
