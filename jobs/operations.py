@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from copy import copy
+from typing import Any, ClassVar, NamedTuple
 
 from celery import current_app
 from django.db import transaction
@@ -24,17 +24,16 @@ from jobs.errors import UniqueBusy, UniqueTaken
 from jobs.maintenance import prune
 from jobs.models import ENDED, Action, Job, State
 from jobs.project import celery_app
-from jobs.queues import MAX_NAME
+from jobs.queues import check_name
 
 logger = logging.getLogger("jobs")
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     is_done: bool
     #: What to say about it, lazily translated.
     text: Any
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Any] = {}
 
     @property
     def says(self) -> str:
@@ -42,39 +41,39 @@ class Outcome:
         return str(self.text) % self.values
 
 
-@dataclass(frozen=True, slots=True)
-class By:
-    """Who does it, and why."""
-
-    who: str = ""
-    why: str = ""
-
-
 class Refused(Exception):
     """The job's state would allow it, and something else does not; says what, in the reader's language."""
 
 
 class Operation:
+    """The docstring of each is its help on the command line, with a summary in the first line."""
+
     name: str  #: A verb, as on the command line.
     label: Any  #: For a button.
-    permission: str  #: Who may do it: the codename, in this app.
+    permission = "change_job"  #: Who may do it: the codename, in this app.
     participle: Any = ""  #: For "128 retried".
-    states: tuple[State, ...]  #: Out of which it is possible.
-    meant: tuple[State, ...]  #: Those that are meant if nobody names a state.
+    states: tuple[State, ...] = (State.SCHEDULED, State.READY)  #: Out of which it is possible.
+    meant: tuple[State, ...] = states  #: Those of them that are meant if nobody names a state.
     otherwise: Any  #: To say of a job in another state.
+    instead: ClassVar[dict[str, Any]] = {}  #: By state: to say instead of ``otherwise``.
+    #: By state: to say that it is done, and that it would be.
+    said: ClassVar[dict[str, tuple[Any, Any]]] = {}
     asks: Any = None  #: What it needs to be told, for a form; None: nothing. It comes by :meth:`told`.
-    value = ""  #: What it was told.
-    is_apart = False  #: Not among the plain buttons: it asks for a value, or cannot be taken back.
+    example = ""  #: Of the same, for the command line.
+    value = who = why = ""  #: What it was told, by whom, and why.
 
-    def told(self, value: str) -> Operation:
-        """The operation with what it needs to know.
+    def told(self, value: str, who: str = "", why: str = "") -> Operation:
+        """The operation with what it needs to know. ``ValueError``: that cannot be; says what can."""
+        told = copy(self)
+        told.value, told.participle = self.read(value.strip())
+        told.who, told.why = who, why
+        return told
 
-        Raises:
-            ValueError: that cannot be; says what can.
-        """
-        return self
+    def read(self, value: str) -> tuple[str, Any]:
+        """The value, and the participle that names it."""
+        return "", self.participle
 
-    def attempt(self, key: uuid.UUID, by: By, dry_run: bool = False) -> Outcome:
+    def attempt(self, key: uuid.UUID, dry_run: bool = False) -> Outcome:
         """Do it to the job, in whatever database it is."""
         for alias in conf().DATABASES:
             found = Job.objects.using(alias).filter(pk=key).values_list("state", flat=True)
@@ -83,50 +82,43 @@ class Operation:
             while (state := found.first()) is not None:
                 values = {"participle": self.participle, "state": dict(State.choices).get(state, state)}
                 if state not in self.states or state in tried:
-                    return Outcome(False, self.refusal(state), values)
+                    return Outcome(False, self.instead.get(state, self.otherwise), values)
                 tried.add(state)
+                success, promise = self.said.get(state, SAID)
                 try:
                     if dry_run:
                         self.rehearse(key, alias)
-                        return Outcome(True, self.promise(state), values)
+                        return Outcome(True, promise, values)
                     with transaction.atomic(using=alias):
-                        if done := self.change(key, alias, by, state):
-                            self.note(key, alias, by)
+                        if done := self.change(key, alias, state):
+                            self.note(key, alias)
                 except Refused as exc:
                     return Outcome(False, _("is %(state)s, and stays: %(why)s"), {**values, "why": str(exc)})
                 if done:
-                    return Outcome(True, self.success(state), values)
+                    return Outcome(True, success, values)
         return Outcome(False, _("is unknown"))
 
-    def change(self, key: uuid.UUID, using: str, by: By, state: str) -> bool:
-        """Make the transition out of one of :attr:`states`; False if the job is not in it any more.
-
-        Raises:
-            Refused: something else stands in the way.
-        """
+    def change(self, key: uuid.UUID, using: str, state: str) -> bool:
+        """Make the transition, or raise :class:`Refused`; False if the job is not in this state any more."""
         raise NotImplementedError
 
     def rehearse(self, key: uuid.UUID, using: str) -> None:
-        """
-        Raises:
-            Refused: :meth:`change` would raise it.
-        """
+        """Raise ``Refused`` if :meth:`change` would."""
 
-    def note(self, key: uuid.UUID, using: str, by: By) -> None:
-        why = ": ".join(filter(None, [self.value, by.why]))
-        Action.objects.using(using).create(job=key, what=self.name, by=scrub(by.who, 150), why=scrub(why, 1000))
+    def note(self, key: uuid.UUID, using: str) -> None:
+        why = ": ".join(filter(None, [self.value, self.why]))
+        Action.objects.using(using).create(job=key, what=self.name, by=scrub(self.who, 150), why=scrub(why, 1000))
 
-    def success(self, state: str) -> Any:
-        return _("%(participle)s (was %(state)s)")
 
-    def promise(self, state: str) -> Any:
-        return _("would be %(participle)s (is %(state)s)")
-
-    def refusal(self, state: str) -> Any:
-        return self.otherwise
+SAID = _("%(participle)s (was %(state)s)"), _("would be %(participle)s (is %(state)s)")
 
 
 class Retry(Operation):
+    """Run failed or cancelled jobs again.
+
+    Retries and crashes are counted from zero again. Without --state only failed jobs are meant.
+    """
+
     name = "retry"
     label = _("Retry")
     permission = "retry_job"
@@ -135,7 +127,7 @@ class Retry(Operation):
     meant = (State.FAILED,)
     otherwise = _("is %(state)s: nothing to retry")
 
-    def change(self, key: uuid.UUID, using: str, by: By, state: str) -> bool:
+    def change(self, key: uuid.UUID, using: str, state: str) -> bool:
         try:
             return lifecycle.replay(key, using)
         except UniqueTaken:
@@ -151,62 +143,70 @@ class Retry(Operation):
 
 
 class Cancel(Operation):
+    """Cancel jobs that have not ended.
+
+    A running job is asked to end: it does so at its next self.checkpoint(), or at its end, when all that it did
+    in its transaction is rolled back.
+    """
+
     name = "cancel"
     label = _("Cancel")
     permission = "cancel_job"
     participle = _("cancelled")
     states = meant = (State.SCHEDULED, State.READY, State.RUNNING)
     otherwise = _("is %(state)s: nothing to cancel")
+    said: ClassVar[dict[str, tuple[Any, Any]]] = {
+        State.RUNNING: (
+            _("asked to end at its next checkpoint or at its end (is running)"),
+            _("would be asked to end (is running)"),
+        )
+    }
 
-    def change(self, key: uuid.UUID, using: str, by: By, state: str) -> bool:
-        why = " ".join(filter(None, ["cancelled by hand", by.who and f"by {by.who}", by.why and f"({by.why})"]))
+    def change(self, key: uuid.UUID, using: str, state: str) -> bool:
+        parts = ["cancelled by hand", self.who and f"by {self.who}", self.why and f"({self.why})"]
+        why = " ".join(filter(None, parts))
         end = lifecycle.ask_to_end if state == State.RUNNING else lifecycle.cancel
         return end(key, using, why=why)
 
-    def success(self, state: str) -> Any:
-        asked = _("asked to end at its next checkpoint or at its end (is running)")
-        return asked if state == State.RUNNING else super().success(state)
-
-    def promise(self, state: str) -> Any:
-        return _("would be asked to end (is running)") if state == State.RUNNING else super().promise(state)
-
 
 class RunNow(Operation):
+    """Let jobs run now that wait for their time.
+
+    A worker runs them as soon as it comes to them; nothing runs in this process. Jobs of a paused queue still
+    wait for that.
+    """
+
     name = "run"
     label = _("Run now")
     permission = "retry_job"
     participle = _("made due")
     states = meant = (State.SCHEDULED,)
     otherwise = _("is %(state)s: it does not wait for its time")
+    instead: ClassVar[dict[str, Any]] = dict.fromkeys(Retry.states, _("is %(state)s: it does not wait; retry it"))
 
-    def change(self, key: uuid.UUID, using: str, by: By, state: str) -> bool:
+    def change(self, key: uuid.UUID, using: str, state: str) -> bool:
         return lifecycle.run_now(key, using)
-
-    def refusal(self, state: str) -> Any:
-        has_ended = state in (State.FAILED, State.CANCELLED)
-        return _("is %(state)s: it does not wait; retry it") if has_ended else self.otherwise
 
 
 class Move(Operation):
+    """Let waiting jobs go to another queue.
+
+    A worker that consumes that queue runs them.
+    """
+
     name = "move"
     label = _("Change queue")
-    permission = "change_job"
-    states = meant = (State.SCHEDULED, State.READY)
     otherwise = _("is %(state)s: nothing to move")
     asks = _("To which queue:")
-    is_apart = True
+    example = "mail"
 
-    def told(self, value: str) -> Operation:
-        told = Move()
-        told.value = name = value.strip()
-        if not 0 < len(name) <= MAX_NAME or "\0" in name:
-            raise ValueError(gettext("Name a queue, in 1 to %(number)s characters.") % {"number": MAX_NAME})
+    def read(self, value: str) -> tuple[str, Any]:
+        check_name(value)
         if (app := celery_app()) is not None:
-            calls.known_queue(app, name)
-        told.participle = format_lazy(_("moved to {queue}"), queue=name)
-        return told
+            calls.known_queue(app, value)
+        return value, format_lazy(_("moved to {queue}"), queue=value)
 
-    def change(self, key: uuid.UUID, using: str, by: By, state: str) -> bool:
+    def change(self, key: uuid.UUID, using: str, state: str) -> bool:
         job = Job.objects.using(using).select_for_update().filter(pk=key).first()
         if job is None:
             return False
@@ -215,40 +215,43 @@ class Move(Operation):
 
 
 class Prioritize(Operation):
+    """Give waiting jobs another priority, 0 to 255.
+
+    The order is that of the project's broker: with RabbitMQ the highest number runs first, with Redis and
+    without a broker the lowest.
+    """
+
     name = "prioritize"
     label = _("Change priority")
-    permission = "change_job"
-    states = meant = (State.SCHEDULED, State.READY)
     otherwise = _("is %(state)s: nothing to prioritize")
     asks = _("Priority (0 to 255; whether more is first, the broker decides):")
-    is_apart = True
+    example = "9"
 
-    def told(self, value: str) -> Operation:
-        number = value.strip()
-        if not (number.isascii() and number.isdecimal() and int(number) <= 255):
+    def read(self, value: str) -> tuple[str, Any]:
+        if not (value.isascii() and value.isdecimal() and int(value) <= 255):
             says = gettext("A priority is a whole number from 0 to 255, and not %(value)r.")
             raise ValueError(says % {"value": value})
-        told = Prioritize()
-        told.value = str(int(number))
-        told.participle = format_lazy(_("given priority {number}"), number=told.value)
-        return told
+        return str(int(value)), format_lazy(_("given priority {number}"), number=int(value))
 
-    def change(self, key: uuid.UUID, using: str, by: By, state: str) -> bool:
-        priority = int(self.value)
-        columns = {"priority": priority, "rank": calls.rank_of(current_app, priority)}
-        return lifecycle.redirect(key, using, columns)
+    def change(self, key: uuid.UUID, using: str, state: str) -> bool:
+        rank = calls.rank_of(current_app, int(self.value))
+        return lifecycle.redirect(key, using, {"priority": int(self.value), "rank": rank})
 
 
 class Delete(Operation):
+    """Delete jobs that ended, with their history.
+
+    For ever, and whatever their age; prune is for the old ones. Not those to whose result a marker points.
+    """
+
     name = "delete"
     label = _("Delete")
     permission = "delete_job"
     participle = _("deleted")
     states = meant = ENDED
     otherwise = _("is %(state)s: nothing to delete")
-    is_apart = True
 
-    def change(self, key: uuid.UUID, using: str, by: By, state: str) -> bool:
+    def change(self, key: uuid.UUID, using: str, state: str) -> bool:
         self.rehearse(key, using)
         return prune.delete([key], using) == 1
 
@@ -260,11 +263,11 @@ class Delete(Operation):
             says = gettext("its message was another program's, and would run again if it came again; try in a day")
             raise Refused(says)
 
-    def note(self, key: uuid.UUID, using: str, by: By) -> None:
+    def note(self, key: uuid.UUID, using: str) -> None:
         """Its history goes with it; what stays is the log."""
-        about = {"action": "deleted", "job": str(key), "by": by.who, "why": by.why}
-        logger.info("the job %s was deleted by %s: %s", key, by.who or "somebody", by.why or "-", extra=about)
+        about = {"action": "deleted", "job": str(key), "by": self.who, "why": self.why}
+        logger.info("the job %s was deleted by %s: %s", key, self.who or "somebody", self.why or "-", extra=about)
 
 
-RETRY, CANCEL, RUN, MOVE, PRIORITIZE, DELETE = Retry(), Cancel(), RunNow(), Move(), Prioritize(), Delete()
-OPERATIONS: dict[str, Operation] = {each.name: each for each in (RETRY, RUN, CANCEL, MOVE, PRIORITIZE, DELETE)}
+EACH = (Retry(), RunNow(), Cancel(), Move(), Prioritize(), Delete())
+OPERATIONS: dict[str, Operation] = {each.name: each for each in EACH}

@@ -11,22 +11,17 @@ from jobs.arguments import scrub
 from jobs.conf import conf
 from jobs.models import Pause
 
-#: Characters of a queue's name, at the most.
-MAX_NAME = 255
+
+def check_name(queue: str) -> None:
+    """Raise ``ValueError``, in the reader's language, if no queue can be called so."""
+    if not 0 < len(queue) <= 255 or "\0" in queue:
+        says = gettext("Name a queue, in 1 to %(number)s characters, none of them NUL.")
+        raise ValueError(says % {"number": 255})
 
 
 def pause(queue: str, by: str = "", reason: str = "") -> bool:
-    """False: it is paused already, and stays as it was.
-
-    Parameters:
-        by: who says so, for people.
-
-    Raises:
-        ValueError: no such queue can be.
-    """
-    if not 0 < len(queue) <= MAX_NAME or "\0" in queue:
-        says = gettext("the name of a queue has 1 to %(number)s characters, none of them NUL")
-        raise ValueError(says % {"number": MAX_NAME})
+    """False: it is paused already, and stays as it was. ``ValueError``: no such queue can be."""
+    check_name(queue)
     row = {"by": scrub(by, 150), "reason": scrub(reason, 1000)}
     done = [Pause.objects.using(alias).get_or_create(pk=queue, defaults=row)[1] for alias in conf().DATABASES]
     return any(done)

@@ -7,9 +7,9 @@ import json
 import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import product
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from django.db import connections
 from django.db.models import Q, QuerySet, TextField
@@ -18,70 +18,52 @@ from django.db.models.lookups import IContains
 from django.utils import timezone
 from django.utils.dateparse import parse_date, parse_datetime
 from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 
 from jobs.arguments import parse_uuid
 from jobs.conf import conf
 from jobs.fields import created_before, created_since, first_id
 from jobs.models import UNSUCCESSFUL, Job, Node
 
-_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_AGE = re.compile(r"(\d+(?:\.\d+)?) ?(s|min|m|h|d|w)")
-
-#: So many digits of an id are shown in lists: the first ones of a worker's; of a job's the last ones, because the first
-#: are the time.
-SHOWN = 8
-
-#: How many jobs, the newest of those that fit otherwise, are searched for what no index has.
-SEARCHED = 10_000
+DIGITS = (
+    8  #: Of an id in lists: the first ones of a worker's; of a job's the last ones, because the first are the time.
+)
+SEARCHED = 10_000  #: Jobs, the newest of those that fit otherwise, that are searched for what no index has.
 
 
 class Unreadable(ValueError):
-    """What somebody wrote for a field of :class:`Selection` cannot be."""
+    """What somebody wrote for a field of :class:`Selection` cannot be; ``why``: in the reader's language."""
 
     def __init__(self, field: str, why: str) -> None:
         super().__init__(f"{field}: {why}")
-        self.field = field
-        #: What it should be; in the reader's language.
-        self.why = why
+        self.field, self.why = field, why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """All jobs that fit everything that is given."""
+    """All jobs that fit everything that is given; :data:`FIELDS` says what each is."""
 
     states: Sequence[str] = ()
-    #: A task's name, or the beginning of one and an asterisk.
     task: str | None = None
     queue: str | None = None
-    #: The id of a worker or its first digits, or its host's name.
     node: str | None = None
-    #: Their unique key, or that of their marker.
     key: str | None = None
-    #: The job out of whose body they were called.
     parent: uuid.UUID | None = None
-    #: The class of the last error: ``SMTPException``.
     error: str | None = None
-    #: When they were created: since then, and before then.
     since: datetime.datetime | None = None
     until: datetime.datetime | None = None
-    #: Text within the arguments, as JSON has them; of the newest that fit otherwise: :data:`SEARCHED`.
     contains: str | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, str | None], states: Sequence[str] = ()) -> Self:
-        """Out of what people wrote; empty is not given.
-
-        Raises:
-            Unreadable: one of them cannot be; says which, and what it should be.
-        """
+        """Out of what people wrote; empty is not given. ``Unreadable``: one of them cannot be."""
+        texts = {name: text for name in FIELDS if (text := (given.get(name) or "").strip())}
         values: dict[str, Any] = {}
-        for name in FIELDS:
-            text = (given.get(name) or "").strip()
+        for name, text in texts.items():
             if "\0" in text:
                 raise Unreadable(name, gettext("no text with a NUL fits anything"))
             try:
-                if text:
-                    values[name] = READERS.get(name, str)(text)
+                values[name] = FIELDS[name].read(text)
             except ValueError as exc:
                 raise Unreadable(name, str(exc)) from exc
         return cls(states=states, **values)
@@ -95,9 +77,6 @@ class Selection:
             if connections[rows.db].vendor == "sqlite" and set(self.states) <= set(UNSUCCESSFUL):
                 # It takes the index only for its condition in the same words; others would count the condition twice.
                 rows = rows.filter(state__in=UNSUCCESSFUL)
-        if self.task is not None:
-            name, star, _ = self.task.partition("*")
-            rows = rows.filter(task__startswith=name) if star else rows.filter(task=name)
         if self.node is not None:
             rows = _on_node(rows, self.node)
         if self.key is not None:
@@ -105,7 +84,9 @@ class Selection:
             every = Job.objects.using(rows.db)
             marked, unique = every.filter(marker_key=self.key), every.filter(unique_key=self.key)
             rows = rows.filter(pk__in=marked.values("pk").union(unique.values("pk"), all=True))
-        same = {"queue": self.queue, "parent_id": self.parent, "error__type": self.error}
+        name, star, _rest = (self.task or "").partition("*")
+        same: dict[str, Any] = {"task__startswith" if star else "task": self.task and name}
+        same |= {"queue": self.queue, "parent_id": self.parent, "error__type": self.error}
         rows = rows.filter(**{name: value for name, value in same.items() if value is not None})
         if self.since is not None:
             rows = rows.filter(created_since(self.since))
@@ -130,10 +111,6 @@ class Selection:
                 page = list(rows.filter(pk__gt=page[-1])[: conf().BATCH])
 
 
-#: What can be asked for in words.
-FIELDS = tuple(field.name for field in fields(Selection) if field.name != "states")
-
-
 def newest(rows: QuerySet[Job]) -> QuerySet[Job]:
     """Of the jobs those that are searched."""
     last = list(rows.order_by("-pk").values_list("pk", flat=True)[SEARCHED - 1 : SEARCHED])
@@ -143,7 +120,7 @@ def newest(rows: QuerySet[Job]) -> QuerySet[Job]:
 def _on_node(rows: QuerySet[Job], text: str) -> QuerySet[Job]:
     key = parse_uuid(text)
     named = Q(hostname=text) if key is None else Q(pk=key)
-    if len(text) == SHOWN and text.isalnum():
+    if len(text) == DIGITS and text.isalnum():
         # As lists show it; a host may be called so as well.
         named |= Q(pk__startswith=text)
     nodes = Node.objects.using(rows.db).filter(named)
@@ -171,19 +148,18 @@ def _said(text: str) -> Q:
 
 def find(key: uuid.UUID, **annotations: Any) -> Any:
     """The job of this id, in whatever database it is, or None."""
-    for alias in conf().DATABASES:
-        job = Job.objects.using(alias).annotate(**annotations).filter(pk=key).first()
-        if job is not None:
-            return job
-    return None
+    rows = (Job.objects.using(alias).annotate(**annotations).filter(pk=key) for alias in conf().DATABASES)
+    return next((job for each in rows if (job := each.first()) is not None), None)
+
+
+# What people write
+
+_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_AGE = re.compile(rf"(\d+(?:\.\d+)?) ?({'|'.join(_UNITS)})")
 
 
 def moment(text: str) -> datetime.datetime:
-    """What people write for "since": ``90min``, ``2h``, ``7d``, ``2026-11-21``, ``2026-11-21 14:30``.
-
-    Raises:
-        ValueError: it is none of these.
-    """
+    """``90min``, ``2h``, ``7d`` ago; ``2026-11-21``, ``2026-11-21 14:30``. ``ValueError``: it is none of these."""
     text = text.strip()
     if found := _AGE.fullmatch(text):
         number, unit = found.groups()
@@ -208,5 +184,29 @@ def _id(text: str) -> uuid.UUID:
     return key
 
 
-#: How what is not just a text is read.
-READERS: dict[str, Callable[[str], Any]] = {"since": moment, "until": moment, "parent": _id}
+class Field(NamedTuple):
+    """What one can be asked for in words: its name and an example in a form, its help on the command line."""
+
+    label: Any
+    example: str
+    help: str
+    read: Callable[[str], Any] = str
+
+
+FIELDS = {
+    "task": Field(_("Task"), "shop.tasks.*", "all jobs of a task; TASK* for all names that begin so"),
+    "queue": Field(_("Queue"), "celery", "all jobs of a queue"),
+    "node": Field(
+        _("Worker (its ID or host)"), "web1", "all jobs that a worker ran last: its id, 8 digits of it, its host"
+    ),
+    "key": Field(_("Key (unique or marker)"), "welcome:42", "all jobs of a unique key, or of a marker's"),
+    "parent": Field(
+        _("Called by the job"), "6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11", "all jobs that its body called", _id
+    ),
+    "error": Field(_("Error"), "SMTPConnectError", "all jobs whose last error is of this class: SMTPException"),
+    "since": Field(
+        _("Created since"), "2h", "those created since then: 2h, 7d, 2026-11-21, '2026-11-21 14:30'", moment
+    ),
+    "until": Field(_("Created before"), "2026-11-21 14:30", "those created before then", moment),
+    "contains": Field(_("Arguments contain"), "ada@example.com", f"with this text in them; of the newest {SEARCHED:,}"),
+}

@@ -31,7 +31,7 @@ from jobs import census, databases, lifecycle, queues
 from jobs.errors import UniqueTaken
 from jobs.maintenance import rescue
 from jobs.models import Action, Cancellation, Effect, Instance, Job, Marker, Node
-from jobs.operations import MOVE, OPERATIONS, RETRY, By
+from jobs.operations import OPERATIONS
 from jobs.verify import verify
 from tests.conftest import not_installed
 from tests.rows import ERROR, make, make_node
@@ -384,7 +384,7 @@ def test_what_is_done_is_told_in_german_and_stored_in_english(in_german, german,
 @pytest.mark.django_db
 def test_what_is_refused_is_told_in_german(in_german, german):
     job = with_a_taken_key()
-    says = RETRY.attempt(job.pk, By()).says
+    says = OPERATIONS["retry"].attempt(job.pk).says
     assert says.startswith("bleibt im Zustand „fehlgeschlagen“: Der Job ")
     assert says.endswith("wenn jener beendet ist")
     with pytest.raises(UniqueTaken, match="does the same work"):
@@ -393,9 +393,9 @@ def test_what_is_refused_is_told_in_german(in_german, german):
     for queue, words in (("", "Bitte eine Queue nennen"), ("\0", "Bitte eine Queue nennen")):
         form = {"operation": "move", "value": queue}
         assert words in in_german.post(admin("job_operate_one", waits.pk), form, follow=True).content.decode()
-    assert "in die Queue mail verschoben" in MOVE.told("mail").attempt(waits.pk, By(), dry_run=True).says
+    assert "in die Queue mail verschoben" in OPERATIONS["move"].told("mail").attempt(waits.pk, dry_run=True).says
     for form, words in (
-        ({"verb": "pause", "queue": ""}, "Der Name einer Queue hat 1 bis 255 Zeichen"),
+        ({"verb": "pause", "queue": ""}, "mit 1 bis 255 Zeichen, keines davon NUL"),
         ({"verb": "pause", "queue": "mail"}, "Angehalten: mail"),
         ({"verb": "resume", "queue": "mail"}, "Fortgesetzt: mail"),
     ):

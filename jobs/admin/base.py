@@ -6,13 +6,14 @@ import datetime
 import json
 import uuid
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, ClassVar
 
 from django.conf import settings
 from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ORDER_VAR, PAGE_VAR, ChangeList
-from django.core.exceptions import ValidationError
+from django.core.exceptions import PermissionDenied, ValidationError
 from django.core.paginator import Paginator
 from django.db.models import Model, Q, QuerySet, Subquery, Value
 from django.db.models.functions import Coalesce
@@ -21,21 +22,15 @@ from django.template.response import TemplateResponse
 from django.urls import path, reverse
 from django.utils import timezone
 from django.utils.html import format_html
-from django.utils.safestring import SafeString
 from django.utils.translation import gettext
+from django.views.decorators.http import require_POST
 
 from jobs.arguments import scrub
 from jobs.models import Job, State
-from jobs.selection import SHOWN as DIGITS
+from jobs.selection import DIGITS
 
-#: What stands for a value that is not there.
-NOTHING = "-"
-
-#: Characters of JSON that a page shows of one field.
-SHOWN = 100_000
-
-#: In the URL, beside ``after,...`` and ``before,...``: the page with the oldest rows.
-LAST = "last"
+NOTHING = "-"  #: What stands for a value that is not there.
+LAST = "last"  #: In the URL, beside ``after,...`` and ``before,...``: the page with the oldest rows.
 
 
 class UncountedChangeList(ChangeList):
@@ -104,18 +99,18 @@ class UncountedChangeList(ChangeList):
             key = self.opts.pk.to_python(last)
             zone = datetime.UTC if settings.USE_TZ else None
             moments = [datetime.datetime.fromtimestamp(float(text), zone) for text in texts]
-            columns = dict(zip((name.lstrip("-") for name in names), moments, strict=True))
+            columns = list(zip((name.lstrip("-") for name in names), moments, strict=True))
         except (ValueError, OverflowError, OSError, ValidationError) as exc:
             raise IncorrectLookupParameters from exc
-        if not columns:
-            return Q((f"pk__{than}", key))
-        [(name, moment)] = columns.items()
-        # What stands in the row, if it is still there: SQLite compares texts, of more or fewer digits.
-        stored = Subquery(self.model._default_manager.filter(pk=key).values(name))
-        field: Any = self.opts.get_field(name)
-        at = Coalesce(stored, Value(moment, field))
-        # The first condition is the index's; the others decide among rows of one moment.
-        return Q((f"{name}__{than}e", at)) & (Q((f"{name}__{than}", at)) | Q((f"pk__{than}", key)))
+        beyond = Q((f"pk__{than}", key))
+        for name, moment in columns:
+            # What stands in the row, if it is still there: SQLite compares texts, of more or fewer digits.
+            stored = Subquery(self.model._default_manager.filter(pk=key).values(name))
+            field: Any = self.opts.get_field(name)
+            at = Coalesce(stored, Value(moment, field))
+            # The first condition is the index's; the others decide among rows of one moment.
+            beyond = Q((f"{name}__{than}e", at)) & (Q((f"{name}__{than}", at)) | beyond)
+        return beyond
 
     def _link(self, way: str, row: Any) -> str:
         moments = [str(getattr(row, name.lstrip("-")).timestamp()) for name in self.order[:-1]]
@@ -154,9 +149,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return UncountedChangeList
 
-    def get_search_results(
-        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
-    ) -> tuple[QuerySet[Any], bool]:
+    def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[QuerySet[Any], bool]:
         term = search_term.strip()
         return self.search(queryset, term) if term else queryset, False
 
@@ -164,9 +157,17 @@ class ReadOnlyAdmin(admin.ModelAdmin):
         """By an index each: nothing that starts with a wildcard."""
         return rows
 
-    def path(self, route: str, name: str, view: Callable[..., Any]) -> Any:
-        """Of a page beside Django's own."""
-        return path(route, self.admin_site.admin_view(view), name=f"{self.opts.app_label}_{name}")
+    def path(self, route: str, name: str, view: Callable[..., Any], posts: bool = False) -> Any:
+        """Of a page beside Django's own, for those who may view the model; or of what a button ``posts`` to."""
+
+        @wraps(view)
+        def allowed(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+            if not self.has_view_permission(request):
+                raise PermissionDenied
+            return view(request, *args, **kwargs)
+
+        page = self.admin_site.admin_view(require_POST(allowed) if posts else allowed)
+        return path(route, page, name=f"{self.opts.app_label}_{name}")
 
     def render(self, request: HttpRequest, template: str, title: str, **context: Any) -> TemplateResponse:
         shared = {**self.admin_site.each_context(request), "opts": self.opts, "media": self.media, "title": title}
@@ -195,24 +196,20 @@ def time_tag(value: datetime.datetime | None) -> str:
     if value is None:
         return NOTHING
     local = timezone.localtime(value) if timezone.is_aware(value) else value
-    exact, date, time = local.isoformat(), f"{local:%Y-%m-%d}", f"{local:%H:%M:%S}"
-    html = '<time datetime="{}" title="{}"><span>{}</span> <span>{}</span></time>'
-    return format_html(html, exact, exact, date, time)
+    html = '<time datetime="{0}" title="{0}"><span>{1}</span> <span>{2}</span></time>'
+    return format_html(html, local.isoformat(), f"{local:%Y-%m-%d}", f"{local:%H:%M:%S}")
 
 
-def badge(look: str, label: Any) -> SafeString:
+def badge(look: str, label: Any) -> str:
     return format_html('<span class="job-state {}">{}</span>', look, label)
 
 
-def pretty(value: Any) -> SafeString:
+def pretty(value: Any) -> str:
     return preformatted(json.dumps(value, indent=2, ensure_ascii=False, default=str))
 
 
-def preformatted(text: str) -> SafeString:
-    return format_html('<pre class="job-json">{}</pre>', scrub(text, SHOWN))
-
-
-# Links
+def preformatted(text: str) -> str:
+    return format_html('<pre class="job-json">{}</pre>', scrub(text, 100_000))
 
 
 def url_of(page: str, *args: Any) -> str:

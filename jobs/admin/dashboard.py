@@ -1,26 +1,29 @@
-"""The dashboard: is it healthy, what is slow, what failed, and what waits."""
+"""The dashboard: is it healthy, what is slow, what failed, what waits; and the workers, each with what it does."""
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from django.contrib import admin, messages
+from django.contrib.admin.views.main import ChangeList
 from django.core import checks
 from django.core.exceptions import PermissionDenied
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.utils.decorators import method_decorator
-from django.utils.translation import gettext
+from django.utils.html import format_html
+from django.utils.translation import gettext, pgettext_lazy
 from django.utils.translation import gettext_lazy as _
-from django.views.decorators.http import require_POST
 
-from jobs import queues
-from jobs.admin.base import ReadOnlyAdmin, may, url_of
+from jobs import census, queues
+from jobs.admin.base import NOTHING, ReadOnlyAdmin, badge, column, may, time_column, url_of
 from jobs.arguments import parse_uuid, scrub
 from jobs.census import LIVE, at_least
 from jobs.dashboard import FAILURES, Dashboard
-from jobs.models import Job, Overview, Pause, State
+from jobs.models import Job, Node, Overview, Pause, State
+from jobs.selection import DIGITS
 from jobs.times import duration
 
 LABELS = {"hour": _("last hour"), "day": _("last day"), "week": _("last week")}
@@ -40,12 +43,10 @@ class OverviewAdmin(ReadOnlyAdmin):
             # The name by which the admin's index knows it. No page of a row: this model's rows are jobs, unredacted.
             self.path("", "overview_changelist", self.changelist_view),
             self.path("verify/", "verify", self.verify),
-            self.path("queue/", "queue_switch", self.switch),
+            self.path("queue/", "queue_switch", self.switch, posts=True),
         ]
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        if not self.has_view_permission(request):
-            raise PermissionDenied
         board = Dashboard(request.GET.get("span", "hour"), request.GET.get("by", "state"))
         chart, failures, found = board.chart(), board.failures(), board.found
         by_state = board.by == "state"
@@ -72,26 +73,19 @@ class OverviewAdmin(ReadOnlyAdmin):
             spans=LABELS.items(),
             bys=BY.items(),
             durations=[
-                (
-                    each["task"],
-                    each["count"],
-                    [_short(value) for part in ("ran", "waited") for value in each[part].values()],
-                )
+                (each["task"], each["count"], map(_short, (*each["ran"].values(), *each["waited"].values())))
                 for each in board.durations()
             ],
             failures=failures[:FAILURES],
             rarer=max(0, len(failures) - FAILURES),
             queues=[
-                {
-                    **each,
-                    **{state: at_least(each[state], each["capped"]) for state in LIVE},
-                    "oldest": _said(each["oldest"]),
-                    "drained": _said(each["drained"]),
-                }
+                each
+                | {state: at_least(each[state], each["capped"]) for state in LIVE}
+                | {name: duration(each[name]) for name in ("oldest", "drained")}
                 for each in board.queues()
             ],
             nodes=[
-                {**node, "up": _said(node["age_seconds"]), "beat": _said(node["beat_seconds"])}
+                {**node, "up": duration(node["age_seconds"]), "beat": duration(node["beat_seconds"])}
                 for node in found["nodes"]
             ],
             checks=checks.run_checks(tags=["jobs"]),
@@ -103,28 +97,21 @@ class OverviewAdmin(ReadOnlyAdmin):
         # Not above: it reaches the transport, which may be what Celery imports when it imports the admin.
         from jobs.verify import Unverifiable, verify
 
-        if not self.has_view_permission(request):
-            raise PermissionDenied
-        context: dict[str, Any] = {}
+        title = gettext("The promise, verified")
         try:
             report = verify(patient=False)
         except Unverifiable as exc:
-            context["trouble"] = str(exc)
-        else:
-            # Not all examples are jobs, and not all jobs are here.
-            keys = {key: parse_uuid(key) for each in report.findings for key in each.examples}
-            known = set(Job.objects.filter(pk__in=filter(None, keys.values())).values_list("pk", flat=True))
-            context["report"] = report
-            context["findings"] = [
-                (each, [(key, keys[key] in known) for key in each.examples]) for each in report.findings
-            ]
-        return self.render(request, "verify.html", gettext("The promise, verified"), **context)
+            return self.render(request, "verify.html", title, trouble=str(exc))
+        # Not all examples are jobs, and not all jobs are here.
+        keys = {key: parse_uuid(key) for each in report.findings for key in each.examples}
+        known = set(Job.objects.filter(pk__in=filter(None, keys.values())).values_list("pk", flat=True))
+        findings = [(each, [(key, keys[key] in known) for key in each.examples]) for each in report.findings]
+        return self.render(request, "verify.html", title, report=report, findings=findings)
 
-    @method_decorator(require_POST)
     def switch(self, request: HttpRequest) -> HttpResponse:
         """Pause a queue, or resume it."""
         name, verb = request.POST.get("queue", ""), request.POST.get("verb")
-        if verb not in ("pause", "resume") or not (may(request, "pause_queue") and self.has_view_permission(request)):
+        if verb not in ("pause", "resume") or not may(request, "pause_queue"):
             raise PermissionDenied
         why = scrub(request.POST.get("why", "").strip(), 1000)
         try:
@@ -153,9 +140,79 @@ def _bars(begins: list[datetime.datetime], series: list[tuple[Any, Any, list[int
                 yield look, number, top, count, begin, label
 
 
-def _said(seconds: float | None) -> str:
-    return "-" if seconds is None else duration(seconds)
-
-
 def _short(seconds: float | None) -> str:
-    return f"{seconds * 1000:.0f} ms" if seconds is not None and seconds < 1 else _said(seconds)
+    return f"{seconds * 1000:.0f} ms" if seconds is not None and seconds < 1 else duration(seconds)
+
+
+# The workers
+
+
+def look_at(nodes: Iterable[Any]) -> None:
+    """Give each what its row does not say: its silence, and how many jobs it runs."""
+    running = census.running_by_node()
+    for node in census.look_at(nodes):
+        node.running = running[node.pk]
+
+
+class NodeChangeList(ChangeList):
+    def get_results(self, request: HttpRequest) -> None:
+        super().get_results(request)
+        look_at(self.result_list)
+
+
+@admin.register(Node)
+class NodeAdmin(ReadOnlyAdmin):
+    list_display = (
+        "short_id", "status", "hostname", "pid", "beat", "running", "processes", "served", "started", "died",
+    )  # fmt: skip
+    list_filter = (("dead_at", admin.EmptyFieldListFilter),)
+    list_per_page = 100
+    show_full_result_count = True
+    lookups = frozenset({"dead_at__isempty"})
+    search_fields = ("hostname",)
+    ordering = ("-started_at",)
+    fields = (
+        "id", "status", "hostname", "pid", "beat", "running", "processes", "version", "started", "died", "served",
+        "known_tasks",
+    )  # fmt: skip
+
+    short_id = column(_("ID"), lambda node: str(node.pk)[:DIGITS])
+    processes = column(_("processes"), lambda node: f"{node.pool} {node.concurrency}" if node.pool else NOTHING)
+    started = time_column(_("started"), "started_at")
+    died = time_column(_("dead since"), "dead_at")
+    served = column(_("queues"), lambda node: ", ".join(map(str, node.queues)) or NOTHING)
+    known_tasks = column(_("tasks"), lambda node: ", ".join(map(str, node.tasks)) or NOTHING)
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return NodeChangeList
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Node | None:
+        node = super().get_object(request, object_id, from_field)
+        if node is not None:
+            look_at([node])
+        return node
+
+    @admin.display(description=_("status"))
+    def status(self, node: Any) -> str:
+        is_dead = node.dead_at is not None
+        states = (
+            (is_dead and node.signed_off, "cancelled", gettext("stopped")),
+            (is_dead, "failed", gettext("died")),
+            (not node.is_alive, "failed", gettext("silent")),
+            (node.stopping_at is not None, "cancelled", gettext("stopping")),
+            (not node.queues, "cancelled", gettext("quiet")),
+            (True, "succeeded", gettext("alive")),
+        )
+        return next(badge(f"job-{look}", label) for is_so, look, label in states if is_so)
+
+    @admin.display(description=_("last beat"))
+    def beat(self, node: Any) -> str:
+        return gettext("%(time)s ago") % {"time": duration(node.silence)} if math.isfinite(node.silence) else NOTHING
+
+    @admin.display(description=pgettext_lazy("how many jobs", "running"))
+    def running(self, node: Any) -> str:
+        html = '<a href="{}?state__exact=running&amp;node={}">{}</a>'
+        return format_html(html, url_of("job_changelist"), node.pk, node.running)
+
+    def search(self, rows: QuerySet[Any], term: str) -> QuerySet[Any]:
+        return rows.filter(hostname__startswith=term)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import datetime
-import os
 import re
-from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-import jobs
 from jobs.admin.base import time_tag
 from jobs.models import Action, Job
 from jobs.operations import OPERATIONS
@@ -23,49 +21,44 @@ from jobs.times import duration
 #: One frame of a traceback, with the lines of source and markers below it.
 _FRAME = re.compile(r'^  File "(?P<path>[^"]*)", line \d+.*\n(?:    .*\n?)*', re.MULTILINE)
 
-#: What is installed, or comes with Python; the text may be from another machine.
-_FOREIGN = re.compile(r"[/\\](site-packages|dist-packages|lib[/\\]python\d[\d.]*)[/\\]|^<frozen ")
+#: What is installed, comes with Python, or is this app; the text may be from another machine.
+_FOREIGN = re.compile(
+    r"[/\\](site-packages|dist-packages|lib[/\\]python\d[\d.]*)[/\\]|^<frozen |^"
+    + re.escape(str(Path(__file__).parents[1]))
+    + r"[/\\]"
+)
 
-_HERE = str(Path(jobs.__file__).parent) + os.sep
+
+MOMENTS = {
+    "created_at": _("created"),
+    "run_at": _("to run at"),
+    "started_at": _("started"),
+    "finished_at": _("finished"),
+    "expires_at": _("expires"),
+}
 
 
 def of(job: Job) -> dict[str, Any]:
-    """For the template."""
+    """For the template: the row says in English what people did, and the button in the reader's language."""
     kept = job.errors if isinstance(job.errors, list) else [job.errors]
     earlier = kept[:-1] if kept and kept[-1] == job.error else kept
+    labels = {name: each.label for name, each in OPERATIONS.items()}
+    known: list[Any] = [(at, label) for name, label in MOMENTS.items() if (at := getattr(job, name)) is not None]
+    moments = sorted(known, key=lambda pair: pair[0])
     return {
         "timeline": _timeline(job, kept),
-        "times": list(_times(job)),
-        "actions": list(_actions(job)),
+        # Each with the seconds since the one before.
+        "times": [
+            (label, time_tag(at), (at - before).total_seconds() if before else None)
+            for (before, _), (at, label) in pairwise([(None, ""), *moments])
+        ],
+        "actions": [
+            {"at": time_tag(row.at), "what": labels.get(row.what, row.what), "by": row.by, "why": row.why}
+            for row in Action.objects.using(job._state.db).filter(job=job.pk).order_by("pk")
+        ],
         "error": _error(job.error),
         "earlier_errors": [_error(entry) for entry in reversed(earlier)],
     }
-
-
-def _times(job: Job) -> Iterator[tuple[Any, str, float | None]]:
-    """The moments that have come, in their order, each with the seconds since the one before."""
-    moments = [
-        (job.created_at, _("created")),
-        (job.run_at, _("to run at")),
-        (job.started_at, _("started")),
-        (job.finished_at, _("finished")),
-        (job.expires_at, _("expires")),
-    ]
-    known = [(at, label) for at, label in moments if at is not None]
-    before: datetime.datetime | None = None
-    for at, label in sorted(known, key=lambda pair: pair[0]):
-        yield label, time_tag(at), (at - before).total_seconds() if before else None
-        before = at
-
-
-def _actions(job: Job) -> Iterator[dict[str, Any]]:
-    """What people did to it; the row says it in English, and the button in the reader's language."""
-    for row in Action.objects.using(job._state.db).filter(job=job.pk).order_by("pk"):
-        what = OPERATIONS[row.what].label if row.what in OPERATIONS else row.what
-        yield {"at": time_tag(row.at), "what": what, "by": row.by, "why": row.why}
-
-
-# The picture
 
 
 def _timeline(job: Job, errors: list[Any]) -> dict[str, Any]:
@@ -108,9 +101,6 @@ def _stretches(job: Job, end: datetime.datetime) -> list[tuple[str, str, datetim
     ]
 
 
-# Errors
-
-
 def _error(entry: Any) -> dict[str, Any] | None:
     """An entry of ``Job.errors``, whatever somebody wrote into it."""
     if not entry:
@@ -131,5 +121,5 @@ def _when(entry: Any) -> datetime.datetime | None:
 def own_frames(traceback: str) -> str:
     """The frames that are the project's own, as they stand there; empty if there are none, or no others."""
     frames = list(_FRAME.finditer(traceback))
-    mine = [frame[0] for frame in frames if not _FOREIGN.search(frame["path"]) and not frame["path"].startswith(_HERE)]
+    mine = [frame[0] for frame in frames if not _FOREIGN.search(frame["path"])]
     return "".join(mine) if len(mine) < len(frames) else ""

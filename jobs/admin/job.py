@@ -1,52 +1,52 @@
-"""The jobs: a list that stays fast over a long history, and a page that tells all about one of them."""
+"""The jobs: a list that stays fast over a long history, a page that tells all about one of them, and the buttons."""
 
 from __future__ import annotations
 
+import json
 import re
+import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from django.contrib import admin, messages
+from django.contrib.admin.models import CHANGE, DELETION, LogEntry
+from django.contrib.admin.options import IS_POPUP_VAR, IncorrectLookupParameters
+from django.contrib.admin.views.main import PAGE_VAR
+from django.core.exceptions import PermissionDenied
+from django.core.signing import BadSignature, Signer
+from django.db import connections, transaction
 from django.db.models import QuerySet
-from django.http import HttpRequest
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.shortcuts import get_object_or_404
+from django.utils import translation
 from django.utils.html import format_html
-from django.utils.safestring import SafeString
-from django.utils.translation import gettext
+from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from jobs import why
 from jobs.admin import history
-from jobs.admin.base import NOTHING, badge, column, link, may, preformatted, pretty, time_column, url_of
-from jobs.admin.effect import may_settle, status_badge
-from jobs.admin.operate import OperatingAdmin
+from jobs.admin.base import NOTHING, ReadOnlyAdmin, badge, column, link, may, preformatted, pretty, time_column, url_of
+from jobs.admin.idempotency import may_settle, status_badge
+from jobs.arguments import scrub
 from jobs.conf import conf
 from jobs.fields import created_since
 from jobs.models import Job, Node, State
+from jobs.operations import OPERATIONS, Delete, Operation, Outcome
 from jobs.project import celery_app
 from jobs.redaction import Shown
-from jobs.selection import FIELDS, Selection, Unreadable, moment, newest
-from jobs.selection import SHOWN as DIGITS
+from jobs.selection import DIGITS, FIELDS, Selection, Unreadable, moment, newest
 from jobs.times import duration
 
-#: Reasons that name an external call.
-CALLS = ("effect_parked", "calling")
-
-#: An id, or the first digits of one, or the last ones.
-ID = re.compile(r"[0-9a-f]{8,32}")
-
-#: What the list can be narrowed by in words, the same as on the command line: what it is called, and an example.
-LABELS = {
-    "task": (_("Task"), "shop.tasks.*"),
-    "queue": (_("Queue"), "celery"),
-    "node": (_("Worker (its ID or host)"), "web1"),
-    "key": (_("Key (unique or marker)"), "welcome:42"),
-    "parent": (_("Called by the job"), "6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11"),
-    "error": (_("Error"), "SMTPConnectError"),
-    "since": (_("Created since"), "2h"),
-    "until": (_("Created before"), "2026-11-21 14:30"),
-    "contains": (_("Arguments contain"), "ada@example.com"),
-}
+BUDGET = 2.0  #: Seconds of work in one request; the next one goes on where it ended.
+STEP = 100  #: Rows of one query of it.
+NAMED = 10  #: Refusals that are named.
+COUNTED = 100_000  #: What is counted at the most before somebody is asked.
+FIRST = str(uuid.UUID(int=0))  #: Before all ids.
+CALLS = ("effect_parked", "calling")  #: Reasons that name an external call.
+ID = re.compile(r"[0-9a-f]{8,32}")  #: An id, or the first digits of one, or the last ones.
 
 
 class StateFilter(admin.ChoicesFieldListFilter):
@@ -89,16 +89,25 @@ class Narrow(admin.ListFilter):
         try:
             return Selection.of(self.asked).narrow(queryset)
         except Unreadable as exc:
-            messages.error(request, f"{LABELS[exc.field][0]}: {exc.why}")
+            messages.error(request, f"{FIELDS[exc.field].label}: {exc.why}")
             return queryset.none()
 
     def choices(self, changelist: Any) -> Iterator[dict[str, Any]]:
         others = [(name, value) for name, value in changelist.params.items() if name not in self.names]
-        yield {"others": others, "fields": [(name, *LABELS[name], self.asked.get(name, "")) for name in self.names]}
+        fields = [(name, FIELDS[name], self.asked.get(name, "")) for name in self.names]
+        yield {"others": others, "fields": fields}
+
+
+def _apart(view: Any) -> Any:
+    """Each job in a transaction of its own, also with ATOMIC_REQUESTS: rows of jobs must not stay locked for long."""
+    for alias in connections:
+        view = transaction.non_atomic_requests(using=alias)(view)
+    return view
 
 
 @admin.register(Job)
-class JobAdmin(OperatingAdmin):
+class JobAdmin(ReadOnlyAdmin):
+    actions = ()
     list_display = ("short_id", "task", "badge", "queue", "due", "created")
     #: Not those that may be large.
     list_only = ("id", "task", "state", "queue", "run_at", "made_at", "finished_at")
@@ -135,7 +144,7 @@ class JobAdmin(OperatingAdmin):
     root = column(_("root"), lambda job: link(job, job.root_id))
 
     @admin.display(description=_("as a call"))
-    def as_call(self, job: Job) -> SafeString:
+    def as_call(self, job: Job) -> str:
         """To paste into a shell; with what people may not see left out."""
         seen = Shown(job)
         given = [*map(repr, seen.args), *(f"{name}={value!r}" for name, value in seen.kwargs.items())]
@@ -169,19 +178,189 @@ class JobAdmin(OperatingAdmin):
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         job = context["original"]
         view, reasons = why.explain(job.pk)
+        if view is None:
+            # Race: it was deleted a moment ago.
+            raise Http404
         sees_calls = may(request, "view_effect")
+        calls = view.effects if sees_calls else []
+        _, held = view.lock or ("", None)
         context |= {
             "history": history.of(job),
             "reasons": [each for each in reasons if sees_calls or each.code not in CALLS],
-            "operations": self.possible(request, job),
+            "operations": [
+                each for each in OPERATIONS.values() if job.state in each.states and may(request, each.permission)
+            ],
             "view": view,
+            "markers": view.markers if may(request, "view_marker") else [],
+            "calls": [(row, status_badge(row), may_settle(request, row)) for row in calls],
+            "lock_left": duration(held.left) if held is not None and held.left is not None else "",
         }
-        if view is not None:
-            _, held = view.lock or ("", None)
-            calls = view.effects if sees_calls else []
-            context |= {
-                "markers": view.markers if may(request, "view_marker") else [],
-                "calls": [(row, status_badge(row), may_settle(request, row)) for row in calls],
-                "lock_left": duration(held.left) if held is not None and held.left is not None else "",
-            }
         return super().render_change_form(request, context, *args, **kwargs)
+
+    # The buttons: one job, or many at once, with a confirmation before, and an honest count after
+
+    def get_urls(self) -> list[Any]:
+        one = self.path("<uuid:key>/operate/", "job_operate_one", self.operate, posts=True)
+        return [self.path("operate/", "job_operate", self.operate, posts=True), one, *super().get_urls()]
+
+    def get_actions(self, request: HttpRequest) -> dict[str, Any]:
+        """The operations, beside actions that are not ours and have permissions of their own."""
+        found: dict[str, Any] = super().get_actions(request)
+        for name, each in OPERATIONS.items():
+            if may(request, each.permission) and IS_POPUP_VAR not in request.GET:
+                found[name] = (partial(JobAdmin.confirm, operation=each), name, each.label)
+        return found
+
+    def confirm(self, request: HttpRequest, chosen: QuerySet[Job], operation: Operation) -> HttpResponse:
+        """Ask: these, or all that the list's filters match."""
+        keys = [str(key) for key in chosen.values_list("pk", flat=True)[: self.list_per_page]]
+        matching = self.matching(request, operation)
+        return self.render(
+            request,
+            "job/confirm.html",
+            gettext("%(label)s: are you sure?") % {"label": operation.label},
+            operation=operation,
+            number=len(keys),
+            keys=json.dumps(keys),
+            # Unsorted: a count that has an end need not read what comes after it.
+            all=sum(rows.order_by()[: COUNTED + 1].count() for rows in matching.values()),
+            at_most=COUNTED,
+            states=[state.label for state in operation.states],
+            meant=[state.label for state in matching],
+            action=_next(request),
+            back=request.get_full_path(),
+        )
+
+    @_apart
+    def operate(self, request: HttpRequest, key: uuid.UUID | None = None) -> HttpResponse:
+        """Do it to one job and go back to its page, or to many and go back to the list."""
+        operation = OPERATIONS.get(request.POST.get("operation", ""))
+        if operation is None or not may(request, operation.permission):
+            raise PermissionDenied
+        back = url_of("job_change", key) if key else f"{url_of('job_changelist')}?{request.GET.urlencode()}"
+        try:
+            why = scrub(request.POST.get("why", "").strip(), 1000)
+            operation = operation.told(request.POST.get("value", ""), request.user.get_username(), why)
+        except ValueError as exc:
+            self.message_user(request, str(exc), messages.ERROR)
+            return HttpResponseRedirect(back)
+        if key is None:
+            return self._many(request, operation, back)
+        job = get_object_or_404(self.get_queryset(request), pk=key)
+        outcome = self._attempt(request, operation, job)
+        level = messages.SUCCESS if outcome.is_done else messages.WARNING
+        self.message_user(request, f"{job}: {outcome.says}", level)
+        is_gone = outcome.is_done and isinstance(operation, Delete)
+        return HttpResponseRedirect(url_of("job_changelist") if is_gone else back)
+
+    def _many(self, request: HttpRequest, operation: Operation, back: str) -> HttpResponse:
+        """For two seconds; then a page that goes on by itself, or back to the list: all is done, and said."""
+        progress = _Progress.of(request)
+        if progress.keys is None:
+            groups = list(self.matching(request, operation).values())
+        else:
+            groups = [self.get_queryset(request).filter(pk__in=progress.keys)]
+        deadline = time.monotonic() + BUDGET
+        for job in progress.left(groups):
+            progress.note(job, self._attempt(request, operation, job))
+            if time.monotonic() > deadline:
+                return self.render(
+                    request,
+                    "job/progress.html",
+                    operation.label,
+                    operation=operation,
+                    progress=progress,
+                    state=Signer(salt="jobs.admin").sign_object(vars(progress)),
+                    action=_next(request),
+                )
+        said = progress.end(operation)
+        self.message_user(request, said, messages.WARNING if progress.refused else messages.SUCCESS)
+        return HttpResponseRedirect(back)
+
+    def _attempt(self, request: HttpRequest, operation: Operation, job: Job) -> Outcome:
+        with transaction.atomic():
+            outcome = operation.attempt(job.pk)
+            if outcome.is_done:
+                # English, as all that is stored.
+                with translation.override(None):
+                    said = f"{operation.label}: {outcome.says}" + (f" ({operation.why})" if operation.why else "")
+                user: Any = request.user.pk
+                flag = DELETION if isinstance(operation, Delete) else CHANGE
+                LogEntry.objects.log_actions(user, [job], flag, change_message=said, single_object=True)
+        return outcome
+
+    def matching(self, request: HttpRequest, operation: Operation) -> dict[State, QuerySet[Job]]:
+        """All jobs that the list's filters and search match, by state, because each state has an index of its own.
+
+        They are of the states that are meant, as on the command line; of others only if the list is filtered by one.
+        """
+        try:
+            rows = self.get_changelist_instance(request).queryset
+        except IncorrectLookupParameters:
+            raise PermissionDenied from None
+        asked = request.GET.get("state__exact")
+        if asked is None:
+            return {state: Selection(states=[state]).narrow(rows) for state in operation.meant}
+        return {state: rows for state in operation.states if state == asked}
+
+
+def _next(request: HttpRequest) -> str:
+    """Of the next step, with the list's filters, and without its page: by then there may be none of that number."""
+    query = request.GET.copy()
+    query.pop(PAGE_VAR, None)
+    return f"{url_of('job_operate')}?{query.urlencode()}"
+
+
+@dataclass
+class _Progress:
+    """How far it is, carried from request to request by the page itself, and signed."""
+
+    #: None: all that match.
+    keys: list[str] | None
+    #: Where it is: in which group of them, and the last job of it.
+    group: int = 0
+    last: str = FIRST
+    done: int = 0
+    refused: int = 0
+    named: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, request: HttpRequest) -> _Progress:
+        try:
+            if state := request.POST.get("state"):
+                return cls(**Signer(salt="jobs.admin").unsign_object(state))
+            if request.POST.get("scope") == "all":
+                return cls(None)
+            return cls([str(uuid.UUID(str(key))) for key in json.loads(request.POST.get("keys", "[]"))])
+        except (BadSignature, TypeError, ValueError):
+            raise PermissionDenied from None
+
+    def left(self, groups: list[QuerySet[Job]]) -> Iterator[Job]:
+        """In the order of a job's life, and of the ids: one that goes on meanwhile is not missed."""
+        while self.group < len(groups):
+            page = list(groups[self.group].filter(pk__gt=self.last).order_by("pk")[:STEP])
+            yield from page
+            if len(page) < STEP:
+                self.group, self.last = self.group + 1, FIRST
+
+    def note(self, job: Job, outcome: Outcome) -> None:
+        self.last = str(job.pk)
+        if outcome.is_done:
+            self.done += 1
+            return
+        self.refused += 1
+        if len(self.named) < NAMED:
+            self.named.append(f"{job.pk} {outcome.says}")
+
+    def end(self, operation: Operation) -> str:
+        """What to say of all of them; of those that were chosen some may be deleted by now."""
+        gone = len(self.keys) - self.done - self.refused if self.keys is not None else 0
+        if gone > 0:
+            self.refused += gone
+            self.named.append(ngettext("%(number)s is gone", "%(number)s are gone", gone) % {"number": gone})
+        text = ngettext("%(number)s job %(participle)s", "%(number)s jobs %(participle)s", self.done)
+        text %= {"number": self.done, "participle": operation.participle}
+        if self.refused:
+            text += gettext(", %(number)s refused: ") % {"number": self.refused} + "; ".join(self.named)
+            text += " ..." if self.refused > len(self.named) else ""
+        return text

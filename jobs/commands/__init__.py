@@ -1,1 +1,1 @@
-"""The subcommands of ``manage.py jobs``, by what people want: look, change, keep going, examine, adopt."""
+"""The subcommands of ``manage.py jobs``, by what people want: look, change, keep going."""

@@ -8,8 +8,7 @@ import json
 from argparse import SUPPRESS, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter, SystemCheckError
 from django.db import OperationalError, ProgrammingError
@@ -25,13 +24,13 @@ def option(flag: str, help: str, **settings: Any) -> Option:
     return flag, {"help": help, **settings}
 
 
-AS_JSON = option("--json", "print JSON, and nothing else, to stdout", action="store_true", dest="as_json")
 DRY_RUN = option("--dry-run", "say what would be done, and change nothing", action="store_true")
 ID = option("id", "the id of a job (a UUID)", metavar="ID")
+#: Of every subcommand.
+AS_JSON = option("--json", "print JSON, and nothing else, to stdout", action="store_true", dest="as_json")
 
 
-@dataclass(frozen=True, slots=True)
-class Subcommand:
+class Subcommand(NamedTuple):
     name: str
     #: Its help: a summary in the first line, and examples at the end.
     text: str
@@ -56,11 +55,11 @@ class JobsCommand(BaseCommand):
     #: By name, in the order of the help.
     subcommands: ClassVar[dict[str, Subcommand]]
 
-    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        epilog = "examples:\n  manage.py jobs status\n  manage.py jobs retry 6f1c2a34-...\n  manage.py jobs why --help"
-        return super().create_parser(prog_name, subcommand, **{"formatter_class": Help, "epilog": epilog, **kwargs})
-
     def add_arguments(self, parser: CommandParser) -> None:
+        parser.formatter_class = Help
+        parser.epilog = (
+            "examples:\n  manage.py jobs status\n  manage.py jobs retry 6f1c2a34-...\n  manage.py jobs why --help"
+        )
         subparsers = parser.add_subparsers(dest="subcommand", metavar="subcommand", required=True)
         for each in self.subcommands.values():
             description, head, examples = each.text.partition("examples:\n")
@@ -68,7 +67,7 @@ class JobsCommand(BaseCommand):
             summary = summary[:1].lower() + summary[1:]
             texts: dict[str, Any] = {"help": summary, "description": description, "epilog": head + examples}
             sub = subparsers.add_parser(each.name, formatter_class=Help, **texts)
-            for flag, settings in each.options:
+            for flag, settings in (*each.options, AS_JSON):
                 sub.add_argument(flag, **settings)
             # Django's own options also behind the subcommand, where people write them.
             for flag in ("--settings", "--pythonpath"):
@@ -86,24 +85,25 @@ class JobsCommand(BaseCommand):
             raise
 
     def handle(self, *args: Any, **options: Any) -> None:
+        self.as_json = options["as_json"]
         # What programs read is the same in every language.
-        with translation.override(None) if options["as_json"] else nullcontext():
+        with translation.override(None) if self.as_json else nullcontext():
             try:
                 self.subcommands[options["subcommand"]].run(self, Namespace(**options))
             except (OperationalError, ProgrammingError) as exc:
                 raise CommandError(f"The database says: {databases.describe(exc)}") from exc
 
-    @property
-    def is_terminal(self) -> bool:
-        """Whether people read it, and have not asked for ``--no-color``."""
-        return bool(self.stdout.isatty()) and self.style.SUCCESS("x") != "x"
-
     def say(self, line: str) -> None:
-        self.stdout.write(line)
-        self.stdout.flush()
+        """To people: not with ``--json``."""
+        if not self.as_json:
+            self.stdout.write(line)
+            self.stdout.flush()
 
     def say_json(self, value: Any) -> None:
-        self.say(json.dumps(value, ensure_ascii=False, default=str))
+        """To programs: only with ``--json``."""
+        if self.as_json:
+            self.stdout.write(json.dumps(value, ensure_ascii=False, default=str))
+            self.stdout.flush()
 
 
 def me() -> str:

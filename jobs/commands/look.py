@@ -1,4 +1,4 @@
-"""``manage.py jobs status|why|list|show|nodes``: what there is. Nothing is changed."""
+"""``manage.py jobs status|why|list|show|nodes|verify``: what there is. Nothing is changed."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ import shutil
 import uuid
 from argparse import Namespace
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
 from django.utils import timezone
 from django.utils.translation import gettext
 
 from jobs import census
+from jobs import verify as promise
 from jobs import why as reasons
 from jobs.arguments import parse_uuid
 from jobs.census import LIVE, at_least
-from jobs.commands.base import AS_JSON, ID, JobsCommand, option, subcommand
+from jobs.commands.base import ID, JobsCommand, option, subcommand
 from jobs.commands.change import WHICH, which
 from jobs.conf import conf
 from jobs.models import ENDED, Action, Job, Node, State
@@ -28,7 +31,7 @@ from jobs.selection import find
 from jobs.times import duration
 
 
-@subcommand(AS_JSON, option("--live", "leave out the ended jobs, whose count reads all history", action="store_true"))
+@subcommand(option("--live", "leave out the ended jobs, whose count reads all history", action="store_true"))
 def status(out: JobsCommand, args: Namespace) -> None:
     """Counts by state and queue, workers, the oldest ready job, what is overdue.
 
@@ -40,18 +43,15 @@ def status(out: JobsCommand, args: Namespace) -> None:
       manage.py jobs status --live --json
     """
     found = census.gather(args.live)
-    if args.as_json:
-        out.say_json(found)
-        return
+    out.say_json(found)
     rows: list[list[Any]] = [["queue", *LIVE]]
     for name, counts in [*found["queues"].items(), ("total", {**found["jobs"], "capped": found["capped"]})]:
         rows.append([name, *(at_least(counts[state], counts["capped"] and state != State.RUNNING) for state in LIVE)])
-    parts = [table(rows, out.is_terminal)]
+    parts = [table(rows, out)]
     if not args.live:
-        ended = {state: found["jobs"][state] for state in ENDED}
-        parts.append(table([["ended", *ended], ["total", *ended.values()]], out.is_terminal))
+        parts.append(table([["ended", *ENDED], ["total", *(found["jobs"][state] for state in ENDED)]], out))
     if found["nodes"]:
-        parts.append(nodes_table(found["nodes"], out.is_terminal))
+        parts.append(nodes_table(found["nodes"], out))
     alive = sum(node["alive"] for node in found["nodes"])
     oldest = found["oldest_ready_seconds"]
     lines = [
@@ -62,7 +62,7 @@ def status(out: JobsCommand, args: Namespace) -> None:
     out.say("\n\n".join([*parts, "\n".join(lines)]))
 
 
-@subcommand(ID, AS_JSON)
+@subcommand(ID)
 def why(out: JobsCommand, args: Namespace) -> None:
     """Say why a job is where it is, with evidence and cure.
 
@@ -76,25 +76,21 @@ def why(out: JobsCommand, args: Namespace) -> None:
     key = _key(args.id)
     view, found = reasons.explain(key)
     job = None if view is None else view.job
-    if args.as_json:
-        listed = [
-            {"code": each.code, "says": each.says, "cure": each.cure, "evidence": each.evidence} for each in found
-        ]
-        about = {name: job and getattr(job, name) for name in ("task", "state", "queue")}
-        out.say_json({"id": str(key), **about, "database": view and view.using, "reasons": listed})
-    else:
-        if job is not None:
-            state = out.style.WARNING(str(dict(State.choices).get(job.state, job.state)))
-            out.say(f"{job.task}[{key}] {state}, {gettext('queue')} {job.queue}")
-        for number, reason in enumerate(found, 1):
-            out.say(f"{number}. {out.style.MIGRATE_HEADING(reason.says) if number == 1 else reason.says}")
-            if reason.cure:
-                out.say(f"   -> {reason.cure}")
+    listed = [{name: getattr(each, name) for name in ("code", "says", "cure", "evidence")} for each in found]
+    about = {name: job and getattr(job, name) for name in ("task", "state", "queue")}
+    out.say_json({"id": str(key), **about, "database": view and view.using, "reasons": listed})
+    if job is not None:
+        state = out.style.WARNING(str(dict(State.choices).get(job.state, job.state)))
+        out.say(f"{job.task}[{key}] {state}, {gettext('queue')} {job.queue}")
+    for number, reason in enumerate(found, 1):
+        out.say(f"{number}. {out.style.MIGRATE_HEADING(reason.says) if number == 1 else reason.says}")
+        if reason.cure:
+            out.say(f"   -> {reason.cure}")
     if job is None:
         raise CommandError(gettext("There is no job %(id)s.") % {"id": key})
 
 
-@subcommand(*WHICH, option("--limit", "how many at the most (default: %(default)s)", type=int, default=20), AS_JSON)
+@subcommand(*WHICH, option("--limit", "how many at the most (default: %(default)s)", type=int, default=20))
 def list_(out: JobsCommand, args: Namespace) -> None:
     """List jobs, the newest first.
 
@@ -107,9 +103,7 @@ def list_(out: JobsCommand, args: Namespace) -> None:
     selection = which(args)
     newest = [selection.rows(alias).order_by("-pk")[: args.limit + 1] for alias in conf().DATABASES]
     jobs = list(heapq.merge(*newest, key=lambda job: job.pk, reverse=True))
-    if args.as_json:
-        out.say_json([as_dict(job) for job in jobs[: args.limit]])
-        return
+    out.say_json([as_dict(job) for job in jobs[: args.limit]])
     if not jobs:
         out.say("There is no such job.")
         return
@@ -118,12 +112,12 @@ def list_(out: JobsCommand, args: Namespace) -> None:
         shape = job.error if isinstance(job.error, dict) else {"type": "?", "message": job.error}
         error = f"{shape.get('type')}: {shape.get('message')} ".splitlines()[0][:60].strip() if job.error else ""
         rows.append([str(job.pk), job.state, job.task, job.queue, _local(job.created_at), str(job.lease), error])
-    out.say(table(rows, out.is_terminal))
+    out.say(table(rows, out))
     if len(jobs) > args.limit:
         out.say(f"and more: --limit {2 * args.limit}")
 
 
-@subcommand(ID, AS_JSON)
+@subcommand(ID)
 def show(out: JobsCommand, args: Namespace) -> None:
     """All that is known of one job: arguments, times, counts, result and errors.
 
@@ -137,13 +131,10 @@ def show(out: JobsCommand, args: Namespace) -> None:
         raise CommandError(f"There is no job {key}; manage.py jobs why {key} says what that may mean.")
     using = job._state.db
     seen = Shown(job)
-    node = Node.objects.using(using).filter(pk=job.node_id).first() if job.node_id else None
     found = as_dict(job, args=seen.args, kwargs=seen.kwargs, result=seen.result, errors=job.errors)
-    if node is not None:
+    if job.node_id and (node := Node.objects.using(using).filter(pk=job.node_id).first()) is not None:
         found["node"] = str(node)
-    if args.as_json:
-        out.say_json(found)
-        return
+    out.say_json(found)
     errors, last = found.pop("errors"), found.pop("error")
     if last is not None and last not in errors[-1:]:
         errors = [*errors, last]
@@ -160,7 +151,7 @@ def show(out: JobsCommand, args: Namespace) -> None:
         out.say(str(entry.get("traceback") or entry.get("message")).rstrip())
 
 
-@subcommand(AS_JSON)
+@subcommand()
 def nodes(out: JobsCommand, args: Namespace) -> None:
     """The workers: their last beat, version, processes, running jobs and queues.
 
@@ -171,12 +162,60 @@ def nodes(out: JobsCommand, args: Namespace) -> None:
       manage.py jobs nodes --json
     """
     found, _ = census.nodes(census.running_by_node())
-    if args.as_json:
-        out.say_json(found)
-    elif found:
-        out.say(nodes_table(found, out.is_terminal))
+    out.say_json(found)
+    if found:
+        out.say(nodes_table(found, out))
     if not any(node["takes_jobs"] for node in found):
         raise CommandError("No worker is alive: celery -A proj worker")
+
+
+@subcommand(
+    option("--all", "read all jobs, however long it takes", action="store_true", dest="everything"),
+    option(
+        "--no-watch",
+        action="store_false",
+        dest="patient",
+        help="let the times in the rows decide at once; right after an outage of the database they are wrong",
+    ),
+)
+def verify(out: JobsCommand, args: Namespace) -> None:
+    """Hold the promise against the data: what breaks it, and what is about to be put right.
+
+    One line for each rule. A violation breaks the promise. A row that recovers waits for a worker, for a person
+    (an external call), behind others, or for no longer than recovery may take. Rows that should have recovered
+    by now are watched before they are called violations; that takes up to a minute, and only if there are any.
+    Nothing is changed.
+
+    The exit status is 0 without violations, 1 with violations, 2 if a database cannot be asked. Of each live
+    state 10,000 jobs are read, and of history 100,000 of those that were made in the last day.
+
+    examples:
+      manage.py jobs verify
+      manage.py jobs verify --verbosity 2
+      manage.py jobs verify --all --json
+    """
+    try:
+        report = promise.verify(
+            everything=args.everything, patient=args.patient, tell=lambda line: out.stderr.write(line, out.style.NOTICE)
+        )
+    except (promise.Unverifiable, ImproperlyConfigured) as exc:
+        raise CommandError(str(exc), returncode=2) from exc
+    counts = {"violations": report.violations, "recovering": report.recovering, "workers": report.workers}
+    rules = [asdict(finding) for finding in report.findings]
+    out.say_json({**counts, "databases": list(conf().DATABASES), "everything": args.everything, "rules": rules})
+    width = max(len(finding.rule) for finding in report.findings)
+    for finding in report.findings:
+        parts = [f"{word} {count}" for word in ("violations", "recovering") if (count := getattr(finding, word))]
+        style = out.style.ERROR if finding.violations else out.style.WARNING if parts else out.style.SUCCESS
+        verdict = style((", ".join(parts) or "ok").ljust(13))
+        out.say(f"{finding.rule.ljust(width)}  {verdict}  {finding.says}")
+        for example in finding.examples if args.verbosity > 1 else ():
+            out.say(f"{' ' * width}    {example}")
+    workers = f"{report.workers} worker{'' if report.workers == 1 else 's'}"
+    workers += "" if report.workers else ": nothing recovers without one"
+    out.say(f"{len(rules)} rules, {report.violations} violations, {report.recovering} recovering, {workers}")
+    if report.violations:
+        raise CommandError(f"{report.violations} violations of the promise.")
 
 
 def _key(text: str) -> uuid.UUID:
@@ -205,14 +244,12 @@ def _local(at: datetime.datetime) -> str:
 
 # Tables: plain into a pipe, and with rich, if it is installed, on a terminal
 
-#: Columns whose cells are never broken: an id is of use only as a whole.
+#: Columns whose cells are never broken, as an id is of use only as a whole; and the colours of states.
 WHOLE = ("id", "state", "created", "worker", "queue")
-
-#: Of a cell that is the name of a state.
 COLOURS = dict(zip((*LIVE, *ENDED), ("blue", "cyan", "yellow", "green", "red", "dim"), strict=True))
 
 
-def nodes_table(nodes: list[dict[str, Any]], is_terminal: bool) -> str:
+def nodes_table(nodes: list[dict[str, Any]], out: JobsCommand) -> str:
     rows = [["worker", "host", "pid", "version", "pool", "up for", "last beat", "running", "queues"]]
     for node in nodes:
         beat = "never" if node["beat_seconds"] is None else f"{duration(node['beat_seconds'])} ago"
@@ -220,21 +257,19 @@ def nodes_table(nodes: list[dict[str, Any]], is_terminal: bool) -> str:
         pool = f"{node['pool']} {node['concurrency']}" if node["pool"] else "?"
         where = [node["id"][:8], node["hostname"], node["pid"], node["version"] or "?", pool]
         rows.append([*where, duration(node["age_seconds"]), beat, node["running"], ", ".join(node["queues"])])
-    return table(rows, is_terminal)
+    return table(rows, out)
 
 
-def table(rows: list[list[Any]], is_terminal: bool) -> str:
+def table(rows: list[list[Any]], out: JobsCommand) -> str:
     """Columns in line, the first row their heads; numbers to the right."""
     is_number = [str(cell).rstrip("+").isdigit() for cell in rows[-1]]
-    if is_terminal:
+    # On a terminal, if nobody asked for --no-color.
+    if out.stdout.isatty() and out.style.SUCCESS("x") != "x":
         with suppress(ImportError):  # rich is not installed.
             return _rich(rows, is_number)
     widths = [max(len(str(cell)) for cell in column) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        columns = zip(map(str, row), widths, is_number, strict=True)
-        lines.append("  ".join(cell.rjust(width) if right else cell.ljust(width) for cell, width, right in columns))
-    return "\n".join(line.rstrip() for line in lines)
+    line = "  ".join(f"{{:{'>' if right else '<'}{width}}}" for width, right in zip(widths, is_number, strict=True))
+    return "\n".join(line.format(*map(str, row)).rstrip() for row in rows)
 
 
 def _rich(rows: list[list[Any]], is_number: list[bool]) -> str:

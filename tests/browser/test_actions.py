@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from jobs import queues
-from jobs.admin import operate
+from jobs.admin import job as job_admin
 from jobs.models import Action, Cancellation, Effect, Job, Marker, Pause
 from tests import tasks
 from tests.browser.pages import DASHBOARD, EFFECTS, LIST, RUN, change
@@ -126,7 +126,7 @@ def test_on_the_list_for_those_that_are_chosen(hand, deed):
 
 
 def test_on_the_list_for_all_that_match_step_by_step(hand, monkeypatch):
-    monkeypatch.setattr(operate, "BUDGET", 0.1)
+    monkeypatch.setattr(job_admin, "BUDGET", 0.1)
     tasks.noop.delay_many([()] * 300)
     other = make("scheduled")
     hand.page.goto(f"{LIST}?state__exact=ready")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Page
 
-from jobs.admin import operate
+from jobs.admin import job as job_admin
 from tests.browser.axe import violations
 from tests.browser.pages import EMPTY, SHOWN, STEPS
 from tests.browser.scene import Scene
@@ -58,7 +58,7 @@ INEXACT = r"""() => {
 
 @pytest.fixture(autouse=True)
 def _step_by_step(monkeypatch):
-    monkeypatch.setattr(operate, "BUDGET", 0.0)
+    monkeypatch.setattr(job_admin, "BUDGET", 0.0)
 
 
 def faults(page: Page, name: str) -> list[str]:

@@ -52,7 +52,7 @@ def ids(**where: object) -> list[str]:
     "jobs/instance.py",
     "while cancelled := lifecycle.cancel_waiting(alias, conf().BATCH, why):",
     "while cancelled := 0:",
-    also=[("jobs/commands/adopt.py", "            if left:\n", "            if False:\n")],
+    also=[("jobs/commands/change.py", "            if left:\n", "            if False:\n")],
 )
 def test_restored_copy(ledger, database, tmp_path, how, cancel):
     """A copy of a database at work, on another machine with its own broker: nothing runs there until it is adopted.

@@ -1,9 +1,8 @@
-"""The external calls: what was called and answered, and the two things that only a person can say of one."""
+"""What is done once: the markers, and the external calls, of which only a person can say whether some happened."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 from django import forms
@@ -13,26 +12,56 @@ from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.utils.decorators import method_decorator
-from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
-from django.views.decorators.http import require_POST
 
 from jobs import effects
 from jobs.admin.base import ReadOnlyAdmin, badge, column, link, link_in_list, may, pretty, time_column, url_of
 from jobs.arguments import jsonable, parse_uuid
-from jobs.models import Effect
+from jobs.models import Effect, Marker
 
-SENDING, SENT, PARKED = Effect.State.SENDING, Effect.State.SENT, Effect.State.PARKED
+EXPLAINED = _(
+    "As long as this marker is there, nobody does this work again: other jobs of the key replay the "
+    "result. If it is deleted, the next one that asks does the work."
+)
+
+
+@admin.register(Marker)
+class MarkerAdmin(ReadOnlyAdmin):
+    """The delete permission allows to forget one: then the work is done again, if anybody asks for it."""
+
+    list_display = ("key", "kind", "job_link", "created", "expires")
+    list_filter = ("kind",)
+    lookups = frozenset({"kind__exact"})
+    search_fields = ("key", "job")
+    search_help_text = _("The beginning of a key, or the ID of a job.")
+    actions = ()
+    change_form_template = None
+    fieldsets = ((None, {"fields": ("key", "kind", "linked_job", "created", "expires"), "description": EXPLAINED}),)
+    has_delete_permission = admin.ModelAdmin.has_delete_permission
+
+    job_link = column(_("job"), lambda row: link_in_list(row.job))
+    linked_job = column(_("job"), lambda row: link(row, row.job))
+    created = time_column(_("created"), "created_at")
+    expires = time_column(_("expires"), "expires_at")
+
+    def search(self, rows: QuerySet[Any], term: str) -> QuerySet[Any]:
+        job = parse_uuid(term)
+        return rows.filter(key__startswith=term) if job is None else rows.filter(job=job)
+
+
+# The external calls
+
+UNSENT, SENDING = ~Q(state=Effect.State.SENT), Q(state=Effect.State.SENDING)
+PARKED, AMBIGUOUS = Q(state=Effect.State.PARKED), SENDING & Q(is_made=False)
 
 #: What each is called, and which rows it means; first the condition of the partial index.
 STATUSES: dict[str, tuple[Any, Q]] = {
-    "unsettled": (_("ambiguous or parked"), ~Q(state=SENT) & (Q(state=PARKED) | Q(state=SENDING, is_made=False))),
-    "sending": (_("being made"), ~Q(state=SENT) & Q(state=SENDING, is_made=True)),
-    "ambiguous": (_("ambiguous"), ~Q(state=SENT) & Q(state=SENDING, is_made=False)),
-    "sent": (_("sent"), Q(state=SENT)),
-    "parked": (_("parked"), ~Q(state=SENT) & Q(state=PARKED)),
+    "unsettled": (_("ambiguous or parked"), UNSENT & (PARKED | AMBIGUOUS)),
+    "sending": (_("being made"), UNSENT & SENDING & Q(is_made=True)),
+    "ambiguous": (_("ambiguous"), UNSENT & AMBIGUOUS),
+    "sent": (_("sent"), Q(state=Effect.State.SENT)),
+    "parked": (_("parked"), UNSENT & PARKED),
 }
 
 
@@ -55,7 +84,7 @@ class AnswerForm(ActionForm):
     )
 
 
-def status_badge(row: Effect) -> SafeString:
+def status_badge(row: Effect) -> str:
     status = effects.status(row)
     return badge(f"effect-{status}", STATUSES[status][0])
 
@@ -93,55 +122,57 @@ class EffectAdmin(ReadOnlyAdmin):
             return rows.filter(job=job)
         return rows.filter(name=name, key__startswith=key) if colon else rows.filter(name__startswith=term)
 
+    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        context["may_settle"] = may_settle(request, context["original"])
+        return super().render_change_form(request, context, *args, **kwargs)
+
     # What a person says
+
+    def get_urls(self) -> list[Any]:
+        return [self.path("<int:key>/settle/", "effect_settle", self.settle, posts=True), *super().get_urls()]
 
     def has_settle_permission(self, request: HttpRequest) -> bool:
         """The change permission; it allows nothing else here."""
         return may(request, "change_effect")
 
-    def get_urls(self) -> list[Any]:
-        return [self.path("<int:key>/settle/", "effect_settle", self.settle), *super().get_urls()]
+    @admin.action(permissions=["settle"], description=_("It happened: the job makes no call"))
+    def mark_happened(self, request: HttpRequest, queryset: QuerySet[Effect]) -> None:
+        self._say(request, queryset, True)
 
-    @method_decorator(require_POST)
+    @admin.action(permissions=["settle"], description=_("It did not happen: the job makes the call"))
+    def mark_not_happened(self, request: HttpRequest, queryset: QuerySet[Effect]) -> None:
+        self._say(request, queryset, False)
+
     def settle(self, request: HttpRequest, key: int) -> HttpResponse:
         """Say of one call whether it happened, and go back to the page of it or of its job."""
-        say = {"happened": self.mark_happened, "not-happened": self.mark_not_happened}.get(request.POST.get("verb", ""))
-        if say is None or not (self.has_settle_permission(request) and self.has_view_permission(request)):
+        verb = request.POST.get("verb")
+        if verb not in ("happened", "not-happened") or not self.has_settle_permission(request):
             raise PermissionDenied
         rows = self.get_queryset(request).filter(pk=key)
         row = rows.first()
-        say(request, rows)
+        self._say(request, rows, verb == "happened")
         if row is not None and request.POST.get("back") == "job":
             return HttpResponseRedirect(url_of("job_change", row.job))
         return HttpResponseRedirect(url_of("effect_change", key) if rows.exists() else url_of("effect_changelist"))
 
-    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        context["may_settle"] = may_settle(request, context["original"])
-        return super().render_change_form(request, context, *args, **kwargs)
-
-    @admin.action(permissions=["settle"], description=_("It happened: the job makes no call"))
-    def mark_happened(self, request: HttpRequest, queryset: QuerySet[Effect]) -> None:
-        text = request.POST.get("answer", "").strip()
-        try:
-            answer = jsonable(json.loads(text), "the answer") if text else None
-        except ValueError as exc:
-            said = gettext("The answer is not JSON, and nothing was changed: %(error)s")
-            self.message_user(request, said % {"error": exc}, messages.ERROR)
-            return
-        said = f"Said that it happened; the answer: {json.dumps(answer)}"
-        self._say(request, queryset, lambda key: effects.happened(key, queryset.db, answer), said)
-
-    @admin.action(permissions=["settle"], description=_("It did not happen: the job makes the call"))
-    def mark_not_happened(self, request: HttpRequest, queryset: QuerySet[Effect]) -> None:
+    def _say(self, request: HttpRequest, queryset: QuerySet[Effect], happened: bool) -> None:
+        answer, using = None, queryset.db
+        # For the log, which is English, as all that is stored.
         said = "Said that it did not happen"
-        self._say(request, queryset, lambda key: effects.did_not_happen(key, queryset.db), said)
-
-    def _say(self, request: HttpRequest, queryset: QuerySet[Effect], say: Callable[[int], bool], said: str) -> None:
-        """``said``: for the log, which is English, as all that is stored."""
+        if happened:
+            text = request.POST.get("answer", "").strip()
+            try:
+                answer = jsonable(json.loads(text), "the answer") if text else None
+            except ValueError as exc:
+                says = gettext("The answer is not JSON, and nothing was changed: %(error)s")
+                self.message_user(request, says % {"error": exc}, messages.ERROR)
+                return
+            said = f"Said that it happened; the answer: {json.dumps(answer)}"
         calls: dict[bool, list[str]] = {True: [], False: []}
         for row in queryset:
             with transaction.atomic():
-                if is_done := say(row.pk):
+                is_done = effects.happened(row.pk, using, answer) if happened else effects.did_not_happen(row.pk, using)
+                if is_done:
                     self.log_change(request, row, said)
             calls[is_done].append(str(row))
         if done := ", ".join(calls[True]):
