@@ -20,7 +20,7 @@ from jobs import events
 from jobs.alarm import BrokerSilent, call_to_broker
 from jobs.board import board
 from jobs.companion import REPLACE
-from jobs.pool import AsynPool, BlockingPool
+from jobs.pool import AsynPool
 
 logger = logging.getLogger("jobs")
 
@@ -150,7 +150,8 @@ class ConsumerStep(bootsteps.StartStopStep):
 
 def _replace_dead(c: Any) -> None:
     pool = getattr(c.pool, "_pool", None)
-    if board.stopping_for is None and isinstance(pool, AsynPool | BlockingPool):
+    # A pool without an event loop has a thread for it.
+    if board.stopping_for is None and isinstance(pool, AsynPool):
         pool.maintain_without_hub()
 
 

@@ -280,9 +280,10 @@ class SideDatabase:
         """A cursor in autocommit mode; other threads wait for the block's end. A connection that broke is closed."""
         with self._lock:
             if self._connection is None:
-                self._connection = _new_connection(home())
+                connection = _new_connection(home())
                 if self.vendor == "sqlite":
-                    _create_tables(self._connection)
+                    _create_tables(connection)
+                self._connection = connection
             connection = self._connection
             try:
                 with connection.cursor() as cursor:

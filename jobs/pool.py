@@ -177,7 +177,6 @@ class BlockingPool(billiard.pool.Pool):
     """
 
     Worker = _BlockingWorker
-    maintain_without_hub = billiard.pool.Pool.maintain_pool
 
     def _setup_queues(self) -> None:
         super()._setup_queues()

@@ -20,6 +20,8 @@ def spare(connection: Any) -> None:
 
     def savepoint(sid: str) -> None:
         if has_begun(connection):
+            # Django counts anew with each connection: an id that was never released comes again.
+            spared.discard(sid)
             save(sid)
         else:
             spared.add(sid)

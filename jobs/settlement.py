@@ -80,11 +80,15 @@ def _retry(run: Run, error: dict[str, Any]) -> bool:
     run_at = planned.run_at if planned.state == State.SCHEDULED else None
     kept = ("args", "kwargs", "options", "queue", "priority", "rank", "expires_at", "marker_key")
     changes = {name: getattr(planned, name) for name in kept}
+    if not others:
+        return lifecycle.retry(job, run_at, error, changes)
     for other in others:
         other.__dict__.update(id=uuid7(), made_at=None, parent_id=job.pk, root=job.root_id)
+        # The id that the first call was given is this job's.
+        other.options.pop("task_id", None)
     with transaction.atomic(using=run.using):
         done = lifecycle.retry(job, run_at, error, changes)
-        if done and others and job.state != State.CANCELLED:
+        if done and job.state != State.CANCELLED:
             outbox.record(others, run.using, run.task.app)
     return done
 

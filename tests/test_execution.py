@@ -536,6 +536,15 @@ def test_each_of_several_retries_in_one_body_is_a_job():
     assert effects() == dict.fromkeys("abc", 1)
 
 
+def test_only_the_job_itself_keeps_the_id_that_the_caller_wrote():
+    asked = uuid.uuid4().hex
+    result = tasks.sends_again_what_failed.apply_async((list("ab"),), task_id=asked)
+    assert deliver(result)[0] == "RETRY"
+    first = Job.objects.get(pk=asked)
+    [other] = Job.objects.exclude(pk=asked)
+    assert (first.task_id, other.task_id) == (asked, str(other.pk))
+
+
 @pytest.mark.parametrize("how", ["goes on", "returns"])
 def test_a_body_that_closes_its_connection_fails_at_once(how):
     result = tasks.closes_its_connection.delay("a", how)

@@ -257,6 +257,25 @@ def test_a_node_whose_beat_stands_still_is_buried_and_its_jobs_go_back(side, set
     assert not rescue.beat(side, job.node_id), "the dead node notices at its next beat"
 
 
+def test_a_rescuer_that_comes_second_leaves_the_next_run_alone(monkeypatch):
+    """Between its look and its turn another one gave the job back, and a live worker claimed it."""
+    dead, alive = make_node(), make_node()
+    job = make()
+    assert claim(job.pk, dead.pk)
+    lifecycle.bury(dead.pk, "default")
+    end_backends = rescue.end_backends
+
+    def give_back_and_claim(runs, using):
+        monkeypatch.setattr(rescue, "end_backends", end_backends)
+        assert rescue.give_back_all("default") == 1
+        assert claim(job.pk, alive.pk)
+
+    monkeypatch.setattr(rescue, "end_backends", give_back_and_claim)
+    assert rescue.give_back_all("default") == 0
+    job.refresh_from_db()
+    assert (job.state, job.node_id, job.node_losses) == ("running", alive.pk, 1)
+
+
 def test_a_rescuer_that_was_away_calls_nobody_dead(side, settings):
     settings.JOBS = {**settings.JOBS, "HEARTBEAT": 0.05, "DEAD_AFTER": 0.3}
     node = Node.objects.create(hostname="h", pid=2)

@@ -80,3 +80,15 @@ def test_savepoints_by_hand():
         make("kept")
         transaction.savepoint_commit(first)
     assert made() == {"kept"}
+
+
+def test_an_id_that_was_never_released_means_nothing_on_the_next_connection():
+    with transaction.atomic():
+        transaction.savepoint()
+    connection.close()
+    with transaction.atomic():
+        make("kept")
+        with pytest.raises(ZeroDivisionError), transaction.atomic():
+            make("lost")
+            raise ZeroDivisionError
+    assert made() == {"kept"}

@@ -83,9 +83,10 @@ class Prune:
             self._walks[using] = (None, now) if now - began > FULL_WALK else (place, began)
             return None
         key, at, _ = found[-1]
-        self._walks[using] = (at, key), began
         keys = [key for key, _, is_over in found if is_over]
-        return delete_old(keys, using) if keys else 0
+        deleted = delete_old(keys, using) if keys else 0
+        self._walks[using] = (at, key), began
+        return deleted
 
     def count(self) -> dict[str, int]:
         """What ``run_once`` would delete; a job that only an expired marker keeps is not counted yet."""

@@ -116,10 +116,11 @@ def give_back_all(using: str) -> int:
 
 
 def _settle_all(rows: QuerySet[Job], action: str, transition: Callable[[Job], bool]) -> int:
-    keys = list(rows.values_list("pk", flat=True))
+    # Race: another node gives the same jobs back, and a third one runs them by the time it is their turn here.
+    runs = list(rows.values_list("pk", "lease", "token"))
     # First, so that the next run does not wait for the locks of this one.
-    end_backends(keys, rows.db)
-    return sum(_settle(key, rows.db, action, transition) for key in keys)
+    end_backends([(key, lease) for key, lease, _ in runs], rows.db)
+    return sum(_settle(key, rows.db, action, transition, lease=lease, token=token) for key, lease, token in runs)
 
 
 def _lose(kind: str, text: str) -> Callable[[Job], bool]:
@@ -176,7 +177,7 @@ class OwnJobs:
         #: In which databases the dead slots are settled; one may be away.
         self._settled: dict[Occupied, set[str]] = {}
         #: For each database the jobs that no process had, and for how many beats.
-        self._unseen: dict[str, dict[tuple[uuid.UUID, int], int]] = {}
+        self._unseen: dict[str, dict[tuple[uuid.UUID, int, int | None], int]] = {}
         #: The runs whose process this node has ended itself: the type of the error, and its text.
         self._ended: dict[tuple[uuid.UUID, int], tuple[str, str]] = {}
 
@@ -186,7 +187,12 @@ class OwnJobs:
 
     def settle_dead(self) -> int:
         """Settle the jobs that their process died with. Memory only, as long as none did."""
-        dead = [slot for slot in board.occupied() if slot.is_dead]
+        # Race: first what was announced, then the board. An end that is announced meanwhile is kept.
+        announced = set(self._ended)
+        occupied = board.occupied()
+        for run in announced - {(slot.job, slot.lease) for slot in occupied}:
+            self._ended.pop(run, None)
+        dead = [slot for slot in occupied if slot.is_dead]
         self._settled = {slot: self._settled.get(slot, set()) for slot in dead}
         done = _everywhere(self._settle_in) if dead else 0
         for slot, aliases in list(self._settled.items()):
@@ -207,7 +213,7 @@ class OwnJobs:
             where = {"node_id": board.node, "lease": slot.lease, "token": slot.token}
             # If it waited, or claimed: what it has got by then, nobody has, and two beats give it back.
             if begun is not None:
-                end_backends([begun], alias)
+                end_backends([(begun, slot.lease)], alias)
                 done += _settle(begun, alias, "crashed", partial(self._end, slot), **where)
                 if Job.objects.using(alias).filter(pk=begun, state=State.RUNNING, **where).exists():
                     # Its row is locked by what is left of the process, and the next look settles it.
@@ -256,11 +262,11 @@ class OwnJobs:
         slots = [slot for slot in board.occupied() if not slot.is_dead]
         tokens = {token for slot in slots for token in (slot.token, slot.batch)}
         before = self._unseen.get(alias, {})
-        unseen = {row[:2]: before.get(row[:2], 0) + 1 for row in rows if row[2] not in tokens}
+        unseen = {row: before.get(row, 0) + 1 for row in rows if row[2] not in tokens}
         self._unseen[alias] = unseen
         orphan = _lose("Orphaned", "no process of the worker ran it")
         late = [key for key, beats in unseen.items() if beats > 2]
-        return sum(_settle(key, alias, "rescued", orphan, lease=lease) for key, lease in late)
+        return sum(_settle(key, alias, "rescued", orphan, lease=lease, token=token) for key, lease, token in late)
 
     def hand_back_all(self) -> int:
         """The worker has stopped, and its processes: what they still ran goes back, and counts nowhere."""

@@ -24,7 +24,7 @@ logger = logging.getLogger("jobs")
 _END = """
 SELECT j.id, pg_terminate_backend(a.pid)
 FROM pg_stat_activity a JOIN jobs_job j ON j.backend = a.pid
-WHERE j.state = 'running' AND j.id = ANY(%s::uuid[])
+WHERE j.state = 'running' AND (j.id, j.lease) IN (SELECT * FROM unnest(%s::uuid[], %s::int[]))
   AND a.datname = current_database() AND a.usename = current_user AND a.pid <> pg_backend_pid()
   AND a.state <> 'idle' AND a.backend_start <= j.started_at
   AND NOT EXISTS (
@@ -33,13 +33,13 @@ WHERE j.state = 'running' AND j.id = ANY(%s::uuid[])
 """
 
 
-def end_backends(keys: Sequence[uuid.UUID], using: str) -> None:
-    """End the server processes of running jobs whose run is known to be over."""
-    if not keys or connections[using].vendor != "postgresql":
+def end_backends(runs: Sequence[tuple[uuid.UUID, int]], using: str) -> None:
+    """End the server processes of runs (job and lease) that are known to be over; the job may have another by now."""
+    if not runs or connections[using].vendor != "postgresql":
         return
     try:
         with connections[using].cursor() as cursor:
-            cursor.execute(_END, [list(keys)])
+            cursor.execute(_END, [list(each) for each in zip(*runs, strict=True)])
             ended = [key for key, is_done in cursor.fetchall() if is_done]
     except Error as exc:
         if is_lost(exc, using):

@@ -42,7 +42,12 @@ def test_worker_killed_under_load(ledger):
 
 
 @pytest.mark.parametrize("link_is", ["closed", "half-open"])
-@guard("jobs/maintenance/rescue.py", "end_backends(keys, rows.db)", "pass", case="half-open")
+@guard(
+    "jobs/maintenance/rescue.py",
+    "end_backends([(key, lease) for key, lease, _ in runs], rows.db)",
+    "pass",
+    case="half-open",
+)
 @guard(
     "jobs/maintenance/rescue.py",
     'done["jobs"] = _everywhere(give_back_all)',
@@ -68,8 +73,18 @@ def test_all_workers_lose_power_at_once(ledger, database, link_is):
 
 
 @pytest.mark.parametrize("point", ["before_commit", "after_completion"])
-@guard("jobs/maintenance/rescue.py", "end_backends(keys, rows.db)", "pass", case="before_commit")
-@guard("jobs/maintenance/rescue.py", "end_backends(keys, rows.db)", "pass", case="after_completion")
+@guard(
+    "jobs/maintenance/rescue.py",
+    "end_backends([(key, lease) for key, lease, _ in runs], rows.db)",
+    "pass",
+    case="before_commit",
+)
+@guard(
+    "jobs/maintenance/rescue.py",
+    "end_backends([(key, lease) for key, lease, _ in runs], rows.db)",
+    "pass",
+    case="after_completion",
+)
 def test_zombie_paused_with_a_row_lock(ledger, point):
     """Suspended in mid-body, or between its fenced UPDATE and its COMMIT; it comes to itself when all is done.
 
