@@ -20,7 +20,7 @@ def spare(connection: Any) -> None:
 
     def savepoint(sid: str) -> None:
         if has_begun(connection):
-            # Django counts anew with each connection: an id that was never released comes again.
+            # Django may count anew: an id that was never released comes again.
             spared.discard(sid)
             save(sid)
         else:

@@ -93,7 +93,7 @@ def test_a_ring_is_a_statement_of_its_own_after_the_commit(monkeypatch):
     send = claims.Session.send
 
     def note(session, sql):
-        sent.append((sql, session.pgconn.transaction_status))
+        sent.append((sql, connection.connection.pgconn.transaction_status))
         send(session, sql)
 
     monkeypatch.setattr(claims.Session, "send", note)
