@@ -188,6 +188,8 @@ class BlockingPool(billiard.pool.Pool):
 
 
 class TaskPool(prefork.TaskPool):
+    #: The worker's banner, and ``inspect stats``, name the pool by it.
+    __module__ = prefork.__name__
     Pool = AsynPool
     BlockingPool = BlockingPool
 

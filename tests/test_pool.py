@@ -13,6 +13,7 @@ import pytest
 from celery import current_app
 
 from jobs.models import Job
+from jobs.pool import TaskPool
 from tests import tasks
 from tests.faults.worker import Worker
 from tests.harness import ROOT, effects, environment, in_body, wait_ended
@@ -270,3 +271,7 @@ def test_idle_processes_that_are_killed_are_replaced(broker):
         wait_ended(tasks.effect.delay("b").id)
         wait_for(lambda: effects()["stock"], 20, "a stock task")
     assert innocent()
+
+
+def test_the_banner_names_the_pool_as_people_do():
+    assert f"{TaskPool.__module__}:{TaskPool.__name__}" == "celery.concurrency.prefork:TaskPool"
