@@ -6,12 +6,15 @@ import inspect
 import sys
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, ClassVar
 
 import celery
 from asgiref.sync import sync_to_async
 from celery.result import AsyncResult
 from celery.utils.functional import maybe_list
+from django.core.exceptions import SynchronousOnlyOperation
+from django.db import transaction
 
 from jobs import calls, execution, locks, outbox, worker
 from jobs.conf import conf, problems
@@ -139,12 +142,18 @@ class Task(celery.Task):
 
     # The call
 
-    def delay_on_commit(self, *args: Any, **kwargs: Any) -> AsyncResult:
+    def delay_on_commit(self, *args: Any, **kwargs: Any) -> AsyncResult | None:
         """The same as ``delay``, which always waits for the commit; returns the result."""
-        return self.delay(*args, **kwargs)
+        return self.apply_async_on_commit(args, kwargs)
 
-    def apply_async_on_commit(self, *args: Any, **kwargs: Any) -> AsyncResult:
-        """The same as ``apply_async``, which always waits for the commit; returns the result."""
+    def apply_async_on_commit(self, *args: Any, **kwargs: Any) -> AsyncResult | None:
+        """The same as ``apply_async``, which always waits for the commit; returns the result.
+
+        A task that is left to Celery, or eager, waits for the commit as Celery's own does: None is returned then.
+        """
+        if self._get_app().conf.task_always_eager or self.is_stock():
+            transaction.on_commit(partial(self.apply_async, *args, **kwargs))
+            return None
         return self.apply_async(*args, **kwargs)
 
     async def adelay(self, *args: Any, **kwargs: Any) -> AsyncResult:
@@ -193,7 +202,11 @@ class Task(celery.Task):
             run.planned.append(call)
             return self._result(call, call, options)
         self._set_unique_key(call, options)
-        [job] = outbox.record([call], job_alias(using), app)
+        try:
+            [job] = outbox.record([call], job_alias(using), app)
+        except SynchronousOnlyOperation:
+            says = f"{self.name} was called in a running event loop: await its adelay() or aapply_async() there"
+            raise SynchronousOnlyOperation(says) from None
         if task_id is not None and job is not call:
             raise UniqueTaken(
                 f"the job {job.pk} has the unique key {call.unique_key!r}, and not the id {task_id} that was asked "

@@ -8,11 +8,12 @@ import datetime
 import json
 import uuid
 
+import celery
 import pytest
 from celery import current_app
 from celery.result import AsyncResult
 from django.contrib.auth.models import User
-from django.core.exceptions import ImproperlyConfigured
+from django.core.exceptions import ImproperlyConfigured, SynchronousOnlyOperation
 from django.db import connection, transaction
 from django.db.transaction import TransactionManagementError
 from django.test.utils import CaptureQueriesContext
@@ -22,6 +23,7 @@ from jobs import Task, ring
 from jobs.models import Job
 from tests import tasks
 from tests.concurrency import autocommit_off
+from tests.harness import effects
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -318,3 +320,26 @@ def test_tasks_of_another_base_class_are_untouched():
     assert current_app.tasks["celery.chord_unlock"].is_stock()
     tasks.stock.delay("a")
     assert not Job.objects.exists()
+
+
+def test_a_call_in_a_running_event_loop_names_the_cure():
+    async def view():
+        tasks.effect.delay("a")
+
+    with pytest.raises(SynchronousOnlyOperation, match=r"tests.tasks.effect .* adelay"):
+        asyncio.run(view())
+
+
+@pytest.mark.parametrize("how", ["eager", "stock"])
+def test_on_commit_waits_for_the_commit_also_where_no_row_is_made(how, monkeypatch, settings, request):
+    if how == "eager":
+        current_app.conf.task_always_eager = True
+        request.addfinalizer(lambda: current_app.conf.update(task_always_eager=False))
+    else:
+        settings.JOBS = {**settings.JOBS, "EXCLUDE": ["tests.tasks.effect"]}
+        monkeypatch.setattr(celery.Task, "apply_async", lambda self, args, *more, **options: self.run(*args))
+    with transaction.atomic():
+        assert tasks.effect.delay_on_commit("a") is None
+        assert tasks.effect.apply_async_on_commit(("b",)) is None
+        assert not effects()
+    assert effects() == {"a": 1, "b": 1}
