@@ -10,9 +10,9 @@ from typing import Any
 
 from celery import Celery
 from celery import signals as celery_signals
-from django.db import connections, transaction
+from django.db import Error, connections, transaction
 
-from jobs import claims, request, ring, signals, tracing, unique
+from jobs import claims, databases, request, ring, signals, tracing, unique
 from jobs.models import Job, State
 from jobs.syncpoints import reach
 
@@ -48,7 +48,17 @@ def record(jobs: list[Job], using: str, app: Celery) -> list[Job]:
         return []
     new = calls = jobs
     if calls[0].unique_key is None:
-        _insert(calls, using)
+        try:
+            _insert(calls, using)
+        except Error as exc:
+            is_alone = connections[using].autocommit and not connections[using].in_atomic_block
+            if not is_alone or not databases.is_lost(exc, using):
+                raise
+            # A process without requests (beat, a listener) keeps a dead connection for ever. The id tells whether it
+            # was the INSERT's answer that got lost.
+            databases.drop(using)
+            if not Job.objects.using(using).filter(pk=calls[0].pk).exists():
+                _insert(calls, using)
     else:
         jobs = unique.insert(calls, using, _batch_size(using))
         new = [job for job, call in zip(jobs, calls, strict=True) if job is call]

@@ -14,12 +14,12 @@ from celery import current_app
 from celery.result import AsyncResult
 from django.contrib.auth.models import User
 from django.core.exceptions import ImproperlyConfigured, SynchronousOnlyOperation
-from django.db import connection, transaction
+from django.db import InterfaceError, OperationalError, connection, transaction
 from django.db.transaction import TransactionManagementError
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from jobs import Task, ring
+from jobs import Task, databases, ring
 from jobs.models import Job
 from tests import tasks
 from tests.concurrency import autocommit_off
@@ -343,3 +343,36 @@ def test_on_commit_waits_for_the_commit_also_where_no_row_is_made(how, monkeypat
         assert tasks.effect.apply_async_on_commit(("b",)) is None
         assert not effects()
     assert effects() == {"a": 1, "b": 1}
+
+
+def cut() -> None:
+    """The server ends this process's connection."""
+    with databases.apart("default") as other, other.cursor() as cursor:
+        pid = connection.connection.info.backend_pid
+        cursor.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
+
+
+@pytest.mark.database
+@pytest.mark.parametrize("how", ["one", "many"])
+def test_a_process_without_requests_survives_the_loss_of_its_connection(how):
+    """Nobody closes a dead connection between two requests there."""
+    if connection.vendor != "postgresql":
+        pytest.skip("no connection to lose")
+    for number in range(10):
+        # The first ones are not prepared, the others are.
+        tasks.effect.delay(f"before {number}")
+        cut()
+        tasks.effect.delay(number) if how == "one" else tasks.effect.delay_many([(number,)])
+    assert Job.objects.count() == 20
+
+
+@pytest.mark.database
+def test_a_transaction_does_not_survive_the_loss_of_its_connection():
+    if connection.vendor != "postgresql":
+        pytest.skip("no connection to lose")
+    with pytest.raises((OperationalError, InterfaceError)), transaction.atomic():
+        tasks.effect.delay("a")
+        cut()
+        tasks.effect.delay("b")
+    connection.close()
+    assert not Job.objects.exists()
