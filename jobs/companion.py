@@ -44,8 +44,8 @@ logger = logging.getLogger("jobs")
 #: and while none is.
 LOOK, IDLE_LOOK = 0.2, 0.5
 
-#: Tells the worker's main process that a dead process of its pool is not replaced. Nobody dies of it who knows it not.
-#: Then the seconds that it has for that by itself, and between two such signals.
+#: The signal that tells the worker's main process of a dead process that it did not replace; a process without a
+#: handler ignores it. Then the seconds that it has to replace one by itself, and between two such signals.
 REPLACE, REPLACED_WITHIN = signal.SIGURG, 1.0
 
 #: Seconds of one round of pruning (the rest waits for the next round), and between two counts of what ended.
@@ -203,7 +203,7 @@ class _Process:
         #: What to cancel, by id or by stamps, and the signal that ends its process.
         self._revoked: SimpleQueue[tuple[str | dict[str, list[Any]], int | None]] = SimpleQueue()
         self._is_prefork = node["pool"] == "prefork"
-        #: The pool's processes, and until when their parent has time to replace each that dies.
+        #: The pool's processes. Of one that is dead: when its parent is told.
         self._processes: dict[int, float] = {}
         self._last_look = time.monotonic()
         #: The database is ours: maintenance may begin.

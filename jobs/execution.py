@@ -53,10 +53,7 @@ def run(task: Any, request: Any, args: Any, kwargs: Any) -> Any:
                 with running(run):
                     return _exclusively(run)
         finally:
-            try:
-                databases.tidy(run.using)
-            except Error:
-                logger.debug("closing a broken connection", exc_info=True, extra={"action": "connection_closed"})
+            databases.tidy(run.using)
 
 
 def _adopt(task: Any, request: Any, args: Any, kwargs: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 from django.db import Error, connections
 
-from jobs import databases
+from jobs import claims, databases
 from jobs.board import IDLE, board
 from jobs.maintenance import clock
 from jobs.ring import CHANNEL, bell
@@ -116,6 +116,5 @@ def hears(alias: str, wait: float = 1.0) -> bool:
         connection.ensure_connection()
         raw = connection.connection
         raw.execute(f"LISTEN {CHANNEL}")
-        with connections[alias].cursor() as cursor:
-            cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, ""])
+        claims.session_of(alias).notify(CHANNEL, [""])
         return any(True for _ in raw.notifies(timeout=wait, stop_after=1))

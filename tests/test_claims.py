@@ -753,3 +753,15 @@ def test_on_sqlite_the_claim_reads_its_index_and_sorts_nothing(node):
             assert "USING INDEX jobs_job_ready (queue=?)" in plan or "COVERING INDEX jobs_job_ready" in plan, plan
             assert "TEMP B-TREE" not in plan, plan
             assert not re.search(r"SCAN jobs_job(?! USING)", plan), plan
+
+
+def test_a_body_without_a_statement_leaves_no_warning_in_the_servers_log(runner):
+    if connection.vendor != "postgresql":
+        pytest.skip("PostgreSQL only")
+    call(tasks.noop)
+    connection.ensure_connection()
+    told = []
+    connection.connection.add_notice_handler(lambda notice: told.append(notice.message_primary))
+    assert runner.run_batch()
+    assert Job.objects.get().state == "succeeded"
+    assert told == []

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import time
 
 import pytest
-from django.db import connection
+from django.db import OperationalError, connection
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
@@ -191,3 +192,17 @@ def test_a_hundred_thousand_go_within_a_few_rounds(side, settings):
         watch.run_once(budget=2.0)
         rounds += 1
     assert rounds <= 10
+
+
+def test_a_batch_that_could_not_be_deleted_is_tried_again(monkeypatch, settings, side):
+    settings.JOBS = {**settings.JOBS, "RETENTION": 1}
+    make("succeeded", finished_at=timezone.now() - datetime.timedelta(days=1))
+
+    def fail(*given):
+        raise OperationalError("deadlock")
+
+    own = Prune(side)
+    with monkeypatch.context() as patch:
+        patch.setattr(prune, "delete_old", fail)
+        assert own.run_once()["jobs"] == 0
+    assert own.run_once()["jobs"] == 1

@@ -238,3 +238,28 @@ def test_a_listener_survives_the_loss_of_its_connection(listening):
         )
         assert cursor.fetchone()[0] >= 1
     wait_for(lambda: tasks.noop.delay() and listening.wait(0.3), 10, "it listens again", step=0.1)
+
+
+def test_only_rings_that_brought_nothing_make_a_node_late(listening, monkeypatch):
+    """Each job of a node of two processes makes the other one look in vain: that is no reason to come late."""
+    if connection.vendor != "postgresql":
+        pytest.skip("nobody rings elsewhere")
+    late = []
+    monkeypatch.setattr(listener.random, "uniform", lambda least, most: late.append(most) or 0.0)
+
+    def ring_for(count, is_found):
+        for _ in range(count):
+            ring._rung.clear()
+            ring.ring("default", [queue()])
+            assert listening.wait(5)
+            if is_found:
+                board.finds += 1
+
+    ring_for(6, is_found=True)
+    assert not late
+    ring_for(5, is_found=False)
+    # The first of them follows a find.
+    assert late == [listener.LATE] * 2
+    board.finds += 1
+    ring_for(1, is_found=True)
+    assert len(late) == 2

@@ -55,6 +55,7 @@ def give_back(broker, how: str) -> None:
 @pytest.mark.brokers("redis", "rabbitmq")
 @pytest.mark.parametrize("how", ["refuses", again("hangs")])
 @guard("jobs/consumer.py", "pool.maintain_without_hub()", "pass", case="refuses")
+@guard("jobs/consumer.py", "signal.signal(REPLACE, partial(_replace_in_call, c))", "pass", case="hangs")
 def test_broker_away_from_the_start(ledger, broker, how):
     """It refuses connections, or takes them and never answers.
 
