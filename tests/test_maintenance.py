@@ -10,14 +10,16 @@ import uuid
 
 import pytest
 from django.db import connection, connections
+from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from jobs import lifecycle
+from jobs import databases, lifecycle
 from jobs.board import BODY, BUSY, IDLE, LONG, NAMED, board
 from jobs.databases import SideDatabase
 from jobs.maintenance import clock, rescue
 from jobs.maintenance.prune import Prune
+from jobs.maintenance.zombies import end_backends
 from jobs.models import Cancellation, Job, Node, Pause
 from jobs.ring import Bell
 from tests import tasks
@@ -274,6 +276,25 @@ def test_a_rescuer_that_comes_second_leaves_the_next_run_alone(monkeypatch):
     assert rescue.give_back_all("default") == 0
     job.refresh_from_db()
     assert (job.state, job.node_id, job.node_losses) == ("running", alive.pk, 1)
+
+
+@pytest.mark.database
+def test_only_the_connection_of_the_run_that_is_over_is_ended():
+    """The job may have another run by now, whose connection is another one or the same."""
+    if connection.vendor != "postgresql":
+        pytest.skip("PostgreSQL only")
+    with databases.apart("default") as other:
+        other.ensure_connection()
+        other.set_autocommit(False)
+        with other.cursor() as cursor:
+            cursor.execute("SELECT 1")
+        job = make("running", lease=2, backend=other.connection.info.backend_pid)
+        Job.objects.filter(pk=job.pk).update(started_at=Now())
+        end_backends([(job.pk, 1)], "default")
+        assert other.is_usable()
+        end_backends([(job.pk, 2)], "default")
+        wait_for(lambda: not other.is_usable(), 5, "it was ended")
+        other.close()
 
 
 def test_a_rescuer_that_was_away_calls_nobody_dead(side, settings):

@@ -83,6 +83,8 @@ def test_savepoints_by_hand():
 
 
 def test_an_id_that_was_never_released_may_come_again():
+    connection.ensure_connection()
+    connection.clean_savepoints()
     with transaction.atomic():
         transaction.savepoint()
     connection.close()
