@@ -8,4 +8,4 @@ class JobsConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from jobs import checks  # noqa: F401  (registers the system checks)
+        from jobs import checks, tasks  # noqa: F401  (registers the system checks, and our own tasks)

@@ -38,7 +38,7 @@ TYPES = (datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, uuid
 register_type(datetime.timedelta, "timedelta", duration_iso_string, parse_duration)
 
 
-def normalize(args: Any, kwargs: Any) -> tuple[list[Any], dict[str, Any]]:
+def normalize(args: Any, kwargs: Any, is_bounded: bool = True) -> tuple[list[Any], dict[str, Any]]:
     """Return the call's arguments as JSON-native values; :func:`decoded` makes them again what they were.
 
     Tuples become lists, subclasses of ``str``, ``int``, ``float`` and ``dict`` become the plain type,
@@ -55,7 +55,7 @@ def normalize(args: Any, kwargs: Any) -> tuple[list[Any], dict[str, Any]]:
     if not isinstance(kwargs, Mapping | None):
         raise TypeError(f"kwargs must be a dict, not {type(kwargs).__name__}")
     plain: tuple[list[Any], dict[str, Any]] = jsonable(list(args or ()), "args"), jsonable(dict(kwargs or {}), "kwargs")
-    size = len(json.dumps(plain, ensure_ascii=False).encode())
+    size = len(json.dumps(plain, ensure_ascii=False).encode()) if is_bounded else 0
     if size > conf().MAX_ARGS_BYTES:
         raise ValueError(
             f"the arguments are {size} bytes of JSON, more than JOBS['MAX_ARGS_BYTES'] ({conf().MAX_ARGS_BYTES}): "

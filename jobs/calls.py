@@ -26,6 +26,7 @@ from jobs.arguments import as_uuid, normalize, scrub, storable
 from jobs.board import board
 from jobs.fields import uuid7
 from jobs.models import Job, State
+from jobs.outbox import following
 from jobs.project import celery_app
 from jobs.ring import bell
 from jobs.syncpoints import reach
@@ -60,7 +61,7 @@ def compose(app: Celery, task: Any, args: Any, kwargs: Any, options: dict[str, A
     Raises:
         TypeError, ValueError: an argument or an option that cannot be kept; names it, and the cure.
     """
-    plain_args, plain_kwargs = normalize(args, kwargs)
+    plain_args, plain_kwargs = normalize(args, kwargs, is_bounded=following.get() is None)
     task_id = options.pop("task_id", None)
     try:
         key = uuid.UUID(str(task_id)) if task_id else uuid7()

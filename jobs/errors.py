@@ -4,11 +4,21 @@ Of a subclass of Celery's ``Ignore`` Celery stores no result and runs no errback
 leaves it alone.
 """
 
+from typing import Any
+
 from celery.exceptions import Ignore
 
 
 class Cancel(Ignore):
     """Raised in a task's body: roll back, and end the job ``cancelled``."""
+
+
+class Replaced(Ignore):
+    """``Task.replace()``: the body is done, and another task goes on under its id."""
+
+    def __init__(self, signature: Any) -> None:
+        super().__init__("replaced by another task")
+        self.signature = signature
 
 
 class Snooze(Ignore):

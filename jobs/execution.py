@@ -6,17 +6,29 @@ import logging
 import random
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from django.db import connections, transaction
 from django.db.utils import DataError, Error, IntegrityError, InterfaceError, OperationalError, ProgrammingError
 
-from jobs import calls, claims, databases, idempotency, lifecycle, savepoints, settlement, signals, tracing
+from jobs import (
+    calls,
+    claims,
+    databases,
+    followups,
+    idempotency,
+    lifecycle,
+    request,
+    savepoints,
+    settlement,
+    signals,
+    tracing,
+)
 from jobs.arguments import decoded
 from jobs.board import board
-from jobs.errors import LostLease
+from jobs.errors import LostLease, Replaced
 from jobs.keys import fingerprint
 from jobs.locks import lock
 from jobs.models import Job
@@ -32,15 +44,15 @@ RERUNS = (0.02, 0.1, 0.5, 2.0)
 NEWER_PAUSE = 5.0
 
 
-def run(task: Any, request: Any, args: Any, kwargs: Any) -> Any:
+def run(task: Any, context: Any, args: Any, kwargs: Any) -> Any:
     """Run a claimed job; what it returns or raises is for Celery, after the settle. A message by name gets its row."""
     given = claimed.get()
     claimed.set(None)
     if given is None:
-        return _adopt(task, request, args, kwargs)
+        return _adopt(task, context, args, kwargs)
     job, slot = given
     with settlement.unmasked():
-        run = request.jobs_run = Run(task, request, job, slot)
+        run = context.jobs_run = Run(task, context, job, slot)
         reach("after_claim")
         try:
             with tracing.processing(run, time.time_ns()):
@@ -56,14 +68,14 @@ def run(task: Any, request: Any, args: Any, kwargs: Any) -> Any:
             databases.tidy(run.using)
 
 
-def _adopt(task: Any, request: Any, args: Any, kwargs: Any) -> Any:
+def _adopt(task: Any, context: Any, args: Any, kwargs: Any) -> Any:
     """A message that no ``delay()`` of ours made gets its row, and is acknowledged after that."""
     error: Exception
     for pause in settlement.RECONNECT:
         time.sleep(pause)
         try:
             with settlement.unmasked():
-                calls.adopt(task.name, request, args, kwargs)
+                calls.adopt(task.name, context, args, kwargs)
         except (OperationalError, InterfaceError) as exc:
             error = exc
             databases.drop(databases.job_alias())
@@ -72,15 +84,15 @@ def _adopt(task: Any, request: Any, args: Any, kwargs: Any) -> Any:
                 # Without a row there is neither marker nor lock, and it would do what they are to prevent.
                 raise
             text = "was sent by name and not by delay(), and cannot be kept as a job; it runs as a stock Celery task"
-            extra = board.about("foreign", job=str(request.id), task=task.name)
-            logger.warning("%s[%s] %s: %s", task.name, request.id, text, exc, extra=extra)
+            extra = board.about("foreign", job=str(context.id), task=task.name)
+            logger.warning("%s[%s] %s: %s", task.name, context.id, text, exc, extra=extra)
             break
         else:
             raise Ignore("it is a job now")
     else:
         # The database is away, and nothing but the message knows of this job: it goes back to the broker.
         raise Reject(str(error), requeue=True)
-    request.jobs_run = False
+    context.jobs_run = False
     return task.run(*args, **kwargs)
 
 
@@ -118,6 +130,7 @@ def _perform(run: Run) -> Any:
             if is_sent and settlement.is_committed(run):
                 text = f"succeeded although {type(exc).__name__} was raised at its commit"
                 run.report(logging.WARNING, text, "succeeded")
+                followups.forget(run)
                 if isinstance(exc, Exception):
                     return run.result
                 raise exc
@@ -133,6 +146,10 @@ def _perform(run: Run) -> Any:
         run.planned.clear()
         settlement.write(run, lambda: lifecycle.owns(run.job))
     reach("after_commit")
+    followups.forget(run)
+    if run.replacement is not None:
+        run.report(logging.INFO, "was replaced by another task", "succeeded")
+        raise Ignore("replaced by another task")
     if source is not None:
         run.log(logging.INFO, f"had nothing to do: {source.pk} did the same before", "replayed")
     # At INFO Celery says so itself, with the runtime and the result.
@@ -145,7 +162,8 @@ def _attempt(run: Run) -> Job | None:
     job, run.phase, run.is_lost = run.job, "begin", False
     # Each attempt has its own, and a retry those of the call: a body may change what it was given.
     args, kwargs = decoded(job.args), decoded(job.kwargs)
-    run.request.update(args=decoded(job.args), kwargs=decoded(job.kwargs))
+    run.request.update(args=decoded(job.args), kwargs=decoded(job.kwargs), **request.embedded(job.options))
+    run.replacement = None
     with _transaction(run):
         run.phase = "body"
         source = _leave_marker(run)
@@ -154,17 +172,24 @@ def _attempt(run: Run) -> Job | None:
         else:
             run.began = time.monotonic()
             with run.slot.body():
-                run.result = run.task.run(*args, **kwargs)
+                try:
+                    run.result = run.task.run(*args, **kwargs)
+                except Replaced as exc:
+                    run.replacement = exc.signature
         if run.planned:
             # retry(throw=False) and a normal return.
             raise Retry(exc=None, when=None)
         _look_after(run)
-        stored = settlement.storable(run, run.result)
-        reach("before_commit")
-        run.phase = "commit"
-        if not claims.succeed(job, stored, time.monotonic() - run.began, source):
-            raise LostLease("this run lost its lease; its transaction is rolled back")
-        reach("after_completion")
+        stored, is_followed = settlement.storable(run, run.result), followups.any_of(run)
+        # With atomic=False the completion and what follows have one of their own.
+        with transaction.atomic(run.using) if is_followed and not run.task.atomic else nullcontext():
+            if is_followed:
+                followups.write(run)
+            reach("before_commit")
+            run.phase = "commit"
+            if not claims.succeed(job, stored, time.monotonic() - run.began, source):
+                raise LostLease("this run lost its lease; its transaction is rolled back")
+            reach("after_completion")
     return source
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import datetime
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from celery.utils.functional import maybe_list
@@ -73,12 +74,31 @@ def _waiting(run_at: Any) -> dict[str, Any]:
 
 def _settle(job: Job, **values: Any) -> bool:
     """Race: this run may be a zombie, whose job was given to another. Then no row matches: False."""
-    if owned(job).update(**values) != 1:
+    if values["state"] in UNSUCCESSFUL and _is_awaited(job.options):
+        with transaction.atomic(using=job._state.db):
+            if owned(job).update(**values) != 1:
+                return False
+            _tell_those_who_wait(job)
+    elif owned(job).update(**values) != 1:
         return False
     for name, value in values.items():
         setattr(job, name, value)
     job.forget_computed()
     return True
+
+
+def _is_awaited(options: Mapping[str, Any] | None) -> bool:
+    """Whether somebody waits for the end of a job, whatever it is: errbacks, a chord, the rest of its chain."""
+    return not {"link_error", "chord", "chain"}.isdisjoint(options or ())
+
+
+def _tell_those_who_wait(job: Job) -> None:
+    """In the transaction that ends the job: they hear of it by a job (``jobs.ended``), which no kill can lose."""
+    using = str(job._state.db)
+    Job.objects.using(using).create(
+        task="jobs.ended", args=[str(job.pk), job.lease], queue=job.queue, parent_id=job.pk, root=job.root_id
+    )
+    transaction.on_commit(partial(ring.ring, using, {job.queue}), using=using, robust=True)
 
 
 def fail(job: Job, error: dict[str, Any], **values: Any) -> bool:
@@ -330,8 +350,14 @@ def cancel_waiting(using: str, limit: int, why: str) -> int:
 
 
 def _cancel(ids: Sequence[uuid.UUID], using: str, kind: str, why: str, is_told: bool = True) -> int:
-    waiting = Job.objects.using(using).filter(pk__in=ids, state__in=WAITING)
-    done = waiting.update(**_ended(State.CANCELLED, error_entry(kind, why)))
+    with transaction.atomic(using=using):
+        waiting = Job.objects.using(using).filter(pk__in=ids, state__in=WAITING)
+        # Before the update, which tells the two states apart no longer.
+        rows = waiting.filter(options__isnull=False).select_for_update() if is_told else ()
+        awaited = [job for job in rows if _is_awaited(job.options)]
+        done = waiting.update(**_ended(State.CANCELLED, error_entry(kind, why)))
+        for job in awaited:
+            _tell_those_who_wait(job)
 
     def tell() -> None:
         for job in Job.objects.using(using).filter(pk__in=ids, state=State.CANCELLED):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterable, Sequence
+from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any
 
@@ -15,6 +16,9 @@ from django.db import Error, connections, transaction
 from jobs import claims, databases, request, ring, signals, tracing, unique
 from jobs.models import Job, State
 from jobs.syncpoints import reach
+
+#: The database to which the calls of a block go as rows, also those of stock tasks (``jobs.followups``).
+following: ContextVar[str | None] = ContextVar("jobs.following", default=None)
 
 
 class AfterCommit:

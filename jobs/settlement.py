@@ -16,7 +16,7 @@ from billiard.common import terminate_handler_fired
 from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
 from django.db import Error, InterfaceError, OperationalError, transaction
 
-from jobs import databases, lifecycle, outbox
+from jobs import databases, followups, lifecycle, outbox
 from jobs.arguments import jsonable, scrub
 from jobs.conf import conf
 from jobs.errors import Busy, Cancel, LostLease, NotSettled, Snooze, TaskExited, TaskOutOfMemory
@@ -68,6 +68,7 @@ def settle(run: Run, exc: BaseException, lost: bool = False) -> NoReturn:
         level, action, text = logging.ERROR, "failed", f"failed: {error['type']}: {error['message']}"
         told, transition = _for_celery(exc), partial(lifecycle.fail, job, error)
     write(run, transition)
+    followups.forget(run)
     run.report(level, text, action, **more)
     if told is exc:
         raise exc
@@ -80,6 +81,8 @@ def _retry(run: Run, error: dict[str, Any]) -> bool:
     run_at = planned.run_at if planned.state == State.SCHEDULED else None
     kept = ("args", "kwargs", "options", "queue", "priority", "rank", "expires_at", "marker_key")
     changes = {name: getattr(planned, name) for name in kept}
+    if (said := job.options.get("task_id")) is not None:
+        planned.options["task_id"] = said
     if not others:
         return lifecycle.retry(job, run_at, error, changes)
     for other in others:
@@ -194,6 +197,8 @@ def storable(run: Run, result: Any) -> Any:
     try:
         return jsonable(result, "the result")
     except (TypeError, ValueError) as exc:
+        if run.request.chord:
+            raise
         if run.job.marker_key is not None:
             # Those that replay it could not tell a repr from a result.
             text = f"{exc}; the result of a task with an idempotency_key is replayed, so it has to be JSON"

@@ -16,10 +16,10 @@ from celery.utils.functional import maybe_list
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import transaction
 
-from jobs import calls, execution, locks, outbox, worker
+from jobs import calls, execution, followups, locks, outbox, worker
 from jobs.conf import conf, problems
 from jobs.databases import job_alias
-from jobs.errors import EffectParked, UniqueTaken
+from jobs.errors import EffectParked, Replaced, UniqueTaken
 from jobs.keys import KeyTemplate, signature_of
 from jobs.lifecycle import now_plus
 from jobs.models import Job
@@ -197,17 +197,20 @@ class Task(celery.Task):
             # Task.retry(); an adopted message may have an exchange that is not known here.
             options.setdefault("queue", run.job.queue)
         call = self._compose(args, kwargs, dict(options))
-        if run is not None and call.pk == run.job.pk and call.retries == run.job.retries + 1:
+        if run is not None and task_id == run.job.task_id and call.retries == run.job.retries + 1:
             # Task.retry() sends this very job again: here it only notes what the settle will write.
             run.planned.append(call)
             return self._result(call, call, options)
         self._set_unique_key(call, options)
         try:
-            [job] = outbox.record([call], job_alias(using), app)
+            alias = job_alias(using or outbox.following.get())
+            if task_id is not None and options.get("replaced_task_nesting"):
+                followups.rename(call, alias)
+            [job] = outbox.record([call], alias, app)
         except SynchronousOnlyOperation:
             says = f"{self.name} was called in a running event loop: await its adelay() or aapply_async() there"
             raise SynchronousOnlyOperation(says) from None
-        if task_id is not None and job is not call:
+        if task_id is not None and job is not call and outbox.following.get() is None:
             raise UniqueTaken(
                 f"the job {job.pk} has the unique key {call.unique_key!r}, and not the id {task_id} that was asked "
                 "for: leave task_id= out, and use the result's id"
@@ -340,11 +343,11 @@ class Task(celery.Task):
             raise cause
         return super().retry(args, kwargs, exc, **options)
 
-    def replace(self, sig: Any) -> Any:
-        """Not supported for jobs: Celery publishes the replacement outside the job's transaction."""
+    def on_replace(self, sig: Any) -> Any:
+        """As Celery's; but what the body did before and the task that replaces it are one commit."""
         if self._run is None:
-            return super().replace(sig)
-        raise NotImplementedError("a job cannot replace itself: call sig.delay() in the body and return")
+            return super().on_replace(sig)
+        raise Replaced(sig)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         request = self.request_stack.top

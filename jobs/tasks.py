@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from celery import shared_task
+import uuid
+from typing import Any
 
+from celery import shared_task
+from kombu.exceptions import OperationalError
+
+from jobs import followups
 from jobs.board import board
+from jobs.models import UNSUCCESSFUL, Job
 from jobs.task import Task
 
 
@@ -12,3 +18,27 @@ from jobs.task import Task
 def probe() -> str:
     """Do nothing, and say where: ``manage.py jobs doctor`` follows it from the call to the end."""
     return str(board.node)
+
+
+@shared_task(base=Task, bind=True, name="jobs.ended", ignore_result=True)
+def ended(self: Any, job_id: str, lease: int) -> None:
+    """Tell those who wait for a job that it failed or was cancelled, unless somebody runs it again."""
+    rows = Job.objects.using(self.job._state.db).filter(pk=uuid.UUID(job_id), lease=lease, state__in=UNSUCCESSFUL)
+    if (job := rows.first()) is not None:
+        followups.tell(self.app, job)
+
+
+@shared_task(
+    base=Task,
+    bind=True,
+    name="jobs.send",
+    atomic=False,
+    ignore_result=True,
+    autoretry_for=(OperationalError, OSError),
+    max_retries=None,
+    retry_backoff=True,
+    retry_backoff_max=60,
+)
+def send(self: Any, name: str, args: list[Any], kwargs: dict[str, Any], options: dict[str, Any]) -> None:
+    """Send a message for a task that is none of ours, at least once."""
+    self.app.send_task(name, args, kwargs, **{**options, "retry": False})

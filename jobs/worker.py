@@ -20,7 +20,7 @@ from celery.worker import autoscale
 from celery.worker.state import maybe_shutdown
 from django.core.exceptions import ImproperlyConfigured
 
-from jobs import checks, control, databases, pool, runner, turns
+from jobs import checks, control, databases, followups, pool, runner, turns
 from jobs.alarm import alarm
 from jobs.board import board
 from jobs.companion import companion
@@ -38,6 +38,8 @@ def install(app: Any) -> None:
     """Let workers of this Celery app run our steps; done when the first of our tasks is bound to the app."""
     app.steps["worker"].add(NodeStep)
     app.steps["consumer"].add(ConsumerStep)
+    if "send_task" not in vars(app):
+        app.send_task = partial(followups.send, app.send_task)
 
 
 class NodeStep(bootsteps.StartStopStep):

@@ -17,7 +17,7 @@ from celery import shared_task, signals
 from celery.exceptions import SoftTimeLimitExceeded
 from django.db import OperationalError, connection
 
-from jobs import Snooze, Task, guard, lock, once, request, syncpoints
+from jobs import Cancel, Snooze, Task, guard, lock, once, request, syncpoints
 from jobs import effect as effect_of
 from jobs import signals as job_signals
 from jobs.board import board
@@ -357,8 +357,68 @@ def manages_itself(key):
 
 
 @shared_task(bind=True)
-def replaces(self):
-    return self.replace(effect.s("a"))
+def replaces(self, key, *others):
+    """Leave the effect, then let others do the rest: a task, a chain, a group or a chord."""
+    Effect.objects.create(key=key, pid=os.getpid())
+    return self.replace(celery.current_app.signature(others[0]))
+
+
+@shared_task
+def gather(results, key):
+    Effect.objects.create(key=key, pid=os.getpid(), note=json.dumps(results))
+    return results
+
+
+@shared_task(max_retries=0)
+def fails(key):
+    raise LookupError(key)
+
+
+@shared_task(bind=True)
+def fails_first(self, key):
+    if self.job.lease == 1:
+        raise LookupError(key)
+    return key
+
+
+@shared_task(bind=True)
+def fails_always(self, key, times):
+    raise self.retry(exc=LookupError(key), max_retries=times, countdown=0.01)
+
+
+@shared_task
+def errback_of_three(request, exc, traceback):
+    Effect.objects.create(key=request.id, note=repr(exc))
+
+
+@shared_task
+def errback_of_one(key):
+    Effect.objects.create(key=key)
+
+
+@shared_task
+def passes(value):
+    return value
+
+
+@shared_task
+def shows_type(value):
+    Effect.objects.create(key="type", note=repr(value))
+
+
+@shared_task(atomic=False)
+def effect_by_itself(key):
+    Effect.objects.create(key=key)
+
+
+@shared_task(bind=True)
+def stops_its_chain(self):
+    self.request.chain = None
+
+
+@shared_task
+def cancels_itself():
+    raise Cancel("no need")
 
 
 @shared_task

@@ -402,13 +402,6 @@ def test_a_retry_stays_in_its_queue_behind_a_topic_exchange(monkeypatch):
     assert (job.queue, job.options) == (before.queue, {**before.options, "eta": True})
 
 
-def test_replace_says_what_to_do_instead():
-    state, value = deliver(tasks.replaces.delay())
-    assert state == "FAILURE"
-    assert isinstance(value, NotImplementedError)
-    assert "delay()" in str(value)
-
-
 def test_errors_keep_the_first_and_the_last():
     errors: list = []
     for number in range(100):

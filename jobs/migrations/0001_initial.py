@@ -331,4 +331,33 @@ class Migration(migrations.Migration):
             model_name='job',
             constraint=models.UniqueConstraint(condition=models.Q(('unique_key__isnull', False), models.Q(('state__in', ('scheduled', 'ready')), models.Q(('state', 'running'), ('unique_until', 'finished')), _connector='OR')), fields=('unique_key',), name='jobs_job_unique'),
         ),
+        migrations.CreateModel(
+            name='Chord',
+            fields=[
+                ('id', models.CharField(max_length=255, primary_key=True, serialize=False)),
+                ('made_at', models.DateTimeField(default=django.db.models.functions.datetime.Now)),
+                ('size', models.PositiveIntegerField()),
+                ('done', models.PositiveIntegerField(default=0)),
+                ('failed', models.PositiveIntegerField(default=0)),
+            ],
+            options={
+                'db_table': 'jobs_chord',
+            },
+        ),
+        migrations.CreateModel(
+            name='ChordPart',
+            fields=[
+                ('id', models.BigAutoField(primary_key=True, serialize=False)),
+                ('task_id', models.CharField(max_length=255)),
+                ('place', models.JSONField()),
+                ('ok', models.BooleanField(null=True)),
+                ('result', jobs.fields.JSONText(null=True)),
+                ('error', models.TextField(default='')),
+                ('chord', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='parts', to=f'{LABEL}.chord')),
+            ],
+            options={
+                'db_table': 'jobs_chord_part',
+                'constraints': [models.UniqueConstraint(fields=('chord', 'task_id'), name='jobs_chord_part')],
+            },
+        ),
     ]

@@ -1,0 +1,96 @@
+"""Chords, counted in rows: the body is called in the commit of the part that ends last."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from celery import Celery
+from celery.canvas import maybe_signature
+from celery.exceptions import ChordError
+from celery.result import GroupResult
+
+from jobs.arguments import decoded
+from jobs.models import Chord, ChordPart
+
+logger = logging.getLogger("jobs")
+
+
+def begin(header: GroupResult, using: str) -> None:
+    """Write down the parts of a chord, in the caller's transaction, before any of them is called."""
+    parts = [ChordPart(chord_id=header.id, task_id=key, place=place) for key, place in _leaves(header)]
+    Chord.objects.using(using).create(id=header.id, size=len(parts))
+    ChordPart.objects.using(using).bulk_create(parts, batch_size=1000)
+
+
+def add(chord_id: str, task_id: str, using: str) -> None:
+    """One more part, at the end (``Task.add_to_chord``)."""
+    chord = Chord.objects.using(using).select_for_update().get(pk=chord_id)
+    ChordPart.objects.using(using).create(chord=chord, task_id=task_id, place=[chord.size])
+    chord.size += 1
+    chord.save(update_fields=["size"])
+
+
+def _leaves(header: Any, place: tuple[int, ...] = ()) -> Iterator[tuple[str, list[int]]]:
+    for index, result in enumerate(header.results):
+        if isinstance(result, GroupResult):
+            yield from _leaves(result, (*place, index))
+        else:
+            yield result.id, [*place, index]
+
+
+def count(
+    app: Celery, body: Mapping[str, Any], chord_id: str, task_id: str, using: str, result: Any = None, error: str = ""
+) -> bool:
+    """A part has ended: the last one calls the body, or, if any has failed, what is linked to its failure.
+
+    A part that failed and was run again by a person counts as what it became, so the body may still be called.
+    The row of the chord is locked until the commit, so two last parts cannot miss each other.
+
+    Parameters:
+        result: of the part, as JSON data.
+        error: why the part failed; empty if it did not.
+
+    Returns:
+        False: the chord is not known here.
+    """
+    chord = Chord.objects.using(using).select_for_update().filter(pk=chord_id).first()
+    if chord is None:
+        return False
+    parts = ChordPart.objects.using(using).filter(chord=chord)
+    part = parts.filter(task_id=task_id).first()
+    if part is None or part.ok == (not error):
+        return True
+    chord.failed += bool(error) - (part.ok is False)
+    chord.done += not error
+    parts.filter(task_id=task_id).update(ok=not error, result=result, error=error)
+    chord.save(update_fields=["failed", "done"])
+    if chord.done == chord.size:
+        callback = maybe_signature(body, app=app)
+        results = _nested(parts.values_list("place", "result"))
+        parts.delete()
+        chord.delete()
+        try:
+            callback.apply_async((results,))
+        except (TypeError, ValueError) as exc:
+            logger.exception("the body of the chord %s cannot be called", chord_id, extra={"action": "chord_failed"})
+            app.backend.chord_error_from_stack(callback, ChordError(f"Callback error: {exc!r}"))
+    elif chord.done + chord.failed == chord.size:
+        culprit = part if error else parts.filter(ok=False).first()
+        says = f"Dependency {culprit.task_id} raised {error or culprit.error}"
+        app.backend.chord_error_from_stack(maybe_signature(body, app=app), ChordError(says))
+    return True
+
+
+def _nested(rows: Any) -> list[Any]:
+    """The results as the header was written: a group in it is a list."""
+    nested: list[Any] = []
+    for place, result in sorted(rows):
+        node = nested
+        for index in place[:-1]:
+            if index == len(node):
+                node.append([])
+            node = node[index]
+        node.append(decoded(result))
+    return nested

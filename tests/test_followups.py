@@ -1,0 +1,295 @@
+"""What follows a job is written in the commit that ends it: links, chains, groups, chords, errbacks, replacements."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import signal
+import uuid
+from collections import Counter
+from decimal import Decimal
+
+import pytest
+from celery import chain, chord, group, signals
+from django.db import connections, transaction
+
+from jobs import lifecycle, syncpoints
+from jobs.models import Chord, ChordPart, Job
+from tests import tasks
+from tests.harness import claim, effects, run
+from tests.models import Effect
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
+
+effect, fails, gather, passes = tasks.effect, tasks.fails, tasks.gather, tasks.passes
+
+
+def run_ready(limit=100):
+    """Run what is ready, in this process, until nothing is."""
+    for _ in range(limit):
+        lifecycle.make_due("default", 100)
+        if (job := Job.objects.filter(state="ready").order_by("pk").first()) is None:
+            return
+        run(claim(job.pk))
+    raise AssertionError("it goes on and on")
+
+
+def states():
+    return Counter(Job.objects.exclude(task="jobs.ended").values_list("state", flat=True))
+
+
+def killed_at(point, key):
+    """A process is killed at the point while it runs the job; then it is rescued."""
+    connections.close_all()
+    if (child := os.fork()) == 0:
+        try:
+            syncpoints.arm(lambda reached: reached == point and os.kill(os.getpid(), signal.SIGKILL))
+            run(claim(key))
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    lifecycle.settle_running(uuid.UUID(key), "default", lambda job: lifecycle.hand_back(job, 0))
+
+
+def test_the_next_step_is_written_in_the_commit_of_the_one_before(node):
+    first = chain(passes.s("a"), effect.s()).apply_async().parent
+    killed_at("before_commit", first.id)
+    assert Job.objects.count() == 1
+    killed_at("after_commit", first.id)
+    assert Job.objects.count() == 2
+    run_ready()
+    assert effects() == {"a": 1}
+    assert states() == {"succeeded": 2}
+
+
+def test_follow_ups_know_where_they_come_from(node):
+    last = chain(passes.si(1), passes.si(2), passes.si(3)).apply_async()
+    run_ready()
+    third, second, first = (Job.objects.get(pk=each.id) for each in (last, last.parent, last.parent.parent))
+    assert (first.parent_id, second.parent_id, third.parent_id) == (None, first.pk, second.pk)
+    assert {job.root_id for job in (first, second, third)} == {first.pk}
+
+
+def test_links_run_once_each_with_the_result(node):
+    passes.apply_async(("a",), link=[effect.s(), effect.si("b"), group(effect.si("c"), effect.si("d"))])
+    run_ready()
+    assert effects() == {"a": 1, "b": 1, "c": 1, "d": 1}
+
+
+def test_a_follow_up_that_cannot_be_called_fails_the_job_and_not_only_the_chain(node):
+    chain(tasks.returns_object.si(), passes.s()).apply_async()
+    run_ready()
+    job = Job.objects.get(task="tests.tasks.returns_object")
+    assert (job.state, Job.objects.exclude(task="jobs.ended").count()) == ("failed", 1)
+    assert "which a job cannot carry" in job.error["message"]
+
+
+TYPES = [
+    datetime.datetime(2026, 1, 2, 3, 4, tzinfo=datetime.UTC),
+    datetime.date(2026, 1, 2),
+    datetime.timedelta(days=1, seconds=2),
+    Decimal("1.10"),
+    uuid.UUID(int=7),
+    b"bytes",
+]
+
+
+@pytest.mark.parametrize("value", TYPES, ids=lambda value: type(value).__name__)
+def test_types_survive_the_way_along_a_chain(node, value):
+    chain(passes.s(value), passes.s(), tasks.shows_type.s(), link_error=fails.si("x")).apply_async()
+    run_ready()
+    assert [repr(value)] == list(Effect.objects.values_list("note", flat=True))
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_a_body_without_a_transaction_has_one_for_what_follows(node, atomic):
+    task = effect if atomic else tasks.effect_by_itself
+    task.apply_async(("a",), link=effect.si("b"))
+    run_ready()
+    assert effects() == {"a": 1, "b": 1}
+
+
+def test_a_body_may_stop_its_chain(node):
+    chain(tasks.stops_its_chain.si(), effect.si("b")).apply_async()
+    run_ready()
+    assert effects() == {}
+    assert states() == {"succeeded": 1}
+
+
+def test_a_stock_task_is_sent_after_the_commit_by_a_job(node, settings):
+    settings.JOBS = {**settings.JOBS, "EXCLUDE": ["tests.tasks.noop"]}
+    sent = []
+    result = passes.apply_async((1,), link=tasks.noop.s(2))
+
+    def note(sender, headers, body, **kwargs):
+        sent.append((sender, body[0], headers["parent_id"]))
+
+    signals.before_task_publish.connect(note)
+    try:
+        killed_at("after_commit", result.id)
+        assert sent == []
+        run_ready()
+    finally:
+        signals.before_task_publish.disconnect(note)
+    assert sent == [("tests.tasks.noop", [1, 2], result.id)]
+    assert list(Job.objects.exclude(pk=result.id).values_list("task", "state")) == [("jobs.send", "succeeded")]
+
+
+# Errbacks
+
+
+@pytest.mark.parametrize("new_style", [True, False])
+def test_an_errback_is_called_once_and_only_after_the_last_attempt(node, new_style):
+    errback = tasks.errback_of_three.s() if new_style else tasks.errback_of_one.s()
+    result = tasks.fails_always.apply_async(("a", 2), link_error=errback)
+    for _ in range(2):
+        run(claim(result.id))
+        Job.objects.filter(pk=result.id).update(run_at="2026-01-01T00:00Z")
+        lifecycle.make_due("default", 10)
+        assert effects() == {}
+    run_ready()
+    assert effects() == {result.id: 1}
+    if new_style:
+        assert Effect.objects.get().note == "LookupError('a')"
+
+
+def end_expired(job):
+    Job.objects.filter(pk=job.pk).update(expires_at="2026-01-01T00:00Z")
+    lifecycle.expire("default", 10)
+
+
+def end_by_hand(job):
+    lifecycle.cancel(job.pk, "default")
+
+
+def end_running(job):
+    claimed = claim(job.pk)
+    lifecycle.ask_to_end(job.pk, "default")
+    run(claimed)
+
+
+def end_crashed(job):
+    for _ in range(3):
+        lifecycle.crash(claim(job.pk), lifecycle.error_entry("WorkerLost", "killed"), 3)
+        Job.objects.filter(pk=job.pk, state="scheduled").update(state="ready")
+
+
+@pytest.mark.parametrize("end", [end_expired, end_by_hand, end_running, end_crashed])
+def test_whoever_ends_a_job_its_errbacks_hear_of_it(node, end):
+    result = passes.apply_async((1,), link_error=tasks.errback_of_one.s())
+    end(Job.objects.get())
+    run_ready()
+    assert effects() == {result.id: 1}
+
+
+def test_a_job_that_is_run_again_before_its_errbacks_heard_of_it_has_not_failed(node):
+    result = passes.apply_async((1,), link_error=tasks.errback_of_one.s())
+    lifecycle.cancel(Job.objects.get().pk, "default")
+    lifecycle.replay(Job.objects.get(pk=result.id).pk, "default")
+    run_ready()
+    assert effects() == {}
+    assert states() == {"succeeded": 1}
+
+
+def test_a_body_that_cancels_itself_calls_no_errback(node):
+    tasks.cancels_itself.apply_async(link_error=tasks.errback_of_one.s())
+    run_ready()
+    assert effects() == {}
+
+
+# Chords
+
+
+def test_the_body_of_a_chord_gets_the_results_in_the_order_of_the_header(node):
+    result = chord([passes.s(n) for n in (3, 1, 2)], gather.s("body")).apply_async()
+    for job in Job.objects.order_by("-pk"):
+        run(claim(job.pk))
+    run_ready()
+    assert Job.objects.get(pk=result.id).result == [3, 1, 2]
+    assert (Chord.objects.count(), ChordPart.objects.count()) == (0, 0)
+
+
+def test_groups_and_chains_and_chords_in_a_header(node):
+    header = [
+        passes.s(0),
+        group(passes.s(1), chain(passes.s(2), passes.s())),
+        chord([passes.s(3), passes.s(4)], passes.s()),
+    ]
+    result = chord(header, gather.s("body")).apply_async()
+    run_ready()
+    assert Job.objects.get(pk=result.id).result == [0, [1, 2], [3, 4]]
+
+
+def test_a_group_in_a_chain_and_a_task_after_it_are_a_chord(node):
+    result = chain(passes.s(1), group(passes.s(), passes.s()), gather.s("body"), passes.s()).apply_async()
+    run_ready()
+    assert Job.objects.get(pk=result.id).result == [1, 1]
+    assert effects() == {"body": 1}
+
+
+def test_a_part_that_fails_calls_the_errback_of_the_body_once(node):
+    header = [passes.s(1), fails.s("x"), fails.s("y"), chain(fails.s("z"), passes.s())]
+    body = gather.s("body").on_error(effect.si("errback"))
+    chord(header, body).apply_async()
+    run_ready()
+    assert effects() == {"errback": 1}
+
+
+def test_a_failed_part_that_is_run_again_completes_its_chord(node):
+    chord([passes.s(1), tasks.fails_first.s("x")], gather.s("body").on_error(effect.si("errback"))).apply_async()
+    run_ready()
+    failed = Job.objects.get(state="failed")
+    assert lifecycle.replay(failed.pk, "default")
+    run_ready()
+    assert effects() == {"errback": 1, "body": 1}
+
+
+def test_a_cancelled_part_fails_its_chord(node):
+    chord([passes.s(1), passes.s(2)], gather.s("body").on_error(effect.si("errback"))).apply_async()
+    lifecycle.cancel(Job.objects.order_by("pk")[0].pk, "default")
+    run_ready()
+    assert effects() == {"errback": 1}
+
+
+def test_a_chord_belongs_to_the_transaction_of_its_call(node):
+    with pytest.raises(ZeroDivisionError), transaction.atomic():
+        chord([passes.s(1)], gather.s("body")).apply_async()
+        raise ZeroDivisionError
+    assert (Job.objects.count(), Chord.objects.count()) == (0, 0)
+
+
+# Replacements
+
+
+@pytest.mark.parametrize(
+    ("others", "expected"),
+    [
+        (lambda: passes.s("b"), "b"),
+        (lambda: chain(passes.s("b"), passes.s()), "b"),
+        (lambda: chord([passes.s("b"), passes.s("c")], gather.s("body")), ["b", "c"]),
+        (lambda: tasks.replaces.s("again", passes.s("deep")), "deep"),
+    ],
+)
+def test_a_task_replaces_itself(node, others, expected):
+    result = chain(tasks.replaces.s("a", others()), gather.s("after")).apply_async()
+    first = result.parent.id
+    run_ready()
+    assert Job.objects.get(pk=first).result == expected
+    assert Job.objects.get(pk=result.id).result == expected
+    assert effects()["a"] == effects()["after"] == 1
+    assert set(states()) == {"succeeded"}
+
+
+def test_what_was_done_before_the_replacement_is_one_commit_with_it(node):
+    result = tasks.replaces.delay("a", passes.s("b"))
+    killed_at("before_commit", result.id)
+    assert (effects(), Job.objects.count()) == ({}, 1)
+
+
+def test_a_replacement_that_is_retried_keeps_its_place(node):
+    result = tasks.replaces.delay("a", tasks.retries.s("b", 1))
+    run_ready()
+    Job.objects.filter(state="scheduled").update(run_at="2026-01-01T00:00Z")
+    run_ready()
+    assert Job.objects.count() == 2
+    assert Job.objects.get(pk=result.id).result == 1
