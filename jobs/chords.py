@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from celery import Celery
-from celery.canvas import maybe_signature
+from celery.canvas import Signature, maybe_signature
 from celery.exceptions import ChordError
 from celery.result import GroupResult
 
@@ -75,12 +75,19 @@ def count(
             callback.apply_async((results,))
         except (TypeError, ValueError) as exc:
             logger.exception("the body of the chord %s cannot be called", chord_id, extra={"action": "chord_failed"})
-            app.backend.chord_error_from_stack(callback, ChordError(f"Callback error: {exc!r}"))
+            _fail(app, callback, f"Callback error: {exc!r}")
     elif chord.done + chord.failed == chord.size:
-        culprit = part if error else parts.filter(ok=False).first()
-        says = f"Dependency {culprit.task_id} raised {error or culprit.error}"
-        app.backend.chord_error_from_stack(maybe_signature(body, app=app), ChordError(says))
+        task_id, why = parts.filter(ok=False).values_list("task_id", "error").latest("id")
+        _fail(app, maybe_signature(body, app=app), f"Dependency {task_id} raised {why}")
     return True
+
+
+def _fail(app: Celery, body: Signature, says: str) -> None:
+    try:
+        raise ChordError(says)
+    except ChordError as exc:
+        # Celery's own takes the traceback of the exception that is being handled.
+        app.backend.chord_error_from_stack(body, exc)
 
 
 def _nested(rows: Any) -> list[Any]:

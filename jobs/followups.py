@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from celery import Celery, states
+from celery._state import pop_current_task, push_current_task
 from celery.app.task import Context
-from celery.canvas import signature
+from celery.canvas import group, signature
 from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 from celery.utils.functional import maybe_list
@@ -22,11 +23,10 @@ from celery.utils.nodenames import gethostname
 from django.db import transaction
 from kombu.utils.uuid import uuid
 
-from jobs import chords, claims, outbox, request
-from jobs.arguments import jsonable, parse_uuid, storable
+from jobs import chords, claims, lifecycle, outbox, request
+from jobs.arguments import decoded, jsonable, parse_uuid, storable
 from jobs.fields import uuid7
 from jobs.models import Job, State
-from jobs.project import celery_app
 from jobs.run import Run, current_job
 
 #: Of a call: how it would travel, and what only an open producer or router is good for.
@@ -56,67 +56,89 @@ def write(run: Run) -> None:
         options: dict[str, Any] = {"parent_id": given.id, "root_id": given.root_id or given.id}
         if app.conf.task_inherit_parent_priority and job.priority is not None:
             options["priority"] = job.priority
-        for callback in maybe_list(given.callbacks) or ():
-            signature(callback, app=app).apply_async((run.result,), **options)
+        callbacks = [signature(callback, app=app) for callback in maybe_list(given.callbacks) or ()]
+        alone = [each for each in callbacks if not isinstance(each, group)]
+        if len(alone) > 1:
+            callbacks = [each for each in callbacks if isinstance(each, group)] + [group(alone, app=app)]
+        for callback in callbacks:
+            callback.apply_async((run.result,), **options)
         if chain := given.chain:
             signature(chain[-1], app=app).apply_async((run.result,), chain=chain[:-1], **options)
         if chord := given.chord:
             result = jsonable(run.result, "the result")
-            run.is_counted = chords.count(app, chord, given.group, given.id, run.using, result)
+            if not chords.count(app, chord, given.group, given.id, run.using, result):
+                # It is counted by the result backend of the project.
+                lifecycle.announce(job)
         if "replaced_task_nesting" in job.options and (first := parse_uuid(job.task_id)) not in (None, job.pk):
             Job.objects.using(run.using).filter(pk=first).update(result=jsonable(run.result, "the result"))
 
 
 def forget(run: Run) -> None:
-    """What is written already, or will be by ``jobs.ended``, Celery's tracer must not send once more."""
+    """Celery's tracer must not send once more what is written already."""
     given = run.request
-    given.callbacks = given.chain = given.errbacks = None
-    if run.is_counted or run.job.state != State.SUCCEEDED:
-        given.chord = None
+    given.callbacks = given.chain = given.errbacks = given.chord = None
 
 
 def tell(app: Celery, job: Job) -> None:
-    """Tell all who wait for a job that failed or was cancelled: what Celery does after the task has raised."""
+    """Tell all who wait for the end of a job, and the result backend: what Celery does after the task."""
     task = app.tasks.get(job.task)
-    context = Context(request.make(job, task, app, gethostname()))
-    error = job.error or {}
-    failed, kind, message = job.state == State.FAILED, error.get("type", ""), error.get("message", "")
     backend = app.backend if task is None else task.backend
-    exc = backend.exception_to_python(described(kind, message)) if failed else TaskRevokedError(message)
-    with calls_are_rows(job._state.db):
-        backend.mark_as_failure(
-            job.task_id,
-            exc,
-            error.get("traceback"),
-            request=context,
-            store_result=not context.ignore_result or getattr(task, "store_errors_even_if_ignored", False),
-            # A body that ends itself (``Ignore``, ``Cancel``) is no failure to anybody; only then is there a traceback.
-            call_errbacks=failed or not error.get("traceback"),
-            state=states.FAILURE if failed else states.REVOKED,
-        )
+    context = Context(request.make(job, task, app, gethostname()), called_directly=False)
+    is_kept = not context.ignore_result
+    with calls_are_rows(str(job._state.db)), _as_if_in(task, context):
+        if job.state == State.SUCCEEDED:
+            context.callbacks = context.chain = None
+            backend.mark_as_done(job.task_id, decoded(job.result), context, is_kept)
+            return
+        error, state = job.error or {}, states.FAILURE if job.state == State.FAILED else states.REVOKED
+        exc = error_of(job, backend)
+        # Only a body leaves a traceback; then the result is stored already, with the exception itself. And a body that
+        # ends itself (``Ignore``, ``Cancel``) is no failure to anybody.
+        by_body = bool(error.get("traceback"))
+        chain, context.chain = context.chain, None
+        calls_errbacks = state == states.FAILURE or not by_body
+        kept = is_kept and not by_body
+        backend.mark_as_failure(job.task_id, exc, error.get("traceback"), context, kept, calls_errbacks, state)
+        backend._fail_chain(chain, exc, error.get("traceback"), is_kept, state)
 
 
-def described(kind: str, message: str) -> dict[str, Any]:
-    """An error as Celery's backends keep it."""
-    return {"exc_type": kind, "exc_message": [message], "exc_module": "builtins" if hasattr(builtins, kind) else None}
+@contextmanager
+def _as_if_in(task: Any, context: Context) -> Iterator[None]:
+    """What is called is called by the task that has ended, as in Celery's tracer."""
+    if task is None:
+        yield
+        return
+    push_current_task(task)
+    task.push_request(**vars(context))
+    try:
+        yield
+    finally:
+        task.pop_request()
+        pop_current_task()
+
+
+def error_of(job: Job, backend: Any) -> Exception:
+    """The exception that ended a job, made again from its row."""
+    error = job.error or {}
+    if job.state != State.FAILED:
+        return TaskRevokedError(error.get("message"))
+    kind = error.get("type", "")
+    module = "builtins" if hasattr(builtins, kind) else None
+    return backend.exception_to_python({"exc_type": kind, "exc_message": [error.get("message")], "exc_module": module})
 
 
 def send(original: Callable[..., AsyncResult], name: str, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
     """``app.send_task``: a message among follow-ups leaves after the commit, by a job of its own (``jobs.send``)."""
     if (using := outbox.following.get()) is None:
         return original(name, args, kwargs, **options)
-    task_id = options.setdefault("task_id", None) or uuid()
+    app: Any = getattr(original, "__self__", None)
+    task_id = options.get("task_id") or uuid()
     kept = {key: value for key, value in options.items() if value is not None and key not in _LOCAL}
-    job = current_job()
     call = [name, list(args or ()), dict(kwargs or {}), storable({**kept, "task_id": task_id}, "the options")]
-    Job.objects.using(using).create(
-        task="jobs.send",
-        args=jsonable(call, "the call"),
-        queue=job.queue if job else celery_app().conf.task_default_queue,
-        parent_id=job and job.pk,
-        root=job and job.root_id,
-    )
-    return AsyncResult(task_id)
+    job = current_job()
+    queue = job.queue if job else app.conf.task_default_queue
+    lifecycle.add_own("jobs.send", jsonable(call, "the call"), using, queue, job)
+    return app.AsyncResult(task_id)
 
 
 def rename(call: Job, using: str) -> None:

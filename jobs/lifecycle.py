@@ -25,6 +25,7 @@ from jobs.claims import owned
 from jobs.conf import conf
 from jobs.errors import UniqueBusy, UniqueTaken
 from jobs.models import ENDED, LIVE, UNSUCCESSFUL, WAITING, Cancellation, Job, Node, State
+from jobs.project import has_results_elsewhere
 
 #: What is counted, each apart.
 COUNTS = ("retries", "crashes", "node_losses", "snoozes")
@@ -74,11 +75,11 @@ def _waiting(run_at: Any) -> dict[str, Any]:
 
 def _settle(job: Job, **values: Any) -> bool:
     """Race: this run may be a zombie, whose job was given to another. Then no row matches: False."""
-    if values["state"] in UNSUCCESSFUL and _is_awaited(job.options):
+    if values["state"] in UNSUCCESSFUL and _is_awaited(job, values["error"]):
         with transaction.atomic(using=job._state.db):
             if owned(job).update(**values) != 1:
                 return False
-            _tell_those_who_wait(job)
+            announce(job)
     elif owned(job).update(**values) != 1:
         return False
     for name, value in values.items():
@@ -87,18 +88,27 @@ def _settle(job: Job, **values: Any) -> bool:
     return True
 
 
-def _is_awaited(options: Mapping[str, Any] | None) -> bool:
-    """Whether somebody waits for the end of a job, whatever it is: errbacks, a chord, the rest of its chain."""
-    return not {"link_error", "chord", "chain"}.isdisjoint(options or ())
+def _is_awaited(job: Job, error: Mapping[str, Any]) -> bool:
+    """Whether somebody has to be told of a failure: errbacks, a chord, the rest of its chain.
+
+    And the result backend, if it is not ours and no body has raised: then Celery's tracer tells it.
+    """
+    # Somebody may have edited the row by hand.
+    options = job.options if isinstance(job.options, dict) else {}
+    waits = not {"link_error", "chord", "chain"}.isdisjoint(options)
+    return waits or (not error["traceback"] and has_results_elsewhere(job.task, options))
 
 
-def _tell_those_who_wait(job: Job) -> None:
-    """In the transaction that ends the job: they hear of it by a job (``jobs.ended``), which no kill can lose."""
-    using = str(job._state.db)
-    Job.objects.using(using).create(
-        task="jobs.ended", args=[str(job.pk), job.lease], queue=job.queue, parent_id=job.pk, root=job.root_id
-    )
-    transaction.on_commit(partial(ring.ring, using, {job.queue}), using=using, robust=True)
+def announce(job: Job) -> None:
+    """In the transaction that ends the job: who waits for it hears of it by a job, which no kill can lose."""
+    add_own("jobs.ended", [str(job.pk), job.lease], str(job._state.db), job.queue, job)
+
+
+def add_own(task: str, args: list[Any], using: str, queue: str, parent: Job | None) -> None:
+    """Add a job of this app's own (``jobs.tasks``) to the current transaction."""
+    tree = {"parent_id": parent.pk, "root": parent.root_id} if parent else {}
+    Job.objects.using(using).create(task=task, args=args, queue=queue, **tree)
+    transaction.on_commit(partial(ring.ring, using, {queue}), using=using, robust=True)
 
 
 def fail(job: Job, error: dict[str, Any], **values: Any) -> bool:
@@ -352,12 +362,12 @@ def cancel_waiting(using: str, limit: int, why: str) -> int:
 def _cancel(ids: Sequence[uuid.UUID], using: str, kind: str, why: str, is_told: bool = True) -> int:
     with transaction.atomic(using=using):
         waiting = Job.objects.using(using).filter(pk__in=ids, state__in=WAITING)
+        error = error_entry(kind, why)
         # Before the update, which tells the two states apart no longer.
-        rows = waiting.filter(options__isnull=False).select_for_update() if is_told else ()
-        awaited = [job for job in rows if _is_awaited(job.options)]
-        done = waiting.update(**_ended(State.CANCELLED, error_entry(kind, why)))
+        awaited = [job for job in waiting.select_for_update() if _is_awaited(job, error)] if is_told else []
+        done = waiting.update(**_ended(State.CANCELLED, error))
         for job in awaited:
-            _tell_those_who_wait(job)
+            announce(job)
 
     def tell() -> None:
         for job in Job.objects.using(using).filter(pk__in=ids, state=State.CANCELLED):

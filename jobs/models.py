@@ -264,7 +264,7 @@ class ChordPart(models.Model):
 
     class Meta:
         db_table = "jobs_chord_part"
-        constraints: ClassVar = [models.UniqueConstraint(name="jobs_chord_part", fields=["chord", "task_id"])]
+        constraints: ClassVar = [models.UniqueConstraint(name="jobs_chord_part_task", fields=["chord", "task_id"])]
 
 
 class Pause(models.Model):

@@ -36,8 +36,6 @@ class Run:
     result: Any = None
     #: The signature that takes its place (``Task.replace()``).
     replacement: Any = None
-    #: Whether it was a part of a chord that is counted in rows.
-    is_counted: bool = False
     #: The fencing token of the task's own lock.
     lock_token: int | None = None
     #: What became of it, in one word, as the log says it; None while that is not known.

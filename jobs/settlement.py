@@ -198,6 +198,7 @@ def storable(run: Run, result: Any) -> Any:
         return jsonable(result, "the result")
     except (TypeError, ValueError) as exc:
         if run.request.chord:
+            # The body of the chord needs the result, and not what it looks like.
             raise
         if run.job.marker_key is not None:
             # Those that replay it could not tell a repr from a result.

@@ -10,7 +10,7 @@ from kombu.exceptions import OperationalError
 
 from jobs import followups
 from jobs.board import board
-from jobs.models import UNSUCCESSFUL, Job
+from jobs.models import ENDED, Job
 from jobs.task import Task
 
 
@@ -22,8 +22,8 @@ def probe() -> str:
 
 @shared_task(base=Task, bind=True, name="jobs.ended", ignore_result=True)
 def ended(self: Any, job_id: str, lease: int) -> None:
-    """Tell those who wait for a job that it failed or was cancelled, unless somebody runs it again."""
-    rows = Job.objects.using(self.job._state.db).filter(pk=uuid.UUID(job_id), lease=lease, state__in=UNSUCCESSFUL)
+    """Tell those who wait for a job that it has ended, unless somebody runs it again."""
+    rows = Job.objects.using(self.job._state.db).filter(pk=uuid.UUID(job_id), lease=lease, state__in=ENDED)
     if (job := rows.first()) is not None:
         followups.tell(self.app, job)
 

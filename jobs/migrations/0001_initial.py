@@ -357,7 +357,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 'db_table': 'jobs_chord_part',
-                'constraints': [models.UniqueConstraint(fields=('chord', 'task_id'), name='jobs_chord_part')],
+                'constraints': [models.UniqueConstraint(fields=('chord', 'task_id'), name='jobs_chord_part_task')],
             },
         ),
     ]
