@@ -34,8 +34,14 @@ _CURES: tuple[tuple[type | tuple[type, ...], str], ...] = (
 #: What is kept beside JSON's own types, tagged as Celery's own encoder does it.
 TYPES = (datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, uuid.UUID, bytes, bytearray, memoryview)
 
-# kombu knows all of them but this one, and the bodies of links and chords are decoded by kombu as well.
+
+class Repr(str):
+    """All that is kept of a result that JSON does not know: its ``repr()``. No job can carry it on."""
+
+
+# kombu knows all of them but these, and the bodies of links and chords are decoded by kombu as well.
 register_type(datetime.timedelta, "timedelta", duration_iso_string, parse_duration)
+register_type(Repr, "repr", str, Repr)
 
 
 def normalize(args: Any, kwargs: Any, is_bounded: bool = True) -> tuple[list[Any], dict[str, Any]]:
@@ -122,6 +128,8 @@ def decoded(value: Any) -> Any:
 
 
 def _text(value: str, where: str) -> str:
+    if type(value) is Repr:
+        raise TypeError(f"{where} is only the repr() of a result that was not JSON ({value[:100]}): {_CURES[-1][1]}")
     value = str.__str__(value)
     if "\0" in value:
         cure = "which PostgreSQL refuses: remove it with .replace('\\0', '')"

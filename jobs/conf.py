@@ -164,6 +164,8 @@ def celery_settings(broker_url: str = "jobs://", prefix: str = "") -> dict[str, 
     """
     result: dict[str, Any] = {
         "broker_url": broker_url,
+        # A job's row has its result; those of other tasks go into a table beside it.
+        "result_backend": "jobs.backend:Backend",
         # For tasks that are no jobs. A message is acknowledged after its run, and one whose process died in it is not
         # delivered again: nobody would count how often.
         "task_acks_late": True,

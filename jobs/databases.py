@@ -20,7 +20,7 @@ from django.db.models import Model, QuerySet
 from django.db.utils import load_backend
 
 from jobs.conf import conf
-from jobs.models import Beat, Binding, Job, Lock, Message
+from jobs.models import Beat, Binding, Job, Lock, Message, StoredResult
 
 logger = logging.getLogger("jobs")
 
@@ -129,6 +129,18 @@ def guarded(alias: str, action: Callable[[], T]) -> T | None:
     except Error as exc:
         note_away(exc, alias)
         return None
+
+
+def patiently(alias: str, action: Callable[[], T]) -> T:
+    """Do it; and once more over a new connection, if the old one turns out to be dead outside of a transaction."""
+    try:
+        return action()
+    except Error as exc:
+        connection = connections[alias]
+        if connection.in_atomic_block or not connection.autocommit or not is_lost(exc, alias):
+            raise
+        drop(alias)
+        return action()
 
 
 def note_away(exc: Error, alias: str) -> None:
@@ -345,7 +357,7 @@ def _new_connection(alias: str) -> BaseDatabaseWrapper:
 
 
 def _create_tables(connection: BaseDatabaseWrapper) -> None:
-    models = {model._meta.db_table: model for model in (Message, Binding, Beat, Lock)}
+    models = {model._meta.db_table: model for model in (Message, Binding, Beat, Lock, StoredResult)}
     if models.keys() - connection.introspection.table_names():
         with connection.schema_editor() as editor:
             # Asked again inside the write lock: another process may have been faster.

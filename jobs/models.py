@@ -224,6 +224,23 @@ class Job(models.Model):
         error = self.error if isinstance(self.error, dict) else {}
         return error if error.get("attempt") == self.lease else None
 
+    def wait(self, timeout: float | None = None) -> Any:
+        """Wait until the job is over; returns its result, with the types that its body returned.
+
+        Parameters:
+            timeout: seconds; None waits as long as it takes.
+
+        Raises:
+            TimeoutError: it is not over yet.
+            celery.exceptions.TaskRevokedError: it was cancelled, or expired.
+            Exception: it failed; the exception is made again from its class and arguments.
+            RuntimeError: in a task, where it could wait for its own process.
+            Job.DoesNotExist: the row is gone: its transaction rolled back, or it was deleted.
+        """
+        from jobs.backend import wait
+
+        return wait(self, timeout)
+
     def forget_computed(self) -> None:
         """Read what the database computed (times, counts) from the row, when somebody asks for it."""
         for name, value in list(self.__dict__.items()):
@@ -441,6 +458,24 @@ class Effect(models.Model):
 
     def __str__(self) -> str:
         return f"{self.name}:{self.key}"
+
+
+class StoredResult(models.Model):
+    """What no job's row says (``jobs.stored``): results of tasks that are no jobs, what a running job says of itself
+    (``update_state``), and saved groups. On SQLite it lives in the second file.
+    """
+
+    #: A task's id; of a group ``group:`` and its id.
+    id = models.CharField(primary_key=True, max_length=255)
+    #: As JSON, what Celery's backends keep of a task: status, result, traceback, children, ...
+    meta = models.TextField()
+    #: Of the run that said it. None: it is of no job.
+    lease = models.IntegerField(null=True)
+    #: Seconds since 1970 by the database's clock; None: it is kept (``result_expires``).
+    expires_at = models.FloatField(null=True, db_index=True)
+
+    class Meta:
+        db_table = "jobs_stored_result"
 
 
 class Instance(models.Model):

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NoReturn
 
 from billiard.common import terminate_handler_fired
 from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
+from celery.result import ResultBase
+from celery.utils.serialization import ensure_serializable
 from django.db import Error, InterfaceError, OperationalError, transaction
 
 from jobs import databases, followups, lifecycle, outbox
@@ -66,7 +69,7 @@ def settle(run: Run, exc: BaseException, lost: bool = False) -> NoReturn:
     else:
         # Also a Retry that was raised by hand, without retry(): Celery would not send it again either.
         level, action, text = logging.ERROR, "failed", f"failed: {error['type']}: {error['message']}"
-        told, transition = _for_celery(exc), partial(lifecycle.fail, job, error)
+        told, transition = for_celery(exc), partial(lifecycle.fail, job, error)
     write(run, transition)
     followups.forget(run)
     run.report(level, text, action, **more)
@@ -187,13 +190,16 @@ def chain(exc: BaseException) -> Iterator[BaseException]:
 # What is kept and told of a run
 
 
-def _for_celery(exc: BaseException) -> Exception:
+def for_celery(exc: BaseException) -> Exception:
     if isinstance(exc, MemoryError):
         return TaskOutOfMemory(str(exc) or "the task ran out of memory")
     return exc if isinstance(exc, Exception) else TaskExited(f"the task raised {exc!r}")
 
 
 def storable(run: Run, result: Any) -> Any:
+    if isinstance(result, ResultBase):
+        # As Celery keeps it: ids, which `result_from_tuple` takes.
+        result = result.as_tuple()
     try:
         return jsonable(result, "the result")
     except (TypeError, ValueError) as exc:
@@ -205,7 +211,7 @@ def storable(run: Run, result: Any) -> Any:
             text = f"{exc}; the result of a task with an idempotency_key is replayed, so it has to be JSON"
             raise type(exc)(text) from exc
         run.log(logging.WARNING, f"returned something that is kept as its repr: {exc}", "result_repr")
-        return scrub(safe_repr(result), 4000)
+        return {"__type__": "repr", "__value__": scrub(safe_repr(result), 4000)}
 
 
 def safe_repr(value: Any) -> str:
@@ -221,4 +227,17 @@ def _entry(run: Run, exc: BaseException) -> dict[str, Any]:
     except Exception:
         message = safe_repr(exc)
     text = "".join(traceback.format_exception(exc))
-    return lifecycle.error_entry(type(exc).__name__, message, text, attempt=run.job.lease)
+    entry = lifecycle.error_entry(type(exc).__name__, message, text, attempt=run.job.lease)
+    return entry | _origin(exc, message)
+
+
+def _origin(exc: BaseException, message: str) -> dict[str, Any]:
+    """What ``jobs.backend`` makes the exception again from, beside its name and its message."""
+    known: dict[str, Any] = {}
+    with suppress(Exception):
+        if type(exc).__module__ != "builtins":
+            known["class"] = jsonable(f"{type(exc).__module__}:{type(exc).__qualname__}", "the class")
+        if exc.args != (message,):
+            args = jsonable(ensure_serializable(exc.args, lambda value: jsonable(value, "it")), "the arguments")
+            known |= {"args": args} if len(json.dumps(args)) <= 4000 else {}
+    return known

@@ -2,6 +2,7 @@
 
 import atexit
 import ctypes
+import datetime
 import json
 import os
 import signal
@@ -13,9 +14,9 @@ from pathlib import Path
 
 import celery
 import psycopg
-from celery import shared_task, signals
+from celery import group, shared_task, signals
 from celery.exceptions import SoftTimeLimitExceeded
-from django.db import OperationalError, connection
+from django.db import OperationalError, connection, transaction
 
 from jobs import Cancel, Snooze, Task, guard, lock, once, request, syncpoints
 from jobs import effect as effect_of
@@ -938,3 +939,71 @@ def gives_back(*args, **kwargs):
 @shared_task(idempotency_key="any:{key}")
 def marked_by_any(key):
     return key
+
+
+# Results
+
+
+class Refused(Exception):
+    def __init__(self, code, why):
+        super().__init__(code, why)
+        self.code = code
+
+    def __str__(self):
+        return f"refused with {self.code}"
+
+
+@shared_task
+def refuses(how):
+    if how == "key":
+        raise KeyError("x")
+    if how == "object":
+        raise Refused(object(), "no")
+    raise Refused(402, "no")
+
+
+@shared_task(bind=True)
+def progresses(self, started="", gate=""):
+    """Says how far it is, in the transaction of its body."""
+    Effect.objects.create(key="progress")
+    for done in (1, 2):
+        self.update_state(state="PROGRESS", meta={"done": done})
+    if gate:
+        once_only(started)
+        wait_for_file(gate)
+    return "done"
+
+
+@shared_task(bind=True)
+def claims_to_be_done(self):
+    self.update_state(state="SUCCESS", meta="not yet")
+    raise ValueError("after all")
+
+
+@shared_task(bind=True, trail=True)
+def calls_a_group(self):
+    return group(add.s(n, n) for n in range(2))()
+
+
+@shared_task
+def gets():
+    return add.delay(1, 2).get(timeout=5)
+
+
+@shared_task(base=celery.Task)
+def stock_adds(x, y):
+    return {"sum": x + y, "at": datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)}
+
+
+@shared_task(base=celery.Task)
+def stock_raises(key):
+    raise KeyError(key)
+
+
+@shared_task(base=celery.Task, bind=True)
+def stock_progresses(self, started, gate):
+    with transaction.atomic():
+        Effect.objects.create(key="stock")
+        self.update_state(state="PROGRESS", meta={"done": 1})
+        once_only(started)
+        wait_for_file(gate)

@@ -291,7 +291,9 @@ def test_ignore_and_reject_from_a_body(outcome, state, celery_state, kind):
 def test_a_result_that_is_not_json_is_kept_as_its_repr():
     result = tasks.returns_object.delay()
     assert deliver(result)[0] == "SUCCESS"
-    assert Job.objects.get().result.startswith("<object object")
+    kept = Job.objects.get().result
+    assert kept["__type__"] == "repr"
+    assert kept["__value__"].startswith("<object object")
 
 
 def test_atomic_false_leaves_transactions_to_the_body():

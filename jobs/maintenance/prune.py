@@ -15,7 +15,7 @@ from django.db.models import BooleanField, Exists, ExpressionWrapper, OuterRef, 
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Cast
 
-from jobs import databases, idempotency, locks, transport
+from jobs import databases, idempotency, locks, stored, transport
 from jobs.conf import conf
 from jobs.lifecycle import now_plus
 from jobs.maintenance import is_eldest
@@ -56,6 +56,7 @@ class Prune:
         if is_eldest(self._node, databases.home()):
             done["messages"] += transport.prune_replies(self.side)
             locks.prune(self.side)
+            stored.prune(self.side)
         if done["jobs"]:
             logger.info("pruned %s jobs", done["jobs"], extra={"action": "pruned", "count": done["jobs"]})
         return done

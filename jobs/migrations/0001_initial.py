@@ -147,6 +147,18 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='StoredResult',
+            fields=[
+                ('id', models.CharField(max_length=255, primary_key=True, serialize=False)),
+                ('meta', models.TextField()),
+                ('lease', models.IntegerField(null=True)),
+                ('expires_at', models.FloatField(db_index=True, null=True)),
+            ],
+            options={
+                'db_table': 'jobs_stored_result',
+            },
+        ),
+        migrations.CreateModel(
             name='Action',
             fields=[
                 ('id', models.BigAutoField(primary_key=True, serialize=False)),

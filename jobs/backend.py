@@ -1,0 +1,277 @@
+"""Celery's result backend over the jobs' rows: ``result_backend = "jobs.backend:Backend"``.
+
+A row has what a backend keeps of a task, whoever ended it. So a run writes nothing here, and ends that are decided
+outside of the body are seen like all others. Only what has no row is stored (``jobs.stored``).
+"""
+
+from __future__ import annotations
+
+import builtins
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import celery.exceptions
+from celery import current_app, states
+from celery.backends.base import BaseBackend
+from celery.result import assert_will_not_block, result_from_tuple
+from django.db import InterfaceError, OperationalError
+
+from jobs import databases, errors, settlement
+from jobs.arguments import as_uuid, decoded
+from jobs.conf import conf
+from jobs.models import ENDED, Job, State
+from jobs.run import claimed
+from jobs.stored import Store
+
+#: Seconds between the first two looks at what somebody waits for; each pause is longer than the one before.
+FIRST_PAUSE, GROWTH = 0.005, 1.5
+
+_STATES: dict[str, str] = {
+    State.RUNNING: states.STARTED,
+    State.SUCCEEDED: states.SUCCESS,
+    State.FAILED: states.FAILURE,
+    State.CANCELLED: states.REVOKED,
+}
+
+#: What ``update_state`` cannot say of a job: its row decides.
+_DECIDED = {*states.READY_STATES, states.RETRY, states.PENDING}
+
+#: Where an exception is looked for of which only the name is known, because no body raised it.
+_MODULES = (builtins, celery.exceptions, errors)
+
+
+class Backend(BaseBackend):
+    """Results of jobs are their rows, and are kept as long; ``result_expires`` is for results of other tasks."""
+
+    supports_native_join = True
+    #: The worker prunes what has expired: nobody needs ``celery.backend_cleanup``.
+    supports_autoexpire = True
+
+    def __init__(self, app: Any, **kwargs: Any) -> None:
+        super().__init__(app, **{**kwargs, "serializer": "json", "accept": ["json"]})
+        self._store = Store()
+
+    # Writing
+
+    def store_result(
+        self, task_id: str, result: Any, state: str, traceback: Any = None, request: Any = None, **kwargs: Any
+    ) -> Any:
+        """What Celery's tracer says of a job is in its row already. ``update_state`` is stored, for this run."""
+        run = getattr(request, "jobs_run", None)
+        given = claimed.get()
+        if given is not None and given[0].task_id == task_id:
+            # Celery has not called the task yet.
+            return result
+        if run:
+            job = run.job
+        else:
+            # Somebody else may speak of a job: a thread of its body, say. Of itself only a stock task does.
+            job = None if getattr(request, "id", None) == task_id else self._jobs([task_id]).get(as_uuid(task_id))
+        if job is not None:
+            if state in _DECIDED or job.state != State.RUNNING:
+                return result
+            kwargs |= {"lease": job.lease, "keep_open": bool(run)}
+        return super().store_result(task_id, result, state, traceback, request, **kwargs)
+
+    def _store_result(
+        self, task_id: str, result: Any, state: str, traceback: Any = None, request: Any = None, **kwargs: Any
+    ) -> None:
+        meta = self._get_result_meta(result, state, traceback, request)
+        self._store.write(task_id, self.encode({**meta, "task_id": task_id}), self.expires, **kwargs)
+
+    def process_cleanup(self) -> None:
+        self._store.close()
+
+    def _forget(self, task_id: str) -> None:
+        self._store.delete(task_id)
+
+    def _save_group(self, group_id: str, result: Any) -> Any:
+        self._store.write(f"group:{group_id}", self.encode({"result": result.as_tuple()}), self.expires)
+        return result
+
+    def _restore_group(self, group_id: str) -> dict[str, Any] | None:
+        key = f"group:{group_id}"
+        found = self._store.read([key]).get(key)
+        return found and {"result": result_from_tuple(self.decode(found[0])["result"], self.app)}
+
+    def _delete_group(self, group_id: str) -> None:
+        self._store.delete(f"group:{group_id}")
+
+    def exception_safe_to_retry(self, exc: Exception) -> bool:
+        """With ``result_backend_always_retry``."""
+        return isinstance(exc, OperationalError | InterfaceError)
+
+    # Reading
+
+    def _get_task_meta_for(self, task_id: str) -> dict[str, Any]:
+        job = self._jobs([task_id]).get(as_uuid(task_id))
+        if job is not None and job.state != State.RUNNING:
+            return self._metas([job])[job.pk]
+        # Of a run before, or of a job that was deleted since, it says nothing.
+        stored = self._stored([task_id], job.lease if job else None).get(task_id)
+        if stored is None and job is not None:
+            return self._metas([job])[job.pk]
+        return stored or {"task_id": task_id, "status": states.PENDING, "result": None}
+
+    def task_result_exists(self, task_id: str) -> bool:
+        """Also of a job that waits: there is no doubt that it exists."""
+        return bool(self._jobs([task_id]) or self._stored([task_id]))
+
+    def wait_for(
+        self,
+        task_id: str,
+        timeout: float | None = None,
+        interval: float = 0.5,
+        no_ack: bool = True,
+        on_interval: Any = None,
+    ) -> Any:
+        return next(self.get_many([task_id], timeout, interval, on_interval=on_interval))[1]
+
+    def get_many(
+        self,
+        task_ids: Iterable[str],
+        timeout: float | None = None,
+        interval: float | None = 0.5,
+        no_ack: bool = True,
+        on_message: Any = None,
+        on_interval: Any = None,
+        max_iterations: int | None = None,
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        """What became of the tasks, each as soon as it is over. ``interval`` is the longest pause between two looks."""
+        self._ensure_not_eager()
+        ids, looks, pause, longest = set(task_ids), 0, FIRST_PAUSE, 0.5 if interval is None else interval
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while ids:
+            for task_id, meta in self._over(ids).items():
+                ids.remove(task_id)
+                if on_message is not None:
+                    on_message(meta)
+                yield task_id, meta
+            looks += 1
+            if not ids or (max_iterations and looks >= max_iterations):
+                return
+            if on_interval:
+                on_interval()
+            left = longest if deadline is None else deadline - time.monotonic()
+            if left <= 0 and deadline is not None:
+                raise celery.exceptions.TimeoutError("The operation timed out.")
+            self._sleep(max(0.0, min(pause, longest, left)))
+            pause *= GROWTH
+
+    def _over(self, task_ids: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """Those that are over. A look at what is not costs little: neither arguments nor results are read."""
+        keys = {task_id: as_uuid(task_id) for task_id in task_ids}
+        found: dict[Any, str] = {}
+        for alias, some in self._places(keys.values()):
+            rows = Job.objects.using(alias).filter(pk__in=some).values_list("pk", "state")
+            found |= dict(databases.patiently(alias, partial(list, rows)))
+        jobs = self._jobs([task_id for task_id, key in keys.items() if found.get(key) in ENDED]).values()
+        # Race: somebody has a failed one run again.
+        metas = self._metas(job for job in jobs if job.state in ENDED)
+        over = {task_id: metas[key] for task_id, key in keys.items() if key in metas}
+        stored = self._stored([task_id for task_id, key in keys.items() if key not in found])
+        return over | {key: meta for key, meta in stored.items() if meta["status"] in states.READY_STATES}
+
+    def _jobs(self, task_ids: Iterable[str]) -> dict[uuid.UUID | None, Job]:
+        found: dict[uuid.UUID | None, Job] = {}
+        for alias, some in self._places(map(as_uuid, task_ids)):
+            rows = Job.objects.using(alias).select_related("node").filter(pk__in=some)
+            jobs: list[Job] = databases.patiently(alias, partial(list, rows))
+            found |= {job.pk: job for job in jobs}
+        return found
+
+    @staticmethod
+    def _places(keys: Iterable[Any]) -> Iterator[tuple[str, list[Any]]]:
+        """Where jobs may be, and as many keys as a statement takes."""
+        wanted = list(keys)
+        for alias in conf().DATABASES:
+            for start in range(0, len(wanted), conf().BATCH):
+                yield alias, wanted[start : start + conf().BATCH]
+
+    def _stored(self, task_ids: Iterable[str], lease: int | None = None) -> dict[str, dict[str, Any]]:
+        wanted = list(task_ids)
+        found = self._store.read(wanted) if wanted else {}
+        return {key: self.decode_result(meta) for key, (meta, of) in found.items() if of == lease}
+
+    def _metas(self, jobs: Iterable[Job]) -> dict[Any, dict[str, Any]]:
+        """What the rows say, as Celery's backends do with ``result_extended``."""
+        rows = list(jobs)
+        children = self._children([job.pk for job in rows if job.state in ENDED])
+        return {job.pk: self._meta(job, children.get(job.pk, [])) for job in rows}
+
+    def _meta(self, job: Job, children: list[Any]) -> dict[str, Any]:
+        status = _STATES.get(job.state) or (states.RETRY if job.retries else states.PENDING)
+        error = job.error if isinstance(job.error, dict) else {}
+        hostname = job.node.hostname if job.node else None
+        result: Any = None
+        if status == states.SUCCESS:
+            result = decoded(job.result)
+        elif status == states.STARTED:
+            result = {"hostname": hostname}
+        elif status == states.REVOKED:
+            result = celery.exceptions.TaskRevokedError(error.get("message", ""))
+        elif error and status != states.PENDING:
+            result = self._exception(error)
+        is_raised = status in (states.FAILURE, states.RETRY)
+        return {
+            "task_id": job.task_id,
+            "status": status,
+            "result": result,
+            "traceback": (is_raised and error.get("traceback")) or None,
+            "children": children,
+            "date_done": job.finished_at,
+            "name": job.task,
+            "args": decoded(job.args),
+            "kwargs": decoded(job.kwargs),
+            "worker": hostname,
+            "retries": job.retries,
+            "queue": job.queue,
+            "parent_id": job.parent_id and str(job.parent_id),
+            "group_id": job.options.get("group_id") if isinstance(job.options, dict) else None,
+        }
+
+    def _exception(self, error: dict[str, Any]) -> Exception:
+        kind = str(error.get("type") or "Exception")
+        module, _, name = str(error.get("class") or "").partition(":")
+        if not name:
+            known = (each.__name__ for each in _MODULES if isinstance(getattr(each, kind, None), type))
+            module, name = next(known, ""), kind
+        made = {
+            "exc_type": name,
+            "exc_module": module or None,
+            "exc_message": decoded(error.get("args", error.get("message"))),
+        }
+        # What would end the process of who waits comes as a failure, as in the worker.
+        return settlement.for_celery(self.exception_to_python(made))
+
+    def _children(self, keys: list[Any]) -> dict[Any, list[Any]]:
+        """The calls that the jobs' bodies made, as ``result_from_tuple`` takes them; those of a group together."""
+        found: dict[Any, dict[Any, list[Any]]] = {}
+        for alias, some in self._places(keys):
+            rows = Job.objects.using(alias).filter(parent_id__in=some).order_by("options__group_index", "pk")
+            calls: Any = rows.values_list("parent_id", "pk", "options__task_id", "options__group_id")
+            for parent, key, task_id, group in calls:
+                result = ((task_id or str(key), None), None)
+                found.setdefault(parent, {}).setdefault(group or key, []).append(result)
+        return {parent: [_child(group, results) for group, results in found[parent].items()] for parent in found}
+
+
+def _child(group: Any, results: list[Any]) -> Any:
+    return ((group, None), results) if isinstance(group, str) else results[0]
+
+
+def wait(job: Job, timeout: float | None) -> Any:
+    """See ``Job.wait``."""
+    assert_will_not_block()
+    backend = Backend(current_app._get_current_object())
+    try:
+        meta = backend.wait_for(job.task_id, timeout, on_interval=lambda: job.refresh_from_db(fields=["state"]))
+    except celery.exceptions.TimeoutError:
+        raise TimeoutError(f"{job} is {job.state}, and not over after {timeout:g} s") from None
+    job.refresh_from_db()
+    if meta["status"] in states.PROPAGATE_STATES:
+        raise meta["result"]
+    return meta["result"]
