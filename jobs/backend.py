@@ -6,7 +6,6 @@ outside of the body are seen like all others. Only what has no row is stored (``
 
 from __future__ import annotations
 
-import builtins
 import time
 import uuid
 from collections.abc import Iterable, Iterator
@@ -19,8 +18,8 @@ from celery.backends.base import BaseBackend
 from celery.result import assert_will_not_block, result_from_tuple
 from django.db import InterfaceError, OperationalError
 
-from jobs import databases, errors, settlement
-from jobs.arguments import as_uuid, decoded
+from jobs import chords, databases, followups, outbox
+from jobs.arguments import as_uuid, decoded, jsonable
 from jobs.conf import conf
 from jobs.models import ENDED, Job, State
 from jobs.run import claimed
@@ -38,9 +37,6 @@ _STATES: dict[str, str] = {
 
 #: What ``update_state`` cannot say of a job: its row decides.
 _DECIDED = {*states.READY_STATES, states.RETRY, states.PENDING}
-
-#: Where an exception is looked for of which only the name is known, because no body raised it.
-_MODULES = (builtins, celery.exceptions, errors)
 
 
 class Backend(BaseBackend):
@@ -99,6 +95,27 @@ class Backend(BaseBackend):
 
     def _delete_group(self, group_id: str) -> None:
         self._store.delete(f"group:{group_id}")
+
+    # Chords
+
+    def apply_chord(self, header_result_args: Any, body: Any, **kwargs: Any) -> None:
+        chords.begin(self.app.GroupResult(*header_result_args), databases.job_alias(outbox.following.get()))
+
+    def set_chord_size(self, group_id: str, chord_size: int) -> None:
+        """It is known from the call."""
+
+    def add_to_chord(self, chord_id: str, result: Any) -> None:
+        chords.add(chord_id, result.id, databases.job_alias(outbox.following.get()))
+
+    def on_chord_part_return(self, request: Any, state: str, result: Any, **kwargs: Any) -> None:
+        """A part that is no job has ended, or one that failed (``followups.tell``)."""
+        within = outbox.following.get()
+        error = repr(result) if state in states.PROPAGATE_STATES else ""
+        value = None if error else jsonable(result, "the result")
+        for alias in [within] if within else conf().DATABASES:
+            with followups.calls_are_rows(alias):
+                if chords.count(self.app, request.chord, request.group, request.id, alias, value, error):
+                    return
 
     def exception_safe_to_retry(self, exc: Exception) -> bool:
         """With ``result_backend_always_retry``."""
@@ -168,10 +185,10 @@ class Backend(BaseBackend):
         for alias, some in self._places(keys.values()):
             rows = Job.objects.using(alias).filter(pk__in=some).values_list("pk", "state")
             found |= dict(databases.patiently(alias, partial(list, rows)))
-        jobs = self._jobs([task_id for task_id, key in keys.items() if found.get(key) in ENDED]).values()
+        jobs = self._jobs([task_id for task_id, key in keys.items() if found.get(key) in ENDED])
         # Race: somebody has a failed one run again.
-        metas = self._metas(job for job in jobs if job.state in ENDED)
-        over = {task_id: metas[key] for task_id, key in keys.items() if key in metas}
+        metas = self._metas(job for job in jobs.values() if job.state in ENDED)
+        over = {id_: metas[jobs[key].pk] for id_, key in keys.items() if key in jobs and jobs[key].pk in metas}
         stored = self._stored([task_id for task_id, key in keys.items() if key not in found])
         return over | {key: meta for key, meta in stored.items() if meta["status"] in states.READY_STATES}
 
@@ -181,6 +198,13 @@ class Backend(BaseBackend):
             rows = Job.objects.using(alias).select_related("node").filter(pk__in=some)
             jobs: list[Job] = databases.patiently(alias, partial(list, rows))
             found |= {job.pk: job for job in jobs}
+            # A task that replaced another goes on under its id.
+            replaced = [job for job in jobs if isinstance(job.options, dict) and job.options.get("replaced")]
+            for job in replaced:
+                job.state = State.READY
+            places = {job.replay_of: job.pk for job in replaced if job.replay_of}
+            if places:
+                found |= {places[job.pk]: job for job in Job.objects.using(alias).filter(pk__in=places)}
         return found
 
     @staticmethod
@@ -214,7 +238,7 @@ class Backend(BaseBackend):
         elif status == states.REVOKED:
             result = celery.exceptions.TaskRevokedError(error.get("message", ""))
         elif error and status != states.PENDING:
-            result = self._exception(error)
+            result = followups.exception_of(error, self)
         is_raised = status in (states.FAILURE, states.RETRY)
         return {
             "task_id": job.task_id,
@@ -232,20 +256,6 @@ class Backend(BaseBackend):
             "parent_id": job.parent_id and str(job.parent_id),
             "group_id": job.options.get("group_id") if isinstance(job.options, dict) else None,
         }
-
-    def _exception(self, error: dict[str, Any]) -> Exception:
-        kind = str(error.get("type") or "Exception")
-        module, _, name = str(error.get("class") or "").partition(":")
-        if not name:
-            known = (each.__name__ for each in _MODULES if isinstance(getattr(each, kind, None), type))
-            module, name = next(known, ""), kind
-        made = {
-            "exc_type": name,
-            "exc_module": module or None,
-            "exc_message": decoded(error.get("args", error.get("message"))),
-        }
-        # What would end the process of who waits comes as a failure, as in the worker.
-        return settlement.for_celery(self.exception_to_python(made))
 
     def _children(self, keys: list[Any]) -> dict[Any, list[Any]]:
         """The calls that the jobs' bodies made, as ``result_from_tuple`` takes them; those of a group together."""

@@ -72,3 +72,10 @@ class TaskOutOfMemory(Exception):
 
 class TaskExited(Exception):
     """What Celery gets for a task's ``sys.exit()``, which would look like a dead process. The job ends ``failed``."""
+
+
+def for_celery(exc: BaseException) -> Exception:
+    """What Celery can tell of it: no exception of which a process would end."""
+    if isinstance(exc, MemoryError):
+        return TaskOutOfMemory(str(exc) or "the task ran out of memory")
+    return exc if isinstance(exc, Exception) else TaskExited(f"the task raised {exc!r}")

@@ -8,27 +8,30 @@ job of its own, ``jobs.ended``, which ``lifecycle`` writes in the transaction th
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import celery.exceptions
 from celery import Celery, states
 from celery._state import pop_current_task, push_current_task
 from celery.app.task import Context
 from celery.canvas import group, signature
-from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 from celery.utils.functional import maybe_list
 from celery.utils.nodenames import gethostname
 from django.db import transaction
 from kombu.utils.uuid import uuid
 
-from jobs import chords, claims, lifecycle, outbox, request
+from jobs import chords, claims, errors, lifecycle, outbox, request
 from jobs.arguments import decoded, jsonable, parse_uuid, storable
+from jobs.errors import for_celery
 from jobs.fields import uuid7
 from jobs.models import Job, State
 from jobs.run import Run, current_job
 
+#: Where an exception is looked for of which only the name is known, because no body raised it.
+_MODULES = (builtins, celery.exceptions, errors)
 #: Of a call: how it would travel, and what only an open producer or router is good for.
 _LOCAL = ("producer", "connection", "publisher", "router", "result_cls", "task_type", "add_to_parent")
 
@@ -90,13 +93,14 @@ def tell(app: Celery, job: Job) -> None:
             context.callbacks = context.chain = None
             backend.mark_as_done(job.task_id, decoded(job.result), context, is_kept)
             return
-        error, state = job.error or {}, states.FAILURE if job.state == State.FAILED else states.REVOKED
-        exc = error_of(job, backend)
+        error, is_failure = job.error or {}, job.state == State.FAILED
+        state = states.FAILURE if is_failure else states.REVOKED
+        exc = exception_of(error, backend) if is_failure else celery.exceptions.TaskRevokedError(error.get("message"))
         # Only a body leaves a traceback; then the result is stored already, with the exception itself. And a body that
         # ends itself (``Ignore``, ``Cancel``) is no failure to anybody.
         by_body = bool(error.get("traceback"))
         chain, context.chain = context.chain, None
-        calls_errbacks = state == states.FAILURE or not by_body
+        calls_errbacks = is_failure or not by_body
         kept = is_kept and not by_body
         backend.mark_as_failure(job.task_id, exc, error.get("traceback"), context, kept, calls_errbacks, state)
         backend._fail_chain(chain, exc, error.get("traceback"), is_kept, state)
@@ -117,14 +121,17 @@ def _as_if_in(task: Any, context: Context) -> Iterator[None]:
         pop_current_task()
 
 
-def error_of(job: Job, backend: Any) -> Exception:
-    """The exception that ended a job, made again from its row."""
-    error = job.error or {}
-    if job.state != State.FAILED:
-        return TaskRevokedError(error.get("message"))
-    kind = error.get("type", "")
-    module = "builtins" if hasattr(builtins, kind) else None
-    return backend.exception_to_python({"exc_type": kind, "exc_message": [error.get("message")], "exc_module": module})
+def exception_of(error: Mapping[str, Any], backend: Any) -> Exception:
+    """The exception that ended a job, made again from its row as Celery's backends do it."""
+    kind = str(error.get("type") or "Exception")
+    module, _, name = str(error.get("class") or "").partition(":")
+    if not name:
+        known = (each.__name__ for each in _MODULES if isinstance(getattr(each, kind, None), type))
+        module, name = next(known, ""), kind
+    message = decoded(error.get("args", error.get("message")))
+    made = backend.exception_to_python({"exc_type": name, "exc_module": module or None, "exc_message": message})
+    # What would end the process of who waits comes as a failure, as in the worker.
+    return for_celery(made)
 
 
 def send(original: Callable[..., AsyncResult], name: str, args: Any = None, kwargs: Any = None, **options: Any) -> Any:

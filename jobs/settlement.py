@@ -22,7 +22,7 @@ from django.db import Error, InterfaceError, OperationalError, transaction
 from jobs import databases, followups, lifecycle, outbox
 from jobs.arguments import jsonable, scrub
 from jobs.conf import conf
-from jobs.errors import Busy, Cancel, LostLease, NotSettled, Snooze, TaskExited, TaskOutOfMemory
+from jobs.errors import Busy, Cancel, LostLease, NotSettled, Snooze, for_celery
 from jobs.fields import uuid7
 from jobs.models import Job, State
 from jobs.run import Run
@@ -188,12 +188,6 @@ def chain(exc: BaseException) -> Iterator[BaseException]:
 
 
 # What is kept and told of a run
-
-
-def for_celery(exc: BaseException) -> Exception:
-    if isinstance(exc, MemoryError):
-        return TaskOutOfMemory(str(exc) or "the task ran out of memory")
-    return exc if isinstance(exc, Exception) else TaskExited(f"the task raised {exc!r}")
 
 
 def storable(run: Run, result: Any) -> Any:

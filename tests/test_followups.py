@@ -294,13 +294,3 @@ def test_a_replacement_that_is_retried_keeps_its_place(node):
     run_ready()
     assert Job.objects.count() == 2
     assert Job.objects.get(pk=result.id).result == 1
-
-
-@pytest.fixture(autouse=True)
-def _b():
-    from celery import current_app
-
-    from tests.tmp_backend import B
-
-    app = current_app._get_current_object()
-    app._local.backend = app._backend_cache = B(app=app)
