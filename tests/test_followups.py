@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import signal
+import time
 import uuid
 from collections import Counter
 from decimal import Decimal
@@ -16,7 +17,7 @@ from django.db import connections, transaction
 from jobs import lifecycle, syncpoints
 from jobs.models import Chord, ChordPart, Job
 from tests import tasks
-from tests.harness import claim, effects, run
+from tests.harness import Worker, claim, effects, run, wait_ended
 from tests.models import Effect
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
@@ -294,3 +295,53 @@ def test_a_replacement_that_is_retried_keeps_its_place(node):
     run_ready()
     assert Job.objects.count() == 2
     assert Job.objects.get(pk=result.id).result == 1
+
+
+# Kills
+
+
+def a_chain():
+    return chain(effect.si("a"), effect.si("b"), effect.si("c")).apply_async()
+
+
+def a_group_with_a_callback():
+    return effect.apply_async(("a",), link=group(effect.si("b"), effect.si("c")))
+
+
+def a_chord():
+    return chord([effect.si("a"), effect.si("b"), effect.si("c")], gather.s("body")).apply_async()
+
+
+SHAPES = {a_chain: "abc", a_group_with_a_callback: "abc", a_chord: ["a", "b", "c", "body"]}
+
+
+@pytest.mark.parametrize("point", ["after_claim", "before_commit", "after_completion", "after_commit"])
+@pytest.mark.parametrize("before", [0, 1, 2])
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)
+def test_each_follow_up_runs_once_whenever_its_process_is_killed(node, shape, before, point):
+    shape()
+    for _ in range(before):
+        run(claim(Job.objects.filter(state="ready").first().pk))
+    killed_at(point, str(Job.objects.filter(state="ready").first().pk))
+    run_ready()
+    assert effects() == dict.fromkeys(SHAPES[shape], 1)
+    assert set(states()) == {"succeeded"}
+
+
+@pytest.mark.slow
+def test_a_thousand_parts_and_a_worker_that_is_killed_every_two_seconds():
+    parts = [str(number) for number in range(1000)]
+    body = chord([tasks.lingers.si(part) for part in parts], gather.s("body")).apply_async()
+    workers = [Worker(wait=False), Worker(wait=False)]
+    try:
+        for _ in range(6):
+            # Not for a moment in particular: it strikes wherever they are.
+            time.sleep(2)
+            workers.append(Worker(wait=False))
+            workers.pop(0).kill()
+        [job] = wait_ended(body.id, timeout=120)
+    finally:
+        for worker in workers:
+            worker.kill()
+    assert job.state == "succeeded"
+    assert effects() == dict.fromkeys([*parts, "body"], 1)
