@@ -11,7 +11,7 @@ from decimal import Decimal
 import celery.exceptions
 import pytest
 from celery import chord, current_app, group, states
-from celery.result import AsyncResult, GroupResult
+from celery.result import AsyncResult, GroupResult, denied_join_result
 from django.db import connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
@@ -19,7 +19,7 @@ from django.utils import timezone
 from jobs import lifecycle
 from jobs.arguments import Repr
 from jobs.backend import Backend
-from jobs.databases import side
+from jobs.databases import apart, side
 from jobs.errors import TaskExited, TaskOutOfMemory
 from jobs.maintenance import clock
 from jobs.maintenance.prune import Prune
@@ -289,6 +289,15 @@ def test_a_finished_job_is_read_by_few_statements():
     assert len(queries) == 3  # states, rows, children
 
 
+def test_a_connection_that_died_is_replaced():
+    if connection.vendor != "postgresql":
+        pytest.skip("SQLite has no server")
+    result = ended(tasks.add, 1, 2)
+    with apart("default") as other, other.cursor() as cursor:
+        cursor.execute("SELECT pg_terminate_backend(%s, 5000)", [connection.connection.info.backend_pid])
+    assert result.get(timeout=5) == 3
+
+
 # Tasks that are no jobs
 
 
@@ -462,6 +471,11 @@ def test_a_job_is_waited_for():
     Job.objects.filter(pk=gone.pk).delete()
     with pytest.raises(Job.DoesNotExist):
         gone.wait(5)
+
+
+def test_in_a_task_nobody_waits_for_a_row():
+    with denied_join_result(), pytest.raises(RuntimeError, match="Never call"):
+        make("succeeded").wait()
 
 
 # With real workers

@@ -112,12 +112,12 @@ def test_poison_ends_failed(ledger, how):
 
 
 @pytest.mark.parametrize("how", ["memory", "exit", "recursion"])
-@guard("jobs/settlement.py", "_for_celery(exc), partial(", "exc, partial(", case="memory")
-@guard("jobs/settlement.py", "_for_celery(exc), partial(", "exc, partial(", case="exit")
+@guard("jobs/settlement.py", "for_celery(exc), partial(", "exc, partial(", case="memory")
+@guard("jobs/settlement.py", "for_celery(exc), partial(", "exc, partial(", case="exit")
 def test_an_exception_that_ends_a_process_ends_only_the_job(ledger, how):
     """``MemoryError`` and ``SystemExit`` out of a stock task stop the worker, or look like its death.
 
-    Guard: what leaves a body is translated (``settlement._for_celery``).
+    Guard: what leaves a body is translated (``settlement.for_celery``).
     """
     failing = ledger.enqueue(20, tasks.misbehaves, kwargs={"how": how})
     ledger.enqueue(300)
