@@ -21,6 +21,7 @@ from django.db import InterfaceError, OperationalError
 from jobs import chords, databases, followups, outbox
 from jobs.arguments import as_uuid, decoded, jsonable
 from jobs.conf import conf
+from jobs.logs import logger
 from jobs.models import ENDED, Job, State
 from jobs.run import claimed
 from jobs.stored import Store
@@ -116,6 +117,7 @@ class Backend(BaseBackend):
             with followups.calls_are_rows(alias):
                 if chords.count(self.app, request.chord, request.group, request.id, alias, value, error):
                     return
+        logger.warning("the chord %s of %s is not known here", request.group, request.id, extra={"action": "no_chord"})
 
     def exception_safe_to_retry(self, exc: Exception) -> bool:
         """With ``result_backend_always_retry``."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,11 +9,13 @@ from celery import Celery
 from celery.canvas import Signature, maybe_signature
 from celery.exceptions import ChordError
 from celery.result import GroupResult
+from django.db.models import F
 
 from jobs.arguments import decoded
+from jobs.conf import conf
+from jobs.lifecycle import now_plus
+from jobs.logs import logger
 from jobs.models import Chord, ChordPart
-
-logger = logging.getLogger("jobs")
 
 
 def begin(header: GroupResult, using: str) -> None:
@@ -101,3 +102,11 @@ def _nested(rows: Any) -> list[Any]:
             node = node[index]
         node.append(decoded(result))
     return nested
+
+
+def prune(using: str, limit: int) -> None:
+    """Forget chords that have failed, when nobody may run their parts again."""
+    if (age := conf().RETENTION_FAILED) is not None:
+        over = Chord.objects.using(using).filter(made_at__lt=now_plus(-age), size__lte=F("done") + F("failed"))
+        keys = list(over.values_list("pk", flat=True)[:limit])
+        Chord.objects.using(using).filter(pk__in=keys).delete()

@@ -337,13 +337,14 @@ def test_frames_of_the_project_come_before_the_traceback(viewer):
 
 def test_what_belongs_to_a_job(viewer, admin_client):
     job = make("succeeded", marker_key="welcome:1", unique_key="nightly")
-    child = make(parent_id=job.pk)
+    child = make(parent_id=job.pk, options={"group_index": 2})
     marker = Marker.objects.create(key="welcome:1", kind="task", job=job.pk)
     call = Effect.objects.create(name="charge", key="k", job=job.pk, lease=1)
     text = html.unescape(admin_client.get(page(job)).content.decode()).partition("What belongs to it")[2]
     for row, name in ((child, "job"), (marker, "marker"), (call, "effect")):
         assert f'href="{reverse(f"admin:jobs_{name}_change", args=[row.pk])}"' in text
     assert "ambiguous" in text
+    assert "ready, part 3" in text
     for query in ("task=tests.tasks.effect", "queue=celery", "key=nightly", "key=welcome%3A1", f"parent={job.pk}"):
         assert f'href="{LIST}?{query}"' in text
     assert listed(admin_client, parent=job.pk) == short(child)

@@ -14,7 +14,7 @@ import pytest
 from celery import chain, chord, group, signals
 from django.db import connections, transaction
 
-from jobs import lifecycle, syncpoints
+from jobs import chords, lifecycle, syncpoints
 from jobs.models import Chord, ChordPart, Job
 from tests import tasks
 from tests.harness import Worker, claim, effects, run, wait_ended
@@ -258,6 +258,17 @@ def test_a_chord_belongs_to_the_transaction_of_its_call(node):
         chord([passes.s(1)], gather.s("body")).apply_async()
         raise ZeroDivisionError
     assert (Job.objects.count(), Chord.objects.count()) == (0, 0)
+
+
+def test_a_chord_that_failed_is_forgotten_with_its_jobs(node):
+    chord([fails.s("x")], gather.s("body")).apply_async()
+    chord([passes.s(1)], gather.s("body")).apply_async(countdown=1000)
+    run_ready()
+    chords.prune("default", 10)
+    assert Chord.objects.count() == 2
+    Chord.objects.update(made_at="2020-01-01T00:00Z")
+    chords.prune("default", 10)
+    assert [chord.failed for chord in Chord.objects.all()] == [0]
 
 
 # Replacements

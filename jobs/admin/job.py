@@ -191,6 +191,7 @@ class JobAdmin(ReadOnlyAdmin):
                 each for each in OPERATIONS.values() if job.state in each.states and may(request, each.permission)
             ],
             "view": view,
+            "family": _tree(job, *view.family),
             "markers": view.markers if may(request, "view_marker") else [],
             "calls": [(row, status_badge(row), may_settle(request, row)) for row in calls],
             "lock_left": duration(held.left) if held is not None and held.left is not None else "",
@@ -364,3 +365,15 @@ class _Progress:
             text += gettext(", %(number)s refused: ") % {"number": self.refused} + "; ".join(self.named)
             text += " ..." if self.refused > len(self.named) else ""
         return text
+
+
+def _tree(own: Job, job: Job, called: dict[Any, list[Job]]) -> list[Any]:
+    """A job and those that it called, as Django's ``unordered_list`` takes them; empty without any other."""
+    below = [part for each in called.get(job.pk, ()) for part in _tree(own, each, called)]
+    place = job.options.get("group_index") if isinstance(job.options, dict) else None
+    label = str(State(job.state).label)
+    if place is not None:
+        label += ", " + gettext("part %(number)s") % {"number": place + 1}
+    html = "<strong>{1} {2}</strong> ({3})" if job.pk == own.pk else '<a href="{0}">{1} {2}</a> ({3})'
+    line = format_html(html, url_of("job_change", job.pk), job.task, job.pk, label)
+    return [line, below] if below else [line]

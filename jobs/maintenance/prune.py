@@ -15,7 +15,7 @@ from django.db.models import BooleanField, Exists, ExpressionWrapper, OuterRef, 
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Cast
 
-from jobs import databases, idempotency, locks, stored, transport
+from jobs import chords, databases, idempotency, locks, stored, transport
 from jobs.conf import conf
 from jobs.lifecycle import now_plus
 from jobs.maintenance import is_eldest
@@ -71,6 +71,7 @@ class Prune:
         while time.monotonic() < began + budget and (deleted := self._step(using)) is not None:
             done["jobs"] += deleted
         running = Job.objects.using(using).filter(state=State.RUNNING, node=OuterRef("pk"))
+        chords.prune(using, conf().BATCH)
         old = Node.objects.using(using).filter(~Exists(running), dead_at__lt=now_plus(-NODE_RETENTION))
         done["nodes"] += old._raw_delete(using)
 

@@ -140,7 +140,16 @@ class View:
         return list(rows.order_by("pk")[:SHOWN])
 
     @cached_property
-    def children(self) -> list[Job]:
-        """The first ones that its body called."""
-        rows = Job.objects.using(self.using).filter(parent_id=self.job.pk).exclude(pk=self.job.pk)
-        return list(rows.only("id", "task", "state").order_by("pk")[:SHOWN])
+    def family(self) -> tuple[Job, dict[Any, list[Job]]]:
+        """The first job of the line of calls (this one, if that is gone), and the first ones that each has called."""
+        rows = Job.objects.using(self.using).only("id", "task", "state", "parent_id", "options")
+        first = rows.filter(pk=self.job.root_id).first() or self.job
+        called: dict[Any, list[Job]] = {}
+        seen, level = {first.pk}, [first.pk]
+        while level and len(seen) < SHOWN:
+            found = list(rows.filter(parent_id__in=level).exclude(pk__in=seen).order_by("pk")[:SHOWN])
+            for job in found:
+                called.setdefault(job.parent_id, []).append(job)
+            level = [job.pk for job in found]
+            seen |= set(level)
+        return first, called
