@@ -7,7 +7,6 @@ open, and meanwhile nobody reads what the pool's processes say: it never ends. A
 from __future__ import annotations
 
 import atexit
-import logging
 import signal
 import threading
 from types import FrameType
@@ -16,8 +15,7 @@ from celery.exceptions import WorkerShutdown
 from celery.platforms import EX_OK
 
 from jobs.board import board
-
-logger = logging.getLogger("jobs")
+from jobs.logs import logger
 
 #: Seconds that one call to the broker may take, and then each call after it; seconds between two looks.
 PATIENCE, PATIENCE_LOST, TICK = 5, 1, 1.0

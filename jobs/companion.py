@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import atexit
 import json
-import logging
 import os
 import select
 import signal
@@ -33,12 +32,11 @@ from jobs.board import BODY, IDLE, Occupied, board, is_alive
 from jobs.conf import conf
 from jobs.databases import SideDatabase
 from jobs.instance import NotAdopted
+from jobs.logs import logger
 from jobs.maintenance import clock, rescue
 from jobs.maintenance.prune import Prune
 from jobs.maintenance.tally import Count
 from jobs.models import Node
-
-logger = logging.getLogger("jobs")
 
 #: Seconds between two looks at the pool's processes, at their deaths and at their time limits: while one is at work,
 #: and while none is.

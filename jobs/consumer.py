@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import threading
@@ -20,9 +19,8 @@ from jobs import events
 from jobs.alarm import BrokerSilent, call_to_broker
 from jobs.board import board
 from jobs.companion import REPLACE
+from jobs.logs import logger
 from jobs.pool import AsynPool
-
-logger = logging.getLogger("jobs")
 
 #: Seconds between a worker's attempts to reach its broker again.
 RECONNECT = {"interval_start": 1, "interval_step": 1, "interval_max": 3}

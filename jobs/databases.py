@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import threading
@@ -20,9 +19,8 @@ from django.db.models import Model, QuerySet
 from django.db.utils import load_backend
 
 from jobs.conf import conf
+from jobs.logs import logger
 from jobs.models import Beat, Binding, Job, Lock, Message, StoredResult
-
-logger = logging.getLogger("jobs")
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Model)

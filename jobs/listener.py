@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import select
 import threading
@@ -13,10 +12,9 @@ from django.db import Error, connections
 
 from jobs import claims, databases
 from jobs.board import IDLE, board
+from jobs.logs import logger
 from jobs.maintenance import clock
 from jobs.ring import CHANNEL, bell
-
-logger = logging.getLogger("jobs")
 
 #: Callers ring once in a while and keep no timer: what they enqueued since is found by looks, so many seconds after.
 AFTER = (0.025, 0.06)

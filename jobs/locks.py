@@ -16,7 +16,6 @@ way round.
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import threading
@@ -40,10 +39,9 @@ from jobs.conf import conf
 from jobs.databases import SideDatabase, home, is_conflict, side
 from jobs.errors import Busy
 from jobs.keys import joined
+from jobs.logs import logger
 from jobs.models import Job, State
 from jobs.run import current_job
-
-logger = logging.getLogger("jobs")
 
 
 class RedisAway(Exception):

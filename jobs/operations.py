@@ -5,7 +5,6 @@ Who did it, when and why is written into the job's history, together with the tr
 
 from __future__ import annotations
 
-import logging
 import uuid
 from collections.abc import Mapping
 from copy import copy
@@ -21,12 +20,11 @@ from jobs import calls, lifecycle, unique
 from jobs.arguments import scrub
 from jobs.conf import conf
 from jobs.errors import UniqueBusy, UniqueTaken
+from jobs.logs import logger
 from jobs.maintenance import prune
 from jobs.models import ENDED, Action, Job, State
 from jobs.project import celery_app
 from jobs.queues import check_name
-
-logger = logging.getLogger("jobs")
 
 
 class Outcome(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from django.utils.module_loading import import_string
@@ -10,10 +9,9 @@ from django.utils.module_loading import import_string
 from jobs.arguments import decoded
 from jobs.conf import conf
 from jobs.keys import signature_of
+from jobs.logs import logger
 from jobs.models import Job
 from jobs.project import celery_app
-
-logger = logging.getLogger("jobs")
 
 #: What stands for a value that could not be redacted.
 HIDDEN = "(hidden: JOBS['REDACT'] failed)"

@@ -7,7 +7,6 @@ look for changes themselves.
 
 from __future__ import annotations
 
-import logging
 import os
 import select
 import time
@@ -17,8 +16,7 @@ from contextlib import suppress
 from django.db import Error, connections
 
 from jobs import claims, databases
-
-logger = logging.getLogger("jobs")
+from jobs.logs import logger
 
 #: PostgreSQL's channel; the payload is the queue's name.
 CHANNEL = "jobs_ring"

@@ -24,13 +24,11 @@ from jobs.board import BODY, BUSY, IDLE, OLD, board
 from jobs.claims import Claimer
 from jobs.conf import conf
 from jobs.errors import NotSettled
-from jobs.logs import log
+from jobs.logs import log, logger
 from jobs.models import Job
 from jobs.ring import bell
 from jobs.run import Run, claimed
 from jobs.syncpoints import reach
-
-logger = logging.getLogger("jobs")
 
 #: Seconds that a claim is expected to take to run: nobody waits longer behind its first jobs. It is known by a task's
 #: moving mean, in which the last run has this weight.

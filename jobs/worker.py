@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import signal
 import time
@@ -26,8 +25,7 @@ from jobs.board import board
 from jobs.companion import companion
 from jobs.consumer import ConsumerStep
 from jobs.instance import NotAdopted
-
-logger = logging.getLogger("jobs")
+from jobs.logs import logger
 
 #: Seconds between two complaints while the database cannot be reached at the start of a worker, and between two looks
 #: at the companion; between two looks of the autoscaler at the processes.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import threading
 import time
@@ -23,14 +22,13 @@ from jobs.checks import driver
 from jobs.commands.base import DRY_RUN, JobsCommand, option, subcommand
 from jobs.conf import conf
 from jobs.databases import SideDatabase
+from jobs.logs import logger
 from jobs.maintenance.prune import Prune
 from jobs.maintenance.rescue import Rescue
 from jobs.models import ENDED, Job, State
 from jobs.project import celery_app
 from jobs.selection import find
 from jobs.times import duration
-
-logger = logging.getLogger("jobs")
 
 PATIENCE = 2.0  #: Seconds that the broker may take to answer.
 ONCE = option("--once", "do it once, report and end", action="store_true")

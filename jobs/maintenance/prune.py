@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 import uuid
@@ -18,10 +17,9 @@ from django.db.models.functions import Cast
 from jobs import chords, databases, idempotency, locks, stored, transport
 from jobs.conf import conf
 from jobs.lifecycle import now_plus
+from jobs.logs import logger
 from jobs.maintenance import is_eldest
 from jobs.models import ENDED, Action, Job, Marker, Node, State
-
-logger = logging.getLogger("jobs")
 
 #: Seconds for which a dead node is kept, for people to read.
 NODE_RETENTION = 7 * 86400.0

@@ -18,12 +18,11 @@ from jobs import databases, lifecycle, logs
 from jobs.board import BODY, Occupied, board, is_alive
 from jobs.conf import conf
 from jobs.databases import SideDatabase
+from jobs.logs import logger
 from jobs.maintenance.zombies import end_backends
 from jobs.models import Job, Node, State
 from jobs.ring import bell
 from jobs.run import report
-
-logger = logging.getLogger("jobs")
 
 #: Beats for a rescuer that is no worker (``manage.py jobs rescue``).
 VISITOR = uuid.UUID(int=1)

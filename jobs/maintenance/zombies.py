@@ -14,10 +14,8 @@ from collections.abc import Sequence
 from django.db import Error, connections
 
 from jobs.databases import is_lost
-from jobs.logs import log
+from jobs.logs import log, logger
 from jobs.models import Job
-
-logger = logging.getLogger("jobs")
 
 #: The claim recorded the server process. It is ended if it is older than the claim (else its number was used
 #: again), in a transaction, and no other run uses the same connection by now.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import logging
 import math
 import uuid
 from functools import cached_property
@@ -14,11 +13,10 @@ from django.db.models import Q
 from jobs import databases, locks
 from jobs.census import workers
 from jobs.effects import with_makers
+from jobs.logs import logger
 from jobs.models import Effect, Job, Marker, Node, Pause, State
 from jobs.project import celery_app
 from jobs.times import duration
-
-logger = logging.getLogger("jobs")
 
 #: How often it did not come to its end, and in which ways.
 COUNTS = ("retries", "crashes", "node_losses", "snoozes")
