@@ -97,3 +97,9 @@ LOGGING = {
         "jobs": {"handlers": ["console"], "level": os.environ.get("LOG_LEVEL") or "WARNING", "propagate": False}
     },
 }
+
+if os.environ.get("JOBS_SYNC_POINTS"):
+    # The demo and the tests let processes die at chosen moments; no project needs this.
+    from shop import points
+
+    points.arm(os.environ["JOBS_SYNC_POINTS"], Path(os.environ["JOBS_SYNC_DIR"]))

@@ -13,6 +13,7 @@ from django.db.models.signals import post_save
 
 from jobs import runner, syncpoints
 from jobs.models import Job
+from shop import points
 from tests.faults.process import Process
 from tests.models import Effect
 from tests.servers import wait_for
@@ -107,7 +108,7 @@ def arm() -> None:
     _run_all, _name = runner.Runner._run_all, runner.Runner._name
     runner.Runner._run_all = run_all  # type: ignore[method-assign]
     runner.Runner._name = name  # type: ignore[method-assign]
-    if point in syncpoints.POINTS:
+    if point in points.POINTS:
         reach.point = point  # type: ignore[attr-defined]
         syncpoints.arm(reach)
     if point == "body":

@@ -1,0 +1,40 @@
+"""Kill, stop or pause a process at a named point of ``jobs``, as the demo and the tests do.
+
+``JOBS_SYNC_POINTS="before_commit=kill,before_ring=pause"`` together with ``JOBS_SYNC_DIR`` arms points in the processes
+that inherit the two variables. The first process to arrive leaves ``<dir>/<point>.reached``; then it is killed
+(``kill``: SIGKILL) or stopped (``stop``: SIGSTOP), or waits until the file ``<dir>/<point>.go`` exists (``pause``).
+"""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from jobs import syncpoints
+
+POINTS = """
+before_claim after_claim before_call after_call after_sent before_commit after_completion after_commit before_ring
+before_adopt after_adopt
+""".split()
+
+
+def arm(spec: str, directory: Path) -> None:
+    actions = dict(item.split("=", 1) for item in spec.split(","))
+    if unknown := set(actions) - set(POINTS):
+        raise ValueError(f"JOBS_SYNC_POINTS names unknown points {sorted(unknown)}; the points are {', '.join(POINTS)}")
+
+    def hook(point: str) -> None:
+        action = actions.get(point)
+        if action is None:
+            return
+        try:
+            (directory / f"{point}.reached").open("x").write(str(os.getpid()))
+        except FileExistsError:
+            return
+        if action == "pause":
+            while not (directory / f"{point}.go").exists():
+                time.sleep(0.01)
+        else:
+            os.kill(os.getpid(), signal.SIGKILL if action == "kill" else signal.SIGSTOP)
+
+    syncpoints.arm(hook)
