@@ -21,7 +21,6 @@ import random
 import threading
 import time
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from contextvars import ContextVar
@@ -162,8 +161,11 @@ class Held(NamedTuple):
     left: float | None
 
 
-class Store(ABC):
+class _Store:
     """Where one block keeps its lock. Everything may raise one of :data:`AWAY`.
+
+    ``acquire()`` takes it and returns the fencing token, or raises ``Busy``. ``keep()`` holds it for so many seconds
+    from now on, 0 gives it back; False: another one has it. ``look()`` says who has it, be it this block or another.
 
     Parameters:
         ttl: seconds for which it is held; the block renews it if it ``expires``.
@@ -176,18 +178,6 @@ class Store(ABC):
         self.key, self.ttl, self.token = key, ttl, uuid.uuid4().hex
         self.job: uuid.UUID | None = job.pk if job else None
         self.lease = job.lease if job else 0
-
-    @abstractmethod
-    def acquire(self) -> int:
-        """Take the lock and return the fencing token; raises ``Busy``."""
-
-    @abstractmethod
-    def keep(self, seconds: float) -> bool:
-        """Hold it for so long from now on; 0 gives it back. False: another one has it."""
-
-    @abstractmethod
-    def look(self) -> Held | None:
-        """Who has it, be it this block or another."""
 
     def close(self) -> None:
         return
@@ -268,7 +258,7 @@ return 1
 """
 
 
-class RedisStore(Store):
+class RedisStore(_Store):
     def acquire(self) -> int:
         token, job = self._run(_ACQUIRE, int(self.ttl * 1000), str(self.job or ""), self.lease)
         if not token:
@@ -298,7 +288,7 @@ class RedisStore(Store):
             raise RedisAway(str(exc)) from exc
 
 
-class DatabaseStore(Store):
+class DatabaseStore(_Store):
     """A row, written over a connection of its own: seen by everybody at once, and part of nobody's transaction.
 
     The connection lasts as long as the lock: one that stayed open would keep test databases from being dropped.
@@ -360,6 +350,9 @@ class DatabaseStore(Store):
             is_earlier = job == self.job and lease < self.lease
             held = None if is_earlier or not is_running(self._side, job, lease) else Held(job, None)
         return held, now, token, fence, expires_at
+
+
+Store = RedisStore | DatabaseStore
 
 
 def is_running(database: SideDatabase, job: uuid.UUID, lease: int) -> bool:
