@@ -70,16 +70,13 @@ class Dashboard:
         """For each task, and for all: how long they ran and waited (seconds)."""
         found: dict[str, dict[str, Any]] = {}
         for row in self.tallies:
-            if row.task not in found:
-                found[row.task] = {"task": row.task, "count": 0, "ran": Counter(), "waited": Counter()}
-            each = found[row.task]
-            each["count"] += row.count
-            each["ran"].update(row.ran)
-            each["waited"].update(row.waited)
-        tasks = sorted(found.values(), key=lambda each: -each["count"])
-        if tasks:
-            every: dict[str, Any] = {name: sum((each[name] for each in tasks), Counter()) for name in ("ran", "waited")}
-            tasks.insert(0, {"task": "", "count": sum(each["count"] for each in tasks), **every})
+            # First all of them, without a name.
+            for task in ("", row.task):
+                each = found.setdefault(task, {"task": task, "count": 0, "ran": Counter(), "waited": Counter()})
+                each["count"] += row.count
+                each["ran"].update(row.ran)
+                each["waited"].update(row.waited)
+        tasks = sorted(found.values(), key=lambda each: (each["task"] != "", -each["count"]))
         for each, name in product(tasks, ("ran", "waited")):
             each[name] = {label: percentile(each[name], part) for label, part in PARTS.items()}
         return tasks
