@@ -102,7 +102,9 @@ class JobsCommand(BaseCommand):
     def say_json(self, value: Any) -> None:
         """To programs: only with ``--json``."""
         if self.as_json:
-            self.stdout.write(json.dumps(value, ensure_ascii=False, default=str))
+            # Of what JSON has no type for: moments, and ids.
+            text = json.dumps(value, ensure_ascii=False, default=lambda odd: getattr(odd, "isoformat", odd.__str__)())
+            self.stdout.write(text)
             self.stdout.flush()
 
 

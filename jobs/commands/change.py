@@ -157,7 +157,7 @@ def _say_switched(out: JobsCommand, done: dict[str, bool], word: str, otherwise:
     for name, changed in done.items():
         out.say(f"{name}: {word}, {census.ready(name)} jobs are ready" if changed else f"{name}: {otherwise}")
     rows = queues.paused()
-    paused = {name: {"at": row.at.isoformat(), "by": row.by, "reason": row.reason} for name, row in rows.items()}
+    paused = {name: {"at": row.at, "by": row.by, "reason": row.reason} for name, row in rows.items()}
     out.say_json({"changed": [name for name, changed in done.items() if changed], "paused": paused})
     return rows
 
@@ -208,7 +208,7 @@ def _list_effects(out: JobsCommand, aliases: Iterable[str]) -> None:
     for row in chain.from_iterable(ledger.unsettled(alias).iterator() for alias in aliases):
         using = row._state.db
         about = {"id": row.pk, "name": row.name, "key": row.key, "status": ledger.status(row), "calls": row.calls}
-        found.append({"database": using, **about, "job": str(row.job), "created_at": row.created_at.isoformat()})
+        found.append({"database": using, **about, "job": row.job, "created_at": row.created_at})
         where = f"{using}: " if len(conf().DATABASES) > 1 else ""
         out.say(f"{where}{row.pk} {row} {ledger.status(row)}, {row.calls} calls, job {row.job}")
     out.say_json(found)

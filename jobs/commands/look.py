@@ -229,13 +229,7 @@ def as_dict(job: Job, **more: Any) -> dict[str, Any]:
     names = ["id", "task", "queue", "priority", "state", "run_at", "expires_at", "lease", "retries", "crashes"]
     names += ["node_losses", "snoozes", "created_at", "started_at", "finished_at", "parent_id"]
     names += ["root_id", "marker_key", "replay_of", "unique_key", "error"]
-    found = {name: getattr(job, name) for name in names} | more | {"node": job.node_id, "database": job._state.db}
-    for name, value in found.items():
-        if isinstance(value, datetime.datetime):
-            found[name] = value.isoformat()
-        elif isinstance(value, uuid.UUID):
-            found[name] = str(value)
-    return found
+    return {name: getattr(job, name) for name in names} | more | {"node": job.node_id, "database": job._state.db}
 
 
 def _local(at: datetime.datetime) -> str:
