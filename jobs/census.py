@@ -7,6 +7,7 @@ import math
 import uuid
 from collections import Counter, defaultdict, namedtuple
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from django.db import connections
@@ -51,10 +52,9 @@ def silence() -> dict[uuid.UUID, float]:
     """Seconds since the last beat of each node that ever beat."""
     vendor = connections[databases.home()].vendor
     # Only on SQLite they are in another file; a second connection for each page would cost more than its queries.
-    source: Any = _beats if vendor == "sqlite" else connections[databases.home()]
-    with source.cursor() as cursor:
-        cursor.execute(f"SELECT node, {databases.EPOCH_NOW[vendor]} - at FROM jobs_beat")
-        return {uuid.UUID(str(node)): max(0.0, float(seconds)) for node, seconds in cursor.fetchall()}
+    ask = _beats.execute if vendor == "sqlite" else partial(databases.ask, databases.home())
+    found = ask(f"SELECT node, {databases.EPOCH_NOW[vendor]} - at FROM jobs_beat")
+    return {uuid.UUID(str(node)): max(0.0, float(seconds)) for node, seconds in found}
 
 
 _beats = databases.SideDatabase()
@@ -95,9 +95,7 @@ Head = namedtuple("Head", "queue rank seconds number")
 
 
 def heads(using: str) -> list[Head]:
-    with connections[using].cursor() as cursor:
-        cursor.execute(_HEADS, [MOST])
-        counts = {uuid.UUID(str(key)): count for key, count in cursor.fetchall()}
+    counts = {uuid.UUID(str(key)): count for key, count in databases.ask(using, _HEADS, MOST)}
     rows = Job.objects.using(using).filter(pk__in=counts).annotate(age=_age("run_at"))
     found = rows.values_list("pk", "queue", "rank", "age")
     return [Head(queue, rank, _seconds(age), counts[key]) for key, queue, rank, age in found]
@@ -139,14 +137,11 @@ def gather(live: bool) -> dict[str, Any]:
     Of a queue's scheduled and ready jobs :data:`MOST` are counted; ``capped`` says that there may be more.
     """
     queues: dict[str, dict[str, Any]] = defaultdict(IDLE.copy)
-    marks: dict[str, dict[str, Any]] = {}
     running: Counter[uuid.UUID] = Counter()
     unknown: Counter[str] = Counter()
     ended: Counter[str] = Counter()
     late: list[float] = []
     for alias in conf().DATABASES:
-        mark = instance.marks(alias)
-        marks[alias] = {**mark, "adopted": mark["marked_as"] in (None, mark["is"])}
         rows = Job.objects.using(alias)
         for head in heads(alias):
             queue = queues[head.queue]
@@ -173,7 +168,7 @@ def gather(live: bool) -> dict[str, Any]:
             queues[name]["workers"] += int(node["takes_jobs"])
     waited = [queue["oldest_ready_seconds"] for queue in queues.values() if queue["oldest_ready_seconds"] is not None]
     return {
-        "databases": marks,
+        "databases": {alias: instance.marks(alias) for alias in conf().DATABASES},
         "jobs": {str(state): sum(queue[state] for queue in queues.values()) for state in LIVE}
         | {str(state): None if live else ended[state] for state in ENDED},
         "capped": any(queue["capped"] for queue in queues.values()),

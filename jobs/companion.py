@@ -443,10 +443,6 @@ class _Process:
             return True
         except NotAdopted:
             raise
-        except Error as exc:
-            databases.note_away(exc, databases.home())
-            for alias in conf().DATABASES:
-                databases.drop(alias)
-        except Exception:
-            logger.exception("the companion goes on after an error", extra=board.about("companion_error"))
-        return False
+        except Exception as exc:
+            databases.note_failure(exc, "the companion", board.about("companion_error"))
+            return False

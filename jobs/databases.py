@@ -115,6 +115,13 @@ def bounded(alias: str, seconds: float) -> Iterator[None]:
         cursor.execute("SELECT set_config('lock_timeout', %s, true)", [before])
 
 
+def ask(using: str, sql: str, *params: Any) -> list[Any]:
+    """The rows that a statement finds."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(sql, params)
+        return cursor.fetchall()
+
+
 def apart(alias: str) -> closing[BaseDatabaseWrapper]:
     """A connection of its own for one block, in autocommit mode."""
     return closing(_new_connection(alias))
@@ -151,6 +158,16 @@ def note_away(exc: Error, alias: str) -> None:
         _complaints.clear()
     _complaints[alias, text] = now
     logger.error("the database %s: %s", alias, text, extra={"action": "database_away", "database": alias})
+
+
+def note_failure(exc: Exception, who: str, about: dict[str, Any]) -> None:
+    """What goes wrong in one look is logged, and does not stop the next; after an outage nobody trusts a connection."""
+    if isinstance(exc, Error):
+        note_away(exc, home())
+        for alias in conf().DATABASES:
+            drop(alias)
+    else:
+        logger.error("%s goes on after an error", who, exc_info=exc, extra=about)
 
 
 def describe(exc: Error) -> str:

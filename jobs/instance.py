@@ -37,16 +37,15 @@ def mark_of(alias: str) -> str:
     if name := conf().INSTANCE:
         return f"instance:{name}"
     connection = connections[alias]
-    with connection.cursor() as cursor:
-        if connection.vendor == "postgresql":
-            parts = _identify_postgresql(cursor)
-        elif connection.vendor == "sqlite":
-            parts = _identify_sqlite(cursor)
-        elif connection.vendor == "mysql" and not getattr(connection, "mysql_is_mariadb", False):
-            parts = _row(cursor, "SELECT @@server_uuid, DATABASE()")
-        else:
-            settings = connection.settings_dict
-            parts = (settings["HOST"] or "localhost", settings["NAME"])
+    if connection.vendor == "postgresql":
+        parts = _identify_postgresql(alias)
+    elif connection.vendor == "sqlite":
+        parts = _identify_sqlite(alias)
+    elif connection.vendor == "mysql" and not getattr(connection, "mysql_is_mariadb", False):
+        [parts] = databases.ask(alias, "SELECT @@server_uuid, DATABASE()")
+    else:
+        settings = connection.settings_dict
+        parts = (settings["HOST"] or "localhost", settings["NAME"])
     return ":".join(map(str, (connection.vendor, *parts)))[:255]
 
 
@@ -66,10 +65,10 @@ def check_all() -> None:
             )
 
 
-def marks(alias: str) -> dict[str, str | None]:
-    """What the database is marked as (None: no worker ever was here), and what it is."""
-    marked = Instance.objects.using(alias).filter(pk=1).values_list("mark", flat=True).first()
-    return {"marked_as": marked, "is": mark_of(alias)}
+def marks(alias: str) -> dict[str, Any]:
+    """What the database is marked as (None: no worker ever was here), what it is, and whether its jobs run."""
+    marked, real = Instance.objects.using(alias).filter(pk=1).values_list("mark", flat=True).first(), mark_of(alias)
+    return {"marked_as": marked, "is": real, "adopted": marked in (None, real)}
 
 
 def survey(alias: str) -> dict[str, Any]:
@@ -111,22 +110,21 @@ def cancel_all(alias: str) -> int:
     return done
 
 
-def _row(cursor: Any, sql: str) -> tuple[Any, ...]:
-    cursor.execute(sql)
-    return tuple(cursor.fetchone() or ())
-
-
-def _identify_postgresql(cursor: Any) -> tuple[Any, ...]:
+def _identify_postgresql(alias: str) -> tuple[Any, ...]:
     database = "FROM pg_database WHERE datname = current_database()"
+    may_read = "has_function_privilege(to_regprocedure('pg_control_system()')::oid, 'EXECUTE')"
     # Everybody may read the identifier, unless somebody took that away. Asked first: a statement that is refused would
     # break a transaction around it.
-    if _row(cursor, "SELECT has_function_privilege(to_regprocedure('pg_control_system()')::oid, 'EXECUTE')")[0]:
-        return _row(cursor, f"SELECT system_identifier, (SELECT oid {database}) FROM pg_control_system()")
-    return ("oids", *_row(cursor, f"SELECT oid, to_regclass('jobs_instance')::oid {database}"))
+    if databases.ask(alias, f"SELECT 1 WHERE {may_read}"):
+        found = f"system_identifier, (SELECT oid {database}) FROM pg_control_system()"
+    else:
+        found = f"'oids', oid, to_regclass('jobs_instance')::oid {database}"
+    [parts] = databases.ask(alias, f"SELECT {found}")
+    return tuple(parts)
 
 
-def _identify_sqlite(cursor: Any) -> tuple[Any, ...]:
-    path = _row(cursor, "SELECT file FROM pragma_database_list WHERE name = 'main'")[0]
+def _identify_sqlite(alias: str) -> tuple[Any, ...]:
+    [[path]] = databases.ask(alias, "SELECT file FROM pragma_database_list WHERE name = 'main'")
     path = path and os.path.realpath(path)
     return (os.stat(path).st_ino, _born(path) or path) if path else ("memory",)
 

@@ -32,7 +32,7 @@ def health(request: HttpRequest) -> HttpResponse:
         first = [job.age for alias in aliases for job in census.scheduled(alias).only("pk")[:1]]
         if any(age.total_seconds() > census.late_after() for age in first):
             reasons.append("overdue")
-        if any(mark["marked_as"] not in (None, mark["is"]) for mark in map(instance.marks, aliases)):
+        if not all(mark["adopted"] for mark in map(instance.marks, aliases)):
             reasons.append("not_adopted")
     except Error:
         reasons = ["database"]

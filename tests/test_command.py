@@ -365,7 +365,7 @@ def test_loop_is_quiet_survives_errors_and_ends_at_a_signal(monkeypatch, caplog)
         "rescue: nodes 1, jobs 2",
     ]
     assert [(r.levelname, r.action) for r in caplog.records if hasattr(r, "action")] == [
-        ("WARNING", "database_away"),
+        ("ERROR", "database_away"),
         ("ERROR", "rescue_error"),
     ]
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before

@@ -22,7 +22,6 @@ from jobs.checks import driver
 from jobs.commands.base import DRY_RUN, JobsCommand, option, subcommand
 from jobs.conf import conf
 from jobs.databases import SideDatabase
-from jobs.logs import logger
 from jobs.maintenance.prune import Prune
 from jobs.maintenance.rescue import Rescue
 from jobs.models import ENDED, Job, State
@@ -86,27 +85,18 @@ def _repeat(
         out.say(f"{name}: one look every {interval:g} s {until}")
     total: Counter[str] = Counter()
     deadline = time.monotonic() + watch
-    is_admitted = False
     databases.watch_links()
     with _stopped_by_signals() as stopping:
         while not stopping.is_set():
             try:
-                if not is_admitted:
-                    instance.check_all()
-                    is_admitted = True
+                instance.check_all()
                 done = run_once()
             except instance.NotAdopted as exc:
                 raise CommandError(str(exc)) from exc
             except Exception as exc:
                 if args.once:
                     raise
-                # One broken look never stops the next.
-                if isinstance(exc, Error):
-                    logger.warning("%s cannot reach the database: %s", name, exc, extra={"action": "database_away"})
-                    for alias in conf().DATABASES:
-                        databases.drop(alias)
-                else:
-                    logger.error("%s goes on after an error", name, exc_info=exc, extra={"action": f"{name}_error"})
+                databases.note_failure(exc, name, {"action": f"{name}_error"})
             else:
                 total.update(done)
                 if args.once and time.monotonic() >= deadline:
@@ -185,9 +175,9 @@ def doctor(out: JobsCommand, args: Namespace) -> None:
 
 
 def _examine(queue: str | None, timeout: float, is_probed: bool) -> Iterator[Finding]:
-    databases = [_database(alias) for alias in conf().DATABASES]
-    yield from databases
-    if not all(each.is_well for each in databases):
+    asked = [_database(alias) for alias in conf().DATABASES]
+    yield from asked
+    if not all(each.is_well for each in asked):
         # Everything else asks it.
         return
     faults = [each for each in checks.run_checks(tags=["jobs"]) if each.level >= checks.WARNING]
@@ -214,8 +204,7 @@ def _database(alias: str) -> Finding:
     connection = connections[alias]
     began = time.monotonic()
     try:
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT 1")
+        databases.ask(alias, "SELECT 1")
         took = time.monotonic() - began
         executor = MigrationExecutor(connection)
         targets = [node for node in executor.loader.graph.leaf_nodes() if node[0] == Job._meta.app_label]
@@ -226,7 +215,7 @@ def _database(alias: str) -> Finding:
     if missing:
         names = ", ".join(migration.name for migration, _ in missing)
         return Finding(what, False, f"lacks migrations: {names}", "manage.py migrate")
-    if marks["marked_as"] not in (None, marks["is"]):
+    if not marks["adopted"]:
         says = f"is marked as another one, {marks['marked_as']!r}: workers refuse it"
         return Finding(what, False, says, "If it is a copy whose jobs should run here: manage.py jobs adopt --dry-run")
     return Finding(what, True, f"{connection.vendor}, answers in {took * 1000:.1f} ms, all migrations applied")

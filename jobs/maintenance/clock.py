@@ -88,6 +88,5 @@ def _look(using: str, sql: str, queues: list[str]) -> tuple[Any, ...]:
     # SQLite's own CURRENT_TIMESTAMP is that of a whole second.
     now = "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')" if connections[using].vendor == "sqlite" else "CURRENT_TIMESTAMP"
     ready = " OR ".join([_READY] * len(queues)) or "1 = 0"
-    with connections[using].cursor() as cursor:
-        cursor.execute(sql.format(now=now, ready=ready), [name for queue in queues for name in (queue, queue)])
-        return tuple(cursor.fetchone())
+    names = [name for queue in queues for name in (queue, queue)]
+    return tuple(databases.ask(using, sql.format(now=now, ready=ready), *names)[0])

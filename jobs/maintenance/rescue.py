@@ -280,25 +280,18 @@ class OwnJobs:
 
 
 def read_beats(side: SideDatabase) -> dict[uuid.UUID, int]:
-    with side.cursor() as cursor:
-        cursor.execute("SELECT node, count FROM jobs_beat")
-        return {uuid.UUID(str(node)): count for node, count in cursor.fetchall()}
+    return {uuid.UUID(str(node)): count for node, count in side.execute("SELECT node, count FROM jobs_beat")}
 
 
 def first_beat(side: SideDatabase, node_id: uuid.UUID) -> None:
-    _write(side, node_id, f"INSERT INTO jobs_beat (node, count, at) VALUES (%s, 0, {side.now})")
+    side.execute("INSERT INTO jobs_beat (node, count, at) VALUES (%s, 0, {now})", node_id.hex)
 
 
 def beat(side: SideDatabase, node_id: uuid.UUID) -> bool:
     """Prove to be alive; False: this node was declared dead and has to take a new id."""
-    return _write(side, node_id, f"UPDATE jobs_beat SET count = count + 1, at = {side.now} WHERE node = %s") == 1
+    changed = side.execute("UPDATE jobs_beat SET count = count + 1, at = {now} WHERE node = %s", node_id.hex)
+    return bool(changed == 1)
 
 
 def delete_beat(side: SideDatabase, node_id: uuid.UUID) -> None:
-    _write(side, node_id, "DELETE FROM jobs_beat WHERE node = %s")
-
-
-def _write(side: SideDatabase, node_id: uuid.UUID, sql: str) -> int:
-    with side.cursor() as cursor:
-        cursor.execute(sql, [node_id.hex])
-        return int(cursor.rowcount)
+    side.execute("DELETE FROM jobs_beat WHERE node = %s", node_id.hex)

@@ -99,9 +99,8 @@ def _counted_until(using: str) -> datetime.datetime | None:
 
 def clock(using: str) -> datetime.datetime:
     """The database's."""
-    with connections[using].cursor() as cursor:
-        cursor.execute(f"SELECT {databases.EPOCH_NOW[connections[using].vendor]}")
-        return datetime.datetime.fromtimestamp(float(cursor.fetchone()[0]), datetime.UTC)
+    [[now]] = databases.ask(using, f"SELECT {databases.EPOCH_NOW[connections[using].vendor]}")
+    return datetime.datetime.fromtimestamp(float(now), datetime.UTC)
 
 
 def floor(moment: datetime.datetime, step: datetime.timedelta) -> datetime.datetime:

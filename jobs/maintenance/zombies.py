@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from django.db import Error, connections
 
-from jobs.databases import is_lost
+from jobs.databases import ask, is_lost
 from jobs.logs import log, logger
 from jobs.models import Job
 
@@ -36,9 +36,8 @@ def end_backends(runs: Sequence[tuple[uuid.UUID, int]], using: str) -> None:
     if not runs or connections[using].vendor != "postgresql":
         return
     try:
-        with connections[using].cursor() as cursor:
-            cursor.execute(_END, [list(each) for each in zip(*runs, strict=True)])
-            ended = [key for key, is_done in cursor.fetchall() if is_done]
+        found = ask(using, _END, *(list(each) for each in zip(*runs, strict=True)))
+        ended = [key for key, is_done in found if is_done]
     except Error as exc:
         if is_lost(exc, using):
             raise

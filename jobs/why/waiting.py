@@ -9,7 +9,7 @@ from django.db import connections
 from django.db.models import Subquery
 from django.utils.translation import gettext, ngettext
 
-from jobs import instance
+from jobs import databases, instance
 from jobs.census import MOST, UNKNOWN, at_least, in_line, late_after
 from jobs.keys import bind, signature_of
 from jobs.models import Job, State
@@ -30,7 +30,7 @@ def expired(view: View) -> Iterator[Reason]:
 
 def not_adopted(view: View) -> Iterator[Reason]:
     marks = instance.marks(view.using)
-    if marks["marked_as"] not in (None, marks["is"]):
+    if not marks["adopted"]:
         says = gettext(
             "The database is marked as another one (%(mark)s): a copy of it, or it was moved. Workers refuse it."
         )
@@ -161,13 +161,9 @@ def held_up(view: View, code: str, says: str, where: str, value: Any, **evidence
     """A transaction of somebody else, if ``where`` finds one. Only PostgreSQL says."""
     if connections[view.using].vendor != "postgresql":
         return
-    with connections[view.using].cursor() as cursor:
-        cursor.execute(_ACTIVITY + where, [value])
-        found = cursor.fetchone()
-    if found is not None:
-        names = ("pid", "application", "state", "seconds")
-        evidence |= dict(zip(names, found, strict=True)) | {"seconds": float(found[-1] or 0)}
-        cure = gettext("SELECT * FROM pg_stat_activity WHERE pid = %s shows what that does.") % evidence["pid"]
+    for pid, application, state, seconds in databases.ask(view.using, _ACTIVITY + where, value)[:1]:
+        evidence |= {"pid": pid, "application": application, "state": state, "seconds": float(seconds or 0)}
+        cure = gettext("SELECT * FROM pg_stat_activity WHERE pid = %s shows what that does.") % pid
         yield Reason(code, says, cure, {"since": duration(evidence["seconds"])}, **evidence)
 
 
