@@ -4,8 +4,6 @@ Celery 5.7 bounds the sockets of its broker in a cold stop only. In a warm one i
 open, and meanwhile nobody reads what the pool's processes say: it never ends. A signal gets through, on any transport.
 """
 
-from __future__ import annotations
-
 import atexit
 import signal
 import threading

@@ -1,7 +1,5 @@
 """How many jobs and workers there are, in which state, and what is late."""
 
-from __future__ import annotations
-
 import datetime
 import math
 import uuid

@@ -7,8 +7,6 @@ process does: they read EOF from its pipe. The signals that stop a worker are se
 ignored here, so that a long warm shutdown is not taken for a death. What all processes know is on the board.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

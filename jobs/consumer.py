@@ -1,7 +1,5 @@
 """How a worker meets its broker, which is for what is not a job: it comes back soon, and jobs go on without it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """Celery's remote control knows requests. Jobs are none: what it asks of them is read from the board."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """What the dashboard shows, out of small tables only: live rows by their partial indexes, history by its tallies."""
 
-from __future__ import annotations
-
 import datetime
 from collections import Counter, defaultdict, namedtuple
 from itertools import product

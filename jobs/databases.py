@@ -1,7 +1,5 @@
 """Which database jobs live in, the connection beside it, and the care of reused connections."""
 
-from __future__ import annotations
-
 import os
 import random
 import threading

@@ -4,8 +4,6 @@ A process that runs a job has no connection to the broker. It writes the event i
 process sends it. If nobody reads, because the broker is away, events are dropped: they are news, and not the truth.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Columns that Django has no field for, and ids in the order of time."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import os

@@ -4,8 +4,6 @@ It keeps nobody from reading, and is no lock across transactions (``jobs.locks``
 wait for, such as the user of a login, send no mail and call no provider; guard a row of your own, and set a timeout.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

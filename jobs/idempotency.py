@@ -6,8 +6,6 @@ unique index decides, at every isolation level. For mails and HTTP calls see ``j
 others from starting.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -4,8 +4,6 @@ A copy of production holds production's ``ready`` jobs. A worker that is pointed
 a second time. So the first worker writes into the database which database it is, and every worker compares.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import struct

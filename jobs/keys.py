@@ -1,7 +1,5 @@
 """Keys of markers, unique jobs and locks: templates over a task's bound arguments, or callables."""
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 from collections.abc import Callable, Mapping

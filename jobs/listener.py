@@ -1,7 +1,5 @@
 """Hears rings for this worker, and wakes a process: LISTEN on PostgreSQL, a look at the file's version on SQLite."""
 
-from __future__ import annotations
-
 import random
 import select
 import threading

@@ -3,8 +3,6 @@
 They are read from the database when somebody scrapes: any process can answer for all, and none has to be up for it.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any

@@ -5,8 +5,6 @@ billiard here: ``Worker._make_child_methods`` and ``wait_for_job``, ``AsynPool``
 ``_worker_active``, ``_create_write_handlers``, ``did_start_ok``, and the queues of ``billiard.pool.Pool``.
 """
 
-from __future__ import annotations
-
 import select
 import sys
 import threading

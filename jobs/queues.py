@@ -3,8 +3,6 @@
 Nobody claims a job of a paused queue. What runs goes on. Jobs are enqueued, come due and expire as before.
 """
 
-from __future__ import annotations
-
 from django.utils.translation import gettext
 
 from jobs.arguments import scrub

@@ -1,7 +1,5 @@
 """What of a job's arguments and result people may see, in the admin and by the commands."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from django.utils.module_loading import import_string

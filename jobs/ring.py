@@ -5,8 +5,6 @@ it would take a lock that lets such transactions commit one after the other only
 look for changes themselves.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import time

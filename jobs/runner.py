@@ -1,7 +1,5 @@
 """A process, or a thread, that claims jobs for itself and runs them, one batch after the other."""
 
-from __future__ import annotations
-
 import json
 import logging
 import random

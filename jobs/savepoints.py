@@ -4,8 +4,6 @@ A body is often written with ``with transaction.atomic():`` around it. The run h
 would be a savepoint, and cost two round trips (PostgreSQL).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from jobs.claims import has_begun

@@ -1,7 +1,5 @@
 """Which jobs: by id, or by what they have in common."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import re

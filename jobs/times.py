@@ -1,7 +1,5 @@
 """How long, for people."""
 
-from __future__ import annotations
-
 from django.utils.formats import number_format
 
 

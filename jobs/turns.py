@@ -5,8 +5,6 @@ most of the time, and a caller beside them would find no gap. So the worker's pr
 them at once, and who has had its turn waits a moment before the next one begins.
 """
 
-from __future__ import annotations
-
 import fcntl
 import tempfile
 import threading

@@ -1,7 +1,5 @@
 """Two pages for machines: a health check, and Prometheus' metrics."""
 
-from __future__ import annotations
-
 import secrets
 
 from django.core.exceptions import PermissionDenied

@@ -1,7 +1,5 @@
 """What ``celery worker`` gets from us: a node with its companion, processes that claim, and kept connections."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

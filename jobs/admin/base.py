@@ -1,7 +1,5 @@
 """What all pages share: they are for reading, lead to each other, and show times to the second."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import uuid

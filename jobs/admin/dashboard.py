@@ -1,7 +1,5 @@
 """The dashboard: is it healthy, what is slow, what failed, what waits; and the workers, each with what it does."""
 
-from __future__ import annotations
-
 import datetime
 import math
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """The life of a job, for its page: its moments, how long it waited and ran, what people did, and what failed."""
 
-from __future__ import annotations
-
 import datetime
 import re
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """What is done once: the markers, and the external calls, of which only a person can say whether some happened."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``manage.py jobs retry|cancel|run|move|prioritize|delete|pause|resume|effects|adopt``: what a person decides."""
 
-from __future__ import annotations
-
 import json
 import time
 from argparse import Namespace

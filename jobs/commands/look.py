@@ -1,7 +1,5 @@
 """``manage.py jobs status|why|list|show|nodes|verify``: what there is. Nothing is changed."""
 
-from __future__ import annotations
-
 import datetime
 import heapq
 import io

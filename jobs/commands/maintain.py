@@ -1,7 +1,5 @@
 """``manage.py jobs rescue|prune|doctor``: what every worker does by itself, and whether all is there for it."""
 
-from __future__ import annotations
-
 import signal
 import threading
 import time

@@ -4,8 +4,6 @@ Each is a class whose ``run_once() -> dict[str, int]`` says what it did. Any num
 every worker and as ``manage.py jobs rescue|prune``.
 """
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """What time brings: jobs come due, expire, or were asked to end while they waited."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from functools import partial

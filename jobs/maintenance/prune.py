@@ -1,7 +1,5 @@
 """Delete what ended long ago, in batches: only an end state can be deleted, and nothing whose result others replay."""
 
-from __future__ import annotations
-
 import math
 import time
 import uuid

@@ -1,7 +1,5 @@
 """Give back the jobs of dead nodes, and those that nobody runs on this one."""
 
-from __future__ import annotations
-
 import logging
 import time
 import uuid

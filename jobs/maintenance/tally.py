@@ -4,8 +4,6 @@ How long jobs ran and waited is counted in buckets, which can be added up. Each 
 before, so what is read out of them is at most a fifth off.
 """
 
-from __future__ import annotations
-
 import datetime
 import math
 import time

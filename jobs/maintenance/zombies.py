@@ -5,8 +5,6 @@ the next statement, for hours if TCP keepalive decides. The next run of the job,
 its locks.
 """
 
-from __future__ import annotations
-
 import logging
 import uuid
 from collections.abc import Sequence

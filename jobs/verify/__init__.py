@@ -3,8 +3,6 @@
 Of each live state the first jobs are read, by its index, and of history a day, or all of both.
 """
 
-from __future__ import annotations
-
 import datetime
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator

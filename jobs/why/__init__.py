@@ -4,8 +4,6 @@ The engine behind ``manage.py jobs why`` and the job's page. It reads, and chang
 jobs that run or ended, and what keeps those from running again.
 """
 
-from __future__ import annotations
-
 import math
 import uuid
 from collections.abc import Iterator

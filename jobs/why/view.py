@@ -1,7 +1,5 @@
 """What is known about a job and the world around it, and the reasons that follow from it."""
 
-from __future__ import annotations
-
 import datetime
 import math
 import uuid

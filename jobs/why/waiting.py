@@ -1,7 +1,5 @@
 """Why a job waits."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
