@@ -157,7 +157,8 @@ def gather(live: bool) -> dict[str, Any]:
             running[node] += count
         if not live:
             ended.update(dict(rows.filter(state__in=ENDED).values_list("state").annotate(Count("pk"))))
-    listed, dead = nodes(running)
+    listed = nodes(running)
+    died = Node.objects.using(databases.home()).filter(dead_at__gt=Now() - datetime.timedelta(days=1), signed_off=False)
     # Those without a live job, too: an idle queue is not one that is gone.
     for name in paused_queues():
         queues[name]["paused"] = True
@@ -172,7 +173,7 @@ def gather(live: bool) -> dict[str, Any]:
         "capped": any(queue["capped"] for queue in queues.values()),
         "queues": dict(sorted(queues.items())),
         "nodes": listed,
-        "dead_nodes": dead,
+        "dead_nodes": died.count(),
         "oldest_ready_seconds": max(waited, default=None),
         "due": {"count": len(late), "lag_seconds": round(max(late, default=0.0), 3)},
         "unknown_tasks": dict(unknown),
@@ -184,10 +185,9 @@ def at_least(count: int, capped: bool) -> str:
     return f"{count}+" if capped and count else str(count)
 
 
-def nodes(running: Counter[uuid.UUID]) -> tuple[list[dict[str, Any]], int]:
-    """The workers that nobody declared dead, oldest first; and how many died in the last day, without signing off."""
-    rows = Node.objects.using(databases.home())
-    died = rows.filter(dead_at__gt=Now() - datetime.timedelta(days=1), signed_off=False).count()
+def nodes(running: Counter[uuid.UUID]) -> list[dict[str, Any]]:
+    """The workers that nobody declared dead, oldest first."""
+    living = Node.objects.using(databases.home()).filter(dead_at=None).defer("tasks")
     names = ("hostname", "pid", "version", "pool", "concurrency", "queues")
     return [
         {
@@ -200,8 +200,8 @@ def nodes(running: Counter[uuid.UUID]) -> tuple[list[dict[str, Any]], int]:
             "takes_jobs": node.takes_jobs,
             "running": running[node.pk],
         }
-        for node in workers(rows.filter(dead_at=None).defer("tasks"))
-    ], died
+        for node in workers(living)
+    ]
 
 
 def _age(since: str) -> Any:

@@ -159,7 +159,7 @@ def nodes(out: JobsCommand, args: Namespace) -> None:
       manage.py jobs nodes
       manage.py jobs nodes --json
     """
-    found, _ = census.nodes(census.running_by_node())
+    found = census.nodes(census.running_by_node())
     out.say_json(found)
     if found:
         out.say(nodes_table(found, out))
