@@ -40,7 +40,7 @@ UNKNOWN_PAUSES, UNKNOWN_BATCH = (5.0, 60.0), 1000
 SHARED_BATCH, SHARED_PAUSE = 10, 1.0
 
 #: Seconds to wait for a ring, at the most; and between two attempts to reach a database that is away.
-LONGEST_WAIT, AWAY_PAUSES = 30.0, (0.1, 1.0)
+LONGEST_WAIT, AWAY_PAUSE = 30.0, 0.5
 
 #: Of the worker (``--time-limit``, ``--soft-time-limit``), for tasks that have none: hard and soft, in seconds.
 default_limits: tuple[float | None, float | None] = (None, None)
@@ -75,8 +75,8 @@ class Runner:
         self._unknown_pauses: dict[str, float] = {}
         #: What could not be settled for want of a database.
         self._unsettled: list[Job] = []
-        #: For each database that cannot be reached, how long it is left alone, and until when.
-        self._away: dict[str, tuple[float, float]] = {}
+        #: For each database that cannot be reached, until when it is left alone.
+        self._away: dict[str, float] = {}
 
     def run_batch(self) -> bool:
         """Claim and run; False: there is nothing to do, or it may not be done."""
@@ -107,7 +107,7 @@ class Runner:
         self._asked = max(size for size in claims.SIZES if size <= min(self._next, conf().CLAIM_BATCH))
         for step in range(len(places)):
             using, queue = places[(self._turn + step) % len(places)]
-            if time.monotonic() < self._away.get(using, (0.0, 0.0))[1]:
+            if time.monotonic() < self._away.get(using, 0.0):
                 continue
             # On the board before the claim: whose process dies in it is given back at once, and counts nothing.
             token = claims.new_token()
@@ -126,9 +126,7 @@ class Runner:
     def _note_away(self, using: str, exc: Error) -> None:
         """A database cannot be reached: leave it alone for a moment, and go on with the others."""
         databases.note_away(exc, using)
-        before, _ = self._away.get(using, (0.0, 0.0))
-        pause = min(AWAY_PAUSES[1], max(AWAY_PAUSES[0], 2 * before))
-        self._away[using] = (pause, time.monotonic() + pause)
+        self._away[using] = time.monotonic() + AWAY_PAUSE
 
     def _run_all(self, jobs: list[Job]) -> None:
         claimed_at = time.monotonic()
@@ -283,7 +281,7 @@ class Runner:
     @property
     def patience(self) -> float:
         """Seconds to wait for a ring: not long while a database is away."""
-        return AWAY_PAUSES[1] if self._unsettled or self._away else LONGEST_WAIT
+        return AWAY_PAUSE if self._unsettled or self._away else LONGEST_WAIT
 
     def _recycle(self) -> None:
         """As Celery's pool does after a task: end the process that has done its share, or holds too much memory."""
