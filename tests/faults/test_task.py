@@ -57,7 +57,7 @@ def test_retries_exhausted_and_replayed(ledger, tmp_path):
         ledger.check(within=WORK)
 
 
-@guard("jobs/execution.py", "stored = settlement.storable(run, run.result)", "stored = run.result")
+@guard("jobs/execution.py", "= settlement.storable(run, run.result), followups", "= run.result, followups")
 def test_result_that_cannot_be_stored(ledger):
     """The work is done: the job succeeds, and keeps the result's repr.
 
@@ -127,7 +127,7 @@ def test_arguments_of_an_older_signature(ledger):
     assert set(failed().values_list("error__type", "lease")) == {("TypeError", 1)}
 
 
-@guard("jobs/execution.py", "return _adopt(task, request, args, kwargs)", "return task.run(*args, **kwargs)")
+@guard("jobs/execution.py", "return _adopt(task, context, args, kwargs)", "return task.run(*args, **kwargs)")
 def test_messages_sent_by_name(ledger):
     """From another service, or from before the switch: jobs as all others, each delivered twice.
 
