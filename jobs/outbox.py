@@ -21,6 +21,10 @@ from jobs.syncpoints import reach
 following: ContextVar[str | None] = ContextVar("jobs.following", default=None)
 
 
+#: What makes a call a part of something greater.
+_IN_CANVAS = frozenset({"link", "link_error", "chain", "chord", "group_id"})
+
+
 class AfterCommit:
     """The on-commit hook of one savepoint level: rings for its queues, tells of its jobs, and never raises."""
 
@@ -66,6 +70,12 @@ def record(jobs: list[Job], using: str, app: Celery) -> list[Job]:
     else:
         jobs = unique.insert(calls, using, _batch_size(using))
         new = [job for job, call in zip(jobs, calls, strict=True) if job is call]
+        for place, (job, call) in enumerate(zip(jobs, calls, strict=True)):
+            if job is not call and (following.get() is not None or not _IN_CANVAS.isdisjoint(call.options)):
+                # What follows it, and who waits for its id, would never hear of the other one's end.
+                jobs[place] = unique.stand_in(call, job)
+                new.append(call)
+                _insert([call], using)
     hook = _hook(using)
     if hook is None:
         for job in new:

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 import celery
 from asgiref.sync import sync_to_async
 from celery.result import AsyncResult
-from celery.utils.functional import maybe_list
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import transaction
 
@@ -201,7 +200,7 @@ class Task(celery.Task):
             # Task.retry() sends this very job again: here it only notes what the settle will write.
             run.planned.append(call)
             return self._result(call, call, options)
-        self._set_unique_key(call, options)
+        self._set_unique_key(call)
         try:
             alias = job_alias(using or outbox.following.get())
             if task_id is not None and options.get("replaced_task_nesting"):
@@ -210,7 +209,7 @@ class Task(celery.Task):
         except SynchronousOnlyOperation:
             says = f"{self.name} was called in a running event loop: await its adelay() or aapply_async() there"
             raise SynchronousOnlyOperation(says) from None
-        if task_id is not None and job is not call and outbox.following.get() is None:
+        if task_id is not None and job is not call:
             raise UniqueTaken(
                 f"the job {job.pk} has the unique key {call.unique_key!r}, and not the id {task_id} that was asked "
                 "for: leave task_id= out, and use the result's id"
@@ -243,7 +242,7 @@ class Task(celery.Task):
                 )
             try:
                 made.append(self._compose(tuple(args), kwargs, dict(options)))
-                self._set_unique_key(made[-1], options)
+                self._set_unique_key(made[-1])
             except (TypeError, ValueError) as exc:
                 raise type(exc)(f"item {index}: {exc}") from exc
         recorded = outbox.record(made, job_alias(using), app)
@@ -259,13 +258,6 @@ class Task(celery.Task):
         for name in ("idempotency_key", "unique", "lock"):
             if name in options:
                 raise TypeError(f"{name}= is an option of the task, where it is declared, and not of a call")
-        for signature in (*maybe_list(options.get("chain") or []), *maybe_list(options.get("link") or [])):
-            # Called when this job is over, when nobody is there to hear that another job has the key.
-            task = self._get_app().tasks.get(signature.get("task")) if isinstance(signature, Mapping) else None
-            if "unique" in getattr(task, "key_templates", ()):
-                raise ValueError(
-                    f"{signature['task']} is unique, and cannot follow another task: call it in the body of {self.name}"
-                )
         # The checks and merges of celery.Task.apply_async, then ours.
         if self.soft_time_limit and self.time_limit and self.soft_time_limit > self.time_limit:
             raise ValueError("soft_time_limit must be less than or equal to time_limit")
@@ -286,14 +278,9 @@ class Task(celery.Task):
         template = self.key_templates.get(name)
         return None if template is None else template.of(job.args, job.kwargs)
 
-    def _set_unique_key(self, job: Job, options: Mapping[str, Any]) -> None:
+    def _set_unique_key(self, job: Job) -> None:
         if "unique" not in self.key_templates:
             return
-        if any(options.get(name) for name in ("group_id", "chord", "chain", "link", "link_error")):
-            raise ValueError(
-                f"{self.name} is unique, and cannot be part of a group, a chord or a chain, or have links: the job "
-                "that waits already knows nothing of them; call it by itself, and what follows in its body"
-            )
         job.unique_key, job.unique_until = self._key("unique", job), self.unique_until
         if self.unique_for is not None:
             job.unique_expires_at = now_plus(self.unique_for)

@@ -9,7 +9,9 @@ from celery import shared_task
 from kombu.exceptions import OperationalError
 
 from jobs import followups
+from jobs.arguments import decoded
 from jobs.board import board
+from jobs.errors import Snooze, UniqueTaken
 from jobs.models import ENDED, Job
 from jobs.task import Task
 
@@ -26,6 +28,19 @@ def ended(self: Any, job_id: str, lease: int) -> None:
     rows = Job.objects.using(self.job._state.db).filter(pk=uuid.UUID(job_id), lease=lease, state__in=ENDED)
     if (job := rows.first()) is not None:
         followups.tell(self.app, job)
+
+
+@shared_task(base=Task, bind=True, name="jobs.same")
+def same(self: Any, job_id: str) -> Any:
+    """End as a job ends that does the same work: a unique task that is part of a chain, a group or a chord."""
+    job = Job.objects.using(self.job._state.db).filter(pk=job_id).first()
+    if job is None:
+        raise UniqueTaken(f"the job {job_id}, which did the work, was deleted")
+    if job.state not in ENDED:
+        raise Snooze(min(60, 0.5 * 1.5 ** min(self.job.snoozes, 12)), f"the job {job_id} does the same work")
+    if job.state == Job.State.SUCCEEDED:
+        return decoded(job.result)
+    raise followups.exception_of(job.error or {}, self.backend)
 
 
 @shared_task(

@@ -308,6 +308,42 @@ def test_a_replacement_that_is_retried_keeps_its_place(node):
     assert Job.objects.get(pk=result.id).result == 1
 
 
+# A unique task in the middle of others
+
+
+IN_THE_MIDDLE = {
+    "first of a chain": lambda: chain(tasks.summary.si("mon"), effect.si("after")),
+    "next of a chain": lambda: chain(passes.si(1), tasks.summary.si("mon"), effect.si("after")),
+    "last of a chain": lambda: chain(passes.si(1), tasks.summary.si("mon")),
+    "part of a chord": lambda: chord([tasks.summary.si("mon"), passes.si(1)], effect.si("after")),
+    "twice in a group": lambda: group(tasks.summary.si("mon"), tasks.summary.si("mon")) | effect.si("after"),
+}
+
+
+@pytest.mark.parametrize("shape", IN_THE_MIDDLE)
+def test_a_unique_task_among_others_ends_as_the_job_that_has_its_key(node, shape):
+    holder = tasks.summary.apply_async(("mon",), countdown=1000)
+    result = IN_THE_MIDDLE[shape]().apply_async()
+    run_ready()
+    assert effects() == {}
+    assert not result.ready()
+    lifecycle.run_now(uuid.UUID(holder.id), "default")
+    run_ready()
+    Job.objects.filter(state="scheduled").update(run_at="2026-01-01T00:00Z")
+    run_ready()
+    assert result.successful()
+    assert effects() == dict.fromkeys(["summary:mon", "after"] if shape != "last of a chain" else ["summary:mon"], 1)
+
+
+def test_a_unique_task_among_others_fails_as_the_job_that_has_its_key(node):
+    holder = tasks.summary.apply_async(("mon",), countdown=1000)
+    result = chain(tasks.summary.si("mon"), effect.si("after")).on_error(effect.si("errback")).apply_async()
+    lifecycle.cancel(uuid.UUID(holder.id), "default")
+    run_ready()
+    assert effects() == {"errback": 1}
+    assert result.failed()
+
+
 # Kills
 
 

@@ -8,7 +8,6 @@ import uuid
 
 import psycopg
 import pytest
-from celery import chain, group
 from django.core.management import CommandError, call_command
 from django.db import IntegrityError, connection, transaction
 from django.utils import timezone
@@ -255,15 +254,8 @@ def test_the_key_of_another_task_is_an_error_and_no_job(node):
     assert Job.objects.count() == 1
 
 
-def test_what_would_follow_another_ones_job_is_refused(node):
+def test_an_id_that_was_asked_for_and_is_not_taken_is_an_error(node):
     tasks.summary.delay("mon")
-    with pytest.raises(ValueError, match="chain"):
-        chain(tasks.summary.si("mon"), tasks.noop.si()).apply_async()
-    for follower in (tasks.noop.si() | tasks.summary.si("mon"), tasks.noop.signature(link=tasks.summary.si("mon"))):
-        with pytest.raises(ValueError, match="cannot follow another task"):
-            follower.apply_async()
-    with pytest.raises(ValueError, match="links"):
-        tasks.summary.apply_async(("mon",), link=tasks.noop.si())
     with pytest.raises(UniqueTaken, match="leave task_id= out"):
         tasks.summary.apply_async(("mon",), task_id=str(uuid.uuid4()))
     assert Job.objects.count() == 1
@@ -343,14 +335,6 @@ def test_unique_for_is_over_for_a_replay_too(node):
     Job.objects.filter(pk=one.id).update(unique_expires_at=lifecycle.now_plus(-1))
     assert lifecycle.replay(uuid.UUID(one.id), "default")
     assert Job.objects.filter(state="ready").count() == 2
-
-
-def test_groups_and_chords_are_refused(node):
-    with pytest.raises(ValueError, match="a group, a chord"):
-        group(tasks.summary.s("mon"), tasks.summary.s("tue")).delay()
-    with pytest.raises(ValueError, match="a group, a chord"):
-        tasks.summary.apply_async(("mon",), chord=tasks.noop.s())
-    assert not Job.objects.filter(task="tests.tasks.summary").exists()
 
 
 def test_an_id_that_is_taken_is_an_error(node):
