@@ -15,6 +15,7 @@ from typing import Any
 import celery.exceptions
 from celery import current_app, states
 from celery.backends.base import BaseBackend
+from celery.contrib.abortable import ABORTED
 from celery.result import assert_will_not_block, result_from_tuple
 from django.db import InterfaceError, OperationalError
 
@@ -22,7 +23,7 @@ from jobs import chords, databases, followups, outbox
 from jobs.arguments import as_uuid, decoded, jsonable
 from jobs.conf import conf
 from jobs.logs import logger
-from jobs.models import ENDED, Job, State
+from jobs.models import ENDED, WAITING, Job, State
 from jobs.run import claimed
 from jobs.stored import Store
 
@@ -68,9 +69,11 @@ class Backend(BaseBackend):
             # Somebody else may speak of a job: a thread of its body, say. Of itself only a stock task does.
             job = None if getattr(request, "id", None) == task_id else self._jobs([task_id]).get(as_uuid(task_id))
         if job is not None:
-            if state in _DECIDED or job.state != State.RUNNING:
+            # A job that waits can be told to abort: its next run hears of it.
+            is_next = job.state in WAITING and state == ABORTED
+            if state in _DECIDED or not (is_next or job.state == State.RUNNING):
                 return result
-            kwargs |= {"lease": job.lease, "keep_open": bool(run)}
+            kwargs |= {"lease": job.lease + is_next, "keep_open": bool(run)}
         return super().store_result(task_id, result, state, traceback, request, **kwargs)
 
     def _store_result(

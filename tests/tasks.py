@@ -15,6 +15,7 @@ from pathlib import Path
 import celery
 import psycopg
 from celery import group, shared_task, signals
+from celery.contrib.abortable import AbortableAsyncResult, AbortableTask
 from celery.exceptions import SoftTimeLimitExceeded
 from django.db import OperationalError, connection, transaction
 
@@ -385,6 +386,17 @@ def fails_first(self, key):
 @shared_task(bind=True)
 def fails_always(self, key, times):
     raise self.retry(exc=LookupError(key), max_retries=times, countdown=0.01)
+
+
+class Abortable(AbortableTask, Task):
+    abstract = True
+
+
+@shared_task(bind=True, base=Abortable)
+def is_aborted(self, aborts=False):
+    if aborts:
+        AbortableAsyncResult(self.request.id).abort()
+    return self.is_aborted()
 
 
 @shared_task

@@ -11,6 +11,7 @@ from decimal import Decimal
 import celery.exceptions
 import pytest
 from celery import chord, current_app, group, states
+from celery.contrib.abortable import AbortableAsyncResult
 from celery.result import AsyncResult, GroupResult, denied_join_result
 from django.db import connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
@@ -518,3 +519,13 @@ def test_stock_tasks_of_a_worker(tmp_path):
         joined = chord([tasks.stock_adds.s(1, 1), tasks.stock_adds.s(2, 2)], tasks.gives_back.s()).apply_async()
         [parts] = joined.get(timeout=30)
         assert [part["sum"] for part in parts] == [2, 4]
+
+
+@pytest.mark.parametrize("when", ["never", "before", "while it runs"])
+def test_a_task_is_aborted(when):
+    result = tasks.is_aborted.delay(when == "while it runs")
+    if when == "before":
+        AbortableAsyncResult(result.id).abort()
+        assert result.state == "PENDING"
+    deliver(result)
+    assert result.get() is (when != "never")
