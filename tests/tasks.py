@@ -399,6 +399,15 @@ def is_aborted(self, aborts=False):
     return self.is_aborted()
 
 
+class OwnError(Exception):
+    pass
+
+
+@shared_task
+def raises_its_own():
+    raise OwnError("no", 7)
+
+
 @shared_task
 def errback_of_three(request, exc, traceback):
     Effect.objects.create(key=request.id, note=repr(exc))

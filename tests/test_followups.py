@@ -11,7 +11,7 @@ from collections import Counter
 from decimal import Decimal
 
 import pytest
-from celery import chain, chord, group, signals
+from celery import chain, chord, current_app, group, signals
 from django.db import connections, transaction
 
 from jobs import chords, lifecycle, syncpoints
@@ -269,6 +269,46 @@ def test_a_chord_that_failed_is_forgotten_with_its_jobs(node):
     Chord.objects.update(made_at="2020-01-01T00:00Z")
     chords.prune("default", 10)
     assert [chord.failed for chord in Chord.objects.all()] == [0]
+
+
+# Another result backend
+
+
+@pytest.fixture
+def memory():
+    """The project keeps results elsewhere."""
+    app = current_app._get_current_object()
+    before = app.conf.result_backend
+    for url in ("cache+memory://", before):
+        app.conf.result_backend, app._local.backend, app._backend_cache = url, None, None
+        if url != before:
+            yield
+
+
+@pytest.mark.parametrize("point", ["before_commit", "after_commit"])
+def test_a_backend_of_the_projects_own_counts_its_chords_and_loses_no_part(node, memory, point):
+    result = chord([passes.s(1), passes.s(2)], gather.s("body")).apply_async()
+    killed_at(point, str(Job.objects.first().pk))
+    run_ready()
+    assert result.get(timeout=1) == [1, 2]
+    assert effects() == {"body": 1}
+
+
+@pytest.mark.parametrize("end", [end_expired, end_by_hand, end_running, end_crashed])
+def test_a_backend_of_the_projects_own_hears_of_every_end(node, memory, end):
+    result = passes.delay(1)
+    end(Job.objects.get())
+    run_ready()
+    assert result.state == ("FAILURE" if end is end_crashed else "REVOKED")
+
+
+def test_a_backend_of_the_projects_own_has_the_exception_itself(node, memory):
+    result = chain(tasks.raises_its_own.si(), passes.si(1)).apply_async()
+    run_ready()
+    with pytest.raises(tasks.OwnError) as raised:
+        result.parent.get(timeout=1)
+    assert raised.value.args == ("no", 7)
+    assert result.state == "FAILURE"
 
 
 # Replacements
