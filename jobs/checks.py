@@ -6,9 +6,12 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
+import celery
 from django.apps import apps
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
@@ -16,7 +19,7 @@ from django.db import connections, router
 from django.utils.module_loading import import_string
 
 from jobs import project
-from jobs.conf import celery_settings, conf, problems
+from jobs.conf import celery_settings, conf, problems, task_options
 from jobs.models import Job
 
 if TYPE_CHECKING:
@@ -79,11 +82,20 @@ W018 JOBS[{name!r}] is {seconds:g} seconds: what is older is deleted.
 W019 These settings mean nothing for jobs, only for tasks that are none: {names}. A free process claims a job's row, and
      its completion acknowledges it.
   -> Remove them, or silence this if other tasks need them.
+W020 The task {task} {why}, and needs the option {option} of ours, which its package cannot know of.
+  -> Set JOBS = {{'TASKS': {{{pattern!r}: {{{option}}}}}}}.
+W021 These tasks stay stock Celery, although the app's task_cls is jobs.Task, because their base class is not: {tasks}.
+  -> Let the base class inherit from jobs.Task, or name the tasks in JOBS['EXCLUDE'] if that is what you want.
 """
 
 #: The text and the cure by the id. A line that begins with a blank goes on with the one before.
 _TEXTS = {
     entry[:4]: re.split(r"\s+-> ", " ".join(entry[4:].split())) for entry in re.split(r"\n(?=\S)", MESSAGES.strip())
+}
+
+#: Tasks of others that need an option of ours: for which pattern of JOBS["TASKS"], which option, its value, and why.
+NEEDS = {
+    "post_office.tasks.send_queued_mail": ("post_office.*", "atomic", False, "closes its connections in its body"),
 }
 
 #: Seconds that nobody means to keep a history for.
@@ -235,6 +247,22 @@ def check_celery(app: Celery) -> Iterator[CheckMessage]:
         idle.add("visibility_timeout")
     if idle:
         yield _say("W019", names=idle)
+    if getattr(app.Task, "is_transactional", False) and not problems():
+        yield from _neglected()
+
+
+def _neglected() -> Iterator[CheckMessage]:
+    """The tasks of installed packages that were not given what they need."""
+    for task, (pattern, option, value, why) in NEEDS.items():
+        module, _, name = task.rpartition(".")
+        # A package may make its tasks only if a setting of its own says so.
+        is_there = hasattr(sys.modules.get(module), name)
+        if is_there and not _is_excluded(task) and task_options(task).get(option) != value:
+            yield _say("W020", task=task, why=why, option=f"{option!r}: {value!r}", pattern=pattern)
+
+
+def _is_excluded(task: str) -> bool:
+    return not problems() and any(fnmatchcase(task, pattern) for pattern in conf().EXCLUDE)
 
 
 def driver(app: Celery) -> str | None:
@@ -264,6 +292,10 @@ def check_worker(worker: Any) -> Iterator[CheckMessage]:
             yield _say("E012", alias=alias)
     if not getattr(worker.app.Task, "is_transactional", False):
         yield _say("W001")
+    elif foreign := {
+        name for name, task in worker.app.tasks.items() if _has_foreign_base(task) and not _is_excluded(name)
+    }:
+        yield _say("W021", tasks=foreign)
     tasks = {
         name: task
         for name, task in worker.app.tasks.items()
@@ -285,6 +317,16 @@ def check_worker(worker: Any) -> Iterator[CheckMessage]:
     keyed = {name: task for name, task in tasks.items() if "idempotency_key" in task.key_templates}
     if late := {name for name, task in keyed.items() if failed is None or max(failed, _retry_horizon(task)) > kept}:
         yield _say("W017", kept=kept, tasks=late)
+
+
+def _has_foreign_base(task: Any) -> bool:
+    """Whether its class is neither ours nor Celery's own, which nobody takes by mistake."""
+    made_of_function = "__wrapped__" in vars(type(task))
+    bases = type(task).__mro__[1 if made_of_function else 0 :]
+    is_ours = getattr(task, "is_transactional", False)
+    return not is_ours and any(
+        issubclass(each, celery.Task) and not each.__module__.startswith("celery.") for each in bases
+    )
 
 
 def _retry_horizon(task: Any) -> float:

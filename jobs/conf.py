@@ -1,9 +1,11 @@
 """The settings: ``settings.JOBS`` (a key is a field of :class:`Settings`), and :func:`celery_settings` for Celery."""
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any, get_args
 
@@ -26,6 +28,9 @@ class Settings:
     #: Names of tasks that stay stock Celery although they use our base class; ``"legacy.*"`` matches a prefix.
     #: Celery's built-ins (``celery.*``) always stay stock.
     EXCLUDE: Sequence[str] = ()
+    #: Options of ours for tasks whose code is not yours, by name or pattern: ``{"post_office.*": {"atomic": False}}``.
+    #: All patterns that match a task apply, in this order: a later one wins, and each wins over the task's code.
+    TASKS: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     #: A job's arguments, as JSON, may be this long.
     MAX_ARGS_BYTES: int = 256 * 1024
 
@@ -84,6 +89,9 @@ class Settings:
     TRACE: str | None = "link"
 
 
+#: The options of a task that are ours (see :class:`jobs.Task`).
+TASK_OPTIONS = "atomic max_crashes idempotency_key unique unique_until unique_for lock lock_ttl on_ambiguous".split()
+
 #: What a key that is no number must be, unless it may be None and is: what its text is like, and how to say it.
 RULES = {
     "INSTANCE": (".{1,200}", "a name of at most 200 characters, or None, not {!r}"),
@@ -110,6 +118,8 @@ def problems() -> list[str]:
         if kind == Sequence[str]:
             if isinstance(value, str):
                 found.append(f"{must} a list, not a string.")
+        elif name == "TASKS":
+            found.extend(_problems_of_tasks(value))
         elif name in RULES:
             pattern, rule = RULES[name]
             if not isinstance(value, str) or not re.fullmatch(pattern, value, re.DOTALL):
@@ -126,6 +136,24 @@ def problems() -> list[str]:
         found.append("JOBS['DATABASES'] must name at least one database.")
     unknown = [alias for alias in values.DATABASES if alias not in django_settings.DATABASES]
     return found + [f"JOBS['DATABASES'] names {alias!r}, which settings.DATABASES does not have." for alias in unknown]
+
+
+def _problems_of_tasks(given: Any) -> Iterator[str]:
+    if not isinstance(given, Mapping) or not all(isinstance(options, Mapping) for options in given.values()):
+        yield f"JOBS['TASKS'] must be a dict of dicts, {{'post_office.*': {{'atomic': False}}}}, not {given!r}."
+        return
+    for pattern, options in given.items():
+        for name in options:
+            if name not in TASK_OPTIONS:
+                close = "".join(f" Did you mean {each!r}?" for each in get_close_matches(str(name), TASK_OPTIONS, 1))
+                known = ", ".join(TASK_OPTIONS)
+                yield f"JOBS['TASKS'][{pattern!r}] has no option {name!r}.{close} The options are {known}."
+
+
+def task_options(name: str) -> dict[str, Any]:
+    """What ``JOBS["TASKS"]`` says of the task of this name."""
+    given = conf().TASKS.items()
+    return {key: value for pattern, each in given if fnmatchcase(name, pattern) for key, value in each.items()}
 
 
 @cache

@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from jobs import sentry
+
 if TYPE_CHECKING:
     from jobs.models import Job
 
@@ -22,8 +24,15 @@ def fields(job: Job) -> dict[str, Any]:
     return {"job": str(job.pk), "task": job.task, "queue": job.queue, "node": node, "lease": job.lease}
 
 
-def log(level: int, job: Job, text: str, action: str, exc_info: Any = None, **more: Any) -> None:
-    """One line about a job; it begins with the task's name and the job's id."""
+def log(
+    level: int, job: Job, text: str, action: str, exc_info: Any = None, is_raised: bool = False, **more: Any
+) -> None:
+    """One line about a job; it begins with the task's name and the job's id.
+
+    Parameters:
+        is_raised: it tells of an exception that Celery is told as well, and whoever listens there.
+    """
     if logger.isEnabledFor(level):
         extra = {"action": action, **fields(job), **more}
-        logger.log(level, "%s[%s] %s", job.task, job.pk, text, exc_info=exc_info, extra=extra)
+        with sentry.silent(is_raised):
+            logger.log(level, "%s[%s] %s", job.task, job.pk, text, exc_info=exc_info, extra=extra)

@@ -70,6 +70,7 @@ def settle(run: Run, exc: BaseException, lost: bool = False) -> NoReturn:
         # Also a Retry that was raised by hand, without retry(): Celery would not send it again either.
         level, action, text = logging.ERROR, "failed", f"failed: {error['type']}: {error['message']}"
         told, transition = for_celery(exc), partial(lifecycle.fail, job, error)
+        more = {"is_raised": not isinstance(exc, Retry | Reject)}
     write(run, transition)
     followups.forget(run)
     run.report(level, text, action, **more)

@@ -15,8 +15,8 @@ from celery.result import AsyncResult
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import transaction
 
-from jobs import calls, execution, followups, locks, outbox, worker
-from jobs.conf import conf, problems
+from jobs import calls, execution, followups, locks, outbox, sentry, worker
+from jobs.conf import conf, problems, task_options
 from jobs.databases import job_alias
 from jobs.errors import EffectParked, Replaced, UniqueTaken
 from jobs.keys import KeyTemplate, signature_of
@@ -99,6 +99,8 @@ class Task(celery.Task):
         if not problems() and not is_stock_name(cls.name):
             # A message by name is acknowledged after its job has its row.
             cls.acks_late = cls.reject_on_worker_lost = True
+            for name, value in task_options(cls.name or "").items():
+                setattr(cls, name, value)
         try:
             cls._read_options()
         except (TypeError, ValueError) as exc:
@@ -188,10 +190,14 @@ class Task(celery.Task):
             UniqueBusy, UniqueTaken: of a task with ``unique=``, see there.
             django.db.IntegrityError: a ``task_id`` that a job already has.
         """
-        app, run = self._get_app(), self._run
         options |= {"task_id": task_id, "link": link, "link_error": link_error, "shadow": shadow}
-        if app.conf.task_always_eager or self.is_stock():
+        if self._get_app().conf.task_always_eager or self.is_stock():
             return super().apply_async(args, kwargs, producer=producer, **options)
+        return self._record(args, kwargs, using=using, **options)
+
+    @sentry.traced
+    def _record(self, args: Any, kwargs: Any, using: str | None, **options: Any) -> AsyncResult:
+        app, run, task_id = self._get_app(), self._run, options["task_id"]
         if run is not None and task_id == run.request.id:
             # Task.retry(); an adopted message may have an exchange that is not known here.
             options.setdefault("queue", run.job.queue)
@@ -216,6 +222,7 @@ class Task(celery.Task):
             )
         return self._result(job, call, options)
 
+    @sentry.traced
     def delay_many(
         self, items: Iterable[tuple[Any, ...] | list[Any] | Mapping[str, Any]], using: str | None = None, **options: Any
     ) -> list[AsyncResult]:

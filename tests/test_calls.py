@@ -306,6 +306,7 @@ def test_after_task_publish_is_sent_once_after_the_commit(ours):
         ({"eta": "yesterday?"}, ValueError, "."),
         ({"expires": object()}, TypeError, "expires"),
         ({"headers": {"x": object()}}, TypeError, "options"),
+        ({"countdown": 10**12}, ValueError, "more than ten years"),
     ],
 )
 def test_an_option_that_cannot_be_kept_raises(ours, options, error, text):

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import datetime
 import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import celery
 import pytest
 from celery import Celery, _state
+from celery.contrib.django.task import DjangoTask
 from django.core.checks import CheckMessage, run_checks
 from django.db import connections
 
 from jobs import checks, project
 from jobs.conf import celery_settings, conf, problems
+from jobs.task import Task
 from tests.harness import ROOT
 
 
@@ -287,6 +290,88 @@ def test_a_mysql_that_cannot_skip_locked_rows(monkeypatch):
     for can, expected in ((True, []), (False, ["jobs.E015"])):
         monkeypatch.setattr(connections["default"].features, "has_select_for_update_skip_locked", can)
         assert ids(checks.check_worker(worker())) == expected
+
+
+def test_a_package_whose_task_needs_an_option(monkeypatch, settings):
+    assert checks.check_celery(app()) == []
+    monkeypatch.setitem(sys.modules, "post_office.tasks", SimpleNamespace(send_queued_mail=body))
+    [message] = checks.check_celery(app())
+    assert ids([message]) == ["jobs.W020"]
+    assert "JOBS = {'TASKS': {'post_office.*': {'atomic': False}}}" in message.hint
+    for given in ({"TASKS": {"post_office.*": {"atomic": False}}}, {"EXCLUDE": ["post_office.*"]}):
+        settings.JOBS = given
+        assert checks.check_celery(app()) == []
+    settings.JOBS = {}
+    plain = Celery("plain", broker="jobs://", set_as_current=False, fixups=[])
+    assert "jobs.W020" not in ids(checks.check_celery(plain))
+
+
+class Plain(celery.Task):
+    """Somebody's base class from before."""
+
+
+class Classy(celery.Task):
+    name = "t.classy"
+
+
+class Mixed(Plain, Task):
+    """As it should be."""
+
+    abstract = True
+
+
+def test_tasks_that_stay_stock_by_mistake(settings):
+    own = app()
+    own.task(name="t.plain", base=Plain)(body)
+    own.task(name="t.mixed", base=Mixed)(body)
+    own.task(name="t.stock", base=celery.Task)(body)
+    own.task(name="t.django", base=DjangoTask)(body)
+    own.register_task(Classy())
+    [message] = checks.for_worker(worker(own))
+    assert (message.id, message.msg.endswith("is not: t.classy, t.plain.")) == ("jobs.W021", True)
+    settings.JOBS = {"EXCLUDE": ["t.classy", "t.p*"]}
+    assert checks.for_worker(worker(own)) == []
+
+
+# Options for the tasks of others
+
+
+def test_settings_give_options_to_tasks_by_their_names(settings):
+    settings.JOBS = {
+        "TASKS": {"*": {"max_crashes": 5}, "t.s*": {"atomic": False, "lock": "x"}, "t.sent": {"lock": None}}
+    }
+    own = app()
+    made = {name: own.task(name=name, max_crashes=1)(body) for name in ("t.sent", "t.s", "t.other")}
+    assert [(task.atomic, task.max_crashes, task.lock) for task in made.values()] == [
+        (False, 5, None),
+        (False, 5, "x"),
+        (True, 5, None),
+    ]
+    assert made["t.s"].key_templates.keys() == {"lock"}
+
+
+def test_an_option_from_the_settings_that_cannot_work_says_so_as_if_it_were_declared(settings):
+    settings.JOBS = {"TASKS": {"t.*": {"unique": "k:{nobody}"}}}
+    own = app()
+    own.task(name="t.unique")(body)
+    with pytest.raises((TypeError, ValueError), match="t.unique.*nobody"):
+        own.finalize()
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"t.*": {"atomc": False}}, "JOBS['TASKS']['t.*'] has no option 'atomc'. Did you mean 'atomic'? The options"),
+        ({"t.*": {"time_limit": 5}}, "has no option 'time_limit'. The options are atomic, max_crashes,"),
+        ({"t.*": "atomic"}, "must be a dict of dicts"),
+        (["t.*"], "must be a dict of dicts"),
+    ],
+)
+def test_options_that_nobody_knows(settings, given, text):
+    settings.JOBS = {"TASKS": given}
+    [problem] = problems()
+    assert text in problem
+    assert ids(checks.for_worker(worker())) == ["jobs.E001"]
 
 
 def test_a_check_that_was_silenced_is_silent(settings):

@@ -1,0 +1,34 @@
+"""Sentry's SDK, if a project uses it: its Celery integration patches ``celery.Task``, whose calls are not ours."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, TypeVar
+
+Call = TypeVar("Call", bound=Callable[..., Any])
+
+
+def traced(call: Call) -> Call:
+    """Wrap a task's method as Sentry wraps Celery's ``apply_async``: in a span, and with its trace in ``headers=``."""
+
+    @wraps(call)
+    def around(*args: Any, **kwargs: Any) -> Any:
+        wrap = getattr(sys.modules.get("sentry_sdk.integrations.celery"), "_wrap_task_run", None)
+        return (call if wrap is None else wrap(call))(*args, **kwargs)
+
+    return around  # type: ignore[return-value]
+
+
+@contextmanager
+def silent(is_wanted: bool) -> Iterator[None]:
+    """Let it make no event of what is logged in the block, if its Celery integration makes one of the exception."""
+    sdk = sys.modules.get("sentry_sdk")
+    if not is_wanted or sdk is None or sdk.get_client().get_integration("celery") is None:
+        yield
+        return
+    with sdk.new_scope() as scope:
+        scope.add_event_processor(lambda event, hint: None)
+        yield

@@ -1,0 +1,37 @@
+"""A project's tasks, written for these packages."""
+
+import celery_progress.backend
+import structlog
+from celery import shared_task
+
+from tests.models import Effect
+from tests.tasks import wait_for_file
+
+logger = structlog.get_logger("django_structlog.tests")
+
+
+@shared_task(bind=True, atomic=False)
+def counts(self, gate):
+    recorder = celery_progress.backend.ProgressRecorder(self)
+    recorder.set_progress(3, 4, "nearly")
+    wait_for_file(gate)
+    return "counted"
+
+
+@shared_task
+def logs(key):
+    logger.info("in the body", key=key)
+    Effect.objects.create(key=key)
+
+
+@shared_task
+def divides(x, y):
+    return x / y
+
+
+@shared_task
+def kills():
+    import os
+    import signal
+
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,22 @@
+"""celery-progress: how far a long body is, while it runs."""
+
+import pytest
+from celery_progress.backend import Progress
+
+from tests.harness import Worker, wait_ended
+from tests.servers import wait_for
+from tests.strangers.tasks import counts
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_the_progress_is_seen_while_the_body_runs(tmp_path):
+    gate = tmp_path / "gate"
+    with Worker(concurrency=1):
+        result = counts.delay(str(gate))
+        info = wait_for(lambda: (i := Progress(result).get_info())["state"] == "PROGRESS" and i, 20, "progress")
+        assert (info["complete"], info["progress"]["percent"], info["progress"]["description"]) == (False, 75, "nearly")
+        gate.touch()
+        wait_ended(result.id)
+        info = wait_for(lambda: (i := Progress(result).get_info())["complete"] and i, 10, "complete")
+    assert (info["success"], info["result"]) == (True, "counted")
