@@ -95,7 +95,12 @@ _TEXTS = {
 
 #: Tasks of others that need an option of ours: for which pattern of JOBS["TASKS"], which option, its value, and why.
 NEEDS = {
-    "post_office.tasks.send_queued_mail": ("post_office.*", "atomic", False, "closes its connections in its body"),
+    "post_office.tasks.send_queued_mail": (
+        "post_office.*",
+        "atomic",
+        False,
+        "closes its connection in its body (in a transaction that ends it failed, and its mails are sent again)",
+    ),
 }
 
 #: Seconds that nobody means to keep a history for.

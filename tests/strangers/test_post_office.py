@@ -1,10 +1,12 @@
 """django-post-office: it closes its connection in the body, so its tasks need ``atomic=False``."""
 
 import pytest
+from celery import current_app
 from django.db import transaction
 from post_office import mail
 from post_office.models import Email
 
+from jobs import checks
 from jobs.models import Job
 from tests.harness import Worker, wait_ended
 
@@ -41,3 +43,10 @@ def test_old_mails_are_cleaned_up():
         [job] = wait_ended(cleanup_mail.delay(days=30).id)
     assert job.state == "succeeded"
     assert not Email.objects.exists()
+
+
+def test_without_the_option_a_check_says_so(settings):
+    app = current_app._get_current_object()
+    assert "jobs.W020" not in [message.id for message in checks.check_celery(app)]
+    settings.JOBS = {}
+    assert "jobs.W020" in [message.id for message in checks.check_celery(app)]
