@@ -20,7 +20,7 @@ INSTALLED_APPS = [
 ]
 JOBS["TASKS"] = {"post_office.*": {"atomic": False}, **JOBS.get("TASKS", {})}
 
-CELERY_RESULT_BACKEND = "django-db"
+CELERY_RESULT_BACKEND = os.environ.get("STRANGERS_RESULTS") or "django-db"
 CELERY_RESULT_EXTENDED = True
 
 #: Where all mail goes, a file for each connection.
