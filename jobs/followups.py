@@ -26,7 +26,6 @@ from kombu.utils.uuid import uuid
 from jobs import chords, claims, errors, lifecycle, outbox, request
 from jobs.arguments import decoded, jsonable, parse_uuid, storable
 from jobs.errors import for_celery
-from jobs.fields import uuid7
 from jobs.models import Job, State
 from jobs.run import Run, current_job
 
@@ -150,10 +149,10 @@ def send(original: Callable[..., AsyncResult], name: str, args: Any = None, kwar
 
 def rename(call: Job, using: str) -> None:
     """A task that replaces another has its id for Celery, but the row of that id is there. The two are tied here."""
-    new = uuid7()
-    if Job.objects.using(using).filter(pk=call.pk).update(replay_of=new):
-        call.options.setdefault("task_id", str(call.pk))
-        call.id = new
+    first = Job.objects.using(using).filter(pk=call.pk)
+    if first.exists():
+        outbox.give_own_id(call)
+        first.update(replay_of=call.pk)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from celery import signals as celery_signals
 from django.db import Error, connections, transaction
 
 from jobs import claims, databases, request, ring, signals, tracing, unique
+from jobs.fields import uuid7
 from jobs.models import Job, State
 from jobs.syncpoints import reach
 
@@ -128,6 +129,12 @@ _ALWAYS = ("id", "task", "queue", "args")
 _SAID = ("kwargs", "options", "rank", "retries", "parent_id", "root", "made_at", "expires_at", "marker_key")
 _COLUMNS = (*_ALWAYS, *_SAID, "priority", "state", "run_at")
 _JSON = frozenset({"args", "kwargs", "options"})
+#: How an INSERT begins and ends that does nothing if the row is there.
+_IGNORING = {
+    "postgresql": ("INSERT", " ON CONFLICT DO NOTHING"),
+    "sqlite": ("INSERT OR IGNORE", ""),
+    "mysql": ("INSERT IGNORE", ""),
+}
 
 
 def _insert(jobs: list[Job], using: str) -> None:
@@ -136,10 +143,18 @@ def _insert(jobs: list[Job], using: str) -> None:
     computed = any(hasattr(value, "resolve_expression") for values in said for value in values.values())
     # The database's clock says when; or an eta came while the calls were made.
     is_plain = not computed and len({job.state for job in jobs}) == 1
+    # Of a signature that was frozen: it may be called again, and its id is that of a row then.
+    is_frozen = len(jobs) == 1 and "reply_to" in jobs[0].options
     if len(jobs) == 1 and is_plain:
         columns = (*_ALWAYS, *said[0])
-        _execute(connection, using, _statement(columns), _values(jobs[0], columns, connection))
+        verb, end = _IGNORING[connection.vendor] if is_frozen else ("INSERT", "")
+        sql = f"{verb}{_statement(columns)}{end}"
+        if not _execute(connection, using, sql, _values(jobs[0], columns, connection)):
+            give_own_id(jobs[0])
+            _execute(connection, using, sql, _values(jobs[0], columns, connection))
     elif len(jobs) == 1:
+        if is_frozen and Job.objects.using(using).filter(pk=jobs[0].pk).exists():
+            give_own_id(jobs[0])
         jobs[0].save(force_insert=True, using=using)
     elif is_plain and connection.vendor == "postgresql":
         _copy(jobs, {name for values in said for name in values}, connection)
@@ -160,9 +175,15 @@ def _said(job: Job) -> dict[str, Any]:
     return said
 
 
+def give_own_id(call: Job) -> None:
+    """There is a row of its id already. Celery goes on to know the call by that id."""
+    call.options.setdefault("task_id", str(call.pk))
+    call.id = uuid7()
+
+
 @lru_cache(maxsize=500)
 def _statement(columns: tuple[str, ...]) -> str:
-    return f"INSERT INTO jobs_job ({', '.join(columns)}) VALUES ({', '.join(['%s'] * len(columns))})"
+    return f" INTO jobs_job ({', '.join(columns)}) VALUES ({', '.join(['%s'] * len(columns))})"
 
 
 def _values(job: Job, columns: Iterable[str], connection: Any) -> list[Any]:
@@ -183,17 +204,19 @@ def _values(job: Job, columns: Iterable[str], connection: Any) -> list[Any]:
 _OFTEN = 5
 
 
-def _execute(connection: Any, using: str, sql: str, values: list[Any]) -> None:
+def _execute(connection: Any, using: str, sql: str, values: list[Any]) -> int:
+    """How many rows were inserted."""
     calls = getattr(connection.connection, "_jobs_calls", 0)
     # Django's own cursor where somebody watches what it executes.
     if calls >= _OFTEN and not connection.queries_logged and not connection.execute_wrappers:
         connection.validate_no_broken_transaction()
-        claims.session_of(using).execute(sql, values)
-        return
+        return claims.session_of(using).execute(sql, values)
     with connection.cursor() as cursor:
         cursor.execute(sql, values)
+        done: int = cursor.rowcount
     if connection.vendor == "postgresql":
         connection.connection._jobs_calls = calls + 1
+    return done
 
 
 _ESCAPED = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})

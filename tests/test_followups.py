@@ -8,6 +8,7 @@ import signal
 import time
 import uuid
 from collections import Counter
+from contextlib import nullcontext
 from decimal import Decimal
 
 import pytest
@@ -269,6 +270,24 @@ def test_a_chord_that_failed_is_forgotten_with_its_jobs(node):
     Chord.objects.update(made_at="2020-01-01T00:00Z")
     chords.prune("default", 10)
     assert [chord.failed for chord in Chord.objects.all()] == [0]
+
+
+# An id that is called twice
+
+
+@pytest.mark.parametrize("options", [{}, {"countdown": 1000}])
+@pytest.mark.parametrize("is_atomic", [False, True])
+def test_a_signature_that_was_frozen_is_called_again(node, options, is_atomic):
+    twice = effect.s("a")
+    twice.freeze()
+    with transaction.atomic() if is_atomic else nullcontext():
+        for _ in range(8):
+            result = twice.apply_async(**options)
+    assert result.id == twice.id
+    assert [job.task_id for job in Job.objects.all()] == [result.id] * 8
+    Job.objects.filter(state="scheduled").update(run_at="2026-01-01T00:00Z")
+    run_ready()
+    assert effects() == {"a": 8}
 
 
 # Another result backend
