@@ -40,7 +40,7 @@ def environment(**more: str) -> dict[str, str]:
     """What a process of the project under test needs to see the test's database and broker."""
     return {
         **os.environ,
-        "DJANGO_SETTINGS_MODULE": settings.SETTINGS_MODULE,
+        "DJANGO_SETTINGS_MODULE": os.environ["DJANGO_SETTINGS_MODULE"],
         "DATABASE_URL": database_url(),
         "CELERY_BROKER_URL": settings.CELERY_BROKER_URL,
         "PYTHONPATH": str(ROOT),
