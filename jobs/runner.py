@@ -309,6 +309,9 @@ class Runner:
 def _describe(job: Job, made: dict[str, Any]) -> bytes:
     """What ``inspect active`` shows."""
     about = {"id": str(job.pk), "name": job.task, "queue": job.queue, "time": time.time()}
-    about |= {"args": made["argsrepr"][:200], "kwargs": made["kwargsrepr"][:200]}
-    text = json.dumps(about).encode()
-    return text if len(text) <= 1000 else json.dumps({**about, "args": "...", "kwargs": "..."}).encode()
+    represented = made["argsrepr"][:200], made["kwargsrepr"][:200]
+    for args, kwargs in ((job.args, job.kwargs), represented, ("...", "...")):
+        text = json.dumps({**about, "args": args, "kwargs": kwargs}).encode()
+        if len(text) <= 1000:
+            break
+    return text

@@ -72,7 +72,7 @@ def test_a_running_job_is_active(broker, body):
         job = body.begin()
         [found] = inspect(worker, "active")
         assert (found["id"], found["name"], found["worker_pid"]) == (job.id, "tests.tasks.waits", body.pid)
-        assert "'held'" in found["args"]
+        assert (found["args"], found["kwargs"]) == (["held", str(body.started), str(body.gate)], {})
         assert found["delivery_info"]["routing_key"] == Job.objects.get(pk=job.id).queue
         assert abs(time.time() - found["time_start"]) < 60
         waiting = tasks.effect.delay("waits")
