@@ -13,6 +13,8 @@ from typing import Any
 
 from billiard.compat import mem_rss
 from billiard.pool import EX_RECYCLE
+from celery import states
+from celery.app.task import Context
 from celery.app.trace import build_tracer
 from celery.exceptions import Reject, SoftTimeLimitExceeded
 from django.db import Error
@@ -223,6 +225,9 @@ class Runner:
             # ``Task.before_start`` raised; or Celery takes the job for done (``worker_deduplicate_successful_tasks``).
             info = outcome.info
             self._settle_unbegun(task, job, info.retval if info else Reject("not begun by Celery", requeue=True))
+        elif outcome.info and outcome.info.state == states.REJECTED and not made["ignore_result"]:
+            # The body's Reject(requeue=False). It is Celery's worker that calls this a failure, and not its tracer.
+            task.backend.store_result(made["id"], outcome.info.retval, states.FAILURE, request=Context(made))
         events.send_outcome(made, outcome, time.monotonic() - began)
         return outcome
 

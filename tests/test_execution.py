@@ -288,6 +288,15 @@ def test_ignore_and_reject_from_a_body(outcome, state, celery_state, kind):
     assert not effects()
 
 
+def test_a_job_that_its_body_rejects_has_failed_for_whoever_waits_for_its_result(monkeypatch):
+    stored = []
+    monkeypatch.setattr(type(current_app.backend), "store_result", lambda self, *args, **kwargs: stored.append(args))
+    result = tasks.steps_out.delay("a", "reject")
+    deliver(result)
+    [(task_id, exc, state)] = stored
+    assert (task_id, type(exc).__name__, state) == (result.id, "Reject", "FAILURE")
+
+
 def test_a_result_that_is_not_json_is_kept_as_its_repr():
     result = tasks.returns_object.delay()
     assert deliver(result)[0] == "SUCCESS"
