@@ -74,12 +74,9 @@ def headers_of(job: Job, app: Celery, options: Mapping[str, Any], task: Any = No
 
 def embedded(options: Mapping[str, Any]) -> dict[str, Any]:
     """What Celery's message has beside the arguments."""
-    return {
-        "callbacks": options.get("link"),
-        "errbacks": options.get("link_error"),
-        "chain": options.get("chain"),
-        "chord": options.get("chord"),
-    }
+    made = {"callbacks": "link", "errbacks": "link_error", "chain": "chain", "chord": "chord"}
+    # Their arguments are of the types that the caller gave, too.
+    return {name: decoded(options.get(option)) for name, option in made.items()}
 
 
 def _iso(moment: Any) -> str | None:

@@ -8,6 +8,7 @@ import re
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from decimal import Decimal
 from typing import Any
 
 import celery
@@ -245,6 +246,7 @@ CANVAS = {
     "group": lambda add: group(add.s(1, 1), add.s(2, 2), add.s(3, 3)),
     "group in a chain": lambda add: chain(add.s(1, 2), group(add.s(3), add.s(4))),
     "immutable": lambda add: chain(add.si(1, 2), add.si(3, 4)),
+    "a chain of decimals": lambda add: chain(add.s(Decimal(1), 2), add.s(Decimal("0.5"))),
     "link on a chain": lambda add: chain(add.s(1, 2), add.s(3)).on_error(add.si(0, 0)),
     "chord": lambda add: chord([add.s(1, 1), add.s(2, 2)], add.si(5, 6)),
     "set": lambda add: add.s(1).set(queue="mail", priority=4),
