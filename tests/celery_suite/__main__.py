@@ -1,0 +1,3 @@
+from tests.celery_suite import main
+
+main()
