@@ -9,6 +9,7 @@ from celery import Celery
 from celery.canvas import Signature, maybe_signature
 from celery.exceptions import ChordError
 from celery.result import GroupResult
+from django.db import IntegrityError, transaction
 from django.db.models import F
 
 from jobs.arguments import decoded
@@ -47,7 +48,7 @@ def count(
     """A part has ended: the last one calls the body, or, if any has failed, what is linked to its failure.
 
     A part that failed and was run again by a person counts as what it became, so the body may still be called.
-    The row of the chord is locked until the commit, so two last parts cannot miss each other.
+    The rows of the part and of the chord are locked until the commit, so two last parts cannot miss each other.
 
     Parameters:
         result: of the part, as JSON data.
@@ -56,30 +57,34 @@ def count(
     Returns:
         False: the chord is not known here.
     """
-    chord = Chord.objects.using(using).select_for_update().filter(pk=chord_id).first()
-    if chord is None:
-        return False
-    parts = ChordPart.objects.using(using).filter(chord=chord)
-    part = parts.filter(task_id=task_id).first()
-    if part is None or part.ok == (not error):
+    chords = Chord.objects.using(using).filter(pk=chord_id)
+    parts = ChordPart.objects.using(using).filter(chord=chord_id)
+    own = parts.filter(task_id=task_id)
+    said = {"ok": not error, "result": result, "error": error}
+    # Most parts end once. One that failed may have been run again.
+    if own.filter(ok=None).update(**said):
+        chords.update(failed=F("failed") + 1) if error else chords.update(done=F("done") + 1)
+    elif not error and own.filter(ok=False).update(**said):
+        chords.update(failed=F("failed") - 1, done=F("done") + 1)
+    else:
+        return chords.exists()
+    [(size, done, failed)] = chords.values_list("size", "done", "failed")
+    if done + failed < size:
         return True
-    chord.failed += bool(error) - (part.ok is False)
-    chord.done += not error
-    parts.filter(task_id=task_id).update(ok=not error, result=result, error=error)
-    chord.save(update_fields=["failed", "done"])
-    if chord.done == chord.size:
-        callback = maybe_signature(body, app=app)
-        results = _nested(parts.values_list("place", "result"))
-        parts.delete()
-        chord.delete()
-        try:
-            callback.apply_async((results,))
-        except (TypeError, ValueError) as exc:
-            logger.exception("the body of the chord %s cannot be called", chord_id, extra={"action": "chord_failed"})
-            _fail(app, callback, f"Callback error: {exc!r}")
-    elif chord.done + chord.failed == chord.size:
+    callback = maybe_signature(body, app=app)
+    if failed:
         task_id, why = parts.filter(ok=False).values_list("task_id", "error").latest("id")
-        _fail(app, maybe_signature(body, app=app), f"Dependency {task_id} raised {why}")
+        _fail(app, callback, f"Dependency {task_id} raised {why}")
+        return True
+    results = _nested(parts.values_list("place", "result"))
+    parts.delete()
+    chords.delete()
+    try:
+        with transaction.atomic(using=using):
+            callback.apply_async((results,))
+    except (TypeError, ValueError, IntegrityError) as exc:
+        logger.exception("the body of the chord %s cannot be called", chord_id, extra={"action": "chord_failed"})
+        _fail(app, callback, f"Callback error: {exc!r}")
     return True
 
 

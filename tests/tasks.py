@@ -367,7 +367,7 @@ def replaces(self, key, *others):
 
 @shared_task
 def gather(results, key):
-    Effect.objects.create(key=key, pid=os.getpid(), note=json.dumps(results))
+    Effect.objects.create(key=key, pid=os.getpid(), note=json.dumps(results)[:200])
     return results
 
 
