@@ -9,10 +9,10 @@ from typing import Any
 
 from django.db import connection
 
-from jobs import instance
 from jobs.maintenance import tally
 from jobs.maintenance.tally import HOUR, MINUTE, QUARTER
 from jobs.models import Job, Node, Tally
+from jobs.operations import instance
 
 SPAN = datetime.timedelta(days=30)
 

@@ -311,8 +311,8 @@ def places() -> dict[str, str]:
     """What the pages are asked about: a job of each state, one in the middle of the history, a day, a worker."""
     from django.utils import timezone
 
-    from jobs.fields import created_before
     from jobs.models import Job, Node, State
+    from jobs.models.fields import created_before
 
     rows = Job.objects.order_by("-pk")
     newest = {state: rows.filter(state=state)[0] for state in State}

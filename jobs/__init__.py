@@ -13,10 +13,10 @@ from jobs.errors import Busy, Cancel, EffectParked, IdempotencyMismatch, Snooze,
 
 if TYPE_CHECKING:
     from jobs import signals
-    from jobs.effects import effect
-    from jobs.guards import guard
-    from jobs.idempotency import once
-    from jobs.locks import lock
+    from jobs.idempotency.effects import effect
+    from jobs.idempotency.guards import guard
+    from jobs.idempotency.locks import lock
+    from jobs.idempotency.markers import once
     from jobs.task import Task
 
 __version__ = "0.1.0"
@@ -38,10 +38,16 @@ __all__ = [
     "signals",
 ]
 
-_LAZY = {"Task": "task", "effect": "effects", "guard": "guards", "lock": "locks", "once": "idempotency"}
+_LAZY = {
+    "Task": "task",
+    "effect": "idempotency.effects",
+    "guard": "idempotency.guards",
+    "lock": "idempotency.locks",
+    "once": "idempotency.markers",
+}
 
 # kombu accepts no dotted path in a broker URL; this makes ``jobs://`` one that it knows.
-TRANSPORT_ALIASES.setdefault("jobs", "jobs.transport:Transport")
+TRANSPORT_ALIASES.setdefault("jobs", "jobs.calling.transport:Transport")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
 """Celery's result backend over the jobs' rows: ``result_backend = "jobs.backend:Backend"``.
 
 A row has what a backend keeps of a task, whoever ended it. So a run writes nothing here, and ends that are decided
-outside of the body are seen like all others. Only what has no row is stored (``jobs.stored``).
+outside of the body are seen like all others. Only what has no row is stored (``jobs.calling.stored``).
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from celery.contrib.abortable import ABORTED
 from celery.result import assert_will_not_block, result_from_tuple
 from django.db import InterfaceError, OperationalError
 
-from jobs import chords, databases, followups, outbox
 from jobs.arguments import as_uuid, decoded, jsonable
+from jobs.calling import chords, followups, outbox
+from jobs.calling.stored import Store
 from jobs.conf import conf
-from jobs.logs import logger
+from jobs.database import databases
+from jobs.database.logs import logger
+from jobs.lifecycle.run import claimed
 from jobs.models import ENDED, WAITING, Job, State
-from jobs.run import claimed
-from jobs.stored import Store
 
 #: Seconds between the first two looks at what somebody waits for; each pause is longer than the one before.
 FIRST_PAUSE, GROWTH = 0.005, 1.5

@@ -18,7 +18,7 @@ from django.core.checks import CheckMessage, Error, Warning, register
 from django.db import connections, router
 from django.utils.module_loading import import_string
 
-from jobs import project
+from jobs import conf as project
 from jobs.conf import celery_settings, conf, problems, task_options
 from jobs.models import Job
 

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any, get_args
 
+from celery import Celery, current_app
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
@@ -224,3 +225,20 @@ def celery_settings(broker_url: str = "jobs://", prefix: str = "") -> dict[str, 
         # sender for ever.
         result["broker_transport_options"] = {"confirm_publish": True, "read_timeout": 10, "write_timeout": 10}
     return {f"{prefix}{name.upper()}": value for name, value in result.items()} if prefix else result
+
+
+# The project's Celery app, where nobody hands it over: commands, checks, rescue
+
+
+def celery_app() -> Celery | None:
+    """The app that the project made; None if there is only Celery's fallback, which knows no task and no broker."""
+    app: Celery = current_app._get_current_object()
+    return None if app.main == "default" and not app.set_as_current else app
+
+
+def has_results_elsewhere(task: str, options: Mapping[str, Any]) -> bool:
+    """Whether results are kept by a backend that does not read the rows, and that of this call as well."""
+    app = celery_app()
+    if app is None or not app.conf.result_backend or app.conf.result_backend.startswith("jobs."):
+        return False
+    return not options.get("ignore_result", getattr(app.tasks.get(task), "ignore_result", False))

@@ -1,4 +1,4 @@
-"""The Task base class: the call side makes a row, the run side hands over to ``jobs.execution``."""
+"""The Task base class: the call side makes a row, the run side hands over to ``jobs.execution.pipeline``."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from celery.result import AsyncResult
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import transaction
 
-from jobs import calls, execution, followups, locks, outbox, sentry, worker
+from jobs.calling import calls, followups, outbox, sentry
 from jobs.conf import conf, problems, task_options
-from jobs.databases import job_alias
+from jobs.database.databases import job_alias
 from jobs.errors import EffectParked, Replaced, UniqueTaken
-from jobs.keys import KeyTemplate, signature_of
-from jobs.lifecycle import now_plus
+from jobs.execution import pipeline
+from jobs.idempotency import locks
+from jobs.idempotency.keys import KeyTemplate, signature_of
+from jobs.lifecycle.run import Run
+from jobs.lifecycle.transitions import now_plus
 from jobs.models import Job
-from jobs.run import Run
+from jobs.worker import steps
 
 
 def is_stock_name(name: str | None) -> bool:
@@ -107,7 +110,7 @@ class Task(celery.Task):
             # Celery goes on with a task that is half made; no call of it may do without what it was to promise.
             cls.declared_wrong = type(exc)(f"{cls.name}: {exc}")
             raise cls.declared_wrong from None
-        worker.install(app)
+        steps.install(app)
 
     @classmethod
     def _read_options(cls) -> None:
@@ -350,4 +353,4 @@ class Task(celery.Task):
             # A plain call: from Python, from apply(), from a body that calls itself.
             return super().__call__(*args, **kwargs)
         # The outermost call of what a worker was given: a claimed job, or a message by name.
-        return execution.run(self, request, args, kwargs)
+        return pipeline.run(self, request, args, kwargs)

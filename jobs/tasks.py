@@ -8,10 +8,10 @@ from typing import Any
 from celery import shared_task
 from kombu.exceptions import OperationalError
 
-from jobs import followups
 from jobs.arguments import decoded
-from jobs.board import board
+from jobs.calling import followups
 from jobs.errors import Snooze, UniqueTaken
+from jobs.lifecycle.board import board
 from jobs.models import ENDED, Job
 from jobs.task import Task
 

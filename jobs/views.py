@@ -8,9 +8,11 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
-from jobs import census, databases, instance
 from jobs.conf import conf
+from jobs.database import databases
+from jobs.inspection import census
 from jobs.models import Job, Node
+from jobs.operations import instance
 
 
 @never_cache
@@ -48,7 +50,7 @@ def metrics(request: HttpRequest) -> HttpResponse:
     ):
         raise PermissionDenied
     try:
-        from jobs.metrics import exposition
+        from jobs.inspection.metrics import exposition
     except ModuleNotFoundError as exc:
         return HttpResponse(f"{exc}: pip install 'django-transactional-jobs[metrics]'\n", "text/plain", 501)
     text, kind = exposition()

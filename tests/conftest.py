@@ -18,9 +18,9 @@ from django.db.backends.base.base import NO_DB_ALIAS
 from django.db.utils import load_backend
 from kombu import pools
 
-from jobs import syncpoints
-from jobs.board import board
 from jobs.conf import celery_settings
+from jobs.database import syncpoints
+from jobs.lifecycle.board import board
 from jobs.models import Job
 from tests import servers
 
@@ -204,7 +204,7 @@ def _empty_broker() -> None:
                 broker.channel().queue_purge(queue)
     if settings.CELERY_BROKER_URL == "jobs://" or connection.vendor == "sqlite":
         # On SQLite they are in a file that Django's flush does not know.
-        from jobs.databases import SideDatabase
+        from jobs.database.databases import SideDatabase
 
         side = SideDatabase()
         with side.cursor() as cursor:

@@ -16,13 +16,14 @@ from celery import current_app
 from django.conf import settings
 from django.db import connection
 
-from jobs import databases, lifecycle
-from jobs.board import BODY, board, is_alive
-from jobs.claims import Claimer
 from jobs.conf import conf
+from jobs.database import databases
+from jobs.lifecycle import transitions
+from jobs.lifecycle.board import BODY, board, is_alive
+from jobs.lifecycle.claims import Claimer
 from jobs.maintenance.rescue import read_beats
 from jobs.models import ENDED, Job, Node
-from jobs.runner import Runner
+from jobs.worker.runner import Runner
 from tests.models import Effect
 from tests.servers import die_with_parent, wait_for
 
@@ -184,7 +185,7 @@ def claim(key, node=None):
     jobs = Claimer().claim(alias, wanted.queue, node or board.node, 1)
     rows.update(rank=wanted.rank)
     if jobs and jobs[0].pk != wanted.pk:
-        lifecycle.give_back(alias, node or board.node, jobs[0].token)
+        transitions.give_back(alias, node or board.node, jobs[0].token)
         return None
     for job in jobs:
         job.rank = wanted.rank

@@ -9,8 +9,8 @@ import uuid
 from django.db.models import JSONField, Value
 from django.utils import timezone
 
-from jobs.fields import first_id
 from jobs.models import Job, Node
+from jobs.models.fields import first_id
 
 ERROR = {"type": "ValueError", "message": "no", "traceback": "", "at": "2026-01-02T03:04:05+00:00", "attempt": 1}
 

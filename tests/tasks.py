@@ -19,10 +19,12 @@ from celery.contrib.abortable import AbortableAsyncResult, AbortableTask
 from celery.exceptions import SoftTimeLimitExceeded
 from django.db import OperationalError, connection, transaction
 
-from jobs import Cancel, Snooze, Task, guard, lock, once, request, syncpoints
+from jobs import Cancel, Snooze, Task, guard, lock, once
 from jobs import effect as effect_of
 from jobs import signals as job_signals
-from jobs.board import board
+from jobs.calling import request
+from jobs.database import syncpoints
+from jobs.lifecycle.board import board
 from shop import payments
 from tests.models import Effect, Order
 
@@ -732,7 +734,7 @@ def _end_at(name):
 
 def _end_in_adoption(marker):
     """The first process that gives a message its row is told to end before this is committed."""
-    from jobs import calls
+    from jobs.calling import calls
 
     adopt = calls.adopt
 

@@ -16,8 +16,9 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from jobs import databases, locks
-from jobs.locks import lock
+from jobs.database import databases
+from jobs.idempotency import locks
+from jobs.idempotency.locks import lock
 from jobs.maintenance import rescue
 from jobs.models import Effect, Job, Marker, Node, State
 from tests.rows import make

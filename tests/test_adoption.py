@@ -15,9 +15,9 @@ from django.db.models import QuerySet
 from django.utils import timezone
 from kombu import Exchange, Queue
 
-from jobs import calls
 from jobs.arguments import as_uuid
-from jobs.board import board
+from jobs.calling import calls
+from jobs.lifecycle.board import board
 from jobs.models import Job
 from tests import tasks, test_calls
 from tests.harness import Worker, deliver, effects, wait_ended, wait_state
@@ -139,7 +139,7 @@ def test_without_a_database_the_message_goes_back_to_the_broker(node, monkeypatc
         tried.append(1)
         raise OperationalError("away")
 
-    monkeypatch.setattr("jobs.settlement.RECONNECT", [0.0, 0.0, 0.0])
+    monkeypatch.setattr("jobs.execution.settlement.RECONNECT", [0.0, 0.0, 0.0])
     monkeypatch.setattr(QuerySet, "bulk_create", away)
     key = str(uuid.uuid4())
     assert receive(key, "a") == "REJECTED"

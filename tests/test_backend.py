@@ -17,11 +17,11 @@ from django.db import connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from jobs import lifecycle
 from jobs.arguments import Repr
 from jobs.backend import Backend
-from jobs.databases import apart, side
+from jobs.database.databases import apart, side
 from jobs.errors import TaskExited, TaskOutOfMemory
+from jobs.lifecycle import transitions
 from jobs.maintenance import clock
 from jobs.maintenance.prune import Prune
 from jobs.models import Job
@@ -115,7 +115,7 @@ def test_a_job_on_its_way(monkeypatch):
     assert (result.state, result.info, result.exists()) == ("PENDING", None, True)
     deliver(result)
     assert (result.state, type(result.info), result.retries) == ("RETRY", celery.exceptions.Retry, 1)
-    lifecycle.run_now(Job.objects.get().pk, "default")
+    transitions.run_now(Job.objects.get().pk, "default")
     job = claim(result.id)
     assert (result.state, result.info) == ("STARTED", {"hostname": "here"})
     with pytest.raises(celery.exceptions.TimeoutError):
@@ -201,7 +201,7 @@ def ends_by_expiry():
 
 def ends_by_hand():
     result = tasks.noop.delay()
-    assert lifecycle.cancel(uuid.UUID(result.id), "default")
+    assert transitions.cancel(uuid.UUID(result.id), "default")
     return result
 
 
@@ -209,13 +209,13 @@ def ends_by_crashes():
     result = tasks.noop.apply_async()
     Job.objects.update(crashes=2)
     job = claim(result.id)
-    assert lifecycle.crash(job, lifecycle.error_entry("WorkerLostError", "signal 9", attempt=1), 3)
+    assert transitions.crash(job, transitions.error_entry("WorkerLostError", "signal 9", attempt=1), 3)
     return result
 
 
 def ends_by_loss():
     result = tasks.noop.delay()
-    assert lifecycle.lose(claim(result.id), lifecycle.error_entry("NodeLost", "the worker died", attempt=1), 1)
+    assert transitions.lose(claim(result.id), transitions.error_entry("NodeLost", "the worker died", attempt=1), 1)
     return result
 
 
@@ -245,7 +245,7 @@ def test_who_waits_hears_of_a_cancel_at_once():
     result = tasks.noop.delay()
 
     def cancel():
-        lifecycle.cancel(uuid.UUID(result.id), "default")
+        transitions.cancel(uuid.UUID(result.id), "default")
         connections.close_all()
 
     timer = threading.Timer(0.3, cancel)
@@ -420,7 +420,7 @@ def test_the_next_run_of_a_job_says_nothing_yet():
     # As a thread of the body does.
     current_app.backend.store_result(result.id, {"done": 1}, "PROGRESS")
     assert result.state == "PROGRESS"
-    lifecycle.hand_back(job, 0)
+    transitions.hand_back(job, 0)
     assert result.state == "PENDING"
     claim(job.pk)
     assert result.state == "STARTED"

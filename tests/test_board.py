@@ -8,8 +8,8 @@ import uuid
 
 import pytest
 
-from jobs import board as module
-from jobs.board import BODY, BUSY, IDLE, NAMED, SLOTS, Board, is_alive
+from jobs.lifecycle import board as module
+from jobs.lifecycle.board import BODY, BUSY, IDLE, NAMED, SLOTS, Board, is_alive
 from tests.servers import wait_for
 
 

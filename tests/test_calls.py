@@ -22,8 +22,8 @@ from kombu import Exchange, Queue
 from kombu.common import Broadcast
 
 from jobs.models import Job
-from jobs.runner import Runner
 from jobs.task import Task
+from jobs.worker.runner import Runner
 from tests.harness import claim, run_alone
 
 pytestmark = pytest.mark.django_db(transaction=True)

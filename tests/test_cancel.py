@@ -7,7 +7,8 @@ import uuid
 import pytest
 from celery import current_app
 
-from jobs import lifecycle, syncpoints
+from jobs.database import syncpoints
+from jobs.lifecycle import transitions
 from jobs.maintenance import clock
 from jobs.models import Cancellation, Job
 from tests import tasks
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def ask(at: str) -> None:
     """Ask the job that runs to end, when its run reaches the point."""
-    syncpoints.arm(lambda point: point == at and lifecycle.ask_to_end(Job.objects.get().pk, "default"))
+    syncpoints.arm(lambda point: point == at and transitions.ask_to_end(Job.objects.get().pk, "default"))
 
 
 def over() -> Job:
@@ -65,14 +66,14 @@ def test_a_zombie_does_not_take_its_successors_request(node):
     zombie = claim(result.id)
     Job.objects.update(state="ready")
     claim(result.id)
-    assert lifecycle.ask_to_end(uuid.UUID(result.id), "default")
-    assert not lifecycle.heed(zombie)
+    assert transitions.ask_to_end(uuid.UUID(result.id), "default")
+    assert not transitions.heed(zombie)
     assert Cancellation.objects.exists()
 
 
 def test_nobody_is_asked_where_nothing_runs(node):
     result = tasks.effect.delay("a")
-    assert not lifecycle.ask_to_end(uuid.UUID(result.id), "default")
+    assert not transitions.ask_to_end(uuid.UUID(result.id), "default")
     assert not Cancellation.objects.exists()
 
 
@@ -86,7 +87,7 @@ def test_a_long_body_ends_at_its_next_checkpoint(tmp_path):
     with Worker(concurrency=1):
         job = tasks.checks.delay("a", str(started))
         in_body(job.id, started)
-        assert lifecycle.ask_to_end(uuid.UUID(job.id), "default", why="changed my mind")
+        assert transitions.ask_to_end(uuid.UUID(job.id), "default", why="changed my mind")
         [row] = wait_ended(job.id)
     assert (row.state, row.error["message"]) == ("cancelled", "changed my mind")
     assert not effects()

@@ -15,7 +15,8 @@ from celery.contrib.django.task import DjangoTask
 from django.core.checks import CheckMessage, run_checks
 from django.db import connections
 
-from jobs import checks, project
+from jobs import checks
+from jobs import conf as project
 from jobs.conf import celery_settings, conf, problems
 from jobs.task import Task
 from tests.harness import ROOT

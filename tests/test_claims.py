@@ -15,14 +15,14 @@ from django.db import OperationalError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from jobs import claims, lifecycle
-from jobs.board import board
-from jobs.calls import rank_of
-from jobs.claims import Claimer
+from jobs.calling.calls import rank_of
+from jobs.lifecycle import claims, transitions
+from jobs.lifecycle.board import board
+from jobs.lifecycle.claims import Claimer
 from jobs.maintenance import clock, rescue
 from jobs.maintenance.rescue import OwnJobs
 from jobs.models import Job, Node, Pause
-from jobs.runner import Runner
+from jobs.worker.runner import Runner
 from tests import tasks
 from tests.concurrency import Elsewhere, open_transaction
 from tests.harness import effects
@@ -86,7 +86,7 @@ def test_a_claim_is_a_fresh_token_and_the_next_lease(node):
         assert (row.state, row.token, row.node_id) == ("running", token, node.pk)
         assert abs((row.started_at - timezone.now()).total_seconds()) < 10
         assert row.lease == jobs[row.pk].lease
-    lifecycle.give_back("default", node.pk, token)
+    transitions.give_back("default", node.pk, token)
     assert {job.token for job in claim(10)} != {token}
 
 
@@ -138,7 +138,7 @@ def test_what_is_not_ready_is_not_claimed(node):
 def test_a_dead_node_claims_nothing(node):
     make()
     assert claim(node=uuid.uuid4()) == [], "nor one that nobody knows"
-    lifecycle.bury(node.pk, "default")
+    transitions.bury(node.pk, "default")
     assert claim() == []
     assert claim(node=make_node().pk) != []
 
@@ -304,7 +304,7 @@ def test_a_renewed_row_is_not_given_back(node):
     batch = begun.token
     assert claims.renew(waiting)
     assert waiting.token != batch
-    assert lifecycle.give_back("default", node.pk, batch, begun.pk) == 0
+    assert transitions.give_back("default", node.pk, batch, begun.pk) == 0
     assert claims.succeed(waiting, None, 0.0)
     assert state(waiting)[0] == "succeeded"
 
@@ -313,7 +313,7 @@ def test_a_row_that_was_given_back_is_not_renewed(node):
     make(age=2), make(age=1)
     begun, waiting = claim(2)
     before = waiting.token
-    assert lifecycle.give_back("default", node.pk, begun.token, begun.pk) == 1
+    assert transitions.give_back("default", node.pk, begun.token, begun.pk) == 1
     assert not claims.renew(waiting)
     assert waiting.token == before
     [again] = claim(2)
@@ -338,7 +338,7 @@ def test_of_a_renewal_and_a_return_at_the_same_time_one_does_nothing(node):
     begun, waiting = claim(2)
     renewed: list[bool] = []
     with open_transaction(lambda: renewed.append(claims.renew(waiting))):
-        back = Elsewhere(lambda: lifecycle.give_back("default", node.pk, begun.token, begun.pk))
+        back = Elsewhere(lambda: transitions.give_back("default", node.pk, begun.token, begun.pk))
         time.sleep(0.2)
         assert not back.outcome, "it waits for the renewal"
     assert (renewed, back.result()) == ([True], 0)
@@ -346,7 +346,7 @@ def test_of_a_renewal_and_a_return_at_the_same_time_one_does_nothing(node):
 
     make(age=1)
     [third] = claim(1)
-    with open_transaction(lambda: lifecycle.give_back("default", node.pk, third.token)):
+    with open_transaction(lambda: transitions.give_back("default", node.pk, third.token)):
         late = Elsewhere(lambda: claims.renew(third))
         time.sleep(0.2)
         assert not late.outcome
@@ -366,7 +366,7 @@ def test_a_return_leaves_what_was_begun_and_what_is_of_other_claims(node):
     begun, waiting = claim(2)
     [other] = claim(1)
     elsewhere = make("running", token=begun.token, node=make_node())
-    assert lifecycle.give_back("default", node.pk, begun.token, begun.pk) == 1
+    assert transitions.give_back("default", node.pk, begun.token, begun.pk) == 1
     assert [state(job)[0] for job in (begun, waiting, other, elsewhere)] == ["running", "ready", "running", "running"]
     assert state(waiting) == ("ready", 1, 0, 0, 0)
     assert Job.objects.get(pk=waiting.pk).backend is None
@@ -375,7 +375,7 @@ def test_a_return_leaves_what_was_begun_and_what_is_of_other_claims(node):
 def test_a_row_that_waits_again_keeps_its_place(node):
     rows = [make(age=3), make(age=2), make(age=1)]
     begun, *_ = claim(2)
-    lifecycle.give_back("default", node.pk, begun.token, begun.pk)
+    transitions.give_back("default", node.pk, begun.token, begun.pk)
     assert keys(claim(10)) == keys(rows[1:])
 
 
@@ -385,7 +385,7 @@ def test_a_unique_job_goes_back_unless_another_has_its_key_by_now(node):
     assert len(jobs) == 3
     holder = tasks.summary.delay("mon")
     assert not holder.existing
-    assert lifecycle.give_back("default", node.pk, jobs[0].token, uuid.UUID(begun.id)) == 2
+    assert transitions.give_back("default", node.pk, jobs[0].token, uuid.UUID(begun.id)) == 2
     assert Job.objects.get(pk=second.id).state == "ready"
     job = Job.objects.get(pk=first.id)
     assert (job.state, job.error["type"]) == ("failed", "UniqueTaken")
@@ -544,7 +544,7 @@ def test_a_row_that_was_given_back_before_it_began_does_not_run(runner, monkeypa
 
     def lose(*args):
         made = name(*args)
-        lifecycle.give_back("default", board.node, Job.objects.get(pk=job.pk).token)
+        transitions.give_back("default", board.node, Job.objects.get(pk=job.pk).token)
         return made
 
     monkeypatch.setattr(runner, "_name", lose)
@@ -554,7 +554,7 @@ def test_a_row_that_was_given_back_before_it_began_does_not_run(runner, monkeypa
 
 
 def test_what_waited_long_behind_others_of_its_claim_is_renewed_before_it_begins(runner, monkeypatch):
-    monkeypatch.setattr("jobs.runner.OLD", -1.0)
+    monkeypatch.setattr("jobs.worker.runner.OLD", -1.0)
     jobs = [call(tasks.noop), call(tasks.noop)]
     learn(runner, "noop")
     tokens = []
@@ -713,11 +713,11 @@ def test_no_hot_statement_scans_or_sorts_the_table(full, statistics):
     own = OwnJobs(os.getpid())
     for name, index, action in (
         ("has_ready", "jobs_job_ready", lambda: clock.has_ready("default", [QUEUE, "mail"])),
-        ("make_due", "jobs_job_scheduled", lambda: lifecycle.make_due("default", 10)),
-        ("make_due last", "jobs_job_scheduled", lambda: lifecycle.make_due("default", 10, "-run_at")),
-        ("expire", "jobs_job_expires", lambda: lifecycle.expire("default", 10)),
+        ("make_due", "jobs_job_scheduled", lambda: transitions.make_due("default", 10)),
+        ("make_due last", "jobs_job_scheduled", lambda: transitions.make_due("default", 10, "-run_at")),
+        ("expire", "jobs_job_expires", lambda: transitions.expire("default", 10)),
         ("orphans", "jobs_job_running", own.hand_back_orphans),
-        ("give_back", "jobs_job_running", lambda: lifecycle.give_back("default", board.node, 1)),
+        ("give_back", "jobs_job_running", lambda: transitions.give_back("default", board.node, 1)),
         (
             "dead nodes",
             "jobs_job_running",

@@ -21,13 +21,17 @@ from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from jobs import census, databases, instance, lifecycle, project
+from jobs import conf as project
 from jobs.conf import conf
-from jobs.databases import SideDatabase
+from jobs.database import databases
+from jobs.database.databases import SideDatabase
+from jobs.inspection import census
+from jobs.lifecycle import transitions
 from jobs.maintenance import rescue
 from jobs.maintenance.rescue import Rescue
 from jobs.management.commands.jobs import Command
 from jobs.models import Cancellation, Instance, Job, Marker
+from jobs.operations import instance
 from tests.harness import ROOT, claim, environment
 from tests.rows import ERROR, make, make_node
 from tests.servers import die_with_parent, wait_for
@@ -298,13 +302,13 @@ def test_dry_run_changes_nothing(verb, state, answer):
 
 def test_a_job_that_was_claimed_in_between_is_asked_to_end(monkeypatch):
     job, node = make("ready"), make_node()
-    cancel = lifecycle.cancel
+    cancel = transitions.cancel
 
     def late(key, alias, why):
         assert claim(key, node.pk)
         return cancel(key, alias, why=why)
 
-    monkeypatch.setattr(lifecycle, "cancel", late)
+    monkeypatch.setattr(transitions, "cancel", late)
     assert "asked to end at its next checkpoint or at its end" in run("cancel", str(job.pk))
     assert Cancellation.objects.filter(pk=job.pk).exists()
 
@@ -422,8 +426,8 @@ def test_rescue_once_watches_and_gives_back_the_jobs_of_the_dead_only():
 
 def test_prune_deletes_what_ended_long_ago():
     old, fresh = make("succeeded", age=8 * 86400), make("succeeded")
-    Marker.objects.create(key="kept", kind="once", expires_at=lifecycle.now_plus(60))
-    Marker.objects.create(key="expired", kind="once", expires_at=lifecycle.now_plus(-60))
+    Marker.objects.create(key="kept", kind="once", expires_at=transitions.now_plus(60))
+    Marker.objects.create(key="expired", kind="once", expires_at=transitions.now_plus(-60))
     assert json.loads(run("prune", "--dry-run", "--json")) == {"jobs": 1, "markers": 1}
     assert run("prune", "--dry-run") == "prune: would delete jobs 1, markers 1\n"
     assert (Job.objects.count(), Marker.objects.count()) == (2, 2)

@@ -13,8 +13,10 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from jobs import census, databases, queues
-from jobs.dashboard import FAILURES, Dashboard
+from jobs.database import databases
+from jobs.inspection import census
+from jobs.inspection.dashboard import FAILURES, Dashboard
+from jobs.lifecycle import queues
 from jobs.maintenance import rescue
 from jobs.maintenance.tally import HOUR, MINUTE, Count, clock, floor
 from jobs.models import Job, Pause, Tally

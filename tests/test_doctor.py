@@ -9,8 +9,9 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
 
-from jobs import listener, queues
+from jobs.lifecycle import queues
 from jobs.models import Instance, Job
+from jobs.worker import listener
 from tests.harness import Worker
 from tests.rows import make
 from tests.servers import free_port

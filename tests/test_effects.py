@@ -12,7 +12,10 @@ from django.core.management import call_command
 from django.db import OperationalError, connection, transaction
 from django.db.models import F
 
-from jobs import Snooze, effect, effects, lifecycle, syncpoints
+from jobs import Snooze, effect
+from jobs.database import syncpoints
+from jobs.idempotency import effects
+from jobs.lifecycle import transitions
 from jobs.models import Effect, Job
 from shop import payments
 from shop.models import Customer
@@ -213,7 +216,7 @@ def run(task, *parts) -> Job:
 
 
 def run_again(job: Job) -> Job:
-    assert lifecycle.replay(job.pk, "default")
+    assert transitions.replay(job.pk, "default")
     deliver(tasks.calls_retry.AsyncResult(str(job.pk)))
     return Job.objects.get(pk=job.pk)
 
@@ -482,14 +485,14 @@ def test_zombie_writes_nothing(node, point):
 
 def test_run_that_loses_its_job_between_the_check_and_the_row_writes_nothing(node, monkeypatch):
     made = script()
-    owns = lifecycle.owns
+    owns = transitions.owns
 
     def rob(job):
         owned = owns(job)
         Job.objects.update(lease=2, token=2)
         return owned
 
-    monkeypatch.setattr(lifecycle, "owns", rob)
+    monkeypatch.setattr(transitions, "owns", rob)
     run(tasks.calls_retry, "charge", "order-1")
     assert made == []
     assert not Effect.objects.exists()
@@ -512,7 +515,7 @@ def test_cancelled_job_makes_no_call_any_more(node):
 
     def cancel(reached):
         if reached == "after_claim":
-            lifecycle.ask_to_end(Job.objects.get().pk, "default")
+            transitions.ask_to_end(Job.objects.get().pk, "default")
 
     syncpoints.arm(cancel)
     assert run(tasks.calls_retry, "charge", "order-1").state == "cancelled"
@@ -522,14 +525,14 @@ def test_cancelled_job_makes_no_call_any_more(node):
 
 def test_the_database_may_be_away_for_a_moment_after_the_call(node, monkeypatch):
     made = script()
-    hold, failures = lifecycle.hold, [OperationalError("gone"), OperationalError("gone")]
+    hold, failures = transitions.hold, [OperationalError("gone"), OperationalError("gone")]
 
     def flaky(job):
         if made and failures:
             raise failures.pop()
         return hold(job)
 
-    monkeypatch.setattr(lifecycle, "hold", flaky)
+    monkeypatch.setattr(transitions, "hold", flaky)
     assert run(tasks.calls_retry, "charge", "order-1").result == {"id": 1}
     assert (made, failures, status()) == ([KEY], [], "sent")
 

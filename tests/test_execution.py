@@ -16,13 +16,14 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from kombu import Exchange, Queue
 
-from jobs import claims, lifecycle, ring, syncpoints
 from jobs.arguments import decoded
-from jobs.board import board
+from jobs.database import syncpoints
 from jobs.errors import TaskExited
+from jobs.lifecycle import claims, ring, transitions
+from jobs.lifecycle.board import board
 from jobs.models import Job
-from jobs.redaction import Shown
-from jobs.runner import Runner
+from jobs.operations.redaction import Shown
+from jobs.worker.runner import Runner
 from tests import tasks
 from tests.harness import claim, deliver, effects, run
 
@@ -80,7 +81,7 @@ def executed(monkeypatch):
 @pytest.mark.core
 def test_a_run_costs_its_completion_and_its_share_of_one_claim(runner, settings, monkeypatch):
     settings.JOBS = {**settings.JOBS, "CLAIM_BATCH": 10}
-    monkeypatch.setattr("jobs.runner.BATCH_TIME", 100.0)
+    monkeypatch.setattr("jobs.worker.runner.BATCH_TIME", 100.0)
     tasks.noop.delay_many([(n,) for n in range(11)])
     # The first of its kind goes alone, and tells how long one takes.
     assert runner.run_batch()
@@ -156,13 +157,13 @@ def test_a_lost_lease_rolls_the_effects_back():
     [
         lambda job: claims.succeed(job, None, 0.0),
         lambda job: claims.succeed(job, "the same", 0.0, Job()),
-        lambda job: lifecycle.hold(job),
-        lambda job: lifecycle.fail(job, lifecycle.error_entry("E", "m")),
-        lambda job: lifecycle.retry(job, None, lifecycle.error_entry("E", "m"), {}),
-        lambda job: lifecycle.hand_back(job, 0),
-        lambda job: lifecycle.crash(job, lifecycle.error_entry("E", "m"), 3),
-        lambda job: lifecycle.lose(job, lifecycle.error_entry("E", "m"), 10),
-        lambda job: lifecycle.cancel_running(job, lifecycle.error_entry("E", "m")),
+        lambda job: transitions.hold(job),
+        lambda job: transitions.fail(job, transitions.error_entry("E", "m")),
+        lambda job: transitions.retry(job, None, transitions.error_entry("E", "m"), {}),
+        lambda job: transitions.hand_back(job, 0),
+        lambda job: transitions.crash(job, transitions.error_entry("E", "m"), 3),
+        lambda job: transitions.lose(job, transitions.error_entry("E", "m"), 10),
+        lambda job: transitions.cancel_running(job, transitions.error_entry("E", "m")),
     ],
 )
 @pytest.mark.parametrize("stolen", [{"lease": 9}, {"token": 9}, {"state": "ready"}])
@@ -316,7 +317,7 @@ def test_an_expired_job_is_not_claimed():
     result = tasks.effect.apply_async(("a",), expires=3600)
     Job.objects.update(expires_at=timezone.now() - timezone.timedelta(seconds=1))
     assert deliver(result)[0] == "UNCLAIMED"
-    assert lifecycle.expire("default", 10) == 1
+    assert transitions.expire("default", 10) == 1
     job = Job.objects.get()
     assert (job.state, job.error["type"]) == ("cancelled", "Expired")
     assert not effects()
@@ -326,7 +327,7 @@ def test_an_expired_job_is_not_claimed():
 @pytest.mark.parametrize("times", [1, 4])
 def test_a_conflict_of_transactions_is_run_again_under_the_same_claim(monkeypatch, task, times):
     monkeypatch.setattr(tasks, "conflicts", ["again"] * times)
-    monkeypatch.setattr("jobs.execution.RERUNS", [0.0] * 4)
+    monkeypatch.setattr("jobs.execution.pipeline.RERUNS", [0.0] * 4)
     assert deliver(task.delay("a"))[0] == "SUCCESS"
     job = Job.objects.get()
     assert (job.state, job.lease, job.retries, job.node_losses) == ("succeeded", 1, 0, 0)
@@ -335,7 +336,7 @@ def test_a_conflict_of_transactions_is_run_again_under_the_same_claim(monkeypatc
 
 def test_too_many_conflicts_give_the_job_back(monkeypatch):
     monkeypatch.setattr(tasks, "conflicts", ["again"] * 5)
-    monkeypatch.setattr("jobs.execution.RERUNS", [0.0] * 4)
+    monkeypatch.setattr("jobs.execution.pipeline.RERUNS", [0.0] * 4)
     assert deliver(tasks.conflicting.delay("a"))[0] == "IGNORED"
     job = Job.objects.get()
     assert (job.state, job.retries, job.node_losses) == ("ready", 0, 1)
@@ -344,7 +345,7 @@ def test_too_many_conflicts_give_the_job_back(monkeypatch):
 
 def test_a_conflict_is_not_run_again_by_a_zombie(monkeypatch):
     monkeypatch.setattr(tasks, "conflicts", ["again"])
-    monkeypatch.setattr("jobs.execution.RERUNS", [0.0] * 4)
+    monkeypatch.setattr("jobs.execution.pipeline.RERUNS", [0.0] * 4)
     result = tasks.conflicting.delay("a")
     syncpoints.arm(lambda point: point == "after_claim" and Job.objects.update(token=9))
     assert deliver(result)[0] == "IGNORED"
@@ -416,14 +417,14 @@ def test_a_retry_stays_in_its_queue_behind_a_topic_exchange(monkeypatch):
 def test_errors_keep_the_first_and_the_last():
     errors: list = []
     for number in range(100):
-        errors = lifecycle._with(errors, {"n": number})
+        errors = transitions._with(errors, {"n": number})
     assert [entry["n"] for entry in errors] == [*range(20), *range(80, 100)]
 
 
 def test_a_replay_resets_the_counts_but_never_the_lease():
     result = tasks.raises.delay("wrong")
     deliver(result)
-    assert lifecycle.replay(uuid.UUID(result.id), "default")
+    assert transitions.replay(uuid.UUID(result.id), "default")
     job = Job.objects.get()
     assert (job.state, job.retries, job.lease, job.finished_at) == ("ready", 0, 1, None)
     deliver(result)
@@ -462,7 +463,7 @@ def test_a_database_error_before_the_body_is_not_the_bodys_failure(monkeypatch):
         return real(*args, **kwargs)
 
     job = claim(tasks.effect.delay("a").id)
-    monkeypatch.setattr("jobs.execution.transaction.atomic", atomic)
+    monkeypatch.setattr("jobs.execution.pipeline.transaction.atomic", atomic)
     assert run(job)[0] == "IGNORED"
     job = Job.objects.get()
     assert (job.state, job.node_losses, job.error["message"]) == ("ready", 1, "database is locked")
@@ -501,8 +502,8 @@ def test_headers_and_limits_come_from_the_row():
 def test_a_replayed_job_no_longer_expires():
     result = tasks.effect.apply_async(("a",), expires=1)
     Job.objects.update(expires_at=timezone.now() - timezone.timedelta(seconds=1))
-    lifecycle.expire("default", 10)
-    assert lifecycle.replay(uuid.UUID(result.id), "default")
+    transitions.expire("default", 10)
+    assert transitions.replay(uuid.UUID(result.id), "default")
     assert deliver(result)[0] == "SUCCESS"
 
 

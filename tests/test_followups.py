@@ -15,7 +15,9 @@ import pytest
 from celery import chain, chord, current_app, group, signals
 from django.db import connections, transaction
 
-from jobs import chords, lifecycle, syncpoints
+from jobs.calling import chords
+from jobs.database import syncpoints
+from jobs.lifecycle import transitions
 from jobs.models import Chord, ChordPart, Job
 from tests import tasks
 from tests.harness import Worker, claim, effects, run, wait_ended
@@ -29,7 +31,7 @@ effect, fails, gather, passes = tasks.effect, tasks.fails, tasks.gather, tasks.p
 def run_ready(limit=100):
     """Run what is ready, in this process, until nothing is."""
     for _ in range(limit):
-        lifecycle.make_due("default", 100)
+        transitions.make_due("default", 100)
         if (job := Job.objects.filter(state="ready").order_by("pk").first()) is None:
             return
         run(claim(job.pk))
@@ -50,7 +52,7 @@ def killed_at(point, key):
         finally:
             os._exit(1)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
-    lifecycle.settle_running(uuid.UUID(key), "default", lambda job: lifecycle.hand_back(job, 0))
+    transitions.settle_running(uuid.UUID(key), "default", lambda job: transitions.hand_back(job, 0))
 
 
 def test_the_next_step_is_written_in_the_commit_of_the_one_before(node):
@@ -147,7 +149,7 @@ def test_an_errback_is_called_once_and_only_after_the_last_attempt(node, new_sty
     for _ in range(2):
         run(claim(result.id))
         Job.objects.filter(pk=result.id).update(run_at="2026-01-01T00:00Z")
-        lifecycle.make_due("default", 10)
+        transitions.make_due("default", 10)
         assert effects() == {}
     run_ready()
     assert effects() == {result.id: 1}
@@ -157,22 +159,22 @@ def test_an_errback_is_called_once_and_only_after_the_last_attempt(node, new_sty
 
 def end_expired(job):
     Job.objects.filter(pk=job.pk).update(expires_at="2026-01-01T00:00Z")
-    lifecycle.expire("default", 10)
+    transitions.expire("default", 10)
 
 
 def end_by_hand(job):
-    lifecycle.cancel(job.pk, "default")
+    transitions.cancel(job.pk, "default")
 
 
 def end_running(job):
     claimed = claim(job.pk)
-    lifecycle.ask_to_end(job.pk, "default")
+    transitions.ask_to_end(job.pk, "default")
     run(claimed)
 
 
 def end_crashed(job):
     for _ in range(3):
-        lifecycle.crash(claim(job.pk), lifecycle.error_entry("WorkerLost", "killed"), 3)
+        transitions.crash(claim(job.pk), transitions.error_entry("WorkerLost", "killed"), 3)
         Job.objects.filter(pk=job.pk, state="scheduled").update(state="ready")
 
 
@@ -186,8 +188,8 @@ def test_whoever_ends_a_job_its_errbacks_hear_of_it(node, end):
 
 def test_a_job_that_is_run_again_before_its_errbacks_heard_of_it_has_not_failed(node):
     result = passes.apply_async((1,), link_error=tasks.errback_of_one.s())
-    lifecycle.cancel(Job.objects.get().pk, "default")
-    lifecycle.replay(Job.objects.get(pk=result.id).pk, "default")
+    transitions.cancel(Job.objects.get().pk, "default")
+    transitions.replay(Job.objects.get(pk=result.id).pk, "default")
     run_ready()
     assert effects() == {}
     assert states() == {"succeeded": 1}
@@ -242,14 +244,14 @@ def test_a_failed_part_that_is_run_again_completes_its_chord(node):
     chord([passes.s(1), tasks.fails_first.s("x")], gather.s("body").on_error(effect.si("errback"))).apply_async()
     run_ready()
     failed = Job.objects.get(state="failed")
-    assert lifecycle.replay(failed.pk, "default")
+    assert transitions.replay(failed.pk, "default")
     run_ready()
     assert effects() == {"errback": 1, "body": 1}
 
 
 def test_a_cancelled_part_fails_its_chord(node):
     chord([passes.s(1), passes.s(2)], gather.s("body").on_error(effect.si("errback"))).apply_async()
-    lifecycle.cancel(Job.objects.order_by("pk")[0].pk, "default")
+    transitions.cancel(Job.objects.order_by("pk")[0].pk, "default")
     run_ready()
     assert effects() == {"errback": 1}
 
@@ -386,7 +388,7 @@ def test_a_unique_task_among_others_ends_as_the_job_that_has_its_key(node, shape
     run_ready()
     assert effects() == {}
     assert not result.ready()
-    lifecycle.run_now(uuid.UUID(holder.id), "default")
+    transitions.run_now(uuid.UUID(holder.id), "default")
     run_ready()
     Job.objects.filter(state="scheduled").update(run_at="2026-01-01T00:00Z")
     run_ready()
@@ -397,7 +399,7 @@ def test_a_unique_task_among_others_ends_as_the_job_that_has_its_key(node, shape
 def test_a_unique_task_among_others_fails_as_the_job_that_has_its_key(node):
     holder = tasks.summary.apply_async(("mon",), countdown=1000)
     result = chain(tasks.summary.si("mon"), effect.si("after")).on_error(effect.si("errback")).apply_async()
-    lifecycle.cancel(uuid.UUID(holder.id), "default")
+    transitions.cancel(uuid.UUID(holder.id), "default")
     run_ready()
     assert effects() == {"errback": 1}
     assert result.failed()

@@ -43,7 +43,7 @@ def test_those_of_the_cause_come_too():
 
 def test_a_traceback_from_another_machine():
     text = """Traceback (most recent call last):
-  File "/srv/venv/lib/python3.12/site-packages/jobs/run.py", line 1, in run
+  File "/srv/venv/lib/python3.12/site-packages/jobs/lifecycle/run.py", line 1, in run
     body()
   File "/srv/shop/tasks.py", line 7, in pay
     return charge()

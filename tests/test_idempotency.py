@@ -12,9 +12,11 @@ from django.db.models.functions import Now
 from django.db.transaction import TransactionManagementError
 from django.test.utils import CaptureQueriesContext
 
-from jobs import Busy, Snooze, Task, idempotency, lifecycle, once
-from jobs.databases import side
-from jobs.keys import KeyTemplate, fingerprint, joined
+from jobs import Busy, Snooze, Task, once
+from jobs.database.databases import side
+from jobs.idempotency import markers
+from jobs.idempotency.keys import KeyTemplate, fingerprint, joined
+from jobs.lifecycle import transitions
 from jobs.maintenance.prune import Prune
 from jobs.models import Job, Marker
 from tests import tasks
@@ -41,7 +43,7 @@ def leave_marker(user_id=5):
     arguments = fingerprint(
         tasks.welcomes.name, tasks.welcomes.key_templates["idempotency_key"].signature, [user_id], {}
     )
-    assert idempotency.take(f"welcome:{user_id}", Marker.Kind.TASK, "default", other.pk, arguments)
+    assert markers.take(f"welcome:{user_id}", Marker.Kind.TASK, "default", other.pk, arguments)
 
 
 # idempotency_key=
@@ -177,7 +179,7 @@ def test_the_marker_costs_one_query(node):
 @pytest.mark.database
 def test_an_expired_marker_is_none(node):
     deliver(tasks.welcomes.delay(5))
-    Marker.objects.update(expires_at=lifecycle.now_plus(-1))
+    Marker.objects.update(expires_at=transitions.now_plus(-1))
     result = tasks.welcomes.delay(5)
     deliver(result)
     assert effects() == {"welcome:5": 2}
@@ -190,7 +192,7 @@ def test_markers_and_the_jobs_that_they_replay_are_pruned_together(node, setting
     kept, gone = tasks.welcomes.delay(5), tasks.effect.delay("a")
     deliver(kept)
     deliver(gone)
-    past = lifecycle.now_plus(-60)
+    past = transitions.now_plus(-60)
     Job.objects.update(started_at=past, finished_at=past)
     with side() as database:
         Prune(database).run_once()
@@ -203,12 +205,12 @@ def test_markers_and_the_jobs_that_they_replay_are_pruned_together(node, setting
 
 @pytest.mark.database
 def test_other_databases_do_it_with_a_savepoint(monkeypatch):
-    monkeypatch.setattr(idempotency, "INSERTS", {})
+    monkeypatch.setattr(markers, "INSERTS", {})
     with transaction.atomic():
-        assert idempotency.take("k", "once", "default", None)
-        assert not idempotency.take("k", "once", "default", None)
-        Marker.objects.update(expires_at=lifecycle.now_plus(-1))
-        assert idempotency.take("k", "once", "default", None)
+        assert markers.take("k", "once", "default", None)
+        assert not markers.take("k", "once", "default", None)
+        Marker.objects.update(expires_at=transitions.now_plus(-1))
+        assert markers.take("k", "once", "default", None)
 
 
 # once()
@@ -227,7 +229,7 @@ def test_once_is_true_for_the_first_alone():
 @pytest.mark.database
 @pytest.mark.parametrize("commits", [True, False], ids=["commits", "rolls-back"])
 def test_once_waits_for_the_other_transaction(commits):
-    with open_transaction(lambda: idempotency.take("k", "once", "default", None), commits):
+    with open_transaction(lambda: markers.take("k", "once", "default", None), commits):
         second = Elsewhere(lambda: first_of("k"))
         wait_for(somebody_waits, 10, "the second one waits")
         assert not second.outcome
@@ -240,7 +242,7 @@ def test_a_marker_in_force_holds_nobody_up(settings):
     settings.JOBS = {**settings.JOBS, "MARKER_WAIT": 0.2}
     assert first_of("k")
     if connection.vendor == "postgresql":
-        with open_transaction(lambda: idempotency.take("k", "once", "default", None)):
+        with open_transaction(lambda: markers.take("k", "once", "default", None)):
             assert not first_of("k")
 
 
@@ -249,9 +251,9 @@ def test_prune_does_not_wait_for_a_body_that_takes_a_marker_over():
     if connection.vendor != "postgresql":
         pytest.skip("SQLite has one writer")
     assert first_of("k")
-    Marker.objects.update(expires_at=lifecycle.now_plus(-1))
-    with open_transaction(lambda: idempotency.take("k", "once", "default", None)):
-        pruned = Elsewhere(lambda: idempotency.delete_expired("default", 100))
+    Marker.objects.update(expires_at=transitions.now_plus(-1))
+    with open_transaction(lambda: markers.take("k", "once", "default", None)):
+        pruned = Elsewhere(lambda: markers.delete_expired("default", 100))
         assert pruned.result(5) == 0
     assert Marker.objects.count() == 1
 
@@ -282,7 +284,7 @@ def test_once_gives_up_and_says_so(settings):
     if connection.vendor != "postgresql":
         pytest.skip("SQLite has one writer")
     settings.JOBS = {**settings.JOBS, "MARKER_WAIT": 0.2}
-    with open_transaction(lambda: idempotency.take("k", "once", "default", None)):
+    with open_transaction(lambda: markers.take("k", "once", "default", None)):
         with pytest.raises(Busy, match="'k'"):
             first_of("k")
         # The bound was the marker's, and is gone.

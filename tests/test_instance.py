@@ -17,9 +17,11 @@ from django.conf import settings
 from django.core.management import CommandError, call_command
 from django.db import connection, connections, transaction
 
-from jobs import claims, databases, instance, lifecycle
-from jobs.instance import NotAdopted
+from jobs.database import databases
+from jobs.lifecycle import claims, transitions
 from jobs.models import Instance, Job, Node
+from jobs.operations import instance
+from jobs.operations.instance import NotAdopted
 from tests.harness import Worker, claim, effects, wait_ended
 from tests.tasks import effect, noop
 
@@ -252,7 +254,7 @@ def test_a_database_that_is_marked_as_itself_keeps_its_jobs():
 def test_a_copy_is_not_adopted_while_somebody_works_on_it(monkeypatch):
     Instance.objects.create(mark="another")
     effect.delay("a")
-    monkeypatch.setattr(lifecycle, "cancel_waiting", lambda using, limit, why: 0)
+    monkeypatch.setattr(transitions, "cancel_waiting", lambda using, limit, why: 0)
     with pytest.raises(CommandError, match="was not adopted"):
         call_command("jobs", "adopt", "--cancel")
     assert Instance.objects.get().mark == "another"
@@ -261,7 +263,7 @@ def test_a_copy_is_not_adopted_while_somebody_works_on_it(monkeypatch):
 def test_cancelling_a_copy_ends_what_its_original_runs():
     node = Node.objects.create(hostname="original", pid=1)
     ended, running = noop.delay().id, effect.delay("running").id
-    lifecycle.cancel(ended, "default")
+    transitions.cancel(ended, "default")
     claimed = claim(running, node.pk)
     with databases.side() as side, side.cursor() as cursor:
         cursor.execute(
@@ -288,7 +290,7 @@ def test_cancelling_a_copy_ends_what_its_original_runs():
 def test_a_worker_whose_database_becomes_a_copy_stops():
     with Worker(concurrency=1) as worker:
         Instance.objects.update(mark="another")
-        lifecycle.bury(worker.node.pk, "default")
+        transitions.bury(worker.node.pk, "default")
         assert worker.process.wait(60) is not None
         assert (
             "the companion is gone, this worker stops: the database 'default' is marked as 'another'" in worker.text()

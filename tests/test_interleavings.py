@@ -24,8 +24,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from jobs import claims, idempotency, lifecycle
 from jobs.errors import UniqueTaken
+from jobs.idempotency import markers
+from jobs.lifecycle import claims, transitions
 from jobs.maintenance import rescue
 from jobs.models import ENDED, Job, Marker, Node
 from tests import tasks
@@ -122,7 +123,7 @@ class Promise(RuleBasedStateMachine):
     def give_back(self, data: st.DataObject) -> None:
         """What was claimed together with a run waits again; whoever claimed it may not know yet."""
         begun = self.runs[data.draw(st.integers(0, len(self.runs) - 1))]
-        lifecycle.give_back("default", begun.node_id, begun.token, begun.pk)
+        transitions.give_back("default", begun.node_id, begun.token, begun.pk)
         rest = Job.objects.filter(state="running", token=begun.token).exclude(pk=begun.pk)
         assert not rest.exists()
 
@@ -140,13 +141,13 @@ class Promise(RuleBasedStateMachine):
     def end(self, data: st.DataObject, outcome: str) -> None:
         """One of those that believe to run the job, perhaps a zombie."""
         run = self.runs.pop(data.draw(st.integers(0, len(self.runs) - 1)))
-        error = lifecycle.error_entry("ValueError", outcome, attempt=run.lease)
+        error = transitions.error_entry("ValueError", outcome, attempt=run.lease)
         if outcome == "fails":
-            lifecycle.fail(run, error)
+            transitions.fail(run, error)
         elif outcome == "retries":
-            lifecycle.retry(run, None, error, {})
+            transitions.retry(run, None, error, {})
         elif outcome == "snoozes":
-            lifecycle.snooze(run, 0, error, 100)
+            transitions.snooze(run, 0, error, 100)
         elif outcome == "dies before the commit":
             self.body(run, commits=False)
         else:
@@ -158,7 +159,7 @@ class Promise(RuleBasedStateMachine):
     def body(self, run: Job, commits: bool) -> None:
         try:
             with transaction.atomic():
-                source = idempotency.earlier(run, "same") if run.marker_key else None
+                source = markers.earlier(run, "same") if run.marker_key else None
                 if source is None:
                     Effect.objects.create(key=run.args[0], note=f"{run.task}:{run.pk}")
                     done = claims.succeed(run, str(run.pk), 0.0)
@@ -181,8 +182,8 @@ class Promise(RuleBasedStateMachine):
 
     @rule()
     def come_due(self) -> None:
-        Job.objects.filter(state="scheduled").update(run_at=lifecycle.now_plus(-1))
-        lifecycle.make_due("default", 100)
+        Job.objects.filter(state="scheduled").update(run_at=transitions.now_plus(-1))
+        transitions.make_due("default", 100)
         assert not Job.objects.filter(state="scheduled").exists()
 
     @precondition(lambda self: self.ids)
@@ -190,7 +191,7 @@ class Promise(RuleBasedStateMachine):
     def replay(self, data: st.DataObject) -> None:
         job = Job.objects.get(pk=self.draw(data, self.ids))
         try:
-            assert lifecycle.replay(job.pk, "default") == (job.state in ("failed", "cancelled"))
+            assert transitions.replay(job.pk, "default") == (job.state in ("failed", "cancelled"))
         except UniqueTaken:
             assert job.unique_key is not None
 
@@ -198,7 +199,7 @@ class Promise(RuleBasedStateMachine):
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         key = self.draw(data, self.ids)
-        lifecycle.cancel(key, "default") or lifecycle.ask_to_end(key, "default")
+        transitions.cancel(key, "default") or transitions.ask_to_end(key, "default")
 
     # The promise
 
@@ -238,7 +239,7 @@ class Promise(RuleBasedStateMachine):
             for key in waiting:
                 if run := claim(key, self.nodes[-1]):
                     self.body(run, commits=True)
-                    lifecycle.heed(run)
+                    transitions.heed(run)
         assert not Job.objects.exclude(state__in=ENDED).exists()
         for name in ("one_effect_per_job_that_succeeded_and_none_for_others", "one_effect_per_key"):
             getattr(self, name)()

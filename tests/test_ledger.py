@@ -15,9 +15,9 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from jobs import effects
+from jobs.idempotency import effects
+from jobs.inspection.verify import verify
 from jobs.models import Effect, Job
-from jobs.verify import verify
 from tests.rows import make
 from tests.test_plans import plan
 

@@ -20,8 +20,10 @@ from django_redis import get_redis_connection
 from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
-from jobs import Busy, databases, lock, locks, syncpoints
-from jobs import run as runs
+from jobs import Busy, lock
+from jobs.database import databases, syncpoints
+from jobs.idempotency import locks
+from jobs.lifecycle import run as runs
 from jobs.maintenance.prune import Prune
 from jobs.models import Job, Lock, Node
 from tests import tasks

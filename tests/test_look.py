@@ -10,7 +10,8 @@ import uuid
 import pytest
 from django.core.management import CommandError, call_command
 
-from jobs import __version__, databases
+from jobs import __version__
+from jobs.database import databases
 from jobs.maintenance import rescue
 from jobs.models import Job
 from tests import tasks

@@ -14,14 +14,15 @@ from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from jobs import databases, lifecycle
-from jobs.board import BODY, BUSY, IDLE, LONG, NAMED, board
-from jobs.databases import SideDatabase
+from jobs.database import databases
+from jobs.database.databases import SideDatabase
+from jobs.lifecycle import transitions
+from jobs.lifecycle.board import BODY, BUSY, IDLE, LONG, NAMED, board
+from jobs.lifecycle.ring import Bell
 from jobs.maintenance import clock, rescue
 from jobs.maintenance.prune import Prune
 from jobs.maintenance.zombies import end_backends
 from jobs.models import Cancellation, Job, Node, Pause
-from jobs.ring import Bell
 from tests import tasks
 from tests.concurrency import open_transaction
 from tests.harness import claim, die_with
@@ -224,14 +225,14 @@ def test_a_row_that_somebody_edited_keeps_no_other_from_being_given_back(wrong):
 def test_a_row_that_cannot_be_given_back_is_told_of_once(monkeypatch, caplog):
     dead = make_node(dead_at=timezone.now())
     bad, _, _ = (make("running", node=dead) for _ in range(3))
-    lose = lifecycle.lose
+    lose = transitions.lose
 
     def lose_but_one(job, *more):
         if job.pk == bad.pk:
             raise KeyError("unforeseen")
         return lose(job, *more)
 
-    monkeypatch.setattr(lifecycle, "lose", lose_but_one)
+    monkeypatch.setattr(transitions, "lose", lose_but_one)
     assert [rescue.give_back_all("default") for _ in range(3)] == [2, 0, 0]
     assert [job.pk for job in Job.objects.filter(state="running")] == [bad.pk]
     told = [record for record in caplog.records if getattr(record, "action", "") == "rescue_failed"]
@@ -264,7 +265,7 @@ def test_a_rescuer_that_comes_second_leaves_the_next_run_alone(monkeypatch):
     dead, alive = make_node(), make_node()
     job = make()
     assert claim(job.pk, dead.pk)
-    lifecycle.bury(dead.pk, "default")
+    transitions.bury(dead.pk, "default")
     end_backends = rescue.end_backends
 
     def give_back_and_claim(runs, using):
@@ -309,14 +310,14 @@ def test_a_rescuer_that_was_away_calls_nobody_dead(side, settings):
 
 def test_a_poison_job_ends_after_its_own_cap_and_losses_after_theirs():
     crashed, lost = tasks.noop.delay(), tasks.noop.delay()
-    error = lifecycle.error_entry("E", "m")
+    error = transitions.error_entry("E", "m")
     for number in range(3):
         Job.objects.filter(pk=crashed.id).update(state="ready")
-        assert lifecycle.crash(run(crashed.id), error, 3)
+        assert transitions.crash(run(crashed.id), error, 3)
         assert Job.objects.get(pk=crashed.id).state == ("failed" if number == 2 else ["ready", "scheduled"][number])
     for _ in range(10):
         Job.objects.filter(pk=lost.id).update(state="ready")
-        assert lifecycle.lose(run(lost.id), error, 10)
+        assert transitions.lose(run(lost.id), error, 10)
     assert Job.objects.get(pk=lost.id).state == "failed"
     assert Job.objects.get(pk=lost.id).node_losses == 10
 
@@ -524,7 +525,7 @@ def test_what_waits_behind_a_long_body_goes_back(own, bell, monkeypatch):
     slot.name(begun.pk, begun.lease, begun.token, begun.token, None, None, b"{}")
     assert own.give_back_waiting() == 0, "it is not long yet"
     assert not bell.wait(0)
-    monkeypatch.setattr("jobs.board.LONG", -1.0)
+    monkeypatch.setattr("jobs.lifecycle.board.LONG", -1.0)
     with slot.body():
         assert own.give_back_waiting() == 1
     assert states(begun, waiting) == [("running", 0, 0), ("ready", 0, 0)]

@@ -13,8 +13,8 @@ from django.test import Client
 from django.urls import resolve, reverse
 
 from jobs.admin import job as job_admin
+from jobs.conf import celery_app
 from jobs.models import Action, Cancellation, Job, Marker
-from jobs.project import celery_app
 from tests.rows import make
 
 pytestmark = pytest.mark.django_db

@@ -19,7 +19,9 @@ from django.db.transaction import TransactionManagementError
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from jobs import Task, databases, ring
+from jobs import Task
+from jobs.database import databases
+from jobs.lifecycle import ring
 from jobs.models import Job
 from tests import tasks
 from tests.concurrency import autocommit_off

@@ -14,11 +14,11 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from jobs.dashboard import Dashboard
+from jobs.inspection.dashboard import Dashboard
 from jobs.maintenance import tally
 from jobs.maintenance.prune import delete_old, walk
 from jobs.models import Job, Marker, Node
-from jobs.selection import Selection
+from jobs.operations.selection import Selection
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.core]
 

@@ -13,7 +13,7 @@ import pytest
 from celery import current_app
 
 from jobs.models import Job
-from jobs.pool import TaskPool
+from jobs.worker.pool import TaskPool
 from tests import tasks
 from tests.faults.worker import Worker
 from tests.harness import ROOT, effects, environment, in_body, wait_ended
@@ -237,7 +237,7 @@ SCRIPT = """
 import gc, os, signal
 import django
 django.setup()
-from jobs import pool
+from jobs.worker import pool
 from shop.celery import app
 
 def dies():

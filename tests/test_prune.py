@@ -11,7 +11,7 @@ from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from jobs.databases import SideDatabase
+from jobs.database.databases import SideDatabase
 from jobs.maintenance import prune
 from jobs.maintenance.prune import Prune
 from jobs.models import Action, Job, Marker, Node

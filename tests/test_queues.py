@@ -11,10 +11,12 @@ from celery import current_app
 from django.core.management import CommandError, call_command
 from django.utils import timezone
 
-from jobs import census, databases, lifecycle, queues
+from jobs.database import databases
+from jobs.inspection import census
+from jobs.inspection.verify import verify
+from jobs.lifecycle import queues, transitions
 from jobs.maintenance import rescue
 from jobs.models import Job, Pause
-from jobs.verify import verify
 from tests import tasks
 from tests.harness import Worker, claim, deliver, effects, wait_ended
 from tests.rows import make, make_node
@@ -83,7 +85,7 @@ def test_what_runs_goes_on_and_waits_to_run_again(node):
     result = tasks.retries.delay("a", times=1)
     job = claim(result.id)
     queues.pause(job.queue)
-    assert lifecycle.retry(job, None, {"type": "x", "message": "", "attempt": 1}, {})
+    assert transitions.retry(job, None, {"type": "x", "message": "", "attempt": 1}, {})
     assert deliver(result)[0] == "UNCLAIMED"
     job.refresh_from_db()
     assert (job.state, job.lease) == ("ready", 1)

@@ -12,10 +12,12 @@ import pytest
 from celery import current_app
 from django.db import connection, transaction
 
-from jobs import claims, databases, lifecycle, listener, ring, syncpoints
-from jobs.board import board
+from jobs.database import databases, syncpoints
+from jobs.lifecycle import claims, ring, transitions
+from jobs.lifecycle.board import board
+from jobs.lifecycle.ring import Bell
 from jobs.models import Job
-from jobs.ring import Bell
+from jobs.worker import listener
 from tests import tasks
 from tests.concurrency import Elsewhere
 from tests.servers import wait_for
@@ -154,14 +156,14 @@ def test_a_call_opens_no_connection_to_the_broker(monkeypatch, how):
 def test_what_a_person_lets_go_on_is_told_after_the_commit(heard, verb):
     key = uuid.UUID(tasks.effect.apply_async(("a",), countdown=60 if verb == "run_now" else None).id)
     if verb == "replay":
-        assert lifecycle.cancel(key, "default")
+        assert transitions.cancel(key, "default")
     heard()
     ring._rung.clear()
     with transaction.atomic():
         if verb == "redirect":
-            assert lifecycle.redirect(key, "default", {"queue": "mail"})
+            assert transitions.redirect(key, "default", {"queue": "mail"})
         else:
-            assert getattr(lifecycle, verb)(key, "default")
+            assert getattr(transitions, verb)(key, "default")
         assert heard() == []
     assert heard() == ["mail" if verb == "redirect" else queue()]
 

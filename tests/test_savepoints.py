@@ -6,7 +6,7 @@ import pytest
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
-from jobs import savepoints
+from jobs.execution import savepoints
 from jobs.models import Node
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]

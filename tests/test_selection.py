@@ -12,9 +12,9 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 from django.utils import timezone
 
-from jobs.commands.base import me
+from jobs.management.console.base import me
 from jobs.models import Action, Job, Marker
-from jobs.selection import Selection, moment
+from jobs.operations.selection import Selection, moment
 from tests.rows import ERROR, make
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -17,8 +17,9 @@ from django.dispatch import receiver
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from jobs import lifecycle, ring, signals
-from jobs.board import board
+from jobs import signals
+from jobs.lifecycle import ring, transitions
+from jobs.lifecycle.board import board
 from jobs.maintenance import clock, rescue
 from jobs.models import Job, Node
 from tests import tasks
@@ -166,7 +167,7 @@ def test_a_retry(told):
 def test_a_retry_that_was_asked_to_end_is_cancelled(told, caplog):
     result = tasks.retries.delay("a", 1)
     told.clear()
-    signals.started.connect(ask := lambda job, using, **kwargs: lifecycle.ask_to_end(job.pk, using))
+    signals.started.connect(ask := lambda job, using, **kwargs: transitions.ask_to_end(job.pk, using))
     try:
         with caplog.at_level(logging.INFO, "jobs"):
             deliver(result)
@@ -203,7 +204,7 @@ def test_a_dead_workers_job_is_rescued_and_fails_at_its_limit(told, node, settin
     told.clear()
     for _ in range(2):
         assert claim(result.id, node.pk)
-        lifecycle.bury(node.pk, "default")
+        transitions.bury(node.pk, "default")
         settings.JOBS = {**settings.JOBS, "MAX_NODE_LOSSES": 2}
         rescue.give_back_all("default")
         node = Node.objects.create(hostname="next", pid=2)
@@ -239,9 +240,9 @@ def test_jobs_that_wait_are_cancelled_or_expire(told):
     Job.objects.filter(pk=expired.id).update(expires_at=timezone.now())
     told.clear()
     with transaction.atomic():
-        assert lifecycle.cancel(uuid.UUID(cancelled.id), "default")
+        assert transitions.cancel(uuid.UUID(cancelled.id), "default")
         assert told == []
-    assert not lifecycle.cancel(uuid.UUID(cancelled.id), "default")
+    assert not transitions.cancel(uuid.UUID(cancelled.id), "default")
     assert clock.tick()["expired"] == 1
     assert [(name, str(what["job"].pk), what["error"]["type"]) for name, what in told if name == "cancelled"] == [
         ("cancelled", cancelled.id, "Cancelled"),
@@ -264,7 +265,7 @@ def test_a_receiver_that_raises_changes_no_jobs_fate(broken, caplog, node):
     assert effects() == {"a": 1}
     job = Job.objects.get(state="ready")
     assert claim(job.pk, node.pk)
-    lifecycle.bury(node.pk, "default")
+    transitions.bury(node.pk, "default")
     assert rescue.give_back_all("default") == 1
     assert Job.objects.get(pk=job.pk).state == "ready"
 

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from django.utils import timezone
 
-from jobs import lifecycle
+from jobs.lifecycle import transitions
 from jobs.maintenance import tally
 from jobs.maintenance.tally import (
     HOUR,
@@ -101,7 +101,7 @@ def test_what_was_counted_stays_counted():
     retried, pruned, kept = (ended(at, state="failed") for _ in range(3))
     count = Count()
     count.run_once()
-    lifecycle.replay(retried.pk, "default")
+    transitions.replay(retried.pk, "default")
     pruned.delete()
     ended(at)
     count._done["default"] = at

@@ -21,7 +21,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from jobs import claims, lifecycle, settlement, tracing
+from jobs.calling import tracing
+from jobs.execution import settlement
+from jobs.lifecycle import claims, transitions
 from jobs.models import Job
 from tests import tasks
 from tests.concurrency import autocommit_off
@@ -86,7 +88,7 @@ def attributes(span: ReadableSpan) -> dict[str, Any]:
 
 def again(result) -> tuple[str, Any]:
     """The next run of a job that waits for its time."""
-    lifecycle.run_now(Job.objects.get(pk=result.id).pk, "default")
+    transitions.run_now(Job.objects.get(pk=result.id).pk, "default")
     return deliver(result)
 
 
@@ -242,7 +244,7 @@ def test_a_run_that_finds_no_database_to_settle_is_told_apart(spans, monkeypatch
     def away(job, error):
         raise OperationalError("away")
 
-    monkeypatch.setattr(lifecycle, "fail", away)
+    monkeypatch.setattr(transitions, "fail", away)
     monkeypatch.setattr(settlement, "RECONNECT", (0.0,))
     deliver(tasks.raises.delay("no"))
     process = spans.only("process")
@@ -493,8 +495,8 @@ import sys, uuid
 {broken}
 import django; django.setup()
 import shop.celery
-from jobs import tracing
-from jobs.board import board
+from jobs.calling import tracing
+from jobs.lifecycle.board import board
 from jobs.models import Job, Node
 from tests import tasks
 from tests.harness import deliver

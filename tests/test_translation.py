@@ -27,12 +27,14 @@ from django.utils import timezone, translation
 from django.utils.text import capfirst
 
 import jobs
-from jobs import census, databases, lifecycle, queues
+from jobs.database import databases
 from jobs.errors import UniqueTaken
+from jobs.inspection import census
+from jobs.inspection.verify import verify
+from jobs.lifecycle import queues, transitions
 from jobs.maintenance import rescue
 from jobs.models import Action, Cancellation, Effect, Instance, Job, Marker, Node
-from jobs.operations import OPERATIONS
-from jobs.verify import verify
+from jobs.operations.actions import OPERATIONS
 from tests.conftest import not_installed
 from tests.rows import ERROR, make, make_node
 from tests.test_dashboard import MINUTE, tally
@@ -338,8 +340,8 @@ def test_lists_nodes_markers_and_calls(in_german, german):
     jobs_made = [make(state) for state in Job.State.values]
     for query in ({}, {"state__exact": "failed"}, {"o": "ended"}, {"q": "nichts"}):
         look(german, in_german, admin("job_changelist"), "Gemeinsamkeiten", **query)
-    lifecycle.bury(make_node().pk, "default")
-    lifecycle.bury(make_node().pk, "default", signed_off=True)
+    transitions.bury(make_node().pk, "default")
+    transitions.bury(make_node().pk, "default", signed_off=True)
     for node in (alive(), alive(stopping_at=timezone.now()), alive(queues=[]), make_node(), *Node.objects.all()):
         look(german, in_german, admin("node_change", node.pk), "Letztes Lebenszeichen")
     look(german, in_german, admin("node_changelist"), "stumm", "aktiv", "stoppt", "ausgefallen", "gestoppt")
@@ -388,7 +390,7 @@ def test_what_is_refused_is_told_in_german(in_german, german):
     assert says.startswith("bleibt im Zustand „fehlgeschlagen“: Der Job ")
     assert says.endswith("wenn jener beendet ist")
     with pytest.raises(UniqueTaken, match="does the same work"):
-        lifecycle.replay(job.pk, "default")
+        transitions.replay(job.pk, "default")
     waits = make("ready")
     for queue, words in (("", "Bitte eine Queue nennen"), ("\0", "Bitte eine Queue nennen")):
         form = {"operation": "move", "value": queue}

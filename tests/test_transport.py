@@ -15,8 +15,8 @@ from django.conf import settings
 from django.db import connection
 from kombu import Connection, Exchange, Queue
 
-from jobs import transport
-from jobs.databases import SideDatabase
+from jobs.calling import transport
+from jobs.database.databases import SideDatabase
 from jobs.models import Node
 from tests import tasks
 from tests.harness import ROOT, Worker, effects, environment, in_body, wait_ended

@@ -12,8 +12,10 @@ from django.core.management import CommandError, call_command
 from django.db import IntegrityError, connection, transaction
 from django.utils import timezone
 
-from jobs import UniqueBusy, UniqueTaken, lifecycle, signals, syncpoints
+from jobs import UniqueBusy, UniqueTaken, signals
 from jobs.conf import conf
+from jobs.database import syncpoints
+from jobs.lifecycle import transitions
 from jobs.maintenance import rescue
 from jobs.models import Job
 from tests import tasks
@@ -43,7 +45,7 @@ def test_the_second_call_returns_the_first_ones_job(node):
 def test_future_jobs_count_and_ended_ones_do_not(node):
     waiting = tasks.summary.apply_async(("mon",), countdown=60)
     assert tasks.summary.delay("mon").id == waiting.id
-    lifecycle.cancel(uuid.UUID(waiting.id), "default")
+    transitions.cancel(uuid.UUID(waiting.id), "default")
     assert not tasks.summary.delay("mon").existing
 
 
@@ -61,7 +63,7 @@ def test_until_finished_it_does_not(node):
     claim(one.id)
     assert tasks.summary_to_the_end.delay("mon").id == one.id
     job = Job.objects.get()
-    assert lifecycle.hand_back(job, 0)
+    assert transitions.hand_back(job, 0)
     deliver(one)
     assert not tasks.summary_to_the_end.delay("mon").existing
 
@@ -70,7 +72,7 @@ def test_until_finished_it_does_not(node):
 def test_unique_for_is_over(node):
     one = tasks.summary_for_a_while.delay("mon")
     assert tasks.summary_for_a_while.delay("mon").existing
-    Job.objects.update(unique_expires_at=lifecycle.now_plus(-1))
+    Job.objects.update(unique_expires_at=transitions.now_plus(-1))
     two = tasks.summary_for_a_while.delay("mon")
     assert not two.existing
     # The first one still waits, and runs.
@@ -224,10 +226,10 @@ def test_replay_while_somebody_may_take_the_key(node, settings, capsys):
     settings.JOBS = {**settings.JOBS, "UNIQUE_WAIT": 0.3}
     one, two = tasks.summary.delay("mon", how="fails"), tasks.effect.delay("a")
     deliver(one)
-    lifecycle.cancel(uuid.UUID(two.id), "default")
+    transitions.cancel(uuid.UUID(two.id), "default")
     with open_transaction(lambda: tasks.summary.delay("mon")):
         with pytest.raises(UniqueBusy, match="in a moment"):
-            lifecycle.replay(uuid.UUID(one.id), "default")
+            transitions.replay(uuid.UUID(one.id), "default")
         with pytest.raises(CommandError, match="1 of 2"):
             call_command("jobs", "retry", one.id, two.id)
     assert Job.objects.get(pk=two.id).state == "ready", "the others are retried"
@@ -239,12 +241,12 @@ def test_replay_of_a_job_whose_key_is_taken(node, capsys):
     deliver(one)
     holder = tasks.summary.delay("mon")
     with pytest.raises(UniqueTaken, match=holder.id):
-        lifecycle.replay(uuid.UUID(one.id), "default")
+        transitions.replay(uuid.UUID(one.id), "default")
     with pytest.raises(CommandError, match="could not be retried"):
         call_command("jobs", "retry", one.id)
     assert holder.id in capsys.readouterr().out
     deliver(holder)
-    assert lifecycle.replay(uuid.UUID(one.id), "default")
+    assert transitions.replay(uuid.UUID(one.id), "default")
 
 
 def test_the_key_of_another_task_is_an_error_and_no_job(node):
@@ -270,8 +272,8 @@ def test_a_retry_is_not_forgotten_when_somebody_may_take_the_key(node, settings)
     one = tasks.summary.delay("mon", how="retries")
     job = claim(one.id)
     with open_transaction(lambda: tasks.summary.delay("mon")):
-        error = lifecycle.error_entry("ValueError", "no", attempt=1)
-        assert lifecycle.retry(job, lifecycle.now_plus(600), error, {})
+        error = transitions.error_entry("ValueError", "no", attempt=1)
+        assert transitions.retry(job, transitions.now_plus(600), error, {})
     job = Job.objects.get(pk=one.id)
     assert (job.state, job.retries, job.unique_key) == ("scheduled", 1, None)
     assert Job.objects.filter(unique_key="mon").count() == 1
@@ -283,7 +285,7 @@ def test_expired_keys_are_freed_outside_of_the_callers_transaction(node):
     if connection.vendor != "postgresql":
         pytest.skip("SQLite has one writer")
     one = tasks.summary_for_a_while.delay("mon")
-    Job.objects.update(unique_expires_at=lifecycle.now_plus(-1))
+    Job.objects.update(unique_expires_at=transitions.now_plus(-1))
     with open_transaction(lambda: tasks.summary_for_a_while.delay("mon")):
         claimed = Elsewhere(lambda: claim(one.id))
         assert claimed.result(5).state == "running"
@@ -302,7 +304,7 @@ def test_behind_a_pooler_other_clients_keep_their_bounds(node):
     try:
         with use(pooler.url):
             tasks.summary_for_a_while.delay("mon")
-            Job.objects.update(unique_expires_at=lifecycle.now_plus(-1))
+            Job.objects.update(unique_expires_at=transitions.now_plus(-1))
             assert not tasks.summary_for_a_while.delay("mon").existing
             with connection.cursor() as cursor:
                 cursor.execute("SHOW lock_timeout")
@@ -321,10 +323,10 @@ def test_behind_a_pooler_other_clients_keep_their_bounds(node):
 def test_unique_for_is_over_for_a_retry_too(node):
     one = tasks.summary_for_a_while.delay("mon")
     job = claim(one.id)
-    Job.objects.update(unique_expires_at=lifecycle.now_plus(-1))
+    Job.objects.update(unique_expires_at=transitions.now_plus(-1))
     tasks.summary_for_a_while.delay("mon")
     job.refresh_from_db()
-    assert lifecycle.retry(job, None, lifecycle.error_entry("ValueError", "no", attempt=1), {})
+    assert transitions.retry(job, None, transitions.error_entry("ValueError", "no", attempt=1), {})
     assert Job.objects.get(pk=one.id).state == "ready"
 
 
@@ -332,8 +334,8 @@ def test_unique_for_is_over_for_a_replay_too(node):
     one = tasks.summary_for_a_while.delay("mon")
     Job.objects.update(state="cancelled", finished_at=timezone.now(), error=ERROR)
     tasks.summary_for_a_while.delay("mon")
-    Job.objects.filter(pk=one.id).update(unique_expires_at=lifecycle.now_plus(-1))
-    assert lifecycle.replay(uuid.UUID(one.id), "default")
+    Job.objects.filter(pk=one.id).update(unique_expires_at=transitions.now_plus(-1))
+    assert transitions.replay(uuid.UUID(one.id), "default")
     assert Job.objects.filter(state="ready").count() == 2
 
 

@@ -19,11 +19,12 @@ from django.db.models import CheckConstraint
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from jobs import databases, lifecycle, queues
+from jobs.database import databases
+from jobs.inspection.verify import RULES, SHAPES, WINDOW, Finding, Report, Unverifiable, verify
+from jobs.lifecycle import queues, transitions
 from jobs.maintenance import clock, rescue
 from jobs.maintenance.rescue import Rescue
 from jobs.models import Cancellation, Effect, Job, Marker, Node
-from jobs.verify import RULES, SHAPES, WINDOW, Finding, Report, Unverifiable, verify
 from tests import tasks
 from tests.harness import Worker, wait_ended
 from tests.rows import ERROR, make, make_node
@@ -278,8 +279,8 @@ def test_a_cancelled_run_that_goes_on_breaks_nothing(worker):
 def short(monkeypatch):
     """Bounds of a second or two."""
     for name, value in {"SLACK": 0.2, "LONGEST_TICK": 0.2}.items():
-        monkeypatch.setattr(f"jobs.verify.rules.{name}", value)
-    monkeypatch.setattr("jobs.verify.STEP", 0.05)
+        monkeypatch.setattr(f"jobs.inspection.verify.rules.{name}", value)
+    monkeypatch.setattr("jobs.inspection.verify.STEP", 0.05)
 
 
 def test_what_recovers_while_it_is_watched_is_not_broken(worker, short):
@@ -289,7 +290,7 @@ def test_what_recovers_while_it_is_watched_is_not_broken(worker, short):
 
     def look(line: str) -> None:
         told.append(line)
-        lifecycle.make_due("default", 10)
+        transitions.make_due("default", 10)
 
     assert broken(verify(tell=look)) == {}
     assert told == ["1 rows should have recovered by now: watching them for up to 1 s"]
@@ -338,7 +339,7 @@ def test_more_than_one_batch_is_broken_only_if_none_of_it_moves(worker, short, s
     settings.JOBS = {**settings.JOBS, "BATCH": 3}
     for number in range(5):
         make("scheduled", age=LONG - number)
-    report = verify(tell=lambda line: lifecycle.make_due("default", 1) and None if works else None)
+    report = verify(tell=lambda line: transitions.make_due("default", 1) and None if works else None)
     assert broken(report) == ({} if works else {"due-ready": 5})
     assert recovering(report) == ({"due-ready": 4, "ready-taken": 1} if works else {})
 
@@ -443,7 +444,7 @@ def test_history_is_read_back_to_the_window_or_all_of_it():
 
 
 def test_of_a_long_backlog_the_first_jobs_are_read_or_all_of_them(monkeypatch):
-    monkeypatch.setattr("jobs.verify.MOST", 3)
+    monkeypatch.setattr("jobs.inspection.verify.MOST", 3)
     for number in range(6):
         make("scheduled", age=-LONG + number, crashes=1, lease=1)
     assert broken(verify()) == {"losses-explained": 3}
@@ -534,7 +535,7 @@ def test_a_database_that_is_away_is_exit_status_2(monkeypatch):
     def away() -> None:
         raise Unverifiable("the database 'default' cannot be verified: gone")
 
-    monkeypatch.setattr("jobs.verify._look", away)
+    monkeypatch.setattr("jobs.inspection.verify._look", away)
     assert run("--json") == (2, "", "the database 'default' cannot be verified: gone")
 
 

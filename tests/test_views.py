@@ -12,7 +12,8 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from jobs import census, databases
+from jobs.database import databases
+from jobs.inspection import census
 from jobs.maintenance import rescue
 from jobs.maintenance.tally import HOUR, Count, floor
 from jobs.models import Effect, Instance, Tally
@@ -127,7 +128,7 @@ def test_counters_only_grow(admin_client):
 
 
 def test_metrics_without_their_library_say_what_to_install(admin_client, monkeypatch):
-    monkeypatch.delitem(sys.modules, "jobs.metrics", raising=False)
+    monkeypatch.delitem(sys.modules, "jobs.inspection.metrics", raising=False)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     response = admin_client.get(METRICS)
     assert (response.status_code, b"[metrics]" in response.content) == (501, True)

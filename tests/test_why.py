@@ -19,7 +19,8 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from jobs import databases, lifecycle, queues, syncpoints
+from jobs.database import databases, syncpoints
+from jobs.lifecycle import queues, transitions
 from jobs.maintenance import rescue
 from jobs.models import Cancellation, Instance, Job, Node
 from jobs.models import Effect as Call
@@ -239,7 +240,7 @@ def test_running(node):
     Cancellation.objects.create(job=job.pk, reason="by hand")
     Call.objects.create(name="charge", key="7", job=job.pk, lease=job.lease)
     assert codes(job.pk) == ["ending", "calling", "running"]
-    lifecycle.bury(node.pk, "default")
+    transitions.bury(node.pk, "default")
     assert codes(job.pk)[:2] == ["node_dead", "ending"]
     node.delete()
     assert codes(job.pk)[0] == "node_dead"
@@ -301,7 +302,7 @@ def test_jobs_of_one_moment_are_taken_in_the_order_of_their_calls(worker):
 
 
 def test_a_long_line_is_counted_up_to_a_bound(worker, monkeypatch):
-    monkeypatch.setattr("jobs.why.waiting.MOST", 3)
+    monkeypatch.setattr("jobs.inspection.why.waiting.MOST", 3)
     for number in range(9):
         make("ready", age=10 + number, rank=number % 3)
     reason = first(make("ready", rank=9).pk)
@@ -339,7 +340,7 @@ def test_a_row_that_an_open_transaction_holds(worker):
 def test_a_transaction_that_slows_the_claims(worker, monkeypatch):
     if connection.vendor != "postgresql":
         pytest.skip("SQLite does not say")
-    monkeypatch.setattr("jobs.why.waiting.OLD", 0.1)
+    monkeypatch.setattr("jobs.inspection.why.waiting.OLD", 0.1)
     late, fresh = make("ready", age=3600), make("ready", rank=-1)
     with open_transaction(lambda: User.objects.count()):
         time.sleep(0.2)

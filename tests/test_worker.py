@@ -19,10 +19,11 @@ from django.db import connection
 from kombu import Message
 from vine import promise
 
-from jobs import census, syncpoints, why
-from jobs.consumer import _despite_leftovers
+from jobs.database import syncpoints
+from jobs.inspection import census, why
+from jobs.lifecycle.run import Run
 from jobs.models import Node
-from jobs.run import Run
+from jobs.worker.consumer import _despite_leftovers
 from tests import tasks
 from tests.harness import ROOT, Worker, environment, wait_ended
 from tests.models import Effect
@@ -193,7 +194,7 @@ time.sleep(600)
 
 
 def test_a_server_dies_with_the_process_that_started_it(redis_server):
-    from jobs.board import is_alive
+    from jobs.lifecycle.board import is_alive
 
     starter = subprocess.Popen([sys.executable, "-c", STARTER], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert starter.stdout is not None

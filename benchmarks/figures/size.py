@@ -110,9 +110,9 @@ class Size(Figure):
 
 def _fill(scene: Scene, rows: int) -> None:
     try:
-        from jobs.operations import queues
+        from jobs.operations.actions import queues
     except ImportError:
-        from jobs import queues
+        from jobs.lifecycle import queues
 
     if WAITING in queues.paused():
         return

@@ -25,7 +25,7 @@ from django.views.decorators.http import require_POST
 
 from jobs.arguments import scrub
 from jobs.models import Job, State
-from jobs.selection import DIGITS
+from jobs.operations.selection import DIGITS
 
 NOTHING = "-"  #: What stands for a value that is not there.
 LAST = "last"  #: In the URL, beside ``after,...`` and ``before,...``: the page with the oldest rows.

@@ -15,14 +15,15 @@ from django.utils.html import format_html
 from django.utils.translation import gettext, pgettext_lazy
 from django.utils.translation import gettext_lazy as _
 
-from jobs import census, queues
 from jobs.admin.base import NOTHING, ReadOnlyAdmin, badge, column, may, time_column, url_of
 from jobs.arguments import parse_uuid, scrub
-from jobs.census import LIVE, at_least
-from jobs.dashboard import FAILURES, Dashboard
+from jobs.inspection import census
+from jobs.inspection.census import LIVE, at_least
+from jobs.inspection.dashboard import FAILURES, Dashboard
+from jobs.inspection.times import duration
+from jobs.lifecycle import queues
 from jobs.models import Job, Node, Overview, Pause, State
-from jobs.selection import DIGITS
-from jobs.times import duration
+from jobs.operations.selection import DIGITS
 
 LABELS = {"hour": _("last hour"), "day": _("last day"), "week": _("last week")}
 BY = {"state": _("state"), "task": _("task"), "queue": _("queue")}
@@ -93,7 +94,7 @@ class OverviewAdmin(ReadOnlyAdmin):
     def verify(self, request: HttpRequest) -> HttpResponse:
         """What ``manage.py jobs verify --no-watch`` finds, now."""
         # Not above: it reaches the transport, which may be what Celery imports when it imports the admin.
-        from jobs.verify import Unverifiable, verify
+        from jobs.inspection.verify import Unverifiable, verify
 
         title = gettext("The promise, verified")
         try:

@@ -12,9 +12,9 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from jobs.admin.base import time_tag
+from jobs.inspection.times import duration
 from jobs.models import Action, Job
-from jobs.operations import OPERATIONS
-from jobs.times import duration
+from jobs.operations.actions import OPERATIONS
 
 #: One frame of a traceback, with the lines of source and markers below it.
 _FRAME = re.compile(r'^  File "(?P<path>[^"]*)", line \d+.*\n(?:    .*\n?)*', re.MULTILINE)

@@ -13,9 +13,9 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from jobs import effects
 from jobs.admin.base import ReadOnlyAdmin, badge, column, link, link_in_list, may, pretty, time_column, url_of
 from jobs.arguments import jsonable, parse_uuid
+from jobs.idempotency import effects
 from jobs.models import Effect, Marker
 
 EXPLAINED = _(

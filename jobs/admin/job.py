@@ -26,19 +26,18 @@ from django.utils.html import format_html
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from jobs import why
 from jobs.admin import history
 from jobs.admin.base import NOTHING, ReadOnlyAdmin, badge, column, link, may, preformatted, pretty, time_column, url_of
 from jobs.admin.idempotency import may_settle, status_badge
 from jobs.arguments import scrub
-from jobs.conf import conf
-from jobs.fields import created_since
+from jobs.conf import celery_app, conf
+from jobs.inspection import why
+from jobs.inspection.times import duration
 from jobs.models import Job, Node, State
-from jobs.operations import OPERATIONS, Delete, Operation, Outcome
-from jobs.project import celery_app
-from jobs.redaction import Shown
-from jobs.selection import DIGITS, FIELDS, Selection, Unreadable, moment, newest
-from jobs.times import duration
+from jobs.models.fields import created_since
+from jobs.operations.actions import OPERATIONS, Delete, Operation, Outcome
+from jobs.operations.redaction import Shown
+from jobs.operations.selection import DIGITS, FIELDS, Selection, Unreadable, moment, newest
 
 BUDGET = 2.0  #: Seconds of work in one request; the next one goes on where it ended.
 STEP = 100  #: Rows of one query of it.

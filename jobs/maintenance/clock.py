@@ -7,10 +7,11 @@ from typing import Any
 
 from django.db import connections
 
-from jobs import databases, lifecycle
-from jobs.board import board
 from jobs.conf import conf
-from jobs.ring import bell, ring
+from jobs.database import databases
+from jobs.lifecycle import transitions
+from jobs.lifecycle.board import board
+from jobs.lifecycle.ring import bell, ring
 
 #: Seconds after which each part of a tick gives way to the next.
 LONGEST_TICK = 2.0
@@ -50,18 +51,18 @@ def _tick(using: str, done: dict[str, int]) -> None:
     if is_ready:
         bell.ring()
     if is_late:
-        done["expired"] += _until_done(partial(lifecycle.expire, using, conf().BATCH))
+        done["expired"] += _until_done(partial(transitions.expire, using, conf().BATCH))
     if is_asked:
-        done["cancelled"] += lifecycle.sweep_cancellations(using, conf().BATCH)
+        done["cancelled"] += transitions.sweep_cancellations(using, conf().BATCH)
     if is_due:
         done["due"] += _until_done(partial(_make_due, using))
 
 
 def _make_due(using: str) -> int:
-    queues = lifecycle.make_due(using, DUE_BATCHES * conf().BATCH)
+    queues = transitions.make_due(using, DUE_BATCHES * conf().BATCH)
     if len(queues) == DUE_BATCHES * conf().BATCH:
         # Of so many at the same second there are more. What comes due meanwhile does not wait behind them.
-        queues += lifecycle.make_due(using, conf().BATCH, "-run_at")
+        queues += transitions.make_due(using, conf().BATCH, "-run_at")
     if queues:
         # Each batch at once: the first of many must not wait for the last.
         ring(using, set(queues))

@@ -12,10 +12,12 @@ from django.db.models import BooleanField, Exists, ExpressionWrapper, OuterRef, 
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Cast
 
-from jobs import chords, databases, idempotency, locks, stored, transport
+from jobs.calling import chords, stored, transport
 from jobs.conf import conf
-from jobs.lifecycle import now_plus
-from jobs.logs import logger
+from jobs.database import databases
+from jobs.database.logs import logger
+from jobs.idempotency import locks, markers
+from jobs.lifecycle.transitions import now_plus
 from jobs.maintenance import is_eldest
 from jobs.models import ENDED, Action, Job, Marker, Node, State
 
@@ -62,7 +64,7 @@ class Prune:
             return
         began = time.monotonic()
         # Before the jobs, which are kept as long as their markers; they have the other half of the time.
-        while time.monotonic() < began + budget / 2 and (count := idempotency.delete_expired(using, conf().BATCH)):
+        while time.monotonic() < began + budget / 2 and (count := markers.delete_expired(using, conf().BATCH)):
             done["markers"] += count
         while time.monotonic() < began + budget and (deleted := self._step(using)) is not None:
             done["jobs"] += deleted
@@ -91,7 +93,7 @@ class Prune:
         aliases = conf().DATABASES
         return {
             "jobs": sum(Job.objects.using(alias).filter(_over(alias)).count() for alias in aliases),
-            "markers": sum(idempotency.expired(alias).count() for alias in aliases),
+            "markers": sum(markers.expired(alias).count() for alias in aliases),
         }
 
 

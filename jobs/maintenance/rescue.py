@@ -12,15 +12,16 @@ from celery import current_app
 from django.db import IntegrityError
 from django.db.models import QuerySet
 
-from jobs import databases, lifecycle, logs
-from jobs.board import BODY, Occupied, board, is_alive
 from jobs.conf import conf
-from jobs.databases import SideDatabase
-from jobs.logs import logger
+from jobs.database import databases, logs
+from jobs.database.databases import SideDatabase
+from jobs.database.logs import logger
+from jobs.lifecycle import transitions
+from jobs.lifecycle.board import BODY, Occupied, board, is_alive
+from jobs.lifecycle.ring import bell
+from jobs.lifecycle.run import report
 from jobs.maintenance.zombies import end_backends
 from jobs.models import Job, Node, State
-from jobs.ring import bell
-from jobs.run import report
 
 #: Beats for a rescuer that is no worker (``manage.py jobs rescue``).
 VISITOR = uuid.UUID(int=1)
@@ -90,10 +91,10 @@ def _everywhere(part: Callable[[str], int]) -> int:
 
 def bury(node_id: uuid.UUID, *, by_itself: bool = False) -> int:
     """Declare a node dead in every job database; 1 if this call declared it. Its jobs are given back after that."""
-    declared = lifecycle.bury(node_id, databases.home(), by_itself)
+    declared = transitions.bury(node_id, databases.home(), by_itself)
     for alias in conf().DATABASES[1:]:
         # One that is away is told later, and the jobs of the others need not wait for it.
-        databases.guarded(alias, partial(lifecycle.bury, node_id, alias, by_itself))
+        databases.guarded(alias, partial(transitions.bury, node_id, alias, by_itself))
     if declared:
         level, text = (logging.INFO, "signed off") if by_itself else (logging.WARNING, "is dead")
         logger.log(level, f"node {node_id} {text}", extra={"action": "node_dead", "node": str(node_id)})
@@ -107,7 +108,7 @@ def give_back_all(using: str) -> int:
         alive = list(Node.objects.using(using).filter(dead_at=None).values_list("pk", flat=True))
         dead = Node.objects.using(databases.home()).filter(pk__in=alive, dead_at__isnull=False)
         for node_id, signed_off in dead.values_list("pk", "signed_off"):
-            lifecycle.bury(node_id, using, signed_off)
+            transitions.bury(node_id, using, signed_off)
     rows = Job.objects.using(using).filter(state=State.RUNNING, node__dead_at__isnull=False)
     return _settle_all(rows, "rescued", _lose("NodeLost", "the worker died"))
 
@@ -121,11 +122,11 @@ def _settle_all(rows: QuerySet[Job], action: str, transition: Callable[[Job], bo
 
 
 def _lose(kind: str, text: str) -> Callable[[Job], bool]:
-    return lambda job: lifecycle.lose(job, _error(job, kind, text), conf().MAX_NODE_LOSSES)
+    return lambda job: transitions.lose(job, _error(job, kind, text), conf().MAX_NODE_LOSSES)
 
 
 def _error(job: Job, kind: str, text: str) -> dict[str, Any]:
-    return lifecycle.error_entry(kind, text, attempt=job.lease)
+    return transitions.error_entry(kind, text, attempt=job.lease)
 
 
 #: The rows that could not be given back, and stay running until somebody mends them.
@@ -141,7 +142,7 @@ def _settle(key: uuid.UUID, using: str, action: str, transition: Callable[[Job],
         return transition(job)
 
     try:
-        if not lifecycle.settle_running(key, using, settle, **where):
+        if not transitions.settle_running(key, using, settle, **where):
             return 0
     except Exception as exc:
         if databases.is_lost(exc, using):
@@ -206,7 +207,7 @@ class OwnJobs:
                 continue
             begun = slot.job if slot.has_job else None
             if slot.batch:
-                done += lifecycle.give_back(alias, board.node, slot.batch, begun)
+                done += transitions.give_back(alias, board.node, slot.batch, begun)
             where = {"node_id": board.node, "lease": slot.lease, "token": slot.token}
             # If it waited, or claimed: what it has got by then, nobody has, and two beats give it back.
             if begun is not None:
@@ -223,12 +224,12 @@ class OwnJobs:
     def _end(self, slot: Occupied, job: Job) -> bool:
         kind, text = self._ended.get((slot.job, slot.lease), ("", ""))
         if kind == "TimeLimitExceeded":
-            return lifecycle.fail(job, _error(job, kind, text))
+            return transitions.fail(job, _error(job, kind, text))
         if kind == "Revoked":
-            return lifecycle.cancel_running(job, _error(job, kind, text))
+            return transitions.cancel_running(job, _error(job, kind, text))
         if board.stopping_for is not None:
             # Who stops kills its processes: not their own fault.
-            return lifecycle.hand_back(job, 0)
+            return transitions.hand_back(job, 0)
         if not is_alive(self._main):
             # The kernel, or a closed pipe, took the process along.
             return _lose("NodeLost", "the worker died")(job)
@@ -236,15 +237,15 @@ class OwnJobs:
             return _lose("NodeLost", "the process died beside the body")(job)
         error = _error(job, "WorkerLostError", f"the process {slot.pid} died in this task")
         own = getattr(current_app.tasks.get(job.task), "max_crashes", None)
-        return lifecycle.crash(job, error, conf().MAX_CRASHES if own is None else int(own))
+        return transitions.crash(job, error, conf().MAX_CRASHES if own is None else int(own))
 
     def give_back_waiting(self) -> int:
         """What waits behind a long body is given back, for whoever is free.
 
-        Race with the process, which may end that body at this moment: see ``lifecycle.give_back``.
+        Race with the process, which may end that body at this moment: see ``transitions.give_back``.
         """
         waiting = [(slot.batch, slot.job) for slot in board.occupied() if slot.holds_up]
-        backs = [partial(lifecycle.give_back, node=board.node, token=token, begun=begun) for token, begun in waiting]
+        backs = [partial(transitions.give_back, node=board.node, token=token, begun=begun) for token, begun in waiting]
         if done := sum(map(_everywhere, backs)):
             bell.ring()
         return done
@@ -267,7 +268,7 @@ class OwnJobs:
 
     def hand_back_all(self) -> int:
         """The worker has stopped, and its processes: what they still ran goes back, and counts nowhere."""
-        hand_back = partial(lifecycle.hand_back, delay=0)
+        hand_back = partial(transitions.hand_back, delay=0)
         return sum(_settle_all(self._running(alias), "handed_back", hand_back) for alias in conf().DATABASES)
 
     def _running(self, alias: str) -> QuerySet[Job]:

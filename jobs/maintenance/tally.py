@@ -16,8 +16,8 @@ from typing import Any
 from django.db import IntegrityError, connections, transaction
 from django.db.models import F, Max, QuerySet
 
-from jobs import databases
 from jobs.conf import conf
+from jobs.database import databases
 from jobs.maintenance import is_eldest
 from jobs.models import Job, State, Tally
 

@@ -2,7 +2,7 @@
 
 import django.db.models.deletion
 import django.db.models.functions.datetime
-import jobs.fields
+import jobs.models.fields
 import uuid
 from django.apps import apps
 from django.db import migrations, models
@@ -56,11 +56,11 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name='Job',
             fields=[
-                ('id', models.UUIDField(default=jobs.fields.uuid7, editable=False, primary_key=True, serialize=False)),
+                ('id', models.UUIDField(default=jobs.models.fields.uuid7, editable=False, primary_key=True, serialize=False)),
                 ('task', models.CharField(max_length=255, verbose_name='task')),
-                ('args', jobs.fields.JSONText(db_default=[], default=list, verbose_name='arguments')),
-                ('kwargs', jobs.fields.JSONText(db_default={}, default=dict, verbose_name='keyword arguments')),
-                ('options', jobs.fields.Sparse(default=dict, null=True, verbose_name='options')),
+                ('args', jobs.models.fields.JSONText(db_default=[], default=list, verbose_name='arguments')),
+                ('kwargs', jobs.models.fields.JSONText(db_default={}, default=dict, verbose_name='keyword arguments')),
+                ('options', jobs.models.fields.Sparse(default=dict, null=True, verbose_name='options')),
                 ('queue', models.CharField(max_length=255, verbose_name='queue')),
                 ('priority', models.SmallIntegerField(null=True, verbose_name='priority')),
                 ('rank', models.SmallIntegerField(db_default=0, default=0)),
@@ -77,9 +77,9 @@ class Migration(migrations.Migration):
                 ('snoozes', models.SmallIntegerField(db_default=0, default=0, verbose_name='snoozes')),
                 ('started_at', models.DateTimeField(null=True, verbose_name='started at')),
                 ('finished_at', models.DateTimeField(null=True, verbose_name='finished at')),
-                ('result', jobs.fields.JSONText(null=True, verbose_name='result')),
+                ('result', jobs.models.fields.JSONText(null=True, verbose_name='result')),
                 ('error', models.JSONField(null=True, verbose_name='error')),
-                ('errors', jobs.fields.Sparse(default=list, null=True, verbose_name='errors')),
+                ('errors', jobs.models.fields.Sparse(default=list, null=True, verbose_name='errors')),
                 ('parent_id', models.UUIDField(null=True, verbose_name='parent')),
                 ('root', models.UUIDField(null=True, verbose_name='root')),
                 ('marker_key', models.CharField(max_length=255, null=True, verbose_name='marker')),
@@ -363,7 +363,7 @@ class Migration(migrations.Migration):
                 ('task_id', models.CharField(max_length=255)),
                 ('place', models.JSONField()),
                 ('ok', models.BooleanField(null=True)),
-                ('result', jobs.fields.JSONText(null=True)),
+                ('result', jobs.models.fields.JSONText(null=True)),
                 ('error', models.TextField(default='')),
                 ('chord', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='parts', to=f'{LABEL}.chord')),
             ],

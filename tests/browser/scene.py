@@ -9,11 +9,12 @@ import uuid
 from django.db import transaction
 from django.utils import timezone
 
-from jobs import databases, queues
-from jobs.fields import first_id
+from jobs.database import databases
+from jobs.lifecycle import queues
 from jobs.maintenance import rescue
 from jobs.maintenance.tally import HOUR, MINUTE, bucket, clock, floor
 from jobs.models import Effect, Job, Marker, Node, Pause, Tally
+from jobs.models.fields import first_id
 
 WELCOME, CHARGE = "shop.tasks.send_welcome_email", "shop.tasks.charge_order"
 IMPORT, SUMMARY = "shop.tasks.import_orders", "shop.tasks.summarize"

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import pytest
 from playwright.sync_api import expect
 
-from jobs import queues
 from jobs.admin import job as job_admin
+from jobs.lifecycle import queues
 from jobs.models import Action, Cancellation, Effect, Job, Marker, Pause
 from tests import tasks
 from tests.browser.pages import DASHBOARD, EFFECTS, LIST, RUN, change

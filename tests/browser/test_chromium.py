@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from jobs.board import is_alive
+from jobs.lifecycle.board import is_alive
 from tests.servers import family, wait_for
 
 # Nobody tells it to end.

@@ -9,8 +9,8 @@ import pytest
 from django.utils import timezone
 from playwright.sync_api import expect
 
-from jobs.fields import first_id
 from jobs.models import Job
+from jobs.models.fields import first_id
 from tests.browser.pages import DASHBOARD, LIST, RUN
 from tests.rows import ERROR
 

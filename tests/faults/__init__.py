@@ -6,7 +6,7 @@ job ended as it should, none lost, no effect twice, nothing stuck, in bounded ti
 and its marks carry it as data (``guards.py``): a file, the text without which the scenario fails, and what stands
 there instead when it is taken out::
 
-    @guard("jobs/outbox.py", "ring.ring(self.using, self.queues)", "pass", case="sqlite after_claim")
+    @guard("jobs/calling/outbox.py", "ring.ring(self.using, self.queues)", "pass", case="sqlite after_claim")
 
 The text is in its file exactly once (``tests/test_guards.py`` looks after that). Several marks are taken out one by
 one; ``also=[(file, old, new)]`` takes more out together, where one guard stands behind another. ``case`` holds

@@ -62,7 +62,7 @@ def guard(file: str, old: str, new: str = "", *, also: Sequence[Edit] = (), case
     """Mark a scenario with a guard without which it fails; several marks are taken out one by one.
 
     Parameters:
-        file: such as ``"jobs/lifecycle.py"``.
+        file: such as ``"jobs/lifecycle/transitions.py"``.
         old: the guard, a text that is there exactly once.
         new: what stands there without it.
         also: more of ``(file, old, new)`` to take out together with it, where one guard stands behind another.

@@ -16,8 +16,8 @@ from django.db import Error, connection, transaction
 from django.db.models import Count, Max
 
 from jobs.conf import conf
+from jobs.inspection.verify import verify
 from jobs.models import ENDED, Job
-from jobs.verify import verify
 from tests import tasks
 from tests.models import Effect, Order
 from tests.servers import wait_for

@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 
-from jobs.board import is_alive
+from jobs.lifecycle.board import is_alive
 
 
 class Process:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from jobs import calls
+from jobs.calling import calls
 
 #: What a process of the release after finds in its environment.
 AFTER = {"JOBS_TEST_RELEASE": "after"}

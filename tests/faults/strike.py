@@ -11,8 +11,9 @@ from typing import Any
 
 from django.db.models.signals import post_save
 
-from jobs import runner, syncpoints
+from jobs.database import syncpoints
 from jobs.models import Job
+from jobs.worker import runner
 from shop import points
 from tests.faults.process import Process
 from tests.models import Effect

@@ -6,9 +6,9 @@ import signal
 
 import pytest
 
-from jobs.board import LONG
+from jobs.lifecycle.board import LONG
 from jobs.models import Job, Node
-from jobs.runner import UNKNOWN_PAUSES
+from jobs.worker.runner import UNKNOWN_PAUSES
 from tests import tasks
 from tests.faults.guards import guard
 from tests.faults.ledger import LOST_CHILD, WORK
@@ -19,13 +19,17 @@ from tests.models import Order
 from tests.servers import wait_for
 
 #: The rest of a claim goes back when its process died; what no process has goes back as well, but as lost.
-REST = ("jobs/maintenance/rescue.py", "done += lifecycle.give_back(alias, board.node, slot.batch, begun)", "pass")
+REST = ("jobs/maintenance/rescue.py", "done += transitions.give_back(alias, board.node, slot.batch, begun)", "pass")
 #: A row of a claim that is not young any more is renewed before it is begun.
-RENEWAL = ("jobs/runner.py", "must_renew = time.monotonic() - claimed_at > OLD or", "must_renew = False and")
+RENEWAL = ("jobs/worker/runner.py", "must_renew = time.monotonic() - claimed_at > OLD or", "must_renew = False and")
 #: Behind it, the fence of the completion.
-FENCE = ("jobs/claims.py", "WHERE id = {{2}} AND {_OWNED} AND lease = {{3}} AND token = {{4}}", "WHERE id = {{2}}")
+FENCE = (
+    "jobs/lifecycle/claims.py",
+    "WHERE id = {{2}} AND {_OWNED} AND lease = {{3}} AND token = {{4}}",
+    "WHERE id = {{2}}",
+)
 #: What waits behind a long body is given back.
-WAITING = ("jobs/companion.py", "self._try(self._own.give_back_waiting)", "pass")
+WAITING = ("jobs/worker/companion.py", "self._try(self._own.give_back_waiting)", "pass")
 
 
 def counts(*keys: str) -> set[tuple[int, int, int]]:
@@ -121,7 +125,9 @@ def test_process_paused_in_a_batch(ledger, tmp_path, point, task):
 
 
 @guard(
-    "jobs/runner.py", "        if must_renew and not self._renew(job):\n            return", "        self._renew(job)"
+    "jobs/worker/runner.py",
+    "        if must_renew and not self._renew(job):\n            return",
+    "        self._renew(job)",
 )
 def test_batch_given_back_and_taken_by_nobody_else(ledger, tmp_path):
     """The only process is paused: when it goes on, what waited behind its body is not its own any more.
@@ -159,7 +165,7 @@ def test_body_that_takes_long_for_once(ledger, tmp_path):
     assert Job.objects.get(pk=struck.job).lease == 1
 
 
-@guard("jobs/companion.py", "if status == 0:\n            return", "return")
+@guard("jobs/worker/companion.py", "if status == 0:\n            return", "return")
 def test_companion_killed_in_a_batch(ledger, tmp_path):
     """The next one finds on the board what waits behind whom.
 
@@ -179,8 +185,8 @@ def test_companion_killed_in_a_batch(ledger, tmp_path):
 
 
 @pytest.mark.parametrize("how", ["warm", "cold", again("soft")])
-@guard("jobs/runner.py", "if index and (board.stopping_for", "if False and (board.stopping_for", case="warm")
-@guard(*REST, also=[("jobs/companion.py", "self._try(self._own.hand_back_all)", "pass")], case="cold")
+@guard("jobs/worker/runner.py", "if index and (board.stopping_for", "if False and (board.stopping_for", case="warm")
+@guard(*REST, also=[("jobs/worker/companion.py", "self._try(self._own.hand_back_all)", "pass")], case="cold")
 def test_stopped_in_a_batch(ledger, tmp_path, how):
     """Warm: the body that runs is finished, and the rest of its claim goes back at once. Cold: all of it goes back.
 
@@ -222,7 +228,7 @@ def test_hard_time_limit_in_a_batch(ledger, tmp_path):
     assert Job.objects.get(pk=struck.job).error["type"] == "TimeLimitExceeded"
 
 
-@guard("jobs/runner.py", "count = lifecycle.postpone_unknown(job, pause, UNKNOWN_BATCH)", "count = 0")
+@guard("jobs/worker/runner.py", "count = transitions.postpone_unknown(job, pause, UNKNOWN_BATCH)", "count = 0")
 def test_unknown_tasks_at_the_head_of_a_queue(ledger):
     """More of them than one statement puts aside; a worker that knows them comes later.
 

@@ -13,10 +13,10 @@ import time
 import pytest
 from django.db import connection
 
-from jobs import ring
 from jobs.conf import conf
+from jobs.inspection.verify import verify
+from jobs.lifecycle import ring
 from jobs.models import Job
-from jobs.verify import verify
 from tests import tasks
 from tests.faults.ledger import Ledger
 from tests.faults.process import Process

@@ -19,7 +19,7 @@ from tests.faults.worker import Worker, workers
 from tests.models import Order
 from tests.servers import wait_for
 
-SECONDS = 'lifecycle.now_plus(_span(expires, "expires")) if is_span else _moment'
+SECONDS = 'transitions.now_plus(_span(expires, "expires")) if is_span else _moment'
 
 
 def assert_all_on_time() -> None:
@@ -31,7 +31,10 @@ def assert_all_on_time() -> None:
 
 
 @guard(
-    "jobs/lifecycle.py", "return Now() + datetime.timedelta", "return timezone.now() + datetime.timedelta", case="ahead"
+    "jobs/lifecycle/transitions.py",
+    "return Now() + datetime.timedelta",
+    "return timezone.now() + datetime.timedelta",
+    case="ahead",
 )
 @pytest.mark.parametrize("hours", [1, -1], ids=["ahead", "behind"])
 def test_worker_with_a_wrong_clock(ledger, hours):
@@ -60,12 +63,12 @@ def test_worker_with_a_wrong_clock(ledger, hours):
 
 
 @guard(
-    "jobs/calls.py",
-    "return lifecycle.now_plus(seconds) if seconds > 0 else None",
+    "jobs/calling/calls.py",
+    "return transitions.now_plus(seconds) if seconds > 0 else None",
     "return timezone.now() + datetime.timedelta(seconds=seconds)",
     case="ahead",
 )
-@guard("jobs/calls.py", SECONDS, "_moment", case="behind")
+@guard("jobs/calling/calls.py", SECONDS, "_moment", case="behind")
 @pytest.mark.parametrize("hours", [again(1), -1], ids=["ahead", "behind"])
 def test_producer_with_a_wrong_clock(ledger, hours):
     """What it says in seconds is meant from now on, and not from its own idea of now.
@@ -80,7 +83,7 @@ def test_producer_with_a_wrong_clock(ledger, hours):
         assert_all_on_time()
 
 
-@guard("jobs/calls.py", SECONDS, "_moment", case="ahead")
+@guard("jobs/calling/calls.py", SECONDS, "_moment", case="ahead")
 @pytest.mark.parametrize("hours", [1, again(-1)], ids=["ahead", "behind"])
 def test_producer_with_a_wrong_clock_whose_jobs_expire(ledger, hours):
     """Nobody works while they could be run.

@@ -8,10 +8,10 @@ import pytest
 from celery import current_app
 from django.db import connection, transaction
 
-from jobs import ring
 from jobs.conf import conf
+from jobs.execution.settlement import RECONNECT
+from jobs.lifecycle import ring
 from jobs.models import Job, Node
-from jobs.settlement import RECONNECT
 from tests import tasks
 from tests.faults.database import AWAY
 from tests.faults.guards import guard
@@ -37,7 +37,7 @@ def assert_nobody_is_blamed() -> None:
     assert not Job.objects.filter(node_losses__gte=conf().MAX_NODE_LOSSES / 2).exists()
 
 
-@guard("jobs/execution.py", "databases.is_lost(exc, run.using)", "False")
+@guard("jobs/execution/pipeline.py", "databases.is_lost(exc, run.using)", "False")
 def test_all_connections_terminated_once_a_second(ledger, database):
     """``pg_terminate_backend``, as by an administrator or a pooler, in whatever statement they are.
 
@@ -54,7 +54,7 @@ def test_all_connections_terminated_once_a_second(ledger, database):
         assert_nobody_is_blamed()
 
 
-@guard("jobs/execution.py", "databases.is_lost(exc, run.using)", "False")
+@guard("jobs/execution/pipeline.py", "databases.is_lost(exc, run.using)", "False")
 @pytest.mark.quick
 def test_database_killed_and_restarted_under_load(ledger, database):
     """As with ``pg_ctl restart -m immediate``: all transactions are lost, in the middle or inside their COMMIT.
@@ -97,7 +97,7 @@ def test_database_away_for_longer_than_it_takes_to_be_dead(ledger, database, how
             assert Node.objects.filter(pid=new.process.pid).exists()
 
 
-@guard("jobs/execution.py", "databases.is_lost(exc, run.using)", "False")
+@guard("jobs/execution/pipeline.py", "databases.is_lost(exc, run.using)", "False")
 def test_idle_connections_exhaust_the_server(ledger, database):
     """Everybody loses the connection he has, and cannot open another: "sorry, too many clients already".
 
@@ -113,7 +113,11 @@ def test_idle_connections_exhaust_the_server(ledger, database):
         assert not Job.objects.filter(crashes__gt=0).exists()
 
 
-@guard("jobs/claims.py", "self.is_direct = pid is not None and pid[0] == raw.info.backend_pid", "self.is_direct = True")
+@guard(
+    "jobs/lifecycle/claims.py",
+    "self.is_direct = pid is not None and pid[0] == raw.info.backend_pid",
+    "self.is_direct = True",
+)
 def test_dead_worker_behind_a_pooler(ledger, database, tmp_path):
     """The server processes that it used serve others by now, who are not to be hurt.
 
@@ -133,11 +137,11 @@ def test_dead_worker_behind_a_pooler(ledger, database, tmp_path):
 
 
 @guard(
-    "jobs/execution.py",
+    "jobs/execution/pipeline.py",
     "is_conflict = run.task.atomic and _is_conflict(_what_struck(exc))",
     "is_conflict = False",
 )
-@guard("jobs/claims.py", 'names[_SUCCEED_KEY] = b"jobs_succeed"', "self.has_prepared = lambda: True")
+@guard("jobs/lifecycle/claims.py", 'names[_SUCCEED_KEY] = b"jobs_succeed"', "self.has_prepared = lambda: True")
 def test_deadlocks(ledger):
     """Two kinds of bodies lock the same two rows in opposite order, again and again.
 
@@ -155,7 +159,7 @@ def test_deadlocks(ledger):
 
 
 @guard(
-    "jobs/execution.py",
+    "jobs/execution/pipeline.py",
     "is_conflict = run.task.atomic and _is_conflict(_what_struck(exc))",
     "is_conflict = False",
 )
@@ -174,7 +178,9 @@ def test_serialization_failures(ledger, level):
 
 
 @guard(
-    "jobs/databases.py", "if sqlstate(exc) in REFUSES or not connection.is_usable():", "if not connection.is_usable():"
+    "jobs/database/databases.py",
+    "if sqlstate(exc) in REFUSES or not connection.is_usable():",
+    "if not connection.is_usable():",
 )
 def test_failover_to_a_reader_and_back(ledger, database):
     """For a moment the name leads to a server that takes no writes. Its connections are sound, and stay.
@@ -193,7 +199,7 @@ def test_failover_to_a_reader_and_back(ledger, database):
         assert_nobody_is_blamed()
 
 
-@guard("jobs/databases.py", "if sqlstate(exc) in REFUSES:\n        return True", "pass")
+@guard("jobs/database/databases.py", "if sqlstate(exc) in REFUSES:\n        return True", "pass")
 def test_server_takes_no_writes(ledger, database):
     """For a moment, and from one transaction to the next: also of jobs that were claimed before.
 
@@ -208,7 +214,7 @@ def test_server_takes_no_writes(ledger, database):
         assert_nobody_is_blamed()
 
 
-@guard("jobs/execution.py", "databases.is_lost(exc, run.using)", "False")
+@guard("jobs/execution/pipeline.py", "databases.is_lost(exc, run.using)", "False")
 def test_idle_in_a_transaction_for_longer_than_the_server_allows(ledger, tmp_path):
     """The server ends the connection of a body that computes for too long; the next run is faster.
 
@@ -231,7 +237,7 @@ def test_idle_in_a_transaction_for_longer_than_the_server_allows(ledger, tmp_pat
     "point",
     ["before_claim", again("after_claim"), again("before_commit"), "after_completion", again("after_commit")],
 )
-@guard("jobs/execution.py", "databases.is_lost(exc, run.using)", "False", case="after_completion")
+@guard("jobs/execution/pipeline.py", "databases.is_lost(exc, run.using)", "False", case="after_completion")
 def test_connection_ended_at(ledger, database, point):
     """``pg_terminate_backend`` in each phase of a run.
 
@@ -246,7 +252,7 @@ def test_connection_ended_at(ledger, database, point):
         assert_nobody_is_blamed()
 
 
-@guard("jobs/listener.py", "            stopping.wait(RECONNECT)", "            return")
+@guard("jobs/worker/listener.py", "            stopping.wait(RECONNECT)", "            return")
 def test_listener_cut(ledger, database, settings):
     """No ring is heard for a moment.
 
@@ -302,8 +308,8 @@ def test_a_transaction_left_idle_in_another_session(ledger, database):
         assert ledger.longest_wait(began) < SLACK
 
 
-@guard("jobs/databases.py", "rows.select_for_update(skip_locked=True)", "rows.select_for_update()")
-@guard("jobs/claims.py", "    FOR UPDATE SKIP LOCKED\n", "    FOR UPDATE\n")
+@guard("jobs/database/databases.py", "rows.select_for_update(skip_locked=True)", "rows.select_for_update()")
+@guard("jobs/lifecycle/claims.py", "    FOR UPDATE SKIP LOCKED\n", "    FOR UPDATE\n")
 def test_a_transaction_left_idle_that_holds_jobs(ledger, database):
     """They have to wait for it, be they ready, due, expired, asked to end or old; nobody else has.
 
@@ -340,9 +346,9 @@ def test_a_hundred_thousand_due_in_the_same_second(ledger):
     assert ledger.longest_wait(others) < 1 + SLACK
 
 
-@guard("jobs/execution.py", 'run.phase == "begin" or', "False or")
+@guard("jobs/execution/pipeline.py", 'run.phase == "begin" or', "False or")
 @guard(
-    "jobs/execution.py",
+    "jobs/execution/pipeline.py",
     "            stack.enter_context(transaction.atomic(using=run.using))\n",
     "            try:\n"
     "                stack.enter_context(transaction.atomic(using=run.using))\n"

@@ -9,7 +9,7 @@ import pytest
 from celery import current_app
 from django.core.management import call_command
 
-from jobs.execution import NEWER_PAUSE
+from jobs.execution.pipeline import NEWER_PAUSE
 from jobs.models import Job, Node
 from tests import tasks
 from tests.faults import release
@@ -25,7 +25,7 @@ from tests.servers import wait_for
 #: The worker declares its own node dead, when it stops in good order.
 SIGN_OFF = "self._try(lambda: rescue.bury(board.node, by_itself=is_stopping))"
 #: Before that it hands back what it ran; and whose process ended because the worker stops did not crash.
-HAND_BACK = ("jobs/companion.py", "self._try(self._own.hand_back_all)", "pass")
+HAND_BACK = ("jobs/worker/companion.py", "self._try(self._own.hand_back_all)", "pass")
 NO_CRASH = ("jobs/maintenance/rescue.py", "if board.stopping_for is not None:", "if False:")
 
 
@@ -44,7 +44,7 @@ def wait_signed_off() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT])
-@guard("jobs/companion.py", SIGN_OFF, "None")
+@guard("jobs/worker/companion.py", SIGN_OFF, "None")
 @guard(*HAND_BACK, also=[NO_CRASH], case="3")
 def test_stopped_once(ledger, number):
     """Warm: what runs is finished. Cold: it is handed back. In both cases nobody has to notice a death.
@@ -68,7 +68,7 @@ def test_stopped_once(ledger, number):
 
 
 @pytest.mark.brokers("redis", "rabbitmq")
-@guard("jobs/worker.py", "alarm.stop_steps()", "pass", also=[("jobs/worker.py", "alarm.start()", "pass")])
+@guard("jobs/worker/steps.py", "alarm.stop_steps()", "pass", also=[("jobs/worker/steps.py", "alarm.start()", "pass")])
 def test_stopped_while_the_broker_says_nothing(ledger, broker):
     """It takes connections, and what is sent on them, and never answers: Celery waits for that without a bound.
 
@@ -141,7 +141,7 @@ def test_stopped_as_a_group(ledger, tmp_path):
     assert deaths() == 0
 
 
-@guard("jobs/companion.py", "signal.signal(getattr(signal, name), signal.SIG_IGN)", "pass")
+@guard("jobs/worker/companion.py", "signal.signal(getattr(signal, name), signal.SIG_IGN)", "pass")
 def test_warm_shutdown_of_a_long_body_is_not_rescued(ledger, tmp_path):
     """It outlives any heartbeat by far; the worker beats until its last body has ended.
 
@@ -164,8 +164,8 @@ def test_warm_shutdown_of_a_long_body_is_not_rescued(ledger, tmp_path):
     assert counts() == {(0, 0, 0)}
 
 
-@guard("jobs/companion.py", "pids.add(self._main)", "pass", case="stock")
-@guard("jobs/consumer.py", "c.controller.wait_for_soft_shutdown = end_soft_shutdown", "pass")
+@guard("jobs/worker/companion.py", "pids.add(self._main)", "pass", case="stock")
+@guard("jobs/worker/consumer.py", "c.controller.wait_for_soft_shutdown = end_soft_shutdown", "pass")
 @pytest.mark.parametrize(
     "stubborn", [again(tasks.ignores_sigterm), tasks.ignores_sigterm_as_stock], ids=["job", "stock"]
 )
@@ -193,8 +193,8 @@ def test_stopped_cold_while_a_process_does_not_end(ledger, tmp_path, stubborn):
 
 @pytest.mark.brokers("rabbitmq")
 @pytest.mark.parametrize("pool", ["prefork", again("threads")])
-@guard("jobs/consumer.py", "c.controller.wait_for_soft_shutdown = end_soft_shutdown", "pass", case="prefork")
-@guard("jobs/consumer.py", "c.controller.wait_for_soft_shutdown = end_soft_shutdown", "pass", case="threads")
+@guard("jobs/worker/consumer.py", "c.controller.wait_for_soft_shutdown = end_soft_shutdown", "pass", case="prefork")
+@guard("jobs/worker/consumer.py", "c.controller.wait_for_soft_shutdown = end_soft_shutdown", "pass", case="threads")
 def test_stopped_cold_in_the_middle_of_a_write(ledger, tmp_path, settings, pool):
     """Celery's signal handler writes too, and waits for py-amqp's lock, which its own thread holds: for ever.
 
@@ -220,8 +220,8 @@ def test_stopped_cold_in_the_middle_of_a_write(ledger, tmp_path, settings, pool)
     assert deaths() == 0
 
 
-@guard("jobs/companion.py", "            self._give_up()\n", "")
-@guard("jobs/companion.py", "pids = {slot.pid for slot in board.at_work()}", "pids = set()")
+@guard("jobs/worker/companion.py", "            self._give_up()\n", "")
+@guard("jobs/worker/companion.py", "pids = {slot.pid for slot in board.at_work()}", "pids = set()")
 @guard(*NO_CRASH, also=[HAND_BACK])
 def test_time_to_stop_is_over(ledger, tmp_path, settings):
     """A body that does not end in STOP_TIMEOUT: its process is killed, and its job goes back at once.
@@ -267,7 +267,7 @@ def test_soft_shutdown(ledger, tmp_path):
     assert counts() == {(0, 0, 0)}
 
 
-@guard("jobs/execution.py", "stack.enter_context(transaction.atomic(using=run.using))", "pass", case="9")
+@guard("jobs/execution/pipeline.py", "stack.enter_context(transaction.atomic(using=run.using))", "pass", case="9")
 @pytest.mark.parametrize("number", [signal.SIGQUIT, again(signal.SIGKILL)])
 def test_stopped_inside_a_commit(ledger, database, number):
     """Nobody heard the COMMIT's answer; the row knows it.
@@ -285,7 +285,7 @@ def test_stopped_inside_a_commit(ledger, database, number):
         ledger.check(within=2 * WORK)
 
 
-@guard("jobs/worker.py", "while not companion.wait_until_registered(0.5):", "while False:")
+@guard("jobs/worker/steps.py", "while not companion.wait_until_registered(0.5):", "while False:")
 def test_migration_applied_while_workers_run(ledger):
     """Workers of the new release wait for their tables, and run when they are there.
 
@@ -301,7 +301,7 @@ def test_migration_applied_while_workers_run(ledger):
         ledger.check(within=LOST_CHILD)
 
 
-@guard("jobs/companion.py", SIGN_OFF, "None")
+@guard("jobs/worker/companion.py", SIGN_OFF, "None")
 def test_every_worker_replaced_under_load(ledger):
     """A rolling deploy: one after the other stops warm, and its successor is up before that.
 
@@ -322,8 +322,8 @@ def test_every_worker_replaced_under_load(ledger):
     assert deaths() == 0
 
 
-@guard("jobs/execution.py", "if calls.is_newer(job.options):", "if False:")
-@guard("jobs/calls.py", 'kept["v"] = VERSION', "pass")
+@guard("jobs/execution/pipeline.py", "if calls.is_newer(job.options):", "if False:")
+@guard("jobs/calling/calls.py", 'kept["v"] = VERSION', "pass")
 def test_release_after_beside_this_one(ledger):
     """Its jobs are of a version that this worker does not know; they wait for a worker that does.
 

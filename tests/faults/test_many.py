@@ -18,10 +18,10 @@ from tests.servers import wait_for
 
 
 @guard(
-    "jobs/companion.py",
+    "jobs/worker/companion.py",
     "self._try(self._own.settle_dead)",
     "pass",
-    also=[("jobs/companion.py", "self._try(self._own.hand_back_orphans)", "pass")],
+    also=[("jobs/worker/companion.py", "self._try(self._own.hand_back_orphans)", "pass")],
 )
 @guard(
     "jobs/maintenance/rescue.py",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from jobs import census
 from jobs.conf import conf
+from jobs.inspection import census
 from jobs.models import Job, Node
 from tests import tasks
 from tests.faults.guards import guard
@@ -101,7 +101,7 @@ def test_zombie_paused_with_a_row_lock(ledger, point):
         ledger.check(within=WORK)
 
 
-@guard("jobs/claims.py", "state=State.RUNNING, lease=job.lease, token=job.token)", "state=State.RUNNING)")
+@guard("jobs/lifecycle/claims.py", "state=State.RUNNING, lease=job.lease, token=job.token)", "state=State.RUNNING)")
 def test_zombie_wakes_while_its_successor_runs(ledger, tmp_path):
     """Its connection was ended; what it writes on a new one must not touch the run of the other.
 
@@ -123,7 +123,11 @@ def test_zombie_wakes_while_its_successor_runs(ledger, tmp_path):
     assert Job.objects.values_list("lease", "node_losses").get(pk=job.id) == (2, 1)
 
 
-@guard("jobs/companion.py", "            board.node = uuid.uuid4()\n            self._register()", "            pass")
+@guard(
+    "jobs/worker/companion.py",
+    "            board.node = uuid.uuid4()\n            self._register()",
+    "            pass",
+)
 def test_a_node_that_wakes_up_takes_another_id(ledger):
     """A node that was declared dead is dead; its worker goes on as another one.
 
@@ -141,7 +145,7 @@ def test_a_node_that_wakes_up_takes_another_id(ledger):
 
 
 @guard(
-    "jobs/companion.py",
+    "jobs/worker/companion.py",
     "uuid.uuid4()\n        board.wipe()",
     "uuid.uuid5(uuid.NAMESPACE_DNS, socket.gethostname())\n        board.wipe()",
 )
@@ -160,7 +164,11 @@ def test_hostname_is_used_again(ledger):
     assert set(Job.objects.filter(node_losses__gt=0).values_list("node_losses", flat=True)) == {1}
 
 
-@guard("jobs/companion.py", "            board.node = uuid.uuid4()\n            self._register()", "            pass")
+@guard(
+    "jobs/worker/companion.py",
+    "            board.node = uuid.uuid4()\n            self._register()",
+    "            pass",
+)
 def test_worker_cut_off_from_its_database(ledger, database):
     """The network parts one machine from the database, for longer than it takes to be called dead.
 
@@ -178,7 +186,7 @@ def test_worker_cut_off_from_its_database(ledger, database):
         ledger.check(within=WORK)
 
 
-@guard("jobs/runner.py", " or board.silence > conf().DEAD_AFTER / 2", "")
+@guard("jobs/worker/runner.py", " or board.silence > conf().DEAD_AFTER / 2", "")
 def test_a_node_that_cannot_beat_claims_nothing(ledger):
     """Its companion hangs, and its children are well: they must not take jobs that are given away in a moment.
 

@@ -10,7 +10,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
 
-from jobs import lifecycle
+from jobs.lifecycle import transitions
 from jobs.models import Cancellation, Job
 from tests import tasks
 from tests.faults.guards import guard
@@ -26,7 +26,7 @@ from tests.servers import wait_for
 ELSEWHERE = {"CELERY_BROKER_URL": "jobs://"}
 
 #: A worker that never asks whose database it is, at its start and at every beat.
-ASKS = ("jobs/companion.py", "        instance.check_all()\n", "")
+ASKS = ("jobs/worker/companion.py", "        instance.check_all()\n", "")
 
 
 def jobs(*command: str) -> str:
@@ -49,10 +49,10 @@ def ids(**where: object) -> list[str]:
 )
 @guard(*ASKS)
 @guard(
-    "jobs/instance.py",
-    "while cancelled := lifecycle.cancel_waiting(alias, conf().BATCH, why):",
+    "jobs/operations/instance.py",
+    "while cancelled := transitions.cancel_waiting(alias, conf().BATCH, why):",
     "while cancelled := 0:",
-    also=[("jobs/commands/change.py", "            if left:\n", "            if False:\n")],
+    also=[("jobs/management/console/change.py", "            if left:\n", "            if False:\n")],
 )
 def test_restored_copy(ledger, database, tmp_path, how, cancel):
     """A copy of a database at work, on another machine with its own broker: nothing runs there until it is adopted.
@@ -97,16 +97,16 @@ def refused_by_the_copy(states: dict[str, int]) -> None:
 
 @pytest.mark.quick
 @guard(
-    "jobs/claims.py",
+    "jobs/lifecycle/claims.py",
     "\n      AND NOT EXISTS (SELECT 1 FROM jobs_cancellation WHERE job = {{2}})",
     "",
 )
-@guard("jobs/lifecycle.py", "filter(pk__in=ids, state__in=WAITING)", "filter(pk__in=ids)")
+@guard("jobs/lifecycle/transitions.py", "filter(pk__in=ids, state__in=WAITING)", "filter(pk__in=ids)")
 def test_jobs_cancelled_under_load(ledger, tmp_path):
     """Scheduled, ready, running and ended ones, from lists that are old when the operator comes to their end.
 
     Guard: a completion looks for the wish that it should not be (``claims.succeed``), and only what waits is
-    cancelled at once (``lifecycle.cancel``).
+    cancelled at once (``transitions.cancel``).
     """
     started, gate = tmp_path / "started", tmp_path / "gate"
     with workers(2):
@@ -123,7 +123,7 @@ def test_jobs_cancelled_under_load(ledger, tmp_path):
                 listed = ids()[::3]
                 jobs("cancel", *listed)
                 for key in listed:
-                    lifecycle.ask_to_end(key, "default") or lifecycle.cancel(key, "default")
+                    transitions.ask_to_end(key, "default") or transitions.cancel(key, "default")
         ledger.check(within=WORK, perhaps_cancelled=Order.objects.values_list("key", flat=True))
         wait_for(lambda: not Cancellation.objects.exists(), WORK, "no wish is left over")
     assert Job.objects.get(pk=held.id).state == "cancelled"
@@ -131,14 +131,14 @@ def test_jobs_cancelled_under_load(ledger, tmp_path):
 
 
 @guard(
-    "jobs/lifecycle.py",
+    "jobs/lifecycle/transitions.py",
     "_waiting(None) | anew, UNSUCCESSFUL",
     "_waiting(None) | anew, State.values",
 )
 def test_failed_jobs_replayed_in_bulk(ledger, tmp_path):
     """By two operators at once, from lists that are old by then.
 
-    Guard: only what failed or was cancelled is run again (``lifecycle.replay``).
+    Guard: only what failed or was cancelled is run again (``transitions.replay``).
     """
     cured = tmp_path / "cured"
     exhausted = ledger.enqueue(80, tasks.gives_up, kwargs={"cured": str(cured)})
@@ -159,7 +159,7 @@ def replay_all(failed: list[str]) -> None:
     try:
         for _ in range(3):
             for key in failed:
-                lifecycle.replay(key, "default")
+                transitions.replay(key, "default")
             jobs("retry", *failed)
     finally:
         connection.close()

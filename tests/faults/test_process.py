@@ -13,8 +13,8 @@ from tests.faults.worker import Worker, workers
 from tests.servers import wait_for
 
 #: The companion settles what its process died with; and behind it, it gives back what no process has.
-SETTLE_DEAD = ("jobs/companion.py", "self._try(self._own.settle_dead)", "pass")
-ORPHANS = ("jobs/companion.py", "self._try(self._own.hand_back_orphans)", "pass")
+SETTLE_DEAD = ("jobs/worker/companion.py", "self._try(self._own.settle_dead)", "pass")
+ORPHANS = ("jobs/worker/companion.py", "self._try(self._own.hand_back_orphans)", "pass")
 
 
 @pytest.mark.parametrize("point", ["before_claim", "after_claim", "before_commit", "after_completion", "after_commit"])
@@ -53,10 +53,10 @@ def test_main_process_killed(ledger):
 
 @pytest.mark.quick
 @pytest.mark.parametrize("how", ["segfault", again("abort"), "ended", "ended_in_conflict"])
-@guard("jobs/maintenance/rescue.py", "return lifecycle.crash(", "return lifecycle.lose(")
-@guard("jobs/settlement.py", "each = each.__context__", "return", case="ended")
+@guard("jobs/maintenance/rescue.py", "return transitions.crash(", "return transitions.lose(")
+@guard("jobs/execution/settlement.py", "each = each.__context__", "return", case="ended")
 @guard(
-    "jobs/execution.py",
+    "jobs/execution/pipeline.py",
     "settlement.shutdown_behind(exc) or (_what_struck(exc) if is_sent else exc)",
     "exc",
     case="ended_in_conflict",
@@ -80,8 +80,8 @@ def test_a_body_that_kills_its_process_now_and_then(ledger, tmp_path, how):
 
 @pytest.mark.databases("sqlite")
 @pytest.mark.parametrize("where", ["rollback", "function"])
-@guard("jobs/databases.py", "connections[alias]._rollback()", "pass", case="rollback")
-@guard("jobs/settlement.py", "return SystemExit()", "pass", case="function")
+@guard("jobs/database/databases.py", "connections[alias]._rollback()", "pass", case="rollback")
+@guard("jobs/execution/settlement.py", "return SystemExit()", "pass", case="function")
 def test_process_ended_inside_sqlite(ledger, tmp_path, where):
     """A SIGTERM between the failure of a body and its ROLLBACK, or in a function that SQLite calls.
 
@@ -98,7 +98,7 @@ def test_process_ended_inside_sqlite(ledger, tmp_path, where):
 
 
 @pytest.mark.parametrize("how", ["segfault", again("abort")])
-@guard("jobs/lifecycle.py", "if limit is not None and getattr(job, count) + 1 >= limit:", "if False:")
+@guard("jobs/lifecycle/transitions.py", "if limit is not None and getattr(job, count) + 1 >= limit:", "if False:")
 def test_poison_ends_failed(ledger, how):
     """A body that always kills its process, among innocent ones.
 
@@ -112,8 +112,8 @@ def test_poison_ends_failed(ledger, how):
 
 
 @pytest.mark.parametrize("how", ["memory", "exit", "recursion"])
-@guard("jobs/settlement.py", "for_celery(exc), partial(", "exc, partial(", case="memory")
-@guard("jobs/settlement.py", "for_celery(exc), partial(", "exc, partial(", case="exit")
+@guard("jobs/execution/settlement.py", "for_celery(exc), partial(", "exc, partial(", case="memory")
+@guard("jobs/execution/settlement.py", "for_celery(exc), partial(", "exc, partial(", case="exit")
 def test_an_exception_that_ends_a_process_ends_only_the_job(ledger, how):
     """``MemoryError`` and ``SystemExit`` out of a stock task stop the worker, or look like its death.
 
@@ -149,7 +149,7 @@ def test_hard_time_limit(ledger, database, where):
 
 
 @pytest.mark.parametrize("where", ["python", "query", "commit", again("autocommit")])
-@guard("jobs/databases.py", "connection.connection.cancel_safe(timeout=2.0)", "pass", case="query")
+@guard("jobs/database/databases.py", "connection.connection.cancel_safe(timeout=2.0)", "pass", case="query")
 def test_soft_time_limit(ledger, database, where):
     """An exception in mid-body, in mid-query, or in a query without a transaction; the connection serves the next job,
     and the locks are free for all the others. Inside the COMMIT it is too late: the work is done.
@@ -169,11 +169,13 @@ def test_soft_time_limit(ledger, database, where):
 
 
 @pytest.mark.parametrize("how", ["queries", "returns", "conflict"])
-@guard("jobs/databases.py", "not is_interrupted(alias) and not", "not", case="queries")
-@guard("jobs/execution.py", "        if databases.is_interrupted(run.using):", "        if False:", case="returns")
-@guard("jobs/execution.py", "elif not databases.is_idle(run.using):", "elif False:", case="returns")
-@guard("jobs/databases.py", "        if is_interrupted(alias):\n", "        if False:\n", case="returns")
-@guard("jobs/execution.py", "_is_conflict(_what_struck(exc))", "_is_conflict(exc)", case="conflict")
+@guard("jobs/database/databases.py", "not is_interrupted(alias) and not", "not", case="queries")
+@guard(
+    "jobs/execution/pipeline.py", "        if databases.is_interrupted(run.using):", "        if False:", case="returns"
+)
+@guard("jobs/execution/pipeline.py", "elif not databases.is_idle(run.using):", "elif False:", case="returns")
+@guard("jobs/database/databases.py", "        if is_interrupted(alias):\n", "        if False:\n", case="returns")
+@guard("jobs/execution/pipeline.py", "_is_conflict(_what_struck(exc))", "_is_conflict(exc)", case="conflict")
 def test_soft_time_limit_that_the_body_handles(ledger, how):
     """In mid-query: it goes on over a connection that takes no other query. That is its own failure, and one time is
     enough; a body without a transaction that just returns has done its work. One that fails in the middle of a query
@@ -195,7 +197,7 @@ def test_soft_time_limit_that_the_body_handles(ledger, how):
         assert message.get(how, "40001") in error["message"] + error["traceback"]
 
 
-@guard("jobs/companion.py", "if status == 0:\n            return", "return")
+@guard("jobs/worker/companion.py", "if status == 0:\n            return", "return")
 def test_companion_killed_under_load(ledger):
     """Who watches the watcher: its supervisor.
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from celery import current_app
 
-from jobs import lifecycle
+from jobs.lifecycle import transitions
 from jobs.models import Job
-from jobs.runner import UNKNOWN_PAUSES
+from jobs.worker.runner import UNKNOWN_PAUSES
 from tests import tasks
 from tests.faults.guards import guard
 from tests.faults.ledger import LOST_CHILD, WORK
@@ -17,9 +17,9 @@ from tests.servers import wait_for
 
 
 @pytest.mark.parametrize("how", ["deadline", "nul", "unspeakable"])
-@guard("jobs/lifecycle.py", '"message": scrub(message, 4000)', '"message": message', case="nul")
+@guard("jobs/lifecycle/transitions.py", '"message": scrub(message, 4000)', '"message": message', case="nul")
 @guard(
-    "jobs/settlement.py",
+    "jobs/execution/settlement.py",
     "    except Exception:\n        message = safe_repr(exc)",
     "    finally:\n        pass",
     case="unspeakable",
@@ -36,12 +36,12 @@ def test_exception_rolls_back_and_is_kept(ledger, how):
     assert all(error["type"] and error["traceback"] for error in failed().values_list("error", flat=True))
 
 
-@guard("jobs/lifecycle.py", '"expires_at": None, **dict.fromkeys(COUNTS, 0)', '"expires_at": None')
+@guard("jobs/lifecycle/transitions.py", '"expires_at": None, **dict.fromkeys(COUNTS, 0)', '"expires_at": None')
 def test_retries_exhausted_and_replayed(ledger, tmp_path):
     """Kept in ``failed`` with every attempt's error. Replayed too early it has all attempts again, and fails again;
     replayed when the cause is gone, it succeeds once.
 
-    Guard: ``lifecycle.replay`` (the counts at zero, the lease kept).
+    Guard: ``transitions.replay`` (the counts at zero, the lease kept).
     """
     cured = tmp_path / "cured"
     exhausted = ledger.enqueue(100, tasks.gives_up, kwargs={"cured": str(cured)})
@@ -57,7 +57,7 @@ def test_retries_exhausted_and_replayed(ledger, tmp_path):
         ledger.check(within=WORK)
 
 
-@guard("jobs/execution.py", "= settlement.storable(run, run.result), followups", "= run.result, followups")
+@guard("jobs/execution/pipeline.py", "= settlement.storable(run, run.result), followups", "= run.result, followups")
 def test_result_that_cannot_be_stored(ledger):
     """The work is done: the job succeeds, and keeps the result's repr.
 
@@ -71,9 +71,9 @@ def test_result_that_cannot_be_stored(ledger):
     assert all("lock" in result["__value__"] for result in results)
 
 
-@guard("jobs/databases.py", "elif connection.connection is not None and (", "elif False and (")
-@guard("jobs/execution.py", "elif databases.has_transaction(run.using):", "elif False:")
-@guard("jobs/execution.py", "elif not databases.is_idle(run.using):", "elif False:")
+@guard("jobs/database/databases.py", "elif connection.connection is not None and (", "elif False and (")
+@guard("jobs/execution/pipeline.py", "elif databases.has_transaction(run.using):", "elif False:")
+@guard("jobs/execution/pipeline.py", "elif not databases.is_idle(run.using):", "elif False:")
 def test_connection_left_behind(ledger):
     """A body switches autocommit off, or begins a transaction, and returns: its work is rolled back, its job failed,
     and the next one is well. One that only lost its link, and returns, has done its work.
@@ -92,11 +92,11 @@ def test_connection_left_behind(ledger):
 
 
 @pytest.mark.quick
-@guard("jobs/runner.py", "count = lifecycle.postpone_unknown(job, pause, UNKNOWN_BATCH)", "count = 0")
+@guard("jobs/worker/runner.py", "count = transitions.postpone_unknown(job, pause, UNKNOWN_BATCH)", "count = 0")
 def test_unknown_task_during_a_rolling_deploy(ledger):
     """Half of the workers do not know the new task yet, and claim its jobs as well.
 
-    Guard: a job of an unknown task is put behind the others, and counts nowhere (``lifecycle.postpone_unknown``).
+    Guard: a job of an unknown task is put behind the others, and counts nowhere (``transitions.postpone_unknown``).
     """
     ledger.enqueue(300)
     with Worker(JOBS_TEST_FORGET="tests.tasks.effect") as old:
@@ -109,9 +109,9 @@ def test_unknown_task_during_a_rolling_deploy(ledger):
 
 
 @guard(
-    "jobs/settlement.py",
-    "partial(lifecycle.fail, job, error)",
-    "partial(lifecycle.hand_back, job, 1.0)",
+    "jobs/execution/settlement.py",
+    "partial(transitions.fail, job, error)",
+    "partial(transitions.hand_back, job, 1.0)",
 )
 def test_arguments_of_an_older_signature(ledger):
     """Enqueued by yesterday's code, run by today's: failed at once, with an error that says why, and replayable.
@@ -127,7 +127,7 @@ def test_arguments_of_an_older_signature(ledger):
     assert set(failed().values_list("error__type", "lease")) == {("TypeError", 1)}
 
 
-@guard("jobs/execution.py", "return _adopt(task, context, args, kwargs)", "return task.run(*args, **kwargs)")
+@guard("jobs/execution/pipeline.py", "return _adopt(task, context, args, kwargs)", "return task.run(*args, **kwargs)")
 def test_messages_sent_by_name(ledger):
     """From another service, or from before the switch: jobs as all others, each delivered twice.
 
@@ -142,7 +142,9 @@ def test_messages_sent_by_name(ledger):
         ledger.check(within=LOST_CHILD)
 
 
-@guard("jobs/execution.py", "with settlement.unmasked():\n                calls", "if 1:\n                calls")
+@guard(
+    "jobs/execution/pipeline.py", "with settlement.unmasked():\n                calls", "if 1:\n                calls"
+)
 def test_process_ended_while_it_adopts(ledger, tmp_path):
     """A SIGTERM before the row of a message sent by name is committed: the broker has the message again.
 
@@ -160,7 +162,7 @@ def test_process_ended_while_it_adopts(ledger, tmp_path):
 
 def replay(jobs) -> None:
     for key in list(jobs.values_list("pk", flat=True)):
-        assert lifecycle.replay(key, "default")
+        assert transitions.replay(key, "default")
 
 
 def failed():

@@ -1,7 +1,7 @@
 """``manage.py jobs``, with its subcommands in the order of the help."""
 
-from jobs.commands import change, look, maintain
-from jobs.commands.base import JobsCommand, Subcommand
+from jobs.management.console import change, look, maintain
+from jobs.management.console.base import JobsCommand, Subcommand
 
 
 class Command(JobsCommand):

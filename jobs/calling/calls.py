@@ -1,0 +1,330 @@
+"""What a call says becomes a row, and so does a message that no ``delay()`` of ours made.
+
+What a body sees is made again from the row (``jobs.calling.request``).
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import kombu
+from celery import Celery, signals
+from celery.backends.rpc import RPCBackend
+from celery.utils.functional import maybe_list
+from celery.utils.time import maybe_iso8601
+from django.utils import timezone
+from django.utils.translation import gettext
+from kombu.common import Broadcast
+from kombu.transport.virtual.exchange import TopicExchange
+
+from jobs.arguments import as_uuid, normalize, scrub, storable
+from jobs.calling import request, tracing
+from jobs.calling.outbox import following
+from jobs.conf import celery_app
+from jobs.database import databases
+from jobs.database.syncpoints import reach
+from jobs.lifecycle import transitions
+from jobs.lifecycle.board import board
+from jobs.lifecycle.ring import bell
+from jobs.models import Job, State
+from jobs.models.fields import uuid7
+
+#: The contract between who writes a job and who runs it. A release raises it if older workers would run its jobs
+#: wrongly; a worker runs its own version and those before. A row without one is of version 1.
+VERSION = 1
+#: Accepted by ``apply_async`` because groups and beat pass them, and not kept: a job does not travel.
+PLUMBING = frozenset(
+    "producer connection publisher router add_to_parent result_cls retry retry_policy timeout confirm_timeout "
+    "task_type event_dispatcher delivery_mode compression immediate mandatory declare exchange_type origin".split()
+)
+
+#: What ``Job.options`` keeps of a call, under the names of ``apply_async``, as it was given.
+KEPT = "chain chord group_id group_index shadow replaced_task_nesting stamped_headers reply_to".split()
+#: The largest number of seconds that a call may be put off or may last: longer is a mistake (milliseconds?).
+LONGEST = 10 * 366 * 86400.0
+
+
+def is_newer(options: Mapping[str, Any]) -> bool:
+    """Whether only the workers of a later release may run the job."""
+    version = options.get("v", 1)
+    return not isinstance(version, int) or version > VERSION
+
+
+def compose(app: Celery, task: Any, args: Any, kwargs: Any, options: dict[str, Any]) -> Job:
+    """The unsaved row of a call; routers and ``before_task_publish`` run here, in the caller's context.
+
+    Parameters:
+        options: what ``apply_async`` was given, merged with the task's own execution options.
+
+    Raises:
+        TypeError, ValueError: an argument or an option that cannot be kept; names it, and the cure.
+    """
+    plain_args, plain_kwargs = normalize(args, kwargs, is_bounded=following.get() is None)
+    task_id = options.pop("task_id", None)
+    try:
+        key = uuid.UUID(str(task_id)) if task_id else uuid7()
+    except ValueError:
+        raise ValueError(f"task_id={task_id!r} is no UUID: leave it out, or pass str(uuid.uuid4())") from None
+    serializer = options.pop("serializer", None) or app.conf.task_serializer
+    if serializer not in ("json", "application/json"):
+        raise ValueError(f"serializer={serializer!r} cannot be kept: a job's arguments are JSON; remove the option")
+    for name in PLUMBING & options.keys():
+        del options[name]
+    eta, countdown, expires = options.pop("eta", None), options.pop("countdown", None), options.pop("expires", None)
+    run_at = _run_at(app, eta, countdown) if eta or countdown else None
+    is_queue_given = options.get("queue") is not None
+    options = _routed(app, options, task, args, kwargs)
+    root_id, parent_id = options.pop("root_id", None), options.pop("parent_id", None)
+    parent = app.current_worker_task
+    if parent:
+        root_id = root_id or parent.request.root_id or parent.request.id
+        parent_id = parent_id or parent.request.id
+        if app.conf.task_inherit_parent_priority:
+            options.setdefault("priority", (parent.request.delivery_info or {}).get("priority"))
+    kept = _kept(app, task, options)
+    if task_id and str(key) != str(task_id):
+        # As uuid4().hex: whoever asks for the result says it like this.
+        kept["task_id"] = str(task_id)
+    if run_at is not None:
+        kept["eta"] = True
+    root, priority = as_uuid(root_id), options.get("priority")
+    job = Job.of(
+        {
+            "id": key,
+            "task": task.name,
+            "args": plain_args,
+            "kwargs": plain_kwargs,
+            "queue": _queue_name(app, options, kept, is_queue_given),
+            "priority": priority,
+            "rank": rank_of(app, priority),
+            "retries": options.get("retries") or 0,
+            "parent_id": as_uuid(parent_id),
+            "root": None if root == key else root,
+        }
+    )
+    if task_id and key.version != 7:
+        job.made_at = timezone.now()
+    if run_at is not None:
+        job.state, job.run_at = State.SCHEDULED, run_at
+    if expires is not None:
+        # Like a countdown, seconds are meant from now on by the database's clock: this machine's may be wrong.
+        is_span = isinstance(expires, int | float)
+        job.expires_at = (
+            transitions.now_plus(_span(expires, "expires")) if is_span else _moment(app, expires, "expires")
+        )
+    if kept or options.get("headers") or signals.before_task_publish.receivers:
+        if headers := _headers(app, job, kept, options):
+            kept["headers"] = headers
+        job.options = storable(kept, "the options")
+    tracing.create(job, options.get("headers"), parent)
+    return job
+
+
+def _routed(app: Celery, options: dict[str, Any], task: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    name = options.pop("route_name", None) or task.name
+    router = app.amqp.router
+    if not router.routes and not options.get("queue") and not options.get("exchange"):
+        # What Celery's router comes to, without its look at the settings.
+        options["queue"] = app.amqp.default_queue
+        return options
+    routed: dict[str, Any] = router.route(options, name, args, kwargs, task)
+    return routed
+
+
+def _kept(app: Celery, task: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What the call said and the task does not say itself."""
+    kept = {name: value for name in KEPT if (value := options.get(name)) or (value == 0 and name == "group_index")}
+    for name in ("link", "link_error"):
+        if given := maybe_list(options.get(name)):
+            kept[name] = given
+    for name in ("time_limit", "soft_time_limit", "ignore_result"):
+        if name in options and options[name] != getattr(task, name):
+            kept[name] = options[name]
+    if "stamped_headers" in kept:
+        kept["stamps"] = {name: options[name] for name in kept["stamped_headers"] if name in options}
+    if VERSION > 1:
+        kept["v"] = VERSION
+    if isinstance(app.backend, RPCBackend):
+        kept.setdefault("reply_to", app.thread_oid)
+    return kept
+
+
+def _headers(app: Celery, job: Job, kept: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The caller's own headers, and what receivers of ``before_task_publish`` add to those of Celery."""
+    given = dict(options.get("headers") or {})
+    if not signals.before_task_publish.receivers:
+        return given
+    made = request.headers_of(job, app, kept)
+    headers = {**made, **given}
+    properties = {"correlation_id": job.task_id, "reply_to": kept.get("reply_to", ""), "priority": job.priority}
+    with tracing.apart():
+        signals.before_task_publish.send(
+            sender=job.task,
+            body=(job.args, job.kwargs, request.embedded(kept)),
+            exchange=kept.get("exchange", ""),
+            routing_key=kept.get("routing_key", job.queue),
+            declare=[],
+            headers=headers,
+            properties=properties,
+            retry_policy=dict(app.conf.task_publish_retry_policy),
+        )
+    return {name: value for name, value in headers.items() if name not in made or made[name] != value}
+
+
+def rank_of(app: Celery, priority: int | None) -> int:
+    """The priority as the claim sorts it: Celery's mean 9 first on RabbitMQ, and 0 first on Redis and ``jobs://``."""
+    if not priority:
+        return 0
+    url = app.conf.broker_write_url or app.conf.broker_url or ""
+    first = str(url if isinstance(url, str) else url[0])
+    return -priority if first.startswith(("amqp", "pyamqp")) else priority
+
+
+def _span(seconds: Any, name: str) -> float:
+    if not -LONGEST <= seconds <= LONGEST:
+        raise ValueError(f"{name}={seconds!r} is more than ten years of seconds: pass seconds, not milliseconds")
+    return float(seconds)
+
+
+def _run_at(app: Celery, eta: Any, countdown: Any) -> Any:
+    """None for now; an expression on the database's clock for a countdown, which wins; the moment itself for an eta."""
+    if countdown:
+        seconds = _span(float(countdown), "countdown")
+        return transitions.now_plus(seconds) if seconds > 0 else None
+    moment = _moment(app, eta, "eta")
+    return moment if moment > timezone.now() else None
+
+
+def _moment(app: Celery, value: Any, name: str) -> datetime.datetime:
+    if isinstance(value, int | float):
+        return timezone.now() + datetime.timedelta(seconds=_span(value, name))
+    if isinstance(value, str):
+        value = maybe_iso8601(value)
+    if isinstance(value, datetime.datetime):
+        return value if timezone.is_aware(value) else value.replace(tzinfo=app.timezone)
+    raise TypeError(f"{name} must be a datetime or a number of seconds, not {type(value).__name__}")
+
+
+def _queue_name(app: Celery, options: Mapping[str, Any], kept: dict[str, Any], is_given: bool) -> str:
+    """The queue that a call goes to, by its name. If it is not given, it is the route's, or the default one."""
+    queue, exchange, routing_key = options.get("queue"), options.get("exchange"), options.get("routing_key")
+    if isinstance(queue, Broadcast) or isinstance(exchange, Broadcast):
+        raise ValueError(
+            f"queue={queue!r} cannot be kept: a job is run once, and not by every worker; "
+            "leave the task to Celery with JOBS['EXCLUDE']"
+        )
+    if isinstance(queue, kombu.Queue) and queue.name not in app.amqp.queues:
+        raise ValueError(f"queue={queue!r} cannot be kept: add it to the setting task_queues, then pass its name")
+    name = getattr(exchange, "name", exchange) or ""
+    if name and (bound := bound_queue(app, name, routing_key)) is not None:
+        kept |= {"exchange": name, "routing_key": routing_key or bound.routing_key}
+        return str(bound.name)
+    if name and not is_given:
+        raise ValueError(
+            f"exchange={name!r}, routing_key={routing_key!r} cannot be kept: no queue of the setting task_queues is "
+            "bound so; pass queue="
+        )
+    if not name and isinstance(queue, kombu.Queue) and queue.exchange.type != "direct":
+        kept |= {"exchange": queue.exchange.name, "routing_key": routing_key or queue.routing_key}
+    return str(getattr(queue, "name", queue) or routing_key or app.conf.task_default_queue)
+
+
+def bound_queue(app: Celery, exchange: str, routing_key: str | None) -> kombu.Queue | None:
+    """The queue of the app that gets what is sent to the exchange."""
+    for queue in app.amqp.queues.values():
+        if queue.exchange.name != exchange:
+            continue
+        if routing_key is None or routing_key == queue.routing_key:
+            return queue
+        if queue.exchange.type == "topic":
+            pattern = TopicExchange.key_to_pattern(TopicExchange, queue.routing_key)
+            if re.match(pattern, routing_key):
+                return queue
+    return None
+
+
+def known_queue(app: Celery, queue: str) -> str:
+    """The name, if the app knows a queue that jobs can wait in, or may make one; else a ValueError."""
+    try:
+        entity = app.amqp.queues[queue]
+    except KeyError:
+        says = gettext("the app knows no queue %(queue)r; known are: %(known)s")
+        raise ValueError(says % {"queue": queue, "known": ", ".join(sorted(app.amqp.queues))}) from None
+    if isinstance(entity, Broadcast):
+        raise ValueError(gettext("%(queue)r is a broadcast: each of its workers would run the job") % {"queue": queue})
+    return queue
+
+
+# A message: from ``send_task`` by name, ``celery call``, another service, or a producer from before the switch
+
+
+def adopt(task: str, request: Any, args: Any, kwargs: Any) -> None:
+    """Give a foreign message its row, if it has none yet: a job from then on. Race: of several copies, one inserts.
+
+    Raises:
+        TypeError, ValueError: what it carries cannot be kept as JSON.
+        django.db.Error: no database; nothing was written, or the row is there.
+    """
+    plain_args, plain_kwargs = normalize(args, kwargs)
+    app, delivery = celery_app(), request.delivery_info or {}
+    key, root, priority = as_uuid(request.id) or uuid7(), as_uuid(request.root_id), delivery.get("priority")
+    priority = _within(priority, -(2**15))
+    expires_at = maybe_iso8601(request.expires)
+    if expires_at is not None and timezone.is_naive(expires_at):
+        expires_at = timezone.make_aware(expires_at, timezone.get_default_timezone())
+    job = Job(
+        id=key,
+        task=_text(task),
+        args=plain_args,
+        kwargs=plain_kwargs,
+        options=storable(_stated(request, delivery), "the options"),
+        queue=_text(_arrived_by(app, delivery)),
+        priority=priority,
+        rank=rank_of(app, priority) if app is not None else 0,
+        expires_at=expires_at,
+        retries=_within(request.retries, 0) or 0,
+        parent_id=as_uuid(request.parent_id),
+        root=None if root == key else root,
+        made_at=timezone.now(),
+    )
+    reach("before_adopt")
+    Job.objects.using(databases.job_alias()).bulk_create([job], ignore_conflicts=True)
+    reach("after_adopt")
+    bell.ring()
+
+
+def _stated(request: Any, delivery: Mapping[str, Any]) -> dict[str, Any]:
+    """``Job.options`` of a message."""
+    own = "chain chord group_index shadow reply_to replaced_task_nesting stamped_headers stamps ignore_result".split()
+    given = {name: getattr(request, name) for name in own}
+    given |= {"link": request.callbacks, "link_error": request.errbacks, "group_id": request.group}
+    given |= zip(("time_limit", "soft_time_limit"), request.timelimit or (), strict=False)
+    given["headers"] = {name: value for name, value in (request.headers or {}).items() if name != "timelimit"}
+    if delivery.get("exchange"):
+        given |= {"exchange": delivery["exchange"], "routing_key": delivery.get("routing_key")}
+    # These are kept also when they are 0 or False.
+    stated = ("group_index", "ignore_result")
+    return {name: value for name, value in given.items() if value or (name in stated and value is not None)}
+
+
+def _arrived_by(app: Any, delivery: Mapping[str, Any]) -> Any:
+    """The queue that a message came by; it says only what it was sent to."""
+    exchange, routing_key = delivery.get("exchange"), delivery.get("routing_key")
+    if app is not None and exchange and (bound := bound_queue(app, str(exchange), routing_key)) is not None:
+        return bound.name
+    # Through the default exchange a queue is reached by its name. What others have bound is run by whoever got it.
+    consumed = board.queues
+    return consumed[0] if exchange and consumed and routing_key not in consumed else routing_key
+
+
+def _within(value: Any, least: int) -> int | None:
+    """What a column can hold; another service may send anything."""
+    return None if value is None else max(least, min(int(value), 2**15 - 1))
+
+
+def _text(value: Any) -> str:
+    return scrub(str(value or ""))[:255] or "?"

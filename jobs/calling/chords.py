@@ -1,0 +1,117 @@
+"""Chords, counted in rows: the body is called in the commit of the part that ends last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from celery import Celery
+from celery.canvas import Signature, maybe_signature
+from celery.exceptions import ChordError
+from celery.result import GroupResult
+from django.db import IntegrityError, transaction
+from django.db.models import F
+
+from jobs.arguments import decoded
+from jobs.conf import conf
+from jobs.database.logs import logger
+from jobs.lifecycle.transitions import now_plus
+from jobs.models import Chord, ChordPart
+
+
+def begin(header: GroupResult, using: str) -> None:
+    """Write down the parts of a chord, in the caller's transaction, before any of them is called."""
+    parts = [ChordPart(chord_id=header.id, task_id=key, place=place) for key, place in _leaves(header)]
+    Chord.objects.using(using).create(id=header.id, size=len(parts))
+    ChordPart.objects.using(using).bulk_create(parts, batch_size=1000)
+
+
+def add(chord_id: str, task_id: str, using: str) -> None:
+    """One more part, at the end (``Task.add_to_chord``)."""
+    chord = Chord.objects.using(using).select_for_update().get(pk=chord_id)
+    ChordPart.objects.using(using).create(chord=chord, task_id=task_id, place=[chord.size])
+    chord.size += 1
+    chord.save(update_fields=["size"])
+
+
+def _leaves(header: Any, place: tuple[int, ...] = ()) -> Iterator[tuple[str, list[int]]]:
+    for index, result in enumerate(header.results):
+        if isinstance(result, GroupResult):
+            yield from _leaves(result, (*place, index))
+        else:
+            yield result.id, [*place, index]
+
+
+def count(
+    app: Celery, body: Mapping[str, Any], chord_id: str, task_id: str, using: str, result: Any = None, error: str = ""
+) -> bool:
+    """A part has ended: the last one calls the body, or, if any has failed, what is linked to its failure.
+
+    A part that failed and was run again by a person counts as what it became, so the body may still be called.
+    The rows of the part and of the chord are locked until the commit, so two last parts cannot miss each other.
+
+    Parameters:
+        result: of the part, as JSON data.
+        error: why the part failed; empty if it did not.
+
+    Returns:
+        False: the chord is not known here.
+    """
+    chords = Chord.objects.using(using).filter(pk=chord_id)
+    parts = ChordPart.objects.using(using).filter(chord=chord_id)
+    own = parts.filter(task_id=task_id)
+    said = {"ok": not error, "result": result, "error": error}
+    # Most parts end once. One that failed may have been run again.
+    if own.filter(ok=None).update(**said):
+        chords.update(failed=F("failed") + 1) if error else chords.update(done=F("done") + 1)
+    elif not error and own.filter(ok=False).update(**said):
+        chords.update(failed=F("failed") - 1, done=F("done") + 1)
+    else:
+        return chords.exists()
+    [(size, done, failed)] = chords.values_list("size", "done", "failed")
+    if done + failed < size:
+        return True
+    callback = maybe_signature(body, app=app)
+    if failed:
+        task_id, why = parts.filter(ok=False).values_list("task_id", "error").latest("id")
+        _fail(app, callback, f"Dependency {task_id} raised {why}")
+        return True
+    results = _nested(parts.values_list("place", "result"))
+    parts.delete()
+    chords.delete()
+    try:
+        with transaction.atomic(using=using):
+            callback.apply_async((results,))
+    except (TypeError, ValueError, IntegrityError) as exc:
+        logger.exception("the body of the chord %s cannot be called", chord_id, extra={"action": "chord_failed"})
+        _fail(app, callback, f"Callback error: {exc!r}")
+    return True
+
+
+def _fail(app: Celery, body: Signature, says: str) -> None:
+    try:
+        raise ChordError(says)
+    except ChordError as exc:
+        # Celery's own takes the traceback of the exception that is being handled.
+        app.backend.chord_error_from_stack(body, exc)
+
+
+def _nested(rows: Any) -> list[Any]:
+    """The results as the header was written: a group in it is a list."""
+    nested: list[Any] = []
+    for place, result in sorted(rows):
+        node = nested
+        for index in place[:-1]:
+            if index == len(node):
+                node.append([])
+            node = node[index]
+        node.append(decoded(result))
+    return nested
+
+
+def prune(using: str, limit: int) -> None:
+    """Forget chords that have failed, when nobody may run their parts again."""
+    if (age := conf().RETENTION_FAILED) is not None:
+        over = Chord.objects.using(using).filter(made_at__lt=now_plus(-age), size__lte=F("done") + F("failed"))
+        keys = list(over.values_list("pk", flat=True)[:limit])
+        Chord.objects.using(using).filter(pk__in=keys).delete()

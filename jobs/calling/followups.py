@@ -1,0 +1,168 @@
+"""What follows a job: links, the next step of a chain, the body of a chord, a task that replaces it.
+
+Celery sends them after the task has returned: after the commit, so that a kill loses them. Here they are rows of the
+transaction that completes the job. What waits for a failure (errbacks, a chord, the rest of a chain) hears of it by a
+job of its own, ``jobs.ended``, which ``lifecycle`` writes in the transaction that ends the job, whoever ends it.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import celery.exceptions
+from celery import Celery, states
+from celery._state import pop_current_task, push_current_task
+from celery.app.task import Context
+from celery.canvas import group, signature
+from celery.result import AsyncResult
+from celery.utils.functional import maybe_list
+from celery.utils.nodenames import gethostname
+from django.db import transaction
+from kombu.utils.uuid import uuid
+
+from jobs import errors
+from jobs.arguments import decoded, jsonable, parse_uuid, storable
+from jobs.calling import chords, outbox, request
+from jobs.errors import for_celery
+from jobs.lifecycle import claims, transitions
+from jobs.lifecycle.run import Run, current_job
+from jobs.models import Job, State
+
+#: Where an exception is looked for of which only the name is known, because no body raised it.
+_MODULES = (builtins, celery.exceptions, errors)
+#: Of a call: how it would travel, and what only an open producer or router is good for.
+_LOCAL = ("producer", "connection", "publisher", "router", "result_cls", "task_type", "add_to_parent")
+
+
+def any_of(run: Run) -> bool:
+    """Whether more than the completion is to be written when the body has returned."""
+    given = run.request
+    follows = given.callbacks or given.chain or given.chord or run.replacement is not None
+    return bool(follows or "replaced_task_nesting" in run.job.options)
+
+
+def write(run: Run) -> None:
+    """Write what follows a success into the completing transaction.
+
+    Raises:
+        TypeError, ValueError: the result cannot be an argument, or a call cannot be kept. The job fails then.
+    """
+    given, job, app = run.request, run.job, run.task.app
+    with calls_are_rows(run.using):
+        if run.replacement is not None:
+            claims.owned(job).update(options={**job.options, "replaced": True})
+            # It has this job's id for Celery, and what should follow this job follows it now.
+            run.replacement.apply_async()
+            return
+        options: dict[str, Any] = {"parent_id": given.id, "root_id": given.root_id or given.id}
+        if app.conf.task_inherit_parent_priority and job.priority is not None:
+            options["priority"] = job.priority
+        callbacks = [signature(callback, app=app) for callback in maybe_list(given.callbacks) or ()]
+        alone = [each for each in callbacks if not isinstance(each, group)]
+        if len(alone) > 1:
+            callbacks = [each for each in callbacks if isinstance(each, group)] + [group(alone, app=app)]
+        for callback in callbacks:
+            callback.apply_async((run.result,), **options)
+        if chain := given.chain:
+            signature(chain[-1], app=app).apply_async((run.result,), chain=chain[:-1], **options)
+        if chord := given.chord:
+            result = jsonable(run.result, "the result")
+            if not chords.count(app, chord, given.group, given.id, run.using, result):
+                # It is counted by the result backend of the project.
+                transitions.announce(job)
+        if "replaced_task_nesting" in job.options and (first := parse_uuid(job.task_id)) not in (None, job.pk):
+            Job.objects.using(run.using).filter(pk=first).update(result=jsonable(run.result, "the result"))
+
+
+def forget(run: Run) -> None:
+    """Celery's tracer must not send once more what is written already."""
+    given = run.request
+    given.callbacks = given.chain = given.errbacks = given.chord = None
+
+
+def tell(app: Celery, job: Job) -> None:
+    """Tell all who wait for the end of a job, and the result backend: what Celery does after the task."""
+    task = app.tasks.get(job.task)
+    backend = app.backend if task is None else task.backend
+    context = Context(request.make(job, task, app, gethostname()), called_directly=False)
+    is_kept = not context.ignore_result
+    with calls_are_rows(str(job._state.db)), _as_if_in(task, context):
+        if job.state == State.SUCCEEDED:
+            context.callbacks = context.chain = None
+            backend.mark_as_done(job.task_id, decoded(job.result), context, is_kept)
+            return
+        error, is_failure = job.error or {}, job.state == State.FAILED
+        state = states.FAILURE if is_failure else states.REVOKED
+        exc = exception_of(error, backend) if is_failure else celery.exceptions.TaskRevokedError(error.get("message"))
+        # Only a body leaves a traceback; then the result is stored already, with the exception itself. And a body that
+        # ends itself (``Ignore``, ``Cancel``) is no failure to anybody.
+        by_body = bool(error.get("traceback"))
+        chain, context.chain = context.chain, None
+        calls_errbacks = is_failure or not by_body
+        kept = is_kept and not by_body
+        backend.mark_as_failure(job.task_id, exc, error.get("traceback"), context, kept, calls_errbacks, state)
+        backend._fail_chain(chain, exc, error.get("traceback"), is_kept, state)
+
+
+@contextmanager
+def _as_if_in(task: Any, context: Context) -> Iterator[None]:
+    """What is called is called by the task that has ended, as in Celery's tracer."""
+    if task is None:
+        yield
+        return
+    push_current_task(task)
+    task.push_request(**vars(context))
+    try:
+        yield
+    finally:
+        task.pop_request()
+        pop_current_task()
+
+
+def exception_of(error: Mapping[str, Any], backend: Any) -> Exception:
+    """The exception that ended a job, made again from its row as Celery's backends do it."""
+    kind = str(error.get("type") or "Exception")
+    module, _, name = str(error.get("class") or "").partition(":")
+    if not name:
+        known = (each.__name__ for each in _MODULES if isinstance(getattr(each, kind, None), type))
+        module, name = next(known, ""), kind
+    message = decoded(error.get("args", error.get("message")))
+    made = backend.exception_to_python({"exc_type": name, "exc_module": module or None, "exc_message": message})
+    # What would end the process of who waits comes as a failure, as in the worker.
+    return for_celery(made)
+
+
+def send(original: Callable[..., AsyncResult], name: str, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+    """``app.send_task``: a message among follow-ups leaves after the commit, by a job of its own (``jobs.send``)."""
+    if (using := outbox.following.get()) is None:
+        return original(name, args, kwargs, **options)
+    app: Any = getattr(original, "__self__", None)
+    task_id = options.get("task_id") or uuid()
+    kept = {key: value for key, value in options.items() if value is not None and key not in _LOCAL}
+    call = [name, list(args or ()), dict(kwargs or {}), storable({**kept, "task_id": task_id}, "the options")]
+    job = current_job()
+    queue = job.queue if job else app.conf.task_default_queue
+    transitions.add_own("jobs.send", jsonable(call, "the call"), using, queue, job)
+    return app.AsyncResult(task_id)
+
+
+def rename(call: Job, using: str) -> None:
+    """A task that replaces another has its id for Celery, but the row of that id is there. The two are tied here."""
+    first = Job.objects.using(using).filter(pk=call.pk)
+    if first.exists():
+        outbox.give_own_id(call)
+        first.update(replay_of=call.pk)
+
+
+@contextmanager
+def calls_are_rows(using: str) -> Iterator[None]:
+    """All calls of the block are rows of this database: of our tasks, and of those whose message has to be sent."""
+    with transaction.atomic(using=using, savepoint=False):
+        token = outbox.following.set(using)
+        try:
+            yield
+        finally:
+            outbox.following.reset(token)

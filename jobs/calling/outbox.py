@@ -1,0 +1,251 @@
+"""Record jobs in the caller's transaction; ring after its commit."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterable, Sequence
+from contextvars import ContextVar
+from functools import lru_cache
+from typing import Any
+
+from celery import Celery
+from celery import signals as celery_signals
+from django.db import Error, connections, transaction
+
+from jobs import signals
+from jobs.calling import request, tracing
+from jobs.database import databases
+from jobs.database.syncpoints import reach
+from jobs.lifecycle import claims, ring, unique
+from jobs.models import Job, State
+from jobs.models.fields import uuid7
+
+#: The database to which the calls of a block go as rows, also those of stock tasks (``jobs.calling.followups``).
+following: ContextVar[str | None] = ContextVar("jobs.following", default=None)
+
+
+#: What makes a call a part of something greater.
+_IN_CANVAS = frozenset({"link", "link_error", "chain", "chord", "group_id"})
+
+
+class AfterCommit:
+    """The on-commit hook of one savepoint level: rings for its queues, tells of its jobs, and never raises."""
+
+    def __init__(self, using: str) -> None:
+        # Django names a hook that raised.
+        self.__qualname__ = "jobs.calling.outbox.AfterCommit"
+        self.using = using
+        self.queues: set[str] = set()
+        self.recorded: list[tuple[Celery, Job]] = []
+
+    def __call__(self) -> None:
+        reach("before_ring")
+        ring.ring(self.using, self.queues)
+        for app, job in self.recorded:
+            job.forget_computed()
+            tracing.created(job)
+            signals.enqueued.tell(job, self.using)
+            if celery_signals.after_task_publish.receivers:
+                _tell_celery(app, job)
+
+
+def record(jobs: list[Job], using: str, app: Celery) -> list[Job]:
+    """Insert the jobs into the caller's transaction, with one statement.
+
+    Returns:
+        For each call the job that does its work: its own, or with a unique key one that was there already.
+    """
+    if not jobs:
+        return []
+    new = calls = jobs
+    if calls[0].unique_key is None:
+        try:
+            _insert(calls, using)
+        except Error as exc:
+            is_alone = connections[using].autocommit and not connections[using].in_atomic_block
+            if not is_alone or not databases.is_lost(exc, using):
+                raise
+            # A process without requests (beat, a listener) keeps a dead connection for ever. The id tells whether it
+            # was the INSERT's answer that got lost.
+            databases.drop(using)
+            if not Job.objects.using(using).filter(pk=calls[0].pk).exists():
+                _insert(calls, using)
+    else:
+        jobs = unique.insert(calls, using, _batch_size(using))
+        new = [job for job, call in zip(jobs, calls, strict=True) if job is call]
+        for place, (job, call) in enumerate(zip(jobs, calls, strict=True)):
+            if job is not call and (following.get() is not None or not _IN_CANVAS.isdisjoint(call.options)):
+                # What follows it, and who waits for its id, would never hear of the other one's end.
+                jobs[place] = unique.stand_in(call, job)
+                new.append(call)
+                _insert([call], using)
+    hook = _hook(using)
+    if hook is None:
+        for job in new:
+            tracing.created(job)
+        return jobs
+    hook.queues.update(job.queue for job in new if job.state == State.READY)
+    is_heard = signals.enqueued.receivers or celery_signals.after_task_publish.receivers
+    if is_heard or any(job.span is not None for job in new):
+        hook.recorded.extend((app, job) for job in new)
+    if not connections[using].in_atomic_block:
+        hook()
+    return jobs
+
+
+def _tell_celery(app: Celery, job: Job) -> None:
+    options = job.options
+    with tracing.apart():
+        celery_signals.after_task_publish.send(
+            sender=job.task,
+            body=(job.args, job.kwargs, request.embedded(options)),
+            headers={**request.headers_of(job, app, options), **job.headers},
+            exchange=options.get("exchange", ""),
+            routing_key=options.get("routing_key", job.queue),
+        )
+
+
+def _hook(using: str) -> AfterCommit | None:
+    """The hook for the current savepoint level, registered; None if nothing tells us of the commit.
+
+    A hook goes with the savepoints that were open when it was registered. If an inner block rolls back, its ring is not
+    needed; were a ring lost, a poll would find the job.
+    """
+    connection = connections[using]
+    if not connection.in_atomic_block:
+        # Autocommit: the INSERT is the commit. Autocommit off: only the caller knows, and a poll finds the job.
+        return AfterCommit(using) if connection.get_autocommit() else None
+    if connection.run_on_commit:
+        sids, function = connection.run_on_commit[-1][:2]
+        if isinstance(function, AfterCommit) and sids == set(connection.savepoint_ids):
+            return function
+    hook = AfterCommit(using)
+    transaction.on_commit(hook, using=using, robust=True)
+    return hook
+
+
+# The INSERT names only what the call said; the database makes the rest.
+
+_ALWAYS = ("id", "task", "queue", "args")
+#: What a call may say beside that, and what it says only if it is not the default.
+_SAID = ("kwargs", "options", "rank", "retries", "parent_id", "root", "made_at", "expires_at", "marker_key")
+_COLUMNS = (*_ALWAYS, *_SAID, "priority", "state", "run_at")
+_JSON = frozenset({"args", "kwargs", "options"})
+#: How an INSERT begins and ends that does nothing if the row is there.
+_IGNORING = {
+    "postgresql": ("INSERT", " ON CONFLICT DO NOTHING"),
+    "sqlite": ("INSERT OR IGNORE", ""),
+    "mysql": ("INSERT IGNORE", ""),
+}
+
+
+def _insert(jobs: list[Job], using: str) -> None:
+    connection = connections[using]
+    said = [_said(job) for job in jobs]
+    computed = any(hasattr(value, "resolve_expression") for values in said for value in values.values())
+    # The database's clock says when; or an eta came while the calls were made.
+    is_plain = not computed and len({job.state for job in jobs}) == 1
+    # Of a signature that was frozen: it may be called again, and its id is that of a row then.
+    is_frozen = len(jobs) == 1 and "reply_to" in jobs[0].options
+    if len(jobs) == 1 and is_plain:
+        columns = (*_ALWAYS, *said[0])
+        verb, end = _IGNORING[connection.vendor] if is_frozen else ("INSERT", "")
+        sql = f"{verb}{_statement(columns)}{end}"
+        if not _execute(connection, using, sql, _values(jobs[0], columns, connection)):
+            give_own_id(jobs[0])
+            _execute(connection, using, sql, _values(jobs[0], columns, connection))
+    elif len(jobs) == 1:
+        if is_frozen and Job.objects.using(using).filter(pk=jobs[0].pk).exists():
+            give_own_id(jobs[0])
+        jobs[0].save(force_insert=True, using=using)
+    elif is_plain and connection.vendor == "postgresql":
+        _copy(jobs, {name for values in said for name in values}, connection)
+    else:
+        Job.objects.using(using).bulk_create(jobs, batch_size=_batch_size(using))
+    for job in jobs:
+        job._state.adding, job._state.db = False, using
+
+
+def _said(job: Job) -> dict[str, Any]:
+    values = job.__dict__
+    said = {name: values[name] for name in _SAID if values[name]}
+    if values["priority"] is not None:
+        # Also 0, which is the first on some brokers.
+        said["priority"] = values["priority"]
+    if values["state"] != State.READY:
+        said |= {"state": values["state"], "run_at": values["run_at"]}
+    return said
+
+
+def give_own_id(call: Job) -> None:
+    """There is a row of its id already. Celery goes on to know the call by that id."""
+    call.options.setdefault("task_id", str(call.pk))
+    call.id = uuid7()
+
+
+@lru_cache(maxsize=500)
+def _statement(columns: tuple[str, ...]) -> str:
+    return f" INTO jobs_job ({', '.join(columns)}) VALUES ({', '.join(['%s'] * len(columns))})"
+
+
+def _values(job: Job, columns: Iterable[str], connection: Any) -> list[Any]:
+    values = []
+    for name in columns:
+        value = job.__dict__[name]
+        if name in _JSON:
+            value = json.dumps(value)
+        elif isinstance(value, uuid.UUID) and not connection.features.has_native_uuid_field:
+            value = value.hex
+        elif name.endswith("_at"):
+            value = connection.ops.adapt_datetimefield_value(value)
+        values.append(value)
+    return values
+
+
+#: How many calls over one connection make it worth while to prepare the INSERT.
+_OFTEN = 5
+
+
+def _execute(connection: Any, using: str, sql: str, values: list[Any]) -> int:
+    """How many rows were inserted."""
+    calls = getattr(connection.connection, "_jobs_calls", 0)
+    # Django's own cursor where somebody watches what it executes.
+    if calls >= _OFTEN and not connection.queries_logged and not connection.execute_wrappers:
+        connection.validate_no_broken_transaction()
+        return claims.session_of(using).execute(sql, values)
+    with connection.cursor() as cursor:
+        cursor.execute(sql, values)
+        done: int = cursor.rowcount
+    if connection.vendor == "postgresql":
+        connection.connection._jobs_calls = calls + 1
+    return done
+
+
+_ESCAPED = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
+
+
+def _copy(jobs: Sequence[Job], said: set[str], connection: Any) -> None:
+    """COPY is what PostgreSQL takes fastest. A value that one call says and another does not has to be its default."""
+    columns = [name for name in _COLUMNS if name in said or name in _ALWAYS]
+    with connection.cursor() as cursor, cursor.copy(f"COPY jobs_job ({', '.join(columns)}) FROM STDIN") as copy:
+        for start in range(0, len(jobs), 1000):
+            lines = ("\t".join(_texts(job, columns)) for job in jobs[start : start + 1000])
+            copy.write("".join(f"{line}\n" for line in lines))
+
+
+def _texts(job: Job, columns: Iterable[str]) -> Iterable[str]:
+    for name in columns:
+        value = job.__dict__[name]
+        if name in _JSON and (value or name != "options"):
+            yield json.dumps(value).replace("\\", "\\\\")
+        elif value is None or name == "options":
+            yield "\\N"
+        else:
+            yield str(value).translate(_ESCAPED)
+
+
+def _batch_size(using: str) -> int | None:
+    """Django knows how many values a statement takes on SQLite, and not on PostgreSQL with ``server_side_binding``."""
+    is_bound = connections[using].settings_dict["OPTIONS"].get("server_side_binding")
+    return 65_535 // len(Job._meta.concrete_fields) if is_bound else None

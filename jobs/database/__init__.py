@@ -1,0 +1,1 @@
+"""The connections, and what is done with care over them."""

@@ -1,0 +1,399 @@
+"""Which database jobs live in, the connection beside it, and the care of reused connections."""
+
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from typing import Any, TypeVar
+from weakref import WeakSet
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import Error, InterfaceError, OperationalError, ProgrammingError, connections, router, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
+from django.db.models import Model, QuerySet
+from django.db.utils import load_backend
+
+from jobs.conf import conf
+from jobs.database.logs import logger
+from jobs.models import Beat, Binding, Job, Lock, Message, StoredResult
+
+T = TypeVar("T")
+M = TypeVar("M", bound=Model)
+
+#: Seconds after which the same complaint about a database is logged again, and when each was.
+REPEAT = 30.0
+_complaints: dict[tuple[str, str], float] = {}
+
+#: psycopg.pq.TransactionStatus
+IDLE, ACTIVE, INTRANS, INERROR = range(4)
+
+#: PostgreSQL's codes of a server that takes no writes (after a failover), and of a session that it has ended. To Django
+#: both are internal errors, and the connection to the first one is sound: who keeps it sticks to a reader.
+REFUSES = ("25006", "25P03")
+
+#: PostgreSQL's codes: the wait for a lock took longer than lock_timeout; of two transactions one had to end.
+LOCK_NOT_AVAILABLE, SERIALIZATION_FAILURE, DEADLOCK = "55P03", "40001", "40P01"
+
+#: SQL for "now" in seconds since 1970, by the database's clock.
+EPOCH_NOW = {
+    "sqlite": "((julianday('now') - 2440587.5) * 86400.0)",
+    "postgresql": "EXTRACT(EPOCH FROM clock_timestamp())",
+    "mysql": "UNIX_TIMESTAMP(NOW(6))",
+}
+
+
+def job_alias(using: str | None = None) -> str:
+    """The database a new job is inserted into; ``ValueError`` if that is not one of ``JOBS["DATABASES"]``."""
+    alias = using or router.db_for_write(Job)
+    if alias not in conf().DATABASES:
+        cure = f"add it to JOBS['DATABASES'] ({list(conf().DATABASES)}) and migrate it, or pass using="
+        raise ValueError(f"jobs do not live in the database {alias!r}: {cure}")
+    return alias
+
+
+def home() -> str:
+    """The alias where nodes, beats and messages live."""
+    return conf().DATABASES[0]
+
+
+def is_lost(exc: BaseException, alias: str) -> bool:
+    """Whether the connection died, and its transaction with it. At the transaction's end Django opens another one."""
+    if sqlstate(exc) in REFUSES:
+        return True
+    if not isinstance(exc, OperationalError | InterfaceError):
+        return False
+    connection = connections[alias]
+    if connection.connection is None:
+        return True
+    if code := sqlstate(exc):
+        # Of a failed transaction's connection the question below would say that it is dead.
+        return code.startswith(("08", "57P0"))
+    return not is_interrupted(alias) and not connection.is_usable()
+
+
+def sqlstate(exc: BaseException) -> str:
+    """PostgreSQL's code of what it refused; empty if the error is not the server's."""
+    return str(getattr(exc.__cause__, "sqlstate", None) or "")
+
+
+def gave_up(exc: BaseException) -> bool:
+    """Whether PostgreSQL ended a wait for somebody else's transaction: lock_timeout, or a deadlock."""
+    return sqlstate(exc) in (LOCK_NOT_AVAILABLE, DEADLOCK)
+
+
+def is_conflict(exc: BaseException) -> bool:
+    """Whether the database ended this transaction in favour of another one: the same again may go well."""
+    # The number is MySQL's code of a deadlock.
+    code: object = sqlstate(exc) or next(iter(exc.args), None)
+    return isinstance(exc, OperationalError) and code in (SERIALIZATION_FAILURE, DEADLOCK, 1213)
+
+
+def free(rows: QuerySet[M]) -> QuerySet[M]:
+    """Those that nobody else has locked; locked until the end of the transaction (SQLite has one writer anyway)."""
+    can_skip = connections[rows.db].features.has_select_for_update_skip_locked
+    return rows.select_for_update(skip_locked=True) if can_skip else rows
+
+
+@contextmanager
+def bounded(alias: str, seconds: float) -> Iterator[None]:
+    """A savepoint in which nothing waits much longer than that for another transaction (PostgreSQL)."""
+    with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
+        if connections[alias].vendor != "postgresql":
+            yield
+            return
+        # Two that wait for each other would give up at the same moment; now the second one goes on.
+        limit = f"{random.uniform(0.7, 1) * seconds * 1000:.0f}ms"
+        cursor.execute("SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, true)", [limit])
+        before = cursor.fetchone()[0]
+        yield
+        # After an exception the end of the savepoint does the same.
+        cursor.execute("SELECT set_config('lock_timeout', %s, true)", [before])
+
+
+def ask(using: str, sql: str, *params: Any) -> list[Any]:
+    """The rows that a statement finds."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(sql, params)
+        return cursor.fetchall()
+
+
+def apart(alias: str) -> closing[BaseDatabaseWrapper]:
+    """A connection of its own for one block, in autocommit mode."""
+    return closing(_new_connection(alias))
+
+
+def guarded(alias: str, action: Callable[[], T]) -> T | None:
+    """Run one database's part of a tick: a database that is away does not stop the parts of the others."""
+    try:
+        return action()
+    except Error as exc:
+        note_away(exc, alias)
+        return None
+
+
+def patiently(alias: str, action: Callable[[], T]) -> T:
+    """Do it; and once more over a new connection, if the old one turns out to be dead outside of a transaction."""
+    try:
+        return action()
+    except Error as exc:
+        connection = connections[alias]
+        if connection.in_atomic_block or not connection.autocommit or not is_lost(exc, alias):
+            raise
+        drop(alias)
+        return action()
+
+
+def note_away(exc: Error, alias: str) -> None:
+    """Drop the connection, and log the error: when it is new, and every :data:`REPEAT` seconds while it is the same."""
+    drop(alias)
+    text, now = describe(exc), time.monotonic()
+    if now - _complaints.get((alias, text), -REPEAT) < REPEAT:
+        return
+    if len(_complaints) > 100:
+        _complaints.clear()
+    _complaints[alias, text] = now
+    logger.error("the database %s: %s", alias, text, extra={"action": "database_away", "database": alias})
+
+
+def note_failure(exc: Exception, who: str, about: dict[str, Any]) -> None:
+    """What goes wrong in one look is logged, and does not stop the next; after an outage nobody trusts a connection."""
+    if isinstance(exc, Error):
+        note_away(exc, home())
+        for alias in conf().DATABASES:
+            drop(alias)
+    else:
+        logger.error("%s goes on after an error", who, exc_info=exc, extra=about)
+
+
+def describe(exc: Error) -> str:
+    """What a database refuses, with the cure where one is known."""
+    text = str(exc).strip()
+    is_cured = isinstance(exc, ProgrammingError) or "no such table" in text or "no such column" in text
+    return f"{text} (not migrated? run manage.py migrate)" if is_cured else text
+
+
+def drop(alias: str) -> None:
+    """Close the connection whatever state it is in; the next query opens a new one.
+
+    A time limit in mid-query leaves one that Django takes for usable, a failed COMMIT one that is in no known state.
+    """
+    connection = connections[alias]
+    connection.in_atomic_block = connection.closed_in_transaction = False
+    connection.savepoint_ids, connection.atomic_blocks = [], []
+    cancel_query(alias)
+    with suppress(Error):
+        connection.close()
+
+
+def cancel_query(alias: str) -> None:
+    """A query that a time limit left behind would go on in the server, and keep its transaction's locks."""
+    connection = connections[alias]
+    if is_interrupted(alias):
+        try:
+            connection.connection.cancel_safe(timeout=2.0)
+        except Exception:
+            logger.debug("a query that was left behind goes on", exc_info=True, extra={"action": "query_kept"})
+
+
+def roll_back(alias: str) -> None:
+    """At the end of a body that failed, before Django does the same (with ``atomic=False`` nobody does).
+
+    Race: a signal that strikes in Django's rollback has it switch autocommit on, with which SQLite and MySQL commit.
+    One that strikes here leaves the rollback to Django, or to the end of a connection that is closed.
+    """
+    cancel_query(alias)
+    try:
+        if is_interrupted(alias):
+            # A rollback would be refused, or wait for itself: psycopg's ``stream()`` keeps a lock.
+            connections[alias].close()
+        else:
+            connections[alias]._rollback()  # type: ignore[attr-defined]
+    except Error:
+        logger.debug("a rollback over a broken connection", exc_info=True, extra={"action": "rollback_failed"})
+
+
+#: Of a worker's connections to PostgreSQL, at its own end (libpq): a dead link shows in about 20 seconds, and not in
+#: hours. What the project's settings say wins. Milliseconds for ``tcp_user_timeout``, else seconds.
+KEEPALIVES = {"idle": 5, "interval": 5, "count": 3}
+LINK = {"connect_timeout": 10, "tcp_user_timeout": 20_000} | {f"keepalives_{k}": v for k, v in KEEPALIVES.items()}
+
+
+def watch_links() -> None:
+    """In a worker: let both ends of each connection notice that the other machine lost its power, or the cable."""
+    for alias in conf().DATABASES:
+        if connections[alias].vendor == "postgresql":
+            settings = connections.settings[alias]
+            settings["OPTIONS"] = {**LINK, **settings["OPTIONS"]}
+    connection_created.connect(_watch_from_the_server, dispatch_uid="jobs.database.databases")
+
+
+def _watch_from_the_server(connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
+    """A server that does not notice keeps the transaction of the dead machine, and its locks."""
+    if connection.vendor == "postgresql" and connection.alias in conf().DATABASES:
+        calls = [f"set_config('tcp_keepalives_{name}', '{value}', false)" for name, value in KEEPALIVES.items()]
+        with connection.cursor() as cursor:
+            cursor.execute(f"SELECT {', '.join(calls)}")
+
+
+def tidy(alias: str) -> None:
+    """After a run: leave this thread a job connection that is safe to reuse, and close all others.
+
+    Costs no statement: psycopg knows its transaction status by itself.
+    """
+    for connection in connections.all(initialized_only=True):
+        try:
+            if connection.alias != alias:
+                connection.close_if_unusable_or_obsolete()
+            elif connection.connection is not None and (
+                connection.in_atomic_block or connection.errors_occurred or has_transaction(alias) or not is_idle(alias)
+            ):
+                connection.errors_occurred = False
+                drop(alias)
+        except Error:
+            drop(connection.alias)
+
+
+def has_transaction(alias: str) -> bool:
+    """Whether a transaction is open, or may begin at any statement; Django need not know of it.
+
+    Race: a signal that comes while SQLite's BEGIN waits for the lock strikes when the lock is there.
+    """
+    connection = connections[alias]
+    with connection.wrap_database_errors:
+        return (
+            not connection.get_autocommit()
+            or _status(alias) in (INTRANS, INERROR)
+            or getattr(connection.connection, "in_transaction", False)
+        )
+
+
+def is_interrupted(alias: str) -> bool:
+    """Whether a query was left behind, by a time limit for one (PostgreSQL): the link is sound, and takes no other."""
+    return _status(alias) == ACTIVE
+
+
+def is_idle(alias: str) -> bool:
+    """Whether the connection is free for a statement, as far as the driver knows without asking the server."""
+    return _status(alias) in (None, IDLE)
+
+
+def _status(alias: str) -> int | None:
+    """What psycopg knows of its transaction without asking the server; None with other drivers."""
+    return getattr(getattr(connections[alias].connection, "info", None), "transaction_status", None)
+
+
+class SideDatabase:
+    """A connection of its own for beats and messages.
+
+    On SQLite it opens another file beside the main one (same name, ``.broker`` appended): a body holds the main file's
+    write lock as long as it runs, and a heartbeat must not wait for a body. Elsewhere it is a second connection to the
+    same database: no message and no beat becomes part of the caller's transaction.
+
+    Threads may share it. It is closed before every fork: two processes must not speak on one socket, or SQLite file.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._connection: BaseDatabaseWrapper | None = None
+        _open_ones.add(self)
+
+    @contextmanager
+    def cursor(self) -> Iterator[Any]:
+        """A cursor in autocommit mode; other threads wait for the block's end. A connection that broke is closed."""
+        with self._lock:
+            if self._connection is None:
+                connection = _new_connection(home())
+                if self.vendor == "sqlite":
+                    _create_tables(connection)
+                self._connection = connection
+            connection = self._connection
+            try:
+                with connection.cursor() as cursor:
+                    yield cursor
+            except Error as exc:
+                if sqlstate(exc) in REFUSES or not connection.is_usable():
+                    self.close()
+                raise
+
+    def execute(self, sql: str, *params: Any) -> Any:
+        """Execute one statement, in which ``{now}`` is :attr:`now`: the rows, or how many it changed."""
+        with self.cursor() as cursor:
+            cursor.execute(sql.format(now=self.now), params)
+            return cursor.fetchall() if cursor.description else cursor.rowcount
+
+    @property
+    def vendor(self) -> str:
+        return connections[home()].vendor
+
+    @property
+    def now(self) -> str:
+        """SQL for the database's clock, in seconds since 1970."""
+        return EPOCH_NOW[self.vendor]
+
+    def close(self) -> None:
+        with self._lock:
+            if self._connection is not None:
+                with suppress(Error):
+                    self._connection.close()
+                self._connection = None
+
+
+def side() -> closing[SideDatabase]:
+    """A connection to beats and messages for one block."""
+    return closing(SideDatabase())
+
+
+_open_ones: WeakSet[SideDatabase] = WeakSet()
+
+
+def _new_connection(alias: str) -> BaseDatabaseWrapper:
+    main = connections[alias]
+    settings = {**main.settings_dict, "CONN_MAX_AGE": None, "ATOMIC_REQUESTS": False, "AUTOCOMMIT": True}
+    if main.vendor == "sqlite":
+        name = str(settings["NAME"])
+        if ":memory:" in name or "mode=memory" in name:
+            cure = "give it a file (NAME, and TEST['NAME'] for tests)"
+            raise ImproperlyConfigured(
+                f"the database {alias!r} is in memory, which no worker process can share: {cure}"
+            )
+        settings["NAME"] = f"{name}.broker"
+        pragmas = "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;"
+        settings["OPTIONS"] = {"timeout": 5, "transaction_mode": "IMMEDIATE", "init_command": pragmas}
+    else:
+        settings["OPTIONS"] = {key: value for key, value in settings["OPTIONS"].items() if key != "pool"}
+    connection: BaseDatabaseWrapper = load_backend(settings["ENGINE"]).DatabaseWrapper(settings, alias)
+    connection.inc_thread_sharing()
+    return connection
+
+
+def _create_tables(connection: BaseDatabaseWrapper) -> None:
+    models = {model._meta.db_table: model for model in (Message, Binding, Beat, Lock, StoredResult)}
+    if models.keys() - connection.introspection.table_names():
+        with connection.schema_editor() as editor:
+            # Asked again inside the write lock: another process may have been faster.
+            for name in models.keys() - connection.introspection.table_names():
+                editor.create_model(models[name])
+
+
+def _close_all() -> None:
+    for side in list(_open_ones):
+        side._lock.acquire()
+        side.close()
+
+
+def _release_all() -> None:
+    for side in list(_open_ones):
+        # One that another thread made while this one forked was never locked here.
+        with suppress(RuntimeError):
+            side._lock.release()
+
+
+def _renew_all() -> None:
+    for side in list(_open_ones):
+        side._lock = threading.RLock()
+
+
+os.register_at_fork(before=_close_all, after_in_parent=_release_all, after_in_child=_renew_all)

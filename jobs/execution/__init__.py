@@ -1,0 +1,1 @@
+"""One run: claim, body in its transaction, settle."""

@@ -1,0 +1,252 @@
+"""The pipeline of a run, to be read from top to bottom: claim, body in its transaction, settle."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+
+from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
+from django.db import connections, transaction
+from django.db.utils import DataError, Error, IntegrityError, InterfaceError, OperationalError, ProgrammingError
+
+from jobs import signals
+from jobs.arguments import decoded
+from jobs.calling import calls, followups, request, tracing
+from jobs.database import databases
+from jobs.database.syncpoints import reach
+from jobs.database.turns import turn
+from jobs.errors import LostLease, Replaced
+from jobs.execution import savepoints, settlement
+from jobs.idempotency import markers
+from jobs.idempotency.keys import fingerprint
+from jobs.idempotency.locks import lock
+from jobs.lifecycle import claims, transitions
+from jobs.lifecycle.board import board
+from jobs.lifecycle.run import Run, claimed, running
+from jobs.models import Job
+
+logger = logging.getLogger("jobs")
+
+#: The longest pauses, in seconds, before a body that met a conflict is run again under the same claim.
+RERUNS = (0.02, 0.1, 0.5, 2.0)
+#: Seconds until a job is tried again that only a later release can run.
+NEWER_PAUSE = 5.0
+
+
+def run(task: Any, context: Any, args: Any, kwargs: Any) -> Any:
+    """Run a claimed job; what it returns or raises is for Celery, after the settle. A message by name gets its row."""
+    given = claimed.get()
+    claimed.set(None)
+    if given is None:
+        return _adopt(task, context, args, kwargs)
+    job, slot = given
+    with settlement.unmasked():
+        run = context.jobs_run = Run(task, context, job, slot)
+        reach("after_claim")
+        try:
+            with tracing.processing(run, time.time_ns()):
+                if calls.is_newer(job.options):
+                    settlement.write(run, lambda: transitions.hand_back(job, NEWER_PAUSE))
+                    run.report(logging.WARNING, "left to the workers of a later release", "handed_back")
+                    raise Ignore()
+                run.log(logging.DEBUG, "started", "started")
+                signals.started.tell(job, run.using)
+                with running(run):
+                    return _exclusively(run)
+        finally:
+            databases.tidy(run.using)
+
+
+def _adopt(task: Any, context: Any, args: Any, kwargs: Any) -> Any:
+    """A message that no ``delay()`` of ours made gets its row, and is acknowledged after that."""
+    error: Exception
+    for pause in settlement.RECONNECT:
+        time.sleep(pause)
+        try:
+            with settlement.unmasked():
+                calls.adopt(task.name, context, args, kwargs)
+        except (OperationalError, InterfaceError) as exc:
+            error = exc
+            databases.drop(databases.job_alias())
+        except (TypeError, ValueError, DataError, IntegrityError) as exc:
+            if task.key_templates:
+                # Without a row there is neither marker nor lock, and it would do what they are to prevent.
+                raise
+            text = "was sent by name and not by delay(), and cannot be kept as a job; it runs as a stock Celery task"
+            extra = board.about("foreign", job=str(context.id), task=task.name)
+            logger.warning("%s[%s] %s: %s", task.name, context.id, text, exc, extra=extra)
+            break
+        else:
+            raise Ignore("it is a job now")
+    else:
+        # The database is away, and nothing but the message knows of this job: it goes back to the broker.
+        raise Reject(str(error), requeue=True)
+    context.jobs_run = False
+    return task.run(*args, **kwargs)
+
+
+def _exclusively(run: Run) -> Any:
+    """Hold the task's lock, if it has one, until the run is settled: the next holder sees what it committed."""
+    template = run.task.key_templates.get("lock")
+    if template is None:
+        return _perform(run)
+    with ExitStack() as held:
+        try:
+            key = template.of(run.job.args, run.job.kwargs)
+            run.lock_token = held.enter_context(lock(key, ttl=run.task.lock_ttl))
+        except BaseException as exc:
+            return settlement.settle(run, exc, lost=isinstance(exc, Error))
+        return _perform(run)
+
+
+def _perform(run: Run) -> Any:
+    """Run the body; and again if its transaction met another one's: a deadlock, or a serialization failure.
+
+    Of two transactions that wait for each other the database ends one. That is neither the body's failure nor a
+    retry of the task: it rolls back, and goes on under the same claim as long as this run owns the job. Every other
+    end but success is settled after the rollback.
+    """
+    pauses = iter(RERUNS)
+    while True:
+        try:
+            source = _attempt(run)
+            break
+        except LostLease as exc:
+            return settlement.settle(run, exc)
+        except BaseException as exc:
+            is_sent = run.phase == "commit"
+            exc = settlement.shutdown_behind(exc) or (_what_struck(exc) if is_sent else exc)
+            if is_sent and settlement.is_committed(run):
+                text = f"succeeded although {type(exc).__name__} was raised at its commit"
+                run.report(logging.WARNING, text, "succeeded")
+                followups.forget(run)
+                if isinstance(exc, Exception):
+                    return run.result
+                raise exc
+            is_conflict = run.task.atomic and _is_conflict(_what_struck(exc))
+            pause = next(pauses, None) if is_conflict else None
+            if pause is None:
+                # By the database, before the body or at its commit.
+                is_refused = isinstance(exc, Error) and (run.phase == "begin" or (is_sent and settlement.may_pass(exc)))
+                is_given_up = is_conflict and not isinstance(exc, Retry)
+                return settlement.settle(run, exc, lost=run.is_lost or is_refused or is_given_up)
+            run.log(logging.INFO, f"runs again: {exc}", "conflict")
+        time.sleep(random.uniform(0, pause))
+        run.planned.clear()
+        settlement.write(run, lambda: transitions.owns(run.job))
+    reach("after_commit")
+    followups.forget(run)
+    if run.replacement is not None:
+        run.report(logging.INFO, "was replaced by another task", "succeeded")
+        raise Ignore("replaced by another task")
+    if source is not None:
+        run.log(logging.INFO, f"had nothing to do: {source.pk} did the same before", "replayed")
+    # At INFO Celery says so itself, with the runtime and the result.
+    run.report(logging.DEBUG, "succeeded", "succeeded")
+    return run.result
+
+
+def _attempt(run: Run) -> Job | None:
+    """Body and completion, in one transaction; returns the job that had done it before, if any."""
+    job, run.phase, run.is_lost = run.job, "begin", False
+    # Each attempt has its own, and a retry those of the call: a body may change what it was given.
+    args, kwargs = decoded(job.args), decoded(job.kwargs)
+    run.request.update(args=decoded(job.args), kwargs=decoded(job.kwargs), **request.embedded(job.options))
+    run.replacement = None
+    with _transaction(run):
+        run.phase = "body"
+        source = _leave_marker(run)
+        if source is not None:
+            run.result = decoded(source.result)
+        else:
+            run.began = time.monotonic()
+            with run.slot.body():
+                try:
+                    run.result = run.task.run(*args, **kwargs)
+                except Replaced as exc:
+                    run.replacement = exc.signature
+        if run.planned:
+            # retry(throw=False) and a normal return.
+            raise Retry(exc=None, when=None)
+        _look_after(run)
+        stored, is_followed = settlement.storable(run, run.result), followups.any_of(run)
+        # With atomic=False the completion and what follows have one of their own.
+        with transaction.atomic(run.using) if is_followed and not run.task.atomic else nullcontext():
+            if is_followed:
+                followups.write(run)
+            reach("before_commit")
+            run.phase = "commit"
+            if not claims.succeed(job, stored, time.monotonic() - run.began, source):
+                raise LostLease("this run lost its lease; its transaction is rolled back")
+            reach("after_completion")
+    return source
+
+
+@contextmanager
+def _transaction(run: Run) -> Iterator[None]:
+    """The transaction of the body and its completion; on SQLite the worker's processes take turns."""
+    with ExitStack() as stack:
+        if run.task.atomic:
+            # If the transaction cannot begin, the turn is over.
+            stack.enter_context(turn(run.using))
+            stack.enter_context(transaction.atomic(using=run.using))
+            savepoints.spare(connections[run.using])
+        try:
+            yield
+        except BaseException as exc:
+            # Before the end of the block, which opens a new connection in place of a broken one.
+            is_closed = run.task.atomic and connections[run.using].closed_in_transaction
+            run.is_lost = not is_closed and databases.is_lost(exc, run.using)
+            databases.roll_back(run.using)
+            if is_closed and isinstance(exc, Error):
+                # Not the database's fault, so the body is not run again by itself.
+                raise ProgrammingError(
+                    "the body closed its connection to the database, and its work is lost with the transaction; "
+                    "declare the task with atomic=False if it manages its connections itself"
+                ) from exc
+            raise
+
+
+def _leave_marker(run: Run) -> Job | None:
+    """The first statement of a body with an idempotency key; the job that was there before, if any."""
+    template = run.task.key_templates.get("idempotency_key")
+    if template is None:
+        return None
+    args, kwargs = run.job.args, run.job.kwargs
+    if run.job.marker_key is None:
+        # The release that enqueued it knew no key.
+        run.job.marker_key = template.of(args, kwargs)
+    return markers.earlier(run.job, fingerprint(run.task.name, template.signature, args, kwargs))
+
+
+def _look_after(run: Run) -> None:
+    """See that the connection that a body leaves behind can carry its completion; if not, its work is lost."""
+    if run.task.atomic:
+        if databases.is_interrupted(run.using):
+            raise ProgrammingError(
+                "the body returned although a query of it was interrupted: its transaction cannot commit; let the "
+                "exception that struck it (SoftTimeLimitExceeded?) pass"
+            )
+    elif databases.has_transaction(run.using):
+        raise ProgrammingError(
+            "the body returned with an open transaction, or with autocommit off: its work would be lost; commit, and "
+            "set it on"
+        )
+    elif not databases.is_idle(run.using):
+        # Broken, or a query was left behind: what the body did is committed.
+        databases.drop(run.using)
+
+
+def _is_conflict(exc: BaseException) -> bool:
+    # Celery's autoretry, or the body, may have made a retry of it.
+    cause = exc.exc if isinstance(exc, Retry) else exc
+    return cause is not None and databases.is_conflict(cause)
+
+
+def _what_struck(exc: BaseException) -> BaseException:
+    """A soft limit comes out as the driver's complaint about an interrupted COMMIT, or as a conflict in its cleanup."""
+    return next((each for each in settlement.chain(exc) if isinstance(each, SoftTimeLimitExceeded)), exc)

@@ -1,0 +1,240 @@
+"""What is made of a run whose body did not simply return: after the rollback, against a database that may be away."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, NoReturn
+
+from billiard.common import terminate_handler_fired
+from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
+from celery.result import ResultBase
+from celery.utils.serialization import ensure_serializable
+from django.db import Error, InterfaceError, OperationalError, transaction
+
+from jobs.arguments import jsonable, scrub
+from jobs.calling import followups, outbox
+from jobs.conf import conf
+from jobs.database import databases
+from jobs.errors import Busy, Cancel, LostLease, NotSettled, Snooze, for_celery
+from jobs.lifecycle import transitions
+from jobs.lifecycle.run import Run
+from jobs.models import Job, State
+from jobs.models.fields import uuid7
+
+#: Seconds between the attempts to reach a database that is away, and how often.
+RECONNECT = (0.0, 0.1, 0.4, *[0.5] * 14)
+
+
+def settle(run: Run, exc: BaseException, lost: bool = False) -> NoReturn:
+    """After the rollback: write what the exception means, then tell Celery, by raising it or another one.
+
+    Parameters:
+        lost: the database failed the run, and not the body.
+    """
+    if (shutdown := shutdown_behind(exc)) is not None:
+        # Whoever sees this process die gives the job back.
+        raise shutdown
+    job, error, more = run.job, _entry(run, exc), {}
+    told: BaseException = Ignore(error["message"])
+    transition: Callable[[], bool]
+    if lost:
+        level, action, text = logging.WARNING, "handed_back", f"lost its database: {error['message']}"
+        transition = partial(transitions.lose, job, error, conf().MAX_NODE_LOSSES)
+    elif isinstance(exc, LostLease):
+        # Or its completion looked for the wish that it should end, and found it.
+        level, action, text = logging.INFO, "cancelled", "cancelled: it was asked to end"
+        told, transition = Cancel("the job was asked to end"), partial(transitions.heed, job)
+    elif isinstance(exc, Retry) and run.planned:
+        cause = _entry(run, exc.exc) if isinstance(exc.exc, BaseException) else error
+        level, action, text = logging.INFO, "retried", f"will be retried: {cause['type']}: {cause['message']}"
+        told, transition, more = exc, partial(_retry, run, cause), {"retries": run.planned[-1].retries}
+    elif isinstance(exc, Snooze | Busy):
+        # Who finds something busy tries again later and later, at no fixed time: nobody starves, and nobody hammers.
+        seconds = exc.seconds if isinstance(exc, Snooze) else random.uniform(0.5, 1) * min(10.0, 1 + job.snoozes / 2)
+        level, action, text = logging.INFO, "snoozed", f"snoozed for {seconds:.1f} s: {error['message']}"
+        transition = partial(transitions.snooze, job, seconds, error, conf().MAX_SNOOZES)
+    elif isinstance(exc, Reject) and exc.requeue:
+        level, action, text = logging.INFO, "handed_back", "handed back"
+        transition = partial(transitions.hand_back, job, 1.0)
+    elif isinstance(exc, Ignore):
+        level, action, text = logging.INFO, "cancelled", "cancelled by its body"
+        error["type"] = "Cancelled"
+        told, transition = exc, lambda: transitions.heed(job) or transitions.cancel_running(job, error)
+    else:
+        # Also a Retry that was raised by hand, without retry(): Celery would not send it again either.
+        level, action, text = logging.ERROR, "failed", f"failed: {error['type']}: {error['message']}"
+        told, transition = for_celery(exc), partial(transitions.fail, job, error)
+        more = {"is_raised": not isinstance(exc, Retry | Reject)}
+    write(run, transition)
+    followups.forget(run)
+    run.report(level, text, action, **more)
+    if told is exc:
+        raise exc
+    raise told from exc
+
+
+def _retry(run: Run, error: dict[str, Any]) -> bool:
+    """The last that ``retry()`` sent is this job again; each other one becomes a job of its own, together with it."""
+    job, (*others, planned) = run.job, run.planned
+    run_at = planned.run_at if planned.state == State.SCHEDULED else None
+    kept = ("args", "kwargs", "options", "queue", "priority", "rank", "expires_at", "marker_key")
+    changes = {name: getattr(planned, name) for name in kept}
+    if (said := job.options.get("task_id")) is not None:
+        planned.options["task_id"] = said
+    if not others:
+        return transitions.retry(job, run_at, error, changes)
+    for other in others:
+        other.__dict__.update(id=uuid7(), made_at=None, parent_id=job.pk, root=job.root_id)
+        # The id that the first call was given is this job's.
+        other.options.pop("task_id", None)
+    with transaction.atomic(using=run.using):
+        done = transitions.retry(job, run_at, error, changes)
+        if done and job.state != State.CANCELLED:
+            outbox.record(others, run.using, run.task.app)
+    return done
+
+
+def write(run: Run, transition: Callable[[], bool]) -> None:
+    """Settle after the rollback, again and again while the database is away.
+
+    Raises:
+        LostLease: this run is a zombie; another one owns the job.
+        NotSettled: the database stays away; the node hands the job back when it returns.
+    """
+    done = persistently(run, transition)
+    if done is None:
+        run.log(logging.ERROR, "could not be settled: no database", "settle_failed")
+        raise NotSettled("the database is away")
+    if not done:
+        run.log(logging.WARNING, "was given to another run", "lost_lease")
+        raise LostLease("this run lost its lease")
+
+
+def persistently(run: Run, action: Callable[[], bool]) -> bool | None:
+    """Do it, again and again while the database is away; None: it stays away."""
+    for pause in RECONNECT:
+        time.sleep(pause)
+        try:
+            databases.tidy(run.using)
+            return action()
+        except Error as exc:
+            run.log(logging.WARNING, f"is not settled yet: {exc}", "settle_retried")
+            databases.drop(run.using)
+    return None
+
+
+def is_committed(run: Run) -> bool:
+    """The answer of a COMMIT can get lost: read the row on a new connection, and believe it."""
+    own = {"pk": run.job.pk, "lease": run.job.lease, "token": run.job.token}
+
+    def read() -> bool:
+        databases.drop(run.using)
+        return Job.objects.using(run.using).filter(state=State.SUCCEEDED, **own).exists()
+
+    return bool(persistently(run, read))
+
+
+def may_pass(exc: Error) -> bool:
+    """A refusal at the commit that another attempt may not meet: serialization failure, deadlock, shutdown."""
+    if code := databases.sqlstate(exc):
+        return code[:2] in ("40", "57", "08")
+    return isinstance(exc, OperationalError | InterfaceError)
+
+
+# The end of this process
+
+
+def shutdown_behind(exc: BaseException) -> BaseException | None:
+    """What ends this process from outside: a signal to a pool child, or to a worker without one.
+
+    The driver may complain in front of it about what was interrupted.
+    """
+    is_told = terminate_handler_fired()
+    is_main = threading.current_thread() is threading.main_thread()
+    for each in chain(exc):
+        is_stop = isinstance(each, WorkerShutdown | WorkerTerminate) or (is_told and not isinstance(each, Exception))
+        if is_stop or (is_main and isinstance(each, KeyboardInterrupt)):
+            return each
+    # SQLite says only that a function (one of Django's, such as for dates) raised something.
+    if is_told and isinstance(exc, OperationalError):
+        return SystemExit()
+    return None
+
+
+@contextmanager
+def unmasked() -> Iterator[None]:
+    """Let nothing stand in front of a shutdown: who sees an ordinary error takes the process for alive."""
+    try:
+        yield
+    except Exception as exc:
+        if (shutdown := shutdown_behind(exc)) is not None:
+            raise shutdown from None
+        raise
+
+
+def chain(exc: BaseException) -> Iterator[BaseException]:
+    """The exception, and those in front of which it was raised; a body may have tied them into a ring."""
+    seen: set[int] = set()
+    each: BaseException | None = exc
+    while each is not None and id(each) not in seen:
+        yield each
+        seen.add(id(each))
+        each = each.__context__
+
+
+# What is kept and told of a run
+
+
+def storable(run: Run, result: Any) -> Any:
+    if isinstance(result, ResultBase):
+        # As Celery keeps it: ids, which `result_from_tuple` takes.
+        result = result.as_tuple()
+    try:
+        return jsonable(result, "the result")
+    except (TypeError, ValueError) as exc:
+        if run.request.chord:
+            # The body of the chord needs the result, and not what it looks like.
+            raise
+        if run.job.marker_key is not None:
+            # Those that replay it could not tell a repr from a result.
+            text = f"{exc}; the result of a task with an idempotency_key is replayed, so it has to be JSON"
+            raise type(exc)(text) from exc
+        run.log(logging.WARNING, f"returned something that is kept as its repr: {exc}", "result_repr")
+        return {"__type__": "repr", "__value__": scrub(safe_repr(result), 4000)}
+
+
+def safe_repr(value: Any) -> str:
+    try:
+        return repr(value)
+    except Exception as exc:
+        return f"<{type(value).__name__}, whose repr() raised {type(exc).__name__}>"
+
+
+def _entry(run: Run, exc: BaseException) -> dict[str, Any]:
+    try:
+        message = str(exc)
+    except Exception:
+        message = safe_repr(exc)
+    text = "".join(traceback.format_exception(exc))
+    entry = transitions.error_entry(type(exc).__name__, message, text, attempt=run.job.lease)
+    return entry | _origin(exc, message)
+
+
+def _origin(exc: BaseException, message: str) -> dict[str, Any]:
+    """What ``jobs.backend`` makes the exception again from, beside its name and its message."""
+    known: dict[str, Any] = {}
+    with suppress(Exception):
+        if type(exc).__module__ != "builtins":
+            known["class"] = jsonable(f"{type(exc).__module__}:{type(exc).__qualname__}", "the class")
+        if exc.args != (message,):
+            args = jsonable(ensure_serializable(exc.args, lambda value: jsonable(value, "it")), "the arguments")
+            known |= {"args": args} if len(json.dumps(args)) <= 4000 else {}
+    return known

@@ -1,0 +1,1 @@
+"""Keys, markers, locks and the ledger of external calls."""

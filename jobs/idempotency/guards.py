@@ -1,0 +1,92 @@
+"""guard(): the freshest state of a row, and nobody else changes it until the transaction ends.
+
+It keeps nobody from reading, and is no lock across transactions (``jobs.idempotency.locks``). Under a guard on a row
+that others wait for, such as the user of a login, send no mail and call no provider; guard a row of your own, and set a
+timeout.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from django.db import OperationalError, connections
+from django.db.models import Model, QuerySet
+from django.db.transaction import TransactionManagementError
+
+from jobs.database import databases
+from jobs.errors import Busy
+
+
+@contextmanager
+def guard(
+    rows: Any,
+    *,
+    nowait: bool = False,
+    skip_locked: bool = False,
+    of: Sequence[str] = (),
+    no_key: bool = False,
+    using: str | None = None,
+    **lookup: Any,
+) -> Iterator[Any]:
+    """Lock rows until the transaction ends, and read them as they are then (``SELECT ... FOR UPDATE``).
+
+    ::
+
+        with guard(User, pk=user_id) as user:               # one row
+        with guard(Order.objects.filter(batch=7)) as orders:  # a list, locked in the order of their keys
+
+    On SQLite, which has no row locks, it takes the database's write lock, so that the promise holds there as well.
+
+    Parameters:
+        rows: a model (or a manager) with a ``lookup`` for one row, or a queryset for a list of rows.
+        nowait: raise ``Busy`` instead of waiting for somebody else's lock.
+        skip_locked: leave locked rows out; a single row that is locked (or not there) is ``None``.
+        of, no_key: as of Django's ``select_for_update``.
+        using: the database alias of a model; by default where its writes go.
+
+    Raises:
+        TransactionManagementError: there is no transaction, so the lock would be gone at once.
+        Busy: with ``nowait``; in a task's body the job comes back later, and uses no attempt.
+        Model.DoesNotExist: there is no such row; the job ends ``failed``, unless ``autoretry_for`` names it.
+        TypeError: an instance, which may be stale: pass its class and key.
+    """
+    if isinstance(rows, Model):
+        cure = f"write guard({type(rows).__name__}, pk={rows.pk!r}), and use what it yields"
+        raise TypeError(f"guard() reads the row anew: {cure}")
+    if is_list := isinstance(rows, QuerySet):
+        if lookup or using:
+            raise TypeError("guard(queryset) takes no lookup and no using=: filter the queryset")
+        # Whoever locks several takes them in the same order as everybody else.
+        found = rows.order_by("pk")
+    else:
+        manager = getattr(rows, "_default_manager", rows)
+        if not hasattr(manager, "using"):
+            raise TypeError(f"guard() takes a model and a lookup, or a queryset, and not {rows!r}")
+        found = manager.using(using).filter(**lookup).order_by()
+    found = found.select_for_update(nowait=nowait, skip_locked=skip_locked, of=tuple(of), no_key=no_key)
+    model, connection = found.model, connections[found.db]
+    if not connection.in_atomic_block:
+        raise TransactionManagementError(
+            "guard() holds until the transaction ends, and there is none: write `with transaction.atomic(), "
+            "guard(...)`, or leave atomic=False out of the task"
+        )
+    mode = connection.settings_dict["OPTIONS"].get("transaction_mode") or ""
+    if connection.vendor == "sqlite" and mode.upper() not in ("IMMEDIATE", "EXCLUSIVE"):
+        # BEGIN did not take the write lock; a statement that changes nothing does.
+        name, key = map(connection.ops.quote_name, (model._meta.db_table, model._meta.pk.column))
+        with connection.cursor() as cursor:
+            cursor.execute(f"UPDATE {name} SET {key} = {key} WHERE 0")
+    try:
+        locked = list(found if is_list else found[:2])
+    except OperationalError as exc:
+        # The number is MySQL's.
+        if databases.sqlstate(exc) != databases.LOCK_NOT_AVAILABLE and exc.args[:1] != (3572,):
+            raise
+        # The transaction is aborted, whoever catches this.
+        connection.needs_rollback = True
+        raise Busy(f"somebody else has locked {model._meta.label} {lookup or ''}".rstrip()) from exc
+    if not is_list and len(locked) > 1:
+        raise model.MultipleObjectsReturned(f"guard({model.__name__}) found several rows: pass a queryset")
+    if not is_list and not locked and not skip_locked:
+        raise model.DoesNotExist(f"there is no {model._meta.label} with {lookup}")
+    yield locked if is_list else next(iter(locked), None)

@@ -1,0 +1,394 @@
+"""``lock()``: one at a time, across processes and machines. It saves work; the database gives correctness.
+
+Two may work at the same time all the same (Kleppmann, "How to do distributed locking"): when a holder is paused for
+longer than the TTL, when a Redis fails over, is flushed or evicts, when the store is away. So what must not happen
+twice needs a guard in the database: a row lock, a marker, a constraint, or the fencing token that the lock yields::
+
+    with lock("import:7", ttl=30) as token:
+        rows = fetch()
+        Import.objects.filter(pk=7, fence__lt=token).update(rows=rows, fence=token)  # 0 rows: a later holder wrote
+
+Redis (django-redis, ``JOBS["LOCK_CACHE"]``) holds a lock for its TTL, renewed as long as the block runs. The database,
+where there is no Redis, holds a job's lock exactly as long as that run lasts, and others' for their TTL. In both the
+owner is the job and its lease: the next run of a job takes the lock over from the one that died, and never the other
+way round.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from contextvars import ContextVar
+from functools import cache
+from typing import Any, NamedTuple
+
+from django.conf import settings
+from django.core.cache import caches
+from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
+from django.db import Error, IntegrityError, OperationalError, connections
+from django.dispatch import receiver
+
+from jobs.conf import conf
+from jobs.database.databases import SideDatabase, home, is_conflict, side
+from jobs.database.logs import logger
+from jobs.errors import Busy
+from jobs.idempotency.keys import joined
+from jobs.lifecycle.run import current_job
+from jobs.models import Job, State
+
+
+class RedisAway(Exception):
+    """Redis does not answer, or not with anything that could be relied on."""
+
+
+#: What a store raises that is away.
+AWAY = (RedisAway, Error, ImproperlyConfigured)
+
+#: Seconds for which the database remembers the last fencing token of a lock that nobody holds.
+REMEMBERED = 86400.0
+
+#: The locks of the blocks around this one.
+_around: ContextVar[tuple[str, ...]] = ContextVar("jobs.idempotency.locks", default=())
+
+
+def lock(*key: str | int, ttl: float = 30.0, wait: float = 0.0) -> AbstractContextManager[int]:
+    """Hold the lock for a block; a context manager that yields a fencing token.
+
+    It is released at the end of the block. In an atomic task's body that is before the commit, and the next holder does
+    not see yet what this one wrote; ``lock=`` of the task is released after it. The token is a whole number that is
+    larger with every holder, also after Redis lost its data, if the clocks of Redis and of the database agree.
+
+    Parameters:
+        key: one or several parts, ``lock("import", 7)``. A task's ``lock=`` of the same text is the same lock.
+        ttl: seconds for which the lock outlives a holder that died or hangs; renewed while the block runs.
+        wait: seconds to wait for another holder. In a task's body leave it at 0: the job comes back by itself.
+
+    Raises:
+        jobs.Busy: somebody else has it. In a task's body let it pass: the job snoozes, and uses no attempt.
+        TypeError, ValueError: a key that cannot be kept, a ``ttl`` below ``JOBS["HEARTBEAT"]``.
+        RuntimeError: the block is inside another one of the same key, and would wait for itself.
+    """
+    name = joined(key, "lock()")
+    check_ttl(ttl, "lock(): ttl")
+    if isinstance(wait, bool) or not isinstance(wait, int | float) or not 0 <= wait < float("inf"):
+        raise ValueError(f"lock(): wait={wait!r} must be seconds, 0 or more")
+    return _hold(name, float(ttl), float(wait))
+
+
+def check_ttl(ttl: Any, what: str) -> None:
+    """Refuse a lock that a live holder could not renew in time: ``TypeError`` or ``ValueError``, with the cure."""
+    if isinstance(ttl, bool) or not isinstance(ttl, int | float):
+        raise TypeError(f"{what}={ttl!r} must be a number of seconds")
+    if not conf().HEARTBEAT <= ttl < float("inf"):
+        raise ValueError(
+            f"{what}={ttl!r} must be at least JOBS['HEARTBEAT'] ({conf().HEARTBEAT:g} s): a holder that is slow for a "
+            "moment would lose it. Use 30; a job that died takes its own lock back at once, whatever its ttl"
+        )
+
+
+@contextmanager
+def _hold(key: str, ttl: float, wait: float) -> Iterator[int]:
+    if key in _around.get():
+        raise RuntimeError(f"the lock {key!r} is held by a block around this one, which would wait for itself")
+    owner = os.getpid()
+    with closing(store_of(key, ttl, current_job())) as store:
+        token = _acquire(store, wait)
+        is_over = threading.Event()
+        # A thread of the process that holds the lock: nothing of it has to survive a fork.
+        renewal = threading.Thread(target=_renew, args=(store, is_over), name="jobs-lock", daemon=True)
+        before = _around.set((*_around.get(), key))
+        try:
+            if store.expires:
+                renewal.start()
+            yield token
+        finally:
+            _around.reset(before)
+            # A child that was forked inside the block leaves it as well, and the lock is its parent's.
+            if os.getpid() == owner:
+                is_over.set()
+                if renewal.ident is not None:
+                    # Race: a renewal on its way would take the lock again.
+                    renewal.join()
+                try:
+                    store.keep(0)
+                except AWAY as exc:
+                    _warn("lock_kept", store, f"could not be released; it ends by itself: {exc}")
+
+
+def _acquire(store: Store, wait: float) -> int:
+    deadline, pause = time.monotonic() + wait, 0.05
+    while True:
+        try:
+            return store.acquire()
+        except AWAY as exc:
+            _warn("lock_open", store, f"is not taken, its store is away; the work goes on without it: {exc}")
+            return token_of_time()
+        except Busy:
+            if time.monotonic() >= deadline:
+                raise
+        # At no fixed time, or the same one might come too late again and again.
+        time.sleep(min(random.uniform(0.5, 1) * pause, max(0.0, deadline - time.monotonic())))
+        pause = min(1.0, pause * 2)
+
+
+def _renew(store: Store, is_over: threading.Event) -> None:
+    while not is_over.wait(store.ttl / 3):
+        try:
+            if not store.keep(store.ttl):
+                _warn("lock_lost", store, "was lost: this holder was too slow, and another one has it")
+                return
+        except AWAY as exc:
+            _warn("lock_not_renewed", store, f"could not be renewed: {exc}")
+
+
+def _warn(action: str, store: Store, text: str) -> None:
+    logger.warning("the lock %r %s", store.key, text, extra={"action": action})
+
+
+# Where they are kept: in Redis, or in rows of the database where there is no Redis
+
+
+class Held(NamedTuple):
+    """Which job has a lock (None: somebody who is no job), and for how many seconds (None: until its run ends)."""
+
+    job: uuid.UUID | None
+    left: float | None
+
+
+class _Store:
+    """Where one block keeps its lock. Everything may raise one of :data:`AWAY`.
+
+    ``acquire()`` takes it and returns the fencing token, or raises ``Busy``. ``keep()`` holds it for so many seconds
+    from now on, 0 gives it back; False: another one has it. ``look()`` says who has it, be it this block or another.
+
+    Parameters:
+        ttl: seconds for which it is held; the block renews it if it ``expires``.
+        job: the one that runs the block. Its next run takes the lock over.
+    """
+
+    expires = True
+
+    def __init__(self, key: str, ttl: float = 0.0, job: Job | None = None) -> None:
+        self.key, self.ttl, self.token = key, ttl, uuid.uuid4().hex
+        self.job: uuid.UUID | None = job.pk if job else None
+        self.lease = job.lease if job else 0
+
+    def close(self) -> None:
+        return
+
+    def busy(self, job: object) -> Busy:
+        return Busy(f"the lock {self.key!r} is held by {f'the job {job}' if job else 'somebody who is no job'}")
+
+
+def store_of(key: str, ttl: float = 0.0, job: Job | None = None) -> Store:
+    alias = conf().LOCK_CACHE
+    backend = caches[alias] if alias in settings.CACHES else None
+    # By its name: django-redis need not be installed.
+    is_redis = "django_redis.cache.RedisCache" in (f"{a.__module__}.{a.__name__}" for a in type(backend).mro())
+    return RedisStore(key, ttl, job) if is_redis else DatabaseStore(key, ttl, job)
+
+
+@cache
+def _client(alias: str) -> Any:
+    """A client with a pool of our own: ``IGNORE_EXCEPTIONS`` of the cache's makes "no answer" look like an answer."""
+    from django_redis.pool import get_connection_factory
+    from redis import Redis
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
+    configured: dict[str, Any] = settings.CACHES[alias]
+    options = dict(configured.get("OPTIONS", {}))
+    options["CONNECTION_POOL_KWARGS"] = {
+        **options.get("CONNECTION_POOL_KWARGS", {}),
+        "decode_responses": True,
+        # The project's cache may be patient; a job must not hang on what saves work.
+        "socket_connect_timeout": 0.5,
+        "socket_timeout": 1.0,
+        # The project's retries would multiply them. A connection that a restart closed is replaced anyway.
+        "retry": Retry(NoBackoff(), 0),
+    }
+    factory: Any = get_connection_factory(options)
+    servers = configured["LOCATION"]
+    # The first one is the primary.
+    url = servers.split(",")[0] if isinstance(servers, str) else servers[0]
+    return Redis(connection_pool=factory.get_connection_pool(factory.make_connection_params(url)))
+
+
+@receiver(setting_changed)
+def _forget(*, setting: str, **kwargs: Any) -> None:
+    if setting == "CACHES":
+        _client.cache_clear()
+
+
+#: KEYS: the lock, the last fencing token. ARGV: holder, milliseconds, job, lease. The token is the server's time, or
+#: one more than the last: it grows when Redis lost its data, and when its clock was put back.
+_ACQUIRE = """
+if not redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
+  local held = redis.call('GET', KEYS[1])
+  local job, lease = string.match(held, '^(.-)/(%d+)/')
+  local earlier = job == ARGV[3] and tonumber(lease) < tonumber(ARGV[4])
+  if held ~= ARGV[1] and not earlier then
+    return {0, job or ''}
+  end
+  redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+end
+local now = redis.call('TIME')
+local token = math.max(now[1] * 1000000 + now[2], tonumber(redis.call('GET', KEYS[2]) or 0) + 1)
+redis.call('SET', KEYS[2], string.format('%.0f', token))
+return {token, ''}
+"""
+
+#: A lock that is gone (evicted, flushed, a restart) is taken again: its holder still works.
+_KEEP = """
+local held = redis.call('GET', KEYS[1])
+if held and held ~= ARGV[1] then
+  return 0
+elseif ARGV[2] == '0' then
+  redis.call('DEL', KEYS[1])
+else
+  redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+end
+return 1
+"""
+
+
+class RedisStore(_Store):
+    def acquire(self) -> int:
+        token, job = self._run(_ACQUIRE, int(self.ttl * 1000), str(self.job or ""), self.lease)
+        if not token:
+            raise self.busy(job)
+        return int(token)
+
+    def keep(self, seconds: float) -> bool:
+        return bool(self._run(_KEEP, int(seconds * 1000)))
+
+    def look(self) -> Held | None:
+        holder, left = self._run("return {redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1])}")
+        if holder is None:
+            return None
+        job = holder.partition("/")[0]
+        return Held(uuid.UUID(job) if job else None, left / 1000)
+
+    def _run(self, script: str, *args: str | int) -> Any:
+        from redis import RedisError
+
+        alias = str(conf().LOCK_CACHE)
+        # With the prefix of the project's cache: several projects may share a Redis.
+        keys = [caches[alias].make_key(name) for name in (f"jobs:lock:{self.key}", "jobs:fence")]
+        holder = f"{self.job or ''}/{self.lease}/{self.token}"
+        try:
+            return _client(alias).register_script(script)(keys=keys, args=[holder, *args])
+        except (RedisError, OSError) as exc:
+            raise RedisAway(str(exc)) from exc
+
+
+class DatabaseStore(_Store):
+    """A row, written over a connection of its own: seen by everybody at once, and part of nobody's transaction.
+
+    The connection lasts as long as the lock: one that stayed open would keep test databases from being dropped.
+    """
+
+    def __init__(self, key: str, ttl: float = 0.0, job: Job | None = None) -> None:
+        super().__init__(key, ttl, job)
+        self.expires = job is None
+        self._side = SideDatabase()
+
+    def acquire(self) -> int:
+        held, now, token, fence, expires_at = self._read()
+        if held is not None:
+            raise self.busy(held.job)
+        fence = max(fence + 1, int(now * 1_000_000))
+        until = now + self.ttl if self.expires else now
+        values = [self.job and self.job.hex, self.lease, self.token, fence, until, self.key]
+        names = ("job", "lease", "token", "fence", "expires_at", connections[home()].ops.quote_name("key"))
+        if token is None:
+            sql = f"INSERT INTO jobs_lock ({', '.join(names)}) VALUES (%s, %s, %s, %s, %s, %s)"
+        else:
+            changes = ", ".join(f"{name} = %s" for name in names[:-1])
+            sql = f"UPDATE jobs_lock SET {changes} WHERE jobs_lock.key = %s AND token = %s AND expires_at = %s"
+            values += [token, expires_at]
+        # Race: several saw that it is free. One finds the row as it was read, or inserts it.
+        try:
+            if self._side.execute(sql, *values):
+                return fence
+        except (IntegrityError, OperationalError) as exc:
+            # A server whose transactions are REPEATABLE READ by default says it the second way.
+            if not isinstance(exc, IntegrityError) and not is_conflict(exc):
+                raise
+        raise Busy(f"somebody else was faster at the lock {self.key!r}")
+
+    def keep(self, seconds: float) -> bool:
+        """For a block that is no job's, and to give it back: the row stays for a while, and with it the last fence."""
+        sql = "UPDATE jobs_lock SET job = NULL, expires_at = {now} + %s WHERE jobs_lock.key = %s AND token = %s"
+        return bool(self._side.execute(sql, seconds, self.key, self.token))
+
+    def look(self) -> Held | None:
+        return self._read()[0]
+
+    def close(self) -> None:
+        self._side.close()
+
+    def _read(self) -> tuple[Held | None, float, Any, int, float]:
+        """Who has it, the time, and the row: its token (None if there is no row), its fence and its end."""
+        sql = (
+            "SELECT {now}, job, lease, token, COALESCE(fence, 0), COALESCE(expires_at, 0) "
+            "FROM (SELECT 1) AS one LEFT JOIN jobs_lock ON jobs_lock.key = %s"
+        )
+        [[now, job, lease, token, fence, expires_at]] = self._side.execute(sql, self.key)
+        now = float(now)
+        if job is None:
+            held = Held(None, expires_at - now) if expires_at > now else None
+        else:
+            job = uuid.UUID(str(job))
+            # The next run of a job takes over from the one that died, and never the other way round.
+            is_earlier = job == self.job and lease < self.lease
+            held = None if is_earlier or not is_running(self._side, job, lease) else Held(job, None)
+        return held, now, token, fence, expires_at
+
+
+Store = RedisStore | DatabaseStore
+
+
+def is_running(database: SideDatabase, job: uuid.UUID, lease: int) -> bool:
+    """Whether the run that took a lock still lasts.
+
+    Not by the connection of a body, where there is another one: its snapshot may be older than that run.
+    """
+    others = list(conf().DATABASES)
+    if database.vendor != "sqlite":
+        others.remove(home())
+        if database.execute(
+            "SELECT 1 FROM jobs_job WHERE id = %s AND state = 'running' AND lease = %s", job.hex, lease
+        ):
+            return True
+    return any(Job.objects.using(alias).filter(pk=job, state=State.RUNNING, lease=lease).exists() for alias in others)
+
+
+def token_of_time() -> int:
+    """The token of a holder that has no store. Not this machine's time: one that is ahead would fence the next ones."""
+    try:
+        with side() as database:
+            [[now]] = database.execute("SELECT {now}")
+            return int(float(now) * 1_000_000)
+    except AWAY:
+        return time.time_ns() // 1000
+
+
+def look(key: str) -> Held | None:
+    """Who has the lock; None: nobody. Raises one of :data:`AWAY` if the store does not say."""
+    with closing(store_of(key)) as store:
+        return store.look()
+
+
+def prune(database: SideDatabase) -> None:
+    """Forget the locks that nobody has held for :data:`REMEMBERED` seconds. Race: one is taken at this moment."""
+    sql = "SELECT token, job, lease FROM jobs_lock WHERE expires_at < {now} - %s LIMIT %s"
+    for token, job, lease in database.execute(sql, REMEMBERED, conf().BATCH):
+        if job is None or not is_running(database, uuid.UUID(str(job)), lease):
+            database.execute("DELETE FROM jobs_lock WHERE token = %s", token)

@@ -1,0 +1,149 @@
+"""Markers: an effect that is committed once per key, however many jobs or callers ask for it.
+
+A marker is a row that is inserted in the transaction of its effects. Of two transactions with the same key the second
+one waits until the first one commits (then it has nothing to do) or rolls back (then it goes on): the database's own
+unique index decides, at every isolation level. For mails and HTTP calls see ``jobs.idempotency.effects``;
+``jobs.idempotency.locks`` keeps others from starting.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from django.db import OperationalError, connections, transaction
+from django.db.models import QuerySet
+from django.db.models.functions import Now
+from django.db.transaction import TransactionManagementError
+
+from jobs.conf import conf
+from jobs.database import databases
+from jobs.errors import Busy, IdempotencyMismatch
+from jobs.idempotency.keys import joined
+from jobs.lifecycle import transitions
+from jobs.lifecycle.run import current_job
+from jobs.models import Job, Marker
+
+#: By vendor. Parameters: key, kind, fingerprint, job, seconds to keep it; on PostgreSQL first how long to wait.
+INSERTS = {
+    "sqlite": """
+INSERT INTO jobs_marker (key, kind, fingerprint, job, created_at, expires_at)
+VALUES (%s, %s, %s, %s, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
+    strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', %s || ' seconds'))
+ON CONFLICT DO NOTHING RETURNING 1
+""",
+    # One round trip: the bound of the wait is set, holds for the INSERT, and is taken back.
+    "postgresql": """
+WITH bound AS MATERIALIZED (
+    SELECT current_setting('lock_timeout') AS before, set_config('lock_timeout', %s, true) AS during
+), taken AS (
+    INSERT INTO jobs_marker (key, kind, fingerprint, job, created_at, expires_at)
+    SELECT %s, %s, %s, %s::uuid, statement_timestamp(), statement_timestamp() + %s * interval '1 second' FROM bound
+    ON CONFLICT DO NOTHING RETURNING 1
+), done AS (SELECT count(*) AS rows FROM taken)
+SELECT done.rows, set_config('lock_timeout', CASE WHEN done.rows >= 0 THEN bound.before END, true) FROM bound, done
+""",
+}
+
+
+@contextmanager
+def once(*key: Any, using: str | None = None) -> Iterator[bool]:
+    """Do something once: true for the first transaction that commits with this key, false for all others.
+
+    ::
+
+        with transaction.atomic(), once("welcome", user.pk) as first:
+            if first:
+                user.credits += 10
+
+    The marker is part of the surrounding transaction. A second caller waits for the first, at most
+    ``JOBS["MARKER_WAIT"]`` seconds. An exception that leaves the block has the innermost ``atomic()`` around it rolled
+    back, even if somebody catches it: a marker without its effect must not be committed.
+
+    Parameters:
+        key: text and whole numbers; ``once("welcome", 5)`` is ``"welcome:5"``.
+        using: the database alias; by default the one of the running job, else the one for jobs.
+
+    Raises:
+        TransactionManagementError: there is no transaction around it.
+        Busy: the first one does not come to its end; in a task's body the job comes back later, and uses no attempt.
+        TypeError, ValueError: the key cannot be kept.
+    """
+    name = joined(key, "once()")
+    job = current_job()
+    alias = using or (job._state.db if job is not None else None) or databases.job_alias(None)
+    connection = connections[alias]
+    if not connection.in_atomic_block:
+        raise TransactionManagementError(
+            "once() is part of a transaction, and there is none: write `with transaction.atomic(), once(...)`, or "
+            "leave atomic=False out of the task"
+        )
+    first = take(name, Marker.Kind.ONCE, alias, job and job.pk)
+    try:
+        yield first
+    except BaseException:
+        if first:
+            connection.needs_rollback = True
+        raise
+
+
+def earlier(job: Job, fingerprint: str) -> Job | None:
+    """Leave the marker of a run, as the first statement of its transaction; the job that did so before, if any.
+
+    Raises ``Busy`` as :func:`once`, and ``IdempotencyMismatch`` if the job that left the marker had other arguments.
+    """
+    assert job.marker_key is not None
+    using = str(job._state.db)
+    while not take(job.marker_key, Marker.Kind.TASK, using, job.pk, fingerprint):
+        marker = Marker.objects.using(using).filter(key=job.marker_key, kind=Marker.Kind.TASK).first()
+        # Race: it may be pruned before it is read.
+        if marker is None:
+            continue
+        if marker.fingerprint != fingerprint:
+            rule = "a key must name all that makes two calls different"
+            raise IdempotencyMismatch(f"the job {marker.job} had the key {marker.key!r} with other arguments: {rule}")
+        # Only its id is left if somebody deleted it by hand.
+        return Job.objects.using(using).filter(pk=str(marker.job)).first() or Job(pk=marker.job)
+    return None
+
+
+def take(key: str, kind: str, using: str, job: Any, fingerprint: str = "") -> bool:
+    """Leave a marker in the current transaction; False: there is one.
+
+    Race: of an uncommitted marker of the same key. The INSERT waits for its transaction to end.
+    """
+    connection, keep, wait = connections[using], conf().MARKER_RETENTION, conf().MARKER_WAIT
+    expires_at = None if keep is None else transitions.now_plus(keep)
+    values = {"fingerprint": fingerprint, "job": job, "created_at": Now(), "expires_at": expires_at}
+    rows = Marker.objects.using(using).filter(key=key, kind=kind)
+    try:
+        if connection.vendor in INSERTS:
+            bound = [f"{wait * 1000:.0f}ms"] if connection.vendor == "postgresql" else []
+            with connection.cursor() as cursor:
+                cursor.execute(INSERTS[connection.vendor], [*bound, key, kind, fingerprint, job and job.hex, keep])
+                is_new = (cursor.fetchone() or (0,))[0] == 1
+        else:
+            _, is_new = rows.get_or_create(key=key, kind=kind, defaults=values)
+        # An expired marker is none. Race: of several one finds it expired; the others wait for its transaction.
+        late = rows.filter(expires_at__lte=Now())
+        # Only looked at first: an UPDATE of a marker in force would lock it, for all its callers.
+        if is_new or not late.exists():
+            return is_new
+        with databases.bounded(using, wait):
+            return late.update(**values) == 1
+    except OperationalError as exc:
+        if not databases.gave_up(exc):
+            raise
+        # The transaction is aborted, whoever catches this.
+        connection.needs_rollback = True
+        raise Busy(f"another transaction is at {key!r}, and did not end within {wait:g} s") from exc
+
+
+def expired(using: str) -> QuerySet[Marker]:
+    return Marker.objects.using(using).filter(expires_at__lte=Now())
+
+
+def delete_expired(using: str, limit: int) -> int:
+    """Delete one batch. Race: whoever takes an expired marker over has locked it; prune does not wait for a body."""
+    with transaction.atomic(using=using):
+        keys = list(databases.free(expired(using)).values_list("pk", flat=True)[:limit])
+        return Marker.objects.using(using).filter(pk__in=keys)._raw_delete(using) if keys else 0

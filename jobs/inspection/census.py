@@ -1,0 +1,272 @@
+"""How many jobs and workers there are, in which state, and what is late."""
+
+import datetime
+import math
+import uuid
+from collections import Counter, defaultdict, namedtuple
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any
+
+from django.db import connections
+from django.db.models import Count, DurationField, ExpressionWrapper, F, QuerySet
+from django.db.models.functions import Now
+from django.utils.translation import gettext, ngettext
+
+from jobs.conf import conf
+from jobs.database import databases
+from jobs.inspection.times import duration
+from jobs.lifecycle.queues import paused as paused_queues
+from jobs.models import ENDED, LIVE, Job, Node, State
+from jobs.operations import instance
+
+#: Nobody counts further: of a long backlog it matters that it is long.
+MOST = 10_000
+
+#: The type of the error that a worker leaves which does not know the task (``lifecycle.postpone_unknown``).
+UNKNOWN = "NotRegistered"
+
+
+def workers(nodes: QuerySet[Node]) -> list[Any]:
+    """The nodes, oldest first: each looked at, and with the time since its start as ``age``."""
+    return look_at(nodes.annotate(age=_age("started_at")).order_by("started_at"))
+
+
+def look_at(nodes: Iterable[Any]) -> list[Any]:
+    """Give each node what its row does not say: its ``silence``, and whether it ``is_alive`` and ``takes_jobs``.
+
+    The one answer for every page, command and rule. The silence is in seconds, and infinite if it never beat.
+    """
+    # Race with a node that registers itself: first its row, then its beat. So it is read the other way round.
+    known = silence()
+    found = list(nodes)
+    for node in found:
+        node.silence = known.get(node.pk, math.inf)
+        node.is_alive = node.dead_at is None and node.silence < conf().DEAD_AFTER
+        node.takes_jobs = node.is_alive and node.stopping_at is None
+    return found
+
+
+def silence() -> dict[uuid.UUID, float]:
+    """Seconds since the last beat of each node that ever beat."""
+    vendor = connections[databases.home()].vendor
+    # Only on SQLite they are in another file; a second connection for each page would cost more than its queries.
+    ask = _beats.execute if vendor == "sqlite" else partial(databases.ask, databases.home())
+    found = ask(f"SELECT node, {databases.EPOCH_NOW[vendor]} - at FROM jobs_beat")
+    return {uuid.UUID(str(node)): max(0.0, float(seconds)) for node, seconds in found}
+
+
+_beats = databases.SideDatabase()
+
+
+def late_after() -> float:
+    """Seconds that a job may wait for a free worker, or a due one for the maintenance, before somebody should look."""
+    return max(10.0, 5 * conf().POLL_INTERVAL)
+
+
+# What waits
+
+#: The first of the ready jobs of each queue and rank, found by steps through their index: never by reading all of them.
+_HEADS = """
+WITH RECURSIVE head(id) AS (
+    SELECT (SELECT id FROM jobs_job WHERE state = 'ready' ORDER BY queue, rank, run_at, id LIMIT 1)
+    UNION ALL
+    SELECT (
+        SELECT following.id FROM jobs_job AS following
+        WHERE following.state = 'ready' AND (following.queue, following.rank) > (job.queue, job.rank)
+        ORDER BY following.queue, following.rank, following.run_at, following.id LIMIT 1
+    )
+    FROM head JOIN jobs_job AS job ON job.id = head.id
+)
+SELECT job.id, (
+    SELECT count(*) FROM (
+        SELECT 1 FROM jobs_job AS ready
+        WHERE ready.state = 'ready' AND ready.queue = job.queue AND ready.rank = job.rank
+        ORDER BY ready.queue, ready.rank, ready.run_at, ready.id LIMIT %s
+    ) AS counted
+)
+FROM head JOIN jobs_job AS job ON job.id = head.id
+"""
+
+
+#: The ready jobs of a queue and a rank: for how many seconds the oldest has waited, and how many they are, up to MOST.
+Head = namedtuple("Head", "queue rank seconds number")
+
+
+def heads(using: str) -> list[Head]:
+    counts = {uuid.UUID(str(key)): count for key, count in databases.ask(using, _HEADS, MOST)}
+    rows = Job.objects.using(using).filter(pk__in=counts).annotate(age=_age("run_at"))
+    found = rows.values_list("pk", "queue", "rank", "age")
+    return [Head(queue, rank, _seconds(age), counts[key]) for key, queue, rank, age in found]
+
+
+def in_line(using: str) -> QuerySet[Job]:
+    """The ready jobs in the order in which they are claimed; so the planner takes their index, even to count a few."""
+    return Job.objects.using(using).filter(state=State.READY).order_by("queue", "rank", "run_at", "pk")
+
+
+def ready(queue: str) -> str:
+    """How many jobs of the queue are ready, for people."""
+    rows = [in_line(alias).filter(queue=queue) for alias in conf().DATABASES]
+    counts = [each[:MOST].count() for each in rows]
+    return at_least(sum(counts), MOST in counts)
+
+
+def scheduled(using: str) -> QuerySet[Any]:
+    """Those that are due first, with ``age``: for how long they are due; negative for what is to come."""
+    return Job.objects.using(using).filter(state=State.SCHEDULED).order_by("run_at").annotate(age=_age("run_at"))
+
+
+def running_by_node() -> Counter[uuid.UUID]:
+    running: Counter[uuid.UUID] = Counter()
+    for alias in conf().DATABASES:
+        rows = Job.objects.using(alias).filter(state=State.RUNNING)
+        running.update(dict(rows.values_list("node_id").annotate(Count("pk"))))
+    return running
+
+
+#: What is told of a queue; of one without jobs and workers.
+IDLE: dict[str, Any] = {str(state): 0 for state in LIVE} | {"capped": False, "oldest_ready_seconds": None}
+IDLE |= {"workers": 0, "paused": False}
+
+
+def gather(live: bool) -> dict[str, Any]:
+    """Summed up over all job databases. ``live`` leaves the ended jobs at None.
+
+    Of a queue's scheduled and ready jobs :data:`MOST` are counted; ``capped`` says that there may be more.
+    """
+    queues: dict[str, dict[str, Any]] = defaultdict(IDLE.copy)
+    running: Counter[uuid.UUID] = Counter()
+    unknown: Counter[str] = Counter()
+    ended: Counter[str] = Counter()
+    late: list[float] = []
+    for alias in conf().DATABASES:
+        rows = Job.objects.using(alias)
+        for head in heads(alias):
+            queue = queues[head.queue]
+            queue["ready"] += head.number
+            queue["oldest_ready_seconds"] = max(queue["oldest_ready_seconds"] or 0.0, head.seconds)
+            queue["capped"] |= head.number >= MOST
+        first = list(scheduled(alias).values_list("queue", "age", "task", "error__type")[:MOST])
+        for name, count in Counter(name for name, *_ in first).items():
+            queues[name]["scheduled"] += count
+            queues[name]["capped"] |= len(first) >= MOST
+        late += [seconds for _, age, *_ in first if (seconds := age.total_seconds()) >= 0]
+        unknown.update(task for _, _, task, error in first if error == UNKNOWN)
+        for name, node, count in rows.filter(state=State.RUNNING).values_list("queue", "node_id").annotate(Count("pk")):
+            queues[name]["running"] += count
+            running[node] += count
+        if not live:
+            ended.update(dict(rows.filter(state__in=ENDED).values_list("state").annotate(Count("pk"))))
+    listed = nodes(running)
+    died = Node.objects.using(databases.home()).filter(dead_at__gt=Now() - datetime.timedelta(days=1), signed_off=False)
+    # Those without a live job, too: an idle queue is not one that is gone.
+    for name in paused_queues():
+        queues[name]["paused"] = True
+    for node in listed:
+        for name in node["queues"] if node["alive"] else ():
+            queues[name]["workers"] += int(node["takes_jobs"])
+    waited = [queue["oldest_ready_seconds"] for queue in queues.values() if queue["oldest_ready_seconds"] is not None]
+    return {
+        "databases": {alias: instance.marks(alias) for alias in conf().DATABASES},
+        "jobs": {str(state): sum(queue[state] for queue in queues.values()) for state in LIVE}
+        | {str(state): None if live else ended[state] for state in ENDED},
+        "capped": any(queue["capped"] for queue in queues.values()),
+        "queues": dict(sorted(queues.items())),
+        "nodes": listed,
+        "dead_nodes": died.count(),
+        "oldest_ready_seconds": max(waited, default=None),
+        "due": {"count": len(late), "lag_seconds": round(max(late, default=0.0), 3)},
+        "unknown_tasks": dict(unknown),
+    }
+
+
+def at_least(count: int, capped: bool) -> str:
+    """A count, for people; with a plus sign if nobody counted further."""
+    return f"{count}+" if capped and count else str(count)
+
+
+def nodes(running: Counter[uuid.UUID]) -> list[dict[str, Any]]:
+    """The workers that nobody declared dead, oldest first."""
+    living = Node.objects.using(databases.home()).filter(dead_at=None).defer("tasks")
+    names = ("hostname", "pid", "version", "pool", "concurrency", "queues")
+    return [
+        {
+            "id": str(node.pk),
+            **{name: getattr(node, name) for name in names},
+            "age_seconds": _seconds(node.age),
+            "beat_seconds": round(node.silence, 3) if math.isfinite(node.silence) else None,
+            "alive": node.is_alive,
+            "stopping": node.stopping_at is not None,
+            "takes_jobs": node.takes_jobs,
+            "running": running[node.pk],
+        }
+        for node in workers(living)
+    ]
+
+
+def _age(since: str) -> Any:
+    """By the database's clock."""
+    return ExpressionWrapper(Now() - F(since), output_field=DurationField())
+
+
+def _seconds(age: Any) -> float:
+    return round(max(0.0, age.total_seconds()), 3)
+
+
+#: Remarks about what somebody wanted, or what is only much.
+NO_FAULT = ("paused", "busy")
+
+
+def remarks(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What needs attention: of what kind it is, and a sentence."""
+    for alias, mark in found["databases"].items():
+        if not mark["adopted"]:
+            says = gettext(
+                "the database %(database)r is marked as another one, %(mark)r, and it is %(is)r: workers refuse it "
+                "until `manage.py jobs adopt`"
+            )
+            yield "copied", says % {"database": alias, "mark": mark["marked_as"], "is": mark["is"]}
+    for name, queue in found["queues"].items():
+        waited, workers = queue["oldest_ready_seconds"], queue["workers"]
+        if queue["paused"]:
+            yield "paused", gettext("%(queue)s: is paused; manage.py jobs resume %(queue)s") % {"queue": name}
+            continue
+        if waited is None or waited < late_after():
+            continue
+        kind = "starving"
+        if not workers:
+            says = gettext("%(queue)s: the oldest ready job has waited %(time)s, and no worker consumes its queue")
+        elif not queue["running"]:
+            says = ngettext(
+                "%(queue)s: the oldest ready job has waited %(time)s although %(workers)s worker consumes its queue, "
+                "and none of its jobs is running",
+                "%(queue)s: the oldest ready job has waited %(time)s although %(workers)s workers consume its queue, "
+                "and none of its jobs is running",
+                workers,
+            )
+        else:
+            kind = "busy"
+            says = ngettext(
+                "%(queue)s: the oldest ready job has waited %(time)s; %(workers)s worker consumes its queue "
+                "(%(running)s running)",
+                "%(queue)s: the oldest ready job has waited %(time)s; %(workers)s workers consume its queue "
+                "(%(running)s running)",
+                workers,
+            )
+        yield kind, says % {"queue": name, "time": duration(waited), "workers": workers, "running": queue["running"]}
+    due = found["due"]
+    if due["lag_seconds"] > late_after():
+        says = ngettext(
+            "%(number)s job is due since %(time)s, and no worker has made it ready",
+            "%(number)s jobs are due, the oldest since %(time)s, and no worker has made them ready",
+            due["count"],
+        )
+        yield "overdue", says % {"number": due["count"], "time": duration(due["lag_seconds"])}
+    for task, number in found["unknown_tasks"].items():
+        says = ngettext(
+            "%(task)s: %(number)s job waits for a worker that knows this task",
+            "%(task)s: %(number)s jobs wait for a worker that knows this task",
+            number,
+        )
+        yield "unknown_task", says % {"task": task, "number": number}

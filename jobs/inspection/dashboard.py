@@ -1,0 +1,132 @@
+"""What the dashboard shows, out of small tables only: live rows by their partial indexes, history by its tallies."""
+
+import datetime
+from collections import Counter, defaultdict, namedtuple
+from itertools import product
+from typing import Any
+
+from django.utils import timezone
+
+from jobs.conf import conf
+from jobs.inspection import census
+from jobs.maintenance.tally import HOUR, MINUTE, QUARTER, floor, percentile
+from jobs.models import ENDED, Job, State, Tally
+from jobs.models.fields import first_id, time_of
+
+#: The percentiles that are shown.
+PARTS = {"median": 0.5, "p95": 0.95, "p99": 0.99}
+
+#: Minutes over which the rate of a queue is taken.
+RATED = 10
+
+#: More series than that are shown as one.
+SERIES = 8
+
+#: Of the kinds of failures the most frequent are shown.
+FAILURES = 50
+
+#: A stretch of time that ends now: the stretch of the tallies that it is made of, and in how many bars it is shown.
+Span = namedtuple("Span", "name bar bars")
+SPANS = {each.name: each for each in (Span("hour", MINUTE, 60), Span("day", HOUR, 24), Span("week", QUARTER, 28))}
+
+Chart = namedtuple("Chart", "begins series highest")
+
+
+class Dashboard:
+    def __init__(self, span: str = "hour", by: str = "state") -> None:
+        self.span = SPANS.get(span, SPANS["hour"])
+        self.by = by if by in ("state", "task", "queue") else "state"
+        self.found = census.gather(live=True)
+        self.remarks = [text for _, text in census.remarks(self.found)]
+        self.now = timezone.now()
+        last = floor(self.now, self.span.bar)
+        self.begins = [last - number * self.span.bar for number in reversed(range(self.span.bars))]
+        self.tallies = _tallies(self.span.bar, self.begins[0])
+
+    def ended(self) -> dict[str, int]:
+        total = {str(state): 0 for state in ENDED}
+        for row in self.tallies:
+            total[row.state] += row.count
+        return total
+
+    def chart(self) -> Chart:
+        """How many ended in each bar, for each series; and in the highest bar."""
+        counts: dict[str, Counter[datetime.datetime]] = defaultdict(Counter)
+        for row in self.tallies:
+            counts[getattr(row, self.by)][row.begin] += row.count
+        names = sorted(counts, key=lambda name: -counts[name].total())
+        if self.by == "state":
+            names = [state for state in ("succeeded", "cancelled", "failed") if state in counts]
+        elif len(names) > SERIES:
+            names, others = names[: SERIES - 1], names[SERIES - 1 :]
+            counts[""] = sum((counts[name] for name in others), Counter())
+            names.append("")
+        series = {name: [counts[name][begin] for begin in self.begins] for name in names}
+        return Chart(self.begins, series, max(map(sum, zip(*series.values(), strict=True)), default=0))
+
+    def durations(self) -> list[dict[str, Any]]:
+        """For each task, and for all: how long they ran and waited (seconds)."""
+        found: dict[str, dict[str, Any]] = {}
+        for row in self.tallies:
+            # First all of them, without a name.
+            for task in ("", row.task):
+                each = found.setdefault(task, {"task": task, "count": 0, "ran": Counter(), "waited": Counter()})
+                each["count"] += row.count
+                each["ran"].update(row.ran)
+                each["waited"].update(row.waited)
+        tasks = sorted(found.values(), key=lambda each: (each["task"] != "", -each["count"]))
+        for each, name in product(tasks, ("ran", "waited")):
+            each[name] = {label: percentile(each[name], part) for label, part in PARTS.items()}
+        return tasks
+
+    def failures(self) -> list[dict[str, Any]]:
+        found: dict[tuple[str, str], dict[str, Any]] = {}
+        for row in self.tallies:
+            if row.state == State.FAILED:
+                kind = {"task": row.task, "error": row.error, "count": 0, "first": row.begin, "last": row.begin}
+                each = found.setdefault((row.task, row.error), kind)
+                each["count"] += row.count
+                each["first"], each["last"] = min(each["first"], row.begin), max(each["last"], row.begin)
+        return sorted(found.values(), key=lambda each: -each["count"])
+
+    def queues(self) -> list[dict[str, Any]]:
+        """With their rates (jobs a minute), and how long it takes until all that is ready has run (seconds)."""
+        entered = self._entered()
+        left: Counter[str] = Counter()
+        begin = floor(self.now, MINUTE) - RATED * MINUTE
+        for row in self.tallies if self.span.bar == MINUTE else _tallies(MINUTE, begin):
+            # Those that ran: what is cancelled while it waits is no work that is done.
+            left[row.queue] += sum(row.ran.values()) if row.begin >= begin else 0
+        found = []
+        for name in sorted({*self.found["queues"], *left}):
+            queue = self.found["queues"].get(name, census.IDLE)
+            rates: dict[str, Any] = {"in": entered[name], "out": left[name] / RATED, "drained": None}
+            if queue["ready"] and queue["workers"] and not queue["paused"] and rates["out"] > rates["in"]:
+                rates["drained"] = 60 * queue["ready"] / (rates["out"] - rates["in"])
+            found.append({"name": name, **queue, "oldest": queue["oldest_ready_seconds"], **rates})
+        return found
+
+    def _entered(self) -> dict[str, float]:
+        """Jobs a minute, of each queue; of very many calls the newest tell."""
+        begin = self.now - RATED * MINUTE
+        total: dict[str, float] = defaultdict(float)
+        for alias in conf().DATABASES:
+            rows = Job.objects.using(alias)
+            own = rows.filter(pk__gte=first_id(begin), pk__lt=first_id(self.now + HOUR), made_at=None).order_by("-pk")
+            for newest in (own, rows.filter(made_at__gte=begin).order_by("-made_at")):
+                found = list(newest.values_list("queue", "pk", "made_at")[: census.MOST])
+                since = begin
+                if len(found) == census.MOST:
+                    _, key, made_at = found[-1]
+                    since = made_at or time_of(key) or begin
+                passed = max(datetime.timedelta(seconds=1), self.now - since)
+                for queue, count in Counter(queue for queue, _, _ in found).items():
+                    total[queue] += count * MINUTE / passed
+        return total
+
+
+def _tallies(stretch: datetime.timedelta, begin: datetime.datetime) -> list[Any]:
+    names = ("begin", "task", "queue", "state", "error", "count", "ran", "waited")
+    every = (Tally.objects.using(alias).filter(length=stretch.seconds, begin__gte=begin) for alias in conf().DATABASES)
+    # A model of each would take most of the page's time.
+    return [row for rows in every for row in rows.values_list(*names, named=True)]

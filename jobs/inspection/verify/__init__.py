@@ -1,0 +1,205 @@
+"""The promise as queries over live data: what breaks it, and what is about to be put right.
+
+Of each live state the first jobs are read, by its index, and of history a day, or all of both.
+"""
+
+import datetime
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from django.db import Error, ProgrammingError, connections
+from django.db.models import Count, QuerySet
+from django.utils import timezone
+from django.utils.translation import gettext
+
+from jobs.conf import conf
+from jobs.database import databases
+from jobs.inspection.census import LIVE, MOST, in_line
+from jobs.inspection.verify.rules import RULES, SHAPES, Rows, Rule, Search, View
+from jobs.models import Job, State
+from jobs.models.fields import created_since
+
+#: Of history what was made in so many seconds is read, and so many jobs at the most, unless all of it is asked for.
+WINDOW, HISTORY = 86400.0, 100_000
+
+#: How many rows a finding names.
+EXAMPLES = 5
+
+#: Seconds between two looks at rows that are watched.
+STEP = 1.0
+
+
+class Unverifiable(Exception):
+    """A database does not answer: nothing is known of the promise."""
+
+
+@dataclass(slots=True)
+class Finding:
+    """What was found about one rule, in all databases."""
+
+    rule: str
+    says: str
+    violations: int = 0
+    recovering: int = 0
+    #: Keys of rows that break it, and of rows that wait for a person; with several databases each behind its alias.
+    examples: list[str] = field(default_factory=list)
+
+    def add(self, alias: str, violations: int, keys: Iterable[Hashable]) -> None:
+        self.violations += violations
+        prefix = f"{alias}:" if len(conf().DATABASES) > 1 else ""
+        self.examples = [*self.examples, *(f"{prefix}{key}" for key in keys)][:EXAMPLES]
+
+
+class Report(NamedTuple):
+    findings: list[Finding]
+    violations: int
+    recovering: int
+    #: How many workers beat.
+    workers: int
+
+
+def verify(*, everything: bool = False, patient: bool = True, tell: Callable[[str], None] | None = None) -> Report:
+    """Hold the rules against all job databases. Changes nothing.
+
+    Parameters:
+        everything: read all live jobs and all history, and not only the first of them.
+        patient: watch rows that should have recovered by now, for as long as recovery may take, before they are called
+            violations. Without it the times in the rows decide at once: right after an outage they are wrong.
+        tell: is called with a sentence before a watch begins.
+
+    Raises:
+        Unverifiable: a database does not answer, or has not all tables.
+    """
+    findings = {id: Finding(id, str(says)) for id, (says, _) in SHAPES.items()}
+    findings |= {rule.id: Finding(rule.id, str(rule.says)) for rule in RULES}
+    view, suspicions = _look(), []
+    for alias in conf().DATABASES:
+        with _asking(alias):
+            _hold_shapes(alias, findings, everything)
+            rules = [rule for rule in RULES if alias == databases.home() or not rule.at_home]
+            suspicions += [Suspicion(rule, alias, view) for rule in rules]
+    if patient and (watched := [each for each in suspicions if each.bound and each.rows]):
+        if tell is not None:
+            number, longest = sum(each.count for each in watched), max(each.bound for each in watched)
+            tell(f"{number} rows should have recovered by now: watching them for up to {longest:.0f} s")
+        began = time.monotonic()
+        while open_ones := [each for each in watched if each.rows and time.monotonic() - began < each.bound]:
+            time.sleep(STEP)
+            view = _look()
+            for each in open_ones:
+                with _asking(each.alias):
+                    each.look(view)
+    for each in suspicions:
+        with _asking(each.alias):
+            each.conclude(view, findings[each.rule.id])
+    found = list(findings.values())
+    violations, recovering = sum(each.violations for each in found), sum(each.recovering for each in found)
+    return Report(found, violations, recovering, len(view.working))
+
+
+def _look() -> View:
+    with _asking(databases.home()):
+        return View()
+
+
+@contextmanager
+def _asking(alias: str) -> Iterator[None]:
+    try:
+        yield
+    except Error as exc:
+        text = str(exc).strip()
+        says = gettext("the database %(database)r cannot be verified: %(error)s")
+        if isinstance(exc, ProgrammingError) or "no such" in text:
+            says = gettext(
+                "the database %(database)r cannot be verified: %(error)s (not migrated? run manage.py migrate)"
+            )
+        raise Unverifiable(says % {"database": alias, "error": text}) from exc
+
+
+def _hold_shapes(alias: str, findings: dict[str, Finding], everything: bool) -> None:
+    """One pass over each of the live states, by its partial index, and one over history."""
+    rows = Job.objects.using(alias)
+    history = rows.exclude(state__in=LIVE)
+    if not everything:
+        history = history.filter(created_since(timezone.now() - datetime.timedelta(seconds=WINDOW)))
+    scheduled, running = rows.filter(state=State.SCHEDULED).order_by("run_at"), rows.filter(state=State.RUNNING)
+    for jobs, most in ((scheduled, MOST), (in_line(alias), MOST), (running, MOST), (history, HISTORY)):
+        read = jobs if everything else jobs[:most]
+        counts = read.aggregate(**{id: Count("pk", filter=broken) for id, (_, broken) in SHAPES.items()})
+        for id in filter(counts.get, SHAPES):
+            examples = jobs.filter(SHAPES[id][1]).values_list("pk", flat=True)[:EXAMPLES]
+            findings[id].add(alias, counts[id], examples)
+
+
+class Suspicion:
+    """The rows of one database that break a rule, by the times that are written in them.
+
+    Right after an outage all times are old, and nothing is broken. So, under a bound, they are violations only if
+    nobody does anything about them while a worker could.
+    """
+
+    def __init__(self, rule: Rule, alias: str, view: View) -> None:
+        self.rule, self.alias, self.bound = rule, alias, rule.bound()
+        broken = self._broken(view)
+        #: A sample of them.
+        self.rows = _first(broken, conf().BATCH)
+        self.violations = self.count = _count(broken) if len(self.rows) == conf().BATCH else len(self.rows)
+
+    def look(self, view: View) -> None:
+        """Forget the rows that something was done about."""
+        now = _first([part.filter(pk__in=list(self.rows)) for part in self._broken(view)], len(self.rows))
+        still = {key: version for key, version in self.rows.items() if now.get(key) == version}
+        if self.count <= conf().BATCH:
+            self.violations = len(still)
+        elif len(still) < len(self.rows):
+            # More than one round of maintenance: the last ones wait for the first, and these move on.
+            self.violations = 0
+        self.rows = still
+
+    def conclude(self, view: View, finding: Finding) -> None:
+        """Tell what breaks the rule, and what waits to be put right."""
+        look = self.rule.waiting or (self.rule.broken if self.bound else None)
+        waiting = [] if look is None else look(Search(view, self.alias, 0.0))
+        finding.recovering += max(0, _count(waiting) - self.violations)
+        # Without a bound they wait for a person, who has to know which.
+        examples = _first(waiting, EXAMPLES) if not self.bound else {}
+        finding.add(self.alias, self.violations, (self.rows if self.violations else {}) | examples)
+
+    def _broken(self, view: View) -> Rows:
+        """Under a bound nothing if nobody can be blamed: there is no worker, or no way for it to put things right."""
+        if self.bound and view.worked_for < self.bound:
+            return []
+        broken = self.rule.broken(Search(view, self.alias, self.bound))
+        return [] if self.bound and _first(broken, 1) and not _is_writable(self.alias) else broken
+
+
+def _first(rows: Rows, limit: int) -> dict[Hashable, list[Any]]:
+    """The first rows: their keys, and what changes about a job when somebody does something about it."""
+    found: dict[Hashable, list[Any]] = {}
+    for part in rows:
+        if isinstance(part, QuerySet):
+            part = part.values_list("pk", *(("state", "lease", "run_at") if part.model is Job else ()))
+        found |= {key: version for key, *version in part[: limit - len(found)]}
+    return found
+
+
+def _count(rows: Rows) -> int:
+    return sum(part[:MOST].count() if isinstance(part, QuerySet) else len(part) for part in rows)
+
+
+def _is_writable(using: str) -> bool:
+    """SQLite has one write lock, which a body holds as long as it runs: nobody else can do anything meanwhile."""
+    connection: Any = connections[using]
+    if connection.vendor != "sqlite" or connection.in_atomic_block:
+        return True
+    # In seconds; the short transactions of maintenance take less.
+    options = connection.get_connection_params() | {"timeout": 0.5}
+    with closing(connection.Database.connect(**options)) as own:
+        try:
+            own.execute("BEGIN IMMEDIATE")
+        except connection.Database.OperationalError:
+            return False
+    return True

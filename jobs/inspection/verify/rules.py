@@ -1,0 +1,245 @@
+"""The rules of the promise: a sentence each, and the query for what breaks it. There are three kinds.
+
+:data:`SHAPES`
+    are about the columns of one row. They hold in every committed state, at every moment.
+A rule without a bound
+    compares rows. It holds at every moment, too. What it counts as waiting waits for a person, and breaks nothing.
+A rule with a bound
+    is about what a worker has to put right. Rows that wait for that are *recovering*, and *violations* only when
+    they have waited for longer than the bound while a worker was there to do it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from django.apps import apps
+from django.db import connections
+from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet
+from django.db.models.functions import Now
+from django.utils.translation import gettext_lazy as _
+
+from jobs.conf import conf
+from jobs.database import databases
+from jobs.idempotency import effects
+from jobs.inspection.census import LIVE, MOST, Head, heads, in_line, late_after, running_by_node, silence, workers
+from jobs.lifecycle import queues
+from jobs.lifecycle.transitions import now_plus
+from jobs.maintenance.clock import LONGEST_TICK
+from jobs.models import UNSUCCESSFUL, Cancellation, Effect, Job, Marker, Node, State
+
+#: Seconds that a busy machine may take on top of any bound.
+SLACK = 10.0
+
+_LIVE, _FAILED = Q(state__in=LIVE), Q(state__in=UNSUCCESSFUL)
+_RUNNING, _SUCCEEDED = Q(state=State.RUNNING), Q(state=State.SUCCEEDED)
+_UNCLAIMED = Q(lease__lt=1) | Q(token=None) | Q(node_id=None) | Q(started_at=None)
+_NEGATIVE = Q(retries__lt=0) | Q(crashes__lt=0) | Q(node_losses__lt=0) | Q(snoozes__lt=0)
+
+#: A sentence, lazily translated, and the condition of the rows that break it. CHECK constraints keep most of this; but
+#: somebody may have dropped them.
+SHAPES: dict[str, tuple[Any, Q]] = {
+    "state-known": (_("a job is in one of the six states"), ~Q(state__in=State.values)),
+    "live-not-finished": (_("a job that has not ended has no time of its end"), _LIVE & Q(finished_at__isnull=False)),
+    "ended-finished": (_("a job that ended has the time of its end"), ~_LIVE & Q(finished_at=None)),
+    "failure-explained": (_("a job that failed or was cancelled says why"), _FAILED & Q(error__isnull=True)),
+    "success-without-error": (_("a job that succeeded has no error"), _SUCCEEDED & Q(error__isnull=False)),
+    "success-claimed": (
+        _("a job that succeeded was claimed: it has a lease, a token, a node and a start"),
+        _SUCCEEDED & _UNCLAIMED,
+    ),
+    "running-claimed": (_("a running job has a lease, a token, a node and a start"), _RUNNING & _UNCLAIMED),
+    "counts-add-up": (
+        _("no count is negative, and each crash, loss and snooze had a claim of its own"),
+        # Not the retries: a job that was made of somebody else's message brings its own number.
+        _NEGATIVE | Q(lease__lt=F("crashes") + F("node_losses") + F("snoozes")),
+    ),
+    "losses-explained": (
+        _("each job that crashed or lost its worker has an error that says so"),
+        (Q(crashes__gt=0) | Q(node_losses__gt=0)) & Q(errors__isnull=True),
+    ),
+}
+
+
+class View:
+    """What all rules look at together: which workers are there."""
+
+    def __init__(self) -> None:
+        #: Those that nobody has declared dead, and of them those that beat.
+        self.workers = workers(Node.objects.using(databases.home()).filter(dead_at=None).defer("tasks"))
+        self.working = [worker for worker in self.workers if worker.is_alive]
+        #: For how many seconds there has been a worker.
+        self.worked_for = max((worker.age.total_seconds() for worker in self.working), default=0.0)
+
+    @cached_property
+    def served(self) -> set[str]:
+        """The queues that a worker consumes which has a free process."""
+        running, takers = running_by_node(), [worker for worker in self.working if worker.takes_jobs]
+        free = [worker for worker in takers if running[worker.pk] < (worker.concurrency or 0)]
+        return {queue for worker in free for queue in worker.queues}
+
+    def silent(self, seconds: float) -> list[uuid.UUID]:
+        """The nodes that nobody has declared dead, and that have not beaten for so long; a moment is no silence."""
+        seconds = max(seconds, conf().DEAD_AFTER / 2)
+        return [worker.pk for worker in self.workers if min(worker.silence, worker.age.total_seconds()) > seconds]
+
+
+#: What a search found: querysets without a common row, in the order in which maintenance comes to them; where the rule
+#: is not about rows, lists of keys (each in a tuple).
+Rows = list[Any]
+
+
+@dataclass(slots=True)
+class Rule:
+    """What holds between rows. It decorates the search for those that break it, and so becomes one of :data:`RULES`."""
+
+    id: str
+    #: A sentence, lazily translated.
+    says: Any
+    #: How long somebody may take to put a row right, in seconds; 0: it is broken at once.
+    bound: Callable[[], float] = float
+    #: The search for all that wait, if they are others than those that have waited for no time at all.
+    waiting: Callable[[Search], Rows] | None = None
+    #: About nodes and beats, which live in the first of the databases.
+    at_home: bool = False
+    broken: Callable[[Search], Rows] = field(init=False)
+
+    def __call__(self, broken: Callable[[Search], Rows]) -> Callable[[Search], Rows]:
+        self.broken = broken
+        RULES.append(self)
+        return broken
+
+
+#: In the order of the report.
+RULES: list[Rule] = []
+
+
+def rescue_bound() -> float:
+    """From the death of a node, as it was declared, until its jobs are given back."""
+    return 2 * conf().HEARTBEAT + SLACK
+
+
+def death_bound() -> float:
+    """From the last beat of a node until it is declared dead and its jobs are given back."""
+    return conf().DEAD_AFTER + 3 * conf().HEARTBEAT + SLACK
+
+
+def poll_bound() -> float:
+    """From the moment at which a worker should do something until it did."""
+    return conf().POLL_INTERVAL + 3 * len(conf().DATABASES) * LONGEST_TICK + SLACK
+
+
+class Search:
+    """For the rows of one database that break a rule; under a bound for those that have waited for so many seconds."""
+
+    def __init__(self, view: View, using: str, seconds: float) -> None:
+        self.view, self.using, self.seconds, self.since = view, using, seconds, now_plus(-seconds)
+        self.jobs, self.nodes = Job.objects.using(using), Node.objects.using(using)
+        self.running = self.jobs.filter(state=State.RUNNING)
+
+    def ready(self, seconds: float) -> dict[Head, QuerySet[Job]]:
+        """Those of queues that are not paused; stretch by stretch of the index that claims use."""
+        paused = queues.paused()
+        ready = in_line(self.using).filter(Q(expires_at=None) | Q(expires_at__gt=Now()), run_at__lte=now_plus(-seconds))
+        found = [head for head in heads(self.using) if head.seconds > seconds and head.queue not in paused]
+        return {head: ready.filter(queue=head.queue, rank=head.rank) for head in found}
+
+    # Running jobs, and the nodes that run them. (Hard limits are not judged: only prefork has them.)
+
+    @Rule("running-on-a-node", _("the node of a running job has a row"))
+    def of_no_node(self) -> Rows:
+        return [self.running.filter(~Exists(self.nodes.filter(pk=OuterRef("node_id"))), node_id__isnull=False)]
+
+    @Rule("dead-node-rescued", _("the jobs that a dead node was running are given back"), rescue_bound)
+    def of_dead_nodes(self) -> Rows:
+        return [self.running.filter(node__dead_at__lte=self.since)]
+
+    @Rule("silent-node-rescued", _("the jobs of a node that does not beat any more are given back"), death_bound)
+    def of_silent_nodes(self) -> Rows:
+        return [self.running.filter(node_id__in=self.view.silent(self.seconds))]
+
+    @Rule("silent-node-dead", _("a node that does not beat any more is declared dead"), death_bound, at_home=True)
+    def silent_nodes(self) -> Rows:
+        return [self.nodes.filter(pk__in=self.view.silent(self.seconds))]
+
+    @Rule("dead-node-silent", _("a dead node finds its beat gone, and takes a new id"), rescue_bound, at_home=True)
+    def dead_nodes_that_beat(self) -> Rows:
+        return [self.nodes.filter(pk__in=silence(), dead_at__lte=self.since)]
+
+    @Rule("dead-everywhere", _("a node that is dead in the first database is dead in all"), rescue_bound)
+    def dead_at_home_only(self) -> Rows:
+        alive = self.nodes.filter(dead_at=None)
+        if self.using == databases.home() or not (keys := list(alive.values_list("pk", flat=True))):
+            return []
+        dead = Node.objects.using(databases.home()).filter(pk__in=keys, dead_at__lte=self.since)
+        return [alive.filter(pk__in=list(dead.values_list("pk", flat=True)))]
+
+    # Jobs that wait: they become ready when they are due, and a worker that is free takes them
+
+    @Rule("due-ready", _("a scheduled job that is due becomes ready"), poll_bound)
+    def overdue(self) -> Rows:
+        return [self.jobs.filter(state=State.SCHEDULED, run_at__lte=self.since).order_by("run_at")]
+
+    @Rule(
+        "ready-taken",
+        _("a worker that has a free process takes the ready jobs of its queues"),
+        poll_bound,
+        # Under a long backlog they wait, and nothing is wrong.
+        waiting=lambda search: [*search.ready(late_after()).values()],
+    )
+    def not_taken(self) -> Rows:
+        return [rows for head, rows in self.ready(self.seconds).items() if head.queue in self.view.served]
+
+    @Rule("expired-cancelled", _("a job that was not started before it expired is cancelled"), poll_bound)
+    def expired(self) -> Rows:
+        waiting = self.jobs.filter(state__in=(State.SCHEDULED, State.READY))
+        return [waiting.filter(expires_at__lte=self.since).order_by("expires_at")]
+
+    @Rule("cancellation-heeded", _("a job that was asked to end while it ran does not wait to run again"), poll_bound)
+    def asked_to_end(self) -> Rows:
+        """Notes that ask a job to end that does not run."""
+        notes = Cancellation.objects.using(self.using).filter(~Exists(self.running.filter(pk=OuterRef("pk"))))
+        return [notes.filter(at__lte=self.since).order_by("at")]
+
+    # External calls. Whether a call happened, no query can say: it is shown, and breaks nothing
+
+    @Rule(
+        "effects-settled",
+        _("an external call was begun by a run, and what became of it is known (else its job or a person finds out)"),
+        waiting=lambda search: [effects.unsettled(search.using)],
+    )
+    def begun_by_no_run(self) -> Rows:
+        """Begun under a lease that its job never had."""
+        later = self.jobs.filter(pk=OuterRef("job"), lease__lt=OuterRef("lease"))
+        open_ones = Effect.objects.using(self.using).exclude(state=Effect.State.SENT)
+        return [open_ones.filter(Q(lease__lt=1) | Exists(later))]
+
+    # Idempotency keys: a marker is committed with the effects that it stands for, and with their job
+
+    @Rule("one-marker-per-key", _("an idempotency key has one marker, so that its effects are committed once"))
+    def twice(self) -> Rows:
+        """Only a lost constraint lets a key have two markers."""
+        markers = Marker.objects.using(self.using).values("key", "kind").annotate(count=Count("*")).filter(count__gt=1)
+        return [list(markers.order_by().values_list("key")[:MOST])]
+
+    @Rule("marker-succeeded", _("the job that left the marker of an idempotency key succeeded"))
+    def without_a_success(self) -> Rows:
+        other = self.jobs.filter(pk=OuterRef("job")).exclude(state=State.SUCCEEDED)
+        return [Marker.objects.using(self.using).filter(Exists(other), kind=Marker.Kind.TASK)]
+
+    @Rule("schema-complete", _("the database has all constraints and indexes of the models"))
+    def missing(self) -> Rows:
+        """Constraints and indexes that the models have, and the database has not."""
+        connection, found = connections[self.using], []
+        with connection.cursor() as cursor:
+            for model in apps.get_app_config(Job._meta.app_label).get_models():
+                present = connection.introspection.get_constraints(cursor, model._meta.db_table)
+                names = [index.name for index in model._meta.indexes]
+                if connection.features.can_introspect_check_constraints:
+                    names += [constraint.name for constraint in model._meta.constraints]
+                found += [(name,) for name in names if name not in present]
+        return [found]

@@ -1,0 +1,152 @@
+"""What is known about a job and the world around it, and the reasons that follow from it."""
+
+import datetime
+import math
+import uuid
+from functools import cached_property
+from typing import Any
+
+from django.db.models import Q
+
+from jobs.conf import celery_app
+from jobs.database import databases
+from jobs.database.logs import logger
+from jobs.idempotency import locks
+from jobs.idempotency.effects import with_makers
+from jobs.inspection.census import workers
+from jobs.inspection.times import duration
+from jobs.models import Effect, Job, Marker, Node, Pause, State
+
+#: How often it did not come to its end, and in which ways.
+COUNTS = ("retries", "crashes", "node_losses", "snoozes")
+
+#: Rows that are shown of what a job may have any number of.
+SHOWN = 20
+
+
+class Reason:
+    """What keeps a job, or what became of it: a code for scripts, and one sentence in the reader's language.
+
+    ``cure`` is what to do about it, if anything can be done; ``evidence`` is what it was concluded from, kept as JSON.
+    The sentence may name all of the evidence, and ``words``, which say it for people.
+    """
+
+    def __init__(self, code: str, says: str, cure: str = "", words: Any = None, **evidence: Any) -> None:
+        self.code, self.says, self.cure = code, says % {**evidence, **(words or {})}, cure
+        self.evidence = {name: _plain(value) for name, value in evidence.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 3) if math.isfinite(value) else None
+    if isinstance(value, datetime.datetime):
+        return value.isoformat()
+    return str(value) if isinstance(value, uuid.UUID) else value
+
+
+class View:
+    """A job; the rest is looked up when somebody asks for it, and once."""
+
+    def __init__(self, job: Any) -> None:
+        self.job: Job = job
+        self.using = str(job._state.db)
+        #: The database's clock.
+        self.now: datetime.datetime = job.read_at
+
+    @cached_property
+    def error(self) -> dict[str, Any] | None:
+        """The last error in its full shape, whatever the row holds."""
+        if (error := self.job.error) is None:
+            return None
+        found = {"type": "?", "message": "", "at": "", "attempt": None}
+        found |= error if isinstance(error, dict) else {"message": error}
+        return {**found, "type": str(found["type"]), "message": str(found["message"])}
+
+    def since(self, moment: datetime.datetime | None) -> float:
+        """Seconds; negative for what is to come."""
+        return 0.0 if moment is None else (self.now - moment).total_seconds()
+
+    def ago(self, moment: datetime.datetime | None) -> str:
+        return duration(max(0.0, self.since(moment)))
+
+    @property
+    def is_due(self) -> bool:
+        return self.job.state == State.READY or self.job.run_at <= self.now
+
+    # The world
+
+    @cached_property
+    def workers(self) -> list[Any]:
+        """Those that nobody declared dead, the silent ones among them."""
+        return workers(Node.objects.using(databases.home()).filter(dead_at=None))
+
+    @property
+    def consumers(self) -> list[Any]:
+        return [worker for worker in self.workers if worker.takes_jobs and self.job.queue in worker.queues]
+
+    @cached_property
+    def own_worker(self) -> Any:
+        """The one that runs the job, or ran it last."""
+        return next(iter(workers(Node.objects.using(self.using).filter(jobs=self.job))), None)
+
+    @cached_property
+    def pause(self) -> Pause | None:
+        return Pause.objects.using(self.using).filter(pk=self.job.queue).first()
+
+    @cached_property
+    def task(self) -> Any:
+        """The task as this process knows it, or None."""
+        app = celery_app()
+        if app is None:
+            return None
+        try:
+            app.loader.import_default_modules()
+        except Exception:
+            # A process that cannot import all of them (a web server without a worker's libraries) says what it can.
+            logger.debug("not all tasks can be imported here", exc_info=True, extra={"action": "tasks_unknown"})
+        return app.tasks.get(self.job.task)
+
+    @cached_property
+    def lock(self) -> tuple[str, locks.Held | None] | None:
+        """The lock that the task takes (``lock=``), and who holds it now."""
+        template = getattr(self.task, "key_templates", {}).get("lock")
+        if template is None:
+            return None
+        try:
+            key = template.of(self.job.args, self.job.kwargs)
+            return key, locks.look(key)
+        except Exception:
+            # The key is made by the project's code, perhaps of arguments that are older than it.
+            logger.debug("the lock of a job is not known here", exc_info=True, extra={"action": "lock_unknown"})
+            return None
+
+    # What belongs to it, for its page
+
+    @cached_property
+    def markers(self) -> list[Marker]:
+        """Those that the job left, and the one that it would leave."""
+        own = Q(job=self.job.pk)
+        if self.job.marker_key is not None:
+            own |= Q(key=self.job.marker_key, kind=Marker.Kind.TASK)
+        return list(Marker.objects.using(self.using).filter(own).order_by("pk")[:SHOWN])
+
+    @cached_property
+    def effects(self) -> list[Effect]:
+        """The external calls that no other job made after this one."""
+        rows = with_makers(Effect.objects.using(self.using).filter(job=self.job.pk))
+        return list(rows.order_by("pk")[:SHOWN])
+
+    @cached_property
+    def family(self) -> tuple[Job, dict[Any, list[Job]]]:
+        """The first job of the line of calls (this one, if that is gone), and the first ones that each has called."""
+        rows = Job.objects.using(self.using).only("id", "task", "state", "parent_id", "options")
+        first = rows.filter(pk=self.job.root_id).first() or self.job
+        called: dict[Any, list[Job]] = {}
+        seen, level = {first.pk}, [first.pk]
+        while level and len(seen) < SHOWN:
+            found = list(rows.filter(parent_id__in=level).exclude(pk__in=seen).order_by("pk")[:SHOWN])
+            for job in found:
+                called.setdefault(job.parent_id, []).append(job)
+            level = [job.pk for job in found]
+            seen |= set(level)
+        return first, called

@@ -1,0 +1,1 @@
+"""The state machine: every transition of a job, and what tells of it."""

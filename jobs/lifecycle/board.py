@@ -1,0 +1,282 @@
+"""What each process of this worker does at the moment, in memory that they share.
+
+A process writes which job it runs, with its time limits; the companion reads. So the node knows whose death took which
+job along, which body runs too long, and which process is busy, without a statement per job. The memory is made when
+this module is imported, before the worker forks.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+#: Where the queues that the worker consumes begin, as JSON, and how long that may be; then the processes of the slots.
+#: These stand side by side: to look who is there is one step.
+_QUEUES, _QUEUES_MOST = 72, 1 << 16
+_PIDS = _QUEUES + _QUEUES_MOST
+
+#: Phase, lease, token of the row, token of its claim, began, soft limit, hard limit, job; then what people read.
+_SLOT = struct.Struct("<qqqqddd16s")
+_TEXT = struct.Struct("1000s")
+_SIZE = _SLOT.size + _TEXT.size
+
+#: A process waits; it claims, or is between two jobs; it has a job; it is in the body.
+IDLE, BUSY, NAMED, BODY = range(4)
+
+#: More processes and threads than one worker has. A slot is found by looking from a place of the process on.
+SLOTS = 1024
+
+_HEADER = _PIDS + 8 * SLOTS
+
+#: Seconds of a batch's first job after which the others are given back, and of a claim after which it is renewed.
+LONG, OLD = 2.0, 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Occupied:
+    """A slot as it was read: the process ``pid`` has ``job`` under ``lease``. Times are of the monotonic clock."""
+
+    index: int
+    pid: int
+    phase: int
+    lease: int
+    token: int
+    #: Of the claim, whose other rows wait behind this one; 0: none does.
+    batch: int
+    began: float
+    soft_at: float
+    hard_at: float
+    job: uuid.UUID
+
+    @property
+    def is_dead(self) -> bool:
+        """Nobody runs the job any more."""
+        return not is_alive(self.pid)
+
+    @property
+    def has_job(self) -> bool:
+        return self.phase >= NAMED
+
+    @property
+    def holds_up(self) -> bool:
+        """Whether something waits behind a body that takes long."""
+        return bool(self.has_job and self.batch and time.monotonic() - self.began > LONG)
+
+
+def _shared(kind: str, offset: int) -> Any:
+    """What stands at this place of the board's memory, written and read in one step."""
+    place = struct.Struct(kind)
+
+    def read(board: Board) -> Any:
+        return place.unpack_from(board._memory, offset)[0]
+
+    def write(board: Board, value: Any) -> None:
+        place.pack_into(board._memory, offset, value)
+
+    return property(read, write)
+
+
+def _since(at: float) -> float | None:
+    return time.monotonic() - at if at else None
+
+
+class Board:
+    _node = _shared("16s", 0)
+    #: On the machine's monotonic clock; 0: not yet.
+    _beat_at, _stop_at, _end_at = (_shared("d", offset) for offset in (16, 24, 32))
+    #: Whether a stock task waits for a process: one that is between two jobs offers itself.
+    stock_waits = _shared("?", 40)
+    #: Whether the worker sends Celery's events (``-E``).
+    wants_events = _shared("?", 41)
+    #: How many claims of this node found something, roughly.
+    finds = _shared("q", 48)
+    #: Changes with the queues, and is odd while they are written.
+    _queues_version, _queues_length = _shared("q", 56), _shared("q", 64)
+
+    #: Seconds since the node's last beat was written; 0 where nobody beats (outside of a worker).
+    silence = property(lambda board: _since(board._beat_at) or 0.0)
+    #: Seconds since the worker was told to stop; None if it was not. It outlives a companion that dies.
+    stopping_for = property(lambda board: _since(board._stop_at))
+    #: Seconds since the worker was told to stop at once, whatever it runs; None if it was not.
+    ending_for = property(lambda board: _since(board._end_at))
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, _HEADER + SLOTS * _SIZE)
+        self._pids = memoryview(self._memory)[_PIDS:_HEADER].cast("q")
+        self._lock = threading.Lock()
+        #: As this process has read them.
+        self._known_queues: list[str] = []
+        self._known_version = 0
+
+    @property
+    def node(self) -> uuid.UUID:
+        """The id under which this worker claims; it changes when the node was declared dead."""
+        return uuid.UUID(bytes=self._node)
+
+    @node.setter
+    def node(self, value: uuid.UUID) -> None:
+        self._node = value.bytes
+
+    def about(self, action: str, **more: Any) -> dict[str, Any]:
+        """The fields of a line about this worker (see ``jobs.database.logs``)."""
+        return {"action": action, "node": str(self.node), **more}
+
+    def note_beat(self) -> None:
+        self._beat_at = time.monotonic()
+
+    def note_stop(self) -> None:
+        self._stop_at = self._stop_at or time.monotonic()
+
+    def note_end(self) -> None:
+        self.note_stop()
+        self._end_at = self._end_at or time.monotonic()
+
+    @property
+    def queues(self) -> list[str]:
+        """The queues that the worker consumes."""
+        while (version := self._queues_version) != self._known_version:
+            text = self._memory[_QUEUES : _QUEUES + self._queues_length]
+            # Race: the main process may be writing.
+            if version == self._queues_version and version % 2 == 0:
+                self._known_queues, self._known_version = json.loads(text), version
+            else:
+                time.sleep(0.001)
+        return self._known_queues
+
+    @queues.setter
+    def queues(self, names: list[str]) -> None:
+        text = json.dumps(sorted(names)).encode()[:_QUEUES_MOST]
+        self._queues_version += 1
+        self._queues_length = len(text)
+        self._memory[_QUEUES : _QUEUES + len(text)] = text
+        self._queues_version += 1
+
+    def take(self) -> Slot:
+        """A slot for this process, or for a thread of it. A dead process keeps its own until it was settled."""
+        with self._lock:
+            # Neighbours begin far from each other: between processes nothing guards this search.
+            for step in range(SLOTS):
+                index = (61 * os.getpid() + step) % SLOTS
+                if self._pids[index] == 0:
+                    slot = Slot(self, index)
+                    slot.rest(IDLE)
+                    self._pids[index] = os.getpid()
+                    return slot
+        raise RuntimeError(f"more than {SLOTS} processes and threads run jobs in this worker: start a second worker")
+
+    def read(self, index: int) -> Occupied:
+        values: list[Any] = list(_SLOT.unpack_from(self._memory, _HEADER + index * _SIZE))
+        values[-1] = uuid.UUID(bytes=values[-1])
+        return Occupied(index, self._pids[index], *values)
+
+    def occupied(self) -> list[Occupied]:
+        """The slots of all processes, also of those that wait."""
+        return [self.read(index) for index, pid in enumerate(self._pids.tolist()) if pid]
+
+    def at_work(self) -> list[Occupied]:
+        """The slots of those that have jobs, or claim."""
+        return [slot for slot in self.occupied() if slot.phase != IDLE]
+
+    def is_busy(self, pid: int) -> bool:
+        """Whether the process has jobs."""
+        for step in range(16):
+            index = (61 * pid + step) % SLOTS
+            if self._pids[index] == pid:
+                return bool(struct.unpack_from("<q", self._memory, _HEADER + index * _SIZE)[0] != IDLE)
+        return False
+
+    def text(self, slot: Occupied) -> dict[str, Any]:
+        """What the process says of its job, for people; empty if it has another one by now."""
+        [text] = _TEXT.unpack_from(self._memory, _HEADER + slot.index * _SIZE + _SLOT.size)
+        try:
+            about: dict[str, Any] = json.loads(text.rstrip(b"\0"))
+        except ValueError:
+            return {}
+        return about if about.get("id") == str(slot.job) else {}
+
+    def clear(self, slot: Occupied) -> None:
+        self._pids[slot.index] = 0
+
+    def wipe(self) -> None:
+        """Forget all but the node and the queues."""
+        self._memory[16:56] = bytes(40)
+        self._memory[_PIDS:_HEADER] = bytes(_HEADER - _PIDS)
+
+
+class Slot:
+    """What one process, or one thread, shows of itself."""
+
+    def __init__(self, board: Board, index: int) -> None:
+        self._pids = board._pids
+        self._index = index
+        self._memory = board._memory
+        self._offset = _HEADER + index * _SIZE
+        self.phase = IDLE
+        #: On the monotonic clock; 0: no limit.
+        self.soft_at = 0.0
+
+    def rest(self, phase: int, batch: int = 0) -> None:
+        """The process has no job: it waits, or claims, or is between two."""
+        self.phase = phase
+        _SLOT.pack_into(self._memory, self._offset, phase, 0, 0, batch, 0.0, 0.0, 0.0, bytes(16))
+
+    def name(
+        self, job: uuid.UUID, lease: int, token: int, batch: int, soft: float | None, hard: float | None, text: bytes
+    ) -> None:
+        """The process is about to run the job. Limits are in seconds from now."""
+        now = time.monotonic()
+        self.phase = NAMED
+        self.soft_at = now + soft if soft else 0.0
+        hard_at = now + hard if hard else 0.0
+        _TEXT.pack_into(self._memory, self._offset + _SLOT.size, text)
+        values = (NAMED, lease, token, batch, now, self.soft_at, hard_at, job.bytes)
+        _SLOT.pack_into(self._memory, self._offset, *values)
+
+    def retoken(self, token: int) -> None:
+        """The job has a token of its own. What waits behind it keeps that of the claim."""
+        struct.pack_into("<q", self._memory, self._offset + 16, token)
+
+    @contextmanager
+    def body(self) -> Iterator[None]:
+        """The process is in the body: only now a soft time limit strikes."""
+        self._enter(BODY)
+        try:
+            yield
+        finally:
+            self._enter(NAMED)
+
+    def _enter(self, phase: int) -> None:
+        self.phase = phase
+        struct.pack_into("<q", self._memory, self._offset, phase)
+
+    def free(self) -> None:
+        self.phase = IDLE
+        self._pids[self._index] = 0
+
+
+board = Board()
+os.register_at_fork(after_in_child=lambda: setattr(board, "_lock", threading.Lock()))
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process runs (or is stopped); a zombie that its parent has not reaped is dead."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            return stat.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except (FileNotFoundError, ProcessLookupError):
+        if os.path.exists("/proc/self/stat"):
+            return False
+    try:
+        os.kill(pid, 0)
+    except OSError as exc:
+        return isinstance(exc, PermissionError)
+    return True

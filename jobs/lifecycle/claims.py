@@ -1,0 +1,383 @@
+"""The claim and the completion: the statements that every job costs.
+
+The race of the claim is decided by SKIP LOCKED: of several processes that look at the same row, one gets it, and none
+waits. The race of the completion is decided by lease and token: a run whose job was given to another finds no row.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import random
+import sys
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any
+
+from django.db import DataError, connections, transaction
+from django.db.models import Exists, F, Q, QuerySet
+from django.db.models.functions import Now
+
+from jobs.database import databases
+from jobs.database.syncpoints import is_armed
+from jobs.models import Cancellation, Job, Node, Pause, State
+
+#: How many a statement asks for: a few sizes, so that each is planned once.
+SIZES = (1, 2, 5, 10, 20, 50, 100, 200)
+#: Seconds between two looks from the beginning of a queue, where a better row may have come.
+LOOK = 1.0
+#: A look that takes longer than this, in seconds, is repeated after so many times its own length.
+SLOW_LOOK, RARELY = 0.02, 50
+
+#: PostgreSQL's code.
+DIVISION_BY_ZERO = "22012"
+
+#: Where a job stands in its queue.
+PLACE = attrgetter("rank", "run_at", "pk")
+#: What a run needs of its row; what else somebody asks for is read then.
+COLUMNS = (
+    "id task args kwargs options queue priority rank state run_at expires_at made_at lease token node_id "
+    "backend retries crashes node_losses snoozes started_at parent_id root marker_key unique_key "
+    "unique_until unique_expires_at"
+).split()
+
+_CLAIM = """
+UPDATE jobs_job
+SET state = 'running', lease = lease + 1, token = %(token)s, node_id = %(node)s, backend = %(backend)s,
+    started_at = statement_timestamp()
+FROM (SELECT set_config('synchronous_commit', 'off', true)) AS unsynced
+WHERE id = ANY (ARRAY(
+    SELECT id FROM jobs_job
+    WHERE state = 'ready' AND queue = {queue} {after}
+      AND (expires_at IS NULL OR expires_at > statement_timestamp())
+      AND EXISTS (SELECT 1 FROM jobs_node WHERE id = %(node)s AND dead_at IS NULL)
+      AND NOT EXISTS (SELECT 1 FROM jobs_pause WHERE queue = {queue})
+    ORDER BY rank, run_at, id
+    LIMIT {limit}
+    FOR UPDATE SKIP LOCKED
+))
+RETURNING {columns}
+"""
+
+#: Behind the row that this process claimed last. The rows before it are gone, but their index entries stay as long as
+#: somebody keeps an old transaction open, and a claim would step over all of them.
+_AFTER = "AND (rank, run_at, id) > (%(rank)s::smallint, %(run_at)s::timestamptz, %(id)s::uuid)"
+
+#: The row of a run, by its key. The state is written so that the planner does not take the index of all that runs.
+_OWNED = "state || '' = 'running'"
+
+_RENEW = f"""
+UPDATE jobs_job SET token = %(token)s, started_at = statement_timestamp()
+WHERE id = %(id)s AND {_OWNED} AND lease = %(lease)s AND token = %(before)s
+"""
+
+#: Zero rows are an error (a division by zero), so that a COMMIT in the same message does not commit.
+_SUCCEED = f"""
+WITH done AS (
+    UPDATE jobs_job
+    SET state = 'succeeded', finished_at = statement_timestamp(), result = {{0}}, error = NULL,
+        started_at = statement_timestamp() - {{1}} * interval '1 second'
+    WHERE id = {{2}} AND {_OWNED} AND lease = {{3}} AND token = {{4}}
+      AND NOT EXISTS (SELECT 1 FROM jobs_cancellation WHERE job = {{2}})
+    RETURNING 1
+)
+SELECT 1 / count(*) FROM done
+"""
+
+_PREPARE_SUCCEED = "PREPARE jobs_succeed (json, float8, uuid, int, bigint) AS" + _SUCCEED.format(
+    "$1", "$2", "$3", "$4", "$5"
+)
+
+#: As psycopg calls what it has prepared: the query, and the types of its values.
+_SUCCEED_KEY = (_PREPARE_SUCCEED.encode(), ())
+
+
+class Claimer:
+    """Claims for one process, queue by queue, each from where the last claim ended."""
+
+    def __init__(self) -> None:
+        #: For each database and queue: the place of the row that was claimed last, and when to look from the start.
+        self._after: dict[tuple[str, str], tuple[Any, ...]] = {}
+        self._look_at: dict[tuple[str, str], float] = {}
+
+    def claim(self, using: str, queue: str, node: uuid.UUID, limit: int, token: int | None = None) -> list[Job]:
+        """Move up to ``limit`` jobs of the queue to ``running``, with one fresh token and the next lease each.
+
+        A node that was declared dead claims nothing. An expired row is not claimed, and no row of a paused queue.
+        The answer is in the order of the queue; it is empty if others are about to have what there is.
+        """
+        size = next((size for size in reversed(SIZES) if size <= limit), 1)
+        token = token or new_token()
+        vendor = connections[using].vendor
+        if vendor != "postgresql":
+            return (_claim_sqlite if vendor == "sqlite" else _claim_anywhere)(using, queue, node, size, token)
+        place = (using, queue)
+        after = self._after.pop(place, None)
+        rows: list[Job] = []
+        if after is not None and time.monotonic() < self._look_at.get(place, 0.0):
+            rows = _claim(using, queue, node, size, token, after)
+        if not rows:
+            began = time.monotonic()
+            rows = _claim(using, queue, node, size, token)
+            took = time.monotonic() - began
+            self._look_at[place] = time.monotonic() + (RARELY * took if took > SLOW_LOOK else LOOK)
+        if rows:
+            self._after[place] = PLACE(rows[-1])
+        return rows
+
+
+def _claim(using: str, queue: str, node: uuid.UUID, limit: int, token: int, after: tuple[Any, ...] = ()) -> list[Job]:
+    session = session_of(using)
+    values = {"node": node, "token": token, "backend": session.backend}
+    if after:
+        values |= dict(zip(("rank", "run_at", "id"), after, strict=True))
+    rows = session.fetch(_claim_statement(queue, limit, bool(after)), values)
+    return sorted((Job.of(_decoded(row), using) for row in rows), key=PLACE)
+
+
+def _decoded(row: Sequence[Any]) -> dict[str, Any]:
+    values = dict(zip(COLUMNS, row, strict=True))
+    values["options"] = json.loads(values["options"]) if values["options"] else {}
+    return values
+
+
+@lru_cache(maxsize=1000)
+def _claim_statement(queue: str, limit: int, is_after: bool) -> str:
+    """The queue and the limit stand in it as they are: so the planner takes the index, whatever it knows."""
+    literal = "'" + queue.replace("'", "''").replace("%", "%%") + "'"
+    after = _AFTER if is_after else ""
+    return _CLAIM.format(queue=literal, limit=limit, after=after, columns=", ".join(COLUMNS))
+
+
+#: SQLite's clock, in milliseconds, as Django writes it.
+_NOW = "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')"
+
+_READY_SQLITE = f"""
+FROM jobs_job
+WHERE state = 'ready' AND queue = %s AND (expires_at IS NULL OR expires_at > {_NOW})
+  AND EXISTS (SELECT 1 FROM jobs_node WHERE id = %s AND dead_at IS NULL)
+  AND NOT EXISTS (SELECT 1 FROM jobs_pause WHERE queue = %s)
+"""
+
+_CLAIM_SQLITE = f"""
+UPDATE jobs_job
+SET state = 'running', lease = lease + 1, token = %s, node_id = %s, backend = NULL, started_at = {_NOW}
+WHERE id IN (SELECT id {_READY_SQLITE} ORDER BY rank, run_at, id LIMIT %s)
+RETURNING {", ".join(COLUMNS)}
+"""
+
+_SUCCEED_SQLITE = f"""
+UPDATE jobs_job SET state = 'succeeded', finished_at = {_NOW}, result = %s, error = NULL
+WHERE id = %s AND state = 'running' AND lease = %s AND token = %s
+  AND NOT EXISTS (SELECT 1 FROM jobs_cancellation WHERE job = %s)
+"""
+
+
+def _claim_sqlite(using: str, queue: str, node: uuid.UUID, limit: int, token: int) -> list[Job]:
+    with connections[using].cursor() as cursor:
+        ready = (queue, node.hex, queue)
+        # Without the write lock: most looks find nothing.
+        if cursor.execute(f"SELECT 1 {_READY_SQLITE} LIMIT 1", ready).fetchone() is None:
+            return []
+        rows = cursor.execute(_CLAIM_SQLITE, (token, node.hex, *ready, limit)).fetchall()
+    return sorted((Job.of(_decoded_sqlite(row), using) for row in rows), key=PLACE)
+
+
+def _decoded_sqlite(row: Sequence[Any]) -> dict[str, Any]:
+    values = dict(zip(COLUMNS, row, strict=True))
+    for name in ("id", "node_id", "parent_id", "root"):
+        values[name] = values[name] and uuid.UUID(values[name])
+    for name in ("args", "kwargs", "options"):
+        values[name] = json.loads(values[name] or "{}")
+    for name in ("run_at", "expires_at", "made_at", "started_at", "unique_expires_at"):
+        if (moment := values[name]) is not None:
+            moment = datetime.datetime.fromisoformat(moment) if isinstance(moment, str) else moment
+            values[name] = moment.replace(tzinfo=datetime.UTC)
+    return values
+
+
+def _claim_anywhere(using: str, queue: str, node: uuid.UUID, limit: int, token: int) -> list[Job]:
+    """As SQL that every database knows."""
+    rows = Job.objects.using(using)
+    ready = rows.filter(
+        Q(expires_at=None) | Q(expires_at__gt=Now()),
+        Exists(Node.objects.using(using).filter(pk=node, dead_at=None)),
+        ~Exists(Pause.objects.using(using).filter(pk=queue)),
+        state=State.READY,
+        queue=queue,
+    ).order_by("rank", "run_at", "id")
+    # Without the write lock: most looks find nothing.
+    if not ready.values_list("pk")[:1]:
+        return []
+    with transaction.atomic(using=using):
+        ids = list(databases.free(ready).values_list("pk", flat=True)[:limit])
+        rows.filter(pk__in=ids).update(
+            state=State.RUNNING, lease=F("lease") + 1, token=token, node=node, backend=None, started_at=Now()
+        )
+        return list(rows.filter(pk__in=ids).order_by("rank", "run_at", "id"))
+
+
+def new_token() -> int:
+    """63 bits: the fence of a claim, beside its lease."""
+    return random.SystemRandom().getrandbits(63)
+
+
+def owned(job: Job) -> QuerySet[Job]:
+    """The fence: the job's row, as long as it is this run's. A zombie, whose job was given to another, finds none."""
+    return Job.objects.using(job._state.db).filter(pk=job.pk, state=State.RUNNING, lease=job.lease, token=job.token)
+
+
+def renew(job: Job) -> bool:
+    """Give a claimed row a token of its own, and its claim a synchronous commit; False: it was given back meanwhile.
+
+    Race: the companion gives back what waits behind a long body, by the token of the claim. One finds the row changed.
+    """
+    using, token = str(job._state.db), new_token()
+    if connections[using].vendor == "postgresql":
+        values = {"token": token, "id": job.pk, "lease": job.lease, "before": job.token}
+        done = session_of(using).execute(_RENEW, values) == 1
+    else:
+        done = owned(job).update(token=token, started_at=Now()) == 1
+    if done:
+        job.token = token
+    return done
+
+
+def succeed(job: Job, result: Any, runtime: float, source: Job | None = None) -> bool:
+    """The last statement of the body's own transaction, so that effects and completion are one commit.
+
+    On PostgreSQL the COMMIT goes with it, in one message to the server, if the transaction is the body's own.
+    False: the job was given to another run, or was asked to end (``lifecycle.heed``).
+
+    Parameters:
+        runtime: seconds since the body began; the row was claimed before that, together with others.
+        source: the job that had done the work before, if any; the result is its own.
+    """
+    using = str(job._state.db)
+    connection = connections[using]
+    # The body may have caught an error that its transaction did not survive.
+    connection.validate_no_broken_transaction()
+    if source is None and connection.vendor == "postgresql":
+        done = _succeed(connection, using, job, result, runtime)
+    elif source is None and connection.vendor == "sqlite":
+        with connection.cursor() as cursor:
+            text = None if result is None else json.dumps(result)
+            cursor.execute(_SUCCEED_SQLITE, [text, job.pk.hex, job.lease, job.token, job.pk.hex])
+            done = cursor.rowcount == 1
+    else:
+        ours = owned(job).filter(~Exists(Cancellation.objects.using(using).filter(pk=job.pk)))
+        values = {"state": State.SUCCEEDED, "finished_at": Now(), "result": result, "error": None}
+        done = ours.update(**values, replay_of=source and source.pk) == 1
+    if done:
+        job.__dict__.update(state=State.SUCCEEDED, result=result, error=None)
+        # Read from the row when somebody asks for them.
+        for computed in ("finished_at", "started_at", "replay_of"):
+            job.__dict__.pop(computed, None)
+    return done
+
+
+def _succeed(connection: Any, using: str, job: Job, result: Any, runtime: float) -> bool:
+    session = session_of(using)
+    text = "NULL" if result is None else "'" + json.dumps(result).replace("'", "''") + "'"
+    values = (text, f"{runtime:.6f}", f"'{job.pk}'", str(job.lease), str(job.token))
+    begin = commit = ""
+    # A savepoint around it: the transaction is somebody else's. A test may want to stop in between.
+    is_own = connection.in_atomic_block and not connection.savepoint_ids and not is_armed("after_completion")
+    if has_begun(connection):
+        commit = "; COMMIT" if is_own else ""
+    elif connection.in_atomic_block and not is_own:
+        # Else the body executed nothing, and one statement commits by itself; a COMMIT would be warned of.
+        begin = "BEGIN; "
+    try:
+        with session.wrap:
+            is_prepared = session.has_prepared()
+            sql = f"EXECUTE jobs_succeed({', '.join(values)})" if is_prepared else _SUCCEED.format(*values)
+            session.send(begin + sql + commit)
+    except DataError as exc:
+        if databases.sqlstate(exc) != DIVISION_BY_ZERO:
+            raise
+        return False
+    return True
+
+
+def has_begun(connection: Any) -> bool:
+    """Whether the transaction has begun: psycopg sends BEGIN before the first statement, and not earlier."""
+    raw = connection.connection
+    return raw is None or bool(raw.info.transaction_status != databases.IDLE)
+
+
+class Session:
+    """A connection to PostgreSQL, with a cursor of its own: Django's binds in the client, and prepares nothing."""
+
+    #: Raises Django's exceptions; of the wrapper that has the connection at the moment.
+    wrap: Any
+
+    def __init__(self, raw: Any) -> None:
+        import psycopg
+
+        self.cursor = psycopg.Cursor(raw)
+        # A pooler tells its clients another number than the server does. The process would be anybody's by the time
+        # somebody ends it, and a statement that is prepared on it is another client's.
+        pid = self.cursor.execute("SELECT pg_backend_pid()", prepare=False).fetchone()
+        self.is_direct = pid is not None and pid[0] == raw.info.backend_pid
+        self.backend: int | None = raw.info.backend_pid if self.is_direct else None
+        if self.is_direct and raw.prepare_threshold is None:
+            # Django lets psycopg prepare nothing at all; now it does where it is asked to.
+            raw.prepare_threshold = sys.maxsize
+
+    def fetch(self, sql: str, values: Any) -> list[Any]:
+        with self.wrap:
+            return self.cursor.execute(sql, values, prepare=self.is_direct).fetchall()
+
+    def execute(self, sql: str, values: Any) -> int:
+        with self.wrap:
+            return self.cursor.execute(sql, values, prepare=self.is_direct).rowcount
+
+    def notify(self, channel: str, payloads: Iterable[str]) -> None:
+        from psycopg import pq
+
+        quote = pq.Escaping(self.cursor.connection.pgconn).escape_literal
+        statements = (f"NOTIFY {channel}, {bytes(quote(each.encode())).decode()}" for each in payloads)
+        with self.wrap:
+            self.send("; ".join(statements))
+
+    def has_prepared(self) -> bool:
+        """Whether the completion is prepared, as it is from the first time on.
+
+        After each rollback, also to a savepoint, psycopg forgets what it has prepared, and deallocates all there is. So
+        ours is among what it knows; as long as the deallocation is to come, nothing is prepared.
+        """
+        known = getattr(self.cursor.connection, "_prepared", None)
+        names = getattr(known, "_names", None)
+        if not self.is_direct or names is None or getattr(known, "_to_flush", True):
+            return False
+        if _SUCCEED_KEY not in names:
+            self.send(_PREPARE_SUCCEED)
+            names[_SUCCEED_KEY] = b"jobs_succeed"
+        return True
+
+    def send(self, sql: str) -> None:
+        """Execute statements without values, in one message, by the shortest way there is (as psycopg, it raises)."""
+        from psycopg import errors, pq
+
+        pgconn = self.cursor.connection.pgconn
+        result = pgconn.exec_(sql.encode())
+        if result.status not in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK):
+            if pgconn.status == pq.ConnStatus.BAD:
+                raise errors.OperationalError(pgconn.get_error_message())
+            raise errors.error_from_result(result)
+
+
+def session_of(using: str) -> Session:
+    connection: Any = connections[using]
+    connection.ensure_connection()
+    raw = connection.connection
+    session: Session | None = getattr(raw, "_jobs_session", None)
+    if session is None:
+        with connection.wrap_database_errors:
+            session = raw._jobs_session = Session(raw)
+    session.wrap = connection.wrap_database_errors
+    return session

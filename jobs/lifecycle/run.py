@@ -1,0 +1,117 @@
+"""One claimed run of a job: what the pipeline, the body and the ledger of calls know of it, and what is said of it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from jobs import signals
+from jobs.database import databases, logs
+from jobs.errors import Cancel, LostLease
+from jobs.lifecycle import transitions
+from jobs.lifecycle.board import Slot
+from jobs.models import Job, State
+
+
+@dataclass(eq=False)
+class Run:
+    """One claimed run of a job."""
+
+    task: Any
+    request: Any
+    job: Job
+    #: Where the process shows what it runs.
+    slot: Slot
+    #: What ``Task.retry()`` sent: the last is this job again, and each other one becomes a job of its own.
+    planned: list[Job] = field(default_factory=list)
+    #: How far its attempt came: the transaction begins, the body runs, the completion was sent.
+    phase: Literal["begin", "body", "commit"] = "begin"
+    #: Whether the connection died with the body's transaction.
+    is_lost: bool = False
+    #: What the body returned.
+    result: Any = None
+    #: The signature that takes its place (``Task.replace()``).
+    replacement: Any = None
+    #: The fencing token of the task's own lock.
+    lock_token: int | None = None
+    #: What became of it, in one word, as the log says it; None while that is not known.
+    outcome: str | None = None
+    #: OpenTelemetry's, with the run's span.
+    context: Any = None
+    #: When the body began, on the monotonic clock.
+    began: float = field(default_factory=time.monotonic)
+
+    @cached_property
+    def using(self) -> str:
+        return self.job._state.db or databases.home()
+
+    def log(self, level: int, text: str, action: str) -> None:
+        logs.log(level, self.job, text, action)
+
+    def report(self, level: int, text: str, action: str, **more: Any) -> None:
+        """Say what became of the run, in the log and by a signal."""
+        runtime = round(time.monotonic() - self.began, 6)
+        self.outcome = report(self.job, self.using, action, text, level, runtime=runtime, **more)
+
+    def checkpoint(self) -> None:
+        """Ask the database whether this run should go on."""
+        if (note := transitions.asked_to_end(self.job)) is not None:
+            raise Cancel(note.reason)
+        if not transitions.owns(self.job):
+            raise LostLease("this run lost its lease")
+
+
+def report(job: Job, using: str, action: str, text: str, level: int = logging.INFO, **more: Any) -> str:
+    """Say what became of a run, after its settle was committed; returns it in one word (see ``jobs.signals``).
+
+    The row decides, not what was wanted: a run that asked for a retry may have been asked to end, and a job that
+    should go back may have reached its limit.
+    """
+    error = job.own_error
+    if job.state == State.CANCELLED and action != "cancelled":
+        action, text, level = "cancelled", "cancelled: it was asked to end", logging.INFO
+    elif job.state == State.FAILED and action != "failed":
+        assert error is not None
+        action, text, level = "failed", f"failed: {error['type']}: {error['message']}", logging.ERROR
+    logs.log(level, job, text, action, **more)
+    if action == "succeeded":
+        signals.succeeded.tell(job, using)
+    elif action in ("retried", "failed", "cancelled"):
+        getattr(signals, action).tell(job, using, error=error)
+    else:
+        signals.rescued.tell(job, using, action=action, error=error)
+    return action
+
+
+# Which run the calling code is part of, however deep in a body it is called
+
+#: The job that the worker is about to run, and the slot in which it says so; Celery's tracer stands in between.
+claimed: ContextVar[tuple[Job, Slot] | None] = ContextVar("jobs.claimed", default=None)
+
+_current: ContextVar[Run | None] = ContextVar("jobs.current", default=None)
+
+
+def current_run() -> Run | None:
+    """The run of the job that runs here; None outside of runs, and in threads that a body started."""
+    return _current.get()
+
+
+def current_job() -> Job | None:
+    """The job that runs here, as it was claimed."""
+    run = _current.get()
+    return None if run is None else run.job
+
+
+@contextmanager
+def running(run: Run) -> Iterator[None]:
+    before = _current.set(run)
+    try:
+        yield
+    finally:
+        _current.reset(before)

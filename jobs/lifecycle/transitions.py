@@ -1,0 +1,398 @@
+"""The state machine: every transition of a job, each one conditional statement.
+
+Each function names the race that its condition decides. Out of ``running`` there is one door,
+:func:`_settle` (and ``claims.succeed`` for success), fenced by the claim: lease and token. Nobody else writes
+``Job.state``.
+"""
+
+from __future__ import annotations
+
+import datetime
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from celery.utils.functional import maybe_list
+from django.db import IntegrityError, OperationalError, connections, transaction
+from django.db.models import Case, Exists, F, OuterRef, Q, When
+from django.db.models.functions import Now
+from django.utils import timezone
+
+from jobs import signals
+from jobs.arguments import scrub
+from jobs.conf import conf, has_results_elsewhere
+from jobs.database import databases
+from jobs.errors import UniqueBusy, UniqueTaken
+from jobs.lifecycle import ring, unique
+from jobs.lifecycle.claims import owned
+from jobs.models import ENDED, LIVE, UNSUCCESSFUL, WAITING, Cancellation, Job, Node, State
+
+#: What is counted, each apart.
+COUNTS = ("retries", "crashes", "node_losses", "snoozes")
+#: How many errors a job keeps: as many of the first, and as many of the last.
+KEPT_ERRORS = 20
+UNEXPIRED_KEY = Case(When(unique_expires_at__lte=Now(), then=None), default=F("unique_key"))
+
+
+def now_plus(seconds: float) -> Any:
+    """An expression: the database's clock, ``seconds`` from now."""
+    return Now() + datetime.timedelta(seconds=seconds)
+
+
+def error_entry(kind: str, message: str, traceback: str = "", attempt: int = 0) -> dict[str, Any]:
+    """One entry of ``Job.error`` and ``Job.errors``; the text is scrubbed of what a database refuses."""
+    return {
+        "type": scrub(kind, 200),
+        "message": scrub(message, 4000),
+        "traceback": scrub(traceback),
+        "at": timezone.now().astimezone(datetime.UTC).isoformat(),
+        "attempt": attempt,
+    }
+
+
+def _with(errors: Any, entry: dict[str, Any]) -> list[Any]:
+    # Somebody may have edited the row by hand.
+    kept = [*(errors if isinstance(errors, list) else ()), entry]
+    return kept if len(kept) <= 2 * KEPT_ERRORS else kept[:KEPT_ERRORS] + kept[-KEPT_ERRORS:]
+
+
+def _ended(state: State, error: dict[str, Any]) -> dict[str, Any]:
+    return {"state": state, "finished_at": Now(), "error": error}
+
+
+def _waiting(run_at: Any) -> dict[str, Any]:
+    """The columns of a job that waits: for its time, or (None) only for its turn."""
+    return {
+        "state": State.READY if run_at is None else State.SCHEDULED,
+        "run_at": Now() if run_at is None else run_at,
+        # Else rescue might end the server process of an earlier claim, after one by a release that does not set it.
+        "backend": None,
+    }
+
+
+# Out of running: the one door
+
+
+def _settle(job: Job, **values: Any) -> bool:
+    """Race: this run may be a zombie, whose job was given to another. Then no row matches: False."""
+    if values["state"] in UNSUCCESSFUL and _is_awaited(job, values["error"]):
+        with transaction.atomic(using=job._state.db):
+            if owned(job).update(**values) != 1:
+                return False
+            announce(job)
+    elif owned(job).update(**values) != 1:
+        return False
+    for name, value in values.items():
+        setattr(job, name, value)
+    job.forget_computed()
+    return True
+
+
+def _is_awaited(job: Job, error: Mapping[str, Any]) -> bool:
+    """Whether somebody has to be told of a failure: errbacks, a chord, the rest of its chain.
+
+    And the result backend, if it is not ours and no body has raised: then Celery's tracer tells it.
+    """
+    # Somebody may have edited the row by hand.
+    options = job.options if isinstance(job.options, dict) else {}
+    waits = not {"link_error", "chord", "chain"}.isdisjoint(options)
+    return waits or (not error["traceback"] and has_results_elsewhere(job.task, options))
+
+
+def announce(job: Job) -> None:
+    """In the transaction that ends the job: who waits for it hears of it by a job, which no kill can lose."""
+    add_own("jobs.ended", [str(job.pk), job.lease], str(job._state.db), job.queue, job)
+
+
+def add_own(task: str, args: list[Any], using: str, queue: str, parent: Job | None) -> None:
+    """Add a job of this app's own (``jobs.tasks``) to the current transaction."""
+    tree = {"parent_id": parent.pk, "root": parent.root_id} if parent else {}
+    Job.objects.using(using).create(task=task, args=args, queue=queue, **tree)
+    transaction.on_commit(partial(ring.ring, using, {queue}), using=using, robust=True)
+
+
+def fail(job: Job, error: dict[str, Any], **values: Any) -> bool:
+    return _settle(job, **{**_ended(State.FAILED, error), "errors": _with(job.errors, error), **values})
+
+
+def cancel_running(job: Job, error: dict[str, Any]) -> bool:
+    """The run itself asked for it (Celery's ``Ignore``)."""
+    return _settle(job, **_ended(State.CANCELLED, error))
+
+
+def retry(job: Job, run_at: Any, error: dict[str, Any], changes: dict[str, Any]) -> bool:
+    """Back to wait for ``run_at``; ``changes`` are the columns that ``Task.retry()`` was given anew."""
+    return _wait(job, run_at, error, "retries", **changes)
+
+
+def hand_back(job: Job, delay: float) -> bool:
+    """It gave up its run without fault of its own, which counts nowhere."""
+    return _wait(job, now_plus(delay) if delay > 0 else None)
+
+
+def snooze(job: Job, seconds: float, entry: dict[str, Any], limit: int) -> bool:
+    """The body, or what it needs, asked for another time; it uses no attempt. Too often ends ``failed``."""
+    return _wait(job, now_plus(seconds), entry, "snoozes", limit, is_kept=False)
+
+
+def lose(job: Job, error: dict[str, Any], limit: int) -> bool:
+    """The run is gone with its node or its database. Not the body's fault: its own count, its own cap."""
+    return _wait(job, _backoff(job.node_losses), error, "node_losses", limit)
+
+
+def crash(job: Job, error: dict[str, Any], limit: int) -> bool:
+    """The process died in exactly this body. A job that keeps doing that ends ``failed``."""
+    return _wait(job, _backoff(job.crashes), error, "crashes", limit)
+
+
+def _backoff(times: int) -> Any:
+    """None (at once) for the first time, then 1, 2, 4 ... 60 seconds."""
+    return now_plus(min(60.0, 2.0 ** (times - 1))) if times else None
+
+
+def _wait(
+    job: Job,
+    run_at: Any,
+    error: dict[str, Any] | None = None,
+    count: str = "",
+    limit: int | None = None,
+    is_kept: bool = True,
+    **values: Any,
+) -> bool:
+    """Out of running, to wait again; a run that was asked to end does not come back.
+
+    Parameters:
+        error: why; ``is_kept`` says whether it stays in the job's history.
+        count: what is counted, one of :data:`COUNTS`; as often as ``limit`` ends ``failed``.
+    """
+    if heed(job):
+        return True
+    counted = {count: F(count) + 1} if count else {}
+    if error is not None:
+        if limit is not None and getattr(job, count) + 1 >= limit:
+            return fail(job, error, **counted)
+        values |= {"error": error, "errors": _with(job.errors, error)} if is_kept else {"error": error}
+    values |= {**_waiting(run_at), **counted}
+    if job.unique_key is None or job.unique_until == "finished":
+        return _settle(job, **values)
+    if job.unique_expires_at is not None:
+        values["unique_key"] = UNEXPIRED_KEY
+    try:
+        with databases.bounded(str(job._state.db), conf().UNIQUE_WAIT):
+            return _settle(job, **values)
+    except IntegrityError:
+        # Race: since this run began, another job took the key. Two may not wait, and the other one does the work.
+        taken = error_entry("UniqueTaken", unique.describe(job), attempt=job.lease)
+        return fail(job, taken, **counted, errors=_with(values.get("errors", job.errors), taken))
+    except OperationalError as exc:
+        if not databases.gave_up(exc):
+            raise
+        # Somebody may take the key, and does not come to an end. Better two that wait than a retry that is forgotten.
+        return _settle(job, **{**values, "unique_key": None})
+
+
+# A running job is asked to end
+
+
+def ask_to_end(job_id: uuid.UUID, using: str, kind: str = "Cancelled", why: str = "cancelled by hand") -> bool:
+    """Leave a note for a running job, which its run heeds at its next checkpoint or at its end.
+
+    Race: the run may end at this moment, or go back to wait. Then the next :func:`sweep_cancellations` finds the note.
+    """
+    if not Job.objects.using(using).filter(pk=job_id, state=State.RUNNING).exists():
+        return False
+    note = Cancellation(job=job_id, kind=kind, reason=scrub(why, 4000))
+    Cancellation.objects.using(using).bulk_create([note], ignore_conflicts=True)
+    return True
+
+
+def asked_to_end(job: Job) -> Cancellation | None:
+    return Cancellation.objects.using(job._state.db).filter(pk=job.pk).first()
+
+
+def heed(job: Job) -> bool:
+    """End the run that was asked to; False: it was not, or it is not the owner any more."""
+    note = asked_to_end(job)
+    if note is None or not cancel_running(job, error_entry(note.kind, note.reason, attempt=job.lease)):
+        return False
+    note.delete(using=job._state.db)
+    return True
+
+
+def owns(job: Job) -> bool:
+    """Whether this run still owns the job."""
+    return owned(job).exists()
+
+
+def hold(job: Job) -> bool:
+    """Whether this run owns the job. Then it does until the end of the transaction: nobody rescues it meanwhile."""
+    return bool(owned(job).select_for_update().values_list("pk"))
+
+
+def sweep_cancellations(using: str, limit: int) -> int:
+    """Cancel jobs that were asked to end and wait again, and drop the notes of those that ended."""
+    done = 0
+    running = Job.objects.using(using).filter(pk=OuterRef("job"), state=State.RUNNING)
+    for note in Cancellation.objects.using(using).filter(~Exists(running)).order_by("at")[:limit]:
+        job = Job.objects.using(using).filter(pk=note.pk)
+        with transaction.atomic(using=using):
+            waits = databases.free(job.filter(state__in=WAITING)).exists()
+            cancelled = waits and cancel(note.pk, using, note.kind, note.reason)
+            if cancelled or not job.exclude(state__in=ENDED).exists():
+                note.delete(using=using)
+        done += cancelled
+    return done
+
+
+def settle_running(key: uuid.UUID, using: str, transition: Callable[[Job], bool], **where: Any) -> bool:
+    """Settle a running job from outside of its run, unless somebody has locked its row.
+
+    Race: a zombie may sit on the row, between its fenced UPDATE and its COMMIT. Whoever rescues comes again.
+    """
+    with transaction.atomic(using=using):
+        job = databases.free(Job.objects.using(using).filter(pk=key, state=State.RUNNING, **where)).first()
+        return job is not None and transition(job)
+
+
+def give_back(using: str, node: uuid.UUID, token: int, begun: uuid.UUID | None = None) -> int:
+    """What was claimed with a token and is not ``begun`` waits again, and counts nowhere.
+
+    Race with the process that claimed it: before it begins such a row it gives it a token of its own.
+    """
+    rest = Job.objects.using(using).filter(state=State.RUNNING, node=node, token=token)
+    if begun is not None:
+        rest = rest.exclude(pk=begun)
+    keyed = Q(unique_key__isnull=False) & ~Q(unique_until="finished")
+    done = rest.exclude(keyed).update(state=State.READY, backend=None)
+    # Another job may have taken the key since.
+    return done + sum(hand_back(job, 0) for job in rest.filter(keyed))
+
+
+# Waiting jobs. Race with a claim, in all of them: the row says its state, and one of the two finds it changed
+
+
+def redirect(job_id: uuid.UUID, using: str, columns: dict[str, Any], states: Sequence[str] = WAITING) -> bool:
+    """Change where a job waits: its queue, its priority, its time. The workers are told after the commit."""
+    rows = Job.objects.using(using).filter(pk=job_id)
+    if rows.filter(state__in=states).update(**columns) != 1:
+        return False
+    queues = rows.filter(state=State.READY).values_list("queue", flat=True)
+    transaction.on_commit(lambda: ring.ring(using, queues), using=using, robust=True)
+    return True
+
+
+def run_now(job_id: uuid.UUID, using: str) -> bool:
+    """A scheduled job waits no longer for its time."""
+    ready = Job.objects.using(using).filter(pk=job_id, state=State.READY)
+    return redirect(job_id, using, _waiting(None), (State.SCHEDULED,)) or ready.exists()
+
+
+def replay(job_id: uuid.UUID, using: str) -> bool:
+    """Run a failed or cancelled job again, its counts at zero. ``lease`` stays: it is the fence.
+
+    Raises:
+        UniqueTaken: another job has its unique key; says which.
+        UniqueBusy: another transaction may be taking it.
+    """
+    over = Job.objects.using(using).filter(pk=job_id, state__in=UNSUCCESSFUL)
+    # Those of ended jobs only: the note is of the run before.
+    Cancellation.objects.using(using).filter(Exists(over), pk=job_id).delete()
+    anew = {"unique_key": UNEXPIRED_KEY, "finished_at": None, "expires_at": None, **dict.fromkeys(COUNTS, 0)}
+    try:
+        with databases.bounded(using, conf().UNIQUE_WAIT):
+            return redirect(job_id, using, _waiting(None) | anew, UNSUCCESSFUL)
+    except IntegrityError:
+        raise UniqueTaken(unique.describe(Job.objects.using(using).get(pk=job_id))) from None
+    except OperationalError as exc:
+        if not databases.gave_up(exc):
+            raise
+        raise UniqueBusy("another transaction is about to take its unique key; try again in a moment") from exc
+
+
+def postpone_unknown(job: Job, seconds: float, limit: int) -> int:
+    """Nobody here knows the task of a claimed job: put it, and others like it, behind those that can run."""
+    using = str(job._state.db)
+    error = error_entry("NotRegistered", f"no worker that claimed it knows the task {job.task!r}", attempt=job.lease)
+    done = int(_wait(job, now_plus(seconds), error, is_kept=False))
+    ready = Job.objects.using(using).filter(state=State.READY, queue=job.queue, task=job.task)
+    with transaction.atomic(using=using):
+        ids = list(databases.free(ready.order_by("rank", "run_at", "id")).values_list("pk", flat=True)[:limit])
+        rows = Job.objects.using(using).filter(pk__in=ids)
+        return done + rows.update(state=State.SCHEDULED, run_at=now_plus(seconds), error=error)
+
+
+def is_known_elsewhere(job: Job) -> bool:
+    """Whether a live worker of the job's queue, other than that which claimed it, knows its task."""
+    assert job.node_id is not None
+    others = Node.objects.using(job._state.db).filter(dead_at=None, stopping_at=None).exclude(pk=job.node_id)
+    return any(job.task in tasks and job.queue in queues for tasks, queues in others.values_list("tasks", "queues"))
+
+
+def make_due(using: str, limit: int, order: str = "run_at") -> list[str]:
+    """Move scheduled jobs whose time has come to ``ready``; returns the queue of each. A locked row is skipped."""
+    late = Job.objects.using(using).filter(state=State.SCHEDULED, run_at__lte=Now()).order_by(order)
+    if not late.values_list("pk")[:1]:
+        return []
+    with transaction.atomic(using=using):
+        rows = dict(databases.free(late).values_list("pk", "queue")[:limit])
+        Job.objects.using(using).filter(pk__in=rows).update(state=State.READY)
+    return list(rows.values())
+
+
+def expire(using: str, limit: int) -> int:
+    """Cancel what waited beyond ``expires_at``. A claim compares the same clock in its own statement."""
+    late = Job.objects.using(using).filter(state__in=WAITING, expires_at__lte=Now())
+    if not late.exists():
+        return 0
+    with transaction.atomic(using=using):
+        ids = list(databases.free(late).values_list("pk", flat=True)[:limit])
+        return _cancel(ids, using, "Expired", "the job was not started before expires_at")
+
+
+def cancel(job_id: uuid.UUID, using: str, kind: str = "Cancelled", why: str = "cancelled by hand") -> bool:
+    return _cancel([job_id], using, kind, why) == 1
+
+
+def cancel_waiting(using: str, limit: int, why: str) -> int:
+    """Cancel one batch of all that waits, and tell nobody."""
+    ids = list(Job.objects.using(using).filter(state__in=WAITING).values_list("pk", flat=True)[:limit])
+    return _cancel(ids, using, "Cancelled", why, is_told=False)
+
+
+def _cancel(ids: Sequence[uuid.UUID], using: str, kind: str, why: str, is_told: bool = True) -> int:
+    with transaction.atomic(using=using):
+        waiting = Job.objects.using(using).filter(pk__in=ids, state__in=WAITING)
+        error = error_entry(kind, why)
+        # Before the update, which tells the two states apart no longer.
+        awaited = [job for job in waiting.select_for_update() if _is_awaited(job, error)] if is_told else []
+        done = waiting.update(**_ended(State.CANCELLED, error))
+        for job in awaited:
+            announce(job)
+
+    def tell() -> None:
+        for job in Job.objects.using(using).filter(pk__in=ids, state=State.CANCELLED):
+            signals.cancelled.tell(job, using, error=job.error)
+
+    # With autocommit off nobody tells us of the commit.
+    knows = connections[using].in_atomic_block or connections[using].get_autocommit()
+    if done and is_told and knows and signals.cancelled.receivers:
+        transaction.on_commit(tell, using=using, robust=True)
+    return done
+
+
+def stamped(using: str, stamps: dict[str, list[Any]]) -> list[uuid.UUID]:
+    """The jobs that have not ended and bear one of the stamps (``revoke_by_stamped_headers``)."""
+
+    def each(given: dict[str, Any]) -> set[tuple[str, str]]:
+        return {(name, str(value)) for name, values in given.items() for value in maybe_list(values) or ()}
+
+    live = Job.objects.using(using).filter(state__in=LIVE, options__has_key="stamps")
+    found = live.values_list("pk", "options").iterator()
+    return [key for key, options in found if options and each(options["stamps"]) & each(stamps)]
+
+
+def bury(node_id: uuid.UUID, using: str, signed_off: bool = False) -> bool:
+    """Declare a node dead, for ever. Its jobs are given back only after this is committed."""
+    alive = Node.objects.using(using).filter(pk=node_id, dead_at=None)
+    return alive.update(dead_at=Now(), signed_off=signed_off) == 1

@@ -1,0 +1,114 @@
+"""At most one waiting job per key, by a partial unique index (``jobs_job_unique``).
+
+A second ``delay()`` in another transaction waits until the first one commits (then it returns the first one's job) or
+rolls back (then it inserts its own). The wait is bounded: two transactions that take keys and row locks in opposite
+order would wait for each other, perhaps in a web request.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+
+from django.db import IntegrityError, OperationalError, connections
+from django.db.models import QuerySet
+from django.db.models.functions import Now
+from django.utils.translation import gettext_noop
+
+from jobs.conf import conf
+from jobs.database import databases
+from jobs.errors import UniqueBusy
+from jobs.models import UNIQUE, Job
+
+#: How often an INSERT is repeated that met a job which was gone the next moment.
+TRIES = 10
+
+
+def insert(jobs: Sequence[Job], using: str, batch_size: int | None) -> list[Job]:
+    """Insert jobs with unique keys into the caller's transaction; for each, return the job that waits now.
+
+    Raises:
+        UniqueBusy: another transaction has a key, and does not come to its end; nothing was inserted.
+        django.db.IntegrityError: a ``task_id`` that a job already has.
+        ValueError: the key is taken by a job of another task.
+    """
+    missing = sorted(jobs, key=lambda job: job.unique_key or "")
+    found: dict[uuid.UUID, Job] = {}
+    rows = Job.objects.using(using)
+    try:
+        with databases.bounded(using, conf().UNIQUE_WAIT):
+            for _ in range(TRIES):
+                _free_expired(missing, using)
+                rows.bulk_create(missing, ignore_conflicts=True, batch_size=batch_size)
+                holders = {job.unique_key: job for job in _holders(missing, using)}
+                for job in missing:
+                    if (holder := holders.get(job.unique_key)) is None:
+                        if rows.filter(pk=job.pk).exists():
+                            raise IntegrityError(f"there is a job with the id {job.pk} already")
+                    elif holder.task != job.task:
+                        raise ValueError(
+                            f"the key {job.unique_key!r} of {job.task} is taken by the job {holder.pk} of "
+                            f"{holder.task}, which does other work: all tasks share the keys, so begin each with a "
+                            "name of its own"
+                        )
+                    else:
+                        found[job.pk] = job if holder.pk == job.pk else holder
+                missing = [job for job in missing if job.pk not in found]
+                if not missing:
+                    return [found[job.pk] for job in jobs]
+    except OperationalError as exc:
+        if not databases.gave_up(exc):
+            raise
+        keys = ", ".join(sorted({repr(job.unique_key) for job in missing})[:3])
+        raise UniqueBusy(
+            f"another transaction is enqueueing a job of the key {keys}, and did not end within "
+            f"{conf().UNIQUE_WAIT:g} s: call delay() at the end of the transaction, and take keys in one order"
+        ) from exc
+    raise UniqueBusy(f"the jobs of the key {job.unique_key!r} come and go too fast; try again")
+
+
+def stand_in(call: Job, holder: Job) -> Job:
+    """Make of a call that need not run a job that ends as the holder of its key does (``jobs.same``)."""
+    free = dict.fromkeys(("unique_key", "unique_until", "unique_expires_at", "marker_key"))
+    call.__dict__.update(free, task="jobs.same", args=[str(holder.pk)], kwargs={})
+    return call
+
+
+def describe(job: Job, say: Callable[[str], str] = str) -> str:
+    """Why a job cannot wait again, and what to do; ``say`` is gettext for a reader, as what is stored is English."""
+    who = say(gettext_noop("another job"))
+    if (holder := holder_of(job)) is not None:
+        who = say(gettext_noop("the job %(id)s (%(state)s)")) % {"id": holder.pk, "state": say(holder.state)}
+    text = gettext_noop(
+        "%(who)s has the unique key %(key)r and does the same work: there is nothing to do, or replay this one when "
+        "that has ended"
+    )
+    return say(text) % {"who": who, "key": job.unique_key}
+
+
+def holder_of(job: Job) -> Job | None:
+    """The other job that has the unique key of this one."""
+    return _holders([job], str(job._state.db)).exclude(pk=job.pk).first()
+
+
+def _holders(jobs: Sequence[Job], using: str) -> QuerySet[Job]:
+    return Job.objects.using(using).filter(UNIQUE, unique_key__in={job.unique_key for job in jobs})
+
+
+def _free_expired(jobs: Sequence[Job], using: str) -> None:
+    """``unique_for=`` is over: the jobs that had the keys go on without.
+
+    On PostgreSQL over a connection of its own: in the caller's transaction their rows would stay locked until it ends,
+    and nobody could claim or settle them.
+    """
+    keys = list(_holders(jobs, using).filter(unique_expires_at__lte=Now()).values_list("pk", flat=True))
+    if keys and connections[using].vendor == "postgresql":
+        with databases.apart(using) as connection, connection.cursor() as cursor:
+            # For this statement alone: behind a pooler the server's session is the next client's.
+            bound = "(SELECT set_config('lock_timeout', '1s', true)) AS bound"
+            where = "id = ANY(%s) AND unique_expires_at <= now()"
+            cursor.execute(f"UPDATE jobs_job SET unique_key = NULL FROM {bound} WHERE {where}", [keys])
+            if cursor.rowcount:
+                return
+    # On PostgreSQL these are the transaction's own rows, which no other connection sees yet.
+    Job.objects.using(using).filter(pk__in=keys).update(unique_key=None)

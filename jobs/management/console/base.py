@@ -1,0 +1,116 @@
+"""``manage.py jobs`` without its subcommands: how they are declared, found, run, and where they write."""
+
+from __future__ import annotations
+
+import getpass
+import inspect
+import json
+from argparse import SUPPRESS, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any, ClassVar, NamedTuple
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter, SystemCheckError
+from django.db import OperationalError, ProgrammingError
+from django.utils import translation
+
+from jobs.database import databases
+
+Option = tuple[str, dict[str, Any]]
+
+
+def option(flag: str, help: str, **settings: Any) -> Option:
+    """What ``argparse`` is told of one argument."""
+    return flag, {"help": help, **settings}
+
+
+DRY_RUN = option("--dry-run", "say what would be done, and change nothing", action="store_true")
+ID = option("id", "the id of a job (a UUID)", metavar="ID")
+#: Of every subcommand.
+AS_JSON = option("--json", "print JSON, and nothing else, to stdout", action="store_true", dest="as_json")
+
+
+class Subcommand(NamedTuple):
+    name: str
+    #: Its help: a summary in the first line, and examples at the end.
+    text: str
+    options: Sequence[Option]
+    #: Gets where to write, and the options. Raises ``CommandError`` if something was not done: the text goes to
+    #: stderr, and ``returncode`` is the exit status.
+    run: Callable[[JobsCommand, Namespace], None]
+
+
+def subcommand(*options: Option) -> Callable[[Callable[[JobsCommand, Namespace], None]], Subcommand]:
+    """Make a function a subcommand of its name; its docstring is the help."""
+    return lambda run: Subcommand(run.__name__.rstrip("_"), inspect.getdoc(run) or "", options, run)
+
+
+class Help(DjangoHelpFormatter, RawDescriptionHelpFormatter):
+    """Django's order of options, and examples that keep their lines."""
+
+
+class JobsCommand(BaseCommand):
+    help = "Look at the jobs, retry and cancel them, and run maintenance apart from the workers."
+    requires_system_checks = ["jobs"]
+    #: By name, in the order of the help.
+    subcommands: ClassVar[dict[str, Subcommand]]
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.formatter_class = Help
+        parser.epilog = (
+            "examples:\n  manage.py jobs status\n  manage.py jobs retry 6f1c2a34-...\n  manage.py jobs why --help"
+        )
+        subparsers = parser.add_subparsers(dest="subcommand", metavar="subcommand", required=True)
+        for each in self.subcommands.values():
+            description, head, examples = each.text.partition("examples:\n")
+            summary = description.partition(".\n")[0]
+            summary = summary[:1].lower() + summary[1:]
+            texts: dict[str, Any] = {"help": summary, "description": description, "epilog": head + examples}
+            sub = subparsers.add_parser(each.name, formatter_class=Help, **texts)
+            for flag, settings in (*each.options, AS_JSON):
+                sub.add_argument(flag, **settings)
+            # Django's own options also behind the subcommand, where people write them.
+            for flag in ("--settings", "--pythonpath"):
+                sub.add_argument(flag, default=SUPPRESS, help=SUPPRESS)
+            for flag in ("--traceback", "--no-color", "--force-color"):
+                sub.add_argument(flag, action="store_true", default=SUPPRESS, help=SUPPRESS)
+            sub.add_argument("-v", "--verbosity", type=int, choices=range(4), default=SUPPRESS, help=SUPPRESS)
+
+    def check(self, *args: Any, **kwargs: Any) -> None:
+        try:
+            super().check(*args, **kwargs)
+        except SystemCheckError as exc:
+            # 1 is a subcommand's own answer (verify: the promise is broken), and none was run.
+            exc.returncode = 2
+            raise
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        self.as_json = options["as_json"]
+        # What programs read is the same in every language.
+        with translation.override(None) if self.as_json else nullcontext():
+            try:
+                self.subcommands[options["subcommand"]].run(self, Namespace(**options))
+            except (OperationalError, ProgrammingError) as exc:
+                raise CommandError(f"The database says: {databases.describe(exc)}") from exc
+
+    def say(self, line: str) -> None:
+        """To people: not with ``--json``."""
+        if not self.as_json:
+            self.stdout.write(line)
+            self.stdout.flush()
+
+    def say_json(self, value: Any) -> None:
+        """To programs: only with ``--json``."""
+        if self.as_json:
+            # Of what JSON has no type for: moments, and ids.
+            text = json.dumps(value, ensure_ascii=False, default=lambda odd: getattr(odd, "isoformat", odd.__str__)())
+            self.stdout.write(text)
+            self.stdout.flush()
+
+
+def me() -> str:
+    """Who calls, for the history of what is done; empty if the system does not know."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        return ""

@@ -1,0 +1,265 @@
+"""``manage.py jobs retry|cancel|run|move|prioritize|delete|pause|resume|effects|adopt``: what a person decides."""
+
+import json
+import time
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Iterable
+from functools import partial
+from inspect import getdoc
+from itertools import chain
+from typing import Any
+
+from django.core.management.base import CommandError
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from jobs.arguments import parse_uuid
+from jobs.conf import conf
+from jobs.idempotency import effects as ledger
+from jobs.inspection import census
+from jobs.lifecycle import queues
+from jobs.management.console.base import DRY_RUN, JobsCommand, Subcommand, me, option, subcommand
+from jobs.models import Pause, State
+from jobs.operations import instance
+from jobs.operations.actions import OPERATIONS, Operation, Outcome
+from jobs.operations.selection import FIELDS, Selection
+
+WHICH = (
+    option("--state", "all jobs in a state", choices=State.values),
+    *(option(f"--{name}", field.help) for name, field in FIELDS.items()),
+)
+
+#: How many of those that were refused are named one by one, and seconds between two lines about how far it is.
+NAMED, PROGRESS = 20, 2.0
+
+
+def which(args: Namespace, meant: tuple[str, ...] = ()) -> Selection:
+    """What the options of :data:`WHICH` say; of the states that are ``meant``, if none is named."""
+    given = {name: value for name in FIELDS if (value := getattr(args, name)) is not None}
+    for name, value in given.items():
+        if not value.strip():
+            # A variable of a script that is not set must not mean "all".
+            raise CommandError(f"--{name} is empty: give it a value, or leave it out.")
+    if args.contains is not None and conf().REDACT is not None:
+        raise CommandError("--contains: the arguments are redacted (JOBS['REDACT']), and nobody may search in them.")
+    try:
+        return Selection.of(given, (args.state,) if args.state else meant)
+    except ValueError as exc:
+        raise CommandError(f"--{exc}") from exc
+
+
+def _change(operation: Operation, out: JobsCommand, args: Namespace) -> None:
+    """The operation, for each of the jobs that are named, or that fit."""
+    try:
+        operation = operation.told(getattr(args, "to", ""), me(), args.why)
+    except ValueError as exc:
+        raise CommandError(f"--to: {exc}") from exc
+    if bool(args.ids) == any(getattr(args, name) is not None for name in ("state", *FIELDS)):
+        raise CommandError(f"Say which jobs to {operation.name}: their ids, or what they have in common (--task, ...).")
+    keys: Iterable[str] = dict.fromkeys(args.ids)
+    total = len(args.ids)
+    if not args.ids:
+        selection = which(args, operation.meant)
+        keys, total = (str(key) for key, _alias in selection), selection.count()
+    said = time.monotonic()
+    counts: Counter[bool] = Counter()
+    refused: list[dict[str, str]] = []
+    for number, text in enumerate(keys, 1):
+        key = parse_uuid(text)
+        outcome = Outcome(False, _("is no valid UUID")) if key is None else operation.attempt(key, args.dry_run)
+        counts[outcome.is_done] += 1
+        if args.as_json and not outcome.is_done:
+            refused.append({"id": text, "why": outcome.says})
+        if args.ids or (not outcome.is_done and counts[False] <= NAMED):
+            style = out.style.SUCCESS if outcome.is_done else out.style.WARNING
+            out.say(f"{text} {style(outcome.says)}")
+        if not args.ids and time.monotonic() - said > PROGRESS:
+            said = time.monotonic()
+            out.stderr.write(f"{number} of {max(total, number)}", out.style.NOTICE)
+    out.say_json({"dry_run": args.dry_run, "done": counts[True], "refused": refused})
+    values: dict[str, Any] = {"done": counts[True], "refused": counts[False], "participle": operation.participle}
+    if not args.ids:
+        would = gettext("%(done)s would be %(participle)s, %(refused)s refused")
+        did = gettext("%(done)s %(participle)s, %(refused)s refused")
+        out.say((would if args.dry_run else did) % values)
+    if counts[False]:
+        values |= {"number": counts[False], "total": counts.total()}
+        would = gettext("%(number)s of %(total)s would not be %(participle)s.")
+        could = gettext("%(number)s of %(total)s could not be %(participle)s.")
+        raise CommandError((would if args.dry_run else could) % values)
+
+
+def _subcommand(operation: Operation) -> Subcommand:
+    options = [
+        option("ids", "the id of a job (a UUID)", nargs="*", metavar="ID"),
+        *WHICH,
+        option("--why", "the reason, for the job's history", default=""),
+        DRY_RUN,
+    ]
+    line = f"manage.py jobs {operation.name}"
+    if operation.asks:
+        options.append(option("--to", "what they get", required=True, metavar="VALUE"))
+        line += f" --to {operation.example}"
+    help = f"""{getdoc(operation)} The exit status is 1 if it could not be done to all of them.
+
+examples:
+  {line} 6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11
+  {line} --task shop.tasks.send_welcome_email --state {operation.meant[0]} --since 2h --dry-run
+"""
+    return Subcommand(operation.name, help, options, partial(_change, operation))
+
+
+retry, run, cancel, move, prioritize, delete = map(_subcommand, OPERATIONS.values())
+
+
+@subcommand(
+    option("names", "the name of a queue", nargs="*", metavar="QUEUE"),
+    option("--reason", "why, for those who ask", default=""),
+)
+def pause(out: JobsCommand, args: Namespace) -> None:
+    """Let the jobs of queues wait, for every worker at once, until they are resumed.
+
+    What runs goes on. Jobs are enqueued as before, and expire as before. It survives restarts of everything.
+    Without a queue: say which are paused.
+
+    examples:
+      manage.py jobs pause
+      manage.py jobs pause mail --reason "the mail server is moved"
+    """
+    try:
+        done = {name: queues.pause(name, me(), args.reason) for name in dict.fromkeys(args.names)}
+    except ValueError as exc:
+        raise CommandError(str(exc)) from exc
+    rows = _say_switched(out, done, "paused", "was paused already")
+    if not args.names:
+        for row in rows.values():
+            out.say(f"{row.queue}: paused at {row.at:%Y-%m-%d %H:%M:%S} UTC by {row.by or '?'} {row.reason}".rstrip())
+        if not rows:
+            out.say("No queue is paused.")
+
+
+@subcommand(option("names", "the name of a queue", nargs="+", metavar="QUEUE"))
+def resume(out: JobsCommand, args: Namespace) -> None:
+    """Let the jobs of paused queues run again.
+
+    Workers that consume them go on within a second or so.
+
+    examples:
+      manage.py jobs resume mail
+    """
+    done = {name: queues.resume(name) for name in dict.fromkeys(args.names)}
+    _say_switched(out, done, "resumed", "was not paused")
+
+
+def _say_switched(out: JobsCommand, done: dict[str, bool], word: str, otherwise: str) -> dict[str, Pause]:
+    """Returns the queues that are paused now."""
+    for name, changed in done.items():
+        out.say(f"{name}: {word}, {census.ready(name)} jobs are ready" if changed else f"{name}: {otherwise}")
+    rows = queues.paused()
+    paused = {name: {"at": row.at, "by": row.by, "reason": row.reason} for name, row in rows.items()}
+    out.say_json({"changed": [name for name, changed in done.items() if changed], "paused": paused})
+    return rows
+
+
+@subcommand(
+    option("id", "the number of one call, as listed", nargs="?", type=int, metavar="ID"),
+    option("--happened", "it did: the next run of its job makes no call", action="store_true"),
+    option("--answer", "what the next run gets as the provider's answer (with --happened)", metavar="JSON"),
+    option("--not-happened", "it did not: the next run of its job makes the call", action="store_true"),
+    option("--database", "of the call, if there are several (default: the first)", metavar="ALIAS"),
+)
+def effects(out: JobsCommand, args: Namespace) -> None:
+    """List the external calls of which nobody knows whether they happened, and say what you found.
+
+    An ambiguous call waits for the next run of a job that makes it, which decides by the task's on_ambiguous=.
+    A parked one waits for you: look at the provider for its key, say what you found, and retry the job. The
+    exit status is 1 if nothing was changed that should be.
+
+    examples:
+      manage.py jobs effects
+      manage.py jobs effects 17 --happened --answer '{"id": "ch_1"}'
+      manage.py jobs effects 17 --not-happened
+    """
+    known = conf().DATABASES
+    if args.database is not None and args.database not in known:
+        raise CommandError(f"{args.database!r} is not one of JOBS['DATABASES'] ({', '.join(known)}).")
+    if args.id is None:
+        if args.happened or args.not_happened or args.answer is not None:
+            raise CommandError("Say which call, by its number: manage.py jobs effects ID --happened.")
+        _list_effects(out, [args.database] if args.database else known)
+        return
+    if args.happened == args.not_happened or (args.answer is not None and not args.happened):
+        raise CommandError("Say one of the two: --happened (with --answer JSON), or --not-happened.")
+    key, using = args.id, args.database or known[0]
+    try:
+        answer = None if args.answer is None else json.loads(args.answer)
+        is_done = ledger.happened(key, using, answer) if args.happened else ledger.did_not_happen(key, using)
+    except (TypeError, ValueError) as exc:
+        raise CommandError(f"--answer cannot be kept as JSON: {exc}") from exc
+    if not is_done:
+        raise CommandError(f"{key} is no call that is ambiguous or parked (a run may be making it): nothing to say.")
+    out.say_json({"database": using, "id": key, "happened": args.happened})
+    out.say(f"{key} {'happened' if args.happened else 'did not happen'}: retry its job, if that has ended")
+
+
+def _list_effects(out: JobsCommand, aliases: Iterable[str]) -> None:
+    found = []
+    for row in chain.from_iterable(ledger.unsettled(alias).iterator() for alias in aliases):
+        using = row._state.db
+        about = {"id": row.pk, "name": row.name, "key": row.key, "status": ledger.status(row), "calls": row.calls}
+        found.append({"database": using, **about, "job": row.job, "created_at": row.created_at})
+        where = f"{using}: " if len(conf().DATABASES) > 1 else ""
+        out.say(f"{where}{row.pk} {row} {ledger.status(row)}, {row.calls} calls, job {row.job}")
+    out.say_json(found)
+    out.say(f"{len(found)} external calls are not settled.")
+    if found:
+        out.say("Look at the provider for the key, then: manage.py jobs effects ID --happened | --not-happened")
+
+
+@subcommand(
+    option("--cancel", "cancel all jobs that have not ended, before they can run here", action="store_true"),
+    DRY_RUN,
+)
+def adopt(out: JobsCommand, args: Namespace) -> None:
+    """Let workers run the jobs of a database that is a copy, or that was moved.
+
+    Workers refuse a database that bears the mark of another one. This marks it as what it is, and says how many
+    jobs run from now on. With --cancel they are cancelled first, those too that the original was running, and
+    the messages of a jobs:// broker are deleted. A database that is marked as itself is left alone.
+
+    examples:
+      manage.py jobs adopt --dry-run
+      manage.py jobs adopt --cancel
+    """
+    found = {alias: instance.survey(alias) for alias in conf().DATABASES}
+    others = [alias for alias, what in found.items() if what["marked_as"] != what["is"]]
+    if args.cancel and not others:
+        raise CommandError(
+            "The database is marked as itself already: nothing was cancelled. If it is a copy nevertheless (of a "
+            "disk: a snapshot), give it another JOBS['INSTANCE'] than its original has."
+        )
+    for alias, what in found.items():
+        what |= {"cancelled": 0, "adopted": alias in others and not args.dry_run}
+        if what["adopted"] and args.cancel:
+            what["cancelled"] = done = instance.cancel_all(alias)
+            left = sum(instance.survey(alias)["jobs"].values())
+            if left:
+                raise CommandError(
+                    f"{done} jobs of {alias!r} were cancelled, {left} were not: somebody runs or records them at this "
+                    "moment. The database was not adopted. Stop who works on it, and try again."
+                )
+        if what["adopted"]:
+            instance.adopt(alias)
+    out.say_json(found)
+    for alias, what in found.items():
+        jobs = "{scheduled} scheduled, {ready} ready and {running} running jobs".format(**what["jobs"])
+        if what["messages"]:
+            jobs += f" ({what['messages']} messages of the jobs:// broker)"
+        if alias not in others:
+            out.say(f"{alias}: is marked as itself already; {jobs} run here")
+            continue
+        was = f"was marked as {what['marked_as']!r}" if what["marked_as"] else "was not marked"
+        ends = f"{'would be' if args.dry_run else 'were'} cancelled"
+        then = ends if args.cancel else "would run here" if args.dry_run else "run here"
+        out.say(f"{alias}: {was}, {'would be' if args.dry_run else 'is'} adopted as {what['is']!r}; {jobs} {then}")

@@ -1,0 +1,282 @@
+"""``manage.py jobs status|why|list|show|nodes|verify``: what there is. Nothing is changed."""
+
+import datetime
+import heapq
+import io
+import shutil
+import uuid
+from argparse import Namespace
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import CommandError
+from django.utils import timezone
+from django.utils.translation import gettext
+
+from jobs.arguments import parse_uuid
+from jobs.conf import conf
+from jobs.inspection import census
+from jobs.inspection import verify as promise
+from jobs.inspection import why as reasons
+from jobs.inspection.census import LIVE, at_least
+from jobs.inspection.times import duration
+from jobs.management.console.base import ID, JobsCommand, option, subcommand
+from jobs.management.console.change import WHICH, which
+from jobs.models import ENDED, Action, Job, Node, State
+from jobs.operations.redaction import Shown
+from jobs.operations.selection import find
+
+
+@subcommand(option("--live", "leave out the ended jobs, whose count reads all history", action="store_true"))
+def status(out: JobsCommand, args: Namespace) -> None:
+    """Counts by state and queue, workers, the oldest ready job, what is overdue.
+
+    Of a long backlog 10,000 jobs a queue are counted: 10000+. The count of ended jobs reads the whole table.
+    --live leaves it out, for monitoring.
+
+    examples:
+      manage.py jobs status
+      manage.py jobs status --live --json
+    """
+    found = census.gather(args.live)
+    out.say_json(found)
+    rows: list[list[Any]] = [["queue", *LIVE]]
+    for name, counts in [*found["queues"].items(), ("total", {**found["jobs"], "capped": found["capped"]})]:
+        rows.append([name, *(at_least(counts[state], counts["capped"] and state != State.RUNNING) for state in LIVE)])
+    parts = [table(rows, out)]
+    if not args.live:
+        parts.append(table([["ended", *ENDED], ["total", *(found["jobs"][state] for state in ENDED)]], out))
+    if found["nodes"]:
+        parts.append(nodes_table(found["nodes"], out))
+    alive = sum(node["alive"] for node in found["nodes"])
+    oldest = found["oldest_ready_seconds"]
+    lines = [
+        f"workers: {alive} alive, {len(found['nodes']) - alive} silent, {found['dead_nodes']} died in the last day",
+        "no job is ready" if oldest is None else f"the oldest ready job has waited {duration(oldest)}",
+        *(text for _, text in census.remarks(found)),
+    ]
+    out.say("\n\n".join([*parts, "\n".join(lines)]))
+
+
+@subcommand(ID)
+def why(out: JobsCommand, args: Namespace) -> None:
+    """Say why a job is where it is, with evidence and cure.
+
+    The first reason is the one that counts; the others would count after it. Nothing is changed. The exit
+    status is 1 if there is no such job.
+
+    examples:
+      manage.py jobs why 6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11
+      manage.py jobs why --json ID
+    """
+    key = _key(args.id)
+    view, found = reasons.explain(key)
+    job = None if view is None else view.job
+    listed = [{name: getattr(each, name) for name in ("code", "says", "cure", "evidence")} for each in found]
+    about = {name: job and getattr(job, name) for name in ("task", "state", "queue")}
+    out.say_json({"id": str(key), **about, "database": view and view.using, "reasons": listed})
+    if job is not None:
+        state = out.style.WARNING(str(dict(State.choices).get(job.state, job.state)))
+        out.say(f"{job.task}[{key}] {state}, {gettext('queue')} {job.queue}")
+    for number, reason in enumerate(found, 1):
+        out.say(f"{number}. {out.style.MIGRATE_HEADING(reason.says) if number == 1 else reason.says}")
+        if reason.cure:
+            out.say(f"   -> {reason.cure}")
+    if job is None:
+        raise CommandError(gettext("There is no job %(id)s.") % {"id": key})
+
+
+@subcommand(*WHICH, option("--limit", "how many at the most (default: %(default)s)", type=int, default=20))
+def list_(out: JobsCommand, args: Namespace) -> None:
+    """List jobs, the newest first.
+
+    examples:
+      manage.py jobs list --state failed --since 2h
+      manage.py jobs list --task 'shop.*' --limit 100 --json
+    """
+    if args.limit < 1:
+        raise CommandError("--limit has to be 1 or more.")
+    selection = which(args)
+    newest = [selection.rows(alias).order_by("-pk")[: args.limit + 1] for alias in conf().DATABASES]
+    jobs = list(heapq.merge(*newest, key=lambda job: job.pk, reverse=True))
+    out.say_json([as_dict(job) for job in jobs[: args.limit]])
+    if not jobs:
+        out.say("There is no such job.")
+        return
+    rows = [["id", "state", "task", "queue", "created", "attempts", "error"]]
+    for job in jobs[: args.limit]:
+        shape = job.error if isinstance(job.error, dict) else {"type": "?", "message": job.error}
+        error = f"{shape.get('type')}: {shape.get('message')} ".splitlines()[0][:60].strip() if job.error else ""
+        rows.append([str(job.pk), job.state, job.task, job.queue, _local(job.created_at), str(job.lease), error])
+    out.say(table(rows, out))
+    if len(jobs) > args.limit:
+        out.say(f"and more: --limit {2 * args.limit}")
+
+
+@subcommand(ID)
+def show(out: JobsCommand, args: Namespace) -> None:
+    """All that is known of one job: arguments, times, counts, result and errors.
+
+    examples:
+      manage.py jobs show 6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11
+      manage.py jobs show --json ID
+    """
+    key = _key(args.id)
+    job: Job | None = find(key)
+    if job is None:
+        raise CommandError(f"There is no job {key}; manage.py jobs why {key} says what that may mean.")
+    using = job._state.db
+    seen = Shown(job)
+    found = as_dict(job, args=seen.args, kwargs=seen.kwargs, result=seen.result, errors=job.errors)
+    if job.node_id and (node := Node.objects.using(using).filter(pk=job.node_id).first()) is not None:
+        found["node"] = str(node)
+    out.say_json(found)
+    errors, last = found.pop("errors"), found.pop("error")
+    if last is not None and last not in errors[-1:]:
+        errors = [*errors, last]
+    width = max(map(len, found))
+    for name, value in found.items():
+        if value not in (None, ""):
+            out.say(f"{name.ljust(width)}  {value}")
+    for action in Action.objects.using(using).filter(job=job.pk).order_by("pk"):
+        out.say(f"{_local(action.at)} {action.what} by {action.by or '?'} {action.why}".rstrip())
+    for entry in errors:
+        if not isinstance(entry, dict):
+            entry = {"message": entry}
+        out.say(f"\n{out.style.WARNING(str(entry.get('type')))}, attempt {entry.get('attempt')}, {entry.get('at')}")
+        out.say(str(entry.get("traceback") or entry.get("message")).rstrip())
+
+
+@subcommand()
+def nodes(out: JobsCommand, args: Namespace) -> None:
+    """The workers: their last beat, version, processes, running jobs and queues.
+
+    The exit status is 1 if none is alive.
+
+    examples:
+      manage.py jobs nodes
+      manage.py jobs nodes --json
+    """
+    found = census.nodes(census.running_by_node())
+    out.say_json(found)
+    if found:
+        out.say(nodes_table(found, out))
+    if not any(node["takes_jobs"] for node in found):
+        raise CommandError("No worker is alive: celery -A proj worker")
+
+
+@subcommand(
+    option("--all", "read all jobs, however long it takes", action="store_true", dest="everything"),
+    option(
+        "--no-watch",
+        action="store_false",
+        dest="patient",
+        help="let the times in the rows decide at once; right after an outage of the database they are wrong",
+    ),
+)
+def verify(out: JobsCommand, args: Namespace) -> None:
+    """Hold the promise against the data: what breaks it, and what is about to be put right.
+
+    One line for each rule. A violation breaks the promise. A row that recovers waits for a worker, for a person
+    (an external call), behind others, or for no longer than recovery may take. Rows that should have recovered
+    by now are watched before they are called violations; that takes up to a minute, and only if there are any.
+    Nothing is changed.
+
+    The exit status is 0 without violations, 1 with violations, 2 if a database cannot be asked. Of each live
+    state 10,000 jobs are read, and of history 100,000 of those that were made in the last day.
+
+    examples:
+      manage.py jobs verify
+      manage.py jobs verify --verbosity 2
+      manage.py jobs verify --all --json
+    """
+    try:
+        report = promise.verify(
+            everything=args.everything, patient=args.patient, tell=lambda line: out.stderr.write(line, out.style.NOTICE)
+        )
+    except (promise.Unverifiable, ImproperlyConfigured) as exc:
+        raise CommandError(str(exc), returncode=2) from exc
+    counts = {"violations": report.violations, "recovering": report.recovering, "workers": report.workers}
+    rules = [asdict(finding) for finding in report.findings]
+    out.say_json({**counts, "databases": list(conf().DATABASES), "everything": args.everything, "rules": rules})
+    width = max(len(finding.rule) for finding in report.findings)
+    for finding in report.findings:
+        parts = [f"{word} {count}" for word in ("violations", "recovering") if (count := getattr(finding, word))]
+        style = out.style.ERROR if finding.violations else out.style.WARNING if parts else out.style.SUCCESS
+        verdict = style((", ".join(parts) or "ok").ljust(13))
+        out.say(f"{finding.rule.ljust(width)}  {verdict}  {finding.says}")
+        for example in finding.examples if args.verbosity > 1 else ():
+            out.say(f"{' ' * width}    {example}")
+    workers = f"{report.workers} worker{'' if report.workers == 1 else 's'}"
+    workers += "" if report.workers else ": nothing recovers without one"
+    out.say(f"{len(rules)} rules, {report.violations} violations, {report.recovering} recovering, {workers}")
+    if report.violations:
+        raise CommandError(f"{report.violations} violations of the promise.")
+
+
+def _key(text: str) -> uuid.UUID:
+    if (key := parse_uuid(text)) is None:
+        says = gettext("%(id)r is no valid UUID: give the job's id as delay() returned it.")
+        raise CommandError(says % {"id": text})
+    return key
+
+
+def as_dict(job: Job, **more: Any) -> dict[str, Any]:
+    names = ["id", "task", "queue", "priority", "state", "run_at", "expires_at", "lease", "retries", "crashes"]
+    names += ["node_losses", "snoozes", "created_at", "started_at", "finished_at", "parent_id"]
+    names += ["root_id", "marker_key", "replay_of", "unique_key", "error"]
+    return {name: getattr(job, name) for name in names} | more | {"node": job.node_id, "database": job._state.db}
+
+
+def _local(at: datetime.datetime) -> str:
+    return f"{timezone.localtime(at) if timezone.is_aware(at) else at:%Y-%m-%d %H:%M:%S}"
+
+
+# Tables: plain into a pipe, and with rich, if it is installed, on a terminal
+
+#: Columns whose cells are never broken, as an id is of use only as a whole; and the colours of states.
+WHOLE = ("id", "state", "created", "worker", "queue")
+COLOURS = dict(zip((*LIVE, *ENDED), ("blue", "cyan", "yellow", "green", "red", "dim"), strict=True))
+
+
+def nodes_table(nodes: list[dict[str, Any]], out: JobsCommand) -> str:
+    rows = [["worker", "host", "pid", "version", "pool", "up for", "last beat", "running", "queues"]]
+    for node in nodes:
+        beat = "never" if node["beat_seconds"] is None else f"{duration(node['beat_seconds'])} ago"
+        beat += ("" if node["alive"] else " (silent)") + (" (stopping)" if node["stopping"] else "")
+        pool = f"{node['pool']} {node['concurrency']}" if node["pool"] else "?"
+        where = [node["id"][:8], node["hostname"], node["pid"], node["version"] or "?", pool]
+        rows.append([*where, duration(node["age_seconds"]), beat, node["running"], ", ".join(node["queues"])])
+    return table(rows, out)
+
+
+def table(rows: list[list[Any]], out: JobsCommand) -> str:
+    """Columns in line, the first row their heads; numbers to the right."""
+    is_number = [str(cell).rstrip("+").isdigit() for cell in rows[-1]]
+    # On a terminal, if nobody asked for --no-color.
+    if out.stdout.isatty() and out.style.SUCCESS("x") != "x":
+        with suppress(ImportError):  # rich is not installed.
+            return _rich(rows, is_number)
+    widths = [max(len(str(cell)) for cell in column) for column in zip(*rows, strict=True)]
+    line = "  ".join(f"{{:{'>' if right else '<'}{width}}}" for width, right in zip(widths, is_number, strict=True))
+    return "\n".join(line.format(*map(str, row)).rstrip() for row in rows)
+
+
+def _rich(rows: list[list[Any]], is_number: list[bool]) -> str:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    head, *body = rows
+    found = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name, right in zip(head, is_number, strict=True):
+        found.add_column(Text(str(name)), justify="right" if right else "left", no_wrap=name in WHOLE, overflow="fold")
+    for row in body:
+        found.add_row(*(Text(str(cell), COLOURS.get(cell, "")) for cell in row))
+    out = io.StringIO()
+    width = shutil.get_terminal_size().columns
+    Console(file=out, force_terminal=True, width=width, highlight=False).print(found)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n")

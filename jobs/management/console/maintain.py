@@ -1,0 +1,292 @@
+"""``manage.py jobs rescue|prune|doctor``: what every worker does by itself, and whether all is there for it."""
+
+import signal
+import threading
+import time
+import uuid
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from typing import Any, NamedTuple
+
+from django.core import checks
+from django.core.management.base import CommandError
+from django.db import Error, connections
+from django.db.migrations.executor import MigrationExecutor
+
+from jobs.checks import driver
+from jobs.conf import celery_app, conf
+from jobs.database import databases
+from jobs.database.databases import SideDatabase
+from jobs.idempotency import locks
+from jobs.inspection import census, why
+from jobs.inspection.times import duration
+from jobs.lifecycle import queues, transitions
+from jobs.maintenance.prune import Prune
+from jobs.maintenance.rescue import Rescue
+from jobs.management.console.base import DRY_RUN, JobsCommand, option, subcommand
+from jobs.models import ENDED, Job, State
+from jobs.operations import instance
+from jobs.operations.selection import find
+from jobs.worker import listener
+
+PATIENCE = 2.0  #: Seconds that the broker may take to answer.
+ONCE = option("--once", "do it once, report and end", action="store_true")
+
+
+@subcommand(ONCE)
+def rescue(out: JobsCommand, args: Namespace) -> None:
+    """Give back the jobs of dead workers.
+
+    Every worker does this by itself; it may run here as well, any number of times. SIGTERM and Ctrl-C end it
+    after the current look, a second signal at once. It says what it did, and nothing when it did nothing.
+    --once takes DEAD_AFTER + 2 * HEARTBEAT seconds: a heartbeat must be seen to stand still that long.
+
+    examples:
+      manage.py jobs rescue
+      manage.py jobs rescue --once --json
+    """
+    app = celery_app()
+    if app is None:
+        # Celery's fallback knows no task and its limits.
+        raise CommandError(
+            "The project's Celery app is not loaded: import it in the __init__.py of the package that holds the "
+            "settings (from proj.celery import app)."
+        )
+    app.loader.import_default_modules()
+    watch = conf().DEAD_AFTER + 2 * conf().HEARTBEAT
+    _repeat(out, args, Rescue(SideDatabase()).run_once, conf().HEARTBEAT, watch)
+
+
+@subcommand(ONCE, DRY_RUN)
+def prune(out: JobsCommand, args: Namespace) -> None:
+    """Delete jobs that ended long ago (RETENTION, RETENTION_FAILED), and dead workers.
+
+    Every worker does this by itself; it may run here as well, any number of times. SIGTERM and Ctrl-C end it
+    after the current look, a second signal at once. It says what it did, and nothing when it did nothing.
+
+    examples:
+      manage.py jobs prune --once
+      manage.py jobs prune --dry-run
+    """
+    pruner = Prune(SideDatabase())
+    if args.dry_run:
+        _report(out, args, pruner.count(), "would delete ")
+    else:
+        _repeat(out, args, pruner.run_once, conf().PRUNE_INTERVAL)
+
+
+def _repeat(
+    out: JobsCommand, args: Namespace, run_once: Callable[[], dict[str, int]], interval: float, watch: float = 0.0
+) -> None:
+    """Run until a signal comes; with ``--once`` a single time, or for ``watch`` seconds."""
+    name = args.subcommand
+    if watch or not args.once:
+        until = f"for {watch:g} s: only then is a silent worker dead" if args.once else "until a signal comes"
+        out.say(f"{name}: one look every {interval:g} s {until}")
+    total: Counter[str] = Counter()
+    deadline = time.monotonic() + watch
+    databases.watch_links()
+    with _stopped_by_signals() as stopping:
+        while not stopping.is_set():
+            try:
+                instance.check_all()
+                done = run_once()
+            except instance.NotAdopted as exc:
+                raise CommandError(str(exc)) from exc
+            except Exception as exc:
+                if args.once:
+                    raise
+                databases.note_failure(exc, name, {"action": f"{name}_error"})
+            else:
+                total.update(done)
+                if args.once and time.monotonic() >= deadline:
+                    break
+                if not args.once and any(done.values()):
+                    _report(out, args, done)
+            stopping.wait(interval)
+    if args.once:
+        _report(out, args, total)
+
+
+def _report(out: JobsCommand, args: Namespace, done: dict[str, int], verb: str = "") -> None:
+    out.say_json(done)
+    parts = ", ".join(f"{key} {count}" for key, count in done.items() if count) or "nothing to do"
+    out.say(f"{args.subcommand}: {verb}{parts}")
+
+
+@contextmanager
+def _stopped_by_signals() -> Iterator[threading.Event]:
+    """An event that SIGTERM and SIGINT set; a second signal ends the process in its usual way."""
+    stopping = threading.Event()
+    before: dict[int, Any] = {}
+
+    def stop(*_: Any) -> None:
+        stopping.set()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    if threading.current_thread() is threading.main_thread():
+        before.update({number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)})
+    try:
+        yield stopping
+    finally:
+        stop()
+
+
+class Finding(NamedTuple):
+    """What the doctor says of one thing."""
+
+    what: str
+    is_well: bool
+    says: str
+    cure: str = ""
+
+
+@subcommand(
+    option("--queue", "the queue of the probe (default: that of tasks without one)"),
+    option("--timeout", "seconds for the probe (default: %(default)g)", type=float, default=30.0),
+    option("--no-probe", "enqueue no job", action="store_false", dest="is_probed"),
+)
+def doctor(out: JobsCommand, args: Namespace) -> None:
+    """Try everything that a job needs, from end to end, and say in plain words what is wrong.
+
+    Database, settings, broker, lock store, rings and workers are tried; then a job that does nothing is
+    enqueued and followed until it has ended. If it does not end, the reason is that of jobs why, and it is
+    cancelled. The exit status is 1 if something is wrong.
+
+    examples:
+      manage.py jobs doctor
+      manage.py jobs doctor --queue mail
+      manage.py jobs doctor --no-probe --json
+    """
+    if args.timeout <= 0:
+        raise CommandError("--timeout has to be above 0 seconds.")
+    found = []
+    for finding in _examine(args.queue, args.timeout, args.is_probed):
+        found.append(finding)
+        mark = out.style.SUCCESS("ok   ") if finding.is_well else out.style.ERROR("WRONG")
+        out.say(f"{mark} {finding.what}: {finding.says}")
+        if finding.cure:
+            out.say(f"      -> {finding.cure}")
+    wrong = sum(not each.is_well for each in found)
+    out.say_json({"is_well": not wrong, "findings": [each._asdict() for each in found]})
+    if wrong:
+        raise CommandError(f"{wrong} of {len(found)} things are not as they should be.")
+
+
+def _examine(queue: str | None, timeout: float, is_probed: bool) -> Iterator[Finding]:
+    asked = [_database(alias) for alias in conf().DATABASES]
+    yield from asked
+    if not all(each.is_well for each in asked):
+        # Everything else asks it.
+        return
+    faults = [each for each in checks.run_checks(tags=["jobs"]) if each.level >= checks.WARNING]
+    yield from (Finding(f"setting {each.id}", False, each.msg, each.hint or "") for each in faults)
+    if not faults:
+        yield Finding("settings", True, "manage.py check has nothing to say")
+    app = celery_app()
+    if app is None:
+        # As jobs.W016 has said.
+        return
+    yield _broker(app)
+    yield _locks()
+    yield from map(_ring, conf().DATABASES)
+    yield _workers()
+    for kind, text in census.remarks(census.gather(live=True)):
+        yield Finding("attention", kind in census.NO_FAULT, text)
+    if is_probed:
+        app.loader.import_default_modules()
+        yield _probe(app, queue, timeout)
+
+
+def _database(alias: str) -> Finding:
+    what = f"database {alias!r}"
+    connection = connections[alias]
+    began = time.monotonic()
+    try:
+        databases.ask(alias, "SELECT 1")
+        took = time.monotonic() - began
+        executor = MigrationExecutor(connection)
+        targets = [node for node in executor.loader.graph.leaf_nodes() if node[0] == Job._meta.app_label]
+        missing = executor.migration_plan(targets)
+        marks = {} if missing else instance.marks(alias)
+    except Error as exc:
+        return Finding(what, False, f"cannot be reached: {exc}".strip(), "Look at DATABASES, and at the server.")
+    if missing:
+        names = ", ".join(migration.name for migration, _ in missing)
+        return Finding(what, False, f"lacks migrations: {names}", "manage.py migrate")
+    if not marks["adopted"]:
+        says = f"is marked as another one, {marks['marked_as']!r}: workers refuse it"
+        return Finding(what, False, says, "If it is a copy whose jobs should run here: manage.py jobs adopt --dry-run")
+    return Finding(what, True, f"{connection.vendor}, answers in {took * 1000:.1f} ms, all migrations applied")
+
+
+def _broker(app: Any) -> Finding:
+    url, options = app.connection_for_write().as_uri(), dict(app.conf.broker_transport_options or {})
+    if driver(app) == "redis":
+        options |= {"socket_connect_timeout": PATIENCE, "socket_timeout": PATIENCE}
+    try:
+        with app.connection_for_write(connect_timeout=PATIENCE, transport_options=options) as connection:
+            connection.ensure_connection(max_retries=0, timeout=PATIENCE)
+    except Exception as exc:
+        says = f"{url} cannot be reached: {exc!r}. Jobs run without it; remote control and other tasks do not"
+        return Finding("broker", False, says, "Look at CELERY_BROKER_URL, and at it.")
+    return Finding("broker", True, f"{url} answers")
+
+
+def _locks() -> Finding:
+    with closing(locks.store_of(f"jobs:doctor:{uuid.uuid4()}", 30.0)) as store:
+        name = "Redis" if isinstance(store, locks.RedisStore) else "the database"
+        try:
+            store.acquire()
+            store.keep(0)
+        except locks.AWAY as exc:
+            cure = "Jobs run without their locks meanwhile; look at CACHES and at Redis."
+            return Finding("locks", False, f"{name} does not answer: {exc}", cure)
+    return Finding("locks", True, f"held by {name}")
+
+
+def _ring(alias: str) -> Finding:
+    what, vendor, poll = f"rings of {alias!r}", connections[alias].vendor, duration(conf().POLL_INTERVAL)
+    if vendor != "postgresql":
+        return Finding(what, True, f"{vendor} has none, workers look for new jobs")
+    if listener.hears(alias):
+        return Finding(what, True, "are heard, workers are told of new jobs")
+    says = f"are not heard (a pooler that shares connections?): a job may wait {poll} until a worker looks"
+    return Finding(what, True, says, "Let workers connect to the server itself, or to a pool of sessions.")
+
+
+def _workers() -> Finding:
+    nodes = census.nodes(census.running_by_node())
+    alive = [node for node in nodes if node["takes_jobs"]]
+    if not alive:
+        others = [f"{n['hostname']} ({n['id'][:8]}) {'stops' if n['alive'] else 'went silent'}" for n in nodes]
+        says = f"none takes jobs; {', '.join(others)}" if others else "none is alive"
+        return Finding("workers", False, says, "celery -A proj worker")
+    consumed = sorted({queue for node in alive for queue in node["queues"]})
+    return Finding("workers", True, f"{len(alive)} alive, on the queues {', '.join(consumed)}")
+
+
+def _probe(app: Any, queue: str | None, timeout: float) -> Finding:
+    task = app.tasks.get("jobs.probe")
+    if task is None:
+        cure = "Call app.autodiscover_tasks() without a list of packages, or add 'jobs' to it."
+        return Finding("probe", False, "the task jobs.probe is not registered", cure)
+    name = queue or app.conf.task_default_queue
+    if name in queues.paused():
+        return Finding("probe", False, f"the queue {name!r} is paused", f"manage.py jobs resume {name}")
+    began = time.monotonic()
+    key = uuid.UUID(task.apply_async(queue=queue, expires=max(60.0, 2 * timeout)).id)
+    job: Job | None = None
+    while time.monotonic() - began < timeout and (job is None or job.state not in ENDED):
+        time.sleep(0.1)
+        job = find(key)
+    took = duration(time.monotonic() - began)
+    if job is not None and job.state == State.SUCCEEDED:
+        return Finding("probe", True, f"enqueued, run on the node {str(job.result)[:8]} and settled in {took}")
+    reason = why.explain(key)[1][0]
+    for alias in conf().DATABASES:
+        transitions.cancel(key, alias, why="manage.py jobs doctor waited for it in vain")
+    return Finding("probe", False, f"{key} did not succeed within {took}: {reason.says}", reason.cure)

@@ -1,0 +1,521 @@
+"""The rows. The tables' names are fixed, so that a project may give the app another label."""
+
+from __future__ import annotations
+
+import datetime
+import uuid
+from typing import Any, ClassVar
+
+from django.db import models
+from django.db.models import Q
+from django.db.models.base import ModelState
+from django.db.models.functions import Now
+from django.utils.translation import gettext_lazy as _
+
+from jobs.models.fields import JSONText, Sparse, time_of, uuid7
+
+
+class State(models.TextChoices):
+    SCHEDULED = "scheduled", _("scheduled")
+    READY = "ready", _("ready")
+    RUNNING = "running", _("running")
+    SUCCEEDED = "succeeded", _("succeeded")
+    FAILED = "failed", _("failed")
+    CANCELLED = "cancelled", _("cancelled")
+
+
+WAITING = (State.SCHEDULED, State.READY)
+#: The states that run sooner or later.
+LIVE = (*WAITING, State.RUNNING)
+ENDED = (State.SUCCEEDED, State.FAILED, State.CANCELLED)
+#: As values: for the condition of an index.
+UNSUCCESSFUL = ("failed", "cancelled")
+
+
+class Node(models.Model):
+    """One start of a worker. A restarted worker is another node: a hostname says nothing."""
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    hostname = models.CharField(_("hostname"), max_length=255)
+    pid = models.PositiveIntegerField(_("process id"))
+    queues = models.JSONField(_("queues"), default=list)
+    tasks = models.JSONField(_("tasks"), default=list)
+    #: Of this app.
+    version = models.CharField(_("version"), max_length=32, null=True)
+    #: As Celery's ``--pool`` and ``--concurrency``.
+    pool = models.CharField(_("pool"), max_length=64, null=True)
+    concurrency = models.PositiveIntegerField(_("concurrency"), null=True)
+    started_at = models.DateTimeField(_("started at"), default=Now)
+    #: It was told to stop, and takes nothing new.
+    stopping_at = models.DateTimeField(_("stopping since"), null=True)
+    #: Set once, by whoever first saw that it is gone, or by itself. A node that was only paused takes a new id.
+    dead_at = models.DateTimeField(_("dead at"), null=True)
+    #: The node stopped in good order, and declared itself dead.
+    signed_off = models.BooleanField(_("signed off"), default=False)
+
+    class Meta:
+        db_table = "jobs_node"
+        verbose_name = _("node")
+        verbose_name_plural = _("nodes")
+
+    def __str__(self) -> str:
+        return f"{self.hostname} ({str(self.id)[:8]})"
+
+
+class Beat(models.Model):
+    """A node's heartbeat. Apart from :class:`Node`, because on SQLite it lives in another file."""
+
+    node = models.UUIDField(primary_key=True)
+    #: What rescue watches, by a clock of its own.
+    count = models.BigIntegerField(default=0)
+    #: For people: seconds since 1970 by the database's clock.
+    at = models.FloatField(default=0)
+
+    class Meta:
+        db_table = "jobs_beat"
+
+
+#: Where a unique key is taken.
+UNIQUE = Q(unique_key__isnull=False) & (
+    Q(state__in=("scheduled", "ready")) | Q(state="running", unique_until="finished")
+)
+EXPIRING = Q(state__in=("scheduled", "ready"), expires_at__isnull=False)
+OWNED = Q(node__isnull=False, token__isnull=False, started_at__isnull=False)
+FINISHED = Q(state__in=ENDED, finished_at__isnull=False) | (~Q(state__in=ENDED) & Q(finished_at__isnull=True))
+
+
+class Job(models.Model):
+    """One call of a task, from the commit that made it to its end. What most calls do not say is NULL."""
+
+    State = State
+
+    #: In the order of time, if this app made it (version 7); the Celery task id.
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    task = models.CharField(_("task"), max_length=255)
+    args = JSONText(_("arguments"), default=list, db_default=[])
+    kwargs = JSONText(_("keyword arguments"), default=dict, db_default={})
+    #: What else the call said (``jobs.calling.request``): headers, links, limits, ...
+    options = Sparse(_("options"), default=dict, null=True)
+    queue = models.CharField(_("queue"), max_length=255)
+    #: As it was given.
+    priority = models.SmallIntegerField(_("priority"), null=True)
+    #: The priority as the claim sorts it: the smallest first, whatever the broker calls first.
+    rank = models.SmallIntegerField(default=0, db_default=0)
+    state = models.CharField(
+        _("state"), max_length=16, choices=State.choices, default=State.READY, db_default=State.READY
+    )
+    run_at = models.DateTimeField(_("run at"), default=Now, db_default=Now())
+    expires_at = models.DateTimeField(_("expires at"), null=True)
+    #: Only of a job whose id does not say it.
+    made_at = models.DateTimeField(null=True)
+    #: Grows with every claim; with the token the fence of every settle (Kleppmann, "How to do distributed locking").
+    lease = models.IntegerField(_("lease"), default=0, db_default=0)
+    #: Fresh with every claim: a claim that a database crash forgot is repeated under the same lease.
+    token = models.BigIntegerField(_("claim token"), null=True)
+    #: Who runs it, or ran it last. No constraint: a claim locks no node row, and nodes are pruned without a scan.
+    node = models.ForeignKey(
+        Node, models.DO_NOTHING, "jobs", null=True, db_constraint=False, db_index=False, verbose_name=_("node")
+    )
+    #: PostgreSQL's process that serves the run, so that rescue can end a zombie; None behind a pooler.
+    backend = models.IntegerField(_("database process"), null=True)
+    retries = models.SmallIntegerField(_("retries"), default=0, db_default=0)
+    crashes = models.SmallIntegerField(_("crashes"), default=0, db_default=0)
+    node_losses = models.SmallIntegerField(_("node losses"), default=0, db_default=0)
+    snoozes = models.SmallIntegerField(_("snoozes"), default=0, db_default=0)
+    started_at = models.DateTimeField(_("started at"), null=True)
+    finished_at = models.DateTimeField(_("finished at"), null=True)
+    result = JSONText(_("result"), null=True)
+    error = models.JSONField(_("error"), null=True)
+    errors = Sparse(_("errors"), default=list, null=True)
+    parent_id = models.UUIDField(_("parent"), null=True)
+    #: The first job of a line of calls; None if that is the job itself. Read ``root_id``.
+    root = models.UUIDField(_("root"), null=True)
+    #: The key of the marker that the run leaves (``idempotency_key=``); None without one.
+    marker_key = models.CharField(_("marker"), max_length=255, null=True)
+    #: The job whose result this one replayed: another run had left the marker before.
+    replay_of = models.UUIDField(_("replay of"), null=True)
+    #: At most one job of this key waits (``unique=``); with ``unique_until="finished"`` waits or runs.
+    unique_key = models.CharField(_("unique key"), max_length=255, null=True)
+    unique_until = models.CharField(_("unique until"), max_length=8, null=True)
+    #: From then on the key is free, whatever became of the job (``unique_for=``).
+    unique_expires_at = models.DateTimeField(_("unique until time"), null=True)
+    #: The span of the call, until its transaction is committed (``jobs.calling.tracing``).
+    span: Any = None
+
+    class Meta:
+        db_table = "jobs_job"
+        verbose_name = _("job")
+        verbose_name_plural = _("jobs")
+        permissions: ClassVar = [
+            ("retry_job", _("Can retry jobs, and run them now")),
+            ("cancel_job", _("Can cancel jobs")),
+        ]
+        constraints: ClassVar = [
+            models.CheckConstraint(name="jobs_job_state", condition=Q(state__in=State.values)),
+            models.CheckConstraint(name="jobs_job_owner", condition=~Q(state="running") | OWNED),
+            models.CheckConstraint(name="jobs_job_finished", condition=FINISHED),
+            models.CheckConstraint(name="jobs_job_failed", condition=~Q(state="failed") | Q(error__isnull=False)),
+            # PostgreSQL names it when it is violated; nobody else takes a second job of a key.
+            models.UniqueConstraint(name="jobs_job_unique", fields=["unique_key"], condition=UNIQUE),
+        ]
+        indexes: ClassVar = [
+            # Hot ones: live states only, so that history costs disk and not speed.
+            models.Index(name="jobs_job_scheduled", fields=["run_at"], condition=Q(state="scheduled")),
+            # The order in which jobs are claimed.
+            models.Index(name="jobs_job_ready", fields=["queue", "rank", "run_at", "id"], condition=Q(state="ready")),
+            models.Index(name="jobs_job_expires", fields=["expires_at"], condition=EXPIRING),
+            models.Index(name="jobs_job_running", fields=["node"], condition=Q(state="running")),
+            # History, read by people and by prune: rows arrive at its right edge. By creation the key has it.
+            models.Index(name="jobs_job_finished", fields=["finished_at"], condition=Q(finished_at__isnull=False)),
+            # For people who look for one in a long history. Each costs only the jobs that have such a thing.
+            models.Index(name="jobs_job_unsuccessful", fields=["id"], condition=Q(state__in=UNSUCCESSFUL)),
+            models.Index(name="jobs_job_made", fields=["made_at"], condition=Q(made_at__isnull=False)),
+            models.Index(name="jobs_job_marker_key", fields=["marker_key"], condition=Q(marker_key__isnull=False)),
+            models.Index(name="jobs_job_unique_key", fields=["unique_key"], condition=Q(unique_key__isnull=False)),
+            models.Index(name="jobs_job_parent", fields=["parent_id", "id"], condition=Q(parent_id__isnull=False)),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.task}[{self.id}]"
+
+    @classmethod
+    def of(cls, values: dict[str, Any], using: str | None = None) -> Job:
+        """A job that a call makes; the same as ``Job(**values)``, at a fifth of its cost and without its signals.
+
+        With ``using`` it is a row as its claim returned it; what is missing is read when somebody asks for it.
+        """
+        job = cls.__new__(cls)
+        job._state = ModelState()
+        if using is None:
+            job.__dict__.update(_DEFAULTS, options={}, errors=[], run_at=Now())
+        else:
+            job._state.adding, job._state.db = False, using
+        job.__dict__.update(values)
+        return job
+
+    @property
+    def created_at(self) -> datetime.datetime:
+        """When the job was called, by the caller's clock. Filter by ``fields.created_since``, sort by the id."""
+        return time_of(self.id) or self.made_at or self.run_at
+
+    @property
+    def root_id(self) -> uuid.UUID:
+        """The first job of the line of calls that this one belongs to."""
+        return self.root or self.id
+
+    @property
+    def task_id(self) -> str:
+        """The id for Celery: as the caller wrote it."""
+        return str(self.options.get("task_id") or self.id)
+
+    @property
+    def headers(self) -> dict[str, Any]:
+        """The message headers that the caller gave, and those that receivers of Celery's signals added."""
+        return dict(self.options.get("headers") or {})
+
+    @property
+    def idempotency_key(self) -> str:
+        """What to hand to providers (``Message-ID``, ``Idempotency-Key``): the same in every run of this job."""
+        return self.marker_key or str(self.pk)
+
+    @property
+    def own_error(self) -> dict[str, Any] | None:
+        """The error that this run was settled with; that of an earlier run may still stand in the row."""
+        error = self.error if isinstance(self.error, dict) else {}
+        return error if error.get("attempt") == self.lease else None
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Wait until the job is over; returns its result, with the types that its body returned.
+
+        Parameters:
+            timeout: seconds; None waits as long as it takes.
+
+        Raises:
+            TimeoutError: it is not over yet.
+            celery.exceptions.TaskRevokedError: it was cancelled, or expired.
+            Exception: it failed; the exception is made again from its class and arguments.
+            RuntimeError: in a task, where it could wait for its own process.
+            Job.DoesNotExist: the row is gone: its transaction rolled back, or it was deleted.
+        """
+        from jobs.backend import wait
+
+        return wait(self, timeout)
+
+    def forget_computed(self) -> None:
+        """Read what the database computed (times, counts) from the row, when somebody asks for it."""
+        for name, value in list(self.__dict__.items()):
+            if hasattr(value, "resolve_expression"):
+                del self.__dict__[name]
+
+
+_DEFAULTS: dict[str, Any] = {
+    field.attname: None if callable(field.default) else field.get_default() for field in Job._meta.concrete_fields
+}
+
+
+class Chord(models.Model):
+    """How far the parts of a chord are (``jobs.calling.chords``)."""
+
+    #: Celery's id of the group.
+    id = models.CharField(primary_key=True, max_length=255)
+    made_at = models.DateTimeField(default=Now)
+    size = models.PositiveIntegerField()
+    done = models.PositiveIntegerField(default=0)
+    failed = models.PositiveIntegerField(default=0)
+
+    class Meta:
+        db_table = "jobs_chord"
+
+
+class ChordPart(models.Model):
+    """One part of a chord, and what became of it."""
+
+    id = models.BigAutoField(primary_key=True)
+    chord = models.ForeignKey(Chord, models.CASCADE, "parts", db_index=False)
+    task_id = models.CharField(max_length=255)
+    #: Where its result belongs in the list that the body gets; the groups in a header are lists in it.
+    place = models.JSONField()
+    ok = models.BooleanField(null=True)
+    result = JSONText(null=True)
+    error = models.TextField(default="")
+
+    class Meta:
+        db_table = "jobs_chord_part"
+        constraints: ClassVar = [models.UniqueConstraint(name="jobs_chord_part_task", fields=["chord", "task_id"])]
+
+
+class Pause(models.Model):
+    """A queue whose jobs nobody claims (``jobs.lifecycle.queues``)."""
+
+    queue = models.CharField(_("queue"), primary_key=True, max_length=255)
+    at = models.DateTimeField(_("paused at"), default=Now)
+    by = models.CharField(_("paused by"), max_length=150, default="")
+    reason = models.TextField(_("reason"), default="")
+
+    class Meta:
+        db_table = "jobs_pause"
+        verbose_name = _("paused queue")
+        verbose_name_plural = _("paused queues")
+        permissions: ClassVar = [("pause_queue", _("Can pause and resume queues"))]
+
+    def __str__(self) -> str:
+        return self.queue
+
+
+class Overview(Job):
+    """No rows of its own: a place for the dashboard in the admin's index."""
+
+    class Meta:
+        proxy = True
+        default_permissions = ()
+        verbose_name = _("dashboard")
+        verbose_name_plural = _("dashboard")
+
+
+class Cancellation(models.Model):
+    """Somebody wants a running job to end. Beside the job: its row belongs to its run, which may hold it locked."""
+
+    job = models.UUIDField(primary_key=True)
+    at = models.DateTimeField(default=Now)
+    #: ``Cancelled`` or ``Revoked``, as it will stand in the job's error.
+    kind = models.CharField(max_length=32, default="Cancelled")
+    reason = models.TextField(default="")
+
+    class Meta:
+        db_table = "jobs_cancellation"
+
+
+class Action(models.Model):
+    """What a person did to a job (``jobs.operations.actions``)."""
+
+    id = models.BigAutoField(primary_key=True)
+    job = models.UUIDField(_("job"))
+    at = models.DateTimeField(_("at"), default=Now)
+    #: A verb: ``retry``, ``cancel``, ``run``.
+    what = models.CharField(_("what"), max_length=32)
+    by = models.CharField(_("by"), max_length=150, default="")
+    why = models.TextField(_("why"), default="")
+
+    class Meta:
+        db_table = "jobs_action"
+        verbose_name = _("action")
+        verbose_name_plural = _("actions")
+        indexes: ClassVar = [models.Index(name="jobs_action_job", fields=["job"])]
+
+
+class Tally(models.Model):
+    """How many jobs ended in a minute, an hour or six (``jobs.maintenance.tally``): what the dashboard reads."""
+
+    id = models.BigAutoField(primary_key=True)
+    #: Seconds: 60, 3600 or 21600; 0 for all that is older than the hours that are kept.
+    length = models.PositiveIntegerField()
+    begin = models.DateTimeField()
+    task = models.CharField(max_length=255)
+    queue = models.CharField(max_length=255)
+    state = models.CharField(max_length=16, choices=State.choices)
+    #: The class of the error; empty without one.
+    error = models.CharField(max_length=200, default="")
+    count = models.PositiveIntegerField()
+    #: How long they ran, and how long they had waited: how many in which bucket (``tally.bucket``).
+    ran = models.JSONField(default=dict)
+    waited = models.JSONField(default=dict)
+
+    class Meta:
+        db_table = "jobs_tally"
+        constraints: ClassVar = [
+            models.UniqueConstraint(
+                name="jobs_tally_unique", fields=["length", "begin", "task", "queue", "state", "error"]
+            )
+        ]
+
+
+class Marker(models.Model):
+    """Something was done, once: inserted in the transaction of its effects (``jobs.idempotency.markers``)."""
+
+    class Kind(models.TextChoices):
+        #: ``idempotency_key=`` of a task.
+        TASK = "task", _("task")
+        #: ``once()``.
+        ONCE = "once", _("once")
+
+    id = models.BigAutoField(primary_key=True)
+    key = models.CharField(_("key"), max_length=255)
+    kind = models.CharField(_("kind"), max_length=8, choices=Kind.choices)
+    #: Of the arguments; the same key with other arguments is a mistake. Empty for ``once()``, which has none.
+    fingerprint = models.CharField(max_length=64, default="")
+    #: The job that left it, whose result others replay. No foreign key: prune keeps both alike.
+    job = models.UUIDField(_("job"), null=True)
+    created_at = models.DateTimeField(_("created at"), default=Now)
+    expires_at = models.DateTimeField(_("expires at"), null=True)
+
+    class Meta:
+        db_table = "jobs_marker"
+        verbose_name = _("marker")
+        verbose_name_plural = _("markers")
+        constraints: ClassVar = [models.UniqueConstraint(name="jobs_marker_unique", fields=["key", "kind"])]
+        indexes: ClassVar = [
+            models.Index(name="jobs_marker_job", fields=["job"]),
+            models.Index(name="jobs_marker_expires", fields=["expires_at"]),
+        ]
+
+    def __str__(self) -> str:
+        return self.key
+
+
+class Lock(models.Model):
+    """A lock where there is no Redis (``jobs.idempotency.locks``); on SQLite it lives in the second file."""
+
+    key = models.CharField(primary_key=True, max_length=255)
+    #: The job that holds it, and under which lease; it is held as long as that run lasts. None outside of jobs.
+    job = models.UUIDField(null=True)
+    lease = models.IntegerField(default=0)
+    #: Of this very holder.
+    token = models.UUIDField()
+    #: Grows with every holder.
+    fence = models.BigIntegerField()
+    #: Seconds since 1970 by the database's clock: of a holder that is no job.
+    expires_at = models.FloatField(default=0)
+
+    class Meta:
+        db_table = "jobs_lock"
+
+
+class Effect(models.Model):
+    """An external call: that it was begun, and what the provider answered (``jobs.idempotency.effects``)."""
+
+    class State(models.TextChoices):
+        #: Committed before the call. If nobody makes it any more, nobody knows whether it happened.
+        SENDING = "sending", _("sending")
+        SENT = "sent", _("sent")
+        #: A person decides: nobody knows whether it happened, or its answer could not be kept.
+        PARKED = "parked", _("parked")
+
+    id = models.BigAutoField(primary_key=True)
+    name = models.CharField(_("name"), max_length=100)
+    key = models.CharField(_("key"), max_length=255)
+    state = models.CharField(_("state"), max_length=8, choices=State.choices, default=State.SENDING)
+    #: The job that called last, and under which lease.
+    job = models.UUIDField(_("job"))
+    lease = models.BigIntegerField(_("lease"))
+    #: How many calls were begun of which nobody can say that they did not happen.
+    calls = models.PositiveIntegerField(_("calls"), default=1)
+    answer = models.JSONField(_("answer"), null=True)
+    created_at = models.DateTimeField(_("created at"), default=Now)
+    sent_at = models.DateTimeField(_("sent at"), null=True)
+
+    class Meta:
+        db_table = "jobs_effect"
+        verbose_name = _("external effect")
+        verbose_name_plural = _("external effects")
+        constraints: ClassVar = [
+            models.UniqueConstraint(name="jobs_effect_unique", fields=["name", "key"]),
+            models.CheckConstraint(name="jobs_effect_state", condition=Q(state__in=("sending", "sent", "parked"))),
+        ]
+        indexes: ClassVar = [
+            models.Index(name="jobs_effect_job", fields=["job"]),
+            models.Index(name="jobs_effect_open", fields=["state"], condition=~Q(state="sent")),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.key}"
+
+
+class StoredResult(models.Model):
+    """What no job's row says (``jobs.calling.stored``): results of tasks that are no jobs, what a running job says of
+    itself (``update_state``), and saved groups. On SQLite it lives in the second file.
+    """
+
+    #: A task's id; of a group ``group:`` and its id.
+    id = models.CharField(primary_key=True, max_length=255)
+    #: As JSON, what Celery's backends keep of a task: status, result, traceback, children, ...
+    meta = models.TextField()
+    #: Of the run that said it. None: it is of no job.
+    lease = models.IntegerField(null=True)
+    #: Seconds since 1970 by the database's clock; None: it is kept (``result_expires``).
+    expires_at = models.FloatField(null=True, db_index=True)
+
+    class Meta:
+        db_table = "jobs_stored_result"
+
+
+class Instance(models.Model):
+    """Which database this is: a restored copy carries the mark of its original, and runs nothing until adopted."""
+
+    id = models.PositiveSmallIntegerField(primary_key=True, default=1)
+    mark = models.CharField(max_length=255)
+    adopted_at = models.DateTimeField(default=Now)
+
+    class Meta:
+        db_table = "jobs_instance"
+
+
+class Message(models.Model):
+    """A message of the ``jobs://`` broker (``jobs.calling.transport``)."""
+
+    id = models.BigAutoField(primary_key=True)
+    queue = models.CharField(max_length=255)
+    priority = models.SmallIntegerField(default=0)
+    payload = models.TextField()
+    #: Seconds since 1970 by the database's clock; a consumer that holds the message keeps moving it.
+    visible_at = models.FloatField()
+    deliveries = models.PositiveIntegerField(default=0)
+
+    class Meta:
+        db_table = "jobs_message"
+        indexes: ClassVar = [models.Index(name="jobs_message_next", fields=["queue", "priority", "id"])]
+
+
+class Binding(models.Model):
+    """A queue bound to an exchange of the ``jobs://`` broker."""
+
+    id = models.BigAutoField(primary_key=True)
+    exchange = models.CharField(max_length=200)
+    routing_key = models.CharField(max_length=200)
+    pattern = models.CharField(max_length=200)
+    queue = models.CharField(max_length=200)
+
+    class Meta:
+        db_table = "jobs_binding"
+        constraints: ClassVar = [
+            models.UniqueConstraint(name="jobs_binding_unique", fields=["exchange", "queue", "routing_key", "pattern"])
+        ]

@@ -1,0 +1,271 @@
+"""What a person may do to a job, from the command line or in the admin: each at most one transition, with its answer.
+
+Who did it, when and why is written into the job's history, together with the transition.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from copy import copy
+from typing import Any, ClassVar, NamedTuple
+
+from celery import current_app
+from django.db import transaction
+from django.utils.text import format_lazy
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from jobs.arguments import scrub
+from jobs.calling import calls
+from jobs.conf import celery_app, conf
+from jobs.database.logs import logger
+from jobs.errors import UniqueBusy, UniqueTaken
+from jobs.lifecycle import transitions, unique
+from jobs.lifecycle.queues import check_name
+from jobs.maintenance import prune
+from jobs.models import ENDED, Action, Job, State
+
+
+class Outcome(NamedTuple):
+    is_done: bool
+    #: What to say about it, lazily translated.
+    text: Any
+    values: Mapping[str, Any] = {}
+
+    @property
+    def says(self) -> str:
+        """In the language that is active by then."""
+        return str(self.text) % self.values
+
+
+class Refused(Exception):
+    """The job's state would allow it, and something else does not; says what, in the reader's language."""
+
+
+class Operation:
+    """The docstring of each is its help on the command line, with a summary in the first line."""
+
+    name: str  #: A verb, as on the command line.
+    label: Any  #: For a button.
+    permission = "change_job"  #: Who may do it: the codename, in this app.
+    participle: Any = ""  #: For "128 retried".
+    states: tuple[State, ...] = (State.SCHEDULED, State.READY)  #: Out of which it is possible.
+    meant: tuple[State, ...] = states  #: Those of them that are meant if nobody names a state.
+    otherwise: Any  #: To say of a job in another state.
+    instead: ClassVar[dict[str, Any]] = {}  #: By state: to say instead of ``otherwise``.
+    #: By state: to say that it is done, and that it would be.
+    said: ClassVar[dict[str, tuple[Any, Any]]] = {}
+    asks: Any = None  #: What it needs to be told, for a form; None: nothing. It comes by :meth:`told`.
+    example = ""  #: Of the same, for the command line.
+    value = who = why = ""  #: What it was told, by whom, and why.
+
+    def told(self, value: str, who: str = "", why: str = "") -> Operation:
+        """The operation with what it needs to know. ``ValueError``: that cannot be; says what can."""
+        told = copy(self)
+        told.value, told.participle = self.read(value.strip())
+        told.who, told.why = who, why
+        return told
+
+    def read(self, value: str) -> tuple[str, Any]:
+        """The value, and the participle that names it."""
+        return "", self.participle
+
+    def attempt(self, key: uuid.UUID, dry_run: bool = False) -> Outcome:
+        """Do it to the job, in whatever database it is."""
+        for alias in conf().DATABASES:
+            found = Job.objects.using(alias).filter(pk=key).values_list("state", flat=True)
+            tried: set[str] = set()
+            # Race: if somebody else was faster, the row is asked again. It answers for each state once.
+            while (state := found.first()) is not None:
+                values = {"participle": self.participle, "state": dict(State.choices).get(state, state)}
+                if state not in self.states or state in tried:
+                    return Outcome(False, self.instead.get(state, self.otherwise), values)
+                tried.add(state)
+                success, promise = self.said.get(state, SAID)
+                try:
+                    if dry_run:
+                        self.rehearse(key, alias)
+                        return Outcome(True, promise, values)
+                    with transaction.atomic(using=alias):
+                        if done := self.change(key, alias, state):
+                            self.note(key, alias)
+                except Refused as exc:
+                    return Outcome(False, _("is %(state)s, and stays: %(why)s"), {**values, "why": str(exc)})
+                if done:
+                    return Outcome(True, success, values)
+        return Outcome(False, _("is unknown"))
+
+    def change(self, key: uuid.UUID, using: str, state: str) -> bool:
+        """Make the transition, or raise :class:`Refused`; False if the job is not in this state any more."""
+        raise NotImplementedError
+
+    def rehearse(self, key: uuid.UUID, using: str) -> None:
+        """Raise ``Refused`` if :meth:`change` would."""
+
+    def note(self, key: uuid.UUID, using: str) -> None:
+        why = ": ".join(filter(None, [self.value, self.why]))
+        Action.objects.using(using).create(job=key, what=self.name, by=scrub(self.who, 150), why=scrub(why, 1000))
+
+
+SAID = _("%(participle)s (was %(state)s)"), _("would be %(participle)s (is %(state)s)")
+
+
+class Retry(Operation):
+    """Run failed or cancelled jobs again.
+
+    Retries and crashes are counted from zero again. Without --state only failed jobs are meant.
+    """
+
+    name = "retry"
+    label = _("Retry")
+    permission = "retry_job"
+    participle = _("retried")
+    states = (State.FAILED, State.CANCELLED)
+    meant = (State.FAILED,)
+    otherwise = _("is %(state)s: nothing to retry")
+
+    def change(self, key: uuid.UUID, using: str, state: str) -> bool:
+        try:
+            return transitions.replay(key, using)
+        except UniqueTaken:
+            raise Refused(unique.describe(Job.objects.using(using).get(pk=key), gettext)) from None
+        except UniqueBusy:
+            says = gettext("another transaction is about to take its unique key; try again in a moment")
+            raise Refused(says) from None
+
+    def rehearse(self, key: uuid.UUID, using: str) -> None:
+        job = Job.objects.using(using).filter(pk=key).first()
+        if job is not None and unique.holder_of(job) is not None:
+            raise Refused(unique.describe(job, gettext))
+
+
+class Cancel(Operation):
+    """Cancel jobs that have not ended.
+
+    A running job is asked to end: it does so at its next self.checkpoint(), or at its end, when all that it did
+    in its transaction is rolled back.
+    """
+
+    name = "cancel"
+    label = _("Cancel")
+    permission = "cancel_job"
+    participle = _("cancelled")
+    states = meant = (State.SCHEDULED, State.READY, State.RUNNING)
+    otherwise = _("is %(state)s: nothing to cancel")
+    said: ClassVar[dict[str, tuple[Any, Any]]] = {
+        State.RUNNING: (
+            _("asked to end at its next checkpoint or at its end (is running)"),
+            _("would be asked to end (is running)"),
+        )
+    }
+
+    def change(self, key: uuid.UUID, using: str, state: str) -> bool:
+        parts = ["cancelled by hand", self.who and f"by {self.who}", self.why and f"({self.why})"]
+        why = " ".join(filter(None, parts))
+        end = transitions.ask_to_end if state == State.RUNNING else transitions.cancel
+        return end(key, using, why=why)
+
+
+class RunNow(Operation):
+    """Let jobs run now that wait for their time.
+
+    A worker runs them as soon as it comes to them; nothing runs in this process. Jobs of a paused queue still
+    wait for that.
+    """
+
+    name = "run"
+    label = _("Run now")
+    permission = "retry_job"
+    participle = _("made due")
+    states = meant = (State.SCHEDULED,)
+    otherwise = _("is %(state)s: it does not wait for its time")
+    instead: ClassVar[dict[str, Any]] = dict.fromkeys(Retry.states, _("is %(state)s: it does not wait; retry it"))
+
+    def change(self, key: uuid.UUID, using: str, state: str) -> bool:
+        return transitions.run_now(key, using)
+
+
+class Move(Operation):
+    """Let waiting jobs go to another queue.
+
+    A worker that consumes that queue runs them.
+    """
+
+    name = "move"
+    label = _("Change queue")
+    otherwise = _("is %(state)s: nothing to move")
+    asks = _("To which queue:")
+    example = "mail"
+
+    def read(self, value: str) -> tuple[str, Any]:
+        check_name(value)
+        if (app := celery_app()) is not None:
+            calls.known_queue(app, value)
+        return value, format_lazy(_("moved to {queue}"), queue=value)
+
+    def change(self, key: uuid.UUID, using: str, state: str) -> bool:
+        job = Job.objects.using(using).select_for_update().filter(pk=key).first()
+        if job is None:
+            return False
+        options = {name: value for name, value in job.options.items() if name not in ("exchange", "routing_key")}
+        return transitions.redirect(key, using, {"queue": self.value, "options": options})
+
+
+class Prioritize(Operation):
+    """Give waiting jobs another priority, 0 to 255.
+
+    The order is that of the project's broker: with RabbitMQ the highest number runs first, with Redis and
+    without a broker the lowest.
+    """
+
+    name = "prioritize"
+    label = _("Change priority")
+    otherwise = _("is %(state)s: nothing to prioritize")
+    asks = _("Priority (0 to 255; whether more is first, the broker decides):")
+    example = "9"
+
+    def read(self, value: str) -> tuple[str, Any]:
+        if not (value.isascii() and value.isdecimal() and int(value) <= 255):
+            says = gettext("A priority is a whole number from 0 to 255, and not %(value)r.")
+            raise ValueError(says % {"value": value})
+        return str(int(value)), format_lazy(_("given priority {number}"), number=int(value))
+
+    def change(self, key: uuid.UUID, using: str, state: str) -> bool:
+        rank = calls.rank_of(current_app, int(self.value))
+        return transitions.redirect(key, using, {"priority": int(self.value), "rank": rank})
+
+
+class Delete(Operation):
+    """Delete jobs that ended, with their history.
+
+    For ever, and whatever their age; prune is for the old ones. Not those to whose result a marker points.
+    """
+
+    name = "delete"
+    label = _("Delete")
+    permission = "delete_job"
+    participle = _("deleted")
+    states = meant = ENDED
+    otherwise = _("is %(state)s: nothing to delete")
+
+    def change(self, key: uuid.UUID, using: str, state: str) -> bool:
+        self.rehearse(key, using)
+        return prune.delete([key], using) == 1
+
+    def rehearse(self, key: uuid.UUID, using: str) -> None:
+        if prune.is_kept(key, using):
+            says = gettext("a marker points at it, so that its result is replayed; prune deletes both when it expires")
+            raise Refused(says)
+        if prune.may_come_again(key, using):
+            says = gettext("its message was another program's, and would run again if it came again; try in a day")
+            raise Refused(says)
+
+    def note(self, key: uuid.UUID, using: str) -> None:
+        """Its history goes with it; what stays is the log."""
+        about = {"action": "deleted", "job": str(key), "by": self.who, "why": self.why}
+        logger.info("the job %s was deleted by %s: %s", key, self.who or "somebody", self.why or "-", extra=about)
+
+
+EACH = (Retry(), RunNow(), Cancel(), Move(), Prioritize(), Delete())
+OPERATIONS: dict[str, Operation] = {each.name: each for each in EACH}

@@ -1,0 +1,74 @@
+"""What of a job's arguments and result people may see, in the admin and by the commands."""
+
+from typing import Any
+
+from django.utils.module_loading import import_string
+
+from jobs.arguments import decoded
+from jobs.conf import celery_app, conf
+from jobs.database.logs import logger
+from jobs.idempotency.keys import signature_of
+from jobs.models import Job
+
+#: What stands for a value that could not be redacted.
+HIDDEN = "(hidden: JOBS['REDACT'] failed)"
+
+#: Options that bear arguments of other calls; headers that bear those of this one.
+ARGUMENTS, TEXTS = ("link", "link_error", "chain", "chord", "stamps"), ("argsrepr", "kwargsrepr")
+
+
+class Shown:
+    """A job's values as ``JOBS["REDACT"]`` leaves them, each when it is asked for. What it fails at is hidden."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.path = conf().REDACT
+
+    @property
+    def args(self) -> list[Any]:
+        names = [] if self.path is None else _names(self.job)
+        names += map(str, range(len(names), len(self.job.args)))
+        return list(map(self._redacted, names, self.job.args))
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        return {name: self._redacted(name, value) for name, value in self.job.kwargs.items()}
+
+    @property
+    def result(self) -> Any:
+        return None if self.job.result is None else self._redacted("result", self.job.result)
+
+    @property
+    def options(self) -> Any:
+        """Without links, chains and chords, which bear arguments, and without Celery's texts of them."""
+        return self.job.options if self.path is None else _without(self.job.options, *ARGUMENTS)
+
+    def _redacted(self, name: str, value: Any) -> Any:
+        value = decoded(value)
+        if self.path is None:
+            return value
+        try:
+            return import_string(self.path)(self.job.task, name, value)
+        except Exception:
+            # Neither shown nor a reason to have no page.
+            logger.exception("JOBS['REDACT'] failed", extra={"action": "redact_failed", "job": str(self.job.pk)})
+            return HIDDEN
+
+
+def _without(values: Any, *names: str) -> Any:
+    if not isinstance(values, dict):
+        return HIDDEN
+    found = values | {name: HIDDEN for name in names if name in values}
+    return found | {"headers": _without(values["headers"], *TEXTS)} if "headers" in values else found
+
+
+def _names(job: Job) -> list[str]:
+    """The names of the positional arguments, as far as this process knows the task."""
+    app = celery_app()
+    task = app and app.tasks.get(job.task)
+    if not getattr(task, "is_transactional", False):
+        return []
+    parameters = signature_of(type(task)).parameters.values()
+    names = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    rest = [each.name for each in parameters if each.kind is each.VAR_POSITIONAL]
+    return names + rest * len(job.args)

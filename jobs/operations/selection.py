@@ -1,0 +1,210 @@
+"""Which jobs: by id, or by what they have in common."""
+
+import datetime
+import json
+import re
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, NamedTuple, Self
+
+from django.db import connections
+from django.db.models import Q, QuerySet, TextField
+from django.db.models.functions import Cast
+from django.db.models.lookups import IContains
+from django.utils import timezone
+from django.utils.dateparse import parse_date, parse_datetime
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from jobs.arguments import parse_uuid
+from jobs.conf import conf
+from jobs.models import UNSUCCESSFUL, Job, Node
+from jobs.models.fields import created_before, created_since, first_id
+
+DIGITS = (
+    8  #: Of an id in lists: the first ones of a worker's; of a job's the last ones, because the first are the time.
+)
+SEARCHED = 10_000  #: Jobs, the newest of those that fit otherwise, that are searched for what no index has.
+
+
+class Unreadable(ValueError):
+    """What somebody wrote for a field of :class:`Selection` cannot be; ``why``: in the reader's language."""
+
+    def __init__(self, field: str, why: str) -> None:
+        super().__init__(f"{field}: {why}")
+        self.field, self.why = field, why
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """All jobs that fit everything that is given; :data:`FIELDS` says what each is."""
+
+    states: Sequence[str] = ()
+    task: str | None = None
+    queue: str | None = None
+    node: str | None = None
+    key: str | None = None
+    parent: uuid.UUID | None = None
+    error: str | None = None
+    since: datetime.datetime | None = None
+    until: datetime.datetime | None = None
+    contains: str | None = None
+
+    @classmethod
+    def of(cls, given: Mapping[str, str | None], states: Sequence[str] = ()) -> Self:
+        """Out of what people wrote; empty is not given. ``Unreadable``: one of them cannot be."""
+        texts = {name: text for name in FIELDS if (text := (given.get(name) or "").strip())}
+        values: dict[str, Any] = {}
+        for name, text in texts.items():
+            if "\0" in text:
+                raise Unreadable(name, gettext("no text with a NUL fits anything"))
+            try:
+                values[name] = FIELDS[name].read(text)
+            except ValueError as exc:
+                raise Unreadable(name, str(exc)) from exc
+        return cls(states=states, **values)
+
+    def rows(self, using: str) -> QuerySet[Job]:
+        return self.narrow(Job.objects.using(using))
+
+    def narrow(self, rows: QuerySet[Job]) -> QuerySet[Job]:
+        if self.states:
+            rows = rows.filter(state=self.states[0]) if len(self.states) == 1 else rows.filter(state__in=self.states)
+            if connections[rows.db].vendor == "sqlite" and set(self.states) <= set(UNSUCCESSFUL):
+                # It takes the index only for its condition in the same words; others would count the condition twice.
+                rows = rows.filter(state__in=UNSUCCESSFUL)
+        if self.node is not None:
+            rows = _on_node(rows, self.node)
+        if self.key is not None:
+            # Each by an index of its own: together in one condition they would read the table.
+            every = Job.objects.using(rows.db)
+            marked, unique = every.filter(marker_key=self.key), every.filter(unique_key=self.key)
+            rows = rows.filter(pk__in=marked.values("pk").union(unique.values("pk"), all=True))
+        name, star, _rest = (self.task or "").partition("*")
+        same: dict[str, Any] = {"task__startswith" if star else "task": self.task and name}
+        same |= {"queue": self.queue, "parent_id": self.parent, "error__type": self.error}
+        rows = rows.filter(**{name: value for name, value in same.items() if value is not None})
+        if self.since is not None:
+            rows = rows.filter(created_since(self.since))
+        if self.until is not None:
+            rows = _before(rows, self.until)
+        if self.contains is not None:
+            rows = newest(rows).filter(_said(self.contains))
+        return rows
+
+    def count(self) -> int:
+        return sum(self.rows(alias).count() for alias in conf().DATABASES)
+
+    def __iter__(self) -> Iterator[tuple[uuid.UUID, str]]:
+        """The ids, each with its database's alias; each job once, whatever becomes of it meanwhile."""
+        # One state at a time: together they could not use their partial indexes.
+        for alias, state in product(conf().DATABASES, self.states or [""]):
+            rows = self.rows(alias).order_by("pk").values_list("pk", flat=True)
+            rows = rows.filter(state=state) if state else rows
+            page = list(rows[: conf().BATCH])
+            while page:
+                yield from ((key, alias) for key in page)
+                page = list(rows.filter(pk__gt=page[-1])[: conf().BATCH])
+
+
+def newest(rows: QuerySet[Job]) -> QuerySet[Job]:
+    """Of the jobs those that are searched."""
+    last = list(rows.order_by("-pk").values_list("pk", flat=True)[SEARCHED - 1 : SEARCHED])
+    return rows.filter(pk__gte=last[0]) if last else rows
+
+
+def _on_node(rows: QuerySet[Job], text: str) -> QuerySet[Job]:
+    key = parse_uuid(text)
+    named = Q(hostname=text) if key is None else Q(pk=key)
+    if len(text) == DIGITS and text.isalnum():
+        # As lists show it; a host may be called so as well.
+        named |= Q(pk__startswith=text)
+    nodes = Node.objects.using(rows.db).filter(named)
+    deaths: dict[uuid.UUID, Any] = dict(nodes.values_list("pk", "dead_at"))
+    rows = rows.filter(node__in=deaths or [key])
+    if deaths and None not in deaths.values():
+        # What was made after their death they did not run: nobody has to look for it there.
+        rows = _before(rows, max(deaths.values()))
+    return rows
+
+
+def _before(rows: QuerySet[Job], moment: datetime.datetime) -> QuerySet[Job]:
+    """Where every id says its time, the key's index alone leads to the newest of them."""
+    if Job.objects.using(rows.db).filter(made_at__isnull=False).exists():
+        return rows.filter(created_before(moment))
+    return rows.filter(pk__lt=first_id(moment))
+
+
+def _said(text: str) -> Q:
+    """As it was written, or as JSON escapes it."""
+    ways = {text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]}
+    found = [Q(IContains(Cast(name, TextField()), way)) for way in ways for name in ("args", "kwargs")]
+    return Q(*found, _connector=Q.OR)
+
+
+def find(key: uuid.UUID, **annotations: Any) -> Any:
+    """The job of this id, in whatever database it is, or None."""
+    rows = (Job.objects.using(alias).annotate(**annotations).filter(pk=key) for alias in conf().DATABASES)
+    return next((job for each in rows if (job := each.first()) is not None), None)
+
+
+# What people write
+
+_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_AGE = re.compile(rf"(\d+(?:\.\d+)?) ?({'|'.join(_UNITS)})")
+
+
+def moment(text: str) -> datetime.datetime:
+    """``90min``, ``2h``, ``7d`` ago; ``2026-11-21``, ``2026-11-21 14:30``. ``ValueError``: it is none of these."""
+    text = text.strip()
+    if found := _AGE.fullmatch(text):
+        number, unit = found.groups()
+        try:
+            return timezone.now() - datetime.timedelta(seconds=float(number) * _UNITS[unit])
+        except OverflowError:
+            raise ValueError(gettext("%(text)r is before all time") % {"text": text}) from None
+    try:
+        day = parse_date(text)
+        value = datetime.datetime.combine(day, datetime.time()) if day else parse_datetime(text)
+    except ValueError:
+        value = None
+    if value is None:
+        says = gettext("%(text)r is no moment: write 90min, 2h, 7d, 2026-11-21 or '2026-11-21 14:30'")
+        raise ValueError(says % {"text": text})
+    return value if timezone.is_aware(value) else timezone.make_aware(value)
+
+
+def _id(text: str) -> uuid.UUID:
+    if (key := parse_uuid(text)) is None:
+        raise ValueError(gettext("%(text)r is no ID of a job (a UUID)") % {"text": text})
+    return key
+
+
+class Field(NamedTuple):
+    """What one can be asked for in words: its name and an example in a form, its help on the command line."""
+
+    label: Any
+    example: str
+    help: str
+    read: Callable[[str], Any] = str
+
+
+FIELDS = {
+    "task": Field(_("Task"), "shop.tasks.*", "all jobs of a task; TASK* for all names that begin so"),
+    "queue": Field(_("Queue"), "celery", "all jobs of a queue"),
+    "node": Field(
+        _("Worker (its ID or host)"), "web1", "all jobs that a worker ran last: its id, 8 digits of it, its host"
+    ),
+    "key": Field(_("Key (unique or marker)"), "welcome:42", "all jobs of a unique key, or of a marker's"),
+    "parent": Field(
+        _("Called by the job"), "6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11", "all jobs that its body called", _id
+    ),
+    "error": Field(_("Error"), "SMTPConnectError", "all jobs whose last error is of this class: SMTPException"),
+    "since": Field(
+        _("Created since"), "2h", "those created since then: 2h, 7d, 2026-11-21, '2026-11-21 14:30'", moment
+    ),
+    "until": Field(_("Created before"), "2026-11-21 14:30", "those created before then", moment),
+    "contains": Field(_("Arguments contain"), "ada@example.com", f"with this text in them; of the newest {SEARCHED:,}"),
+}

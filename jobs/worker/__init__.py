@@ -1,0 +1,1 @@
+"""What ``celery worker`` gets from us."""

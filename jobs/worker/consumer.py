@@ -1,0 +1,163 @@
+"""How a worker meets its broker, which is for what is not a job: it comes back soon, and jobs go on without it."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial, wraps
+from types import FrameType
+from typing import Any
+
+from celery import bootsteps
+from celery.worker import state
+
+from jobs.database.logs import logger
+from jobs.lifecycle.board import board
+from jobs.worker import events
+from jobs.worker.alarm import BrokerSilent, call_to_broker
+from jobs.worker.companion import REPLACE
+from jobs.worker.pool import AsynPool
+
+#: Seconds between a worker's attempts to reach its broker again.
+RECONNECT = {"interval_start": 1, "interval_step": 1, "interval_max": 3}
+
+#: Seconds between two looks for events of jobs.
+FORWARD = 0.5
+
+
+def _noted(change: Callable[..., Any], is_consumed: bool) -> Callable[..., Any]:
+    """Change what the worker consumes; the processes claim from the same queues."""
+
+    def change_and_note(queue: Any, *args: Any, **kwargs: Any) -> Any:
+        done = change(queue, *args, **kwargs)
+        name = str(getattr(queue, "name", queue))
+        others = {*board.queues} - {name}
+        board.queues = [*others, name] if is_consumed else [*others]
+        return done
+
+    return change_and_note
+
+
+def _despite_leftovers(action: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a lost connection be no more than that.
+
+    When Redis goes away, kombu 5.7 closes a channel twice, and looks the second time for a connection that is not there
+    any more: an ``AttributeError``, which would end the worker. So would an acknowledgement that comes too late; the
+    broker delivers such a message again.
+    """
+
+    @wraps(action)
+    def act(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return action(*args, **kwargs)
+        except AttributeError as exc:
+            extra = board.about("connection_lost")
+            logger.warning("the connection to the broker is gone: %s", exc, exc_info=True, extra=extra)
+
+    if (message := getattr(action, "__self__", None)) is not None:
+        # By this Celery's pool knows an acknowledgement, and lets it out while it stops.
+        act.__self__ = message  # type: ignore[attr-defined]
+    return act
+
+
+class ConsumerStep(bootsteps.StartStopStep):
+    """Changes how the worker meets its broker."""
+
+    requires = ("celery.worker.consumer:Connection", "celery.worker.consumer:Events")
+    timer: Any = None
+
+    def __init__(self, c: Any, **kwargs: Any) -> None:
+        super().__init__(c, **kwargs)
+        c.add_task_queue = _noted(c.add_task_queue, True)
+        c.cancel_task_queue = _noted(c.cancel_task_queue, False)
+        ensure_connected, shutdown = c.ensure_connected, c.shutdown
+        wait_for_soft_shutdown = c.controller.wait_for_soft_shutdown
+        stock_handler = c.create_task_handler
+
+        def create_task_handler(*args: Any, **kwargs: Any) -> Callable[[Any], Any]:
+            handle = stock_handler(*args, **kwargs)
+
+            def on_task_received(message: Any) -> Any:
+                message.ack_log_error = _despite_leftovers(message.ack_log_error)
+                message.reject_log_error = _despite_leftovers(message.reject_log_error)
+                return handle(message)
+
+            return on_task_received
+
+        def connect(connection: Any) -> Any:
+            """Try more often than kombu, and replace dead processes meanwhile: the pool's event loop stands still."""
+            ensure_connection = connection.ensure_connection
+
+            def ensure(errback: Any = None, max_retries: Any = None, callback: Any = None, **more: Any) -> Any:
+                def each_second() -> None:
+                    if callback is not None:
+                        callback()
+                    _replace_dead(c)
+
+                return ensure_connection(errback, max_retries, callback=each_second, **{**more, **RECONNECT})
+
+            connection.ensure_connection = ensure
+            return ensure_connected(connection)
+
+        def shut_down() -> None:
+            with suppress(BrokerSilent):
+                shutdown()
+
+        def end_soft_shutdown() -> None:
+            # Celery waits if it knows of requests; of jobs it does not.
+            board.note_stop()
+            timeout = c.app.conf.worker_soft_shutdown_timeout
+            if not state.active_requests and timeout and board.at_work():
+                # As Celery says it.
+                text = f"Initiating Soft Shutdown, terminating in {timeout} seconds"
+                logger.warning(text, extra=board.about("soft_stop"))
+                deadline = time.monotonic() + timeout
+                while time.monotonic() < deadline and board.at_work():
+                    time.sleep(0.05)
+            wait_for_soft_shutdown()
+            # What follows is a cold stop, which waits for its pool without a bound.
+            board.note_end()
+            # As Celery does with its requests in a cold stop; who shrugs it off is killed by the companion.
+            for slot in board.at_work():
+                if slot.pid != os.getpid():
+                    with suppress(ProcessLookupError):
+                        os.kill(slot.pid, signal.SIGTERM)
+
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(REPLACE, partial(_replace_in_call, c))
+        c.ensure_connected = connect
+        c.shutdown = shut_down
+        c.on_connection_error_after_connected = _despite_leftovers(c.on_connection_error_after_connected)
+        c.controller.wait_for_soft_shutdown = end_soft_shutdown
+        c.create_task_handler = create_task_handler
+
+    def start(self, c: Any) -> None:
+        board.queues = list(c.app.amqp.queues.consume_from)
+        # The dispatcher is another one after each connection.
+        self.timer = c.timer.call_repeatedly(FORWARD, lambda: events.forward(c.event_dispatcher))
+        events.forward(c.event_dispatcher)
+
+    def stop(self, c: Any) -> None:
+        if self.timer is not None:
+            c.timer.cancel(self.timer)
+
+
+def _replace_dead(c: Any) -> None:
+    pool = getattr(c.pool, "_pool", None)
+    # A pool without an event loop has a thread for it.
+    if board.stopping_for is None and isinstance(pool, AsynPool):
+        pool.maintain_without_hub()
+
+
+def _replace_in_call(c: Any, number: int, frame: FrameType | None) -> None:
+    """The companion sees a dead process that nobody replaces. Is it because the broker took a call and says nothing?"""
+    if call_to_broker(frame) is None:
+        return
+    while frame is not None:
+        if frame.f_globals.get("__name__") in ("billiard.pool", "celery.concurrency.asynpool"):
+            # The pool is at it.
+            return
+        frame = frame.f_back
+    _replace_dead(c)

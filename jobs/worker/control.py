@@ -1,0 +1,69 @@
+"""Celery's remote control knows requests. Jobs are none: what it asks of them is read from the board."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from celery.platforms import signals as signal_numbers
+from celery.utils.functional import maybe_list
+from celery.worker import control
+
+from jobs.arguments import parse_uuid
+from jobs.lifecycle.board import Occupied, board
+from jobs.worker.companion import companion
+
+
+def _info(slot: Occupied, hostname: str) -> dict[str, Any]:
+    """As ``celery.worker.request.Request.info``."""
+    text = board.text(slot)
+    about = {name: text.get(name, "") for name in ("name", "args", "kwargs")}
+    about |= {"id": str(slot.job), "type": about["name"], "hostname": hostname, "time_start": text.get("time")}
+    queue = text.get("queue", "")
+    delivery = {"exchange": "", "routing_key": queue, "priority": 0, "redelivered": slot.lease > 1}
+    return {**about, "acknowledged": True, "delivery_info": delivery, "worker_pid": slot.pid}
+
+
+def _infos(state: Any) -> dict[str, dict[str, Any]]:
+    """What runs here now, by its id."""
+    return {str(slot.job): _info(slot, state.hostname) for slot in board.occupied() if slot.has_job}
+
+
+def _number(terminate: bool, signal: Any) -> int | None:
+    return signal_numbers.signum(signal or control.TERM_SIGNAME) if terminate else None
+
+
+def _active(stock: Any, state: Any, **kwargs: Any) -> Any:
+    return [*stock(state, **kwargs), *_infos(state).values()]
+
+
+def _query_task(stock: Any, state: Any, ids: Any, **kwargs: Any) -> Any:
+    wanted = {str(key) for key in maybe_list(ids)}
+    found = {key: ("active", info) for key, info in _infos(state).items() if key in wanted}
+    return {**stock(state, ids, **kwargs), **found}
+
+
+def _revoke(stock: Any, state: Any, task_id: Any, terminate: bool = False, signal: Any = None, **kwargs: Any) -> Any:
+    for key in filter(None, map(parse_uuid, map(str, maybe_list(task_id) or []))):
+        companion.revoke(str(key), _number(terminate, signal))
+    return stock(state, task_id, terminate, signal, **kwargs)
+
+
+def _revoke_stamped(
+    stock: Any, state: Any, headers: dict[str, Any], terminate: bool = False, signal: Any = None, **kwargs: Any
+) -> Any:
+    stamps = {name: maybe_list(value) for name, value in headers.items()}
+    companion.revoke(stamps, _number(terminate, signal))
+    return stock(state, headers, terminate, signal, **kwargs)
+
+
+def install() -> None:
+    """In a worker: teach its remote control. Each command gets the one of Celery that it replaces."""
+    ours: dict[str, Callable[..., Any]] = {
+        "active": _active,
+        "query_task": _query_task,
+        "revoke": _revoke,
+        "revoke_by_stamped_headers": _revoke_stamped,
+    }
+    for name, command in ours.items():
+        if not isinstance(stock := control.Panel.data[name], partial):
+            control.Panel.data[name] = partial(command, stock)

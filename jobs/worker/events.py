@@ -1,0 +1,75 @@
+"""Celery's task events of jobs, for Flower and ``celery events``.
+
+A process that runs a job has no connection to the broker. It writes the event into a pipe, and the worker's main
+process sends it. If nobody reads, because the broker is away, events are dropped: they are news, and not the truth.
+"""
+
+import contextlib
+import json
+import os
+import select
+import time
+from typing import Any
+
+from celery import states
+from celery.utils.saferepr import saferepr
+
+from jobs.lifecycle.board import board
+from jobs.models import Job
+
+_reader, _writer = os.pipe()
+os.set_blocking(_reader, False)
+os.set_blocking(_writer, False)
+
+
+def send_start(job: Job, made: dict[str, Any]) -> None:
+    """Say that a job was taken and begins."""
+    if not board.wants_events:
+        return
+    about = {name: made[name] for name in ("root_id", "parent_id", "retries", "eta", "expires")}
+    about |= {"name": job.task, "args": made["argsrepr"], "kwargs": made["kwargsrepr"]}
+    _write("task-received", {"uuid": made["id"], **about})
+    # The process is the dispatcher's, as in an event of a stock task.
+    _write("task-started", {"uuid": made["id"]})
+
+
+def send_outcome(made: dict[str, Any], outcome: Any, runtime: float) -> None:
+    """Say what Celery's tracer made of a run."""
+    if not board.wants_events:
+        return
+    key, info = made["id"], outcome.info
+    if info is None:
+        _write("task-succeeded", {"uuid": key, "result": saferepr(outcome.retval, 500), "runtime": runtime})
+    elif info.state == states.RETRY:
+        _write("task-retried", {"uuid": key, "exception": saferepr(info.retval.exc, 500)})
+    elif info.state == states.FAILURE:
+        _write("task-failed", {"uuid": key, "exception": saferepr(info.retval, 500), "traceback": ""})
+    elif info.state == states.REJECTED:
+        _write("task-rejected", {"uuid": key, "requeue": False})
+
+
+def _write(kind: str, fields: dict[str, Any]) -> None:
+    line = json.dumps({"type": kind, "timestamp": time.time(), **fields}).encode() + b"\n"
+    # All or nothing, whoever writes beside it.
+    if len(line) <= select.PIPE_BUF:
+        with contextlib.suppress(BlockingIOError):
+            os.write(_writer, line)
+
+
+_rest = b""
+
+
+def forward(dispatcher: Any) -> None:
+    """In the worker's main process: hand what the processes wrote to Celery's dispatcher."""
+    global _rest
+    groups = getattr(dispatcher, "groups", None)
+    # Without -E the dispatcher sends heartbeats, and drops what it is told of tasks.
+    board.wants_events = bool(dispatcher and dispatcher.enabled and (not groups or "task" in groups))
+    if not board.wants_events:
+        return
+    with contextlib.suppress(BlockingIOError):
+        while data := os.read(_reader, 1 << 16):
+            *lines, _rest = (_rest + data).split(b"\n")
+            for line in lines:
+                fields = json.loads(line)
+                dispatcher.send(fields.pop("type"), **fields)

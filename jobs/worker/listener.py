@@ -1,0 +1,117 @@
+"""Hears rings for this worker, and wakes a process: LISTEN on PostgreSQL, a look at the file's version on SQLite."""
+
+import random
+import select
+import threading
+import time
+from typing import Any
+
+from django.db import Error, connections
+
+from jobs.database import databases
+from jobs.database.logs import logger
+from jobs.lifecycle import claims
+from jobs.lifecycle.board import IDLE, board
+from jobs.lifecycle.ring import CHANNEL, bell
+from jobs.maintenance import clock
+
+#: Callers ring once in a while and keep no timer: what they enqueued since is found by looks, so many seconds after.
+AFTER = (0.025, 0.06)
+
+#: Seconds between two looks at the version of an SQLite file: while something changes, and after a quiet while.
+BUSY_LOOK, IDLE_LOOK, QUIET = 0.01, 0.02, 1.0
+
+#: A node that found nothing after so many rings in a row answers the next one up to so many seconds later.
+FRUITLESS, LATE = 3, 0.02
+
+#: Seconds until LISTEN is tried again.
+RECONNECT = 1.0
+
+
+def listener_of(alias: str, stopping: threading.Event) -> threading.Thread | None:
+    """The thread that listens at this database; None where only a poll finds jobs."""
+    run = {"postgresql": _listen, "sqlite": _watch}.get(connections[alias].vendor)
+    if run is None:
+        return None
+    return threading.Thread(target=_forever, args=(run, alias, stopping), name=f"jobs-listen-{alias}", daemon=True)
+
+
+def _forever(run: Any, alias: str, stopping: threading.Event) -> None:
+    while not stopping.is_set():
+        try:
+            run(alias, stopping)
+        except Exception as exc:
+            # Until it is back a poll finds the jobs.
+            logger.debug("cannot listen at %s: %s", alias, exc, extra=board.about("listen_failed"))
+            stopping.wait(RECONNECT)
+
+
+def _listen(alias: str, stopping: threading.Event) -> None:
+    with databases.apart(alias) as connection:
+        connection.ensure_connection()
+        raw = connection.connection
+        raw.execute(f"LISTEN {CHANNEL}")
+        # What came before this was heard by nobody.
+        _look(alias)
+        looks: list[float] = []
+        fruitless, finds = 0, board.finds
+        while not stopping.is_set():
+            timeout = max(0.0, looks[0] - time.monotonic()) if looks else 1.0
+            select.select([raw.fileno()], [], [], timeout)
+            heard = _heard(raw.pgconn)
+            now = time.monotonic()
+            if not heard.isdisjoint(board.queues):
+                fruitless, finds = (fruitless + 1, finds) if board.finds == finds else (0, board.finds)
+                if fruitless >= FRUITLESS:
+                    # Of many nodes that are rung not all come at once.
+                    stopping.wait(random.uniform(0, LATE))
+                bell.ring()
+                looks = [now + pause for pause in AFTER]
+            elif looks and now >= looks[0]:
+                looks = [look for look in looks if look > now]
+                _look(alias)
+
+
+def _heard(connection: Any) -> set[str]:
+    """The queues that were rung for, without waiting; psycopg's own ``notifies()`` takes a hundred times as long."""
+    connection.consume_input()
+    heard = set()
+    while (note := connection.notifies()) is not None:
+        heard.add(note.extra.decode())
+    return heard
+
+
+def _look(alias: str) -> None:
+    try:
+        if any(slot.phase == IDLE for slot in board.occupied()) and clock.has_ready(alias, board.queues):
+            bell.ring()
+    except Error:
+        databases.drop(alias)
+
+
+def _watch(alias: str, stopping: threading.Event) -> None:
+    """``PRAGMA data_version`` changes when another connection has written; it costs microseconds."""
+    connection = connections[alias]
+    version, changed = -1, time.monotonic()
+    try:
+        with connection.cursor() as cursor:
+            while not stopping.wait(BUSY_LOOK if time.monotonic() - changed < QUIET else IDLE_LOOK):
+                cursor.execute("PRAGMA data_version")
+                now = cursor.fetchone()[0]
+                if now != version:
+                    version, changed = now, time.monotonic()
+                    _look(alias)
+    finally:
+        connection.close()
+
+
+def hears(alias: str, wait: float = 1.0) -> bool:
+    """Whether a ring gets through: behind a pooler that shares connections it does not, and a poll has to do."""
+    if connections[alias].vendor != "postgresql":
+        return True
+    with databases.apart(alias) as connection:
+        connection.ensure_connection()
+        raw = connection.connection
+        raw.execute(f"LISTEN {CHANNEL}")
+        claims.session_of(alias).notify(CHANNEL, [""])
+        return any(True for _ in raw.notifies(timeout=wait, stop_after=1))

@@ -1,0 +1,209 @@
+"""Celery's own pool processes claim jobs: between two stock tasks each waits for its pipe *or* for the bell.
+
+A job is no task of the pool. So jobs need neither the broker nor the worker's event loop. What is private to Celery and
+billiard here: ``Worker._make_child_methods`` and ``wait_for_job``, ``AsynPool``'s indexes of file descriptors,
+``_worker_active``, ``_create_write_handlers``, ``did_start_ok``, and the queues of ``billiard.pool.Pool``.
+"""
+
+import select
+import sys
+import threading
+from typing import Any
+
+import billiard.pool
+from billiard.pool import EX_FAILURE, EX_OK
+from celery.concurrency import asynpool, prefork
+from django.db import connections
+
+from jobs.database.turns import Lock
+from jobs.lifecycle.board import IDLE, board
+from jobs.lifecycle.ring import Bell, bell
+from jobs.worker.runner import Runner
+
+#: Milliseconds for which a process waits for the stock task for which it offered itself.
+OFFER = 50
+
+#: A process offers itself to the main process, whose event loop looks for one.
+offers = Bell()
+
+
+class _Claiming:
+    """A pool process that claims jobs while no stock task comes."""
+
+    #: The processes have one pipe for all: who reads from it has to have its lock.
+    is_shared = False
+
+    def _make_child_methods(self, *args: Any, **kwargs: Any) -> None:
+        super()._make_child_methods(*args, **kwargs)  # type: ignore[misc]
+        worker: Any = self
+        stock = worker.wait_for_job
+        receive = self._receive_shared if self.is_shared else stock
+        pipe = worker.inq._reader
+        poll, both = select.poll(), select.poll()
+        poll.register(pipe.fileno(), select.POLLIN)
+        both.register(pipe.fileno(), select.POLLIN)
+        both.register(bell.fileno(), select.POLLIN)
+        runner: Runner | None = None
+
+        def wait_for_job() -> Any:
+            nonlocal runner
+            if runner is None:
+                # Not before: the process has set its signals by now.
+                app, hostname = worker.initargs
+                is_wanted = lambda: bool(poll.poll(0))  # noqa: E731
+                runner = Runner(app, hostname, is_wanted, worker.maxtasks or 0, worker.max_memory_per_child or 0)
+                runner.catch_soft_limits()
+            runner.in_stock = False
+            _run_jobs(runner, poll, both, worker._shutdown)
+            runner.in_stock = True
+            return receive()
+
+        worker.wait_for_job = wait_for_job
+
+    def _receive_shared(self) -> Any:
+        worker: Any = self
+        if not worker.inq._rlock.acquire(block=False):
+            return None
+        try:
+            if not worker.inq._reader.poll(1.0 if board.stopping_for is not None else 0):
+                return None
+            if (request := billiard.pool.pickle_loads(worker.inq._reader.recv_bytes())) is not None:
+                return request
+        except EOFError:
+            pass
+        finally:
+            worker.inq._rlock.release()
+        sys.exit(EX_FAILURE)
+
+
+def _run_jobs(runner: Runner, poll: select.poll, both: select.poll, shutdown: Any) -> None:
+    """Run jobs until there is something in the pool's pipe, or the worker stops."""
+    while not poll.poll(0) and board.stopping_for is None:
+        if shutdown is not None and shutdown.is_set():
+            sys.exit(EX_OK)
+        if board.stock_waits:
+            runner.slot.rest(IDLE)
+            offers.ring()
+            if poll.poll(OFFER):
+                return
+        if runner.run_batch():
+            continue
+        for descriptor, _ in both.poll(runner.patience * 1000):
+            if descriptor == bell.fileno():
+                bell.hear()
+
+
+class _Worker(_Claiming, asynpool.Worker):
+    pass
+
+
+class _BlockingWorker(_Claiming, billiard.pool.Worker):
+    is_shared = True
+
+
+class AsynPool(asynpool.AsynPool):
+    """Celery's pool, which knows of the jobs that its processes run, and lives while the broker is away."""
+
+    Worker = _Worker
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # Else the queues of a process that dies before the first connection are never free again.
+        kwargs.setdefault("on_process_down", self._forget)
+        super().__init__(*args, **kwargs)
+
+    def _create_worker_process(self, i: int) -> Any:
+        process = super()._create_worker_process(i)
+        if not self._registered_with_event_loop and hasattr(self, "on_soft_timeout"):
+            # Made after the pool was, and before there is an event loop: nobody else says so.
+            self._fileno_to_outq[process.outqR_fd] = process
+            self._fileno_to_synq[process.synqW_fd] = process
+        return process
+
+    def did_start_ok(self) -> bool:
+        # A process that died before the broker was reached has been replaced.
+        return True
+
+    def _forget(self, process: Any) -> None:
+        self._all_inqueues.discard(process.inqW_fd)
+        self._busy_workers.discard(process.inqW_fd)
+        for index, fd in ((self._fileno_to_inq, process.inqW_fd), (self._fileno_to_outq, process.outqR_fd)):
+            if index.get(fd) is process:
+                del index[fd]
+
+    def maintain_without_hub(self) -> None:
+        """Replace dead processes while the event loop stands still, because the broker is away."""
+        self.maintain_pool()
+        for process in list(self._waiting_to_start):
+            # Read that it is up, or it is killed for not having said so when the event loop goes on.
+            self.process_flush_queues(process)
+
+    def _worker_active(self, worker: Any) -> bool:
+        """Whom ``pool_shrink`` must not take."""
+        return board.is_busy(worker.pid) or bool(super()._worker_active(worker))
+
+    def _create_write_handlers(self, hub: Any, *args: Any, **kwargs: Any) -> None:
+        super()._create_write_handlers(hub, *args, **kwargs)
+        look: Any = getattr(self, "on_poll_start")  # noqa: B009
+        with_jobs: set[int] = set()
+        busy, waiting = self._busy_workers, self.outbound_buffer
+
+        def on_poll_start() -> None:
+            """Celery writes a stock task to a process that is not busy: copy which ones are busy with jobs."""
+            if waiting or with_jobs:
+                for fd, process in list(self._fileno_to_inq.items()):
+                    if board.is_busy(process.pid):
+                        if fd not in busy:
+                            busy.add(fd)
+                            with_jobs.add(fd)
+                    elif fd in with_jobs:
+                        busy.discard(fd)
+                        with_jobs.discard(fd)
+                board.stock_waits = bool(waiting) and len(busy) >= len(self._all_inqueues)
+            elif board.stock_waits:
+                board.stock_waits = False
+            look()
+
+        self.on_poll_start = on_poll_start
+        hub.add_reader(offers.fileno(), offers.hear)
+
+
+class BlockingPool(billiard.pool.Pool):
+    """The pool of a transport without an event loop, as ``jobs://``. Its processes share two pipes, with a lock each.
+
+    One process waits for the next task with the lock in hand. In billiard that is a semaphore: if this process is
+    killed, nobody reads a task any more, and the worker stands still for good.
+    """
+
+    Worker = _BlockingWorker
+
+    def _setup_queues(self) -> None:
+        super()._setup_queues()
+        self._inqueue._rlock = Lock()
+        self._outqueue._wlock = Lock()
+
+    def _worker_active(self, worker: Any) -> bool:
+        return board.is_busy(worker.pid) or bool(super()._worker_active(worker))
+
+
+class TaskPool(prefork.TaskPool):
+    #: The worker's banner, and ``inspect stats``, name the pool by it.
+    __module__ = prefork.__name__
+    Pool = AsynPool
+    BlockingPool = BlockingPool
+
+
+def threads(app: Any, hostname: str, count: int) -> list[threading.Thread]:
+    """Threads of our own that run jobs, beside a pool without processes (``-P threads``, ``-P solo``)."""
+    names = [f"jobs-{number}" for number in range(count)]
+    return [threading.Thread(target=_run_in_thread, args=(app, hostname), name=name, daemon=True) for name in names]
+
+
+def _run_in_thread(app: Any, hostname: str) -> None:
+    runner = Runner(app, hostname)
+    try:
+        while board.stopping_for is None:
+            if not runner.run_batch():
+                bell.wait(0.5)
+    finally:
+        runner.slot.free()
+        connections.close_all()

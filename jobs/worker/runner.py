@@ -1,0 +1,328 @@
+"""A process, or a thread, that claims jobs for itself and runs them, one batch after the other."""
+
+import json
+import logging
+import random
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from billiard.compat import mem_rss
+from billiard.pool import EX_RECYCLE
+from celery import states
+from celery.app.task import Context
+from celery.app.trace import build_tracer
+from celery.exceptions import Reject, SoftTimeLimitExceeded
+from django.db import Error
+
+from jobs.calling import request
+from jobs.conf import conf
+from jobs.database import databases
+from jobs.database.logs import log, logger
+from jobs.database.syncpoints import reach
+from jobs.errors import NotSettled
+from jobs.execution import settlement
+from jobs.lifecycle import claims, transitions
+from jobs.lifecycle.board import BODY, BUSY, IDLE, OLD, board
+from jobs.lifecycle.claims import Claimer
+from jobs.lifecycle.ring import bell
+from jobs.lifecycle.run import Run, claimed
+from jobs.models import Job
+from jobs.worker import events
+
+#: Seconds that a claim is expected to take to run: nobody waits longer behind its first jobs. It is known by a task's
+#: moving mean, in which the last run has this weight.
+BATCH_TIME, WEIGHT = 0.05, 0.2
+
+#: Seconds until a job is tried again whose task nobody here knows, doubled up to the second; and how many such rows are
+#: put behind the others by one statement.
+UNKNOWN_PAUSES, UNKNOWN_BATCH = (5.0, 60.0), 1000
+
+#: As long as another worker knows it: so few, and for so many seconds, that this one gets its share of them.
+SHARED_BATCH, SHARED_PAUSE = 10, 1.0
+
+#: Seconds to wait for a ring, at the most; and between two attempts to reach a database that is away.
+LONGEST_WAIT, AWAY_PAUSE = 30.0, 0.5
+
+#: Of the worker (``--time-limit``, ``--soft-time-limit``), for tasks that have none: hard and soft, in seconds.
+default_limits: tuple[float | None, float | None] = (None, None)
+
+
+class Runner:
+    """
+    Parameters:
+        is_wanted: whether a stock task waits for this very process.
+        most: end the process after so many jobs (``worker_max_tasks_per_child``); 0: never.
+        memory: end the process when it holds more kilobytes than that (``worker_max_memory_per_child``).
+    """
+
+    def __init__(
+        self, app: Any, hostname: str, is_wanted: Callable[[], bool] = lambda: False, most: int = 0, memory: int = 0
+    ) -> None:
+        self.app = app
+        self.hostname = hostname
+        self.slot = board.take()
+        #: This process has a stock task.
+        self.in_stock = False
+        self._is_wanted = is_wanted
+        self._most = most
+        self._memory = memory
+        self._done = 0
+        self._claimer = Claimer()
+        self._turn = random.randrange(1 << 16)
+        #: For each task, how many seconds a run takes.
+        self._means: dict[str, float] = {}
+        self._next = 1
+        self._tracers: dict[str, Any] = {}
+        self._unknown_pauses: dict[str, float] = {}
+        #: What could not be settled for want of a database.
+        self._unsettled: list[Job] = []
+        #: For each database that cannot be reached, until when it is left alone.
+        self._away: dict[str, float] = {}
+
+    def run_batch(self) -> bool:
+        """Claim and run; False: there is nothing to do, or it may not be done."""
+        # A node that could not beat for half of the time after which it is dead claims nothing: others may be about to
+        # call it dead.
+        if board.stopping_for is not None or board.silence > conf().DEAD_AFTER / 2:
+            return False
+        self.slot.rest(BUSY)
+        self._settle_left()
+        jobs = self._claim()
+        if not jobs:
+            self.slot.rest(IDLE)
+            self._next = 1
+            return False
+        board.finds += 1
+        if len(jobs) == self._asked:
+            # There is probably more, for one that sleeps.
+            bell.ring()
+        self._run_all(jobs)
+        self.slot.rest(IDLE)
+        self._recycle()
+        return True
+
+    def _claim(self) -> list[Job]:
+        """Queue by queue in turn, so that none starves."""
+        places = [(alias, queue) for alias in conf().DATABASES for queue in board.queues]
+        reach("before_claim")
+        self._asked = max(size for size in claims.SIZES if size <= min(self._next, conf().CLAIM_BATCH))
+        for step in range(len(places)):
+            using, queue = places[(self._turn + step) % len(places)]
+            if time.monotonic() < self._away.get(using, 0.0):
+                continue
+            # On the board before the claim: whose process dies in it is given back at once, and counts nothing.
+            token = claims.new_token()
+            self.slot.rest(BUSY, token)
+            try:
+                jobs = self._claimer.claim(using, queue, board.node, self._asked, token)
+            except Error as exc:
+                self._note_away(using, exc)
+                continue
+            self._away.pop(using, None)
+            if jobs:
+                self._turn += step + 1
+                return jobs
+        return []
+
+    def _note_away(self, using: str, exc: Error) -> None:
+        """A database cannot be reached: leave it alone for a moment, and go on with the others."""
+        databases.note_away(exc, using)
+        self._away[using] = time.monotonic() + AWAY_PAUSE
+
+    def _run_all(self, jobs: list[Job]) -> None:
+        claimed_at = time.monotonic()
+        batch = jobs[0].token or 0
+        used = 0.0
+        for index, job in enumerate(jobs):
+            waiting = jobs[index + 1 :]
+            if index and (board.stopping_for is not None or board.stock_waits or self._is_wanted()):
+                self._give_back(job, batch)
+                return
+            task = self.app.tasks.get(job.task)
+            if task is None or not getattr(task, "is_transactional", False) or task.is_stock():
+                self._postpone(job)
+                continue
+            mean = self._means.get(job.task)
+            if waiting and (mean is None or used + mean > BATCH_TIME):
+                # Of unknown length, or longer than thought: nobody waits behind it.
+                self._give_back(job, batch, begun=job.pk)
+                waiting = []
+            used += mean or 0.0
+            self._run(task, job, batch if waiting else 0, claimed_at)
+            self.slot.rest(BUSY, batch if waiting else 0)
+            if not waiting:
+                return
+
+    def _give_back(self, job: Job, batch: int, begun: uuid.UUID | None = None) -> None:
+        """The rest of a claim waits again, for whoever is free. Without a database the companion does it later."""
+        with suppress(Error):
+            transitions.give_back(str(job._state.db), board.node, batch, begun)
+            if board.stopping_for is None:
+                bell.ring()
+
+    def _run(self, task: Any, job: Job, batch: int, claimed_at: float) -> None:
+        try:
+            made = self._name(task, job, batch)
+        except Exception as exc:
+            # Somebody edited the row by hand.
+            self._settle_unbegun(task, job, exc)
+            return
+        # What cannot roll back must not run under a claim that a crash of the database may forget.
+        must_renew = time.monotonic() - claimed_at > OLD or not task.atomic or "lock" in task.key_templates
+        if must_renew and not self._renew(job):
+            return
+        began = time.monotonic()
+        error: BaseException | None = None
+        try:
+            outcome = self._trace(task, job, made)
+        except BaseException as exc:
+            if not isinstance(exc, Exception) or settlement.shutdown_behind(exc) is not None:
+                raise
+            error = exc
+            log(logging.ERROR, job, "ended unexpectedly", "run_broken", exc_info=exc)
+        else:
+            value = None if outcome.info is None else outcome.info.retval
+            if isinstance(value, NotSettled):
+                self._unsettled.append(job)
+            error = value if isinstance(value, BaseException) else None
+        self._done += 1
+        self._learn(job.task, time.monotonic() - began, error)
+
+    def _name(self, task: Any, job: Job, batch: int) -> dict[str, Any]:
+        """Say on the board what is run, and until when; returns the request.
+
+        Race: the companion gives back what waits behind a long body. First say what is run, then look at the time.
+        """
+        if not isinstance(job.kwargs, dict):
+            raise TypeError(f"the keyword arguments are no dict, but {job.kwargs!r}")
+        made = request.make(job, task, self.app, self.hostname)
+        hard, soft = (own or default for own, default in zip(made["timelimit"], default_limits, strict=True))
+        if hard and soft and soft > hard:
+            soft = None
+        self.slot.name(job.pk, job.lease, job.token or 0, batch, soft, hard, _describe(job, made))
+        return made
+
+    def _trace(self, task: Any, job: Job, made: dict[str, Any]) -> Any:
+        """Through Celery's own tracer, with its signals and its result backend."""
+        if task.name not in self._tracers:
+            tracer = build_tracer(task.name, task, self.app.loader, self.hostname, app=self.app)
+            self._tracers[task.name] = tracer
+        began = time.monotonic()
+        events.send_start(job, made)
+        claimed.set((job, self.slot))
+        try:
+            outcome = self._tracers[task.name](made["id"], made["args"], made["kwargs"], made)
+            is_begun = claimed.get() is None
+        except Exception as exc:
+            if claimed.get() is not None:
+                # Nobody's fault: the result backend is away, say.
+                self._settle_unbegun(task, job, Reject(f"Celery did not begin the task: {exc!r}", requeue=True))
+            raise
+        finally:
+            claimed.set(None)
+        if not is_begun:
+            # ``Task.before_start`` raised; or Celery takes the job for done (``worker_deduplicate_successful_tasks``).
+            info = outcome.info
+            self._settle_unbegun(task, job, info.retval if info else Reject("not begun by Celery", requeue=True))
+        elif outcome.info and outcome.info.state == states.REJECTED and not made["ignore_result"]:
+            # The body's Reject(requeue=False). It is Celery's worker that calls this a failure, and not its tracer.
+            task.backend.store_result(made["id"], outcome.info.retval, states.FAILURE, request=Context(made))
+        events.send_outcome(made, outcome, time.monotonic() - began)
+        return outcome
+
+    def _settle_unbegun(self, task: Any, job: Job, exc: BaseException) -> None:
+        """The body of a claimed job was not reached."""
+        try:
+            settlement.settle(Run(task, None, job, self.slot), exc)
+        except NotSettled:
+            self._unsettled.append(job)
+        except Exception as told:
+            # What it raises is for Celery.
+            log(logging.DEBUG, job, f"was not begun: {told!r}", "not_begun")
+
+    def _renew(self, job: Job) -> bool:
+        try:
+            if not claims.renew(job):
+                return False
+        except Error as exc:
+            self._note_away(str(job._state.db), exc)
+            return False
+        self.slot.retoken(job.token or 0)
+        return True
+
+    def _learn(self, task: str, took: float, error: BaseException | None) -> None:
+        if error is not None:
+            # A task that fails may hang the next time: its next run goes alone.
+            self._means.pop(task, None)
+            self._next = 1
+            return
+        mean = self._means.get(task, took)
+        mean = self._means[task] = mean + WEIGHT * (took - mean)
+        self._next = max(1, int(BATCH_TIME / max(mean, 1e-5)))
+
+    def _postpone(self, job: Job) -> None:
+        with suppress(Error):
+            if transitions.is_known_elsewhere(job):
+                transitions.postpone_unknown(job, SHARED_PAUSE, SHARED_BATCH)
+                return
+            pause = self._unknown_pauses.get(job.task, UNKNOWN_PAUSES[0])
+            self._unknown_pauses[job.task] = min(2 * pause, UNKNOWN_PAUSES[1])
+            count = transitions.postpone_unknown(job, pause, UNKNOWN_BATCH)
+            text = f"is unknown here: {count} such jobs wait for a worker that knows it"
+            log(logging.WARNING, job, text, "unknown_task", count=count)
+
+    def _settle_left(self) -> None:
+        """A run that found no database at its end is over: its job waits again, now that there is one."""
+        for job in list(self._unsettled):
+            error = transitions.error_entry(
+                "DatabaseLost", "there was no database to settle the run", attempt=job.lease
+            )
+            try:
+                transitions.lose(job, error, conf().MAX_NODE_LOSSES)
+            except Error as exc:
+                self._note_away(str(job._state.db), exc)
+                return
+            self._unsettled.remove(job)
+
+    @property
+    def patience(self) -> float:
+        """Seconds to wait for a ring: not long while a database is away."""
+        return AWAY_PAUSE if self._unsettled or self._away else LONGEST_WAIT
+
+    def _recycle(self) -> None:
+        """As Celery's pool does after a task: end the process that has done its share, or holds too much memory."""
+        if self._most and self._done >= self._most:
+            sys.exit(EX_RECYCLE)
+        if self._memory and (used := mem_rss()) > self._memory:
+            text = "a process holds %s kB, more than its %s, and is replaced"
+            logger.warning(text, used, self._memory, extra=board.about("recycled"))
+            sys.exit(EX_RECYCLE)
+
+    def catch_soft_limits(self) -> None:
+        """Let the companion's signal strike in a body that is over its limit, and in a stock task; nowhere else."""
+        stock: Any = signal.getsignal(signal.SIGUSR1)
+
+        def strike(number: int, frame: Any) -> None:
+            if self.slot.phase == BODY and 0 < self.slot.soft_at <= time.monotonic():
+                self.slot.soft_at = 0.0
+                raise SoftTimeLimitExceeded()
+            if self.in_stock and callable(stock):
+                stock(number, frame)
+
+        signal.signal(signal.SIGUSR1, strike)
+
+
+def _describe(job: Job, made: dict[str, Any]) -> bytes:
+    """What ``inspect active`` shows."""
+    about = {"id": str(job.pk), "name": job.task, "queue": job.queue, "time": time.time()}
+    represented = made["argsrepr"][:200], made["kwargsrepr"][:200]
+    for args, kwargs in ((job.args, job.kwargs), represented, ("...", "...")):
+        text = json.dumps({**about, "args": args, "kwargs": kwargs}).encode()
+        if len(text) <= 1000:
+            break
+    return text

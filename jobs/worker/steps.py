@@ -1,0 +1,171 @@
+"""What ``celery worker`` gets from us: a node with its companion, processes that claim, and kept connections."""
+
+import gc
+import os
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from celery import bootsteps, signals
+from celery._state import get_current_task
+from celery.concurrency import get_implementation, prefork
+from celery.exceptions import WorkerShutdown
+from celery.platforms import EX_FAILURE
+from celery.worker import autoscale
+from celery.worker.state import maybe_shutdown
+from django.core.exceptions import ImproperlyConfigured
+
+from jobs import checks
+from jobs.calling import followups
+from jobs.database import databases, turns
+from jobs.database.logs import logger
+from jobs.lifecycle.board import board
+from jobs.operations.instance import NotAdopted
+from jobs.worker import control, pool, runner
+from jobs.worker.alarm import alarm
+from jobs.worker.companion import companion
+from jobs.worker.consumer import ConsumerStep
+
+#: Seconds between two complaints while the database cannot be reached at the start of a worker, and between two looks
+#: at the companion; between two looks of the autoscaler at the processes.
+PATIENCE, SCALE = 10.0, 1.0
+
+
+def install(app: Any) -> None:
+    """Let workers of this Celery app run our steps; done when the first of our tasks is bound to the app."""
+    app.steps["worker"].add(NodeStep)
+    app.steps["consumer"].add(ConsumerStep)
+    if "send_task" not in vars(app):
+        app.send_task = partial(followups.send, app.send_task)
+
+
+class NodeStep(bootsteps.StartStopStep):
+    """Registers this worker as a node, before its pool starts."""
+
+    def create(self, parent: Any) -> None:
+        found = checks.for_worker(parent)
+        errors = [message for message in found if message.is_serious()]
+        for message in found:
+            logger.log(message.level, str(message), extra={"action": "check", "check": message.id})
+        if errors:
+            texts = (f"({message.id}) {message.msg} {message.hint or ''}" for message in errors)
+            raise ImproperlyConfigured("; ".join(texts))
+        _keep_connections(parent.app)
+        databases.watch_links()
+        control.install()
+        turns.install()
+        tasks = sorted(name for name in parent.app.tasks if not name.startswith("celery."))
+        is_prefork = issubclass(parent.pool_cls, prefork.TaskPool)
+        kind = "prefork" if is_prefork else parent.pool_cls.__module__.rpartition(".")[2]
+        # What all processes share stays shared: no collection of theirs writes into it.
+        gc.collect()
+        gc.freeze()
+        queues = list(parent.app.amqp.queues.consume_from)
+        companion.start(queues, tasks=tasks, pool=kind, concurrency=parent.concurrency)
+        count = 0 if is_prefork else 1 if kind == "solo" else parent.concurrency
+        self.threads = pool.threads(parent.app, parent.hostname, count)
+
+    def start(self, parent: Any) -> None:
+        complained = time.monotonic()
+        try:
+            while not companion.wait_until_registered(0.5):
+                # Raises if the worker was told to stop meanwhile.
+                maybe_shutdown()
+                if time.monotonic() - complained > PATIENCE:
+                    complained = time.monotonic()
+                    text = "the worker waits for its database to register itself"
+                    logger.error(text, extra=board.about("node_waits"))
+        except NotAdopted as exc:
+            logger.critical("this worker does not start: %s", exc, extra={"action": "not_adopted"})
+            raise WorkerShutdown(EX_FAILURE) from None
+        parent.timer.call_repeatedly(PATIENCE, self._watch)
+        if getattr(parent, "autoscaler", None) is not None and parent.use_eventloop:
+            # Celery looks when a message comes. Jobs come without.
+            parent.timer.call_repeatedly(SCALE, parent.autoscaler.maybe_scale)
+        for thread in self.threads:
+            thread.start()
+
+    def close(self, parent: Any) -> None:
+        """However the worker was told to stop: by a signal, by remote control, by an error."""
+        board.note_stop()
+        alarm.stop_steps()
+
+    def stop(self, parent: Any) -> None:
+        """Wait for the bodies that run in threads."""
+        for thread in self.threads:
+            if thread.ident is not None:
+                thread.join()
+
+    def terminate(self, parent: Any) -> None:
+        """A cold stop does not wait for threads: their jobs are given back when the process has ended."""
+
+    def _watch(self) -> None:
+        """Without its companion this worker would run jobs that nobody rescues."""
+        if not companion.is_alive():
+            reason = companion.last_words() or "it died"
+            logger.critical("the companion is gone, this worker stops: %s", reason, extra=board.about("companion_gone"))
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+class Autoscaler(autoscale.Autoscaler):
+    """Celery's, which counts the processes that run jobs beside the requests of stock tasks."""
+
+    @property
+    def qty(self) -> int:
+        busy = len(board.at_work())
+        # All are busy: perhaps more work waits, and one more process will tell.
+        return super().qty + busy + (busy >= self.processes)
+
+
+def _keep_connections(app: Any) -> None:
+    """Keep Celery's Django fixup from closing the connections around each of our tasks.
+
+    It does so because a time limit in mid-query leaves a connection that Django takes for usable;
+    ``databases.tidy`` handles exactly that after each run. Other tasks keep the fixup's behaviour.
+    """
+    for fixup in getattr(app, "_fixups", ()):
+        worker_fixup: Any = getattr(fixup, "worker_fixup", None)
+        close = getattr(worker_fixup, "close_database", None)
+        if close is not None and not isinstance(close, partial):
+            worker_fixup.close_database = partial(_close_for_stock, close)
+
+
+def _close_for_stock(close: Callable[..., None], **kwargs: Any) -> None:
+    task = get_current_task()
+    if not getattr(task, "is_transactional", False) or task.is_stock():
+        close(**kwargs)
+
+
+@signals.worker_init.connect(dispatch_uid="jobs.worker.steps")
+def _on_init(sender: Any = None, **kwargs: Any) -> None:
+    if sender is None or NodeStep not in sender.app.steps["worker"]:
+        return
+    if get_implementation(sender.pool_cls) is prefork.TaskPool:
+        # ``-P prefork`` stays what people type.
+        sender.pool_cls = pool.TaskPool
+    if sender.autoscaler_cls == "celery.worker.autoscale:Autoscaler":
+        sender.autoscaler_cls = "jobs.worker.steps:Autoscaler"
+    # Tasks carry the limits of the settings themselves. What the command line says is for those that have none.
+    conf = sender.app.conf
+    runner.default_limits = (
+        sender.time_limit if sender.time_limit != conf.task_time_limit else None,
+        sender.soft_time_limit if sender.soft_time_limit != conf.task_soft_time_limit else None,
+    )
+    # Nor must the pool add the default soft limit to those: it arms that one first, and a hard limit below it never
+    # strikes.
+    if sender.soft_time_limit == conf.task_soft_time_limit:
+        sender.soft_time_limit = None
+
+
+@signals.worker_shutdown.connect(dispatch_uid="jobs.worker.steps")
+def _on_shutdown(**kwargs: Any) -> None:
+    alarm.stop()
+
+
+@signals.worker_shutting_down.connect(dispatch_uid="jobs.worker.steps")
+def _on_shutting_down(how: str = "", **kwargs: Any) -> None:
+    # At once: Celery's consumer stops later, and no process may begin another job.
+    board.note_stop()
+    alarm.start()
