@@ -161,3 +161,10 @@ def parse_uuid(text: str) -> uuid.UUID | None:
 def as_uuid(value: Any) -> uuid.UUID | None:
     """The id of a job; an id of somebody else's that is no UUID becomes its uuid5."""
     return (parse_uuid(str(value)) or uuid.uuid5(uuid.NAMESPACE_OID, str(value))) if value else None
+
+
+def safe_repr(value: Any) -> str:
+    try:
+        return repr(value)
+    except Exception as exc:
+        return f"<{type(value).__name__}, whose repr() raised {type(exc).__name__}>"

@@ -23,8 +23,8 @@ from jobs.arguments import as_uuid, decoded, jsonable
 from jobs.calling import chords, followups, outbox
 from jobs.calling.stored import Store
 from jobs.conf import conf
+from jobs.conf.logs import logger
 from jobs.database import databases
-from jobs.database.logs import logger
 from jobs.lifecycle.run import claimed
 from jobs.models import ENDED, WAITING, Job, State
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 #: What each check says -> the cure. E is an error, with which no worker starts; W is a warning.
 MESSAGES = """
 E001 {problem}
-  -> See jobs/conf.py for every key.
+  -> See jobs/conf/__init__.py for every key.
 E002 The SQLite database {alias!r} does not use IMMEDIATE transactions.
   -> Set OPTIONS = {{'transaction_mode': 'IMMEDIATE', 'timeout': 20, 'init_command': 'PRAGMA journal_mode=WAL'}}.
 E003 The worker pool {pool} is not supported.
@@ -65,11 +65,11 @@ W004 The database {alias!r} uses another isolation level than READ COMMITTED: tr
      server, their bodies run again, and each time counts as a node loss.
   -> Remove isolation_level from OPTIONS, and use select_for_update() where bodies meet.
 W008 A worker ends, and its jobs with it, when its broker is away for long or closes a channel: {values}.
-  -> celery_settings() in jobs/conf.py sets it well: broker_connection_max_retries = None. broker_connection_retry,
+  -> celery_settings() of jobs.conf sets it well: broker_connection_max_retries = None. broker_connection_retry,
      broker_connection_retry_on_startup, broker_channel_error_retry = True.
 W011 These tasks have no hard time limit: {tasks}. A body that never ends holds its process, and its job stays running
      for ever.
-  -> celery_settings() in jobs/conf.py sets it well: task_time_limit = 1800.
+  -> celery_settings() of jobs.conf sets it well: task_time_limit = 1800.
 W015 {check} failed: {exc!r}
   -> Put right what it names; what else this check would have said is not known.
 W016 The project's Celery app is not loaded in this process: calls would know none of its settings and routes.

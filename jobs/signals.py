@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.dispatch import Signal
 
-from jobs.database.logs import log
+from jobs.conf.logs import log
 
 if TYPE_CHECKING:
     from jobs.models import Job

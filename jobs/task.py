@@ -15,8 +15,8 @@ from celery.result import AsyncResult
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import transaction
 
-from jobs.calling import calls, followups, outbox, sentry
-from jobs.conf import conf, problems, task_options
+from jobs.calling import calls, followups, outbox
+from jobs.conf import conf, problems, sentry, task_options
 from jobs.database.databases import job_alias
 from jobs.errors import EffectParked, Replaced, UniqueTaken
 from jobs.execution import pipeline

@@ -10,7 +10,7 @@ import signal
 import time
 from pathlib import Path
 
-from jobs.database import syncpoints
+from jobs.conf import syncpoints
 
 POINTS = """
 before_claim after_claim before_call after_call after_sent before_commit after_completion after_commit before_ring

@@ -18,8 +18,7 @@ from django.db.backends.base.base import NO_DB_ALIAS
 from django.db.utils import load_backend
 from kombu import pools
 
-from jobs.conf import celery_settings
-from jobs.database import syncpoints
+from jobs.conf import celery_settings, syncpoints
 from jobs.lifecycle.board import board
 from jobs.models import Job
 from tests import servers

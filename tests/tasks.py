@@ -23,7 +23,7 @@ from jobs import Cancel, Snooze, Task, guard, lock, once
 from jobs import effect as effect_of
 from jobs import signals as job_signals
 from jobs.calling import request
-from jobs.database import syncpoints
+from jobs.conf import syncpoints
 from jobs.lifecycle.board import board
 from shop import payments
 from tests.models import Effect, Order

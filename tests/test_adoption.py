@@ -139,7 +139,7 @@ def test_without_a_database_the_message_goes_back_to_the_broker(node, monkeypatc
         tried.append(1)
         raise OperationalError("away")
 
-    monkeypatch.setattr("jobs.execution.settlement.RECONNECT", [0.0, 0.0, 0.0])
+    monkeypatch.setattr("jobs.execution.pipeline.RECONNECT", [0.0, 0.0, 0.0])
     monkeypatch.setattr(QuerySet, "bulk_create", away)
     key = str(uuid.uuid4())
     assert receive(key, "a") == "REJECTED"

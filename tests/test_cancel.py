@@ -7,7 +7,7 @@ import uuid
 import pytest
 from celery import current_app
 
-from jobs.database import syncpoints
+from jobs.conf import syncpoints
 from jobs.lifecycle import transitions
 from jobs.maintenance import clock
 from jobs.models import Cancellation, Job

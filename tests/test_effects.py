@@ -13,7 +13,7 @@ from django.db import OperationalError, connection, transaction
 from django.db.models import F
 
 from jobs import Snooze, effect
-from jobs.database import syncpoints
+from jobs.conf import syncpoints
 from jobs.idempotency import effects
 from jobs.lifecycle import transitions
 from jobs.models import Effect, Job

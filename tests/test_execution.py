@@ -17,7 +17,7 @@ from django.utils import timezone
 from kombu import Exchange, Queue
 
 from jobs.arguments import decoded
-from jobs.database import syncpoints
+from jobs.conf import syncpoints
 from jobs.errors import TaskExited
 from jobs.lifecycle import claims, ring, transitions
 from jobs.lifecycle.board import board

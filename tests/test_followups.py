@@ -16,7 +16,7 @@ from celery import chain, chord, current_app, group, signals
 from django.db import connections, transaction
 
 from jobs.calling import chords
-from jobs.database import syncpoints
+from jobs.conf import syncpoints
 from jobs.lifecycle import transitions
 from jobs.models import Chord, ChordPart, Job
 from tests import tasks

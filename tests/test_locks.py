@@ -21,7 +21,8 @@ from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
 from jobs import Busy, lock
-from jobs.database import databases, syncpoints
+from jobs.conf import syncpoints
+from jobs.database import databases
 from jobs.idempotency import locks
 from jobs.lifecycle import run as runs
 from jobs.maintenance.prune import Prune

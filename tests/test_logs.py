@@ -12,7 +12,7 @@ import pytest
 from celery import current_app
 
 import jobs
-from jobs.database import logs
+from jobs.conf import logs
 from jobs.models import Job, Node
 from tests import tasks
 from tests.harness import Worker, in_body, wait_ended, wait_state

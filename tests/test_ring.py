@@ -12,7 +12,8 @@ import pytest
 from celery import current_app
 from django.db import connection, transaction
 
-from jobs.database import databases, syncpoints
+from jobs.conf import syncpoints
+from jobs.database import databases
 from jobs.lifecycle import claims, ring, transitions
 from jobs.lifecycle.board import board
 from jobs.lifecycle.ring import Bell

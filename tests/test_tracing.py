@@ -22,7 +22,6 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from jobs.calling import tracing
-from jobs.execution import settlement
 from jobs.lifecycle import claims, transitions
 from jobs.models import Job
 from tests import tasks
@@ -245,7 +244,7 @@ def test_a_run_that_finds_no_database_to_settle_is_told_apart(spans, monkeypatch
         raise OperationalError("away")
 
     monkeypatch.setattr(transitions, "fail", away)
-    monkeypatch.setattr(settlement, "RECONNECT", (0.0,))
+    monkeypatch.setattr("jobs.lifecycle.run.RECONNECT", (0.0,))
     deliver(tasks.raises.delay("no"))
     process = spans.only("process")
     assert (attributes(process)["jobs.outcome"], process.status.status_code) == ("not_settled", StatusCode.ERROR)

@@ -13,8 +13,7 @@ from django.db import IntegrityError, connection, transaction
 from django.utils import timezone
 
 from jobs import UniqueBusy, UniqueTaken, signals
-from jobs.conf import conf
-from jobs.database import syncpoints
+from jobs.conf import conf, syncpoints
 from jobs.lifecycle import transitions
 from jobs.maintenance import rescue
 from jobs.models import Job

@@ -19,7 +19,8 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from jobs.database import databases, syncpoints
+from jobs.conf import syncpoints
+from jobs.database import databases
 from jobs.lifecycle import queues, transitions
 from jobs.maintenance import rescue
 from jobs.models import Cancellation, Instance, Job, Node

@@ -19,7 +19,7 @@ from django.db import connection
 from kombu import Message
 from vine import promise
 
-from jobs.database import syncpoints
+from jobs.conf import syncpoints
 from jobs.inspection import census, why
 from jobs.lifecycle.run import Run
 from jobs.models import Node

@@ -25,8 +25,8 @@ from jobs.arguments import as_uuid, normalize, scrub, storable
 from jobs.calling import request, tracing
 from jobs.calling.outbox import following
 from jobs.conf import celery_app
+from jobs.conf.syncpoints import reach
 from jobs.database import databases
-from jobs.database.syncpoints import reach
 from jobs.lifecycle import transitions
 from jobs.lifecycle.board import board
 from jobs.lifecycle.ring import bell

@@ -14,7 +14,7 @@ from django.db.models import F
 
 from jobs.arguments import decoded
 from jobs.conf import conf
-from jobs.database.logs import logger
+from jobs.conf.logs import logger
 from jobs.lifecycle.transitions import now_plus
 from jobs.models import Chord, ChordPart
 

@@ -15,8 +15,8 @@ from django.db import Error, connections, transaction
 
 from jobs import signals
 from jobs.calling import request, tracing
+from jobs.conf.syncpoints import reach
 from jobs.database import databases
-from jobs.database.syncpoints import reach
 from jobs.lifecycle import claims, ring, unique
 from jobs.models import Job, State
 from jobs.models.fields import uuid7

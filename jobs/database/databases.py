@@ -17,7 +17,7 @@ from django.db.models import Model, QuerySet
 from django.db.utils import load_backend
 
 from jobs.conf import conf
-from jobs.database.logs import logger
+from jobs.conf.logs import logger
 from jobs.models import Beat, Binding, Job, Lock, Message, StoredResult
 
 T = TypeVar("T")

@@ -16,8 +16,8 @@ from django.db.utils import DataError, Error, IntegrityError, InterfaceError, Op
 from jobs import signals
 from jobs.arguments import decoded
 from jobs.calling import calls, followups, request, tracing
+from jobs.conf.syncpoints import reach
 from jobs.database import databases
-from jobs.database.syncpoints import reach
 from jobs.database.turns import turn
 from jobs.errors import LostLease, Replaced
 from jobs.execution import savepoints, settlement
@@ -26,7 +26,7 @@ from jobs.idempotency.keys import fingerprint
 from jobs.idempotency.locks import lock
 from jobs.lifecycle import claims, transitions
 from jobs.lifecycle.board import board
-from jobs.lifecycle.run import Run, claimed, running
+from jobs.lifecycle.run import RECONNECT, Run, claimed, running
 from jobs.models import Job
 
 logger = logging.getLogger("jobs")
@@ -64,7 +64,7 @@ def run(task: Any, context: Any, args: Any, kwargs: Any) -> Any:
 def _adopt(task: Any, context: Any, args: Any, kwargs: Any) -> Any:
     """A message that no ``delay()`` of ours made gets its row, and is acknowledged after that."""
     error: Exception
-    for pause in settlement.RECONNECT:
+    for pause in RECONNECT:
         time.sleep(pause)
         try:
             with settlement.unmasked():

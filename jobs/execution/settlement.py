@@ -6,7 +6,6 @@ import json
 import logging
 import random
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,18 +18,15 @@ from celery.result import ResultBase
 from celery.utils.serialization import ensure_serializable
 from django.db import Error, InterfaceError, OperationalError, transaction
 
-from jobs.arguments import jsonable, scrub
+from jobs.arguments import jsonable, safe_repr, scrub
 from jobs.calling import followups, outbox
 from jobs.conf import conf
 from jobs.database import databases
 from jobs.errors import Busy, Cancel, LostLease, NotSettled, Snooze, for_celery
 from jobs.lifecycle import transitions
-from jobs.lifecycle.run import Run
+from jobs.lifecycle.run import Run, persistently
 from jobs.models import Job, State
 from jobs.models.fields import uuid7
-
-#: Seconds between the attempts to reach a database that is away, and how often.
-RECONNECT = (0.0, 0.1, 0.4, *[0.5] * 14)
 
 
 def settle(run: Run, exc: BaseException, lost: bool = False) -> NoReturn:
@@ -118,19 +114,6 @@ def write(run: Run, transition: Callable[[], bool]) -> None:
         raise LostLease("this run lost its lease")
 
 
-def persistently(run: Run, action: Callable[[], bool]) -> bool | None:
-    """Do it, again and again while the database is away; None: it stays away."""
-    for pause in RECONNECT:
-        time.sleep(pause)
-        try:
-            databases.tidy(run.using)
-            return action()
-        except Error as exc:
-            run.log(logging.WARNING, f"is not settled yet: {exc}", "settle_retried")
-            databases.drop(run.using)
-    return None
-
-
 def is_committed(run: Run) -> bool:
     """The answer of a COMMIT can get lost: read the row on a new connection, and believe it."""
     own = {"pk": run.job.pk, "lease": run.job.lease, "token": run.job.token}
@@ -209,13 +192,6 @@ def storable(run: Run, result: Any) -> Any:
             raise type(exc)(text) from exc
         run.log(logging.WARNING, f"returned something that is kept as its repr: {exc}", "result_repr")
         return {"__type__": "repr", "__value__": scrub(safe_repr(result), 4000)}
-
-
-def safe_repr(value: Any) -> str:
-    try:
-        return repr(value)
-    except Exception as exc:
-        return f"<{type(value).__name__}, whose repr() raised {type(exc).__name__}>"
 
 
 def _entry(run: Run, exc: BaseException) -> dict[str, Any]:

@@ -16,14 +16,13 @@ from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.db.models.functions import Now
 from django.db.transaction import TransactionManagementError
 
-from jobs.arguments import decoded, jsonable, scrub
+from jobs.arguments import decoded, jsonable, safe_repr, scrub
+from jobs.conf.syncpoints import reach
 from jobs.database import databases
-from jobs.database.syncpoints import reach
 from jobs.errors import Busy, EffectParked, LostLease
-from jobs.execution import settlement
 from jobs.idempotency.keys import joined
 from jobs.lifecycle import transitions
-from jobs.lifecycle.run import Run, current_run
+from jobs.lifecycle.run import Run, current_run, persistently
 from jobs.models import Effect, Job, State
 
 
@@ -114,7 +113,7 @@ class Call:
             kept = jsonable(answer, f"the answer of effect({self.name!r})")
         except (TypeError, ValueError) as exc:
             # It has happened. Left as ``sending`` it would pass for a call that perhaps never was, and be made again.
-            kept = scrub(settlement.safe_repr(answer), 4000)
+            kept = scrub(safe_repr(answer), 4000)
             self._settle("answered()", state=Effect.State.PARKED, answer=kept, sent_at=Now())
             raise type(exc)(
                 f"{exc}; response.json() may be what you want. The call {self.key} HAS happened and is parked: "
@@ -217,7 +216,7 @@ class Call:
         if values is None:
             return
         reach("after_call")
-        if settlement.persistently(self._run, lambda: self._fenced(values)) is None:
+        if persistently(self._run, lambda: self._fenced(values)) is None:
             raise OperationalError(f"the database is away, and what became of {self.key} is not noted")
         reach("after_sent")
 

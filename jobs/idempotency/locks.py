@@ -35,8 +35,8 @@ from django.db import Error, IntegrityError, OperationalError, connections
 from django.dispatch import receiver
 
 from jobs.conf import conf
+from jobs.conf.logs import logger
 from jobs.database.databases import SideDatabase, home, is_conflict, side
-from jobs.database.logs import logger
 from jobs.errors import Busy
 from jobs.idempotency.keys import joined
 from jobs.lifecycle.run import current_job

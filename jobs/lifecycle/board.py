@@ -127,7 +127,7 @@ class Board:
         self._node = value.bytes
 
     def about(self, action: str, **more: Any) -> dict[str, Any]:
-        """The fields of a line about this worker (see ``jobs.database.logs``)."""
+        """The fields of a line about this worker (see ``jobs.conf.logs``)."""
         return {"action": action, "node": str(self.node), **more}
 
     def note_beat(self) -> None:

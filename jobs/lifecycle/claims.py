@@ -21,8 +21,8 @@ from django.db import DataError, connections, transaction
 from django.db.models import Exists, F, Q, QuerySet
 from django.db.models.functions import Now
 
+from jobs.conf.syncpoints import is_armed
 from jobs.database import databases
-from jobs.database.syncpoints import is_armed
 from jobs.models import Cancellation, Job, Node, Pause, State
 
 #: How many a statement asks for: a few sizes, so that each is planned once.

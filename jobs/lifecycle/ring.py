@@ -13,8 +13,8 @@ from contextlib import suppress
 
 from django.db import Error, connections
 
+from jobs.conf.logs import logger
 from jobs.database import databases
-from jobs.database.logs import logger
 from jobs.lifecycle import claims
 
 #: PostgreSQL's channel; the payload is the queue's name.

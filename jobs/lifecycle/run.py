@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
+from django.db import Error
+
 from jobs import signals
-from jobs.database import databases, logs
+from jobs.conf import logs
+from jobs.database import databases
 from jobs.errors import Cancel, LostLease
 from jobs.lifecycle import transitions
 from jobs.lifecycle.board import Slot
 from jobs.models import Job, State
+
+#: Seconds between the attempts to reach a database that is away, and how often.
+RECONNECT = (0.0, 0.1, 0.4, *[0.5] * 14)
 
 
 @dataclass(eq=False)
@@ -65,6 +71,19 @@ class Run:
             raise Cancel(note.reason)
         if not transitions.owns(self.job):
             raise LostLease("this run lost its lease")
+
+
+def persistently(run: Run, action: Callable[[], bool]) -> bool | None:
+    """Do it, again and again while the database is away; None: it stays away."""
+    for pause in RECONNECT:
+        time.sleep(pause)
+        try:
+            databases.tidy(run.using)
+            return action()
+        except Error as exc:
+            run.log(logging.WARNING, f"is not settled yet: {exc}", "settle_retried")
+            databases.drop(run.using)
+    return None
 
 
 def report(job: Job, using: str, action: str, text: str, level: int = logging.INFO, **more: Any) -> str:

@@ -14,8 +14,8 @@ from django.db.models.functions import Cast
 
 from jobs.calling import chords, stored, transport
 from jobs.conf import conf
+from jobs.conf.logs import logger
 from jobs.database import databases
-from jobs.database.logs import logger
 from jobs.idempotency import locks, markers
 from jobs.lifecycle.transitions import now_plus
 from jobs.maintenance import is_eldest

@@ -12,10 +12,10 @@ from celery import current_app
 from django.db import IntegrityError
 from django.db.models import QuerySet
 
-from jobs.conf import conf
-from jobs.database import databases, logs
+from jobs.conf import conf, logs
+from jobs.conf.logs import logger
+from jobs.database import databases
 from jobs.database.databases import SideDatabase
-from jobs.database.logs import logger
 from jobs.lifecycle import transitions
 from jobs.lifecycle.board import BODY, Occupied, board, is_alive
 from jobs.lifecycle.ring import bell

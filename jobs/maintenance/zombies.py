@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from django.db import Error, connections
 
+from jobs.conf.logs import log, logger
 from jobs.database.databases import ask, is_lost
-from jobs.database.logs import log, logger
 from jobs.models import Job
 
 #: The claim recorded the server process. It is ended if it is older than the claim (else its number was used

@@ -11,6 +11,7 @@ from django.db.models import Q
 from django.db.models.base import ModelState
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
+from kombu.utils.imports import symbol_by_name
 
 from jobs.models.fields import JSONText, Sparse, time_of, uuid7
 
@@ -237,9 +238,7 @@ class Job(models.Model):
             RuntimeError: in a task, where it could wait for its own process.
             Job.DoesNotExist: the row is gone: its transaction rolled back, or it was deleted.
         """
-        from jobs.backend import wait
-
-        return wait(self, timeout)
+        return symbol_by_name("jobs.backend:wait")(self, timeout)
 
     def forget_computed(self) -> None:
         """Read what the database computed (times, counts) from the row, when somebody asks for it."""

@@ -19,7 +19,7 @@ from django.utils.translation import gettext_lazy as _
 from jobs.arguments import scrub
 from jobs.calling import calls
 from jobs.conf import celery_app, conf
-from jobs.database.logs import logger
+from jobs.conf.logs import logger
 from jobs.errors import UniqueBusy, UniqueTaken
 from jobs.lifecycle import transitions, unique
 from jobs.lifecycle.queues import check_name

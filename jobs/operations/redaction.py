@@ -6,7 +6,7 @@ from django.utils.module_loading import import_string
 
 from jobs.arguments import decoded
 from jobs.conf import celery_app, conf
-from jobs.database.logs import logger
+from jobs.conf.logs import logger
 from jobs.idempotency.keys import signature_of
 from jobs.models import Job
 

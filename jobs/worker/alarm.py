@@ -12,7 +12,7 @@ from types import FrameType
 from celery.exceptions import WorkerShutdown
 from celery.platforms import EX_OK
 
-from jobs.database.logs import logger
+from jobs.conf.logs import logger
 from jobs.lifecycle.board import board
 
 #: Seconds that one call to the broker may take, and then each call after it; seconds between two looks.

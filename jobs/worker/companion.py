@@ -27,9 +27,9 @@ from django.db.models.functions import Coalesce, Now
 
 from jobs import __version__
 from jobs.conf import conf
+from jobs.conf.logs import logger
 from jobs.database import databases
 from jobs.database.databases import SideDatabase
-from jobs.database.logs import logger
 from jobs.lifecycle import transitions
 from jobs.lifecycle.board import BODY, IDLE, Occupied, board, is_alive
 from jobs.maintenance import clock, rescue

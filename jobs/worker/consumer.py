@@ -13,7 +13,7 @@ from typing import Any
 from celery import bootsteps
 from celery.worker import state
 
-from jobs.database.logs import logger
+from jobs.conf.logs import logger
 from jobs.lifecycle.board import board
 from jobs.worker import events
 from jobs.worker.alarm import BrokerSilent, call_to_broker

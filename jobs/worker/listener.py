@@ -8,8 +8,8 @@ from typing import Any
 
 from django.db import Error, connections
 
+from jobs.conf.logs import logger
 from jobs.database import databases
-from jobs.database.logs import logger
 from jobs.lifecycle import claims
 from jobs.lifecycle.board import IDLE, board
 from jobs.lifecycle.ring import CHANNEL, bell

@@ -21,9 +21,9 @@ from django.db import Error
 
 from jobs.calling import request
 from jobs.conf import conf
+from jobs.conf.logs import log, logger
+from jobs.conf.syncpoints import reach
 from jobs.database import databases
-from jobs.database.logs import log, logger
-from jobs.database.syncpoints import reach
 from jobs.errors import NotSettled
 from jobs.execution import settlement
 from jobs.lifecycle import claims, transitions

@@ -19,8 +19,8 @@ from django.core.exceptions import ImproperlyConfigured
 
 from jobs import checks
 from jobs.calling import followups
+from jobs.conf.logs import logger
 from jobs.database import databases, turns
-from jobs.database.logs import logger
 from jobs.lifecycle.board import board
 from jobs.operations.instance import NotAdopted
 from jobs.worker import control, pool, runner

@@ -11,7 +11,7 @@ from typing import Any
 
 from django.db.models.signals import post_save
 
-from jobs.database import syncpoints
+from jobs.conf import syncpoints
 from jobs.models import Job
 from jobs.worker import runner
 from shop import points

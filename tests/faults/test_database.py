@@ -9,8 +9,8 @@ from celery import current_app
 from django.db import connection, transaction
 
 from jobs.conf import conf
-from jobs.execution.settlement import RECONNECT
 from jobs.lifecycle import ring
+from jobs.lifecycle.run import RECONNECT
 from jobs.models import Job, Node
 from tests import tasks
 from tests.faults.database import AWAY

@@ -9,8 +9,8 @@ from typing import Any
 from django.db.models import Q
 
 from jobs.conf import celery_app
+from jobs.conf.logs import logger
 from jobs.database import databases
-from jobs.database.logs import logger
 from jobs.idempotency import locks
 from jobs.idempotency.effects import with_makers
 from jobs.inspection.census import workers

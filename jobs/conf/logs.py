@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from jobs.calling import sentry
+from jobs.conf import sentry
 
 if TYPE_CHECKING:
     from jobs.models import Job
