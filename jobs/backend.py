@@ -25,11 +25,14 @@ from jobs.calling.stored import Store
 from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.database import databases
+from jobs.lifecycle import ring
 from jobs.lifecycle.run import claimed
 from jobs.models import ENDED, WAITING, Job, State
 
 #: Seconds between the first two looks at what somebody waits for; each pause is longer than the one before.
 FIRST_PAUSE, GROWTH = 0.005, 1.5
+#: From pauses of so many seconds on it also listens.
+LISTENS = 0.03
 
 _STATES: dict[str, str] = {
     State.RUNNING: states.STARTED,
@@ -167,22 +170,25 @@ class Backend(BaseBackend):
         self._ensure_not_eager()
         ids, looks, pause, longest = set(task_ids), 0, FIRST_PAUSE, 0.5 if interval is None else interval
         deadline = None if timeout is None else time.monotonic() + timeout
-        while ids:
-            for task_id, meta in self._over(ids).items():
-                ids.remove(task_id)
-                if on_message is not None:
-                    on_message(meta)
-                yield task_id, meta
-            looks += 1
-            if not ids or (max_iterations and looks >= max_iterations):
-                return
-            if on_interval:
-                on_interval()
-            left = longest if deadline is None else deadline - time.monotonic()
-            if left <= 0 and deadline is not None:
-                raise celery.exceptions.TimeoutError("The operation timed out.")
-            self._sleep(max(0.0, min(pause, longest, left)))
-            pause *= GROWTH
+        with ring.Ear(databases.home()) as ear:
+            while ids:
+                for task_id, meta in self._over(ids).items():
+                    ids.remove(task_id)
+                    if on_message is not None:
+                        on_message(meta)
+                    yield task_id, meta
+                looks += 1
+                if not ids or (max_iterations and looks >= max_iterations):
+                    return
+                if on_interval:
+                    on_interval()
+                left = longest if deadline is None else deadline - time.monotonic()
+                if left <= 0 and deadline is not None:
+                    raise celery.exceptions.TimeoutError("The operation timed out.")
+                # Whoever waits for longer than a connection costs is told.
+                sleep = partial(ear.sleep, ids=ids) if pause > LISTENS else self._sleep
+                sleep(max(0.0, min(pause, longest, left)))
+                pause *= GROWTH
 
     def _over(self, task_ids: Iterable[str]) -> dict[str, dict[str, Any]]:
         """Those that are over. A look at what is not costs little: neither arguments nor results are read."""

@@ -26,6 +26,7 @@ from jobs.maintenance import clock
 from jobs.maintenance.prune import Prune
 from jobs.models import Job
 from tests import tasks
+from tests.concurrency import Elsewhere
 from tests.harness import Worker, claim, deliver, in_body, run
 from tests.rows import MALFORMED, make
 from tests.servers import wait_for
@@ -264,6 +265,7 @@ def test_waiting_looks_more_and_more_rarely(monkeypatch):
     result, pauses = tasks.noop.delay(), []
     backend = current_app.backend
     monkeypatch.setattr(backend, "_sleep", lambda seconds: pauses.append(seconds) or len(pauses) < 20 or 1 / 0)
+    monkeypatch.setattr("jobs.lifecycle.ring.Ear.sleep", lambda ear, seconds, ids: backend._sleep(seconds))
     with pytest.raises(ZeroDivisionError), CaptureQueriesContext(connection) as queries:
         result.get()
     assert len(queries) == len(pauses) == 20
@@ -529,3 +531,26 @@ def test_a_task_is_aborted(when):
         assert result.state == "PENDING"
     deliver(result)
     assert result.get() is (when != "never")
+
+
+@pytest.mark.database
+def test_who_waits_long_is_told_of_the_end(tmp_path, monkeypatch):
+    """The next look would come much later."""
+    if connection.vendor != "postgresql":
+        pytest.skip("only PostgreSQL rings")
+    monkeypatch.setattr("jobs.backend.GROWTH", 1000)
+    with Worker(concurrency=2), apart("default") as own:
+        started, gate = tmp_path / "started", tmp_path / "gate"
+        result = tasks.gated.delay("a", str(started), str(gate))
+        in_body(result.id, started)
+        waiter = Elsewhere(lambda: result.get(timeout=60, interval=50))
+        own.ensure_connection()
+        own.connection.execute("LISTEN jobs_ended")
+
+        def is_told() -> bool:
+            tasks.noop.delay()
+            return any(True for _ in own.connection.notifies(timeout=0.5, stop_after=1))
+
+        wait_for(is_told, 20, "the worker knows that somebody waits")
+        gate.touch()
+        assert waiter.result(20) is None

@@ -355,7 +355,7 @@ def cut() -> None:
 
 
 @pytest.mark.database
-@pytest.mark.parametrize("how", ["one", "many"])
+@pytest.mark.parametrize("how", ["one", "many", "unique"])
 def test_a_process_without_requests_survives_the_loss_of_its_connection(how):
     """Nobody closes a dead connection between two requests there."""
     if connection.vendor != "postgresql":
@@ -364,7 +364,10 @@ def test_a_process_without_requests_survives_the_loss_of_its_connection(how):
         # The first ones are not prepared, the others are.
         tasks.effect.delay(f"before {number}")
         cut()
-        tasks.effect.delay(number) if how == "one" else tasks.effect.delay_many([(number,)])
+        if how == "unique":
+            tasks.summary.delay(f"day {number}")
+        else:
+            tasks.effect.delay(number) if how == "one" else tasks.effect.delay_many([(number,)])
     assert Job.objects.count() == 20
 
 

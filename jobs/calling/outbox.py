@@ -58,28 +58,18 @@ def record(jobs: list[Job], using: str, app: Celery) -> list[Job]:
     """
     if not jobs:
         return []
-    new = calls = jobs
-    if calls[0].unique_key is None:
-        try:
-            _insert(calls, using)
-        except Error as exc:
-            is_alone = connections[using].autocommit and not connections[using].in_atomic_block
-            if not is_alone or not databases.is_lost(exc, using):
-                raise
-            # A process without requests (beat, a listener) keeps a dead connection for ever. The id tells whether it
-            # was the INSERT's answer that got lost.
-            databases.drop(using)
-            if not Job.objects.using(using).filter(pk=calls[0].pk).exists():
-                _insert(calls, using)
-    else:
-        jobs = unique.insert(calls, using, _batch_size(using))
-        new = [job for job, call in zip(jobs, calls, strict=True) if job is call]
-        for place, (job, call) in enumerate(zip(jobs, calls, strict=True)):
-            if job is not call and (following.get() is not None or not _IN_CANVAS.isdisjoint(call.options)):
-                # What follows it, and who waits for its id, would never hear of the other one's end.
-                jobs[place] = unique.stand_in(call, job)
-                new.append(call)
-                _insert([call], using)
+    calls, is_alone = jobs, connections[using].autocommit and not connections[using].in_atomic_block
+    try:
+        jobs = _write(calls, using)
+    except Error as exc:
+        if not is_alone or not databases.is_lost(exc, using):
+            raise
+        # A process without requests (beat, a listener) keeps a dead connection for ever. The id tells whether it
+        # was the INSERT's answer that got lost.
+        databases.drop(using)
+        is_written = calls[0].unique_key is None and Job.objects.using(using).filter(pk=calls[0].pk).exists()
+        jobs = calls if is_written else _write(calls, using)
+    new = [job for job, call in zip(jobs, calls, strict=True) if job is call]
     hook = _hook(using)
     if hook is None:
         for job in new:
@@ -91,6 +81,20 @@ def record(jobs: list[Job], using: str, app: Celery) -> list[Job]:
         hook.recorded.extend((app, job) for job in new)
     if not connections[using].in_atomic_block:
         hook()
+    return jobs
+
+
+def _write(calls: list[Job], using: str) -> list[Job]:
+    """Insert what is not there already; returns for each call the job that does its work."""
+    if calls[0].unique_key is None:
+        _insert(calls, using)
+        return calls
+    jobs = unique.insert(calls, using, _batch_size(using))
+    for place, (job, call) in enumerate(zip(jobs, calls, strict=True)):
+        if job is not call and (following.get() is not None or not _IN_CANVAS.isdisjoint(call.options)):
+            # What follows it, and who waits for its id, would never hear of the other one's end.
+            jobs[place] = unique.stand_in(call, job)
+            _insert([call], using)
     return jobs
 
 

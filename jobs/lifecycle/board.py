@@ -21,7 +21,7 @@ from typing import Any
 
 #: Where the queues that the worker consumes begin, as JSON, and how long that may be; then the processes of the slots.
 #: These stand side by side: to look who is there is one step.
-_QUEUES, _QUEUES_MOST = 72, 1 << 16
+_QUEUES, _QUEUES_MOST = 80, 1 << 16
 _PIDS = _QUEUES + _QUEUES_MOST
 
 #: Phase, lease, token of the row, token of its claim, began, soft limit, hard limit, job; then what people read.
@@ -99,6 +99,8 @@ class Board:
     wants_events = _shared("?", 41)
     #: How many claims of this node found something, roughly.
     finds = _shared("q", 48)
+    #: Until when somebody waits for results, and is told of each end; on the machine's monotonic clock.
+    answers_until = _shared("d", 72)
     #: Changes with the queues, and is odd while they are written.
     _queues_version, _queues_length = _shared("q", 56), _shared("q", 64)
 

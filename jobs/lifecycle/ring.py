@@ -8,17 +8,25 @@ look for changes themselves.
 import os
 import select
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Container, Iterable
+from contextlib import ExitStack, suppress
+from typing import Any
 
 from django.db import Error, connections
 
 from jobs.conf.logs import logger
 from jobs.database import databases
 from jobs.lifecycle import claims
+from jobs.lifecycle.board import board
+from jobs.models import Job
 
 #: PostgreSQL's channel; the payload is the queue's name.
 CHANNEL = "jobs_ring"
+
+#: The channel for those who wait for results: what ended, by its id for Celery.
+ENDED = "jobs_ended"
+#: What they ring. For so many seconds the workers then tell of each end: else nobody pays for it.
+WAITS, ANSWERS = "?", 3.0
 
 #: Seconds in which a process rings once for a queue. What it enqueues meanwhile the listener finds when it looks again.
 PAUSE = 0.02
@@ -44,6 +52,46 @@ def ring(using: str, queues: Iterable[str]) -> None:
         logger.debug("a ring was lost", exc_info=True, extra={"action": "ring_lost"})
         if not connection.in_atomic_block:
             databases.drop(using)
+
+
+def answer(job: Job, using: str) -> None:
+    """Tell those who wait for results that a job has ended. Call it after the commit."""
+    connection = connections[using]
+    if board.answers_until > time.monotonic() and connection.vendor == "postgresql":
+        with suppress(Error):
+            claims.session_of(using).notify(ENDED, [job.task_id])
+
+
+class Ear(ExitStack):
+    """Sleeps until one of some jobs may have ended: LISTEN on a connection of its own, where that is to be had."""
+
+    def __init__(self, alias: str) -> None:
+        super().__init__()
+        self._alias, self._rang = alias, 0.0
+        self._raw: Any = None
+
+    def sleep(self, seconds: float, ids: Container[str]) -> None:
+        deadline = time.monotonic() + seconds
+        try:
+            while (left := deadline - time.monotonic()) > 0 and connections[self._alias].vendor == "postgresql":
+                if self._hears(min(left, ANSWERS / 2), ids):
+                    return
+        except Error:
+            # The poll finds out.
+            self._raw = None
+        time.sleep(max(0.0, deadline - time.monotonic()))
+
+    def _hears(self, seconds: float, ids: Container[str]) -> bool:
+        if self._raw is None:
+            connection: Any = self.enter_context(databases.apart(self._alias))
+            connection.ensure_connection()
+            self._raw, self._rang = connection.connection, 0.0
+        with connections[self._alias].wrap_database_errors:
+            if time.monotonic() - self._rang > ANSWERS / 2:
+                self._rang = time.monotonic()
+                self._raw.execute(f"LISTEN {ENDED}")
+                self._raw.execute(f"NOTIFY {CHANNEL}, '{WAITS}'")
+            return any(note.payload in ids for note in self._raw.notifies(timeout=seconds, stop_after=1))
 
 
 class Bell:

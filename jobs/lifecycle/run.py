@@ -17,9 +17,9 @@ from jobs import signals
 from jobs.conf import logs
 from jobs.database import databases
 from jobs.errors import Cancel, LostLease
-from jobs.lifecycle import transitions
+from jobs.lifecycle import ring, transitions
 from jobs.lifecycle.board import Slot
-from jobs.models import Job, State
+from jobs.models import ENDED, Job, State
 
 #: Seconds between the attempts to reach a database that is away, and how often.
 RECONNECT = (0.0, 0.1, 0.4, *[0.5] * 14)
@@ -99,6 +99,8 @@ def report(job: Job, using: str, action: str, text: str, level: int = logging.IN
         assert error is not None
         action, text, level = "failed", f"failed: {error['type']}: {error['message']}", logging.ERROR
     logs.log(level, job, text, action, **more)
+    if job.state in ENDED:
+        ring.answer(job, using)
     if action == "succeeded":
         signals.succeeded.tell(job, using)
     elif action in ("retried", "failed", "cancelled"):

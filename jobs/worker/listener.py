@@ -12,7 +12,7 @@ from jobs.conf.logs import logger
 from jobs.database import databases
 from jobs.lifecycle import claims
 from jobs.lifecycle.board import IDLE, board
-from jobs.lifecycle.ring import CHANNEL, bell
+from jobs.lifecycle.ring import ANSWERS, CHANNEL, WAITS, bell
 from jobs.maintenance import clock
 
 #: Callers ring once in a while and keep no timer: what they enqueued since is found by looks, so many seconds after.
@@ -60,6 +60,8 @@ def _listen(alias: str, stopping: threading.Event) -> None:
             select.select([raw.fileno()], [], [], timeout)
             heard = _heard(raw.pgconn)
             now = time.monotonic()
+            if WAITS in heard:
+                board.answers_until = now + ANSWERS
             if not heard.isdisjoint(board.queues):
                 fruitless, finds = (fruitless + 1, finds) if board.finds == finds else (0, board.finds)
                 if fruitless >= FRUITLESS:
