@@ -27,6 +27,7 @@ from tests import tasks
 from tests.concurrency import Elsewhere, open_transaction
 from tests.harness import effects
 from tests.rows import make, make_node
+from tests.servers import wait_for
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 
@@ -574,8 +575,7 @@ def test_a_database_that_is_away_at_the_claim_ends_no_process(runner, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(runner._claimer, "claim", away)
         assert not runner.run_batch()
-    time.sleep(0.2)
-    assert runner.run_batch()
+    wait_for(runner.run_batch, 10, "it is there again")
     assert state(job)[0] == "succeeded"
 
 

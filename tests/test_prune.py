@@ -131,7 +131,7 @@ def test_it_stops_within_its_budget_and_goes_on_there(side, monkeypatch):
 
 def test_markers_take_no_more_than_half_of_the_time(side, monkeypatch):
     make("succeeded", age=2 * DAY)
-    monkeypatch.setattr(prune.idempotency, "delete_expired", lambda *args: (time.sleep(0.01), 1)[1])
+    monkeypatch.setattr(prune.markers, "delete_expired", lambda *args: (time.sleep(0.01), 1)[1])
     assert Prune(side).run_once(budget=0.1)["jobs"] == 1
 
 
