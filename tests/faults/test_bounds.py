@@ -2,7 +2,7 @@
 
     pytest tests/faults --faults=bounds
 
-The summary at the end is the README's table. Each scene has a bound in seconds, and runs on every broker.
+The summary at the end is the table of docs/howto/deploy.md. Each scene has a bound in seconds, and runs on every broker.
 """
 
 from __future__ import annotations
