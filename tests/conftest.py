@@ -33,7 +33,7 @@ def pytest_addoption(parser) -> None:
         help="also run tests/faults: the quick ones, each in one cell, each in every cell, or the bounds with default "
         "clocks (default: not at all, rotate if tests/faults is named)",
     )
-    parser.addoption("--screenshots", metavar="DIRECTORY", help="where tests/browser leaves the README's pictures")
+    parser.addoption("--screenshots", metavar="DIRECTORY", help="where tests/browser leaves the pictures of docs/")
 
 
 def faults_mode(config) -> str | None:

@@ -1,4 +1,4 @@
-"""The pictures of the README: ``pytest tests/browser/test_screenshots.py --screenshots docs/images``."""
+"""The pictures of the documentation: ``pytest tests/browser/test_screenshots.py --screenshots docs/images``."""
 
 from __future__ import annotations
 

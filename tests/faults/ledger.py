@@ -56,7 +56,7 @@ class Ledger:
         #: How long each transaction took its caller, in seconds.
         self.waits: list[float] = []
         self.recovered: float | None = None
-        #: What a scene of the bounds measured, for the README's table.
+        #: What a scene of the bounds measured, for the table of docs/howto/deploy.md.
         self.measured = ""
         self._numbers = itertools.count()
         self._transactions = itertools.count()

@@ -2,7 +2,8 @@
 
     pytest tests/faults --faults=bounds
 
-The summary at the end is the README's table. Each scene has a bound in seconds, and runs on every broker.
+The summary at the end is the table in docs/howto/deploy.md.
+Each scene has a bound in seconds, and runs on every broker.
 """
 
 from __future__ import annotations
