@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any
@@ -27,6 +27,10 @@ following: ContextVar[str | None] = ContextVar("jobs.following", default=None)
 
 #: What makes a call a part of something greater.
 _IN_CANVAS = frozenset({"link", "link_error", "chain", "chord", "group_id"})
+
+
+#: Told of each job when it was inserted, also if its transaction does not commit (``jobs.testing``).
+watchers: list[Callable[[Job], None]] = []
 
 
 class AfterCommit:
@@ -80,6 +84,9 @@ def record(jobs: list[Job], using: str, app: Celery) -> list[Job]:
                 jobs[place] = unique.stand_in(call, job)
                 new.append(call)
                 _insert([call], using)
+    for watch in watchers:
+        for job in new:
+            watch(job)
     hook = _hook(using)
     if hook is None:
         for job in new:
