@@ -584,6 +584,12 @@ def test_fixtures(run_jobs, capture_jobs, assert_enqueued, assert_not_enqueued):
 """
 
 
+def database_url(directory) -> str:
+    """On SQLite one without a file for tests: they are in memory, as Django's are by default."""
+    url = os.environ.get("DATABASE_URL", "")
+    return f"{url}_of_examples" if url.startswith("postgres") else f"sqlite:///{directory}/unused.sqlite3"
+
+
 def pytest_in(directory, *options, **env):
     # Where the app is installed, it is an entry point.
     command = [sys.executable, "-m", "pytest", "-q", "-p", "pytest_jobs", "-p", "no:cacheprovider", *options]
@@ -597,10 +603,17 @@ def test_the_plugin_has_fixtures_of_the_same_names(tmp_path):
     assert config["options.entry_points"]["pytest11"].split() == ["jobs", "=", "pytest_jobs"]
     assert "pytest_jobs" in config["options"]["py_modules"]
     (tmp_path / "test_sample.py").write_text(SAMPLE)
-    # In memory, as Django's test databases on SQLite are by default.
-    url = os.environ.get("DATABASE_URL", f"sqlite:///{tmp_path}/unused.sqlite3")
-    run = pytest_in(tmp_path, "--ds=tests.settings", "--create-db", DATABASE_URL=url + "x" * ("postgres" in url))
+    run = pytest_in(tmp_path, "--ds=tests.settings", "--create-db", DATABASE_URL=database_url(tmp_path))
     assert "1 passed" in run.stdout, run.stdout + run.stderr
+
+
+def test_the_examples_of_the_documentation_run(tmp_path):
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "testing.md").read_text(), re.M | re.S)
+    assert len(blocks) == 6
+    for number, block in enumerate(blocks):
+        (tmp_path / f"test_example_{number}.py").write_text(block)
+    run = pytest_in(tmp_path, "--ds=tests.settings", "--create-db", DATABASE_URL=database_url(tmp_path))
+    assert "10 passed" in run.stdout, run.stdout + run.stderr
 
 
 def test_the_plugin_costs_nothing_without_django(tmp_path):
