@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import uuid
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from functools import partial
@@ -15,6 +16,7 @@ from celery.result import AsyncResult
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import transaction
 
+from jobs.arguments import as_uuid, safe_repr
 from jobs.calling import calls, followups, outbox
 from jobs.conf import conf, problems, sentry, task_options
 from jobs.database.databases import job_alias
@@ -22,9 +24,10 @@ from jobs.errors import EffectParked, Replaced, UniqueTaken
 from jobs.execution import pipeline
 from jobs.idempotency import locks
 from jobs.idempotency.keys import KeyTemplate, signature_of
-from jobs.lifecycle.run import Run
+from jobs.lifecycle.run import Run, current_job
 from jobs.lifecycle.transitions import now_plus
 from jobs.models import Job
+from jobs.models.fields import uuid7
 from jobs.worker import steps
 
 
@@ -315,8 +318,29 @@ class Task(celery.Task):
 
     @property
     def job(self) -> Any:
-        """The row of the job that runs now, as it was claimed; None in a plain call."""
-        return None if self._run is None else self._run.job
+        """The row of the job that runs now, as it was claimed; None outside of any run.
+
+        In a plain call of the task, and in ``apply()``, it is an unsaved job that has an idempotency key.
+        """
+        request = self.request_stack.top
+        if self._run is not None or request is None:
+            return None if self._run is None else self._run.job
+        if getattr(request, "jobs_unsaved", None) is None and (request.called_directly or request.is_eager):
+            request.jobs_unsaved = self._unsaved(request)
+        return getattr(request, "jobs_unsaved", None)
+
+    def _unsaved(self, request: Any) -> Job:
+        """The job of a call that makes no row. Its arguments are as they were given, and need not be JSON."""
+        args, kwargs = list(request.args or ()), dict(request.kwargs or {})
+        key, parent = as_uuid(request.id), current_job()
+        if key is None and parent is not None:
+            # In the body of another job: the next run of that has the same key for the same call.
+            key = uuid.uuid5(parent.pk, safe_repr((self.name, args, kwargs)))
+        queue = getattr(self, "queue", None) or self._get_app().conf.task_default_queue
+        values = {"id": key or uuid7(), "task": self.name, "args": args, "kwargs": kwargs, "queue": str(queue)}
+        job = Job.of({**values, "retries": request.retries or 0})
+        job.marker_key = self._key("idempotency_key", job)
+        return job
 
     @property
     def lock_token(self) -> int | None:
@@ -351,6 +375,10 @@ class Task(celery.Task):
         is_direct = request is None or request.called_directly or request.is_eager
         if is_direct or getattr(request, "jobs_run", None) is not None or self.is_stock():
             # A plain call: from Python, from apply(), from a body that calls itself.
+            if request is not None and request.is_eager and not request._protected:
+                # The outermost of apply(): its body sees the request that apply() made.
+                request._protected = 1
+                return self.run(*args, **kwargs)
             return super().__call__(*args, **kwargs)
         # The outermost call of what a worker was given: a claimed job, or a message by name.
         return pipeline.run(self, request, args, kwargs)

@@ -34,8 +34,8 @@ def send_welcome_email(self, customer_id):
     killed after the server took it and before the commit, the next run sends it again, under the same
     Message-ID, by which mailboxes and people can tell that it is the same one.
     """
-    # The same in every run; a plain call has no job.
-    message_id = self.job.idempotency_key.replace(":", ".") if self.job else self.request.id
+    # The same in every run.
+    message_id = self.job.idempotency_key.replace(":", ".")
     # Locked until the commit, so also while the mail server answers: this customer's own row, and nothing else.
     # It would be wrong to lock a row of auth_user here, which every login updates. EMAIL_TIMEOUT is set because
     # without it a mail server that hangs would keep the lock, and the worker, for as long as it likes.

@@ -175,13 +175,13 @@ def welcome(customer_id: int, **options):
         return send_welcome_email.apply((customer_id,), **options)
 
 
-def test_welcome_email_has_text_html_and_the_job_id_as_message_id(ada):
+def test_welcome_email_has_text_html_and_the_key_as_message_id(ada):
     result = welcome(ada.pk)
     [message] = mail.outbox
     assert result.successful()
     assert message.to == ["ada@example.com"]
     assert message.subject == "Welcome to the shop"
-    assert message.message()["Message-ID"] == f"<{result.id}@shop.example.com>"
+    assert message.message()["Message-ID"] == f"<welcome.{ada.pk}@shop.example.com>"
     assert message.body.startswith("Hello Ada,\n")
     [html] = message.alternatives
     assert html.mimetype == "text/html"
@@ -236,7 +236,7 @@ def test_mail_server_that_recovers_is_tried_again_with_the_same_message_id(ada, 
     monkeypatch.setattr("django.core.mail.backends.locmem.EmailBackend.send_messages", fail_twice)
     result = welcome(ada.pk)
     assert result.successful()
-    assert seen == [f"<{result.id}@shop.example.com>"] * 3
+    assert seen == [f"<welcome.{ada.pk}@shop.example.com>"] * 3
 
 
 def test_form_does_not_let_customers_set_what_is_not_theirs():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any
@@ -27,6 +27,10 @@ following: ContextVar[str | None] = ContextVar("jobs.following", default=None)
 
 #: What makes a call a part of something greater.
 _IN_CANVAS = frozenset({"link", "link_error", "chain", "chord", "group_id"})
+
+
+#: Told of each job when it was inserted, also if its transaction does not commit (``jobs.testing``).
+watchers: list[Callable[[Job], None]] = []
 
 
 class AfterCommit:
@@ -70,6 +74,9 @@ def record(jobs: list[Job], using: str, app: Celery) -> list[Job]:
         is_written = calls[0].unique_key is None and Job.objects.using(using).filter(pk=calls[0].pk).exists()
         jobs = calls if is_written else _write(calls, using)
     new = [job for job, call in zip(jobs, calls, strict=True) if job is call]
+    for watch in watchers:
+        for job in new:
+            watch(job)
     hook = _hook(using)
     if hook is None:
         for job in new:

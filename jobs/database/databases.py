@@ -175,11 +175,26 @@ def describe(exc: Error) -> str:
     return f"{text} (not migrated? run manage.py migrate)" if is_cured else text
 
 
+def in_test(alias: str) -> bool:
+    """Whether all is part of the transaction that Django's ``TestCase`` holds around a test, and which has to last."""
+    blocks = connections[alias].atomic_blocks
+    return bool(blocks) and bool(getattr(blocks[0], "_from_testcase", False))
+
+
+def in_transaction(alias: str) -> bool:
+    """Whether a transaction is open that is not just the one of a ``TestCase``."""
+    connection = connections[alias]
+    blocks = connection.atomic_blocks
+    return connection.in_atomic_block and not (blocks and getattr(blocks[-1], "_from_testcase", False))
+
+
 def drop(alias: str) -> None:
     """Close the connection whatever state it is in; the next query opens a new one.
 
     A time limit in mid-query leaves one that Django takes for usable, a failed COMMIT one that is in no known state.
     """
+    if in_test(alias):
+        return
     connection = connections[alias]
     connection.in_atomic_block = connection.closed_in_transaction = False
     connection.savepoint_ids, connection.atomic_blocks = [], []
@@ -204,6 +219,9 @@ def roll_back(alias: str) -> None:
     Race: a signal that strikes in Django's rollback has it switch autocommit on, with which SQLite and MySQL commit.
     One that strikes here leaves the rollback to Django, or to the end of a connection that is closed.
     """
+    if in_test(alias):
+        # Django rolls back to the savepoint of the body.
+        return
     cancel_query(alias)
     try:
         if is_interrupted(alias):
@@ -244,6 +262,8 @@ def tidy(alias: str) -> None:
     Costs no statement: psycopg knows its transaction status by itself.
     """
     for connection in connections.all(initialized_only=True):
+        if in_test(connection.alias):
+            continue
         try:
             if connection.alias != alias:
                 connection.close_if_unusable_or_obsolete()
@@ -261,6 +281,8 @@ def has_transaction(alias: str) -> bool:
 
     Race: a signal that comes while SQLite's BEGIN waits for the lock strikes when the lock is there.
     """
+    if in_test(alias):
+        return in_transaction(alias)
     connection = connections[alias]
     with connection.wrap_database_errors:
         return (
@@ -293,6 +315,7 @@ class SideDatabase:
     same database: no message and no beat becomes part of the caller's transaction.
 
     Threads may share it. It is closed before every fork: two processes must not speak on one socket, or SQLite file.
+    In a ``TestCase`` it is the test's own connection, so that all goes with the test.
     """
 
     def __init__(self) -> None:
@@ -303,6 +326,10 @@ class SideDatabase:
     @contextmanager
     def cursor(self) -> Iterator[Any]:
         """A cursor in autocommit mode; other threads wait for the block's end. A connection that broke is closed."""
+        if in_test(home()):
+            with connections[home()].cursor() as cursor:
+                yield cursor
+            return
         with self._lock:
             if self._connection is None:
                 connection = _new_connection(home())

@@ -175,7 +175,8 @@ def _attempt(run: Run) -> Job | None:
         _look_after(run)
         stored, is_followed = settlement.storable(run, run.result), followups.any_of(run)
         # With atomic=False the completion and what follows have one of their own.
-        with transaction.atomic(run.using) if is_followed and not run.task.atomic else nullcontext():
+        needs_own = not run.task.atomic and (is_followed or databases.in_test(run.using))
+        with transaction.atomic(run.using) if needs_own else nullcontext():
             if is_followed:
                 followups.write(run)
             reach("before_commit")
@@ -194,7 +195,8 @@ def _transaction(run: Run) -> Iterator[None]:
             # If the transaction cannot begin, the turn is over.
             stack.enter_context(turn(run.using))
             stack.enter_context(transaction.atomic(using=run.using))
-            savepoints.spare(connections[run.using])
+            if not databases.in_test(run.using):
+                savepoints.spare(connections[run.using])
         try:
             yield
         except BaseException as exc:

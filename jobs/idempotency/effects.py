@@ -63,7 +63,8 @@ def effect(name: str, *key: Any) -> Iterator[Call]:
     if run is None:
         raise RuntimeError(
             f"effect({name!r}) belongs to a job: call it in the body of a task that a worker runs, in the thread of "
-            "the body (a plain call of the task, apply() and task_always_eager make no job)"
+            "the body (a plain call of the task, apply() and task_always_eager make no job; in a test enqueue it, and "
+            "run it with run_jobs() of jobs.testing)"
         )
     call = Call(run, name, key)
     run.checkpoint()
@@ -134,13 +135,13 @@ class Call:
                 f"call.{said} of effect({self.name!r}), and it was known already what became of the call: {cure}"
             )
         self._is_settled, self._pending = True, values
-        if not connections[self._run.using].in_atomic_block:
+        if not databases.in_transaction(self._run.using):
             self._write()
 
     def _begin(self) -> None:
         """Take the row, and commit that: from here on everybody knows that the call may have happened."""
-        connection = connections[self._run.using]
-        if connection.in_atomic_block or not connection.get_autocommit():
+        using = self._run.using
+        if databases.in_transaction(using) or not (databases.in_test(using) or connections[using].get_autocommit()):
             raise TransactionManagementError(
                 f"effect({self.name!r}) is inside a transaction, and has to commit before the call: declare the task "
                 "with atomic=False, and open transaction.atomic() in its body only before or after the effect"

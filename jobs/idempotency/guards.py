@@ -15,6 +15,7 @@ from django.db.transaction import TransactionManagementError
 
 from jobs.database import databases
 from jobs.errors import Busy
+from jobs.lifecycle.run import current_run
 
 
 @contextmanager
@@ -65,7 +66,8 @@ def guard(
         found = manager.using(using).filter(**lookup).order_by()
     found = found.select_for_update(nowait=nowait, skip_locked=skip_locked, of=tuple(of), no_key=no_key)
     model, connection = found.model, connections[found.db]
-    if not connection.in_atomic_block:
+    # A plain call in a TestCase may do with the transaction of the test.
+    if not (databases.in_transaction(found.db) if current_run() else connection.in_atomic_block):
         raise TransactionManagementError(
             "guard() holds until the transaction ends, and there is none: write `with transaction.atomic(), "
             "guard(...)`, or leave atomic=False out of the task"

@@ -72,7 +72,8 @@ def once(*key: Any, using: str | None = None) -> Iterator[bool]:
     job = current_job()
     alias = using or (job._state.db if job is not None else None) or databases.job_alias(None)
     connection = connections[alias]
-    if not connection.in_atomic_block:
+    # A plain call in a TestCase may do with the transaction of the test.
+    if not (connection.in_atomic_block if job is None else databases.in_transaction(alias)):
         raise TransactionManagementError(
             "once() is part of a transaction, and there is none: write `with transaction.atomic(), once(...)`, or "
             "leave atomic=False out of the task"

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from django.db import Error
+from django.db.transaction import TransactionManagementError
 
 from jobs import signals
 from jobs.conf import logs
@@ -81,6 +82,11 @@ def persistently(run: Run, action: Callable[[], bool]) -> bool | None:
             databases.tidy(run.using)
             return action()
         except Error as exc:
+            if databases.in_test(run.using):
+                raise TransactionManagementError(
+                    "a statement outside of any savepoint failed, and with it the transaction of the whole test: test "
+                    "this with TransactionTestCase (pytest: django_db(transaction=True))"
+                ) from exc
             run.log(logging.WARNING, f"is not settled yet: {exc}", "settle_retried")
             databases.drop(run.using)
     return None

@@ -329,9 +329,13 @@ def is_known_elsewhere(job: Job) -> bool:
     return any(job.task in tasks and job.queue in queues for tasks, queues in others.values_list("tasks", "queues"))
 
 
-def make_due(using: str, limit: int, order: str = "run_at") -> list[str]:
-    """Move scheduled jobs whose time has come to ``ready``; returns the queue of each. A locked row is skipped."""
-    late = Job.objects.using(using).filter(state=State.SCHEDULED, run_at__lte=Now()).order_by(order)
+def make_due(using: str, limit: int, order: str = "run_at", at: Any = None) -> list[str]:
+    """Move scheduled jobs whose time has come to ``ready``; returns the queue of each. A locked row is skipped.
+
+    Parameters:
+        at: the time, if it is not now by the database's clock; only tests move it.
+    """
+    late = Job.objects.using(using).filter(state=State.SCHEDULED, run_at__lte=at or Now()).order_by(order)
     if not late.values_list("pk")[:1]:
         return []
     with transaction.atomic(using=using):
@@ -340,9 +344,13 @@ def make_due(using: str, limit: int, order: str = "run_at") -> list[str]:
     return list(rows.values())
 
 
-def expire(using: str, limit: int) -> int:
-    """Cancel what waited beyond ``expires_at``. A claim compares the same clock in its own statement."""
-    late = Job.objects.using(using).filter(state__in=WAITING, expires_at__lte=Now())
+def expire(using: str, limit: int, at: Any = None) -> int:
+    """Cancel what waited beyond ``expires_at``. A claim compares the same clock in its own statement.
+
+    Parameters:
+        at: as of :func:`make_due`.
+    """
+    late = Job.objects.using(using).filter(state__in=WAITING, expires_at__lte=at or Now())
     if not late.exists():
         return 0
     with transaction.atomic(using=using):

@@ -165,17 +165,21 @@ class Runner:
             if board.stopping_for is None:
                 bell.ring()
 
-    def _run(self, task: Any, job: Job, batch: int, claimed_at: float) -> None:
+    def run_alone(self, job: Job) -> BaseException | None:
+        """Run one claimed job whose task is known; returns what came out of it as an exception, if anything did."""
+        return self._run(self.app.tasks[job.task], job, 0, time.monotonic())
+
+    def _run(self, task: Any, job: Job, batch: int, claimed_at: float) -> BaseException | None:
         try:
             made = self._name(task, job, batch)
         except Exception as exc:
             # Somebody edited the row by hand.
             self._settle_unbegun(task, job, exc)
-            return
+            return exc
         # What cannot roll back must not run under a claim that a crash of the database may forget.
         must_renew = time.monotonic() - claimed_at > OLD or not task.atomic or "lock" in task.key_templates
         if must_renew and not self._renew(job):
-            return
+            return None
         began = time.monotonic()
         error: BaseException | None = None
         try:
@@ -192,6 +196,7 @@ class Runner:
             error = value if isinstance(value, BaseException) else None
         self._done += 1
         self._learn(job.task, time.monotonic() - began, error)
+        return error
 
     def _name(self, task: Any, job: Job, batch: int) -> dict[str, Any]:
         """Say on the board what is run, and until when; returns the request.

@@ -1,0 +1,346 @@
+"""How a project tests its tasks: run what waits in the test's own process, and look at what was enqueued.
+
+It works in ``TestCase``, in ``TransactionTestCase`` and with pytest-django; it needs neither a broker nor a worker. In
+a ``TestCase`` each body is a savepoint of the test's transaction. The path of a run is that of a worker: claim, body,
+completion, and what follows.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+from celery import current_app
+from celery.exceptions import Ignore, NotRegistered
+from django.db import Error, connections
+from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.db.models.expressions import CombinedExpression
+from django.db.models.functions import Now
+from django.db.transaction import TransactionManagementError
+from django.test.testcases import DatabaseOperationForbidden  # type: ignore[attr-defined]
+from django.utils import timezone
+
+from jobs.arguments import decoded, normalize
+from jobs.calling import followups, outbox
+from jobs.conf import conf
+from jobs.database import databases
+from jobs.errors import TaskExited, TaskOutOfMemory
+from jobs.lifecycle import transitions
+from jobs.lifecycle.board import board
+from jobs.lifecycle.claims import Claimer
+from jobs.models import WAITING, Job, Node, Pause, State
+from jobs.worker.runner import Runner
+
+#: So many runs without a ``limit`` mean that it never ends.
+ENDLESS = 1000
+
+#: Seconds by which the time of a job may differ from the ``run_at`` that is asserted.
+TOLERANCE = 5.0
+
+#: The app's own jobs (``jobs.tasks``) do their work, and nobody asserts them.
+OWN = ("jobs.ended", "jobs.same", "jobs.send")
+
+
+class Runs(list[Job]):
+    """One entry for each run, in their order: the job as the run left it. A job that was retried stands there twice."""
+
+    @property
+    def states(self) -> Counter[str]:
+        """How many runs ended in which state: ``succeeded``, ``failed``, ``cancelled``, or ``scheduled``, ``ready``."""
+        return Counter(str(job.state) for job in self)
+
+
+def run_jobs(*, limit: int | None = None, until: datetime.datetime | None = None, raises: bool = True) -> Runs:
+    """Run what waits, in this process, and what follows from it, until nothing is due.
+
+    The order is that of a claim: by priority, then by the time since which a job is due. All queues take part, except
+    paused ones. Time limits do not strike.
+
+    Parameters:
+        limit: stop after so many runs.
+        until: let time pass up to this moment: what is scheduled before it comes due, in the order of its time. What a
+            body then puts off (a retry, a snooze, a countdown) is put off from that time on. Neither the clock of the
+            database nor that of Python moves.
+        raises: raise the exception of the first job that ends ``failed``, at once and as it was. With False look at
+            the rows. A retry is no failure.
+
+    Returns:
+        The jobs that ran (:class:`Runs`), without the app's own, such as ``jobs.ended``.
+
+    Raises:
+        TransactionManagementError: it is called inside of ``transaction.atomic()``, whose jobs no worker would see yet.
+        celery.exceptions.NotRegistered: nobody here knows the task of a job.
+        AssertionError: 1000 jobs ran, without a ``limit``, and there are still more.
+    """
+    if until is not None and timezone.is_naive(until):
+        raise ValueError(f"run_jobs(until={until!r}): the moment needs a time zone; use django.utils.timezone.now()")
+    aliases = _aliases()
+    for alias in aliases:
+        if databases.in_transaction(alias):
+            raise TransactionManagementError(
+                "run_jobs() is called inside of transaction.atomic(): what it enqueued is not committed, and no worker "
+                "would see it; call run_jobs() after the block"
+            )
+    ran, count = Runs(), 0
+    with _process(aliases) as process:
+        while (limit is None or count < limit) and (run := process.run_next(until)) is not None:
+            job, exc = run
+            count += 1
+            if job.task not in OWN:
+                ran.append(job)
+            if raises and exc is not None:
+                raise exc
+            if limit is None and count == ENDLESS:
+                text = f"{ENDLESS} jobs ran, and there are still more: does one enqueue itself? The last was {job}"
+                raise AssertionError(f"{text}; run_jobs(limit=...) stops earlier")
+    return ran
+
+
+@contextmanager
+def _process(aliases: Sequence[str]) -> Iterator[_Process]:
+    """This process is a worker for a block, and leaves no trace of that."""
+    node, board.node = board.node, uuid.uuid4()
+    process = _Process(aliases)
+    with ExitStack() as stack:
+        stack.callback(setattr, board, "node", node)
+        stack.callback(process.runner.slot.free)
+        for alias in aliases:
+            rows = Node.objects.using(alias)
+            rows.create(pk=board.node, hostname="tests", pid=os.getpid())
+            stack.callback(_forget, rows.filter(pk=board.node))
+        yield process
+
+
+def _forget(nodes: QuerySet[Node]) -> None:
+    # A test that broke its transaction has an exception of its own.
+    with suppress(Error):
+        nodes.delete()
+
+
+class _Process:
+    def __init__(self, aliases: Sequence[str]) -> None:
+        self.aliases = aliases
+        self.app: Any = current_app._get_current_object()
+        self.runner = Runner(self.app, "tests")
+        #: The time at which the jobs run, once it has been moved.
+        self.at: datetime.datetime | None = None
+
+    def run_next(self, until: datetime.datetime | None) -> tuple[Job, BaseException | None] | None:
+        """Run one job; it, and if it failed why. None: nothing is due."""
+        while (job := self._claim()) is None:
+            moments = (
+                Job.objects.using(alias)
+                .filter(_OF_OPEN_QUEUES, state=State.SCHEDULED, run_at__lte=until)
+                .order_by("run_at")
+                .values_list("run_at", flat=True)
+                .first()
+                for alias in (self.aliases if until else ())
+            )
+            if (moment := min((each for each in moments if each), default=None)) is None:
+                return None
+            self.at = max(moment, self.at or moment)
+        using = str(job._state.db)
+        known = {**self._times(), (using, job.pk): (None, job.expires_at)}
+        raised = self.runner.run_alone(job)
+        if isinstance(raised, TransactionManagementError) and connections[using].needs_rollback:
+            raise raised
+        self._put_off(known)
+        job = Job.objects.using(using).get(pk=job.pk)
+        return job, self._failure(job, raised) if job.state == State.FAILED else None
+
+    def _claim(self) -> Job | None:
+        for alias in self.aliases:
+            transitions.expire(alias, conf().BATCH, self.at)
+            transitions.sweep_cancellations(alias, conf().BATCH)
+            transitions.make_due(alias, conf().BATCH, at=self.at)
+            ready = Job.objects.using(alias).filter(_OF_OPEN_QUEUES, state=State.READY)
+            first = ready.order_by("rank", "run_at", "pk").only("task", "queue").first()
+            if first is None:
+                continue
+            if first.task not in self.app.tasks:
+                self.app.loader.import_default_modules()
+            task = self.app.tasks.get(first.task)
+            if not getattr(task, "is_transactional", False) or task.is_stock():
+                raise NotRegistered(f"{first.task!r}, which the job {first.pk} calls: import the module of the task")
+            # A new one looks from the beginning of the queue.
+            for job in Claimer().claim(alias, first.queue, board.node, 1):
+                return job
+        return None
+
+    def _times(self) -> dict[tuple[str, uuid.UUID], tuple[Any, Any]]:
+        """Once time has been moved: when each job that waits begins and expires."""
+        if self.at is None:
+            return {}
+        rows = {alias: Job.objects.using(alias).filter(state__in=WAITING) for alias in self.aliases}
+        times = ((alias, row) for alias in rows for row in rows[alias].values_list("pk", "run_at", "expires_at"))
+        return {(alias, pk): (run_at, expires_at) for alias, (pk, run_at, expires_at) in times}
+
+    def _put_off(self, known: Mapping[tuple[str, uuid.UUID], tuple[Any, Any]]) -> None:
+        """What the body put off from now on is put off from the time at which it ran."""
+        ahead = self.at - timezone.now() if self.at else datetime.timedelta()
+        if ahead <= datetime.timedelta():
+            return
+        for (alias, pk), times in self._times().items():
+            before = known.get((alias, pk), (None, None))
+            named = zip(("run_at", "expires_at"), times, before, strict=True)
+            moved = {name: time + ahead for name, time, earlier in named if time and time != earlier}
+            if moved:
+                transitions.redirect(pk, alias, moved)
+
+    def _failure(self, job: Job, raised: BaseException | None) -> BaseException:
+        if isinstance(raised, TaskExited | TaskOutOfMemory) and raised.__cause__ is not None:
+            # Celery could not have told of it.
+            return raised.__cause__
+        if isinstance(raised, Exception) and not isinstance(raised, Ignore):
+            return raised
+        return followups.exception_of(job.error or {}, self.app.backend)
+
+
+_OF_OPEN_QUEUES = ~Exists(Pause.objects.filter(pk=OuterRef("queue")))
+
+
+def _aliases() -> list[str]:
+    """The databases of jobs that the test may use."""
+    found: list[str] = []
+    refusal: DatabaseOperationForbidden | None = None
+    for alias in conf().DATABASES:
+        try:
+            with connections[alias].cursor():
+                found.append(alias)
+        except DatabaseOperationForbidden as exc:
+            refusal = exc
+    if not found and refusal is not None:
+        raise refusal
+    return found
+
+
+@contextmanager
+def capture_jobs() -> Iterator[list[Job]]:
+    """Collect the jobs that a block enqueues, in their order; also those of a transaction that does not commit.
+
+    They are copies of what was called; their rows are written as ever. Calls of tasks that are left to Celery, or
+    eager, are no jobs, nor is a call of a ``unique=`` task that found a job which waits already.
+    """
+    found: list[Job] = []
+
+    def watch(job: Job) -> None:
+        if job.task in OWN:
+            return
+        values = {name: _resolved(value) for name, value in job.__dict__.items() if name != "_state"}
+        found.append(Job.of(values, job._state.db))
+
+    outbox.watchers.append(watch)
+    try:
+        yield found
+    finally:
+        outbox.watchers.remove(watch)
+
+
+def _resolved(value: Any) -> Any:
+    """The time that the database's clock will write, by this machine's."""
+    if isinstance(value, Now):
+        return timezone.now()
+    if isinstance(value, CombinedExpression):
+        return timezone.now() + value.rhs.value  # type: ignore[attr-defined]
+    return value
+
+
+def assert_enqueued(
+    task: Any,
+    *,
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    queue: str | None = None,
+    run_at: datetime.datetime | None = None,
+    count: int | None = None,
+) -> list[Job]:
+    """Assert that a job of the task waits; what is not given is not looked at.
+
+    Parameters:
+        task: the task, or its name.
+        args, kwargs: the arguments as the call gave them.
+        run_at: when it is to run, up to 5 seconds earlier or later.
+        count: exactly so many jobs; None: at least one.
+
+    Returns:
+        The jobs, the oldest first.
+
+    Raises:
+        AssertionError: shows what waits instead.
+    """
+    found = _matching(task, args, kwargs, queue, run_at)
+    if len(found) == count or (count is None and found):
+        return found
+    wanted = "no job" if count is None else f"{len(found)} jobs and not {count}"
+    raise AssertionError(f"{wanted} of {_described(task, args, kwargs, queue, run_at)}. {_what_there_is()}")
+
+
+def assert_not_enqueued(
+    task: Any,
+    *,
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    queue: str | None = None,
+    run_at: datetime.datetime | None = None,
+) -> None:
+    """Assert that no such job of the task waits; parameters as of :func:`assert_enqueued`."""
+    if found := _matching(task, args, kwargs, queue, run_at):
+        what = _described(task, args, kwargs, queue, run_at)
+        raise AssertionError(f"{len(found)} jobs of {what}. {_what_there_is()}")
+
+
+def _matching(
+    task: Any,
+    args: Sequence[Any] | None,
+    kwargs: Mapping[str, Any] | None,
+    queue: str | None,
+    run_at: datetime.datetime | None,
+) -> list[Job]:
+    wanted = Q(task=_name(task), state__in=WAITING)
+    if queue is not None:
+        wanted &= Q(queue=queue)
+    if run_at is not None:
+        margin = datetime.timedelta(seconds=TOLERANCE)
+        wanted &= Q(run_at__range=(run_at - margin, run_at + margin))
+    plain_args, plain_kwargs = normalize(args, kwargs)
+    rows = (job for alias in _aliases() for job in Job.objects.using(alias).filter(wanted).order_by("pk"))
+    return [
+        job
+        for job in rows
+        if (args is None or job.args == plain_args) and (kwargs is None or job.kwargs == plain_kwargs)
+    ]
+
+
+def _name(task: Any) -> str:
+    name = task if isinstance(task, str) else getattr(task, "name", None)
+    if not isinstance(name, str):
+        raise TypeError(f"{task!r} is neither a task nor the name of one")
+    return name
+
+
+def _described(task: Any, args: Any, kwargs: Any, queue: Any, run_at: Any) -> str:
+    given = {"args": args, "kwargs": kwargs, "queue": queue, "run_at": run_at}
+    conditions = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
+    return f"{_name(task)} {'with ' + conditions if conditions else ''}".rstrip()
+
+
+def _what_there_is(most: int = 20) -> str:
+    jobs = [job for alias in _aliases() for job in Job.objects.using(alias).exclude(task__in=OWN).order_by("pk")]
+    waiting = [job for job in jobs if job.state in WAITING]
+    text = "These wait:" + "".join(map(_line, waiting[:most])) if waiting else "Nothing waits."
+    if len(waiting) > most:
+        text += f"\n  and {len(waiting) - most} more"
+    over = [job for job in jobs if job.state not in WAITING]
+    return text + ("\nThese ran already:" + "".join(map(_line, over[-most:])) if over else "")
+
+
+def _line(job: Job) -> str:
+    args: Iterable[str] = map(repr, decoded(job.args))
+    kwargs = (f"{name}={value!r}" for name, value in decoded(job.kwargs).items())
+    when = f", {job.state}" + (f" for {job.run_at.isoformat()}" if job.state == State.SCHEDULED else "")
+    return f"\n  {job.task}({', '.join([*args, *kwargs])}) in {job.queue!r}{when}"
