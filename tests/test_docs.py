@@ -145,7 +145,7 @@ def test_what_the_tutorial_says_runs_as_it_stands(tmp_path):
     project = Project(DOCS / "tutorial.md", tmp_path, "")
     project.manage("makemigrations", "-v0", "accounts")
     project.manage("migrate", "-v0")
-    assert "Ran 3 tests" in project.manage("test")
+    assert "Ran 4 tests" in project.manage("test")
     call = """
 from django.test import Client
 print(Client(SERVER_NAME="localhost").post("/signup/", {"email": "ann@example.com"}).json()["job"])

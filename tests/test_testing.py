@@ -608,7 +608,7 @@ def test_the_plugin_has_fixtures_of_the_same_names(tmp_path):
 
 
 def test_the_examples_of_the_documentation_run(tmp_path):
-    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "testing.md").read_text(), re.M | re.S)
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "howto" / "test.md").read_text(), re.M | re.S)
     assert len(blocks) == 6
     for number, block in enumerate(blocks):
         (tmp_path / f"test_example_{number}.py").write_text(block)
