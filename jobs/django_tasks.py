@@ -184,6 +184,11 @@ def result_of(job: Job) -> TaskResult[..., Any]:
     Raises:
         ImportError: its function is gone.
     """
+    if job.lease == 1 and job.state == "running":
+        # What a claim leaves out, and the first one need not ask for.
+        job.__dict__.update({"error": None, "errors": [], "finished_at": None} | job.__dict__)
+    elif left := {"error", "errors", "started_at", "finished_at"} & job.get_deferred_fields():
+        job.refresh_from_db(fields=left)
     task = _known[job.task][0] if job.task in _known else import_string(job.task)
     alias = job.headers[MARK]
     # It may have had another name then.

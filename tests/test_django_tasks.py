@@ -10,14 +10,16 @@ import uuid
 
 import django
 import pytest
+from asgiref.sync import async_to_sync
 from celery import current_app
 from django.conf import settings
-from django.db import transaction
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from jobs.models import Job
 from tests import tasks as celery_tasks
-from tests.harness import ROOT, Worker, claim, deliver, effects, wait_ended
+from tests.harness import ROOT, Worker, claim, deliver, effects, run, wait_ended
 from tests.rows import make
 
 if django.VERSION < (6,):
@@ -147,8 +149,6 @@ async def _enqueue_and_read():
 
 
 def test_a_coroutine_is_a_body_too_and_may_be_enqueued_from_one(node):
-    from asgiref.sync import async_to_sync
-
     result, read = async_to_sync(_enqueue_and_read)()
     assert result == read
     deliver(result)
@@ -260,3 +260,13 @@ def test_a_worker_runs_them_and_imports_what_it_does_not_know_yet():
     assert [each.status for each in results] == ["SUCCESSFUL"] * 3 + ["FAILED", "SUCCESSFUL"]
     assert effects() == {"a": 1, "b": 1}
     assert results[2].return_value[:2] == [results[2].id, 1]
+
+
+def test_a_run_costs_one_query_more_for_djangos_signals(node):
+    celery_tasks.noop.delay()
+    ours, plain = claim(background.add.enqueue(1).id), claim(Job.objects.get(task="tests.tasks.noop").pk)
+    with CaptureQueriesContext(connection) as few:
+        run(plain)
+    with CaptureQueriesContext(connection) as more:
+        run(ours)
+    assert len(more) == len(few) + 1
