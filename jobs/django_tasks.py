@@ -22,7 +22,7 @@ import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial, wraps
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import django
@@ -266,13 +266,20 @@ def _turned(priority: int) -> int:
 # Django's signals
 
 
-def _tell(told: Any, /, job: Job, **more: Any) -> None:
+def _started(job: Job, **more: Any) -> None:
+    _tell(task_started, job)
+
+
+def _finished(job: Job, **more: Any) -> None:
+    _tell(task_finished, job)
+
+
+def _tell(signal: Any, job: Job) -> None:
     if MARK in job.headers:
         result = result_of(job)
-        told.send(type(task_backends[result.backend]), task_result=result)
+        signal.send(type(task_backends[result.backend]), task_result=result)
 
 
-_started, _finished = partial(_tell, task_started), partial(_tell, task_finished)
-signals.started.connect(_started, weak=False, dispatch_uid=__name__)
+signals.started.connect(_started, dispatch_uid=__name__)
 for _signal in (signals.succeeded, signals.failed, signals.cancelled):
-    _signal.connect(_finished, weak=False, dispatch_uid=__name__)
+    _signal.connect(_finished, dispatch_uid=__name__)
