@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from jobs.idempotency.locks import lock
     from jobs.idempotency.markers import once
     from jobs.task import Task
+    from jobs.typed import task
 
 __version__ = "0.1.0"
 
@@ -36,6 +37,7 @@ __all__ = [
     "lock",
     "once",
     "signals",
+    "task",
 ]
 
 _LAZY = {
@@ -53,6 +55,7 @@ TRANSPORT_ALIASES.setdefault("jobs", "jobs.calling.transport:Transport")
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(import_module(f"jobs.{_LAZY[name]}"), name)
-    if name == "signals":
-        return import_module("jobs.signals")
+    if name in ("signals", "task"):
+        # The module ``jobs.task`` is the decorator, too.
+        return import_module(f"jobs.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

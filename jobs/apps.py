@@ -1,3 +1,5 @@
+import sys
+
 from django.apps import AppConfig
 from django.utils.translation import gettext_lazy as _
 
@@ -9,3 +11,6 @@ class JobsConfig(AppConfig):
 
     def ready(self) -> None:
         from jobs import checks, tasks  # noqa: F401  (registers the system checks, and our own tasks)
+
+        if (module := sys.modules.get("jobs.django_tasks")) is not None:
+            module.make_celery_tasks()

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from functools import partial
+from types import ModuleType
 from typing import Any, ClassVar
 
 import celery
@@ -382,3 +383,19 @@ class Task(celery.Task):
             return super().__call__(*args, **kwargs)
         # The outermost call of what a worker was given: a claimed job, or a message by name.
         return pipeline.run(self, request, args, kwargs)
+
+
+class _Decorator(ModuleType):
+    """This module, which is the decorator ``jobs.task`` as well: importing it makes it that name of the package."""
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """Declare a transactional task: ``shared_task(base=jobs.Task)``, whose calls type checkers understand.
+
+        ``@task``, or ``@task(unique="summary:{day}", autoretry_for=(OSError,))``: the options of :class:`Task` and all
+        of Celery's. With ``bind=True`` the body's first argument is the task, and callers leave it out. The types are
+        in ``jobs/typed.pyi``.
+        """
+        return celery.shared_task(*args, **{"base": Task, **options})
+
+
+sys.modules[__name__].__class__ = _Decorator

@@ -4,6 +4,8 @@ import json
 import os
 import tempfile
 
+import django
+
 from shop.settings import *  # noqa: F403
 from shop.settings import DATABASES, INSTALLED_APPS
 
@@ -38,6 +40,14 @@ LOGGING = {
     "handlers": {"console": {"class": "logging.StreamHandler"}},
     "loggers": {"jobs": {"handlers": ["console"], "level": "INFO", "propagate": True}},
 }
+_BACKEND = {"BACKEND": "jobs.django_tasks.JobsBackend", "QUEUES": ["default", "mail"]}
+TASKS = {
+    "default": _BACKEND,
+    "own": {**_BACKEND, "OPTIONS": {"atomic": False, "autoretry_for": [OSError], "default_retry_delay": 0}},
+    "immediate": {"BACKEND": "django.tasks.backends.immediate.ImmediateBackend"},
+}
+if django.VERSION < (6,):
+    TASKS["immediate"] = {"BACKEND": "django_tasks.backends.immediate.ImmediateBackend"}
 #: Celery's own settings, for the workers that a scenario starts.
 globals().update(
     {f"CELERY_{name.upper()}": value for name, value in json.loads(os.environ.get("JOBS_TEST_CELERY", "{}")).items()}

@@ -124,15 +124,21 @@ def _as_if_in(task: Any, context: Context) -> Iterator[None]:
 
 def exception_of(error: Mapping[str, Any], backend: Any) -> Exception:
     """The exception that ended a job, made again from its row as Celery's backends do it."""
+    module, name = class_of(error)
+    message = decoded(error.get("args", error.get("message")))
+    made = backend.exception_to_python({"exc_type": name, "exc_module": module or None, "exc_message": message})
+    # What would end the process of who waits comes as a failure, as in the worker.
+    return for_celery(made)
+
+
+def class_of(error: Mapping[str, Any]) -> tuple[str, str]:
+    """The module and the name of the class of the exception; an empty module if nobody knows it."""
     kind = str(error.get("type") or "Exception")
     module, _, name = str(error.get("class") or "").partition(":")
     if not name:
         known = (each.__name__ for each in _MODULES if isinstance(getattr(each, kind, None), type))
         module, name = next(known, ""), kind
-    message = decoded(error.get("args", error.get("message")))
-    made = backend.exception_to_python({"exc_type": name, "exc_module": module or None, "exc_message": message})
-    # What would end the process of who waits comes as a failure, as in the worker.
-    return for_celery(made)
+    return module, name
 
 
 def send(original: Callable[..., AsyncResult], name: str, args: Any = None, kwargs: Any = None, **options: Any) -> Any:

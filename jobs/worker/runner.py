@@ -18,6 +18,7 @@ from celery.app.task import Context
 from celery.app.trace import build_tracer
 from celery.exceptions import Reject, SoftTimeLimitExceeded
 from django.db import Error
+from kombu.utils.imports import symbol_by_name
 
 from jobs.calling import request
 from jobs.conf import conf
@@ -143,7 +144,7 @@ class Runner:
             if index and (board.stopping_for is not None or board.stock_waits or self._is_wanted()):
                 self._give_back(job, batch)
                 return
-            task = self.app.tasks.get(job.task)
+            task = self._task_of(job)
             if task is None or not getattr(task, "is_transactional", False) or task.is_stock():
                 self._postpone(job)
                 continue
@@ -157,6 +158,16 @@ class Runner:
             self.slot.rest(BUSY, batch if waiting else 0)
             if not waiting:
                 return
+
+    def _task_of(self, job: Job) -> Any:
+        """The task, if it is known here. Django's may be declared anywhere: their module is imported for their job."""
+        task = self.app.tasks.get(job.task)
+        if task is None and isinstance(job.options, dict) and "django_task" in job.headers:
+            try:
+                return symbol_by_name("jobs.django_tasks:find")(job.task, job.headers["django_task"])
+            except Exception as exc:
+                log(logging.WARNING, job, f"cannot be imported: {exc!r}", "import_failed")
+        return task
 
     def _give_back(self, job: Job, batch: int, begun: uuid.UUID | None = None) -> None:
         """The rest of a claim waits again, for whoever is free. Without a database the companion does it later."""
