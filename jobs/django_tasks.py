@@ -53,9 +53,6 @@ else:
 if TYPE_CHECKING:
     from jobs.models import Job
 
-#: A header of the job: it is one of Django's tasks, enqueued with the backend of this alias.
-MARK = "django_task"
-
 _STATUSES = {"running": TaskResultStatus.RUNNING, "succeeded": TaskResultStatus.SUCCESSFUL} | dict.fromkeys(
     ("failed", "cancelled"), TaskResultStatus.FAILED
 )
@@ -98,9 +95,11 @@ class JobsBackend(BaseTaskBackend):
             InvalidTask: the backend cannot run the task.
             TypeError, ValueError: arguments that are no JSON, or that the function does not take.
         """
+        from jobs.models import DJANGO_TASK
+
         self.validate_task(task)
         args, kwargs = normalize_json(list(args)), normalize_json(dict(kwargs))
-        options: dict[str, Any] = {"eta": task.run_after, "headers": {MARK: self.alias}}
+        options: dict[str, Any] = {"eta": task.run_after, "headers": {DJANGO_TASK: self.alias}}
         if task.queue_name != DEFAULT_TASK_QUEUE_NAME:
             options["queue"] = task.queue_name
         if task.priority:
@@ -118,7 +117,7 @@ class JobsBackend(BaseTaskBackend):
             key = uuid.UUID(str(result_id))
             for alias in conf().DATABASES:
                 job = Job.objects.using(alias).filter(pk=key).first()
-                if job is not None and MARK in job.headers:
+                if job is not None and job.django_task is not None:
                     return result_of(job)
         raise TaskResultDoesNotExist(result_id)
 
@@ -190,7 +189,7 @@ def result_of(job: Job) -> TaskResult[..., Any]:
     elif left := {"error", "errors", "started_at", "finished_at"} & job.get_deferred_fields():
         job.refresh_from_db(fields=left)
     task = _known[job.task][0] if job.task in _known else import_string(job.task)
-    alias = job.headers[MARK]
+    alias = str(job.django_task)
     # It may have had another name then.
     backend = task_backends[alias] if alias in task_backends.settings else task.get_backend()
     queue = DEFAULT_TASK_QUEUE_NAME if job.queue == current_app.conf.task_default_queue else job.queue
@@ -275,7 +274,7 @@ def _finished(job: Job, **more: Any) -> None:
 
 
 def _tell(signal: Any, job: Job) -> None:
-    if MARK in job.headers:
+    if job.django_task is not None:
         result = result_of(job)
         signal.send(type(task_backends[result.backend]), task_result=result)
 

@@ -17,10 +17,14 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from jobs.database import databases
+from jobs.maintenance import rescue
 from jobs.models import Job
 from tests import tasks as celery_tasks
+from tests import test_why
 from tests.harness import ROOT, Worker, claim, deliver, effects, run, wait_ended
-from tests.rows import make
+from tests.rows import make, make_node
+from tests.servers import wait_for
 
 if django.VERSION < (6,):
     pytest.importorskip("django_tasks")
@@ -270,3 +274,26 @@ def test_a_run_costs_one_query_more_for_djangos_signals(node):
     with CaptureQueriesContext(connection) as more:
         run(ours)
     assert len(more) == len(few) + 1
+
+
+def test_a_task_that_no_worker_can_import_waits_and_says_so():
+    def of_tomorrow():
+        pass
+
+    of_tomorrow.__qualname__ = "of_tomorrow"
+    of_tomorrow.__module__ = "tests.background"
+    with Worker() as worker:
+        result, known = background.task(of_tomorrow).enqueue(), background.add.enqueue(1)
+        wait_ended(known.id)
+        wait_for(lambda: Job.objects.get(pk=result.id).error, 20, "a worker has seen it")
+        assert "cannot be imported: ImportError" in worker.text()
+        assert test_why.first(result.id)["code"] == "unknown_task"
+
+
+def test_why_does_not_miss_what_a_worker_will_import():
+    idle = make_node(tasks=[], queues=["celery"])
+    with databases.side() as side:
+        rescue.first_beat(side, idle.pk)
+    unknown, result = make(task="tests.background.unknown"), background.add.enqueue(1)
+    assert "unknown_task" in test_why.codes(unknown.pk)
+    assert "unknown_task" not in test_why.codes(result.id)

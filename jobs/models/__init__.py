@@ -76,6 +76,9 @@ class Beat(models.Model):
         db_table = "jobs_beat"
 
 
+#: A header of the jobs that are Django's tasks (``jobs.django_tasks``).
+DJANGO_TASK = "django_task"
+
 #: Where a unique key is taken.
 UNIQUE = Q(unique_key__isnull=False) & (
     Q(state__in=("scheduled", "ready")) | Q(state="running", unique_until="finished")
@@ -212,7 +215,14 @@ class Job(models.Model):
     @property
     def headers(self) -> dict[str, Any]:
         """The message headers that the caller gave, and those that receivers of Celery's signals added."""
-        return dict(self.options.get("headers") or {})
+        # Somebody may have edited the row by hand.
+        options = self.options if isinstance(self.options, dict) else {}
+        return dict(options.get("headers") or {})
+
+    @property
+    def django_task(self) -> str | None:
+        """The alias of the backend that one of Django's tasks was enqueued with; None for a task of Celery's."""
+        return self.headers.get(DJANGO_TASK)
 
     @property
     def idempotency_key(self) -> str:

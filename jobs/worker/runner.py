@@ -162,9 +162,9 @@ class Runner:
     def _task_of(self, job: Job) -> Any:
         """The task, if it is known here. Django's may be declared anywhere: their module is imported for their job."""
         task = self.app.tasks.get(job.task)
-        if task is None and isinstance(job.options, dict) and "django_task" in job.headers:
+        if task is None and (backend := job.django_task) is not None:
             try:
-                return symbol_by_name("jobs.django_tasks:find")(job.task, job.headers["django_task"])
+                return symbol_by_name("jobs.django_tasks:find")(job.task, backend)
             except Exception as exc:
                 log(logging.WARNING, job, f"cannot be imported: {exc!r}", "import_failed")
         return task

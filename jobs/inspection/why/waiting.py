@@ -110,6 +110,9 @@ def unknown_task(view: View) -> Iterator[Reason]:
     task, workers = view.job.task, view.consumers
     if not workers or any(task in worker.tasks for worker in workers):
         return
+    if view.job.django_task is not None and (view.error or {}).get("type") != UNKNOWN:
+        # A worker imports it when it meets it.
+        return
     says = ngettext(
         "The worker that consumes its queue does not know the task %(task)s.",
         "None of the %(number)s workers that consume its queue knows the task %(task)s.",
