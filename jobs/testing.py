@@ -30,11 +30,14 @@ from jobs.calling import followups, outbox
 from jobs.conf import conf
 from jobs.database import databases
 from jobs.errors import TaskExited, TaskOutOfMemory
+from jobs.idempotency.isolation import isolation
 from jobs.lifecycle import transitions
 from jobs.lifecycle.board import board
 from jobs.lifecycle.claims import Claimer
 from jobs.models import WAITING, Job, Node, Pause, State
 from jobs.worker.runner import Runner
+
+__all__ = ["Runs", "assert_enqueued", "assert_not_enqueued", "capture_jobs", "isolation", "run_jobs"]
 
 #: So many runs without a ``limit`` mean that it never ends.
 ENDLESS = 1000
