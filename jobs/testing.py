@@ -150,10 +150,12 @@ class _Process:
         using = str(job._state.db)
         known = {**self._times(), (using, job.pk): (None, job.expires_at)}
         raised = self.runner.run_alone(job)
-        if isinstance(raised, TransactionManagementError) and connections[using].needs_rollback:
-            raise raised
-        self._put_off(known)
-        job = Job.objects.using(using).get(pk=job.pk)
+        try:
+            self._put_off(known)
+            job = Job.objects.using(using).get(pk=job.pk)
+        except Error as exc:
+            # It broke the transaction of the test.
+            raise raised or exc from None
         return job, self._failure(job, raised) if job.state == State.FAILED else None
 
     def _claim(self) -> Job | None:

@@ -13,6 +13,7 @@ from celery import shared_task
 from django.core import mail
 from django.core.cache import cache
 from django.db import transaction
+from kombu import pools
 
 from jobs.errors import NotIsolated, NotIsolatedWarning
 from jobs.testing import isolation, run_jobs
@@ -75,7 +76,10 @@ EFFECTS = {
     ],
 )
 def case(request):
-    return request.param
+    yield request.param
+    # The broker's connection would keep the test database from being dropped.
+    pools.reset()
+    celery.current_app._get_current_object()._after_fork()
 
 
 @pytest.mark.parametrize("kind", EFFECTS)
