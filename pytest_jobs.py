@@ -5,7 +5,7 @@ Every pytest of the environment loads this module. So it stands outside of the p
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -41,3 +41,12 @@ def assert_not_enqueued() -> Callable[..., Any]:
     from jobs import testing
 
     return testing.assert_not_enqueued
+
+
+@pytest.fixture
+def isolation() -> Iterator[None]:
+    """What no rollback takes back raises inside of a transaction (:func:`jobs.testing.isolation`)."""
+    from jobs import testing
+
+    with testing.isolation():
+        yield

@@ -11,6 +11,10 @@ class JobsConfig(AppConfig):
 
     def ready(self) -> None:
         from jobs import checks, tasks  # noqa: F401  (registers the system checks, and our own tasks)
+        from jobs.conf import conf, problems
+        from jobs.idempotency import isolation
 
+        if not problems() and conf().ISOLATION:
+            isolation.install()
         if (module := sys.modules.get("jobs.django_tasks")) is not None:
             module.make_celery_tasks()

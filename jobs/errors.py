@@ -62,6 +62,14 @@ class EffectParked(Exception):
     """An external call may have happened; a person has to say. The job ends ``failed``, whatever ``autoretry_for``."""
 
 
+class NotIsolated(Exception):
+    """A mail, an HTTP request, a cache write or a message inside of an open transaction (``JOBS["ISOLATION"]``)."""
+
+
+class NotIsolatedWarning(UserWarning):
+    """The same, as a warning."""
+
+
 class IdempotencyMismatch(Exception):
     """Another job with other arguments has the same idempotency key. The job ends ``failed``, for good."""
 

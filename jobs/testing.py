@@ -30,11 +30,14 @@ from jobs.calling import followups, outbox
 from jobs.conf import conf
 from jobs.database import databases
 from jobs.errors import TaskExited, TaskOutOfMemory
+from jobs.idempotency.isolation import isolation
 from jobs.lifecycle import transitions
 from jobs.lifecycle.board import board
 from jobs.lifecycle.claims import Claimer
 from jobs.models import WAITING, Job, Node, Pause, State
 from jobs.worker.runner import Runner
+
+__all__ = ["Runs", "assert_enqueued", "assert_not_enqueued", "capture_jobs", "isolation", "run_jobs"]
 
 #: So many runs without a ``limit`` mean that it never ends.
 ENDLESS = 1000
@@ -147,10 +150,12 @@ class _Process:
         using = str(job._state.db)
         known = {**self._times(), (using, job.pk): (None, job.expires_at)}
         raised = self.runner.run_alone(job)
-        if isinstance(raised, TransactionManagementError) and connections[using].needs_rollback:
-            raise raised
-        self._put_off(known)
-        job = Job.objects.using(using).get(pk=job.pk)
+        try:
+            self._put_off(known)
+            job = Job.objects.using(using).get(pk=job.pk)
+        except Error as exc:
+            # It broke the transaction of the test.
+            raise raised or exc from None
         return job, self._failure(job, raised) if job.state == State.FAILED else None
 
     def _claim(self) -> Job | None:

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import uuid
 from configparser import ConfigParser
 from pathlib import Path
@@ -15,13 +16,14 @@ import pytest
 from celery import chain, chord, shared_task
 from celery.exceptions import NotRegistered
 from django.core import mail
-from django.db import IntegrityError, connection, transaction
+from django.db import IntegrityError, transaction
 from django.db.models.signals import post_save
 from django.db.transaction import TransactionManagementError
 from django.test import SimpleTestCase, TestCase, TransactionTestCase
 from django.utils import timezone
 
 from jobs import Busy, Cancel, Snooze, effect, guard, lock, once
+from jobs.database import databases
 from jobs.lifecycle import queues
 from jobs.lifecycle.board import board
 from jobs.models import Effect as Call
@@ -124,6 +126,11 @@ def shows(self, *args):
 
 
 @shared_task(bind=True)
+def shows_request(self):
+    return self.request.id
+
+
+@shared_task(bind=True)
 def shows_of_others(self):
     Effect.objects.create(key=str(shows("a").pk))
     Effect.objects.create(key=str(shows("b").pk))
@@ -155,10 +162,14 @@ def states() -> list[str]:
     return list(Job.objects.order_by("pk").values_list("state", flat=True))
 
 
-@pytest.fixture(params=["TestCase", "TransactionTestCase"])
+@pytest.fixture(
+    params=[
+        pytest.param("TestCase", marks=pytest.mark.django_db),
+        pytest.param("TransactionTestCase", marks=pytest.mark.django_db(transaction=True)),
+    ]
+)
 def case(request):
     """Each test once in the transaction of a ``TestCase``, and once with real commits."""
-    request.getfixturevalue("db" if request.param == "TestCase" else "transactional_db")
     return request.param
 
 
@@ -180,6 +191,13 @@ def test_the_order_is_that_of_the_claim(case):
         leaves.apply_async((key,), priority=priority, queue="mail" if key == "second" else None)
     run_jobs()
     assert effects() == ["first", "second", "third", "last"]
+
+
+def test_what_is_enqueued_meanwhile_has_its_place_in_the_order(case):
+    leaves.apply_async(("last",), priority=9)
+    leaves.apply_async(("first",), {"priority": 1}, priority=5)
+    run_jobs()
+    assert effects() == ["first", "again", "last"]
 
 
 def test_a_limit_stops_it(case):
@@ -218,9 +236,11 @@ def test_what_is_put_off_later_is_put_off_from_then_on(case):
 def test_what_expires_on_the_way_does_not_run(case):
     leaves.apply_async(("expires",), countdown=3000, expires=1500)
     leaves.apply_async(("calls",), {"countdown": 60, "expires": 120}, countdown=2000)
+    # It expires between two of its attempts.
+    tries.apply_async(("a", 2), countdown=2000, expires=2900)
     run_jobs(until=timezone.now() + HOUR)
     assert effects() == ["calls", "again"]
-    assert states() == ["cancelled", "succeeded", "succeeded"]
+    assert states() == ["cancelled", "succeeded", "cancelled", "succeeded"]
 
 
 def test_time_with_a_time_zone(case):
@@ -310,7 +330,10 @@ def test_an_unknown_task_is_named(case):
 def test_a_paused_queue_waits(case):
     queues.pause("celery", "default")
     leaves.delay("a")
-    assert run_jobs(until=timezone.now() + HOUR) == []
+    leaves.apply_async(("b",), queue="mail")
+    leaves.apply_async(("c",), queue="mail", countdown=60)
+    run_jobs(until=timezone.now() + HOUR)
+    assert effects() == ["b", "c"]
 
 
 def test_markers_and_locks_hold(case):
@@ -365,12 +388,25 @@ def test_it_leaves_no_trace(case):
     assert not Node.objects.exists()
 
 
-def test_what_is_kept_beside_transactions_goes_with_a_test_case(db):
+@pytest.mark.django_db
+def test_what_is_kept_beside_transactions_goes_with_a_test_case():
+    def look():
+        with databases.apart("default") as apart, apart.cursor() as cursor:
+            for table in {"jobs_lock", "jobs_stored_result"} & set(apart.introspection.table_names()):
+                cursor.execute(f"SELECT * FROM {table}")
+                found.extend(cursor.fetchall())
+
+    found = []
     pays.delay(1)
     says_how_far_it_is.delay()
     run_jobs()
-    assert not Lock.objects.using("default").filter(key="pays:1").exists() or connection.in_atomic_block
-    assert StoredResult.objects.count() <= 1
+    assert Lock.objects.exists()
+    assert StoredResult.objects.exists()
+    # What another thread sees is committed.
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert found == []
 
 
 def test_hooks_of_a_test_case_run_where_django_captures_them(db, django_capture_on_commit_callbacks):
@@ -523,6 +559,8 @@ def test_a_plain_call_takes_what_no_job_could_carry(db):
 
 
 def test_apply_has_the_id_of_its_result():
+    result = shows_request.apply()
+    assert result.get() == result.id
     result = shows.apply((1,))
     assert (str(result.get().pk), result.get().args) == (result.id, [1])
 
@@ -609,11 +647,11 @@ def test_the_plugin_has_fixtures_of_the_same_names(tmp_path):
 
 def test_the_examples_of_the_documentation_run(tmp_path):
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "howto" / "test.md").read_text(), re.M | re.S)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     for number, block in enumerate(blocks):
         (tmp_path / f"test_example_{number}.py").write_text(block)
     run = pytest_in(tmp_path, "--ds=tests.settings", "--create-db", DATABASE_URL=database_url(tmp_path))
-    assert "10 passed" in run.stdout, run.stdout + run.stderr
+    assert "12 passed" in run.stdout, run.stdout + run.stderr
 
 
 def test_the_plugin_costs_nothing_without_django(tmp_path):

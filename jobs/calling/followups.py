@@ -27,6 +27,7 @@ from jobs import errors
 from jobs.arguments import decoded, jsonable, parse_uuid, storable
 from jobs.calling import chords, outbox, request
 from jobs.errors import for_celery
+from jobs.idempotency import isolation
 from jobs.lifecycle import claims, transitions
 from jobs.lifecycle.run import Run, current_job
 from jobs.models import Job, State
@@ -144,6 +145,7 @@ def class_of(error: Mapping[str, Any]) -> tuple[str, str]:
 def send(original: Callable[..., AsyncResult], name: str, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
     """``app.send_task``: a message among follow-ups leaves after the commit, by a job of its own (``jobs.send``)."""
     if (using := outbox.following.get()) is None:
+        isolation.check("celery", f"the stock task {name}")
         return original(name, args, kwargs, **options)
     app: Any = getattr(original, "__self__", None)
     task_id = options.get("task_id") or uuid()

@@ -83,6 +83,12 @@ class Settings:
     #: ``"result"``, in the admin and by the commands. What is stored stays as it is. An argument that was passed by its
     #: place and whose name is not known here comes as its number: ``"0"``. None: everything is shown.
     REDACT: str | None = None
+    #: What becomes of a mail, an HTTP request, a cache write or a call of a stock task inside of an open transaction,
+    #: which may roll back: ``"raise"`` (in tests), ``"warn"`` (Python's warnings), or None: nothing.
+    ISOLATION: str | None = None
+    #: What of that is all right: ``"mail"``, ``"http"``, ``"cache"``, ``"celery"``, or names of tasks in whose bodies
+    #: all of it is; ``"shop.*"`` matches a prefix.
+    ISOLATION_ALLOW: Sequence[str] = ()
     #: Who scrapes ``jobs.urls``' metrics without being logged in says ``Authorization: Bearer`` and this. None: nobody.
     METRICS_TOKEN: str | None = None
     #: With OpenTelemetry's API installed: the span of a run ``"link"``s to the call, because it may come hours later
@@ -98,6 +104,7 @@ RULES = {
     "INSTANCE": (".{1,200}", "a name of at most 200 characters, or None, not {!r}"),
     "LOCK_CACHE": (".*", "the alias of a cache, or None, not {!r}"),
     "REDACT": (".*", "the dotted path of a function, or None, not {!r}"),
+    "ISOLATION": ("raise|warn", "'raise' or 'warn', or None, not {!r}"),
     "METRICS_TOKEN": (".+", "text that nobody guesses, or None"),
     "TRACE": ("link|child", "'link' or 'child', or None, not {!r}"),
 }

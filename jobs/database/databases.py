@@ -262,8 +262,6 @@ def tidy(alias: str) -> None:
     Costs no statement: psycopg knows its transaction status by itself.
     """
     for connection in connections.all(initialized_only=True):
-        if in_test(connection.alias):
-            continue
         try:
             if connection.alias != alias:
                 connection.close_if_unusable_or_obsolete()

@@ -195,8 +195,7 @@ def _transaction(run: Run) -> Iterator[None]:
             # If the transaction cannot begin, the turn is over.
             stack.enter_context(turn(run.using))
             stack.enter_context(transaction.atomic(using=run.using))
-            if not databases.in_test(run.using):
-                savepoints.spare(connections[run.using])
+            savepoints.spare(connections[run.using])
         try:
             yield
         except BaseException as exc:

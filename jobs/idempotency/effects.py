@@ -135,7 +135,7 @@ class Call:
                 f"call.{said} of effect({self.name!r}), and it was known already what became of the call: {cure}"
             )
         self._is_settled, self._pending = True, values
-        if not databases.in_transaction(self._run.using):
+        if not connections[self._run.using].in_atomic_block:
             self._write()
 
     def _begin(self) -> None:

@@ -286,7 +286,6 @@ def _succeed(connection: Any, using: str, job: Job, result: Any, runtime: float)
     begin = commit = ""
     # A savepoint around it: the transaction is somebody else's. A test may want to stop in between.
     is_own = connection.in_atomic_block and not connection.savepoint_ids and not is_armed("after_completion")
-    is_own = is_own and not databases.in_test(using)
     if has_begun(connection):
         commit = "; COMMIT" if is_own else ""
     elif connection.in_atomic_block and not is_own:

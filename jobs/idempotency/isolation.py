@@ -1,0 +1,127 @@
+"""What no rollback takes back must not happen in a transaction: find it where it happens (``JOBS["ISOLATION"]``).
+
+A mail, an HTTP request and a message to a stock task leave although the transaction rolls back, and a cache tells
+others what is not committed; meanwhile the transaction holds its locks. The transaction of Django's ``TestCase`` is
+none of these.
+"""
+
+from __future__ import annotations
+
+import http.client
+import smtplib
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from fnmatch import fnmatchcase
+from functools import wraps
+from typing import Any
+
+from django.conf import settings
+from django.core.cache import caches
+from django.core.mail import EmailMessage
+from django.db import connections
+
+from jobs.conf import conf
+from jobs.database import databases
+from jobs.errors import NotIsolated, NotIsolatedWarning
+from jobs.lifecycle.run import current_job
+
+#: For each kind: what is wrong with it in a transaction, and the cure outside of a job, and in a body.
+TEXTS = {
+    "mail": (
+        "leaves although the transaction may roll back",
+        "enqueue a job that sends it",
+        "hand on self.job.idempotency_key as its Message-ID and allow it, or declare the task with atomic=False",
+    ),
+    "http": (
+        "leaves although the transaction may roll back, whose locks are held until it is answered",
+        "enqueue a job that makes it",
+        "declare the task with atomic=False, and make it in `with effect(...)`",
+    ),
+    "cache": (
+        "tells others what is not committed, and may never be",
+        "write it in transaction.on_commit()",
+        "write it in transaction.on_commit()",
+    ),
+    "celery": (
+        "may run before the commit, or although the transaction rolls back",
+        "give the task base=jobs.Task, or call its delay_on_commit()",
+        "give the task base=jobs.Task, or call its delay_on_commit()",
+    ),
+}
+
+#: Of a cache: what writes.
+WRITES = ("set", "add", "incr", "delete", "touch", "set_many", "delete_many", "clear")
+
+#: Of the blocks around, if any: the mode, and what is allowed.
+_around: ContextVar[tuple[str | None, tuple[str, ...]] | None] = ContextVar("jobs.isolation", default=None)
+
+
+@contextmanager
+def isolation(mode: str | None = "raise", allow: Sequence[str] = ()) -> Iterator[None]:
+    """Watch a block, or the function that it decorates, as ``JOBS["ISOLATION"]`` watches all.
+
+    Parameters:
+        mode: ``"raise"``, ``"warn"``, or None: the block may do what it likes.
+        allow: kinds (``"mail"``, ``"http"``, ``"cache"``, ``"celery"``), and names or patterns of tasks.
+
+    Raises (where it happens):
+        jobs.errors.NotIsolated: says what happened, and the cure.
+    """
+    if mode not in ("raise", "warn", None):
+        raise ValueError(f"isolation(mode={mode!r}): it is 'raise' or 'warn', or None")
+    install()
+    before = _around.set((mode, tuple(allow)))
+    try:
+        yield
+    finally:
+        _around.reset(before)
+
+
+def check(kind: str, what: str) -> None:
+    """Called where it is about to happen."""
+    mode, allow = _around.get() or (conf().ISOLATION, conf().ISOLATION_ALLOW)
+    if mode is None or kind in allow:
+        return
+    open_ones = [each.alias for each in connections.all(initialized_only=True) if databases.in_transaction(each.alias)]
+    if not open_ones:
+        return
+    job = current_job()
+    if job is not None and any(fnmatchcase(job.task, pattern) for pattern in allow):
+        return
+    wrong, cure, cure_of_body = TEXTS[kind]
+    names = [kind, *([job.task] if job else [])]
+    text = (
+        f"{what} inside of a transaction of the database {open_ones[0]!r}: it {wrong}. Cure: "
+        f"{cure_of_body if job else cure}. If it is all right, add {' or '.join(map(repr, names))} to "
+        "JOBS['ISOLATION_ALLOW']"
+    )
+    if mode == "raise":
+        raise NotIsolated(text)
+    warnings.warn(text, NotIsolatedWarning, stacklevel=3)
+
+
+def install() -> None:
+    """Watch this process; a second time only what has come since."""
+    _watch(EmailMessage, "send", "mail", lambda message: f"the mail {message.subject!r}")
+    _watch(smtplib.SMTP, "sendmail", "mail", lambda server: "a mail")
+    # Of urllib, requests and urllib3 as well.
+    _watch(http.client.HTTPConnection, "putrequest", "http", lambda connection: f"a request to {connection.host}")
+    for alias in settings.CACHES:
+        for name in WRITES:
+            _watch(type(caches[alias]), name, "cache", lambda cache, name=name: f"{name}() of a cache")
+
+
+def _watch(owner: type, name: str, kind: str, describe: Any) -> None:
+    original = getattr(owner, name)
+    if getattr(original, "is_watched_by_jobs", False):
+        return
+
+    @wraps(original)
+    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        check(kind, describe(self))
+        return original(self, *args, **kwargs)
+
+    watched.is_watched_by_jobs = True  # type: ignore[attr-defined]
+    setattr(owner, name, watched)
