@@ -277,7 +277,7 @@ def test_each_id_gets_its_own_answer_and_one_bad_one_stops_no_other():
     job, unknown = make("failed"), uuid.uuid4()
     out, error = refused("retry", "no-uuid", str(unknown), str(job.pk), str(job.pk))
     assert out.splitlines() == [
-        "no-uuid is no valid UUID",
+        "no-uuid is no valid UUID, nor the last 8 digits of one",
         f"{unknown} is unknown",
         f"{job.pk} retried (was failed)",
     ]
