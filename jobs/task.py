@@ -105,6 +105,23 @@ class Task(celery.Task):
     @classmethod
     def on_bound(cls, app: Any) -> None:
         super().on_bound(app)
+        try:
+            if not problems() and not is_stock_name(cls.name):
+                # A message by name is acknowledged after its job has its row.
+                cls.acks_late = cls.reject_on_worker_lost = True
+                for name, value in task_options(cls.name or "").items():
+                    setattr(cls, name, value)
+                check_declaration(cls, cls.declared)
+            cls._settle_limits(app)
+            cls._read_options()
+        except (TypeError, ValueError) as exc:
+            # Celery goes on with a task that is half made; no call of it may do without what it was to promise.
+            cls.declared_wrong = type(exc)(f"{cls.name}: {exc}")
+            raise cls.declared_wrong from None
+        steps.install(app)
+
+    @classmethod
+    def _settle_limits(cls, app: Any) -> None:
         # A task that sets one of its time limits must not collide with the app's default of the other.
         hard, soft = cls.time_limit, cls.soft_time_limit
         if hard and soft and soft > hard:
@@ -112,19 +129,6 @@ class Task(celery.Task):
                 cls.soft_time_limit = None
             elif hard == app.conf.task_time_limit:
                 cls.time_limit = soft + 60
-        if not problems() and not is_stock_name(cls.name):
-            # A message by name is acknowledged after its job has its row.
-            cls.acks_late = cls.reject_on_worker_lost = True
-            for name, value in task_options(cls.name or "").items():
-                setattr(cls, name, value)
-        try:
-            check_declaration(cls, cls.declared if not problems() and not is_stock_name(cls.name) else ())
-            cls._read_options()
-        except (TypeError, ValueError) as exc:
-            # Celery goes on with a task that is half made; no call of it may do without what it was to promise.
-            cls.declared_wrong = type(exc)(f"{cls.name}: {exc}")
-            raise cls.declared_wrong from None
-        steps.install(app)
 
     @classmethod
     def _read_options(cls) -> None:

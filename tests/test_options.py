@@ -220,9 +220,11 @@ def test_what_celery_and_its_schedulers_pass_is_no_typo():
 
 
 def test_a_typo_in_a_retry_fails_the_job(node):
-    made = current_app.task(name="tests.retries_wrongly", bind=True, shared=False, lazy=False)
+    def body(self):
+        self.retry(contdown=5)
+
     try:
-        deliver(made(lambda self: self.retry(contdown=5)).delay())
+        deliver(current_app._task_from_fun(body, name="tests.retries_wrongly", base=Task, bind=True).delay())
     finally:
         current_app.tasks.pop("tests.retries_wrongly")
     job = Job.objects.get()

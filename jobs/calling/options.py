@@ -14,7 +14,7 @@ from typing import Any
 import celery
 import kombu
 
-from jobs.conf import TASK_OPTIONS, conf, did_you_mean, problems
+from jobs.conf import TASK_OPTIONS, conf, did_you_mean
 
 #: Accepted by ``apply_async`` because groups, beat and retries pass them, and not kept: a job does not travel.
 PLUMBING = frozenset(
@@ -128,7 +128,7 @@ def check_declaration(task: type[celery.Task], declared: Collection[str]) -> Non
     Raises:
         TypeError: names the option, and the cure.
     """
-    also = () if problems() else conf().TASK_OPTIONS
+    also = conf().TASK_OPTIONS
     for name in declared:
         if name.startswith("_") or name in OF_A_TASK or name in OTHERS or name in also:
             continue
