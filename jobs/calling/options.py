@@ -16,11 +16,12 @@ import kombu
 
 from jobs.conf import TASK_OPTIONS, conf, did_you_mean
 
-#: Accepted by ``apply_async`` because groups, beat and retries pass them, and not kept: a job does not travel.
+#: Accepted by ``apply_async`` because groups, beat, retries and eager calls pass them, and not kept: a job does not
+#: travel.
 PLUMBING = frozenset(
     "producer connection publisher router add_to_parent result_cls retry retry_policy timeout confirm_timeout "
     "task_type event_dispatcher delivery_mode compression immediate mandatory declare exchange_type origin "
-    "redelivered".split()
+    "redelivered throw logfile loglevel".split()
 )
 #: What ``Job.options`` keeps of a call, under the names of ``apply_async``, as it was given.
 KEPT = "chain chord group_id group_index shadow replaced_task_nesting stamped_headers reply_to".split()
