@@ -17,9 +17,12 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 from django.db import connections, router
 from django.utils.module_loading import import_string
+from kombu.transport import TRANSPORT_ALIASES
+from kombu.utils.url import maybe_sanitize_url
 
 from jobs import conf as project
-from jobs.conf import celery_settings, conf, problems, task_options
+from jobs.calling.options import says_how_to_retry
+from jobs.conf import celery_settings, conf, did_you_mean, problems, task_options
 from jobs.models import Job
 
 if TYPE_CHECKING:
@@ -54,6 +57,10 @@ E014 These tasks have a rate_limit, which is not part of the claim yet: {tasks}.
   -> Remove it, and give them a queue whose worker has few processes.
 E015 The server of the database {alias!r} cannot skip locked rows: claims would wait for each other.
   -> Use MySQL 8.0.1, MariaDB 10.6 or newer.
+E016 The setting task_serializer is {serializer!r}, and a job's arguments are JSON: every call would raise.
+  -> Remove the setting; the tasks that need it keep their own, serializer='{serializer}', with JOBS['EXCLUDE'].
+E017 The broker URL {url!r} names no transport that there is{close}
+  -> Use jobs:// (the database), redis://, rediss://, sentinel://, amqp:// or amqps://.
 W001 The app's task_cls is not jobs.Task: only tasks with base=jobs.Task are transactional.
   -> Use Celery("proj", task_cls="jobs.task:Task"), or ignore this if it is what you want.
 W002 task_always_eager runs tasks in their caller: no call is a row, and none of the promise holds.
@@ -102,6 +109,9 @@ NEEDS = {
         "closes its connection in its body (in a transaction that ends it failed, and its mails are sent again)",
     ),
 }
+
+#: The names of Celery's only serializer that jobs can use.
+JSON = ("json", "application/json")
 
 #: Seconds that nobody means to keep a history for.
 SHORT = 3600.0
@@ -239,6 +249,13 @@ def check_celery(app: Celery) -> Iterator[CheckMessage]:
     conf, ours = app.conf, celery_settings()
     if conf.task_always_eager:
         yield _say("W002")
+    is_ours = getattr(app.Task, "is_transactional", False)
+    if is_ours and conf.task_serializer not in JSON:
+        yield _say("E016", serializer=conf.task_serializer)
+    if unknown := [(url, close) for url in _broker_urls(app) if (close := _unknown_transport(url))]:
+        # Nothing more can be asked of it.
+        yield from (_say("E017", url=maybe_sanitize_url(url), close=close) for url, close in unknown)
+        return
     is_amqp = driver(app) == "amqp"
     brittle = [
         f"{name} = {conf[name]!r}"
@@ -252,7 +269,7 @@ def check_celery(app: Celery) -> Iterator[CheckMessage]:
         idle.add("visibility_timeout")
     if idle:
         yield _say("W019", names=idle)
-    if getattr(app.Task, "is_transactional", False) and not problems():
+    if is_ours and not problems():
         yield from _neglected()
 
 
@@ -268,6 +285,27 @@ def _neglected() -> Iterator[CheckMessage]:
 
 def _is_excluded(task: str) -> bool:
     return not problems() and any(fnmatchcase(task, pattern) for pattern in conf().EXCLUDE)
+
+
+def _broker_urls(app: Celery) -> set[str]:
+    found: set[str] = set()
+    for name in ("broker_url", "broker_read_url", "broker_write_url"):
+        urls = app.conf[name] or ()
+        for each in [urls] if isinstance(urls, str) else urls:
+            found.update(str(each).split(";"))
+    return found - {""}
+
+
+def _unknown_transport(url: str) -> str:
+    """The end of a sentence about a URL that kombu finds no transport for, or takes for a host's name; else empty."""
+    scheme, has_scheme, _rest = url.partition("://")
+    if not has_scheme:
+        # As kombu has it, a host for AMQP. With a transport's name in front it was meant otherwise.
+        name = url.partition(":")[0]
+        return f": did you mean `{name}://`?" if name != url and name in TRANSPORT_ALIASES else ""
+    scheme = scheme.partition("+")[0]
+    # A dotted one is a class.
+    return "" if scheme in TRANSPORT_ALIASES or "." in scheme else did_you_mean(scheme, TRANSPORT_ALIASES)
 
 
 def driver(app: Celery) -> str | None:
@@ -306,7 +344,9 @@ def check_worker(worker: Any) -> Iterator[CheckMessage]:
         for name, task in worker.app.tasks.items()
         if getattr(task, "is_transactional", False) and not task.is_stock()
     }
-    if odd := {name for name, task in tasks.items() if task.serializer not in ("json", "application/json")}:
+    # Of the setting's own E016 tells.
+    fine = (*JSON, worker.app.conf.task_serializer)
+    if odd := {name for name, task in tasks.items() if task.serializer not in fine}:
         yield _say("E010", tasks=odd)
     default_limit = worker.time_limit or worker.app.conf.task_time_limit
     unlimited = {name for name, task in tasks.items() if not (task.time_limit or default_limit)}
@@ -336,6 +376,8 @@ def _has_foreign_base(task: Any) -> bool:
 
 def _retry_horizon(task: Any) -> float:
     """Seconds until a task that always fails is given up, as far as its options tell."""
+    if not says_how_to_retry(task):
+        return float(1.25 * sum(conf().RETRY or ()))
     if task.max_retries is None:
         return float("inf")
     pause = task.default_retry_delay

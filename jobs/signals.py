@@ -80,7 +80,8 @@ started = JobSignal("started")
 #: The body's transaction was committed, together with the job's completion. ``job.result`` is the result.
 succeeded = JobSignal("succeeded")
 
-#: The body asked for another attempt (``retry()``, ``autoretry_for``). ``error``: the entry of ``Job.errors``.
+#: Another attempt comes: the body asked for it (``retry()``, ``autoretry_for``), or ``JOBS["RETRY"]`` gives one.
+#: ``error``: the entry of ``Job.errors``.
 retried = JobSignal("retried")
 
 #: The job ended ``failed``: by its body, or because its crashes or losses reached their limit.

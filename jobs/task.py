@@ -19,6 +19,7 @@ from django.db import transaction
 
 from jobs.arguments import as_uuid, safe_repr
 from jobs.calling import calls, followups, outbox
+from jobs.calling.options import check_call, check_declaration
 from jobs.conf import conf, problems, sentry, task_options
 from jobs.database.databases import job_alias
 from jobs.errors import EffectParked, Replaced, UniqueTaken
@@ -90,12 +91,37 @@ class Task(celery.Task):
     #: What is wrong with the options above.
     declared_wrong: ClassVar[Exception | None] = None
 
+    #: What the decorator was given, beside what Celery adds.
+    declared: ClassVar[frozenset[str]] = frozenset()
+
     #: The templates above, ready for use.
     key_templates: ClassVar[dict[str, KeyTemplate]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # Before a base class adds to it.
+        cls.declared = frozenset(vars(cls)) if "_decorated" in vars(cls) else frozenset()
 
     @classmethod
     def on_bound(cls, app: Any) -> None:
         super().on_bound(app)
+        try:
+            if not problems() and not is_stock_name(cls.name):
+                # A message by name is acknowledged after its job has its row.
+                cls.acks_late = cls.reject_on_worker_lost = True
+                for name, value in task_options(cls.name or "").items():
+                    setattr(cls, name, value)
+                check_declaration(cls, cls.declared)
+            cls._settle_limits(app)
+            cls._read_options()
+        except (TypeError, ValueError) as exc:
+            # Celery goes on with a task that is half made; no call of it may do without what it was to promise.
+            cls.declared_wrong = type(exc)(f"{cls.name}: {exc}")
+            raise cls.declared_wrong from None
+        steps.install(app)
+
+    @classmethod
+    def _settle_limits(cls, app: Any) -> None:
         # A task that sets one of its time limits must not collide with the app's default of the other.
         hard, soft = cls.time_limit, cls.soft_time_limit
         if hard and soft and soft > hard:
@@ -103,18 +129,6 @@ class Task(celery.Task):
                 cls.soft_time_limit = None
             elif hard == app.conf.task_time_limit:
                 cls.time_limit = soft + 60
-        if not problems() and not is_stock_name(cls.name):
-            # A message by name is acknowledged after its job has its row.
-            cls.acks_late = cls.reject_on_worker_lost = True
-            for name, value in task_options(cls.name or "").items():
-                setattr(cls, name, value)
-        try:
-            cls._read_options()
-        except (TypeError, ValueError) as exc:
-            # Celery goes on with a task that is half made; no call of it may do without what it was to promise.
-            cls.declared_wrong = type(exc)(f"{cls.name}: {exc}")
-            raise cls.declared_wrong from None
-        steps.install(app)
 
     @classmethod
     def _read_options(cls) -> None:
@@ -192,13 +206,16 @@ class Task(celery.Task):
             using: the database alias, one of ``JOBS["DATABASES"]``; by default what the routers say for ``Job``.
 
         Raises:
-            TypeError: an argument that JSON does not know, or arguments that the task does not take.
+            TypeError: an argument that JSON does not know, arguments that the task does not take, or an option that
+                nobody knows.
             ValueError: an option that cannot be kept, a ``task_id`` that is no UUID, data that is too large.
             UniqueBusy, UniqueTaken: of a task with ``unique=``, see there.
             django.db.IntegrityError: a ``task_id`` that a job already has.
         """
         options |= {"task_id": task_id, "link": link, "link_error": link_error, "shadow": shadow}
-        if self._get_app().conf.task_always_eager or self.is_stock():
+        if not (is_stock := self.is_stock()):
+            check_call(options)
+        if is_stock or self._get_app().conf.task_always_eager:
             return super().apply_async(args, kwargs, producer=producer, **options)
         return self._record(args, kwargs, using=using, **options)
 
@@ -248,6 +265,7 @@ class Task(celery.Task):
         pairs: list[tuple[Any, Any]] = [({}, item) if isinstance(item, Mapping) else (item, {}) for item in items]
         if app.conf.task_always_eager or self.is_stock():
             return [self.apply_async(args or (), kwargs, **options) for args, kwargs in pairs]
+        check_call(options)
         made = []
         for index, (args, kwargs) in enumerate(pairs):
             if isinstance(args, str | bytes) or not isinstance(args, tuple | list | dict):
@@ -269,9 +287,6 @@ class Task(celery.Task):
     def _compose(self, args: Any, kwargs: Any, options: dict[str, Any]) -> Job:
         if self.declared_wrong is not None:
             raise self.declared_wrong
-        for name in ("idempotency_key", "unique", "lock"):
-            if name in options:
-                raise TypeError(f"{name}= is an option of the task, where it is declared, and not of a call")
         # The checks and merges of celery.Task.apply_async, then ours.
         if self.soft_time_limit and self.time_limit and self.soft_time_limit > self.time_limit:
             raise ValueError("soft_time_limit must be less than or equal to time_limit")
@@ -363,6 +378,8 @@ class Task(celery.Task):
         cause = exc or sys.exc_info()[1]
         if isinstance(cause, EffectParked):
             raise cause
+        if self._run is not None:
+            self._run.retries_itself = True
         return super().retry(args, kwargs, exc, **options)
 
     def on_replace(self, sig: Any) -> Any:

@@ -30,7 +30,8 @@ def ended(self: Any, job_id: str, lease: int) -> None:
         followups.tell(self.app, job)
 
 
-@shared_task(base=Task, bind=True, name="jobs.same")
+# What that one failed of is no failure of its own.
+@shared_task(base=Task, bind=True, name="jobs.same", max_retries=0)
 def same(self: Any, job_id: str) -> Any:
     """End as a job ends that does the same work: a unique task that is part of a chain, a group or a chord."""
     job = Job.objects.using(self.job._state.db).filter(pk=job_id).first()

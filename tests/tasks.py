@@ -832,19 +832,19 @@ def _charge(call, name):
     return call.answer["id"]
 
 
-@shared_task(atomic=False, on_ambiguous="retry")
+@shared_task(atomic=False, on_ambiguous="retry", max_retries=0)
 def charges_retry(name):
     with effect_of("charge", name) as call:
         return _charge(call, name)
 
 
-@shared_task(atomic=False, on_ambiguous="park")
+@shared_task(atomic=False, on_ambiguous="park", max_retries=0)
 def charges_park(name):
     with effect_of("charge", name) as call:
         return _charge(call, name)
 
 
-@shared_task(atomic=False, on_ambiguous=lambda call: payments.find_charge(call.key))
+@shared_task(atomic=False, on_ambiguous=lambda call: payments.find_charge(call.key), max_retries=0)
 def charges_resolve(name):
     with effect_of("charge", name) as call:
         return _charge(call, name)

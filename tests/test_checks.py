@@ -228,12 +228,49 @@ def test_an_app_whose_tasks_are_stock():
 
 
 def test_tasks_with_another_serializer():
-    own = app(task_serializer="pickle", accept_content=["json", "pickle"])
-    own.task(name="t.odd")(body)
+    own = app(accept_content=["json", "pickle"])
+    own.task(name="t.odd", serializer="pickle")(body)
     own.task(name="t.even", serializer="json")(body)
     own.task(name="t.stock", base=celery.Task)(body)
     [message] = checks.for_worker(worker(own))
     assert (message.id, "raise: t.odd." in message.msg) == ("jobs.E010", True)
+
+
+def test_a_serializer_that_jobs_cannot_use_is_told_before_any_worker_starts(monkeypatch):
+    own = app(task_serializer="pickle")
+    own.task(name="t.odd")(body)
+    monkeypatch.setattr(project, "celery_app", lambda: own)
+    assert ids(run_checks(tags=["jobs"])) == ids(checks.for_worker(worker(own))) == ["jobs.E016"]
+    plain = Celery("plain", set_as_current=False, fixups=[])
+    plain.conf.update({**celery_settings(), "task_serializer": "pickle"})
+    assert checks.check_celery(plain) == [], "its tasks are stock"
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        (
+            "postgres://ada:secret@localhost/shop",
+            "'postgres://ada:**@localhost/shop' names no transport that there is.",
+        ),
+        ("redis:/localhost", "'redis:/localhost' names no transport that there is: did you mean `redis://`?"),
+        ("rediss:/x", "did you mean `rediss://`?"),
+        ("amqp://localhost;reds://localhost", "did you mean `redis`?"),
+    ],
+)
+def test_a_broker_url_without_a_transport_is_told_before_any_worker_starts(monkeypatch, url, says):
+    own = app(url)
+    monkeypatch.setattr(project, "celery_app", lambda: own)
+    [message] = run_checks(tags=["jobs"])
+    assert (message.id, checks.for_worker(worker(own))) == ("jobs.E017", [message])
+    assert says in message.msg
+
+
+@pytest.mark.parametrize(
+    "url", ["localhost", "localhost:5672//", "pyamqp://", "sqs://", "redis+socket:///x", "a.b:C://"]
+)
+def test_a_broker_url_that_kombu_understands_is_left_alone(url):
+    assert "jobs.E017" not in ids(checks.check_celery(app(url)))
 
 
 def test_tasks_without_a_time_limit():
@@ -362,7 +399,7 @@ def test_an_option_from_the_settings_that_cannot_work_says_so_as_if_it_were_decl
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"t.*": {"atomc": False}}, "JOBS['TASKS']['t.*'] has no option 'atomc'. Did you mean 'atomic'? The options"),
+        ({"t.*": {"atomc": False}}, "JOBS['TASKS']['t.*'] has no option 'atomc': did you mean `atomic`? The options"),
         ({"t.*": {"time_limit": 5}}, "has no option 'time_limit'. The options are atomic, max_crashes,"),
         ({"t.*": "atomic"}, "must be a dict of dicts"),
         (["t.*"], "must be a dict of dicts"),
@@ -373,6 +410,28 @@ def test_options_that_nobody_knows(settings, given, text):
     [problem] = problems()
     assert text in problem
     assert ids(checks.for_worker(worker())) == ["jobs.E001"]
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"RETRYS": None}, "JOBS has no key 'RETRYS': did you mean `RETRY`?"),
+        ({"retention": 5}, "JOBS has no key 'retention': did you mean `RETENTION`?"),
+        ({"COLOUR": "blue"}, "JOBS has no key 'COLOUR'."),
+        ({"RETRY": 12}, "JOBS['RETRY'] must be a list of times above 0"),
+        ({"RETRY": [1, -1]}, "JOBS['RETRY'] must be a list of times above 0"),
+        ({"TASK_OPTIONS": "tenant"}, "JOBS['TASK_OPTIONS'] must be a list, not a string."),
+    ],
+)
+def test_a_setting_that_nobody_knows_or_that_cannot_work_names_the_cure(settings, given, text):
+    settings.JOBS = given
+    [problem] = problems()
+    assert problem.startswith(text)
+
+
+def test_a_list_of_times_may_be_one_of_timedeltas(settings):
+    settings.JOBS = {"RETRY": [5, datetime.timedelta(minutes=1)]}
+    assert conf().RETRY == [5, 60.0]
 
 
 def test_a_check_that_was_silenced_is_silent(settings):
@@ -397,7 +456,8 @@ RETIRED = {"E008", "E009", "W005", "W006", "W007", "W009", "W010", "W012", "W013
 def test_the_documentation_names_every_check():
     known = set(re.findall(r"^([EW]\d{3}) ", checks.MESSAGES, re.M))
     assert known == set(re.findall(r'_say\("([EW]\d{3})"', (ROOT / "jobs" / "checks.py").read_text()))
-    named = set(re.findall(r"^\| `([EW]\d{3})` \|", (ROOT / "docs/reference/checks.md").read_text(), re.M))
+    pages = (ROOT / "docs").rglob("*.md")
+    named = {key for page in pages for key in re.findall(r"^\| `([EW]\d{3})` \|", page.read_text(), re.M)}
     assert known == named
     assert not known & RETIRED
     tested = set(re.findall(r"jobs\.([EW]\d{3})", Path(__file__).read_text()))

@@ -15,7 +15,7 @@ import uuid
 from io import StringIO
 
 import pytest
-from celery import Celery
+from celery import Celery, current_app
 from django.core.management import CommandError, call_command
 from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
@@ -277,7 +277,7 @@ def test_each_id_gets_its_own_answer_and_one_bad_one_stops_no_other():
     job, unknown = make("failed"), uuid.uuid4()
     out, error = refused("retry", "no-uuid", str(unknown), str(job.pk), str(job.pk))
     assert out.splitlines() == [
-        "no-uuid is no valid UUID",
+        "no-uuid is no valid UUID, nor the last 8 digits of one",
         f"{unknown} is unknown",
         f"{job.pk} retried (was failed)",
     ]
@@ -453,3 +453,63 @@ def test_each_subcommand_has_help_with_examples(name, capsys):
 def test_without_a_subcommand_it_says_which_there_are():
     with pytest.raises(CommandError, match="subcommand"):
         call_command("jobs")
+
+
+# What people type
+
+
+@pytest.mark.parametrize("verb", ["why", "show", "retry", "cancel"])
+def test_a_job_is_named_by_the_digits_that_lists_show(verb):
+    job = make("ready" if verb == "cancel" else "failed")
+    out = run(verb, str(job.pk)[-8:].upper())
+    assert str(job.pk) in out or "cancelled" in out or "retried" in out
+    if verb in ("retry", "cancel"):
+        job.refresh_from_db()
+        assert job.state == ("cancelled" if verb == "cancel" else "ready")
+
+
+def test_digits_of_several_ids_list_them_and_change_nothing():
+    one, other = (make("failed", pk=uuid.UUID(f"0190000{n}-0000-7000-8000-0000abcdef12")) for n in range(2))
+    _out, error = refused("show", "abcdef12")
+    assert str(one.pk) in error
+    assert f"{other.pk} ({other.task})" in error
+    out, _error = refused("retry", "abcdef12")
+    assert out.startswith(f"abcdef12 is the end of several ids: {one.pk}")
+    assert not Job.objects.exclude(state="failed").exists()
+
+
+def test_digits_of_no_id_say_so():
+    assert refused("why", "deadbeef")[1] == "'deadbeef' is the end of no job's id"
+
+
+def test_a_task_is_named_by_the_end_of_its_name():
+    make("failed", task="shop.tasks.send_welcome_email")
+    make("failed", task="shop.tasks.charge_order")
+    assert run("retry", "--task", "send_welcome_email") == "1 retried, 0 refused\n"
+    assert "1 retried" in run("retry", "--task", "tasks.charge_order")
+
+
+def test_a_task_whose_code_is_gone_is_known_by_its_jobs():
+    make("failed", task="shop.gone")
+    assert run("retry", "--task", "shop.gone") == "1 retried, 0 refused\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("send_welcom_email", "did you mean shop.tasks.send_welcome_email?"),
+        ("shop.tasks.charge_ordr", "did you mean shop.tasks.charge_order?"),
+        ("xyzzy", "--task: there is no task, and no job, of the name 'xyzzy'"),
+    ],
+)
+def test_an_unknown_task_gets_the_nearest(name, says):
+    assert says in refused("list", "--task", name)[1]
+
+
+def test_a_name_of_several_tasks_lists_them():
+    made = [current_app.task(name=f"{package}.tasks.same", shared=False, lazy=False)(run) for package in ("a", "b")]
+    try:
+        assert "several tasks are called 'same': a.tasks.same, b.tasks.same" in refused("cancel", "--task", "same")[1]
+    finally:
+        for task in made:
+            current_app.tasks.pop(task.name)

@@ -38,7 +38,7 @@ def test_list_is_of_the_newest_and_says_that_there_are_more():
     assert lines[1].endswith("ValueError: no")
     [found] = json.loads(run("list", "--state", "failed", "--json"))
     assert (found["id"], found["error"]["type"], found["database"]) == (str(jobs[3].pk), "ValueError", "default")
-    assert run("list", "--task", "unknown") == "There is no such job.\n"
+    assert run("list", "--task", "tests.tasks.noop") == "There is no such job.\n"
     with pytest.raises(CommandError, match="--limit"):
         run("list", "--limit", "0")
 

@@ -23,6 +23,7 @@ from kombu.transport.virtual.exchange import TopicExchange
 
 from jobs.arguments import as_uuid, normalize, scrub, storable
 from jobs.calling import request, tracing
+from jobs.calling.options import KEPT, MOMENT, PLUMBING
 from jobs.calling.outbox import following
 from jobs.conf import celery_app
 from jobs.conf.syncpoints import reach
@@ -36,14 +37,6 @@ from jobs.models.fields import uuid7
 #: The contract between who writes a job and who runs it. A release raises it if older workers would run its jobs
 #: wrongly; a worker runs its own version and those before. A row without one is of version 1.
 VERSION = 1
-#: Accepted by ``apply_async`` because groups and beat pass them, and not kept: a job does not travel.
-PLUMBING = frozenset(
-    "producer connection publisher router add_to_parent result_cls retry retry_policy timeout confirm_timeout "
-    "task_type event_dispatcher delivery_mode compression immediate mandatory declare exchange_type origin".split()
-)
-
-#: What ``Job.options`` keeps of a call, under the names of ``apply_async``, as it was given.
-KEPT = "chain chord group_id group_index shadow replaced_task_nesting stamped_headers reply_to".split()
 #: The largest number of seconds that a call may be put off or may last: longer is a mistake (milliseconds?).
 LONGEST = 10 * 366 * 86400.0
 
@@ -203,10 +196,11 @@ def _moment(app: Celery, value: Any, name: str) -> datetime.datetime:
     if isinstance(value, int | float):
         return timezone.now() + datetime.timedelta(seconds=_span(value, name))
     if isinstance(value, str):
-        value = maybe_iso8601(value)
-    if isinstance(value, datetime.datetime):
-        return value if timezone.is_aware(value) else value.replace(tzinfo=app.timezone)
-    raise TypeError(f"{name} must be a datetime or a number of seconds, not {type(value).__name__}")
+        try:
+            value = maybe_iso8601(value)
+        except ValueError:
+            raise ValueError(f"{name}={value!r} must be {MOMENT[0]}") from None
+    return value if timezone.is_aware(value) else value.replace(tzinfo=app.timezone)
 
 
 def _queue_name(app: Celery, options: Mapping[str, Any], kept: dict[str, Any], is_given: bool) -> str:

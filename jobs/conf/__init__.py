@@ -1,7 +1,7 @@
 """The settings: ``settings.JOBS`` (a key is a field of :class:`Settings`), and :func:`celery_settings` for Celery."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from difflib import get_close_matches
@@ -32,6 +32,9 @@ class Settings:
     #: Options of ours for tasks whose code is not yours, by name or pattern: ``{"post_office.*": {"atomic": False}}``.
     #: All patterns that match a task apply, in this order: a later one wins, and each wins over the task's code.
     TASKS: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    #: Options of a task, or of a call, that other code reads: ``["tenant"]``. Without it an option that nobody knows is
+    #: taken for a typo, and raises.
+    TASK_OPTIONS: Sequence[str] = ()
     #: A job's arguments, as JSON, may be this long.
     MAX_ARGS_BYTES: int = 256 * 1024
 
@@ -58,6 +61,11 @@ class Settings:
     MAX_NODE_LOSSES: int = 10
     #: A job whose body snoozed this often ends ``failed``: it waits for something that does not come.
     MAX_SNOOZES: int = 10_000
+
+    #: Seconds before each further attempt of a job that failed for what may pass: a network, a mail server, a service
+    #: or another database was away. Of tasks that say nothing of retries themselves (``autoretry_for``,
+    #: ``max_retries``, ...). Each pause varies by a quarter; together it is about a day. None: one attempt.
+    RETRY: Sequence[float] | None = (10, 30, 60, 120, 300, 600, 1200, 2400, 4800, 10_800, 21_600, 43_200)
 
     #: Jobs that ended ``succeeded`` or ``cancelled`` are deleted after this time; None keeps them.
     RETENTION: float | None = 7 * 86400.0
@@ -116,8 +124,7 @@ def problems() -> list[str]:
     if not isinstance(given, dict):
         return [f"JOBS must be a dict, not {type(given).__name__}."]
     known = {field.name: field.type for field in fields(Settings)}
-    names = ", ".join(sorted(known))
-    found = [f"JOBS has no key {key!r}. Remove it; the keys are {names}." for key in given if key not in known]
+    found = [f"JOBS has no key {key!r}{did_you_mean(str(key), known)}" for key in given if key not in known]
     values = _settings({key: value for key, value in given.items() if key in known})
     for name, kind in known.items():
         value, must = getattr(values, name), f"JOBS[{name!r}] must be"
@@ -126,13 +133,16 @@ def problems() -> list[str]:
         if kind == Sequence[str]:
             if isinstance(value, str):
                 found.append(f"{must} a list, not a string.")
+        elif name == "RETRY":
+            if not isinstance(value, list | tuple) or not all(map(_is_above_0, value)):
+                found.append(f"{must} a list of times above 0 (in seconds, or timedeltas), or None, not {value!r}.")
         elif name == "TASKS":
             found.extend(_problems_of_tasks(value))
         elif name in RULES:
             pattern, rule = RULES[name]
             if not isinstance(value, str) or not re.fullmatch(pattern, value, re.DOTALL):
                 found.append(f"{must} {rule.format(value)}.")
-        elif not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+        elif not _is_above_0(value):
             found.append(f"{must} a number above 0 (a time: in seconds, or a timedelta), not {value!r}.")
         elif kind is int and not isinstance(value, int):
             found.append(f"{must} a whole number, not {value!r}.")
@@ -146,6 +156,17 @@ def problems() -> list[str]:
     return found + [f"JOBS['DATABASES'] names {alias!r}, which settings.DATABASES does not have." for alias in unknown]
 
 
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence about a name that is not known: the nearest one, or a full stop."""
+    # Settings are in capitals.
+    close = get_close_matches(name, known, 1) or get_close_matches(name.upper(), known, 1)
+    return f": did you mean `{close[0]}`?" if close else "."
+
+
+def _is_above_0(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
 def _problems_of_tasks(given: Any) -> Iterator[str]:
     if not isinstance(given, Mapping) or not all(isinstance(options, Mapping) for options in given.values()):
         yield f"JOBS['TASKS'] must be a dict of dicts, {{'post_office.*': {{'atomic': False}}}}, not {given!r}."
@@ -153,9 +174,8 @@ def _problems_of_tasks(given: Any) -> Iterator[str]:
     for pattern, options in given.items():
         for name in options:
             if name not in TASK_OPTIONS:
-                close = "".join(f" Did you mean {each!r}?" for each in get_close_matches(str(name), TASK_OPTIONS, 1))
-                known = ", ".join(TASK_OPTIONS)
-                yield f"JOBS['TASKS'][{pattern!r}] has no option {name!r}.{close} The options are {known}."
+                close, known = did_you_mean(str(name), TASK_OPTIONS), ", ".join(TASK_OPTIONS)
+                yield f"JOBS['TASKS'][{pattern!r}] has no option {name!r}{close} The options are {known}."
 
 
 def task_options(name: str) -> dict[str, Any]:
@@ -174,8 +194,13 @@ def conf() -> Settings:
 
 def _settings(given: dict[str, Any]) -> Settings:
     """A time may also be a timedelta."""
-    plain: dict[str, Any] = {k: v.total_seconds() if isinstance(v, timedelta) else v for k, v in given.items()}
-    return Settings(**plain)
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [plain(each) for each in value]
+        return value.total_seconds() if isinstance(value, timedelta) else value
+
+    return Settings(**{name: plain(value) for name, value in given.items()})
 
 
 def _forget(*, setting: str, **kwargs: Any) -> None:

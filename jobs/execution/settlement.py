@@ -23,6 +23,7 @@ from jobs.calling import followups, outbox
 from jobs.conf import conf
 from jobs.database import databases
 from jobs.errors import Busy, Cancel, LostLease, NotSettled, Snooze, for_celery
+from jobs.execution import retries
 from jobs.lifecycle import transitions
 from jobs.lifecycle.run import Run, persistently
 from jobs.models import Job, State
@@ -64,6 +65,11 @@ def settle(run: Run, exc: BaseException, lost: bool = False) -> NoReturn:
         level, action, text = logging.INFO, "cancelled", "cancelled by its body"
         error["type"] = "Cancelled"
         told, transition = exc, lambda: transitions.heed(job) or transitions.cancel_running(job, error)
+    elif (pause := retries.pause(run, exc)) is not None:
+        level, action, more = logging.INFO, "retried", {"retries": job.retries + 1}
+        text = f"will be retried in {pause:.0f} s: {error['type']}: {error['message']}"
+        told = Retry(exc=exc, when=round(pause))
+        transition = partial(transitions.retry, job, transitions.now_plus(pause), error, {})
     else:
         # Also a Retry that was raised by hand, without retry(): Celery would not send it again either.
         level, action, text = logging.ERROR, "failed", f"failed: {error['type']}: {error['message']}"

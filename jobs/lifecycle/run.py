@@ -37,6 +37,8 @@ class Run:
     slot: Slot
     #: What ``Task.retry()`` sent: the last is this job again, and each other one becomes a job of its own.
     planned: list[Job] = field(default_factory=list)
+    #: Whether the body, or Celery's autoretry, called ``Task.retry()``, and so decides how often.
+    retries_itself: bool = False
     #: How far its attempt came: the transaction begins, the body runs, the completion was sent.
     phase: Literal["begin", "body", "commit"] = "begin"
     #: Whether the connection died with the body's transaction.

@@ -6,6 +6,7 @@ import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from itertools import product
 from typing import Any, NamedTuple, Self
 
@@ -19,13 +20,14 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from jobs.arguments import parse_uuid
-from jobs.conf import conf
+from jobs.conf import celery_app, conf
 from jobs.models import UNSUCCESSFUL, Job, Node
 from jobs.models.fields import created_before, created_since, first_id
 
 DIGITS = (
     8  #: Of an id in lists: the first ones of a worker's; of a job's the last ones, because the first are the time.
 )
+NAMED = 5  #: Of several that are meant so many are named.
 SEARCHED = 10_000  #: Jobs, the newest of those that fit otherwise, that are searched for what no index has.
 
 
@@ -152,6 +154,49 @@ def find(key: uuid.UUID, **annotations: Any) -> Any:
 
 # What people write
 
+
+def identify(text: str) -> uuid.UUID:
+    """The id of a job, out of a whole one or of its last digits. ``ValueError`` says what is wrong with the text."""
+    if (key := parse_uuid(text)) is not None:
+        return key
+    if not _END.fullmatch(text):
+        raise ValueError(gettext("is no valid UUID, nor the last 8 digits of one"))
+    rows = (Job.objects.using(alias).filter(pk__endswith=text.lower()) for alias in conf().DATABASES)
+    found = {key: task for each in rows for key, task in each.values_list("pk", "task")[:NAMED]}
+    if not found:
+        raise ValueError(gettext("is the end of no job's id"))
+    if len(found) > 1:
+        named = ", ".join(f"{key} ({task})" for key, task in found.items())
+        raise ValueError(gettext("is the end of several ids: %(ids)s") % {"ids": named})
+    return next(iter(found))
+
+
+def full_name(text: str) -> str:
+    """The name of a task, out of it or of its end. ``Unreadable``: no task, or several, are called so."""
+    app = celery_app()
+    if "*" in text or app is None or text in app.tasks:
+        return text
+    # Jobs outlive the code of their tasks.
+    if any(Job.objects.using(alias).filter(task=text).exists() for alias in conf().DATABASES):
+        return text
+    app.loader.import_default_modules()
+    known = {name: name.rpartition(".")[2] for name in app.tasks}
+    found = sorted(name for name in known if f".{name}".endswith(f".{text}"))
+    if len(found) == 1:
+        return found[0]
+    if found:
+        says = gettext("several tasks are called %(text)r: %(names)s")
+        raise Unreadable("task", says % {"text": text, "names": ", ".join(found)})
+    close = get_close_matches(text, known, 1)
+    # Of a short name the nearest short one.
+    close += [name for name, short in known.items() if short in get_close_matches(text, set(known.values()), 1)]
+    says = gettext("there is no task, and no job, of the name %(text)r; did you mean %(name)s?")
+    if not close:
+        says = gettext("there is no task, and no job, of the name %(text)r")
+    raise Unreadable("task", says % {"text": text, "name": next(iter(close), "")})
+
+
+_END = re.compile("[0-9a-fA-F]{8,12}")
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _AGE = re.compile(rf"(\d+(?:\.\d+)?) ?({'|'.join(_UNITS)})")
 
@@ -192,7 +237,7 @@ class Field(NamedTuple):
 
 
 FIELDS = {
-    "task": Field(_("Task"), "shop.tasks.*", "all jobs of a task; TASK* for all names that begin so"),
+    "task": Field(_("Task"), "shop.tasks.*", "all jobs of a task, by its name or its end; TASK*: all that begin so"),
     "queue": Field(_("Queue"), "celery", "all jobs of a queue"),
     "node": Field(
         _("Worker (its ID or host)"), "web1", "all jobs that a worker ran last: its id, 8 digits of it, its host"

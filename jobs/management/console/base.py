@@ -25,7 +25,7 @@ def option(flag: str, help: str, **settings: Any) -> Option:
 
 
 DRY_RUN = option("--dry-run", "say what would be done, and change nothing", action="store_true")
-ID = option("id", "the id of a job (a UUID)", metavar="ID")
+ID = option("id", "the id of a job (a UUID), or its last 8 digits, as lists show it", metavar="ID")
 #: Of every subcommand.
 AS_JSON = option("--json", "print JSON, and nothing else, to stdout", action="store_true", dest="as_json")
 

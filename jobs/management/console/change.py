@@ -2,9 +2,11 @@
 
 import json
 import time
+import uuid
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from inspect import getdoc
 from itertools import chain
@@ -12,18 +14,16 @@ from typing import Any
 
 from django.core.management.base import CommandError
 from django.utils.translation import gettext
-from django.utils.translation import gettext_lazy as _
 
-from jobs.arguments import parse_uuid
 from jobs.conf import conf
 from jobs.idempotency import effects as ledger
 from jobs.inspection import census
 from jobs.lifecycle import queues
-from jobs.management.console.base import DRY_RUN, JobsCommand, Subcommand, me, option, subcommand
+from jobs.management.console.base import DRY_RUN, ID, JobsCommand, Subcommand, me, option, subcommand
 from jobs.models import Pause, State
 from jobs.operations import instance
 from jobs.operations.actions import OPERATIONS, Operation, Outcome
-from jobs.operations.selection import FIELDS, Selection
+from jobs.operations.selection import FIELDS, Selection, full_name, identify
 
 WHICH = (
     option("--state", "all jobs in a state", choices=State.values),
@@ -44,9 +44,18 @@ def which(args: Namespace, meant: tuple[str, ...] = ()) -> Selection:
     if args.contains is not None and conf().REDACT is not None:
         raise CommandError("--contains: the arguments are redacted (JOBS['REDACT']), and nobody may search in them.")
     try:
-        return Selection.of(given, (args.state,) if args.state else meant)
+        selection = Selection.of(given, (args.state,) if args.state else meant)
+        return selection if selection.task is None else replace(selection, task=full_name(selection.task))
     except ValueError as exc:
         raise CommandError(f"--{exc}") from exc
+
+
+def key_of(text: str) -> uuid.UUID:
+    """The id of a job that was named on the command line."""
+    try:
+        return identify(text)
+    except ValueError as exc:
+        raise CommandError(f"{text!r} {exc}") from exc
 
 
 def _change(operation: Operation, out: JobsCommand, args: Namespace) -> None:
@@ -66,8 +75,10 @@ def _change(operation: Operation, out: JobsCommand, args: Namespace) -> None:
     counts: Counter[bool] = Counter()
     refused: list[dict[str, str]] = []
     for number, text in enumerate(keys, 1):
-        key = parse_uuid(text)
-        outcome = Outcome(False, _("is no valid UUID")) if key is None else operation.attempt(key, args.dry_run)
+        try:
+            outcome = operation.attempt(identify(text), args.dry_run)
+        except ValueError as exc:
+            outcome = Outcome(False, str(exc))
         counts[outcome.is_done] += 1
         if args.as_json and not outcome.is_done:
             refused.append({"id": text, "why": outcome.says})
@@ -92,7 +103,7 @@ def _change(operation: Operation, out: JobsCommand, args: Namespace) -> None:
 
 def _subcommand(operation: Operation) -> Subcommand:
     options = [
-        option("ids", "the id of a job (a UUID)", nargs="*", metavar="ID"),
+        option("ids", ID[1]["help"], nargs="*", metavar="ID"),
         *WHICH,
         option("--why", "the reason, for the job's history", default=""),
         DRY_RUN,

@@ -4,7 +4,6 @@ import datetime
 import heapq
 import io
 import shutil
-import uuid
 from argparse import Namespace
 from contextlib import suppress
 from dataclasses import asdict
@@ -15,7 +14,6 @@ from django.core.management.base import CommandError
 from django.utils import timezone
 from django.utils.translation import gettext
 
-from jobs.arguments import parse_uuid
 from jobs.conf import conf
 from jobs.inspection import census
 from jobs.inspection import verify as promise
@@ -23,7 +21,7 @@ from jobs.inspection import why as reasons
 from jobs.inspection.census import LIVE, at_least
 from jobs.inspection.times import duration
 from jobs.management.console.base import ID, JobsCommand, option, subcommand
-from jobs.management.console.change import WHICH, which
+from jobs.management.console.change import WHICH, key_of, which
 from jobs.models import ENDED, Action, Job, Node, State
 from jobs.operations.redaction import Shown
 from jobs.operations.selection import find
@@ -71,7 +69,7 @@ def why(out: JobsCommand, args: Namespace) -> None:
       manage.py jobs why 6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11
       manage.py jobs why --json ID
     """
-    key = _key(args.id)
+    key = key_of(args.id)
     view, found = reasons.explain(key)
     job = None if view is None else view.job
     listed = [{name: getattr(each, name) for name in ("code", "says", "cure", "evidence")} for each in found]
@@ -123,7 +121,7 @@ def show(out: JobsCommand, args: Namespace) -> None:
       manage.py jobs show 6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11
       manage.py jobs show --json ID
     """
-    key = _key(args.id)
+    key = key_of(args.id)
     job: Job | None = find(key)
     if job is None:
         raise CommandError(f"There is no job {key}; manage.py jobs why {key} says what that may mean.")
@@ -214,13 +212,6 @@ def verify(out: JobsCommand, args: Namespace) -> None:
     out.say(f"{len(rules)} rules, {report.violations} violations, {report.recovering} recovering, {workers}")
     if report.violations:
         raise CommandError(f"{report.violations} violations of the promise.")
-
-
-def _key(text: str) -> uuid.UUID:
-    if (key := parse_uuid(text)) is None:
-        says = gettext("%(id)r is no valid UUID: give the job's id as delay() returned it.")
-        raise CommandError(says % {"id": text})
-    return key
 
 
 def as_dict(job: Job, **more: Any) -> dict[str, Any]:

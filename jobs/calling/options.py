@@ -1,0 +1,175 @@
+"""The options of a task's declaration and of a call: which there are, what each may be, and what a typo meant.
+
+Celery makes an attribute of every keyword of ``@shared_task``, and a property of a message of every keyword of
+``apply_async``: a misspelt one does nothing, and says nothing.
+"""
+
+from __future__ import annotations
+
+import datetime
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import celery
+import kombu
+
+from jobs.conf import TASK_OPTIONS, conf, did_you_mean
+
+#: Accepted by ``apply_async`` because groups, beat, retries and eager calls pass them, and not kept: a job does not
+#: travel.
+PLUMBING = frozenset(
+    "producer connection publisher router add_to_parent result_cls retry retry_policy timeout confirm_timeout "
+    "task_type event_dispatcher delivery_mode compression immediate mandatory declare exchange_type origin "
+    "redelivered throw logfile loglevel".split()
+)
+#: What ``Job.options`` keeps of a call, under the names of ``apply_async``, as it was given.
+KEPT = "chain chord group_id group_index shadow replaced_task_nesting stamped_headers reply_to".split()
+
+#: Of packages that read them beside a class of theirs: celery-once, celery-heimdall, django-celery-beat.
+OTHERS = frozenset("once heimdall periodic_task_name".split())
+
+#: The options of a call.
+OF_A_CALL = (
+    PLUMBING
+    | OTHERS
+    | frozenset(KEPT)
+    | frozenset(
+        "task_id link link_error using countdown eta expires queue exchange routing_key priority serializer time_limit "
+        "soft_time_limit ignore_result headers retries root_id parent_id route_name argsrepr kwargsrepr "
+        "correlation_id".split()
+    )
+)
+
+#: How a task says itself what is retried, and how often. Celery reads them where it does not declare them.
+OF_RETRIES = (
+    "autoretry_for dont_autoretry_for max_retries default_retry_delay retry_backoff retry_backoff_max retry_jitter "
+    "retry_kwargs".split()
+)
+
+_PLAIN = (type(None), bool, int, str)
+#: The options of a task: ours, those that Celery declares, and those that it only reads. The decorators of ``app.task``
+#: keep ``lazy``, ``shared`` and ``filter`` for themselves; ``shared_task`` hands them on.
+OF_A_TASK = (
+    frozenset([*TASK_OPTIONS, *OF_RETRIES])
+    | {name for name, value in vars(celery.Task).items() if name[0].islower() and isinstance(value, _PLAIN)}
+    | frozenset(
+        "queue exchange exchange_type routing_key delivery_mode compression immediate mandatory argsrepr_maxsize "
+        "store_eager_result lazy shared filter".split()
+    )
+)
+
+# What a value must be: how to say it, and whether one is. None is left to Celery, which means its default by it.
+
+Rule = tuple[str, Callable[[Any], bool]]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_exceptions(value: Any) -> bool:
+    return isinstance(value, tuple | list | set | frozenset) and all(
+        isinstance(each, type) and issubclass(each, BaseException) for each in value
+    )
+
+
+def _is(*kinds: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kinds)
+
+
+BOOL: Rule = ("True or False", _is(bool))
+WHOLE: Rule = ("a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool))
+SECONDS: Rule = ("a number of seconds (of a timedelta: .total_seconds())", _is_number)
+EXCEPTIONS: Rule = ("a tuple of exception classes, (ConnectionError,)", _is_exceptions)
+TEXT: Rule = ("text", _is(str))
+MAPPING: Rule = ("a dict", _is(Mapping))
+MOMENT: Rule = (
+    "a datetime, a number of seconds from now, or text such as '2026-11-21T14:30:00Z'",
+    lambda value: _is_number(value) or isinstance(value, datetime.datetime | str),
+)
+LIMITS = dict.fromkeys(("time_limit", "soft_time_limit"), SECONDS)
+
+RULES_OF_A_TASK: dict[str, Rule] = {
+    "atomic": BOOL,
+    "unique_for": SECONDS,
+    "lock_ttl": SECONDS,
+    "autoretry_for": EXCEPTIONS,
+    "dont_autoretry_for": EXCEPTIONS,
+    "throws": EXCEPTIONS,
+    "max_retries": WHOLE,
+    "default_retry_delay": SECONDS,
+    "retry_backoff": ("True, False, or a number of seconds", _is(int, float)),
+    "retry_backoff_max": SECONDS,
+    "retry_jitter": BOOL,
+    "retry_kwargs": MAPPING,
+    **LIMITS,
+}
+RULES_OF_A_CALL: dict[str, Rule] = {
+    "countdown": SECONDS,
+    "eta": MOMENT,
+    "expires": MOMENT,
+    "queue": ("the name of a queue", _is(str, kombu.Queue)),
+    "exchange": ("the name of an exchange", _is(str, kombu.Exchange)),
+    "routing_key": TEXT,
+    "priority": WHOLE,
+    "shadow": TEXT,
+    "headers": MAPPING,
+    "retries": WHOLE,
+    **LIMITS,
+}
+
+
+def check_declaration(task: type[celery.Task], declared: Collection[str]) -> None:
+    """Refuse the keywords of a decorator that mean nothing, and values that cannot work.
+
+    Parameters:
+        declared: the names in the body of the task's class, if the decorator made it.
+
+    Raises:
+        TypeError: names the option, and the cure.
+    """
+    also = conf().TASK_OPTIONS
+    for name in declared:
+        if name.startswith("_") or name in OF_A_TASK or name in OTHERS or name in also:
+            continue
+        # A base class of the project, or of a package, knows options of its own.
+        if any(name in vars(each) or name in vars(each).get("__annotations__", ()) for each in task.__mro__[1:]):
+            continue
+        raise TypeError(
+            f"{name}= is no option of a task{did_you_mean(name, OF_A_TASK)} What other code reads of a task is named "
+            "in JOBS['TASK_OPTIONS'], or is an attribute of its base class"
+        )
+    for name, (says, fits) in RULES_OF_A_TASK.items():
+        value = inspect.getattr_static(task, name, None)
+        # A property answers when there is a task.
+        if value is not None and not hasattr(type(value), "__get__") and not fits(value):
+            raise TypeError(f"{name}={value!r} must be {says}")
+
+
+def check_call(options: Mapping[str, Any]) -> None:
+    """Refuse what means nothing to a call. ``TypeError`` names the option, and the cure."""
+    for name, value in options.items():
+        if name in RULES_OF_A_CALL:
+            says, fits = RULES_OF_A_CALL[name]
+            if value is not None and not fits(value):
+                raise TypeError(f"{name}={value!r} must be {says}")
+        elif name not in OF_A_CALL:
+            _refuse(name, options)
+
+
+def _refuse(name: str, options: Mapping[str, Any]) -> None:
+    if name in conf().TASK_OPTIONS or name in (options.get("stamped_headers") or ()):
+        return
+    if name in TASK_OPTIONS or name in OF_RETRIES:
+        raise TypeError(f"{name}= is an option of the task, where it is declared, and not of a call")
+    raise TypeError(
+        f"{name}= is no option of a call{did_you_mean(name, OF_A_CALL)} An argument of the task belongs into kwargs=, "
+        "and what other code reads of a call is named in JOBS['TASK_OPTIONS']"
+    )
+
+
+def says_how_to_retry(task: celery.Task) -> bool:
+    """Whether the task, or a base class of it, says itself what is retried, and how often."""
+    classes = (each for each in type(task).__mro__ if each is not celery.Task)
+    return any(name in vars(each) for each in (task, *classes) for name in OF_RETRIES)

@@ -1,0 +1,104 @@
+"""Another attempt for tasks that say nothing of retries themselves: ``JOBS["RETRY"]``."""
+
+from __future__ import annotations
+
+import errno
+import http.client
+import random
+import smtplib
+import socket
+import ssl
+import urllib.error
+from typing import Any
+
+import kombu.exceptions
+from django.db import Error, InterfaceError, OperationalError
+
+from jobs.calling.options import says_how_to_retry
+from jobs.conf import conf
+from jobs.lifecycle.run import Run
+
+#: What a network says that is down, or has no way to the other side.
+UNREACHABLE = {getattr(errno, name) for name in "ENETDOWN ENETUNREACH ENETRESET EHOSTDOWN EHOSTUNREACH".split()}
+#: Of packages that need not be installed, by package and name: the other side was not reached, or hung up.
+BY_NAME = {
+    *(f"requests.{name}" for name in ("ConnectionError", "Timeout", "ChunkedEncodingError")),
+    *(f"httpx.{name}" for name in ("TimeoutException", "NetworkError", "RemoteProtocolError")),
+    *(f"urllib3.{name}" for name in ("TimeoutError", "ProtocolError", "NewConnectionError", "MaxRetryError")),
+    *(f"redis.{name}" for name in ("ConnectionError", "TimeoutError")),
+    "aiohttp.ClientConnectionError",
+    "botocore.HTTPClientError",
+}
+#: And those of an HTTP status, which is an attribute of the exception, or of its response.
+OF_A_STATUS = {"urllib.HTTPError", "requests.HTTPError", "httpx.HTTPStatusError", "aiohttp.ClientResponseError"}
+#: A certificate that is wrong will be wrong tomorrow.
+FINAL = {"requests.SSLError", "aiohttp.ClientSSLError", "botocore.SSLError", "redis.AuthenticationError"}
+#: MySQL's numbers of a server that cannot be reached, has gone away, or has too many connections.
+MYSQL_IS_AWAY = (1040, 2002, 2003, 2006, 2013)
+
+
+def pause(run: Run, exc: BaseException) -> float | None:
+    """Seconds until the job that raised it is tried again; None: it has failed for good."""
+    table, done = conf().RETRY or (), run.job.retries
+    if done >= len(table) or run.retries_itself or says_how_to_retry(run.task) or isinstance(exc, run.task.throws):
+        return None
+    # Those that failed together do not come back together.
+    return random.uniform(0.75, 1.25) * table[done] if may_pass(exc) else None
+
+
+def may_pass(exc: BaseException) -> bool:
+    """Whether another attempt may not meet it: the other side was away, or too busy."""
+    names = {f"{each.__module__.partition('.')[0]}.{each.__name__}" for each in type(exc).__mro__}
+    if names & FINAL or isinstance(exc, ssl.SSLCertVerificationError):
+        return False
+    if names & OF_A_STATUS:
+        return _is_busy(_status(exc))
+    if isinstance(exc, urllib.error.URLError):
+        return isinstance(exc.reason, BaseException) and may_pass(exc.reason)
+    if isinstance(exc, smtplib.SMTPException):
+        return _may_pass_of_mail(exc)
+    if isinstance(exc, Error):
+        return _is_away(exc)
+    known = (
+        *(ConnectionError, TimeoutError, socket.gaierror, socket.herror, ssl.SSLEOFError, ssl.SSLZeroReturnError),
+        *(http.client.IncompleteRead, kombu.exceptions.OperationalError),
+    )
+    return isinstance(exc, known) or bool(names & BY_NAME) or getattr(exc, "errno", None) in UNREACHABLE
+
+
+def _status(exc: Any) -> Any:
+    response = getattr(exc, "response", None)
+    return next(
+        (
+            status
+            for each, name in ((response, "status_code"), (exc, "code"), (exc, "status"))
+            if isinstance(status := getattr(each, name, None), int)
+        ),
+        0,
+    )
+
+
+def _is_busy(status: int) -> bool:
+    return status == 429 or 500 <= status < 600
+
+
+def _may_pass_of_mail(exc: smtplib.SMTPException) -> bool:
+    """SMTP says with 4xx that it may go well later, and with 5xx that it will not."""
+    if isinstance(exc, smtplib.SMTPRecipientsRefused):
+        return any(400 <= code < 500 for code, _text in exc.recipients.values())
+    if isinstance(exc, smtplib.SMTPResponseException):
+        return isinstance(exc, smtplib.SMTPConnectError) or 400 <= exc.smtp_code < 500
+    return isinstance(exc, smtplib.SMTPServerDisconnected)
+
+
+def _is_away(exc: Error) -> bool:
+    """Whether a database (a second one: without its own a job is handed back) cannot be reached."""
+    if not isinstance(exc, OperationalError | InterfaceError):
+        return False
+    cause = exc.__cause__
+    if code := getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None):
+        return str(code).startswith(("08", "53", "57P"))
+    driver = type(cause).__module__.partition(".")[0]
+    if driver == "sqlite3":
+        return any(text in str(exc) for text in ("is locked", "unable to open"))
+    return driver.startswith("psycopg") or next(iter(exc.args), None) in MYSQL_IS_AWAY
