@@ -27,7 +27,7 @@ from jobs.conf.logs import logger
 from jobs.database import databases
 from jobs.lifecycle import ring
 from jobs.lifecycle.run import claimed
-from jobs.models import ENDED, WAITING, Job, State
+from jobs.models import ENDED, LIVE, WAITING, Job, State
 
 #: Seconds between the first two looks at what somebody waits for; each pause is longer than the one before.
 FIRST_PAUSE, GROWTH = 0.005, 1.5
@@ -120,7 +120,7 @@ class Backend(BaseBackend):
         within = outbox.following.get()
         error = repr(result) if state in states.PROPAGATE_STATES else ""
         value = None if error else jsonable(result, "the result")
-        for alias in [within] if within else conf().DATABASES:
+        for alias in dict.fromkeys([*filter(None, [within]), *conf().DATABASES]):
             with followups.calls_are_rows(alias):
                 if chords.count(self.app, request.chord, request.group, request.id, alias, value, error):
                     return
@@ -201,7 +201,7 @@ class Backend(BaseBackend):
         # Race: somebody has a failed one run again.
         metas = self._metas(job for job in jobs.values() if job.state in ENDED)
         over = {id_: metas[jobs[key].pk] for id_, key in keys.items() if key in jobs and jobs[key].pk in metas}
-        stored = self._stored([task_id for task_id, key in keys.items() if key not in found])
+        stored = self._stored([id_ for id_, key in keys.items() if key not in jobs and found.get(key) not in LIVE])
         return over | {key: meta for key, meta in stored.items() if meta["status"] in states.READY_STATES}
 
     def _jobs(self, task_ids: Iterable[str]) -> dict[uuid.UUID | None, Job]:
@@ -213,7 +213,9 @@ class Backend(BaseBackend):
             # A task that replaced another goes on under its id.
             replaced = [job for job in jobs if isinstance(job.options, dict) and job.options.get("replaced")]
             for job in replaced:
-                job.state = State.READY
+                if job.replay_of is None:
+                    # It is still to come, or what was to come before it has failed (``_fail_chain``).
+                    del found[job.pk]
             places = {job.replay_of: job.pk for job in replaced if job.replay_of}
             if places:
                 found |= {places[job.pk]: job for job in Job.objects.using(alias).filter(pk__in=places)}

@@ -6,6 +6,7 @@ import inspect
 import sys
 import uuid
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from fnmatch import fnmatchcase
 from functools import partial
 from types import ModuleType
@@ -386,6 +387,8 @@ class Task(celery.Task):
         """As Celery's; but what the body did before and the task that replaces it are one commit."""
         if self._run is None:
             return super().on_replace(sig)
+        if "idempotency_key" in self.key_templates:
+            raise TypeError(f"{self.name} has an idempotency_key, which stands for its own result: call sig.delay()")
         raise Replaced(sig)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -397,7 +400,10 @@ class Task(celery.Task):
                 # The outermost of apply(): its body sees the request that apply() made.
                 request._protected = 1
                 return self.run(*args, **kwargs)
-            return super().__call__(*args, **kwargs)
+            # An errback is a plain call, and what it breaks must not take what follows others with it.
+            within = outbox.following.get()
+            with transaction.atomic(using=within) if within else nullcontext():
+                return super().__call__(*args, **kwargs)
         # The outermost call of what a worker was given: a claimed job, or a message by name.
         return pipeline.run(self, request, args, kwargs)
 

@@ -6,6 +6,7 @@ import uuid
 from typing import Any
 
 from celery import shared_task
+from celery.exceptions import SoftTimeLimitExceeded, TaskPredicate
 from kombu.exceptions import OperationalError
 
 from jobs.arguments import decoded
@@ -22,7 +23,17 @@ def probe() -> str:
     return str(board.node)
 
 
-@shared_task(base=Task, bind=True, name="jobs.ended", ignore_result=True)
+@shared_task(
+    base=Task,
+    bind=True,
+    name="jobs.ended",
+    ignore_result=True,
+    # A result backend of the project's own may be away.
+    autoretry_for=(Exception,),
+    max_retries=30,
+    retry_backoff=True,
+    retry_backoff_max=600,
+)
 def ended(self: Any, job_id: str, lease: int) -> None:
     """Tell those who wait for a job that it has ended, unless somebody runs it again."""
     rows = Job.objects.using(self.job._state.db).filter(pk=uuid.UUID(job_id), lease=lease, state__in=ENDED)
@@ -37,11 +48,14 @@ def same(self: Any, job_id: str) -> Any:
     job = Job.objects.using(self.job._state.db).filter(pk=job_id).first()
     if job is None:
         raise UniqueTaken(f"the job {job_id}, which did the work, was deleted")
-    if job.state not in ENDED:
+    job = followups.last_of(job)
+    if job is None or job.state not in ENDED:
         raise Snooze(min(60, 0.5 * 1.5 ** min(self.job.snoozes, 12)), f"the job {job_id} does the same work")
     if job.state == Job.State.SUCCEEDED:
         return decoded(job.result)
-    raise followups.exception_of(job.error or {}, self.backend)
+    exc = followups.exception_of(job.error or {}, self.backend)
+    # What means something else when it is raised in a body (``Busy``) is a failure here.
+    raise RuntimeError(str(exc)) if isinstance(exc, TaskPredicate) else exc
 
 
 @shared_task(
@@ -50,7 +64,10 @@ def same(self: Any, job_id: str) -> Any:
     name="jobs.send",
     atomic=False,
     ignore_result=True,
-    autoretry_for=(OperationalError, OSError),
+    # A broker may take the call and say nothing.
+    soft_time_limit=30,
+    time_limit=60,
+    autoretry_for=(OperationalError, OSError, SoftTimeLimitExceeded),
     max_retries=None,
     retry_backoff=True,
     retry_backoff_max=60,

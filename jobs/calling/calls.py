@@ -78,6 +78,8 @@ def compose(app: Celery, task: Any, args: Any, kwargs: Any, options: dict[str, A
         parent_id = parent_id or parent.request.id
         if app.conf.task_inherit_parent_priority:
             options.setdefault("priority", (parent.request.delivery_info or {}).get("priority"))
+    # ``freeze()`` sets both.
+    is_frozen = bool(task_id and options.get("reply_to"))
     kept = _kept(app, task, options)
     if task_id and str(key) != str(task_id):
         # As uuid4().hex: whoever asks for the result says it like this.
@@ -99,6 +101,8 @@ def compose(app: Celery, task: Any, args: Any, kwargs: Any, options: dict[str, A
             "root": None if root == key else root,
         }
     )
+    if is_frozen:
+        job.is_frozen = True
     if task_id and key.version != 7:
         job.made_at = timezone.now()
     if run_at is not None:

@@ -9,8 +9,9 @@ from celery import Celery
 from celery.canvas import Signature, maybe_signature
 from celery.exceptions import ChordError
 from celery.result import GroupResult
-from django.db import IntegrityError, transaction
+from django.db import DataError, IntegrityError, transaction
 from django.db.models import F
+from django.db.models.functions import Now
 
 from jobs.arguments import decoded
 from jobs.conf import conf
@@ -63,9 +64,11 @@ def count(
     said = {"ok": not error, "result": result, "error": error}
     # Most parts end once. One that failed may have been run again.
     if own.filter(ok=None).update(**said):
-        chords.update(failed=F("failed") + 1) if error else chords.update(done=F("done") + 1)
+        chords.update(failed=F("failed") + 1, made_at=Now()) if error else chords.update(done=F("done") + 1)
     elif not error and own.filter(ok=False).update(**said):
         chords.update(failed=F("failed") - 1, done=F("done") + 1)
+        if chords.filter(failed__gt=0).exists():
+            return True
     else:
         return chords.exists()
     [(size, done, failed)] = chords.values_list("size", "done", "failed")
@@ -82,7 +85,7 @@ def count(
     try:
         with transaction.atomic(using=using):
             callback.apply_async((results,))
-    except (TypeError, ValueError, IntegrityError) as exc:
+    except (TypeError, ValueError, LookupError, IntegrityError, DataError) as exc:
         logger.exception("the body of the chord %s cannot be called", chord_id, extra={"action": "chord_failed"})
         _fail(app, callback, f"Callback error: {exc!r}")
     return True

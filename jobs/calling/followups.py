@@ -26,6 +26,8 @@ from kombu.utils.uuid import uuid
 from jobs import errors
 from jobs.arguments import decoded, jsonable, parse_uuid, storable
 from jobs.calling import chords, outbox, request
+from jobs.conf import has_results_elsewhere, reads_rows
+from jobs.database import databases
 from jobs.errors import for_celery
 from jobs.idempotency import isolation
 from jobs.lifecycle import claims, transitions
@@ -80,7 +82,8 @@ def write(run: Run) -> None:
 
 def forget(run: Run) -> None:
     """Celery's tracer must not send once more what is written already."""
-    given = run.request
+    if (given := run.request) is None:
+        return
     given.callbacks = given.chain = given.errbacks = given.chord = None
 
 
@@ -88,7 +91,7 @@ def tell(app: Celery, job: Job) -> None:
     """Tell all who wait for the end of a job, and the result backend: what Celery does after the task."""
     task = app.tasks.get(job.task)
     backend = app.backend if task is None else task.backend
-    context = Context(request.make(job, task, app, gethostname()), called_directly=False)
+    context = Context(request.make(job, task, app, gethostname()), called_directly=False, jobs_run=False)
     is_kept = not context.ignore_result
     with calls_are_rows(str(job._state.db)), _as_if_in(task, context):
         if job.state == State.SUCCEEDED:
@@ -103,7 +106,7 @@ def tell(app: Celery, job: Job) -> None:
         by_body = bool(error.get("traceback"))
         chain, context.chain = context.chain, None
         calls_errbacks = is_failure or not by_body
-        kept = is_kept and not by_body
+        kept = is_kept and not by_body and has_results_elsewhere(job.task, job.options)
         backend.mark_as_failure(job.task_id, exc, error.get("traceback"), context, kept, calls_errbacks, state)
         backend._fail_chain(chain, exc, error.get("traceback"), is_kept, state)
 
@@ -144,10 +147,14 @@ def class_of(error: Mapping[str, Any]) -> tuple[str, str]:
 
 def send(original: Callable[..., AsyncResult], name: str, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
     """``app.send_task``: a message among follow-ups leaves after the commit, by a job of its own (``jobs.send``)."""
-    if (using := outbox.following.get()) is None:
+    app: Any = getattr(original, "__self__", None)
+    using = outbox.following.get()
+    if using is None and options.get("chord") and reads_rows(app) and databases.in_transaction(databases.job_alias()):
+        # A part of a chord whose rows are not committed yet: it might end before they are.
+        using = databases.job_alias()
+    if using is None:
         isolation.check("celery", f"the stock task {name}")
         return original(name, args, kwargs, **options)
-    app: Any = getattr(original, "__self__", None)
     task_id = options.get("task_id") or uuid()
     kept = {key: value for key, value in options.items() if value is not None and key not in _LOCAL}
     call = [name, list(args or ()), dict(kwargs or {}), storable({**kept, "task_id": task_id}, "the options")]
@@ -155,6 +162,13 @@ def send(original: Callable[..., AsyncResult], name: str, args: Any = None, kwar
     queue = job.queue if job else app.conf.task_default_queue
     transitions.add_own("jobs.send", jsonable(call, "the call"), using, queue, job)
     return app.AsyncResult(task_id)
+
+
+def last_of(job: Job) -> Job | None:
+    """The job that replaced this one, if any did; None: it is still to come."""
+    if not (isinstance(job.options, dict) and job.options.get("replaced")):
+        return job
+    return Job.objects.using(job._state.db).filter(pk=job.replay_of).first() if job.replay_of else None
 
 
 def rename(call: Job, using: str) -> None:

@@ -71,7 +71,9 @@ def record(jobs: list[Job], using: str, app: Celery) -> list[Job]:
         # A process without requests (beat, a listener) keeps a dead connection for ever. The id tells whether it
         # was the INSERT's answer that got lost.
         databases.drop(using)
-        is_written = calls[0].unique_key is None and Job.objects.using(using).filter(pk=calls[0].pk).exists()
+        # A signature that was frozen may have been called before: not every row of the id is this call's.
+        rows = Job.objects.using(using).filter(pk=calls[0].pk, made_at=calls[0].made_at)
+        is_written = calls[0].unique_key is None and rows.exists()
         jobs = calls if is_written else _write(calls, using)
     new = [job for job, call in zip(jobs, calls, strict=True) if job is call]
     for watch in watchers:
@@ -158,7 +160,7 @@ def _insert(jobs: list[Job], using: str) -> None:
     # The database's clock says when; or an eta came while the calls were made.
     is_plain = not computed and len({job.state for job in jobs}) == 1
     # Of a signature that was frozen: it may be called again, and its id is that of a row then.
-    is_frozen = len(jobs) == 1 and "reply_to" in jobs[0].options
+    is_frozen = len(jobs) == 1 and jobs[0].is_frozen
     if len(jobs) == 1 and is_plain:
         columns = (*_ALWAYS, *said[0])
         verb, end = _IGNORING[connection.vendor] if is_frozen else ("INSERT", "")

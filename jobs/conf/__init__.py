@@ -178,9 +178,14 @@ def _problems_of_tasks(given: Any) -> Iterator[str]:
                 yield f"JOBS['TASKS'][{pattern!r}] has no option {name!r}{close} The options are {known}."
 
 
+#: Tasks of this app (``jobs.tasks``).
+OWN_TASKS = ("jobs.probe", "jobs.ended", "jobs.same", "jobs.send")
+
+
 def task_options(name: str) -> dict[str, Any]:
     """What ``JOBS["TASKS"]`` says of the task of this name."""
-    given = conf().TASKS.items()
+    # Our own jobs rely on their options.
+    given = () if name in OWN_TASKS else conf().TASKS.items()
     return {key: value for pattern, each in given if fnmatchcase(name, pattern) for key, value in each.items()}
 
 
@@ -268,9 +273,14 @@ def celery_app() -> Celery | None:
     return None if app.main == "default" and not app.set_as_current else app
 
 
+def reads_rows(app: Celery) -> bool:
+    """Whether the app's result backend is ours."""
+    return str(app.conf.result_backend).startswith("jobs.backend")
+
+
 def has_results_elsewhere(task: str, options: Mapping[str, Any]) -> bool:
     """Whether results are kept by a backend that does not read the rows, and that of this call as well."""
     app = celery_app()
-    if app is None or not app.conf.result_backend or app.conf.result_backend.startswith("jobs."):
+    if app is None or app.conf.result_backend in (None, "", "disabled", "disabled://") or reads_rows(app):
         return False
     return not options.get("ignore_result", getattr(app.tasks.get(task), "ignore_result", False))

@@ -124,6 +124,8 @@ def _perform(run: Run) -> Any:
                 text = f"succeeded although {type(exc).__name__} was raised at its commit"
                 run.report(logging.WARNING, text, "succeeded")
                 followups.forget(run)
+                if run.replacement is not None:
+                    raise Ignore("replaced by another task") from exc
                 if isinstance(exc, Exception):
                     return run.result
                 raise exc
@@ -156,7 +158,7 @@ def _attempt(run: Run) -> Job | None:
     # Each attempt has its own, and a retry those of the call: a body may change what it was given.
     args, kwargs = decoded(job.args), decoded(job.kwargs)
     run.request.update(args=decoded(job.args), kwargs=decoded(job.kwargs), **request.embedded(job.options))
-    run.replacement = None
+    run.result = run.replacement = None
     with _transaction(run):
         run.phase = "body"
         source = _leave_marker(run)
@@ -173,6 +175,9 @@ def _attempt(run: Run) -> Job | None:
             # retry(throw=False) and a normal return.
             raise Retry(exc=None, when=None)
         _look_after(run)
+        if not run.task.atomic:
+            # The body's work is committed: what the database refuses from now on is not its failure.
+            run.phase = "commit"
         stored, is_followed = settlement.storable(run, run.result), followups.any_of(run)
         # With atomic=False the completion and what follows have one of their own.
         needs_own = not run.task.atomic and (is_followed or databases.in_test(run.using))

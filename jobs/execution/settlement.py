@@ -76,6 +76,11 @@ def settle(run: Run, exc: BaseException, lost: bool = False) -> NoReturn:
         told, transition = for_celery(exc), partial(transitions.fail, job, error)
         more = {"is_raised": not isinstance(exc, Retry | Reject)}
     write(run, transition)
+    if job.state == State.FAILED and isinstance(told, Ignore | Retry):
+        # It has reached a limit, or another job has its key.
+        told = RuntimeError(f"{error['type']}: {error['message']}")
+    elif job.state == State.CANCELLED and isinstance(told, Retry):
+        told = Cancel("the job was asked to end")
     followups.forget(run)
     run.report(level, text, action, **more)
     if told is exc:

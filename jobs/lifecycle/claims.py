@@ -270,7 +270,7 @@ def succeed(job: Job, result: Any, runtime: float, source: Job | None = None) ->
     else:
         ours = owned(job).filter(~Exists(Cancellation.objects.using(using).filter(pk=job.pk)))
         values = {"state": State.SUCCEEDED, "finished_at": Now(), "result": result, "error": None}
-        done = ours.update(**values, replay_of=source and source.pk) == 1
+        done = ours.update(**values, **({"replay_of": source.pk} if source else {})) == 1
     if done:
         job.__dict__.update(state=State.SUCCEEDED, result=result, error=None)
         # Read from the row when somebody asks for them.

@@ -373,7 +373,8 @@ def _cancel(ids: Sequence[uuid.UUID], using: str, kind: str, why: str, is_told: 
         waiting = Job.objects.using(using).filter(pk__in=ids, state__in=WAITING)
         error = error_entry(kind, why)
         # Before the update, which tells the two states apart no longer.
-        awaited = [job for job in waiting.select_for_update() if _is_awaited(job, error)] if is_told else []
+        rows = waiting.select_for_update().only("id", "options", "task", "queue", "lease", "parent_id", "root")
+        awaited = [job for job in rows if _is_awaited(job, error)] if is_told else []
         done = waiting.update(**_ended(State.CANCELLED, error))
         for job in awaited:
             announce(job)

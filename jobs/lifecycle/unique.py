@@ -69,7 +69,7 @@ def insert(jobs: Sequence[Job], using: str, batch_size: int | None) -> list[Job]
 
 def stand_in(call: Job, holder: Job) -> Job:
     """Make of a call that need not run a job that ends as the holder of its key does (``jobs.same``)."""
-    free = dict.fromkeys(("unique_key", "unique_until", "unique_expires_at", "marker_key"))
+    free = dict.fromkeys(("unique_key", "unique_until", "unique_expires_at", "expires_at", "marker_key"))
     call.__dict__.update(free, task="jobs.same", args=[str(holder.pk)], kwargs={})
     return call
 

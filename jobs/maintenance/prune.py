@@ -19,7 +19,7 @@ from jobs.database import databases
 from jobs.idempotency import locks, markers
 from jobs.lifecycle.transitions import now_plus
 from jobs.maintenance import is_eldest
-from jobs.models import ENDED, Action, Job, Marker, Node, State
+from jobs.models import ENDED, LIVE, Action, Job, Marker, Node, State
 
 #: Seconds for which a dead node is kept, for people to read.
 NODE_RETENTION = 7 * 86400.0
@@ -137,7 +137,10 @@ def delete_old(keys: Sequence[uuid.UUID], using: str) -> int:
 def delete(keys: Sequence[uuid.UUID], using: str) -> int:
     """Delete the jobs that ended. Race with a replay: the condition. Ask :func:`is_kept` and others before."""
     with transaction.atomic(using=using):
-        deleted: int = Job.objects.using(using).filter(pk__in=keys, state__in=ENDED)._raw_delete(using)
+        # Those who wait for its end are still to be told of it.
+        telling = Job.objects.using(using).filter(parent_id=OuterRef("pk"), task="jobs.ended", state__in=LIVE)
+        over = Job.objects.using(using).filter(~Exists(telling), pk__in=keys, state__in=ENDED)
+        deleted: int = over._raw_delete(using)
         gone = Action.objects.using(using).filter(job__in=keys)
         gone.filter(~Exists(Job.objects.using(using).filter(pk=OuterRef("job"))))._raw_delete(using)
     return deleted

@@ -145,6 +145,8 @@ class Job(models.Model):
     unique_expires_at = models.DateTimeField(_("unique until time"), null=True)
     #: The span of the call, until its transaction is committed (``jobs.calling.tracing``).
     span: Any = None
+    #: Whether the call is that of a signature whose id was fixed before (``Signature.freeze``).
+    is_frozen = False
 
     class Meta:
         db_table = "jobs_job"

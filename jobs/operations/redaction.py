@@ -47,6 +47,9 @@ class Shown:
         value = decoded(value)
         if self.path is None:
             return value
+        if self.job.task == "jobs.send":
+            # The arguments of another task.
+            return HIDDEN
         try:
             return import_string(self.path)(self.job.task, name, value)
         except Exception:

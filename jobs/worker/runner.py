@@ -232,7 +232,9 @@ class Runner:
         events.send_start(job, made)
         claimed.set((job, self.slot))
         try:
-            outcome = self._tracers[task.name](made["id"], made["args"], made["kwargs"], made)
+            outcome = self._tracers[task.name](
+                made["id"], made["args"], made["kwargs"], {**made, **dict.fromkeys(request.embedded({}))}
+            )
             is_begun = claimed.get() is None
         except Exception as exc:
             if claimed.get() is not None:

@@ -115,7 +115,10 @@ def succeeded(view: View) -> Iterator[Reason]:
     job = view.job
     evidence: dict[str, Any] = {"finished_at": job.finished_at, "lease": job.lease}
     code, says = "succeeded", gettext("It succeeded %(ago)s ago, at attempt %(lease)s.")
-    if job.replay_of is not None:
+    if isinstance(job.options, dict) and job.options.get("replaced"):
+        code, evidence = "replaced", {**evidence, "replay_of": job.replay_of}
+        says = gettext("It ended %(ago)s ago and was replaced: another job goes on under its id (%(other)s).")
+    elif job.replay_of is not None:
         code, evidence = "replayed", {**evidence, "replay_of": job.replay_of, "key": job.marker_key}
         says = gettext(
             "It succeeded %(ago)s ago and had nothing to do: the job %(other)s had done the same before (%(key)s)."
