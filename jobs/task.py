@@ -342,9 +342,14 @@ class Task(celery.Task):
         request = self.request_stack.top
         if self._run is not None or request is None:
             return None if self._run is None else self._run.job
-        if getattr(request, "jobs_unsaved", None) is None and (request.called_directly or request.is_eager):
-            request.jobs_unsaved = self._unsaved(request)
-        return getattr(request, "jobs_unsaved", None)
+        if not (request.called_directly or request.is_eager):
+            return None
+        # The request of a call inside of another one begins as a copy of that.
+        made_for, job = getattr(request, "jobs_unsaved", (None, None))
+        if made_for != id(request):
+            job = self._unsaved(request)
+            request.jobs_unsaved = id(request), job
+        return job
 
     def _unsaved(self, request: Any) -> Job:
         """The job of a call that makes no row. Its arguments are as they were given, and need not be JSON."""
@@ -396,10 +401,6 @@ class Task(celery.Task):
         is_direct = request is None or request.called_directly or request.is_eager
         if is_direct or getattr(request, "jobs_run", None) is not None or self.is_stock():
             # A plain call: from Python, from apply(), from a body that calls itself.
-            if request is not None and request.is_eager and not request._protected:
-                # The outermost of apply(): its body sees the request that apply() made.
-                request._protected = 1
-                return self.run(*args, **kwargs)
             # An errback is a plain call, and what it breaks must not take what follows others with it.
             within = outbox.following.get()
             with transaction.atomic(using=within) if within else nullcontext():

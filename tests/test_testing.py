@@ -126,8 +126,10 @@ def shows(self, *args):
 
 
 @shared_task(bind=True)
-def shows_request(self):
-    return self.request.id
+def shows_itself(self, times):
+    job = self.job
+    assert self.job is job
+    return [job, *(self(times - 1) if times else [])]
 
 
 @shared_task(bind=True)
@@ -546,6 +548,12 @@ def test_a_plain_call_has_a_job_with_a_key(db):
     assert shows.job is None
 
 
+def test_each_of_several_plain_calls_has_its_own():
+    outer, inner = shows_itself(1)
+    assert (outer.args, inner.args) == ([1], [0])
+    assert outer.pk != inner.pk
+
+
 def test_the_key_of_a_plain_call_is_that_of_its_template(db):
     assert pays(5) == pays(order=5) == "pays:5"
     # No marker and no lock: it is a plain call of a function.
@@ -559,8 +567,6 @@ def test_a_plain_call_takes_what_no_job_could_carry(db):
 
 
 def test_apply_has_the_id_of_its_result():
-    result = shows_request.apply()
-    assert result.get() == result.id
     result = shows.apply((1,))
     assert (str(result.get().pk), result.get().args) == (result.id, [1])
 
