@@ -237,7 +237,7 @@ def _ahead(view: View) -> int:
     """How many ready jobs of its queue are claimed before this one; nobody counts beyond ``census.MOST``."""
     job = view.job
     # As the database has it: SQLite compares texts, and Django would write another one.
-    run_at = Subquery(Job.objects.using(view.using).filter(pk=job.pk).values("run_at"))
+    run_at = Subquery(Job.objects.using(view.using).filter(pk=job.pk).values("run_at")[:1])
     ready = in_line(view.using).filter(queue=job.queue)
     # One by one, each is a stretch of the index; in one condition they would read all of the queue.
     parts = (
