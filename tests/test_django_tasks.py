@@ -49,7 +49,7 @@ def test_a_task_that_was_enqueued_is_a_job_of_the_callers_transaction():
         result = background.add.enqueue(1, b=2)
     job = Job.objects.get()
     assert (str(job.pk), job.task, job.args, job.kwargs) == (result.id, "tests.background.add", [1], {"b": 2})
-    assert (job.queue, job.priority, job.state) == ("celery", None, "ready")
+    assert (job.queue, job.priority, job.state) == (current_app.conf.task_default_queue, None, "ready")
 
 
 def test_the_result_follows_the_row(node):
@@ -140,7 +140,10 @@ def test_run_after_is_kept_in_the_row():
 
 def test_queues_keep_their_names_but_the_default_one_is_celerys():
     default, mail = background.add.enqueue(1), background.add.using(queue_name="mail").enqueue(1)
-    assert [Job.objects.get(pk=each.id).queue for each in (default, mail)] == ["celery", "mail"]
+    assert [Job.objects.get(pk=each.id).queue for each in (default, mail)] == [
+        current_app.conf.task_default_queue,
+        "mail",
+    ]
     for each in (default, mail):
         assert each.task.get_result(each.id).task.queue_name == each.task.queue_name
     Job.objects.update(queue="elsewhere")
@@ -291,7 +294,7 @@ def test_a_task_that_no_worker_can_import_waits_and_says_so():
 
 
 def test_why_does_not_miss_what_a_worker_will_import():
-    idle = make_node(tasks=[], queues=["celery"])
+    idle = make_node(tasks=[], queues=["celery", current_app.conf.task_default_queue])
     with databases.side() as side:
         rescue.first_beat(side, idle.pk)
     unknown, result = make(task="tests.background.unknown"), background.add.enqueue(1)

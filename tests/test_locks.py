@@ -550,7 +550,8 @@ def test_a_ttl_that_is_too_short_is_refused_with_the_cure(ttl, error, monkeypatc
     app = Celery("made", task_cls="jobs.task:Task", set_as_current=False, fixups=[])
     with pytest.raises(error, match="made.locked: lock_ttl"):
         app.task(name="made.locked", lock="a:{x}", lock_ttl=ttl)(body).delay  # noqa: B018
-    app.task(name="made.free", lock_ttl=ttl)(body).delay  # noqa: B018
+    if error is ValueError:
+        app.task(name="made.free", lock_ttl=ttl)(body).delay  # noqa: B018
 
 
 @pytest.mark.parametrize("wait", [-1, float("inf"), float("nan"), "3", True])

@@ -13,7 +13,7 @@ from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
-from celery import chain, chord, shared_task
+from celery import chain, chord, current_app, shared_task
 from celery.exceptions import NotRegistered
 from django.core import mail
 from django.db import IntegrityError, transaction
@@ -330,7 +330,7 @@ def test_an_unknown_task_is_named(case):
 
 
 def test_a_paused_queue_waits(case):
-    queues.pause("celery", "default")
+    queues.pause(current_app.conf.task_default_queue, "default")
     leaves.delay("a")
     leaves.apply_async(("b",), queue="mail")
     leaves.apply_async(("c",), queue="mail", countdown=60)
@@ -480,7 +480,7 @@ def test_capture_sees_what_is_enqueued_and_what_is_rolled_back(case):
     leaves.delay("after")
     assert [(job.task, job.args, job.kwargs, job.queue) for job in jobs] == [
         ("tests.test_testing.leaves", ["a"], {}, "mail"),
-        ("tests.test_testing.pays", [], {"order": 1}, "celery"),
+        ("tests.test_testing.pays", [], {"order": 1}, current_app.conf.task_default_queue),
     ]
     assert jobs[1].idempotency_key == "pays:1"
     assert abs((jobs[0].run_at - timezone.now()).total_seconds() - 60) < 5
@@ -527,10 +527,11 @@ def test_its_error_shows_what_waits_instead(case):
         assert_enqueued(leaves, args=("b",), queue="mail")
     lines = str(caught.value).splitlines()
     assert lines[0] == "no job of tests.test_testing.leaves with args=('b',), queue='mail'. These wait:"
-    assert lines[1] == "  tests.test_testing.leaves('a', countdown=2) in 'celery', ready"
+    queue = current_app.conf.task_default_queue
+    assert lines[1] == f"  tests.test_testing.leaves('a', countdown=2) in {queue!r}, ready"
     begin = "  tests.test_testing.pays(UUID('00000000-0000-0000-0000-000000000007')) in 'mail', scheduled for 20"
     assert lines[2].startswith(begin)
-    assert lines[3:] == ["These ran already:", "  tests.test_testing.leaves('ran') in 'celery', succeeded"]
+    assert lines[3:] == ["These ran already:", f"  tests.test_testing.leaves('ran') in {queue!r}, succeeded"]
     with pytest.raises(AssertionError, match="1 jobs and not 2 of tests.test_testing.leaves"):
         assert_enqueued(leaves, count=2)
     with pytest.raises(AssertionError, match=re.escape("1 jobs of tests.test_testing.leaves. These wait:")):

@@ -126,7 +126,7 @@ def test_process_paused_in_a_batch(ledger, tmp_path, point, task):
 
 @guard(
     "jobs/worker/runner.py",
-    "        if must_renew and not self._renew(job):\n            return",
+    "        if must_renew and not self._renew(job):\n            return None",
     "        self._renew(job)",
 )
 def test_batch_given_back_and_taken_by_nobody_else(ledger, tmp_path):
