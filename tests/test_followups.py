@@ -293,6 +293,29 @@ def test_a_signature_that_was_frozen_is_called_again(node, options, is_atomic):
     assert effects() == {"a": 8}
 
 
+def test_a_unique_signature_that_was_frozen_is_called_again(node):
+    twice = tasks.summary.si("mon")
+    twice.freeze()
+    for _ in range(2):
+        twice.apply_async()
+        run_ready()
+    assert effects() == {"summary:mon": 2}
+
+
+def test_a_chord_that_was_frozen_is_called_again(node):
+    twice = chord([passes.s(1), passes.s(2)], gather.s("body"))
+    twice.freeze()
+    for _ in range(2):
+        twice.apply_async()
+        run_ready()
+    assert effects() == {"body": 2}
+    fails_at_first = chord([fails.s("x")], gather.s("never"))
+    fails_at_first.freeze()
+    for _ in range(2):
+        fails_at_first.apply_async()
+        run_ready()
+
+
 # Another result backend
 
 

@@ -23,6 +23,8 @@ from jobs.models import Chord, ChordPart
 def begin(header: GroupResult, using: str) -> None:
     """Write down the parts of a chord, in the caller's transaction, before any of them is called."""
     parts = [ChordPart(chord_id=header.id, task_id=key, place=place) for key, place in _leaves(header)]
+    # A frozen chord that is called again begins anew.
+    Chord.objects.using(using).filter(pk=header.id).delete()
     Chord.objects.using(using).create(id=header.id, size=len(parts))
     ChordPart.objects.using(using).bulk_create(parts, batch_size=1000)
 

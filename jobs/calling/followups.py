@@ -175,7 +175,7 @@ def rename(call: Job, using: str) -> None:
     """A task that replaces another has its id for Celery, but the row of that id is there. The two are tied here."""
     first = Job.objects.using(using).filter(pk=call.pk)
     if first.exists():
-        outbox.give_own_id(call)
+        call.take_own_id()
         first.update(replay_of=call.pk)
 
 

@@ -19,7 +19,6 @@ from jobs.conf.syncpoints import reach
 from jobs.database import databases
 from jobs.lifecycle import claims, ring, unique
 from jobs.models import Job, State
-from jobs.models.fields import uuid7
 
 #: The database to which the calls of a block go as rows, also those of stock tasks (``jobs.calling.followups``).
 following: ContextVar[str | None] = ContextVar("jobs.following", default=None)
@@ -166,11 +165,11 @@ def _insert(jobs: list[Job], using: str) -> None:
         verb, end = _IGNORING[connection.vendor] if is_frozen else ("INSERT", "")
         sql = f"{verb}{_statement(columns)}{end}"
         if not _execute(connection, using, sql, _values(jobs[0], columns, connection)):
-            give_own_id(jobs[0])
+            jobs[0].take_own_id()
             _execute(connection, using, sql, _values(jobs[0], columns, connection))
     elif len(jobs) == 1:
         if is_frozen and Job.objects.using(using).filter(pk=jobs[0].pk).exists():
-            give_own_id(jobs[0])
+            jobs[0].take_own_id()
         jobs[0].save(force_insert=True, using=using)
     elif is_plain and connection.vendor == "postgresql":
         _copy(jobs, {name for values in said for name in values}, connection)
@@ -189,12 +188,6 @@ def _said(job: Job) -> dict[str, Any]:
     if values["state"] != State.READY:
         said |= {"state": values["state"], "run_at": values["run_at"]}
     return said
-
-
-def give_own_id(call: Job) -> None:
-    """There is a row of its id already. Celery goes on to know the call by that id."""
-    call.options.setdefault("task_id", str(call.pk))
-    call.id = uuid7()
 
 
 @lru_cache(maxsize=500)

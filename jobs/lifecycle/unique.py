@@ -44,6 +44,9 @@ def insert(jobs: Sequence[Job], using: str, batch_size: int | None) -> list[Job]
                 for job in missing:
                     if (holder := holders.get(job.unique_key)) is None:
                         if rows.filter(pk=job.pk).exists():
+                            if job.is_frozen:
+                                job.take_own_id()
+                                continue
                             raise IntegrityError(f"there is a job with the id {job.pk} already")
                     elif holder.task != job.task:
                         raise ValueError(

@@ -252,6 +252,11 @@ class Job(models.Model):
         """
         return symbol_by_name("jobs.backend:wait")(self, timeout)
 
+    def take_own_id(self) -> None:
+        """There is a row of its id already, because a frozen signature was called again: Celery goes by the old id."""
+        self.options.setdefault("task_id", str(self.id))
+        self.id = uuid7()
+
     def forget_computed(self) -> None:
         """Read what the database computed (times, counts) from the row, when somebody asks for it."""
         for name, value in list(self.__dict__.items()):
