@@ -70,7 +70,7 @@ class Backend(BaseBackend):
         if run:
             job = run.job
         else:
-            # Somebody else may speak of a job: a thread of its body, say. Of itself only a stock task does.
+            # The caller may be a thread of the job's body. A request of this very id is a stock task's: it has no row.
             job = None if getattr(request, "id", None) == task_id else self._jobs([task_id]).get(as_uuid(task_id))
         if job is not None:
             # A job that waits can be told to abort: its next run hears of it.
@@ -136,7 +136,7 @@ class Backend(BaseBackend):
         job = self._jobs([task_id]).get(as_uuid(task_id))
         if job is not None and job.state != State.RUNNING:
             return self._metas([job])[job.pk]
-        # Of a run before, or of a job that was deleted since, it says nothing.
+        # What an earlier run stored does not count, nor what is left of a deleted job.
         stored = self._stored([task_id], job.lease if job else None).get(task_id)
         if stored is None and job is not None:
             return self._metas([job])[job.pk]
@@ -185,7 +185,7 @@ class Backend(BaseBackend):
                 left = longest if deadline is None else deadline - time.monotonic()
                 if left <= 0 and deadline is not None:
                     raise celery.exceptions.TimeoutError("The operation timed out.")
-                # Whoever waits for longer than a connection costs is told.
+                # A long wait also listens; a short one is over before a connection is open.
                 sleep = partial(ear.sleep, ids=ids) if pause > LISTENS else self._sleep
                 sleep(max(0.0, min(pause, longest, left)))
                 pause *= GROWTH
@@ -214,7 +214,7 @@ class Backend(BaseBackend):
             replaced = [job for job in jobs if isinstance(job.options, dict) and job.options.get("replaced")]
             for job in replaced:
                 if job.replay_of is None:
-                    # It is still to come, or what was to come before it has failed (``_fail_chain``).
+                    # The replacement has no row yet. If a step before it failed, ``_fail_chain`` has stored that.
                     del found[job.pk]
             places = {job.replay_of: job.pk for job in replaced if job.replay_of}
             if places:

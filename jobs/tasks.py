@@ -41,7 +41,7 @@ def ended(self: Any, job_id: str, lease: int) -> None:
         followups.tell(self.app, job)
 
 
-# What that one failed of is no failure of its own.
+# It fails because another job failed: one more attempt would not help.
 @shared_task(base=Task, bind=True, name="jobs.same", max_retries=0)
 def same(self: Any, job_id: str) -> Any:
     """End as a job ends that does the same work: a unique task that is part of a chain, a group or a chord."""
@@ -54,7 +54,7 @@ def same(self: Any, job_id: str) -> Any:
     if job.state == Job.State.SUCCEEDED:
         return decoded(job.result)
     exc = followups.exception_of(job.error or {}, self.backend)
-    # What means something else when it is raised in a body (``Busy``) is a failure here.
+    # ``Busy`` and its like would snooze or cancel this job if its body raised them.
     raise RuntimeError(str(exc)) if isinstance(exc, TaskPredicate) else exc
 
 

@@ -27,7 +27,7 @@ from django.utils import timezone
 
 from jobs.arguments import decoded, normalize
 from jobs.calling import followups, outbox
-from jobs.conf import conf
+from jobs.conf import OWN_TASKS, conf
 from jobs.database import databases
 from jobs.errors import TaskExited, TaskOutOfMemory
 from jobs.idempotency.isolation import isolation
@@ -44,9 +44,6 @@ ENDLESS = 1000
 
 #: Seconds by which the time of a job may differ from the ``run_at`` that is asserted.
 TOLERANCE = 5.0
-
-#: The app's own jobs (``jobs.tasks``) do their work, and nobody asserts them.
-OWN = ("jobs.ended", "jobs.same", "jobs.send")
 
 
 class Runs(list[Job]):
@@ -94,7 +91,7 @@ def run_jobs(*, limit: int | None = None, until: datetime.datetime | None = None
         while (limit is None or count < limit) and (run := process.run_next(until)) is not None:
             job, exc = run
             count += 1
-            if job.task not in OWN:
+            if job.task not in OWN_TASKS:
                 ran.append(job)
             if raises and exc is not None:
                 raise exc
@@ -234,7 +231,7 @@ def capture_jobs() -> Iterator[list[Job]]:
     found: list[Job] = []
 
     def watch(job: Job) -> None:
-        if job.task in OWN:
+        if job.task in OWN_TASKS:
             return
         values = {name: _resolved(value) for name, value in job.__dict__.items() if name != "_state"}
         found.append(Job.of(values, job._state.db))
@@ -335,7 +332,7 @@ def _described(task: Any, args: Any, kwargs: Any, queue: Any, run_at: Any) -> st
 
 
 def _what_there_is(most: int = 20) -> str:
-    jobs = [job for alias in _aliases() for job in Job.objects.using(alias).exclude(task__in=OWN).order_by("pk")]
+    jobs = [job for alias in _aliases() for job in Job.objects.using(alias).exclude(task__in=OWN_TASKS).order_by("pk")]
     waiting = [job for job in jobs if job.state in WAITING]
     text = "These wait:" + "".join(map(_line, waiting[:most])) if waiting else "Nothing waits."
     if len(waiting) > most:

@@ -17,7 +17,6 @@ from celery import Celery, states
 from celery._state import pop_current_task, push_current_task
 from celery.app.task import Context
 from celery.canvas import group, signature
-from celery.result import AsyncResult
 from celery.utils.functional import maybe_list
 from celery.utils.nodenames import gethostname
 from django.db import transaction
@@ -34,9 +33,9 @@ from jobs.lifecycle import claims, transitions
 from jobs.lifecycle.run import Run, current_job
 from jobs.models import Job, State
 
-#: Where an exception is looked for of which only the name is known, because no body raised it.
+#: The modules in which an exception's class is looked up if the row holds only its name: no body raised it.
 _MODULES = (builtins, celery.exceptions, errors)
-#: Of a call: how it would travel, and what only an open producer or router is good for.
+#: Options of a call that are live objects, which no row can keep.
 _LOCAL = ("producer", "connection", "publisher", "router", "result_cls", "task_type", "add_to_parent")
 
 
@@ -57,7 +56,7 @@ def write(run: Run) -> None:
     with calls_are_rows(run.using):
         if run.replacement is not None:
             claims.owned(job).update(options={**job.options, "replaced": True})
-            # It has this job's id for Celery, and what should follow this job follows it now.
+            # Celery gave it this job's id, and moved onto it what should follow this job.
             run.replacement.apply_async()
             return
         options: dict[str, Any] = {"parent_id": given.id, "root_id": given.root_id or given.id}
@@ -74,7 +73,7 @@ def write(run: Run) -> None:
         if chord := given.chord:
             result = jsonable(run.result, "the result")
             if not chords.count(app, chord, given.group, given.id, run.using, result):
-                # It is counted by the result backend of the project.
+                # The project's own result backend counts the chord.
                 transitions.announce(job)
         if "replaced_task_nesting" in job.options and (first := parse_uuid(job.task_id)) not in (None, job.pk):
             Job.objects.using(run.using).filter(pk=first).update(result=jsonable(run.result, "the result"))
@@ -101,8 +100,8 @@ def tell(app: Celery, job: Job) -> None:
         error, is_failure = job.error or {}, job.state == State.FAILED
         state = states.FAILURE if is_failure else states.REVOKED
         exc = exception_of(error, backend) if is_failure else celery.exceptions.TaskRevokedError(error.get("message"))
-        # Only a body leaves a traceback; then the result is stored already, with the exception itself. And a body that
-        # ends itself (``Ignore``, ``Cancel``) is no failure to anybody.
+        # Only a body leaves a traceback. Celery has then stored the exception itself. A body that ends itself
+        # (``Ignore``, ``Cancel``) has not failed, so its errbacks are not called.
         by_body = bool(error.get("traceback"))
         chain, context.chain = context.chain, None
         calls_errbacks = is_failure or not by_body
@@ -145,9 +144,10 @@ def class_of(error: Mapping[str, Any]) -> tuple[str, str]:
     return module, name
 
 
-def send(original: Callable[..., AsyncResult], name: str, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
-    """``app.send_task``: a message among follow-ups leaves after the commit, by a job of its own (``jobs.send``)."""
-    app: Any = getattr(original, "__self__", None)
+def send(
+    app: Celery, original: Callable[..., Any], name: str, args: Any = None, kwargs: Any = None, **options: Any
+) -> Any:
+    """Stand in for ``app.send_task``: a message among follow-ups leaves after the commit, by a job (``jobs.send``)."""
     using = outbox.following.get()
     if using is None and options.get("chord") and reads_rows(app) and databases.in_transaction(databases.job_alias()):
         # A part of a chord whose rows are not committed yet: it might end before they are.
@@ -172,7 +172,7 @@ def last_of(job: Job) -> Job | None:
 
 
 def rename(call: Job, using: str) -> None:
-    """A task that replaces another has its id for Celery, but the row of that id is there. The two are tied here."""
+    """Give a replacement a row of its own, and note it in the row that it replaces. Celery knows both by one id."""
     first = Job.objects.using(using).filter(pk=call.pk)
     if first.exists():
         call.take_own_id()

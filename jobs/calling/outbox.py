@@ -70,7 +70,7 @@ def record(jobs: list[Job], using: str, app: Celery) -> list[Job]:
         # A process without requests (beat, a listener) keeps a dead connection for ever. The id tells whether it
         # was the INSERT's answer that got lost.
         databases.drop(using)
-        # A signature that was frozen may have been called before: not every row of the id is this call's.
+        # A frozen signature may have been called before, so the time of the call has to match as well.
         rows = Job.objects.using(using).filter(pk=calls[0].pk, made_at=calls[0].made_at)
         is_written = calls[0].unique_key is None and rows.exists()
         jobs = calls if is_written else _write(calls, using)
@@ -100,7 +100,7 @@ def _write(calls: list[Job], using: str) -> list[Job]:
     jobs = unique.insert(calls, using, _batch_size(using))
     for place, (job, call) in enumerate(zip(jobs, calls, strict=True)):
         if job is not call and (following.get() is not None or not _IN_CANVAS.isdisjoint(call.options)):
-            # What follows it, and who waits for its id, would never hear of the other one's end.
+            # Its followers, and whoever waits for its id, would never hear that the other job has ended.
             jobs[place] = unique.stand_in(call, job)
             _insert([call], using)
     return jobs
@@ -158,7 +158,7 @@ def _insert(jobs: list[Job], using: str) -> None:
     computed = any(hasattr(value, "resolve_expression") for values in said for value in values.values())
     # The database's clock says when; or an eta came while the calls were made.
     is_plain = not computed and len({job.state for job in jobs}) == 1
-    # Of a signature that was frozen: it may be called again, and its id is that of a row then.
+    # A frozen signature may be called again. Then there is a row of its id already.
     is_frozen = len(jobs) == 1 and jobs[0].is_frozen
     if len(jobs) == 1 and is_plain:
         columns = (*_ALWAYS, *said[0])

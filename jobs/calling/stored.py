@@ -37,7 +37,8 @@ class Store:
     def write(
         self, key: str, meta: str, expires: float | None, lease: int | None = None, keep_open: bool = False
     ) -> None:
-        """
+        """Write a value under its key, in place of what was there.
+
         Parameters:
             expires: the seconds for which it is kept; None or 0: for ever.
             keep_open: a connection of its own stays open until :meth:`close`: the same job will write again.

@@ -77,8 +77,9 @@ def settle(run: Run, exc: BaseException, lost: bool = False) -> NoReturn:
         more = {"is_raised": not isinstance(exc, Retry | Reject)}
     write(run, transition)
     if job.state == State.FAILED and isinstance(told, Ignore | Retry):
-        # It has reached a limit, or another job has its key.
-        told = RuntimeError(f"{error['type']}: {error['message']}")
+        # It reached a limit, or another job has its key: the row says which.
+        reason = job.own_error or error
+        told = RuntimeError(f"{reason['type']}: {reason['message']}")
     elif job.state == State.CANCELLED and isinstance(told, Retry):
         told = Cancel("the job was asked to end")
     followups.forget(run)

@@ -23,9 +23,10 @@ from jobs.models import Job
 #: PostgreSQL's channel; the payload is the queue's name.
 CHANNEL = "jobs_ring"
 
-#: The channel for those who wait for results: what ended, by its id for Celery.
+#: The channel for those who wait for results; the payload is the id that Celery knows the job by.
 ENDED = "jobs_ended"
-#: What they ring. For so many seconds the workers then tell of each end: else nobody pays for it.
+#: The payload of a ring by somebody who waits for a result. Workers announce each end for so many seconds after it, and
+#: at no other time.
 WAITS, ANSWERS = "?", 3.0
 
 #: Seconds in which a process rings once for a queue. What it enqueues meanwhile the listener finds when it looks again.
@@ -36,8 +37,7 @@ _rung: dict[tuple[str, str], float] = {}
 
 def ring(using: str, queues: Iterable[str]) -> None:
     """Tell the workers. Call it after the commit; it never raises, and costs nothing where nobody listens."""
-    connection = connections[using]
-    if connection.vendor != "postgresql":
+    if connections[using].vendor != "postgresql":
         return
     now = time.monotonic()
     due = [queue for queue in queues if now - _rung.get((using, queue), -PAUSE) >= PAUSE]
@@ -46,20 +46,22 @@ def ring(using: str, queues: Iterable[str]) -> None:
     if len(_rung) > 1000:
         _rung.clear()
     _rung.update(((using, queue), now) for queue in due)
-    try:
-        claims.session_of(using).notify(CHANNEL, due)
-    except Error:
-        logger.debug("a ring was lost", exc_info=True, extra={"action": "ring_lost"})
-        if not connection.in_atomic_block:
-            databases.drop(using)
+    _notify(using, CHANNEL, due)
 
 
 def answer(job: Job, using: str) -> None:
-    """Tell those who wait for results that a job has ended. Call it after the commit."""
-    connection = connections[using]
-    if board.answers_until > time.monotonic() and connection.vendor == "postgresql":
-        with suppress(Error):
-            claims.session_of(using).notify(ENDED, [job.task_id])
+    """Tell those who wait for results that a job has ended. Call it after the commit; it never raises."""
+    if board.answers_until > time.monotonic() and connections[using].vendor == "postgresql":
+        _notify(using, ENDED, [job.task_id])
+
+
+def _notify(using: str, channel: str, payloads: list[str]) -> None:
+    try:
+        claims.session_of(using).notify(channel, payloads)
+    except Error:
+        logger.debug("a ring was lost", exc_info=True, extra={"action": "ring_lost"})
+        if not connections[using].in_atomic_block:
+            databases.drop(using)
 
 
 class Ear(ExitStack):
@@ -77,7 +79,7 @@ class Ear(ExitStack):
                 if self._hears(min(left, ANSWERS / 2), ids):
                     return
         except Error:
-            # The poll finds out.
+            # The next poll finds what has ended.
             self._raw = None
         time.sleep(max(0.0, deadline - time.monotonic()))
 

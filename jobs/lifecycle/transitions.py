@@ -101,7 +101,7 @@ def _is_awaited(job: Job, error: Mapping[str, Any]) -> bool:
 
 
 def announce(job: Job) -> None:
-    """In the transaction that ends the job: who waits for it hears of it by a job, which no kill can lose."""
+    """Add the job that tells of another job's end, in the transaction of that end: no kill can lose it."""
     add_own("jobs.ended", [str(job.pk), job.lease], str(job._state.db), job.queue, job)
 
 
@@ -372,7 +372,7 @@ def _cancel(ids: Sequence[uuid.UUID], using: str, kind: str, why: str, is_told: 
     with transaction.atomic(using=using):
         waiting = Job.objects.using(using).filter(pk__in=ids, state__in=WAITING)
         error = error_entry(kind, why)
-        # Before the update, which tells the two states apart no longer.
+        # Read before the update: after it a row no longer shows that it was this call that cancelled it.
         rows = waiting.select_for_update().only("id", "options", "task", "queue", "lease", "parent_id", "root")
         awaited = [job for job in rows if _is_awaited(job, error)] if is_told else []
         done = waiting.update(**_ended(State.CANCELLED, error))

@@ -137,7 +137,7 @@ def delete_old(keys: Sequence[uuid.UUID], using: str) -> int:
 def delete(keys: Sequence[uuid.UUID], using: str) -> int:
     """Delete the jobs that ended. Race with a replay: the condition. Ask :func:`is_kept` and others before."""
     with transaction.atomic(using=using):
-        # Those who wait for its end are still to be told of it.
+        # A job stays until its errbacks and its chord were told of its end.
         telling = Job.objects.using(using).filter(parent_id=OuterRef("pk"), task="jobs.ended", state__in=LIVE)
         over = Job.objects.using(using).filter(~Exists(telling), pk__in=keys, state__in=ENDED)
         deleted: int = over._raw_delete(using)

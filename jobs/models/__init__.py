@@ -274,6 +274,7 @@ class Chord(models.Model):
 
     #: Celery's id of the group.
     id = models.CharField(primary_key=True, max_length=255)
+    #: When it was called, or when its last part failed.
     made_at = models.DateTimeField(default=Now)
     size = models.PositiveIntegerField()
     done = models.PositiveIntegerField(default=0)

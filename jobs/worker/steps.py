@@ -38,7 +38,7 @@ def install(app: Any) -> None:
     app.steps["worker"].add(NodeStep)
     app.steps["consumer"].add(ConsumerStep)
     if "send_task" not in vars(app):
-        app.send_task = partial(followups.send, app.send_task)
+        app.send_task = partial(followups.send, app, app.send_task)
 
 
 class NodeStep(bootsteps.StartStopStep):
