@@ -22,7 +22,7 @@ from kombu.utils.url import maybe_sanitize_url
 
 from jobs import conf as project
 from jobs.calling.options import says_how_to_retry
-from jobs.conf import celery_settings, conf, did_you_mean, problems, task_options
+from jobs.conf import celery_settings, conf, did_you_mean, private, problems, task_options
 from jobs.models import Job
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ E016 The setting task_serializer is {serializer!r}, and a job's arguments are JS
   -> Remove the setting; the tasks that need it keep their own, serializer='{serializer}', with JOBS['EXCLUDE'].
 E017 The broker URL {url!r} names no transport that there is{close}
   -> Use jobs:// (the database), redis://, rediss://, sentinel://, amqp:// or amqps://.
+E018 Other packages changed what jobs relies on, and is private to them: {names}.
+  -> Install the releases that jobs is tested with ({tested}), or a newer jobs.
 W001 The app's task_cls is not jobs.Task: only tasks with base=jobs.Task are transactional.
   -> Use Celery("proj", task_cls="jobs.task:Task"), or ignore this if it is what you want.
 W002 task_always_eager runs tasks in their caller: no call is a row, and none of the promise holds.
@@ -93,6 +95,8 @@ W020 The task {task} {why}, and needs the option {option} of ours, which its pac
   -> Set JOBS = {{'TASKS': {{{pattern!r}: {{{option}}}}}}}.
 W021 These tasks stay stock Celery, although the app's task_cls is jobs.Task, because their base class is not: {tasks}.
   -> Let the base class inherit from jobs.Task, or name the tasks in JOBS['EXCLUDE'] if that is what you want.
+W022 jobs was not tested with {names}.
+  -> What it needs of them is there. Install {tested}, or watch this worker.
 """
 
 #: The text and the cure by the id. A line that begins with a blank goes on with the one before.
@@ -323,6 +327,11 @@ def driver(app: Celery) -> str | None:
 def check_worker(worker: Any) -> Iterator[CheckMessage]:
     pool = worker.pool_cls if isinstance(worker.pool_cls, str) else worker.pool_cls.__module__
     pool = pool.partition(":")[0].rpartition(".")[2]
+    tested = ", ".join(f"{name} {release}" for name, release in private.TESTED.items())
+    if gone := private.missing():
+        yield _say("E018", names="; ".join(gone), tested=tested)
+    if untested := private.untested():
+        yield _say("W022", names=", ".join(untested), tested=tested)
     if pool in ("gevent", "eventlet"):
         yield _say("E003", pool=pool)
     if pool == "prefork" and getattr(worker, "pool_start_method", "fork") != "fork":

@@ -17,7 +17,7 @@ from django.db import connections
 
 from jobs import checks
 from jobs import conf as project
-from jobs.conf import celery_settings, conf, problems
+from jobs.conf import celery_settings, conf, private, problems
 from jobs.task import Task
 from tests.harness import ROOT
 
@@ -191,6 +191,16 @@ def test_unusable_settings_are_said_once(settings):
 )
 def test_an_option_of_a_worker_that_harms(expected, more):
     assert ids(checks.for_worker(worker(**more))) == [expected]
+
+
+def test_a_worker_does_not_start_without_it(monkeypatch):
+    monkeypatch.setattr(private, "PRIVATE", "billiard.pool:Worker.gone self | pool.py: something")
+    assert ids(checks.for_worker(worker())) == ["jobs.E018"]
+
+
+def test_a_worker_on_another_release_says_so(monkeypatch):
+    monkeypatch.setattr(private, "TESTED", {"celery": "5.6"})
+    assert ids(checks.for_worker(worker())) == ["jobs.W022"]
 
 
 def test_a_database_in_memory(settings, monkeypatch):

@@ -191,6 +191,8 @@ def test_a_job_that_is_run_again_before_its_errbacks_heard_of_it_has_not_failed(
     result = passes.apply_async((1,), link_error=tasks.errback_of_one.s())
     transitions.cancel(Job.objects.get().pk, "default")
     transitions.replay(Job.objects.get(pk=result.id).pk, "default")
+    run(claim(Job.objects.get(task="jobs.ended").pk))
+    assert effects() == {}
     run_ready()
     assert effects() == {}
     assert states() == {"succeeded": 1}

@@ -9,6 +9,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NoReturn
 
@@ -30,6 +31,22 @@ from jobs.models import Job, State
 from jobs.models.fields import uuid7
 
 
+@dataclass
+class Outcome:
+    """What becomes of a run that did not simply return."""
+
+    #: In one word, as the log and the signals name it.
+    action: str
+    text: str
+    #: The fenced statement; False: this run no longer owns the job.
+    write: Callable[[], bool]
+    #: What Celery hears.
+    told: BaseException
+    level: int = logging.INFO
+    #: What else is logged.
+    more: dict[str, Any] = field(default_factory=dict)
+
+
 def settle(run: Run, exc: BaseException, lost: bool = False) -> NoReturn:
     """After the rollback: write what the exception means, then tell Celery, by raising it or another one.
 
@@ -39,43 +56,10 @@ def settle(run: Run, exc: BaseException, lost: bool = False) -> NoReturn:
     if (shutdown := shutdown_behind(exc)) is not None:
         # Whoever sees this process die gives the job back.
         raise shutdown
-    job, error, more = run.job, _entry(run, exc), {}
-    told: BaseException = Ignore(error["message"])
-    transition: Callable[[], bool]
-    if lost:
-        level, action, text = logging.WARNING, "handed_back", f"lost its database: {error['message']}"
-        transition = partial(transitions.lose, job, error, conf().MAX_NODE_LOSSES)
-    elif isinstance(exc, LostLease):
-        # Or its completion looked for the wish that it should end, and found it.
-        level, action, text = logging.INFO, "cancelled", "cancelled: it was asked to end"
-        told, transition = Cancel("the job was asked to end"), partial(transitions.heed, job)
-    elif isinstance(exc, Retry) and run.planned:
-        cause = _entry(run, exc.exc) if isinstance(exc.exc, BaseException) else error
-        level, action, text = logging.INFO, "retried", f"will be retried: {cause['type']}: {cause['message']}"
-        told, transition, more = exc, partial(_retry, run, cause), {"retries": run.planned[-1].retries}
-    elif isinstance(exc, Snooze | Busy):
-        # Who finds something busy tries again later and later, at no fixed time: nobody starves, and nobody hammers.
-        seconds = exc.seconds if isinstance(exc, Snooze) else random.uniform(0.5, 1) * min(10.0, 1 + job.snoozes / 2)
-        level, action, text = logging.INFO, "snoozed", f"snoozed for {seconds:.1f} s: {error['message']}"
-        transition = partial(transitions.snooze, job, seconds, error, conf().MAX_SNOOZES)
-    elif isinstance(exc, Reject) and exc.requeue:
-        level, action, text = logging.INFO, "handed_back", "handed back"
-        transition = partial(transitions.hand_back, job, 1.0)
-    elif isinstance(exc, Ignore):
-        level, action, text = logging.INFO, "cancelled", "cancelled by its body"
-        error["type"] = "Cancelled"
-        told, transition = exc, lambda: transitions.heed(job) or transitions.cancel_running(job, error)
-    elif (pause := retries.pause(run, exc)) is not None:
-        level, action, more = logging.INFO, "retried", {"retries": job.retries + 1}
-        text = f"will be retried in {pause:.0f} s: {error['type']}: {error['message']}"
-        told = Retry(exc=exc, when=round(pause))
-        transition = partial(transitions.retry, job, transitions.now_plus(pause), error, {})
-    else:
-        # Also a Retry that was raised by hand, without retry(): Celery would not send it again either.
-        level, action, text = logging.ERROR, "failed", f"failed: {error['type']}: {error['message']}"
-        told, transition = for_celery(exc), partial(transitions.fail, job, error)
-        more = {"is_raised": not isinstance(exc, Retry | Reject)}
-    write(run, transition)
+    job, error = run.job, _entry(run, exc)
+    outcome = _lost(job, error) if lost else _meant(run, exc, error)
+    write(run, outcome.write)
+    told = outcome.told
     if job.state == State.FAILED and isinstance(told, Ignore | Retry):
         # It reached a limit, or another job has its key: the row says which.
         reason = job.own_error or error
@@ -83,10 +67,49 @@ def settle(run: Run, exc: BaseException, lost: bool = False) -> NoReturn:
     elif job.state == State.CANCELLED and isinstance(told, Retry):
         told = Cancel("the job was asked to end")
     followups.forget(run)
-    run.report(level, text, action, **more)
+    run.report(outcome.level, outcome.text, outcome.action, **outcome.more)
     if told is exc:
         raise exc
     raise told from exc
+
+
+def _lost(job: Job, error: dict[str, Any]) -> Outcome:
+    write = partial(transitions.lose, job, error, conf().MAX_NODE_LOSSES)
+    text, told = f"lost its database: {error['message']}", Ignore(error["message"])
+    return Outcome("handed_back", text, write, told, logging.WARNING)
+
+
+def _meant(run: Run, exc: BaseException, error: dict[str, Any]) -> Outcome:
+    """What the body wants, by what came out of it."""
+    job, said, ignored = run.job, f"{error['type']}: {error['message']}", Ignore(error["message"])
+    match exc:
+        case LostLease():
+            # Or its completion looked for the wish that it should end, and found it.
+            text, told = "cancelled: it was asked to end", Cancel("the job was asked to end")
+            return Outcome("cancelled", text, partial(transitions.heed, job), told)
+        case Retry() if run.planned:
+            cause = _entry(run, exc.exc) if isinstance(exc.exc, BaseException) else error
+            text, more = f"will be retried: {cause['type']}: {cause['message']}", {"retries": run.planned[-1].retries}
+            return Outcome("retried", text, partial(_retry, run, cause), exc, more=more)
+        case Snooze() | Busy():
+            # Who finds something busy comes back later and later, at no fixed time: nobody starves or hammers.
+            backoff = random.uniform(0.5, 1) * min(10.0, 1 + job.snoozes / 2)
+            seconds = exc.seconds if isinstance(exc, Snooze) else backoff
+            text, most = f"snoozed for {seconds:.1f} s: {error['message']}", conf().MAX_SNOOZES
+            return Outcome("snoozed", text, partial(transitions.snooze, job, seconds, error, most), ignored)
+        case Reject(requeue=True):
+            return Outcome("handed_back", "handed back", partial(transitions.hand_back, job, 1.0), ignored)
+        case Ignore():
+            entry = error | {"type": "Cancelled"}
+            is_ended = lambda: transitions.heed(job) or transitions.cancel_running(job, entry)  # noqa: E731
+            return Outcome("cancelled", "cancelled by its body", is_ended, exc)
+    if (pause := retries.pause(run, exc)) is not None:
+        write = partial(transitions.retry, job, transitions.now_plus(pause), error, {})
+        text, more = f"will be retried in {pause:.0f} s: {said}", {"retries": job.retries + 1}
+        return Outcome("retried", text, write, Retry(exc=exc, when=round(pause)), more=more)
+    # Also a Retry that was raised by hand, without retry(): Celery would not send it again either.
+    final, more = for_celery(exc), {"is_raised": not isinstance(exc, Retry | Reject)}
+    return Outcome("failed", f"failed: {said}", partial(transitions.fail, job, error), final, logging.ERROR, more)
 
 
 def _retry(run: Run, error: dict[str, Any]) -> bool:

@@ -29,9 +29,12 @@ ENDED = "jobs_ended"
 #: at no other time.
 WAITS, ANSWERS = "?", 3.0
 
-#: Seconds in which a process rings once for a queue. What it enqueues meanwhile the listener finds when it looks again.
-PAUSE = 0.02
+#: How often a process rings for a queue: so many times at once, and once in so many seconds over time. What it enqueues
+#: without a ring the listener finds when it looks again. (With one at once, the job that follows another within the
+#: pause waits for that look: 10 ms, one job in six at 33 jobs a second.)
+BURST, PAUSE = 5, 0.02
 
+#: When each would be silent again if it rang no more: the generic cell rate algorithm (GCRA).
 _rung: dict[tuple[str, str], float] = {}
 
 
@@ -40,12 +43,12 @@ def ring(using: str, queues: Iterable[str]) -> None:
     if connections[using].vendor != "postgresql":
         return
     now = time.monotonic()
-    due = [queue for queue in queues if now - _rung.get((using, queue), -PAUSE) >= PAUSE]
+    due = [queue for queue in queues if _rung.get((using, queue), now) - now <= (BURST - 1) * PAUSE]
     if not due:
         return
     if len(_rung) > 1000:
         _rung.clear()
-    _rung.update(((using, queue), now) for queue in due)
+    _rung.update(((using, queue), max(now, _rung.get((using, queue), now)) + PAUSE) for queue in due)
     _notify(using, CHANNEL, due)
 
 

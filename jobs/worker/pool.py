@@ -1,8 +1,7 @@
 """Celery's own pool processes claim jobs: between two stock tasks each waits for its pipe *or* for the bell.
 
-A job is no task of the pool. So jobs need neither the broker nor the worker's event loop. What is private to Celery and
-billiard here: ``Worker._make_child_methods`` and ``wait_for_job``, ``AsynPool``'s indexes of file descriptors,
-``_worker_active``, ``_create_write_handlers``, ``did_start_ok``, and the queues of ``billiard.pool.Pool``.
+A job is no task of the pool. So jobs need neither the broker nor the worker's event loop. ``jobs/conf/private.py`` says
+what is private to Celery and billiard here, and every worker looks whether it is still there.
 """
 
 import select

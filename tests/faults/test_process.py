@@ -112,8 +112,8 @@ def test_poison_ends_failed(ledger, how):
 
 
 @pytest.mark.parametrize("how", ["memory", "exit", "recursion"])
-@guard("jobs/execution/settlement.py", "for_celery(exc), partial(", "exc, partial(", case="memory")
-@guard("jobs/execution/settlement.py", "for_celery(exc), partial(", "exc, partial(", case="exit")
+@guard("jobs/execution/settlement.py", "final, more = for_celery(exc), {", "final, more = exc, {", case="memory")
+@guard("jobs/execution/settlement.py", "final, more = for_celery(exc), {", "final, more = exc, {", case="exit")
 def test_an_exception_that_ends_a_process_ends_only_the_job(ledger, how):
     """``MemoryError`` and ``SystemExit`` out of a stock task stop the worker, or look like its death.
 

@@ -1,0 +1,121 @@
+"""What ``jobs`` uses of Celery, kombu, billiard and Django that is private to them: each name, where, and what for.
+
+A minor release may change any of them. A worker looks at its start whether each is still there with the parameters that
+we rely on, and does not start if one is not.
+"""
+
+import importlib
+import inspect
+from collections.abc import Iterator
+from importlib.metadata import version
+from operator import attrgetter
+from typing import Any
+
+#: With these releases the tests are run.
+TESTED = {"celery": "5.7", "kombu": "5.7", "billiard": "4.3"}
+
+#: The name, its first parameters (of what is no function: ``-``), the file here, and what it is used for.
+PRIVATE = """
+billiard.pool:Worker._make_child_methods self loads     | pool.py: a process waits for its pipe or the bell
+billiard.pool:Worker.wait_for_job -                     | pool.py: what a process does between two stock tasks
+billiard.pool:Worker.inq -                              | pool.py: the pipe of stock tasks
+billiard.queues:_SimpleQueue._reader -                  | pool.py: its end to read from
+billiard.queues:_SimpleQueue._rlock -                   | pool.py: the lock of who reads, where all share one pipe
+billiard.queues:_SimpleQueue._wlock -                   | pool.py: the lock of who writes
+billiard.pool:Worker.initargs -                         | pool.py: the app and the worker's name
+billiard.pool:Worker.maxtasks -                         | pool.py: worker_max_tasks_per_child counts jobs, too
+billiard.pool:Worker.max_memory_per_child -             | pool.py: worker_max_memory_per_child, too
+billiard.pool:Worker._shutdown -                        | pool.py: a pool that stops its processes
+billiard.pool:Pool._create_worker_process self i        | pool.py: a process that replaces a dead one
+billiard.pool:Pool._setup_queues self                   | pool.py: locks that a killed process does not keep
+billiard.pool:Pool._inqueue -                           | pool.py: the same
+billiard.pool:Pool._outqueue -                          | pool.py: the same
+billiard.pool:Pool._worker_active self worker           | pool.py: pool_shrink takes no process that runs a job
+billiard.pool:Pool.did_start_ok self                    | pool.py: a process may die before the broker is reached
+billiard.pool:Pool.maintain_pool self                   | pool.py: dead processes are replaced without the event loop
+billiard.pool:pickle_loads -                            | pool.py: a stock task out of the pipe
+billiard.common:terminate_handler_fired -               | settlement.py: a process that was told to end
+celery.concurrency.asynpool:AsynPool._create_write_handlers self hub | pool.py: which process gets a stock task
+celery.concurrency.asynpool:AsynPool.process_flush_queues self proc  | pool.py: a new process says that it is up
+celery.concurrency.asynpool:AsynPool.on_poll_start -    | pool.py: the busy processes, before one is chosen
+celery.concurrency.asynpool:AsynPool.outbound_buffer -  | pool.py: stock tasks that wait for a process
+celery.concurrency.asynpool:AsynPool._busy_workers -    | pool.py: the processes that get no stock task
+celery.concurrency.asynpool:AsynPool._all_inqueues -    | pool.py: the pipes of all processes
+celery.concurrency.asynpool:AsynPool._fileno_to_inq -   | pool.py: the process behind a pipe
+celery.concurrency.asynpool:AsynPool._fileno_to_outq -  | pool.py: the same
+celery.concurrency.asynpool:AsynPool._fileno_to_synq -  | pool.py: the same
+celery.concurrency.asynpool:AsynPool._waiting_to_start - | pool.py: new processes that have not said that they are up
+celery.concurrency.asynpool:AsynPool._registered_with_event_loop - | pool.py: whether there is an event loop
+celery.concurrency.prefork:TaskPool.Pool -              | pool.py: our pool in place of Celery's
+celery.concurrency.prefork:TaskPool.BlockingPool -      | pool.py: the same, for transports without an event loop
+celery.worker.autoscale:Autoscaler.qty -                | steps.py: processes that run jobs are busy
+celery.worker.autoscale:Autoscaler.maybe_scale self     | steps.py: the autoscaler looks without messages, too
+celery.fixups.django:DjangoWorkerFixup.close_database self | steps.py: connections are kept between jobs
+celery._state:get_current_task                          | steps.py: whether a stock task runs
+celery.worker.worker:WorkController.wait_for_soft_shutdown self | consumer.py: a soft stop waits for jobs
+celery.worker.consumer:Consumer.add_task_queue self queue | consumer.py: processes claim from the same queues
+celery.worker.consumer:Consumer.cancel_task_queue self queue | consumer.py: the same
+celery.worker.consumer:Consumer.ensure_connected self conn | consumer.py: dead processes are replaced meanwhile
+celery.worker.consumer:Consumer.create_task_handler self | consumer.py: a late acknowledgement ends no worker
+celery.worker.consumer:Consumer.on_connection_error_after_connected self exc | consumer.py: nor does a lost connection
+celery.worker.consumer:Consumer.shutdown self           | consumer.py: a broker that says nothing ends no stop
+celery.app.task:Task._get_app                           | task.py: the app that a task is bound to
+celery.app.task:Task._get_exec_options self             | task.py: the options of a call
+celery.app.task:Task._dump_pydantic_arguments -         | task.py: arguments that are pydantic models
+celery.local:Proxy._get_current_object self             | backend.py: the app itself, behind current_app
+celery.app.trace:build_tracer name task loader hostname | runner.py: Celery's tracer runs the body
+celery.backends.base:Backend._get_result_meta self result state traceback request | backend.py: what a result is made of
+celery.backends.base:Backend._ensure_not_eager self     | backend.py: a result of an eager call has no row
+celery.backends.base:Backend._sleep self amount         | backend.py: between two looks for a result
+celery.backends.base:Backend._fail_chain self chain exc | followups.py: a chain whose end was decided outside the body
+kombu.transport.virtual:Channel._get_message_priority self message | transport.py: the order of messages
+kombu.transport.virtual:Transport._deliver self message queue | transport.py: a message that came
+kombu.transport.virtual:QoS._delivered -                | transport.py: messages that a consumer holds
+kombu.transport.virtual:QoS._dirty -                    | transport.py: the same
+django.db.backends.base.base:BaseDatabaseWrapper._savepoint self sid | savepoints.py: the first one is not sent
+django.db.backends.base.base:BaseDatabaseWrapper._savepoint_commit self sid | savepoints.py: the same
+django.db.backends.base.base:BaseDatabaseWrapper._savepoint_rollback self sid | savepoints.py: the same
+django.db.backends.base.base:BaseDatabaseWrapper._rollback self | databases.py: back to the beginning
+django.db.models.query:QuerySet._raw_delete self using  | prune.py: rows are deleted without being read
+"""
+
+
+def entries() -> Iterator[tuple[str, list[str] | None, str]]:
+    """Each private name with its first parameters (None: no function), and where and what for."""
+    for line in PRIVATE.strip().splitlines():
+        left, _, purpose = line.partition("|")
+        name, *parameters = left.split()
+        yield name, None if parameters == ["-"] else parameters, purpose.strip()
+
+
+def missing() -> list[str]:
+    """The names that are gone, or have other parameters, with what they were used for."""
+    return [f"{name} ({purpose})" for name, parameters, purpose in entries() if not _is_there(name, parameters)]
+
+
+def untested() -> list[str]:
+    """The packages of another minor release than the tests have seen."""
+    installed = {name: version(name) for name in TESTED}
+    return [
+        f"{name} {installed[name]}" for name, tested in TESTED.items() if not installed[name].startswith(f"{tested}.")
+    ]
+
+
+def _is_there(name: str, parameters: list[str] | None) -> bool:
+    module, _, path = name.partition(":")
+    *owners, last = path.split(".")
+    try:
+        owner: Any = importlib.import_module(module)
+        if owners:
+            owner = attrgetter(".".join(owners))(owner)
+        if parameters is None:
+            return hasattr(owner, last) or last in _names_in_code(owner)
+        return list(inspect.signature(getattr(owner, last)).parameters)[: len(parameters)] == parameters
+    except (ImportError, AttributeError):
+        return False
+
+
+def _names_in_code(owner: Any) -> set[str]:
+    """What the methods of a class and its bases read and write: attributes of its objects are nowhere declared."""
+    methods = (each for base in inspect.getmro(owner) for each in vars(base).values() if inspect.isfunction(each))
+    return {name for method in methods for name in method.__code__.co_names}
