@@ -54,8 +54,8 @@ TRANSPORT_ALIASES.setdefault("jobs", "jobs.calling.transport:Transport")
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        return getattr(import_module(f"jobs.{_LAZY[name]}"), name)
+        return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
     if name in ("signals", "task"):
         # The module ``jobs.task`` is the decorator, too.
-        return import_module(f"jobs.{name}")
+        return import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -274,20 +274,20 @@ def check_celery(app: Celery) -> Iterator[CheckMessage]:
     if idle:
         yield _say("W019", names=idle)
     if is_ours and not problems():
-        yield from _neglected()
+        yield from neglected()
 
 
-def _neglected() -> Iterator[CheckMessage]:
+def neglected() -> Iterator[CheckMessage]:
     """The tasks of installed packages that were not given what they need."""
     for task, (pattern, option, value, why) in NEEDS.items():
         module, _, name = task.rpartition(".")
         # A package may make its tasks only if a setting of its own says so.
         is_there = hasattr(sys.modules.get(module), name)
-        if is_there and not _is_excluded(task) and task_options(task).get(option) != value:
+        if is_there and not is_excluded(task) and task_options(task).get(option) != value:
             yield _say("W020", task=task, why=why, option=f"{option!r}: {value!r}", pattern=pattern)
 
 
-def _is_excluded(task: str) -> bool:
+def is_excluded(task: str) -> bool:
     return not problems() and any(fnmatchcase(task, pattern) for pattern in conf().EXCLUDE)
 
 
@@ -345,7 +345,7 @@ def check_worker(worker: Any) -> Iterator[CheckMessage]:
     if not getattr(worker.app.Task, "is_transactional", False):
         yield _say("W001")
     elif foreign := {
-        name for name, task in worker.app.tasks.items() if _has_foreign_base(task) and not _is_excluded(name)
+        name for name, task in worker.app.tasks.items() if has_foreign_base(task) and not is_excluded(name)
     }:
         yield _say("W021", tasks=foreign)
     tasks = {
@@ -373,7 +373,7 @@ def check_worker(worker: Any) -> Iterator[CheckMessage]:
         yield _say("W017", kept=kept, tasks=late)
 
 
-def _has_foreign_base(task: Any) -> bool:
+def has_foreign_base(task: Any) -> bool:
     """Whether its class is neither ours nor Celery's own, which nobody takes by mistake."""
     made_of_function = "__wrapped__" in vars(type(task))
     bases = type(task).__mro__[1 if made_of_function else 0 :]

@@ -1,6 +1,8 @@
-from django.contrib import admin
+from django.contrib import admin, messages
+from django.utils.translation import gettext_lazy as _
 
 from shop.models import Customer, DailySummary, Import, Order
+from shop.services import ask_for_data
 
 
 @admin.register(Customer)
@@ -9,6 +11,12 @@ class CustomerAdmin(admin.ModelAdmin):
     list_filter = ["is_welcome_email_sent", "created_at"]
     search_fields = ["email", "name"]
     readonly_fields = ["public_id", "created_at", "is_welcome_email_sent", "welcome_job"]
+    actions = ["collect_data"]
+
+    @admin.action(description=_("Collect their data"), permissions=["view"])
+    def collect_data(self, request, customers):
+        for customer in customers:
+            messages.info(request, f"{customer}: {ask_for_data(customer)}")
 
 
 @admin.register(Order)

@@ -1,7 +1,7 @@
 from django.db import transaction
 
 from shop.models import Customer, Order
-from shop.tasks import charge_order, send_welcome_email
+from shop.tasks import charge_order, collect_data, send_welcome_email
 
 
 def sign_up(customer: Customer) -> Customer:
@@ -25,3 +25,8 @@ def place_order(customer: Customer, cents: int) -> Order:
         order.payment_job = charge_order.delay(order.pk).id
         order.save(update_fields=["payment_job"])
     return order
+
+
+def ask_for_data(customer: Customer) -> str:
+    """Have a customer's data collected; return the id by which ``collect_data.get_result`` finds them."""
+    return collect_data.enqueue(customer.pk).id

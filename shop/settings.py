@@ -86,6 +86,8 @@ PAYMENT_TIMEOUT = 5
 DEFAULT_FROM_EMAIL = "The shop <shop@example.com>"
 
 JOBS: dict[str, object] = {}
+#: Tasks of django.tasks are jobs, too.
+TASKS = {"default": {"BACKEND": "jobs.django_tasks.JobsBackend"}}
 
 LOGGING = {
     "version": 1,

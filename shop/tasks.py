@@ -1,4 +1,7 @@
-"""The shop's jobs, each with the tool that fits: marker and guard, ledger of external calls, lock, unique key."""
+"""The shop's jobs, each with the tool that fits: marker and guard, ledger of external calls, lock, unique key.
+
+The last one is a task of Django's own interface.
+"""
 
 import http.client
 import json
@@ -9,6 +12,11 @@ from celery.exceptions import SoftTimeLimitExceeded
 from django.core.mail import EmailMultiAlternatives
 from django.db import transaction
 from django.template.loader import render_to_string
+
+try:
+    from django.tasks import task
+except ImportError:  # Django 5.2: the package django-tasks
+    from django_tasks import task
 
 from jobs import effect, guard
 from shop import payments
@@ -147,3 +155,17 @@ def summarize(day):
             "orders": Order.objects.filter(created_at__date=day).count(),
         },
     )
+
+
+# Of ``django.tasks``, with the backend of settings.TASKS: a job like all others.
+@task
+def collect_data(customer_id):
+    """What the shop knows of a customer, who may ask for it. It is the result of the task."""
+    customer = Customer.objects.get(pk=customer_id)
+    orders = customer.orders.order_by("created_at")
+    return {
+        "name": customer.name,
+        "email": customer.email,
+        "signed_up_at": customer.created_at.isoformat(),
+        "orders": [{"id": str(order.public_id), "cents": order.cents, "paid": bool(order.charge)} for order in orders],
+    }

@@ -16,8 +16,8 @@ from jobs.models import Job
 from shop import views
 from shop.forms import SignUpForm
 from shop.models import Customer, DailySummary, Import, Order, WelcomeEffect
-from shop.services import sign_up
-from shop.tasks import import_orders, send_welcome_email, summarize
+from shop.services import ask_for_data, place_order, sign_up
+from shop.tasks import collect_data, import_orders, send_welcome_email, summarize
 from tests.harness import deliver
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -285,3 +285,28 @@ def test_a_summary_is_asked_for_often_and_made_once(node, ada):
     assert DailySummary.objects.get().signups == 1
     deliver(summarize.delay(day))
     assert DailySummary.objects.count() == 1
+
+
+def test_a_task_of_django_is_a_job_as_well(node, ada):
+    """``django.tasks``, or the package of Django 5.2."""
+    order = place_order(ada, 1200)
+    with transaction.atomic():
+        ask_for_data(ada)
+        transaction.set_rollback(True)
+    assert not Job.objects.filter(task="shop.tasks.collect_data").exists()
+    key = ask_for_data(ada)
+    assert collect_data.get_result(key).status == "READY"
+    deliver(Job.objects.get(pk=key))
+    data = collect_data.get_result(key).return_value
+    assert (data["email"], data["orders"]) == (
+        "ada@example.com",
+        [{"id": str(order.public_id), "cents": 1200, "paid": False}],
+    )
+
+
+def test_a_customers_data_are_collected_from_the_admin(admin_client, ada):
+    chosen = {"action": "collect_data", "_selected_action": [ada.pk]}
+    page = admin_client.post(reverse("admin:shop_customer_changelist"), chosen, follow=True)
+    job = Job.objects.get()
+    assert (job.task, job.args) == ("shop.tasks.collect_data", [ada.pk])
+    assert str(job.pk) in page.content.decode()

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import uuid
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -163,17 +164,24 @@ STORED = re.compile(r"cancelled by hand by admin|(?<=<strong>)Cancelled")
 ENGLISH = re.compile(r"\b(the|of|and|is|it|its|are|were|by|that|which|there|has|have|had|with|this)\b", re.I)
 
 
-def english(german: dict[Key, tuple[str, str]], page: str) -> list[str]:
-    """What is left of it on a page: texts of ours of two words or more, single ones that stand alone, and sentences."""
-    found = []
-    page = STORED.sub("", page)
-    text = html.unescape(page)
-    for source, translated in german.values():
+@cache
+def phrases() -> dict[str, tuple[str, re.Pattern[str]]]:
+    """Texts of two words or more: their longest part without a placeholder, to look for first, and a pattern."""
+    found = {}
+    for source, translated in read(APP / CATALOGUE).values():
         words = PLACEHOLDER.sub(" ", source)
         if source != translated and len(re.findall(r"[A-Za-z]{2,}", words)) >= 2:
-            parts = [re.escape(part) for part in PLACEHOLDER.split(source.replace("%%", "%"))]
-            if re.search(rf"(?<!\w){'.+?'.join(parts)}(?!\w)", text):
-                found.append(source)
+            parts = PLACEHOLDER.split(source.replace("%%", "%"))
+            pattern = re.compile(rf"(?<!\w){'.+?'.join(map(re.escape, parts))}(?!\w)")
+            found[source] = max(parts, key=len), pattern
+    return found
+
+
+def english(german: dict[Key, tuple[str, str]], page: str) -> list[str]:
+    """What is left of it on a page: texts of ours of two words or more, single ones that stand alone, and sentences."""
+    page = STORED.sub("", page)
+    text = html.unescape(page)
+    found = [source for source, (part, pattern) in phrases().items() if part in text and pattern.search(text)]
     # As they are, and as Django begins a column or a label with them.
     alone = {capfirst(source) for source, translated in german.values() if capfirst(source) != capfirst(translated)}
     return found + [each for each in Visible(page).texts if capfirst(each) in alone or ENGLISH.search(each)]

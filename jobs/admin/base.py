@@ -132,8 +132,8 @@ class ReadOnlyAdmin(admin.ModelAdmin):
     show_full_result_count = False
     sortable_by = ()
     # By name, because a project may give the app another label.
-    change_list_template = "admin/jobs/change_list.html"
-    change_form_template: ClassVar[Any] = "admin/jobs/change_form.html"
+    change_list_template = "jobs/admin/change_list.html"
+    change_form_template: ClassVar[Any] = "jobs/admin/change_form.html"
 
     def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest) -> bool:
         names = {field.name for field in self.opts.get_fields()}
@@ -169,7 +169,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):
 
     def render(self, request: HttpRequest, template: str, title: str, **context: Any) -> TemplateResponse:
         shared = {**self.admin_site.each_context(request), "opts": self.opts, "media": self.media, "title": title}
-        return TemplateResponse(request, f"admin/jobs/{template}", {**shared, **context})
+        return TemplateResponse(request, f"jobs/admin/{template}", {**shared, **context})
 
 
 def may(request: HttpRequest, codename: str) -> bool:

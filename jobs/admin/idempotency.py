@@ -34,7 +34,6 @@ class MarkerAdmin(ReadOnlyAdmin):
     search_fields = ("key", "job")
     search_help_text = _("The beginning of a key, or the ID of a job.")
     actions = ()
-    change_form_template = None
     fieldsets = ((None, {"fields": ("key", "kind", "linked_job", "created", "expires"), "description": EXPLAINED}),)
     has_delete_permission = admin.ModelAdmin.has_delete_permission
 
@@ -98,7 +97,7 @@ class EffectAdmin(ReadOnlyAdmin):
     list_filter = (StatusFilter,)
     search_fields = ("name", "key", "job")
     search_help_text = _("The beginning of name:key, or the ID of a job.")
-    change_form_template = "admin/jobs/effect/change_form.html"
+    change_form_template = "jobs/admin/effect/change_form.html"
     action_form = AnswerForm
     actions = ("mark_happened", "mark_not_happened")
     fields = ("call", "badge", "calls", "linked_job", "lease", "created", "sent", "shown_answer")

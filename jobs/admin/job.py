@@ -70,7 +70,7 @@ class Narrow(admin.ListFilter):
     """One form for all of them, where Django has a list of links for each."""
 
     title = _("what they have in common")
-    template = "admin/jobs/job/filter.html"
+    template = "jobs/admin/job/filter.html"
 
     def __init__(self, request: HttpRequest, params: dict[str, Any], model: type[Job], model_admin: Any) -> None:
         super().__init__(request, params, model, model_admin)
@@ -120,7 +120,7 @@ class JobAdmin(ReadOnlyAdmin):
     }
     search_fields = ("id", "task")
     search_help_text = _("The ID of a job (or its last 8 digits), or the beginning of a task's name.")
-    change_form_template = "admin/jobs/job/change_form.html"
+    change_form_template = "jobs/admin/job/change_form.html"
     fieldsets = (
         (None, {"fields": ("id", "task", ("badge", "queue", "priority"))}),
         (_("Call"), {"fields": ("arguments", "keyword_arguments", "shown_result", "as_call")}),

@@ -38,11 +38,15 @@ class Subcommand(NamedTuple):
     #: Gets where to write, and the options. Raises ``CommandError`` if something was not done: the text goes to
     #: stderr, and ``returncode`` is the exit status.
     run: Callable[[JobsCommand, Namespace], None]
+    #: Whether the system checks have to have no errors.
+    is_checked: bool = True
 
 
-def subcommand(*options: Option) -> Callable[[Callable[[JobsCommand, Namespace], None]], Subcommand]:
+def subcommand(
+    *options: Option, is_checked: bool = True
+) -> Callable[[Callable[[JobsCommand, Namespace], None]], Subcommand]:
     """Make a function a subcommand of its name; its docstring is the help."""
-    return lambda run: Subcommand(run.__name__.rstrip("_"), inspect.getdoc(run) or "", options, run)
+    return lambda run: Subcommand(run.__name__.rstrip("_"), inspect.getdoc(run) or "", options, run, is_checked)
 
 
 class Help(DjangoHelpFormatter, RawDescriptionHelpFormatter):
@@ -75,6 +79,8 @@ class JobsCommand(BaseCommand):
             for flag in ("--traceback", "--no-color", "--force-color"):
                 sub.add_argument(flag, action="store_true", default=SUPPRESS, help=SUPPRESS)
             sub.add_argument("-v", "--verbosity", type=int, choices=range(4), default=SUPPRESS, help=SUPPRESS)
+            if not each.is_checked:
+                sub.set_defaults(skip_checks=True)
 
     def check(self, *args: Any, **kwargs: Any) -> None:
         try:

@@ -272,7 +272,7 @@ def _workers() -> Finding:
 def _probe(app: Any, queue: str | None, timeout: float) -> Finding:
     task = app.tasks.get("jobs.probe")
     if task is None:
-        cure = "Call app.autodiscover_tasks() without a list of packages, or add 'jobs' to it."
+        cure = f"Call app.autodiscover_tasks() without a list of packages, or add {Job._meta.app_config.name!r} to it."
         return Finding("probe", False, "the task jobs.probe is not registered", cure)
     name = queue or app.conf.task_default_queue
     if name in queues.paused():
