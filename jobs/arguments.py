@@ -55,9 +55,7 @@ def normalize(args: Any, kwargs: Any, is_bounded: bool = True) -> tuple[list[Any
         ValueError: text or numbers that a database would refuse; more than ``JOBS["MAX_ARGS_BYTES"]`` bytes of JSON.
     """
     if not isinstance(args, list | tuple | None):
-        raise TypeError(
-            f"args must be a list or a tuple, not {type(args).__name__}: write ({args!r},) for one argument"
-        )
+        raise TypeError(f"args must be a list or tuple, not {type(args).__name__}: write ({args!r},) for one argument")
     if not isinstance(kwargs, Mapping | None):
         raise TypeError(f"kwargs must be a dict, not {type(kwargs).__name__}")
     plain: tuple[list[Any], dict[str, Any]] = jsonable(list(args or ()), "args"), jsonable(dict(kwargs or {}), "kwargs")

@@ -31,7 +31,7 @@ from jobs.models import ENDED, LIVE, WAITING, Job, State
 
 #: Seconds between the first two looks at what somebody waits for; each pause is longer than the one before.
 FIRST_PAUSE, GROWTH = 0.005, 1.5
-#: From pauses of so many seconds on it also listens.
+#: When its pauses are longer than so many seconds, it also listens.
 LISTENS = 0.03
 
 _STATES: dict[str, str] = {
@@ -62,16 +62,15 @@ class Backend(BaseBackend):
         self, task_id: str, result: Any, state: str, traceback: Any = None, request: Any = None, **kwargs: Any
     ) -> Any:
         """What Celery's tracer says of a job is in its row already. ``update_state`` is stored, for this run."""
-        run = getattr(request, "jobs_run", None)
-        given = claimed.get()
-        if given is not None and given[0].task_id == task_id:
+        if (given := claimed.get()) is not None and given[0].task_id == task_id:
             # Celery has not called the task yet.
             return result
-        if run:
+        job = None
+        if run := getattr(request, "jobs_run", None):
             job = run.job
-        else:
+        elif getattr(request, "id", None) != task_id:
             # The caller may be a thread of the job's body. A request of this very id is a stock task's: it has no row.
-            job = None if getattr(request, "id", None) == task_id else self._jobs([task_id]).get(as_uuid(task_id))
+            job = self._jobs([task_id]).get(as_uuid(task_id))
         if job is not None:
             # A job that waits can be told to abort: its next run hears of it.
             is_next = job.state in WAITING and state == ABORTED
@@ -136,7 +135,7 @@ class Backend(BaseBackend):
         job = self._jobs([task_id]).get(as_uuid(task_id))
         if job is not None and job.state != State.RUNNING:
             return self._metas([job])[job.pk]
-        # What an earlier run stored does not count, nor what is left of a deleted job.
+        # What an earlier run has stored does not count. Neither does what a deleted job has left.
         stored = self._stored([task_id], job.lease if job else None).get(task_id)
         if stored is None and job is not None:
             return self._metas([job])[job.pk]
@@ -146,15 +145,8 @@ class Backend(BaseBackend):
         """Also of a job that waits: there is no doubt that it exists."""
         return bool(self._jobs([task_id]) or self._stored([task_id]))
 
-    def wait_for(
-        self,
-        task_id: str,
-        timeout: float | None = None,
-        interval: float = 0.5,
-        no_ack: bool = True,
-        on_interval: Any = None,
-    ) -> Any:
-        return next(self.get_many([task_id], timeout, interval, on_interval=on_interval))[1]
+    def wait_for(self, task_id: str, timeout: float | None = None, interval: float = 0.5, **kwargs: Any) -> Any:
+        return next(self.get_many([task_id], timeout, interval, **kwargs))[1]
 
     def get_many(
         self,
@@ -191,7 +183,7 @@ class Backend(BaseBackend):
                 pause *= GROWTH
 
     def _over(self, task_ids: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """Those that are over. A look at what is not costs little: neither arguments nor results are read."""
+        """The tasks that are over. Of the others neither arguments nor results are read, so a look costs little."""
         keys = {task_id: as_uuid(task_id) for task_id in task_ids}
         found: dict[Any, str] = {}
         for alias, some in self._places(keys.values()):
@@ -280,11 +272,10 @@ class Backend(BaseBackend):
             for parent, key, task_id, group in calls:
                 result = ((task_id or str(key), None), None)
                 found.setdefault(parent, {}).setdefault(group or key, []).append(result)
-        return {parent: [_child(group, results) for group, results in found[parent].items()] for parent in found}
-
-
-def _child(group: Any, results: list[Any]) -> Any:
-    return ((group, None), results) if isinstance(group, str) else results[0]
+        return {
+            parent: [((group, None), made) if isinstance(group, str) else made[0] for group, made in groups.items()]
+            for parent, groups in found.items()
+        }
 
 
 def wait(job: Job, timeout: float | None) -> Any:

@@ -238,18 +238,11 @@ def check_routing() -> Iterator[CheckMessage]:
 
 
 @_careful
-def check_project_app() -> Iterator[CheckMessage]:
-    app = project.celery_app()
-    yield from [_say("W016")] if app is None else check_celery(app)
-
-
-for check in (check_settings, check_databases, check_routing, check_project_app):
-    register(check, "jobs")
-
-
-@_careful
-def check_celery(app: Celery) -> Iterator[CheckMessage]:
-    """What the app's settings alone tell; its tasks need not be loaded."""
+def check_celery(app: Celery | None = None) -> Iterator[CheckMessage]:
+    """What the app's settings alone tell; its tasks need not be loaded. By default of the project's app."""
+    if (app := app or project.celery_app()) is None:
+        yield _say("W016")
+        return
     conf, ours = app.conf, celery_settings()
     if conf.task_always_eager:
         yield _say("W002")
@@ -320,6 +313,10 @@ def driver(app: Celery) -> str | None:
         return None
 
 
+for check in (check_settings, check_databases, check_routing, check_celery):
+    register(check, "jobs")
+
+
 # A worker: its pool and its tasks
 
 
@@ -353,7 +350,7 @@ def check_worker(worker: Any) -> Iterator[CheckMessage]:
         for name, task in worker.app.tasks.items()
         if getattr(task, "is_transactional", False) and not task.is_stock()
     }
-    # Of the setting's own E016 tells.
+    # E016 tells of the setting itself.
     fine = (*JSON, worker.app.conf.task_serializer)
     if odd := {name for name, task in tasks.items() if task.serializer not in fine}:
         yield _say("E010", tasks=odd)
@@ -375,12 +372,11 @@ def check_worker(worker: Any) -> Iterator[CheckMessage]:
 
 def has_foreign_base(task: Any) -> bool:
     """Whether its class is neither ours nor Celery's own, which nobody takes by mistake."""
-    made_of_function = "__wrapped__" in vars(type(task))
-    bases = type(task).__mro__[1 if made_of_function else 0 :]
-    is_ours = getattr(task, "is_transactional", False)
-    return not is_ours and any(
-        issubclass(each, celery.Task) and not each.__module__.startswith("celery.") for each in bases
-    )
+    if getattr(task, "is_transactional", False):
+        return False
+    # The class of a task that was made of a function is Celery's work.
+    bases = type(task).__mro__[1 if "__wrapped__" in vars(type(task)) else 0 :]
+    return any(issubclass(each, celery.Task) and not each.__module__.startswith("celery.") for each in bases)
 
 
 def _retry_horizon(task: Any) -> float:

@@ -22,7 +22,7 @@ import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 import django
@@ -53,13 +53,12 @@ else:
 if TYPE_CHECKING:
     from jobs.models import Job
 
-_STATUSES = {"running": TaskResultStatus.RUNNING, "succeeded": TaskResultStatus.SUCCESSFUL} | dict.fromkeys(
-    ("failed", "cancelled"), TaskResultStatus.FAILED
-)
+_STATUSES = dict.fromkeys(("failed", "cancelled"), TaskResultStatus.FAILED)
+_STATUSES |= {"running": TaskResultStatus.RUNNING, "succeeded": TaskResultStatus.SUCCESSFUL}
 
 #: The tasks that are known here by the paths of their functions, and the options that they are Celery tasks with.
 _known: dict[str, tuple[Task[..., Any], dict[str, Any]]] = {}
-#: Those that a module declared before there were models: ``AppConfig.ready`` makes them Celery tasks.
+#: The tasks that a module declared before there were models: ``AppConfig.ready`` makes Celery tasks of them.
 _early: list[str] = []
 
 
@@ -95,6 +94,7 @@ class JobsBackend(BaseTaskBackend):
             InvalidTask: the backend cannot run the task.
             TypeError, ValueError: arguments that are no JSON, or that the function does not take.
         """
+        from jobs.calling.calls import rank_of
         from jobs.models import DJANGO_TASK
 
         self.validate_task(task)
@@ -103,7 +103,8 @@ class JobsBackend(BaseTaskBackend):
         if task.queue_name != DEFAULT_TASK_QUEUE_NAME:
             options["queue"] = task.queue_name
         if task.priority:
-            options["priority"] = _turned(task.priority)
+            # As the project's broker counts: 9 comes first on RabbitMQ, and 0 on all others.
+            options["priority"] = -task.priority if rank_of(current_app, 1) > 0 else task.priority
         made = current_app.tasks[task.module_path].apply_async(args, kwargs, **options)
         result = _result(task, made.id, self.alias, args=args, kwargs=kwargs)
         task_enqueued.send(type(self), task_result=result)
@@ -129,7 +130,7 @@ class JobsBackend(BaseTaskBackend):
         return found
 
 
-# Of the function: a Celery task
+# A function becomes a Celery task
 
 
 def make_celery_tasks() -> None:
@@ -153,7 +154,7 @@ def _body(task: Task[..., Any]) -> Any:
             args = (TaskContext(task_result=result), *args)
         return normalize_json(task.call(*args, **kwargs))
 
-    # What callers have to give. The first is Celery's own, in place of the context.
+    # The arguments that callers have to give. The first one is Celery's own, in place of the context.
     given = inspect.signature(task.func)
     own = inspect.Parameter("celery_task", inspect.Parameter.POSITIONAL_ONLY)
     parameters = list(given.parameters.values())[task.takes_context :]
@@ -174,7 +175,7 @@ def find(path: str, alias: str) -> Any:
     return current_app.tasks.get(path)
 
 
-# Of the row: a result
+# A row becomes a result
 
 
 def result_of(job: Job) -> TaskResult[..., Any]:
@@ -184,7 +185,7 @@ def result_of(job: Job) -> TaskResult[..., Any]:
         ImportError: its function is gone.
     """
     if job.lease == 1 and job.state == "running":
-        # What a claim leaves out, and the first one need not ask for.
+        # A claim leaves these out. At the first run they are known without asking.
         job.__dict__.update({"error": None, "errors": [], "finished_at": None} | job.__dict__)
     elif left := {"error", "errors", "started_at", "finished_at"} & job.get_deferred_fields():
         job.refresh_from_db(fields=left)
@@ -207,7 +208,7 @@ def result_of(job: Job) -> TaskResult[..., Any]:
     errors = [each for each in job.errors or () if isinstance(each, dict)]
     if status == TaskResultStatus.FAILED and job.error and job.error not in errors:
         errors.append(job.error)
-    # Of earlier attempts the row knows that they were, but not who made them.
+    # The row knows that there were earlier attempts, but not who made them.
     attempts = {each["attempt"] for each in errors if each.get("attempt")}
     if job.started_at and status != TaskResultStatus.READY:
         attempts.add(job.lease)
@@ -255,30 +256,15 @@ def _error(error: Mapping[str, Any]) -> TaskError:
     return TaskError(exception_class_path=path, traceback=str(error.get("traceback", "")))
 
 
-def _turned(priority: int) -> int:
-    """As the project's broker counts: 9 comes first on RabbitMQ, and 0 on all others."""
-    from jobs.calling.calls import rank_of
-
-    return -priority if rank_of(current_app, 1) > 0 else priority
-
-
 # Django's signals
 
 
-def _started(job: Job, **more: Any) -> None:
-    _tell(task_started, job)
-
-
-def _finished(job: Job, **more: Any) -> None:
-    _tell(task_finished, job)
-
-
-def _tell(signal: Any, job: Job) -> None:
+def _tell(theirs: Any, /, job: Job, **more: Any) -> None:
     if job.django_task is not None:
         result = result_of(job)
-        signal.send(type(task_backends[result.backend]), task_result=result)
+        theirs.send(type(task_backends[result.backend]), task_result=result)
 
 
-signals.started.connect(_started, dispatch_uid=__name__)
-for _signal in (signals.succeeded, signals.failed, signals.cancelled):
-    _signal.connect(_finished, dispatch_uid=__name__)
+signals.started.connect(partial(_tell, task_started), weak=False, dispatch_uid=__name__)
+for _ended in (signals.succeeded, signals.failed, signals.cancelled):
+    _ended.connect(partial(_tell, task_finished), weak=False, dispatch_uid=__name__)

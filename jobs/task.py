@@ -152,16 +152,11 @@ class Task(celery.Task):
         cls.key_templates = {name: KeyTemplate(name, value, signature_of(cls)) for name, value in given.items()}
         most = cls.max_crashes
         if most is not None and (type(most) is not int or most < 1):
-            raise ValueError(
-                f"max_crashes={most!r} must be a whole number above 0; without it JOBS['MAX_CRASHES'] applies"
-            )
+            raise ValueError(f"max_crashes={most!r} must be a whole number above 0; or leave it to JOBS['MAX_CRASHES']")
         if callable(policy):
             cls.on_ambiguous = staticmethod(policy)
         elif policy not in ("retry", "park"):
-            raise ValueError(
-                f"on_ambiguous={policy!r} must be 'retry', 'park' or a callable that takes the call and asks the "
-                "provider"
-            )
+            raise ValueError(f"on_ambiguous={policy!r} must be 'retry', 'park' or a callable that asks the provider")
 
     # The call
 
@@ -270,9 +265,7 @@ class Task(celery.Task):
         made = []
         for index, (args, kwargs) in enumerate(pairs):
             if isinstance(args, str | bytes) or not isinstance(args, tuple | list | dict):
-                raise TypeError(
-                    f"item {index} must be a tuple of arguments or a dict of keyword arguments, not {args!r}"
-                )
+                raise TypeError(f"item {index} must be a tuple (arguments) or a dict (by their names), not {args!r}")
             try:
                 made.append(self._compose(tuple(args), kwargs, dict(options)))
                 self._set_unique_key(made[-1])

@@ -45,9 +45,9 @@ def metrics(request: HttpRequest) -> HttpResponse:
     """Prometheus' text, for whoever may see jobs: logged in, or with ``Authorization: Bearer`` METRICS_TOKEN."""
     token, user = conf().METRICS_TOKEN, getattr(request, "user", None)
     given = request.headers.get("Authorization", "").encode()
-    if not (token and secrets.compare_digest(given, f"Bearer {token}".encode())) and not (
-        user and user.is_active and user.is_staff and user.has_perm(f"{Job._meta.app_label}.view_job")
-    ):
+    is_machine = bool(token) and secrets.compare_digest(given, f"Bearer {token}".encode())
+    permission = f"{Job._meta.app_label}.view_job"
+    if not is_machine and not (user and user.is_active and user.is_staff and user.has_perm(permission)):
         raise PermissionDenied
     try:
         from jobs.inspection.metrics import exposition

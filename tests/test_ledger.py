@@ -288,8 +288,8 @@ def test_verify_shows_what_nobody_knows_and_calls_none_of_it_broken(calls):
     found = finding()
     assert (found.violations, found.recovering) == (0, 2)
     assert found.examples == [str(calls["ambiguous"].pk), str(calls["parked"].pk)]
-    effects.did_not_happen(calls["ambiguous"].pk, "default")
-    effects.happened(calls["parked"].pk, "default")
+    effects.clear_up(calls["ambiguous"].pk, "default", happened=False)
+    effects.clear_up(calls["parked"].pk, "default", happened=True)
     found = finding()
     assert (found.violations, found.recovering, found.examples) == (0, 0, [])
 

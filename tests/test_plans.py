@@ -99,7 +99,7 @@ def hot_queries(node: Node, client: Client) -> dict[str, object]:
         "last hour": lambda: page(client, created="1h"),
         "oldest": lambda: page(client, o="oldest"),
         "ended last": lambda: page(client, o="ended"),
-        "ended before": lambda: page(client, o="ended", p=f"after,{middle.finished_at.timestamp()},{middle.pk}"),
+        "ended before": lambda: page(client, o="ended", p=f"after,{middle.pk}"),
         "end of an id": lambda: page(client, q=str(middle.pk)[-8:]),
         "key": lambda: list(newest(Selection(key="nightly"))),
         "children": lambda: list(Job.objects.filter(parent_id=uuid.uuid4())),

@@ -7,14 +7,12 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, ClassVar
 
-from django.conf import settings
 from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ORDER_VAR, PAGE_VAR, ChangeList
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.core.paginator import Paginator
-from django.db.models import Model, Q, QuerySet, Subquery, Value
-from django.db.models.functions import Coalesce
+from django.db.models import Model, Q, QuerySet, Subquery
 from django.http import HttpRequest
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
@@ -39,7 +37,7 @@ class UncountedChangeList(ChangeList):
     is_uncounted = True
 
     def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any]:
-        """Of an index: any other order would sort the whole table."""
+        """Only an order that an index has: any other one would sort the whole table."""
         sorts = self.model_admin.sorts
         self.order: list[str] = [*sorts.get(request.GET.get(ORDER_VAR, ""), sorts[""])[1]]
         return self.order
@@ -51,10 +49,10 @@ class UncountedChangeList(ChangeList):
         return rows.only(*self.model_admin.list_only) if self.model_admin.list_only else rows
 
     def choices(self) -> list[tuple[Any, str, bool]]:
-        """Of the order: label, link, and whether it is the one that is shown."""
+        """The orders: the label, the link, and whether the list is in this one."""
         now = self.params.get(ORDER_VAR, "")
         return [
-            # Not by ``remove``: that takes away whatever begins with it, ``parent`` for ``p``.
+            # None takes a parameter away. Django's ``remove`` would take all that begin so: ``parent`` for ``p``.
             (label, self.get_query_string({ORDER_VAR: name or None, PAGE_VAR: None}), name == now)
             for name, (label, _) in self.model_admin.sorts.items()
             if label
@@ -68,17 +66,20 @@ class UncountedChangeList(ChangeList):
         is_back = way in ("before", LAST)
         rows = self.queryset.reverse() if is_back else self.queryset
         page = list((rows.filter(self._beyond(cursor, is_back)) if cursor else rows)[: size + 1])
-        if way == "before" and len(page) <= size:
-            # The first page, which newer rows may have shifted.
+        if cursor and len(page) <= (size if is_back else 0):
+            # The first page, which newer rows may have shifted; or the row of the cursor is gone.
             way, is_back, page = "", False, list(self.queryset[: size + 1])
         is_more = len(page) > size
         self.result_list = page[:size][::-1] if is_back else page[:size]
         has_older = bool(page) and (way == "before" or (is_more and not is_back))
         has_newer = way == "after" or (is_back and is_more)
-        self.next_page = self._link("after", self.result_list[-1]) if has_older else ""
-        self.last_page = self.get_query_string({PAGE_VAR: LAST}) if has_older else ""
-        self.previous_page = self._link("before", self.result_list[0]) if has_newer and page else ""
-        self.first_page = self.get_query_string({PAGE_VAR: None}) if has_newer else ""
+        pages: dict[str, str | None] = {}
+        if has_older:
+            pages |= {"next_page": f"after,{self.result_list[-1].pk}", "last_page": LAST}
+        if has_newer:
+            pages |= {"previous_page": f"before,{self.result_list[0].pk}", "first_page": None}
+        #: For the template: the links to other pages.
+        self.pages = {name: self.get_query_string({PAGE_VAR: place}) for name, place in pages.items()}
         # Equal counts keep "N results" out of the search form, and those of the page Django's offer to choose all
         # pages out of the actions. The paginator knows as much as was read, for themes with templates of their own.
         self.result_count = self.full_result_count = len(self.result_list)
@@ -92,35 +93,25 @@ class UncountedChangeList(ChangeList):
         """The rows that come after the one of the cursor, or, on the way back, before it."""
         *names, pk = self.order
         than = "lt" if pk.startswith("-") != is_back else "gt"
-        *texts, last = cursor.split(",")
         try:
-            key = self.opts.pk.to_python(last)
-            zone = datetime.UTC if settings.USE_TZ else None
-            moments = [datetime.datetime.fromtimestamp(float(text), zone) for text in texts]
-            columns = list(zip((name.lstrip("-") for name in names), moments, strict=True))
-        except (ValueError, OverflowError, OSError, ValidationError) as exc:
+            key = self.opts.pk.to_python(cursor)
+        except ValidationError as exc:
             raise IncorrectLookupParameters from exc
         beyond = Q((f"pk__{than}", key))
-        for name, moment in columns:
-            # What stands in the row, if it is still there: SQLite compares texts, of more or fewer digits.
-            stored = Subquery(self.model._default_manager.filter(pk=key).values(name))
-            field: Any = self.opts.get_field(name)
-            at = Coalesce(stored, Value(moment, field))
+        for name in (name.lstrip("-") for name in names):
+            # As the database has it: SQLite compares texts, of more or fewer digits.
+            at = Subquery(self.model._default_manager.filter(pk=key).values(name))
             # The first condition is the index's; the others decide among rows of one moment.
             beyond = Q((f"{name}__{than}e", at)) & (Q((f"{name}__{than}", at)) | beyond)
         return beyond
-
-    def _link(self, way: str, row: Any) -> str:
-        moments = [str(getattr(row, name.lstrip("-")).timestamp()) for name in self.order[:-1]]
-        return self.get_query_string({PAGE_VAR: ",".join([way, *moments, str(row.pk)])})
 
 
 class ReadOnlyAdmin(admin.ModelAdmin):
     """The view permission suffices, and nobody edits a field: so Django shows all of them as text."""
 
-    #: Of the URL. Django's own would find out any value of any field, also of those that are redacted.
+    #: What the URL may ask for. With Django's own rule it could find out any value, also of redacted fields.
     lookups: frozenset[str] = frozenset()
-    #: What ``?o=`` may ask for: a label, and the order, which an index has to have; the first is the one without it.
+    #: What ``?o=`` may ask for: a label, and an order that an index has. The first one is the default.
     sorts: ClassVar[dict[str, tuple[Any, tuple[str, ...]]]] = {"": ("", ("-pk",))}
     #: The columns that the list reads; all if none is named.
     list_only: tuple[str, ...] = ()
@@ -152,11 +143,11 @@ class ReadOnlyAdmin(admin.ModelAdmin):
         return self.search(queryset, term) if term else queryset, False
 
     def search(self, rows: QuerySet[Any], term: str) -> QuerySet[Any]:
-        """By an index each: nothing that starts with a wildcard."""
+        """Only conditions that an index answers: nothing that starts with a wildcard."""
         return rows
 
     def path(self, route: str, name: str, view: Callable[..., Any], posts: bool = False) -> Any:
-        """Of a page beside Django's own, for those who may view the model; or of what a button ``posts`` to."""
+        """The path of a page beside Django's own, or of what a button ``posts`` to; for who may view the model."""
 
         @wraps(view)
         def allowed(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:

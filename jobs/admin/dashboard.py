@@ -93,7 +93,7 @@ class OverviewAdmin(ReadOnlyAdmin):
 
     def verify(self, request: HttpRequest) -> HttpResponse:
         """What ``manage.py jobs verify --no-watch`` finds, now."""
-        # Not above: it reaches the transport, which may be what Celery imports when it imports the admin.
+        # Imported late: it imports the transport, and that import may be what made Celery import the admin.
         from jobs.inspection.verify import Unverifiable, verify
 
         title = gettext("The promise, verified")

@@ -81,7 +81,7 @@ def _timeline(job: Job, errors: list[Any]) -> dict[str, Any]:
 
 
 def _stretches(job: Job, end: datetime.datetime) -> list[tuple[str, str, datetime.datetime, datetime.datetime]]:
-    """Of the last attempt; what came before it is one stretch, with a mark for every failure."""
+    """The last attempt, in stretches. What came before it is one stretch, with a mark for every failure."""
     begun = job.started_at
     if begun is not None and job.state in ("scheduled", "ready"):
         # It ran before, and waits again.

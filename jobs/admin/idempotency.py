@@ -75,7 +75,7 @@ class StatusFilter(admin.SimpleListFilter):
 
 
 class AnswerForm(ActionForm):
-    # As text: to a form that is not valid Django says that no action was selected.
+    # A text field, which takes anything: for a form that is not valid Django says that no action was selected.
     answer = forms.CharField(
         required=False, label=_("Answer (JSON):"), widget=forms.TextInput(attrs={"placeholder": '{"id": "ch_1"}'})
     )
@@ -168,8 +168,7 @@ class EffectAdmin(ReadOnlyAdmin):
         calls: dict[bool, list[str]] = {True: [], False: []}
         for row in queryset:
             with transaction.atomic():
-                is_done = effects.happened(row.pk, using, answer) if happened else effects.did_not_happen(row.pk, using)
-                if is_done:
+                if is_done := effects.clear_up(row.pk, using, happened, answer):
                     self.log_change(request, row, said)
             calls[is_done].append(str(row))
         if done := ", ".join(calls[True]):

@@ -108,7 +108,7 @@ def _apart(view: Any) -> Any:
 class JobAdmin(ReadOnlyAdmin):
     actions = ()
     list_display = ("short_id", "task", "badge", "queue", "due", "created")
-    #: Not those that may be large.
+    #: The columns that may be large are left out.
     list_only = ("id", "task", "state", "queue", "run_at", "made_at", "finished_at")
     # No choice of all tasks or queues: it would read the whole table.
     list_filter = (("state", StateFilter), Created, Narrow)
@@ -254,7 +254,7 @@ class JobAdmin(ReadOnlyAdmin):
         return HttpResponseRedirect(url_of("job_changelist") if is_gone else back)
 
     def _many(self, request: HttpRequest, operation: Operation, back: str) -> HttpResponse:
-        """For two seconds; then a page that goes on by itself, or back to the list: all is done, and said."""
+        """Work for two seconds. Then a page goes on by itself, or the list says what was done."""
         progress = _Progress.of(request)
         if progress.keys is None:
             groups = list(self.matching(request, operation).values())
@@ -305,7 +305,7 @@ class JobAdmin(ReadOnlyAdmin):
 
 
 def _next(request: HttpRequest) -> str:
-    """Of the next step, with the list's filters, and without its page: by then there may be none of that number."""
+    """The URL of the next step: with the list's filters, and without its page, which may be gone by then."""
     query = request.GET.copy()
     query.pop(PAGE_VAR, None)
     return f"{url_of('job_operate')}?{query.urlencode()}"
@@ -336,7 +336,7 @@ class _Progress:
             raise PermissionDenied from None
 
     def left(self, groups: list[QuerySet[Job]]) -> Iterator[Job]:
-        """In the order of a job's life, and of the ids: one that goes on meanwhile is not missed."""
+        """The jobs that are left, by state and id. A job that changes its state meanwhile is met in the next group."""
         while self.group < len(groups):
             page = list(groups[self.group].filter(pk__gt=self.last).order_by("pk")[:STEP])
             yield from page
@@ -353,7 +353,7 @@ class _Progress:
             self.named.append(f"{job.pk} {outcome.says}")
 
     def end(self, operation: Operation) -> str:
-        """What to say of all of them; of those that were chosen some may be deleted by now."""
+        """What to say at the end. Some of those that were chosen may be deleted by now."""
         gone = len(self.keys) - self.done - self.refused if self.keys is not None else 0
         if gone > 0:
             self.refused += gone

@@ -82,7 +82,7 @@ def compose(app: Celery, task: Any, args: Any, kwargs: Any, options: dict[str, A
     is_frozen = bool(task_id and options.get("reply_to"))
     kept = _kept(app, task, options)
     if task_id and str(key) != str(task_id):
-        # As uuid4().hex: whoever asks for the result says it like this.
+        # Such as uuid4().hex: whoever asks for the result writes it like this.
         kept["task_id"] = str(task_id)
     if run_at is not None:
         kept["eta"] = True
@@ -125,7 +125,7 @@ def _routed(app: Celery, options: dict[str, Any], task: Any, args: Any, kwargs: 
     name = options.pop("route_name", None) or task.name
     router = app.amqp.router
     if not router.routes and not options.get("queue") and not options.get("exchange"):
-        # What Celery's router comes to, without its look at the settings.
+        # Celery's router would come to the same, and look at the settings first.
         options["queue"] = app.amqp.default_queue
         return options
     routed: dict[str, Any] = router.route(options, name, args, kwargs, task)

@@ -130,7 +130,7 @@ def exception_of(error: Mapping[str, Any], backend: Any) -> Exception:
     module, name = class_of(error)
     message = decoded(error.get("args", error.get("message")))
     made = backend.exception_to_python({"exc_type": name, "exc_module": module or None, "exc_message": message})
-    # What would end the process of who waits comes as a failure, as in the worker.
+    # An exception that would end the process of the one who waits becomes a failure, as in the worker.
     return for_celery(made)
 
 

@@ -23,10 +23,8 @@ from jobs.models import Job, State
 #: The database to which the calls of a block go as rows, also those of stock tasks (``jobs.calling.followups``).
 following: ContextVar[str | None] = ContextVar("jobs.following", default=None)
 
-
 #: What makes a call a part of something greater.
 _IN_CANVAS = frozenset({"link", "link_error", "chain", "chord", "group_id"})
-
 
 #: Told of each job when it was inserted, also if its transaction does not commit (``jobs.testing``).
 watchers: list[Callable[[Job], None]] = []

@@ -25,7 +25,7 @@ class Store:
         self._side = SideDatabase()
 
     def read(self, keys: Iterable[str]) -> dict[str, tuple[str, int | None]]:
-        """Under each key that is there: what was written, and the lease under which a job said it."""
+        """What was written, by its key, with the lease under which a job said it. Unknown keys are left out."""
         wanted = list(keys)
         found: dict[str, tuple[str, int | None]] = {}
         for start in range(0, len(wanted), conf().BATCH):
@@ -56,7 +56,7 @@ class Store:
     def _execute(self, sql: str, *params: Any, writes: bool = False, keep_open: bool = False) -> Any:
         alias = home()
         main: Any = connections[alias]
-        # What is in memory has no second file.
+        # A database in memory has no second file.
         is_apart = main.vendor == "sqlite" and not main.is_in_memory_db()
         if main.vendor != "sqlite" and writes:
             is_apart = main.in_atomic_block or not main.get_autocommit()

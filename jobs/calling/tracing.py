@@ -30,7 +30,7 @@ except Exception:
     is_installed = False
 else:
     is_installed = True
-    #: Of the provider that the project sets, now or later.
+    #: It goes by the provider that the project sets, now or later.
     tracer = trace.get_tracer("jobs")
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def _attached(here: Any, is_late: bool = False) -> Iterator[None]:
 
 
 def apart() -> AbstractContextManager[None]:
-    """What receivers of Celery's signals make the current span, and leave so, is not the caller's afterwards."""
+    """Keep the caller's span: receivers of Celery's signals may set another one, and leave it so."""
     return _attached(context.get_current()) if _is_on() else nullcontext()
 
 

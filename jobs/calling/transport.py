@@ -84,7 +84,7 @@ class Channel(virtual.Channel):
         first = "WHERE queue = %s AND visible_at <= {now} ORDER BY priority, id LIMIT 4"
         found = self._execute(f"SELECT id, payload, deliveries FROM jobs_message {first}", queue)
         for key, payload, deliveries in found:
-            # Of several consumers that saw the row, one finds `deliveries` unchanged.
+            # Race: several consumers saw the row. One of them finds `deliveries` unchanged.
             take = f"UPDATE jobs_message SET deliveries = deliveries + 1, visible_at = {{now}} + {LEASE}"
             if self.change_held(f"{key}.{deliveries}", DELETE if queue in self._unacknowledged_queues else take):
                 message: dict[str, Any] = json.loads(payload)

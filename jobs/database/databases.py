@@ -69,7 +69,7 @@ def is_lost(exc: BaseException, alias: str) -> bool:
     if connection.connection is None:
         return True
     if code := sqlstate(exc):
-        # Of a failed transaction's connection the question below would say that it is dead.
+        # In a failed transaction the question below gets no answer, although the connection lives.
         return code.startswith(("08", "57P0"))
     return not is_interrupted(alias) and not connection.is_usable()
 
@@ -92,7 +92,7 @@ def is_conflict(exc: BaseException) -> bool:
 
 
 def free(rows: QuerySet[M]) -> QuerySet[M]:
-    """Those that nobody else has locked; locked until the end of the transaction (SQLite has one writer anyway)."""
+    """The rows that nobody else has locked. They stay locked until the transaction ends. (SQLite has one writer.)"""
     can_skip = connections[rows.db].features.has_select_for_update_skip_locked
     return rows.select_for_update(skip_locked=True) if can_skip else rows
 
@@ -159,7 +159,7 @@ def note_away(exc: Error, alias: str) -> None:
 
 
 def note_failure(exc: Exception, who: str, about: dict[str, Any]) -> None:
-    """What goes wrong in one look is logged, and does not stop the next; after an outage nobody trusts a connection."""
+    """Log an error that must not stop a loop. After an error of the database all its connections are dropped."""
     if isinstance(exc, Error):
         note_away(exc, home())
         for alias in conf().DATABASES:
@@ -381,9 +381,7 @@ def _new_connection(alias: str) -> BaseDatabaseWrapper:
         name = str(settings["NAME"])
         if ":memory:" in name or "mode=memory" in name:
             cure = "give it a file (NAME, and TEST['NAME'] for tests)"
-            raise ImproperlyConfigured(
-                f"the database {alias!r} is in memory, which no worker process can share: {cure}"
-            )
+            raise ImproperlyConfigured(f"the database {alias!r} is in memory, and no process can share it: {cure}")
         settings["NAME"] = f"{name}.broker"
         pragmas = "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;"
         settings["OPTIONS"] = {"timeout": 5, "transaction_mode": "IMMEDIATE", "init_command": pragmas}

@@ -132,7 +132,7 @@ def _perform(run: Run) -> Any:
             is_conflict = run.task.atomic and _is_conflict(_what_struck(exc))
             pause = next(pauses, None) if is_conflict else None
             if pause is None:
-                # By the database, before the body or at its commit.
+                # The database refused, before the body or at its commit.
                 is_refused = isinstance(exc, Error) and (run.phase == "begin" or (is_sent and settlement.may_pass(exc)))
                 is_given_up = is_conflict and not isinstance(exc, Retry)
                 return settlement.settle(run, exc, lost=run.is_lost or is_refused or is_given_up)
@@ -179,7 +179,7 @@ def _attempt(run: Run) -> Job | None:
             # The body's work is committed: what the database refuses from now on is not its failure.
             run.phase = "commit"
         stored, is_followed = settlement.storable(run, run.result), followups.any_of(run)
-        # With atomic=False the completion and what follows have one of their own.
+        # With atomic=False the completion and what follows have a transaction of their own.
         needs_own = not run.task.atomic and (is_followed or databases.in_test(run.using))
         with transaction.atomic(run.using) if needs_own else nullcontext():
             if is_followed:

@@ -18,9 +18,14 @@ from jobs.calling.options import says_how_to_retry
 from jobs.conf import conf
 from jobs.lifecycle.run import Run
 
+#: The other side was not reached, or hung up.
+KNOWN = (
+    *(ConnectionError, TimeoutError, socket.gaierror, socket.herror, ssl.SSLEOFError, ssl.SSLZeroReturnError),
+    *(http.client.IncompleteRead, kombu.exceptions.OperationalError),
+)
 #: What a network says that is down, or has no way to the other side.
 UNREACHABLE = {getattr(errno, name) for name in "ENETDOWN ENETUNREACH ENETRESET EHOSTDOWN EHOSTUNREACH".split()}
-#: Of packages that need not be installed, by package and name: the other side was not reached, or hung up.
+#: As ``KNOWN``, of packages that need not be installed: by package and name.
 BY_NAME = {
     *(f"requests.{name}" for name in ("ConnectionError", "Timeout", "ChunkedEncodingError")),
     *(f"httpx.{name}" for name in ("TimeoutException", "NetworkError", "RemoteProtocolError")),
@@ -52,34 +57,21 @@ def may_pass(exc: BaseException) -> bool:
     if names & FINAL or isinstance(exc, ssl.SSLCertVerificationError):
         return False
     if names & OF_A_STATUS:
-        return _is_busy(_status(exc))
+        status = _status(exc)
+        return status == 429 or 500 <= status < 600
     if isinstance(exc, urllib.error.URLError):
         return isinstance(exc.reason, BaseException) and may_pass(exc.reason)
     if isinstance(exc, smtplib.SMTPException):
         return _may_pass_of_mail(exc)
     if isinstance(exc, Error):
         return _is_away(exc)
-    known = (
-        *(ConnectionError, TimeoutError, socket.gaierror, socket.herror, ssl.SSLEOFError, ssl.SSLZeroReturnError),
-        *(http.client.IncompleteRead, kombu.exceptions.OperationalError),
-    )
-    return isinstance(exc, known) or bool(names & BY_NAME) or getattr(exc, "errno", None) in UNREACHABLE
+    return isinstance(exc, KNOWN) or bool(names & BY_NAME) or getattr(exc, "errno", None) in UNREACHABLE
 
 
-def _status(exc: Any) -> Any:
-    response = getattr(exc, "response", None)
-    return next(
-        (
-            status
-            for each, name in ((response, "status_code"), (exc, "code"), (exc, "status"))
-            if isinstance(status := getattr(each, name, None), int)
-        ),
-        0,
-    )
-
-
-def _is_busy(status: int) -> bool:
-    return status == 429 or 500 <= status < 600
+def _status(exc: Any) -> int:
+    places = ((getattr(exc, "response", None), "status_code"), (exc, "code"), (exc, "status"))
+    found = (getattr(each, name, None) for each, name in places)
+    return next((status for status in found if isinstance(status, int)), 0)
 
 
 def _may_pass_of_mail(exc: smtplib.SMTPException) -> bool:

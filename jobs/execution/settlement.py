@@ -222,7 +222,7 @@ def storable(run: Run, result: Any) -> Any:
             # The body of the chord needs the result, and not what it looks like.
             raise
         if run.job.marker_key is not None:
-            # Those that replay it could not tell a repr from a result.
+            # A job that replays it could not tell a repr from a result.
             text = f"{exc}; the result of a task with an idempotency_key is replayed, so it has to be JSON"
             raise type(exc)(text) from exc
         run.log(logging.WARNING, f"returned something that is kept as its repr: {exc}", "result_repr")
@@ -230,22 +230,17 @@ def storable(run: Run, result: Any) -> Any:
 
 
 def _entry(run: Run, exc: BaseException) -> dict[str, Any]:
+    """The error for the row, with what ``jobs.backend`` needs to make the exception again: its class and arguments."""
     try:
         message = str(exc)
     except Exception:
         message = safe_repr(exc)
     text = "".join(traceback.format_exception(exc))
     entry = transitions.error_entry(type(exc).__name__, message, text, attempt=run.job.lease)
-    return entry | _origin(exc, message)
-
-
-def _origin(exc: BaseException, message: str) -> dict[str, Any]:
-    """What ``jobs.backend`` makes the exception again from, beside its name and its message."""
-    known: dict[str, Any] = {}
     with suppress(Exception):
         if type(exc).__module__ != "builtins":
-            known["class"] = jsonable(f"{type(exc).__module__}:{type(exc).__qualname__}", "the class")
+            entry["class"] = jsonable(f"{type(exc).__module__}:{type(exc).__qualname__}", "the class")
         if exc.args != (message,):
             args = jsonable(ensure_serializable(exc.args, lambda value: jsonable(value, "it")), "the arguments")
-            known |= {"args": args} if len(json.dumps(args)) <= 4000 else {}
-    return known
+            entry |= {"args": args} if len(json.dumps(args)) <= 4000 else {}
+    return entry

@@ -83,11 +83,10 @@ class Call:
     """One external call, as the block of :func:`effect` gets it."""
 
     def __init__(self, run: Run, name: str, key: tuple[Any, ...]) -> None:
-        what = f"effect({name!r})"
+        self.name, what = name, f"effect({name!r})"
         if not isinstance(name, str) or not 0 < len(name) <= 100:
             raise ValueError(f"{what}: the name must be text of 1 to 100 characters")
         joined(key, what)
-        self.name = name
         #: For the provider (``Idempotency-Key``): the same in every run, and of no other call; 255 characters at most.
         self.key = joined((name, *key), what)
         # Escaped also if it has one part only: ("charge", "1:2") is not ("charge", 1, 2).
@@ -132,7 +131,7 @@ class Call:
         if self._is_settled:
             cure = "make it only `if not call.done`, and say once what became of it"
             raise RuntimeError(
-                f"call.{said} of effect({self.name!r}), and it was known already what became of the call: {cure}"
+                f"call.{said} of effect({self.name!r}), and it was known already what became of it: {cure}"
             )
         self._is_settled, self._pending = True, values
         if not connections[self._run.using].in_atomic_block:
@@ -148,7 +147,7 @@ class Call:
             )
         policy = self._run.task.on_ambiguous
         try:
-            with transaction.atomic(using=self._run.using):
+            with transaction.atomic(using=using):
                 is_ambiguous = self._take(policy)
         except (IntegrityError, OperationalError) as exc:
             if isinstance(exc, OperationalError) and not databases.is_conflict(exc):
@@ -188,7 +187,7 @@ class Call:
             self.answer = decoded(row.answer)
         if is_new or self.done:
             return False
-        # Of this very run: an earlier block of it that ended with an exception.
+        # If it was this very run, an earlier block of it ended with an exception.
         if (row.job, row.lease) != (self.job.pk, self.job.lease) and _is_being_made(row):
             raise Busy(f"the job {row.job} makes the call {self.key}")
         if policy == "retry":
@@ -261,21 +260,17 @@ def unsettled(using: str) -> QuerySet[Effect]:
     return rows.filter(Q(state=Effect.State.PARKED) | Q(is_made=False)).order_by("pk")
 
 
-def happened(key: int, using: str, answer: Any = None) -> bool:
-    """A person found that the call happened; the next run gets the answer, which is JSON. False: not unsettled."""
-    return _by_person(key, using, state=Effect.State.SENT, answer=jsonable(answer, "the answer"), sent_at=Now())
+def clear_up(key: int, using: str, happened: bool, answer: Any = None) -> bool:
+    """A person found out: if it happened, the next run gets the answer (JSON); if not, it makes the call.
 
-
-def did_not_happen(key: int, using: str) -> bool:
-    """A person found that it did not happen; the next run of the job makes the call. False: not unsettled."""
-    return _by_person(key, using)
-
-
-def _by_person(key: int, using: str, **values: Any) -> bool:
-    """Race: a run may take the call over at this moment. Both lock the row first, and look then."""
+    False: the call is neither ambiguous nor parked. Race: a run may take it over. Both lock the row before they look.
+    """
+    kept = jsonable(answer, "the answer")
     rows = Effect.objects.using(using).filter(pk=key)
     with transaction.atomic(using=using):
         row = rows.select_for_update().first()
         if row is None or row.state == Effect.State.SENT or _is_being_made(row):
             return False
-        return bool(rows.update(**values) if values else rows.delete())
+        if happened:
+            return rows.update(state=Effect.State.SENT, answer=kept, sent_at=Now()) == 1
+        return bool(rows.delete())

@@ -51,10 +51,10 @@ TEXTS = {
     ),
 }
 
-#: Of a cache: what writes.
+#: The methods of a cache that write.
 WRITES = ("set", "add", "incr", "delete", "touch", "set_many", "delete_many", "clear")
 
-#: Of the blocks around, if any: the mode, and what is allowed.
+#: The mode and what is allowed, as the innermost block around says it; None without a block.
 _around: ContextVar[tuple[str | None, tuple[str, ...]] | None] = ContextVar("jobs.isolation", default=None)
 
 
@@ -106,7 +106,7 @@ def install() -> None:
     """Watch this process; a second time only what has come since."""
     _watch(EmailMessage, "send", "mail", lambda message: f"the mail {message.subject!r}")
     _watch(smtplib.SMTP, "sendmail", "mail", lambda server: "a mail")
-    # Of urllib, requests and urllib3 as well.
+    # urllib, requests and urllib3 go through it as well.
     _watch(http.client.HTTPConnection, "putrequest", "http", lambda connection: f"a request to {connection.host}")
     for alias in settings.CACHES:
         for name in WRITES:

@@ -40,14 +40,10 @@ class KeyTemplate:
             # "user.id" and "user[id]" begin with the argument's name.
             name = field.partition(".")[0].partition("[")[0]
             if not name.isidentifier():
-                raise ValueError(
-                    f"{option}={template!r} must name the arguments: '{{user_id}}', and not '{{}}' or '{{0}}'"
-                )
+                raise ValueError(f"{option}={template!r} must name the arguments: '{{user_id}}', not '{{}}' or '{{0}}'")
             if name not in signature.parameters:
                 takes = ", ".join(signature.parameters) or "none"
-                raise ValueError(
-                    f"{option}={template!r} names {name!r}, which is no argument of the task: it takes {takes}"
-                )
+                raise ValueError(f"{option}={template!r} names {name!r}, which is no argument: the task takes {takes}")
 
     def of(self, args: Any, kwargs: Any) -> str:
         """The key of one call. Raises as :func:`checked`, and ``TypeError`` if the arguments do not fit the task."""

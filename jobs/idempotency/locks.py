@@ -363,9 +363,8 @@ def is_running(database: SideDatabase, job: uuid.UUID, lease: int) -> bool:
     others = list(conf().DATABASES)
     if database.vendor != "sqlite":
         others.remove(home())
-        if database.execute(
-            "SELECT 1 FROM jobs_job WHERE id = %s AND state = 'running' AND lease = %s", job.hex, lease
-        ):
+        sql = "SELECT 1 FROM jobs_job WHERE id = %s AND state = 'running' AND lease = %s"
+        if database.execute(sql, job.hex, lease):
             return True
     return any(Job.objects.using(alias).filter(pk=job, state=State.RUNNING, lease=lease).exists() for alias in others)
 

@@ -125,7 +125,7 @@ def running_by_node() -> Counter[uuid.UUID]:
     return running
 
 
-#: What is told of a queue; of one without jobs and workers.
+#: What is told of a queue: here of one without jobs and workers.
 IDLE: dict[str, Any] = {str(state): 0 for state in LIVE} | {"capped": False, "oldest_ready_seconds": None}
 IDLE |= {"workers": 0, "paused": False}
 
@@ -136,7 +136,6 @@ def gather(live: bool) -> dict[str, Any]:
     Of a queue's scheduled and ready jobs :data:`MOST` are counted; ``capped`` says that there may be more.
     """
     queues: dict[str, dict[str, Any]] = defaultdict(IDLE.copy)
-    running: Counter[uuid.UUID] = Counter()
     unknown: Counter[str] = Counter()
     ended: Counter[str] = Counter()
     late: list[float] = []
@@ -153,14 +152,13 @@ def gather(live: bool) -> dict[str, Any]:
             queues[name]["capped"] |= len(first) >= MOST
         late += [seconds for _, age, *_ in first if (seconds := age.total_seconds()) >= 0]
         unknown.update(task for _, _, task, error in first if error == UNKNOWN)
-        for name, node, count in rows.filter(state=State.RUNNING).values_list("queue", "node_id").annotate(Count("pk")):
+        for name, count in rows.filter(state=State.RUNNING).values_list("queue").annotate(Count("pk")):
             queues[name]["running"] += count
-            running[node] += count
         if not live:
             ended.update(dict(rows.filter(state__in=ENDED).values_list("state").annotate(Count("pk"))))
-    listed = nodes(running)
+    listed = nodes()
     died = Node.objects.using(databases.home()).filter(dead_at__gt=Now() - datetime.timedelta(days=1), signed_off=False)
-    # Those without a live job, too: an idle queue is not one that is gone.
+    # Idle queues are listed too: a queue without jobs is still there.
     for name in paused_queues():
         queues[name]["paused"] = True
     for node in listed:
@@ -186,8 +184,9 @@ def at_least(count: int, capped: bool) -> str:
     return f"{count}+" if capped and count else str(count)
 
 
-def nodes(running: Counter[uuid.UUID]) -> list[dict[str, Any]]:
+def nodes() -> list[dict[str, Any]]:
     """The workers that nobody declared dead, oldest first."""
+    running = running_by_node()
     living = Node.objects.using(databases.home()).filter(dead_at=None).defer("tasks")
     names = ("hostname", "pid", "version", "pool", "concurrency", "queues")
     return [

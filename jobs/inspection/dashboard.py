@@ -22,7 +22,7 @@ RATED = 10
 #: More series than that are shown as one.
 SERIES = 8
 
-#: Of the kinds of failures the most frequent are shown.
+#: How many kinds of failures are shown, the most frequent ones.
 FAILURES = 50
 
 #: A stretch of time that ends now: the stretch of the tallies that it is made of, and in how many bars it is shown.
@@ -95,7 +95,7 @@ class Dashboard:
         left: Counter[str] = Counter()
         begin = floor(self.now, MINUTE) - RATED * MINUTE
         for row in self.tallies if self.span.bar == MINUTE else _tallies(MINUTE, begin):
-            # Those that ran: what is cancelled while it waits is no work that is done.
+            # Only jobs that ran count: a job that was cancelled while it waited was no work.
             left[row.queue] += sum(row.ran.values()) if row.begin >= begin else 0
         found = []
         for name in sorted({*self.found["queues"], *left}):

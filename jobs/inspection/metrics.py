@@ -34,10 +34,9 @@ class _Collector:
         ended: dict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)
         for alias in conf().DATABASES:
             # Everything that was ever counted: what is older than the hours that are kept, and those.
-            rows = (
-                Tally.objects.using(alias).filter(length__in=(0, 3600)).values_list("task", "queue", "state", "error")
-            )
-            for task, queue, state, error, count in rows.annotate(Sum("count")):
+            rows = Tally.objects.using(alias).filter(length__in=(0, 3600))
+            sums = rows.values_list("task", "queue", "state", "error").annotate(Sum("count"))
+            for task, queue, state, error, count in sums:
                 ended[state][(task, queue, error) if state == State.FAILED else (task, queue)] += count
 
         def of_queues(key: str) -> list[Any]:

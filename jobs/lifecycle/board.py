@@ -50,7 +50,7 @@ class Occupied:
     phase: int
     lease: int
     token: int
-    #: Of the claim, whose other rows wait behind this one; 0: none does.
+    #: The token of the claim whose other rows wait behind this one; 0: none does.
     batch: int
     began: float
     soft_at: float
@@ -115,7 +115,7 @@ class Board:
         self._memory = mmap.mmap(-1, _HEADER + SLOTS * _SIZE)
         self._pids = memoryview(self._memory)[_PIDS:_HEADER].cast("q")
         self._lock = threading.Lock()
-        #: As this process has read them.
+        #: The queues as this process has read them, and their version.
         self._known_queues: list[str] = []
         self._known_version = 0
 

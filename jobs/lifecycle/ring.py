@@ -112,7 +112,7 @@ class Bell:
         return self._reader
 
     def ring(self) -> None:
-        # So many bytes that nobody has read wake everybody anyway.
+        # The pipe is full: enough unread bytes to wake everybody.
         with suppress(BlockingIOError):
             os.write(self._writer, b".")
 

@@ -66,7 +66,7 @@ def _waiting(run_at: Any) -> dict[str, Any]:
     return {
         "state": State.READY if run_at is None else State.SCHEDULED,
         "run_at": Now() if run_at is None else run_at,
-        # Else rescue might end the server process of an earlier claim, after one by a release that does not set it.
+        # A later claim by an older release does not set it. Rescue would then end the process of the earlier claim.
         "backend": None,
     }
 
@@ -296,7 +296,7 @@ def replay(job_id: uuid.UUID, using: str) -> bool:
         UniqueBusy: another transaction may be taking it.
     """
     over = Job.objects.using(using).filter(pk=job_id, state__in=UNSUCCESSFUL)
-    # Those of ended jobs only: the note is of the run before.
+    # Only the notes of ended jobs: they were for the run before.
     Cancellation.objects.using(using).filter(Exists(over), pk=job_id).delete()
     anew = {"unique_key": UNEXPIRED_KEY, "finished_at": None, "expires_at": None, **dict.fromkeys(COUNTS, 0)}
     try:

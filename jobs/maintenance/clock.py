@@ -16,7 +16,7 @@ from jobs.lifecycle.ring import bell, ring
 #: Seconds after which each part of a tick gives way to the next.
 LONGEST_TICK = 2.0
 
-#: So many batches come due in one statement: of many at the same second the last one must not wait long.
+#: How many batches come due in one statement: many may be due at the same second, and the last must not wait long.
 DUE_BATCHES = 10
 
 #: What there is to do, in one statement: most of the time nothing. With EXISTS, which forgets every order, PostgreSQL
@@ -61,7 +61,7 @@ def _tick(using: str, done: dict[str, int]) -> None:
 def _make_due(using: str) -> int:
     queues = transitions.make_due(using, DUE_BATCHES * conf().BATCH)
     if len(queues) == DUE_BATCHES * conf().BATCH:
-        # Of so many at the same second there are more. What comes due meanwhile does not wait behind them.
+        # There are more of the same second. What comes due meanwhile does not wait behind them.
         queues += transitions.make_due(using, conf().BATCH, "-run_at")
     if queues:
         # Each batch at once: the first of many must not wait for the last.

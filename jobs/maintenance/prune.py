@@ -122,7 +122,7 @@ def _old() -> Q:
 
 def _over(using: str) -> Any:
     """The retention is over, and no marker points at the result."""
-    # Not by ``marker_key``, which the row of an adopted job lacks.
+    # Found by the marker's job: the row of an adopted job has no ``marker_key``.
     return _old() & ~Exists(Marker.objects.using(using).filter(job=OuterRef("pk")))
 
 

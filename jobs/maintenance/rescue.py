@@ -228,7 +228,7 @@ class OwnJobs:
         if kind == "Revoked":
             return transitions.cancel_running(job, _error(job, kind, text))
         if board.stopping_for is not None:
-            # Who stops kills its processes: not their own fault.
+            # A worker that stops kills its processes. That is not the job's fault.
             return transitions.hand_back(job, 0)
         if not is_alive(self._main):
             # The kernel, or a closed pipe, took the process along.

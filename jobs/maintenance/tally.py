@@ -67,7 +67,7 @@ class Count:
                 # Race: another one counts the same at this moment, and both come to the same.
                 return counted
             self._done[using] = max(begin, until)
-            # Not where it began: the minutes that are counted again would be all that is ever counted.
+            # It must have got beyond the minutes that are counted again, or it would never get on.
             if self._node is not None and begin < until < end and time.monotonic() > deadline:
                 return counted
             since = until
@@ -130,7 +130,7 @@ def count(using: str, begin: datetime.datetime, end: datetime.datetime) -> int:
     minutes = Tally.objects.using(using).filter(length=60, begin__gte=begin, begin__lt=end)
     for old in minutes:
         key = tuple(getattr(old, name) for name in KEY)
-        # What was counted before and is not there any more did end: it was retried since, or deleted.
+        # A job that was counted and is gone did end. It was retried since, or deleted.
         if key not in found or old.count > found[key].count:
             old.pk = None
             found[key] = old

@@ -24,9 +24,8 @@ from jobs.conf import celery_app, conf
 from jobs.models import UNSUCCESSFUL, Job, Node
 from jobs.models.fields import created_before, created_since, first_id
 
-DIGITS = (
-    8  #: Of an id in lists: the first ones of a worker's; of a job's the last ones, because the first are the time.
-)
+#: How many digits of an id lists show: the first of a worker's, the last of a job's, whose first ones are the time.
+DIGITS = 8
 NAMED = 5  #: Of several that are meant so many are named.
 SEARCHED = 10_000  #: Jobs, the newest of those that fit otherwise, that are searched for what no index has.
 
@@ -112,7 +111,7 @@ class Selection:
 
 
 def newest(rows: QuerySet[Job]) -> QuerySet[Job]:
-    """Of the jobs those that are searched."""
+    """The newest of the jobs: those that are searched."""
     last = list(rows.order_by("-pk").values_list("pk", flat=True)[SEARCHED - 1 : SEARCHED])
     return rows.filter(pk__gte=last[0]) if last else rows
 
@@ -121,13 +120,13 @@ def _on_node(rows: QuerySet[Job], text: str) -> QuerySet[Job]:
     key = parse_uuid(text)
     named = Q(hostname=text) if key is None else Q(pk=key)
     if len(text) == DIGITS and text.isalnum():
-        # As lists show it; a host may be called so as well.
+        # The digits that lists show. A host may be called so as well.
         named |= Q(pk__startswith=text)
     nodes = Node.objects.using(rows.db).filter(named)
     deaths: dict[uuid.UUID, Any] = dict(nodes.values_list("pk", "dead_at"))
     rows = rows.filter(node__in=deaths or [key])
     if deaths and None not in deaths.values():
-        # What was made after their death they did not run: nobody has to look for it there.
+        # They ran nothing that was made after their death: nobody has to look there.
         rows = _before(rows, max(deaths.values()))
     return rows
 
@@ -188,7 +187,7 @@ def full_name(text: str) -> str:
         says = gettext("several tasks are called %(text)r: %(names)s")
         raise Unreadable("task", says % {"text": text, "names": ", ".join(found)})
     close = get_close_matches(text, known, 1)
-    # Of a short name the nearest short one.
+    # A short name is compared with short names.
     close += [name for name, short in known.items() if short in get_close_matches(text, set(known.values()), 1)]
     says = gettext("there is no task, and no job, of the name %(text)r; did you mean %(name)s?")
     if not close:

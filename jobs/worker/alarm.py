@@ -33,7 +33,7 @@ class Alarm:
     def start(self) -> None:
         """The worker was told to stop: its main thread may still be in the event loop."""
         is_main = threading.current_thread() is threading.main_thread()
-        # Not if somebody else uses the process's alarm.
+        # If somebody else uses the process's alarm, it stays theirs.
         if not self._is_set and is_main and signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:
             self._is_set = True
             signal.signal(signal.SIGALRM, self._look)

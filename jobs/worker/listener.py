@@ -51,7 +51,7 @@ def _listen(alias: str, stopping: threading.Event) -> None:
         connection.ensure_connection()
         raw = connection.connection
         raw.execute(f"LISTEN {CHANNEL}")
-        # What came before this was heard by nobody.
+        # Nobody has heard the rings from before this moment.
         _look(alias)
         looks: list[float] = []
         fruitless, finds = 0, board.finds
@@ -65,7 +65,7 @@ def _listen(alias: str, stopping: threading.Event) -> None:
             if not heard.isdisjoint(board.queues):
                 fruitless, finds = (fruitless + 1, finds) if board.finds == finds else (0, board.finds)
                 if fruitless >= FRUITLESS:
-                    # Of many nodes that are rung not all come at once.
+                    # A ring reaches many nodes, and not all of them should come at once.
                     stopping.wait(random.uniform(0, LATE))
                 bell.ring()
                 looks = [now + pause for pause in AFTER]

@@ -47,7 +47,7 @@ class _Claiming:
         def wait_for_job() -> Any:
             nonlocal runner
             if runner is None:
-                # Not before: the process has set its signals by now.
+                # Made late: by now the process has set its signals.
                 app, hostname = worker.initargs
                 is_wanted = lambda: bool(poll.poll(0))  # noqa: E731
                 runner = Runner(app, hostname, is_wanted, worker.maxtasks or 0, worker.max_memory_per_child or 0)
@@ -106,7 +106,7 @@ class AsynPool(asynpool.AsynPool):
     Worker = _Worker
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        # Else the queues of a process that dies before the first connection are never free again.
+        # Without it the queues of a process that dies before the first connection are never free again.
         kwargs.setdefault("on_process_down", self._forget)
         super().__init__(*args, **kwargs)
 
@@ -137,7 +137,7 @@ class AsynPool(asynpool.AsynPool):
             self.process_flush_queues(process)
 
     def _worker_active(self, worker: Any) -> bool:
-        """Whom ``pool_shrink`` must not take."""
+        """Whether ``pool_shrink`` must leave this process alone."""
         return board.is_busy(worker.pid) or bool(super()._worker_active(worker))
 
     def _create_write_handlers(self, hub: Any, *args: Any, **kwargs: Any) -> None:

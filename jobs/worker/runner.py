@@ -43,13 +43,13 @@ BATCH_TIME, WEIGHT = 0.05, 0.2
 #: put behind the others by one statement.
 UNKNOWN_PAUSES, UNKNOWN_BATCH = (5.0, 60.0), 1000
 
-#: As long as another worker knows it: so few, and for so many seconds, that this one gets its share of them.
+#: The same while another worker knows the task: few rows and a short pause, so that this worker still gets its share.
 SHARED_BATCH, SHARED_PAUSE = 10, 1.0
 
 #: Seconds to wait for a ring, at the most; and between two attempts to reach a database that is away.
 LONGEST_WAIT, AWAY_PAUSE = 30.0, 0.5
 
-#: Of the worker (``--time-limit``, ``--soft-time-limit``), for tasks that have none: hard and soft, in seconds.
+#: The worker's limits (``--time-limit``, ``--soft-time-limit``) for tasks without their own: hard and soft, seconds.
 default_limits: tuple[float | None, float | None] = (None, None)
 
 
@@ -116,7 +116,7 @@ class Runner:
             using, queue = places[(self._turn + step) % len(places)]
             if time.monotonic() < self._away.get(using, 0.0):
                 continue
-            # On the board before the claim: whose process dies in it is given back at once, and counts nothing.
+            # On the board first: if the process dies in the claim, its rows go back at once, and count nothing.
             token = claims.new_token()
             self.slot.rest(BUSY, token)
             try:
@@ -150,7 +150,7 @@ class Runner:
                 continue
             mean = self._means.get(job.task)
             if waiting and (mean is None or used + mean > BATCH_TIME):
-                # Of unknown length, or longer than thought: nobody waits behind it.
+                # Its length is unknown, or larger than thought: nobody waits behind it.
                 self._give_back(job, batch, begun=job.pk)
                 waiting = []
             used += mean or 0.0
@@ -232,9 +232,8 @@ class Runner:
         events.send_start(job, made)
         claimed.set((job, self.slot))
         try:
-            outcome = self._tracers[task.name](
-                made["id"], made["args"], made["kwargs"], {**made, **dict.fromkeys(request.embedded({}))}
-            )
+            follows = dict.fromkeys(request.embedded({}))
+            outcome = self._tracers[task.name](made["id"], made["args"], made["kwargs"], {**made, **follows})
             is_begun = claimed.get() is None
         except Exception as exc:
             if claimed.get() is not None:
@@ -260,7 +259,7 @@ class Runner:
         except NotSettled:
             self._unsettled.append(job)
         except Exception as told:
-            # What it raises is for Celery.
+            # It raises what Celery is to be told; here nobody listens.
             log(logging.DEBUG, job, f"was not begun: {told!r}", "not_begun")
 
     def _renew(self, job: Job) -> bool:
@@ -297,9 +296,7 @@ class Runner:
     def _settle_left(self) -> None:
         """A run that found no database at its end is over: its job waits again, now that there is one."""
         for job in list(self._unsettled):
-            error = transitions.error_entry(
-                "DatabaseLost", "there was no database to settle the run", attempt=job.lease
-            )
+            error = transitions.error_entry("DatabaseLost", "there was no database to settle it", attempt=job.lease)
             try:
                 transitions.lose(job, error, conf().MAX_NODE_LOSSES)
             except Error as exc:

@@ -59,7 +59,7 @@ class NodeStep(bootsteps.StartStopStep):
         tasks = sorted(name for name in parent.app.tasks if not name.startswith("celery."))
         is_prefork = issubclass(parent.pool_cls, prefork.TaskPool)
         kind = "prefork" if is_prefork else parent.pool_cls.__module__.rpartition(".")[2]
-        # What all processes share stays shared: no collection of theirs writes into it.
+        # The memory that the processes share stays shared: their garbage collections do not write into it.
         gc.collect()
         gc.freeze()
         queues = list(parent.app.amqp.queues.consume_from)

@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from django.db import Error, ProgrammingError, connections
+from django.db import Error, connections
 from django.db.models import Count, QuerySet
 from django.utils import timezone
 from django.utils.translation import gettext
@@ -22,7 +22,7 @@ from jobs.inspection.verify.rules import RULES, SHAPES, Rows, Rule, Search, View
 from jobs.models import Job, State
 from jobs.models.fields import created_since
 
-#: Of history what was made in so many seconds is read, and so many jobs at the most, unless all of it is asked for.
+#: How much of history is read, unless all of it is asked for: the jobs of so many seconds, and so many at the most.
 WINDOW, HISTORY = 86400.0, 100_000
 
 #: How many rows a finding names.
@@ -110,13 +110,8 @@ def _asking(alias: str) -> Iterator[None]:
     try:
         yield
     except Error as exc:
-        text = str(exc).strip()
         says = gettext("the database %(database)r cannot be verified: %(error)s")
-        if isinstance(exc, ProgrammingError) or "no such" in text:
-            says = gettext(
-                "the database %(database)r cannot be verified: %(error)s (not migrated? run manage.py migrate)"
-            )
-        raise Unverifiable(says % {"database": alias, "error": text}) from exc
+        raise Unverifiable(says % {"database": alias, "error": databases.describe(exc)}) from exc
 
 
 def _hold_shapes(alias: str, findings: dict[str, Finding], everything: bool) -> None:
@@ -144,20 +139,21 @@ class Suspicion:
     def __init__(self, rule: Rule, alias: str, view: View) -> None:
         self.rule, self.alias, self.bound = rule, alias, rule.bound()
         broken = self._broken(view)
-        #: A sample of them.
+        #: The first of them: one round of maintenance.
         self.rows = _first(broken, conf().BATCH)
-        self.violations = self.count = _count(broken) if len(self.rows) == conf().BATCH else len(self.rows)
+        self.count = _count(broken) if len(self.rows) == conf().BATCH else len(self.rows)
 
     def look(self, view: View) -> None:
         """Forget the rows that something was done about."""
         now = _first([part.filter(pk__in=list(self.rows)) for part in self._broken(view)], len(self.rows))
-        still = {key: version for key, version in self.rows.items() if now.get(key) == version}
+        self.rows = {key: version for key, version in self.rows.items() if now.get(key) == version}
+
+    @property
+    def violations(self) -> int:
         if self.count <= conf().BATCH:
-            self.violations = len(still)
-        elif len(still) < len(self.rows):
-            # More than one round of maintenance: the last ones wait for the first, and these move on.
-            self.violations = 0
-        self.rows = still
+            return len(self.rows)
+        # There is more than one round: the last ones wait for the first, and if these move on, nothing is broken.
+        return self.count if len(self.rows) == conf().BATCH else 0
 
     def conclude(self, view: View, finding: Finding) -> None:
         """Tell what breaks the rule, and what waits to be put right."""
@@ -169,7 +165,7 @@ class Suspicion:
         finding.add(self.alias, self.violations, (self.rows if self.violations else {}) | examples)
 
     def _broken(self, view: View) -> Rows:
-        """Under a bound nothing if nobody can be blamed: there is no worker, or no way for it to put things right."""
+        """Nothing, under a bound, if no worker could have put it right: there was none, or it cannot write."""
         if self.bound and view.worked_for < self.bound:
             return []
         broken = self.rule.broken(Search(view, self.alias, self.bound))

@@ -55,7 +55,7 @@ SHAPES: dict[str, tuple[Any, Q]] = {
     "running-claimed": (_("a running job has a lease, a token, a node and a start"), _RUNNING & _UNCLAIMED),
     "counts-add-up": (
         _("no count is negative, and each crash, loss and snooze had a claim of its own"),
-        # Not the retries: a job that was made of somebody else's message brings its own number.
+        # Retries are left out: a job that was made of somebody else's message brings its own number.
         _NEGATIVE | Q(lease__lt=F("crashes") + F("node_losses") + F("snoozes")),
     ),
     "losses-explained": (
@@ -188,7 +188,7 @@ class Search:
         "ready-taken",
         _("a worker that has a free process takes the ready jobs of its queues"),
         poll_bound,
-        # Under a long backlog they wait, and nothing is wrong.
+        # Jobs wait in a long backlog, and nothing is wrong.
         waiting=lambda search: [*search.ready(late_after()).values()],
     )
     def not_taken(self) -> Rows:

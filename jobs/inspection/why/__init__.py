@@ -42,7 +42,7 @@ def explain(key: uuid.UUID) -> tuple[View | None, list[Reason]]:
     once: dict[str, Reason] = {}
     for look in LOOKS.get(job.state, FAILED):
         for reason in look(view):
-            # What two of them say counts where it comes first.
+            # Two looks may find the same reason. It stands where it came first.
             once.setdefault(reason.code, reason)
     return view, list(once.values())
 

@@ -151,7 +151,7 @@ FROM jobs_job JOIN pg_locks ON locktype = 'transactionid' AND transactionid = jo
 JOIN pg_stat_activity AS activity USING (pid) WHERE jobs_job.id = %s
 """
 
-#: As long as it is open nothing is cleaned up that ended since, and claims step over it.
+#: The oldest open transaction. PostgreSQL cleans up nothing that ended since it began, and claims step over that.
 _OLDEST = """
 FROM pg_stat_activity AS activity
 WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
@@ -180,7 +180,7 @@ def due(view: View) -> Iterator[Reason]:
     )
     yield from held_up(view, "row_locked", says, _LOCKING, view.job.pk)
     if view.pause is None and view.consumers:
-        # Else that was said, and keeps it for longer than any line.
+        # A pause, or a missing worker, was said already, and matters more than the line.
         yield from _in_line(view)
 
 

@@ -26,7 +26,7 @@ def option(flag: str, help: str, **settings: Any) -> Option:
 
 DRY_RUN = option("--dry-run", "say what would be done, and change nothing", action="store_true")
 ID = option("id", "the id of a job (a UUID), or its last 8 digits, as lists show it", metavar="ID")
-#: Of every subcommand.
+#: Every subcommand has it.
 AS_JSON = option("--json", "print JSON, and nothing else, to stdout", action="store_true", dest="as_json")
 
 
@@ -108,7 +108,7 @@ class JobsCommand(BaseCommand):
     def say_json(self, value: Any) -> None:
         """To programs: only with ``--json``."""
         if self.as_json:
-            # Of what JSON has no type for: moments, and ids.
+            # JSON has no type for moments and ids.
             text = json.dumps(value, ensure_ascii=False, default=lambda odd: getattr(odd, "isoformat", odd.__str__)())
             self.stdout.write(text)
             self.stdout.flush()

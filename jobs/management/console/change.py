@@ -205,7 +205,7 @@ def effects(out: JobsCommand, args: Namespace) -> None:
     key, using = args.id, args.database or known[0]
     try:
         answer = None if args.answer is None else json.loads(args.answer)
-        is_done = ledger.happened(key, using, answer) if args.happened else ledger.did_not_happen(key, using)
+        is_done = ledger.clear_up(key, using, args.happened, answer)
     except (TypeError, ValueError) as exc:
         raise CommandError(f"--answer cannot be kept as JSON: {exc}") from exc
     if not is_done:

@@ -157,7 +157,7 @@ def nodes(out: JobsCommand, args: Namespace) -> None:
       manage.py jobs nodes
       manage.py jobs nodes --json
     """
-    found = census.nodes(census.running_by_node())
+    found = census.nodes()
     out.say_json(found)
     if found:
         out.say(nodes_table(found, out))

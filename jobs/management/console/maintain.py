@@ -259,7 +259,7 @@ def _ring(alias: str) -> Finding:
 
 
 def _workers() -> Finding:
-    nodes = census.nodes(census.running_by_node())
+    nodes = census.nodes()
     alive = [node for node in nodes if node["takes_jobs"]]
     if not alive:
         others = [f"{n['hostname']} ({n['id'][:8]}) {'stops' if n['alive'] else 'went silent'}" for n in nodes]
