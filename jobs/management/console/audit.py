@@ -107,7 +107,7 @@ def audit(out: JobsCommand, args: Namespace) -> None:
 
 def _settings(app: Celery) -> Iterator[Remark]:
     silenced = ("jobs.W001", "jobs.W016")
-    for check in (checks.check_settings, checks.check_databases, checks.check_routing, checks.check_project_app):
+    for check in (checks.check_settings, checks.check_databases, checks.check_routing, checks.check_celery):
         for message in check():
             if message.id not in silenced and not message.is_silenced():
                 kind = BREAKS if message.is_serious() else NEEDLESS if message.id == "jobs.W019" else DIFFERS
