@@ -21,6 +21,7 @@ from kombu.transport import TRANSPORT_ALIASES
 from kombu.utils.url import maybe_sanitize_url
 
 from jobs import conf as project
+from jobs.calling import entries
 from jobs.calling.options import says_how_to_retry
 from jobs.conf import celery_settings, conf, did_you_mean, private, problems, task_options
 from jobs.models import Job
@@ -97,6 +98,8 @@ W021 These tasks stay stock Celery, although the app's task_cls is jobs.Task, be
   -> Let the base class inherit from jobs.Task, or name the tasks in JOBS['EXCLUDE'] if that is what you want.
 W022 jobs was not tested with {names}.
   -> What it needs of them is there. Install {tested}, or watch this worker.
+W023 These entries of the schedule are left out, and nothing runs for them: {entries}.
+  -> Put right what each says. Workers run the schedule themselves; with JOBS['SCHEDULES'] = None celery beat does.
 """
 
 #: The text and the cure by the id. A line that begins with a blank goes on with the one before.
@@ -266,7 +269,11 @@ def check_celery(app: Celery | None = None) -> Iterator[CheckMessage]:
         idle.add("visibility_timeout")
     if idle:
         yield _say("W019", names=idle)
-    if is_ours and not problems():
+    if problems():
+        return
+    if wrong := entries.gather(app, asks_tables=False)[1]:
+        yield _say("W023", entries="; ".join(wrong))
+    if is_ours:
         yield from neglected()
 
 

@@ -21,6 +21,7 @@ from django.db import transaction
 from jobs.arguments import as_uuid, safe_repr
 from jobs.calling import calls, followups, outbox
 from jobs.calling.options import check_call, check_declaration
+from jobs.calling.ticks import Ticks
 from jobs.conf import conf, problems, sentry, task_options
 from jobs.database.databases import job_alias
 from jobs.errors import EffectParked, Replaced, UniqueTaken
@@ -69,6 +70,10 @@ class Task(celery.Task):
         How long the lock outlives a holder that cannot renew it; at least ``JOBS["HEARTBEAT"]``.
     on_ambiguous (``"retry"``, ``"park"`` or a callable, default ``"retry"``):
         What becomes of an external call of which nobody knows whether it happened: see :func:`jobs.effect`.
+    every (seconds, timedelta, or a schedule of Celery's: ``crontab(hour=3, minute=0)``):
+        The workers call the task again and again, without arguments; no ``celery beat`` is needed.
+    catch_up (bool, default True):
+        A tick of the schedule that no worker was there for is made up for once, late. With False it is skipped.
 
     Raises (where it is declared):
         TypeError, ValueError: an option that cannot work; names the cure.
@@ -88,6 +93,8 @@ class Task(celery.Task):
     lock: Any = None
     lock_ttl: float = 30.0
     on_ambiguous: Any = "retry"
+    every: Any = None
+    catch_up: bool = True
 
     #: What is wrong with the options above.
     declared_wrong: ClassVar[Exception | None] = None
@@ -138,6 +145,15 @@ class Task(celery.Task):
         given = {name: inspect.getattr_static(cls, name) for name in names}
         given = {name: getattr(value, "__func__", value) for name, value in given.items() if value is not None}
         policy = given.pop("on_ambiguous", None)
+        if cls.every is not None:
+            Ticks(cls.every, cls._get_app())
+            try:
+                signature_of(cls).bind()
+            except TypeError as exc:
+                raise TypeError(
+                    f"every= calls the task without arguments ({exc}): give them defaults, or name the arguments in "
+                    "beat_schedule"
+                ) from None
         if "idempotency_key" in given and not cls.atomic:
             raise ValueError(
                 "idempotency_key= needs the transaction of the effects, and atomic=False has none: leave atomic=False "

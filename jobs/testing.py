@@ -11,7 +11,7 @@ import datetime
 import os
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -26,7 +26,8 @@ from django.test.testcases import DatabaseOperationForbidden  # type: ignore[att
 from django.utils import timezone
 
 from jobs.arguments import decoded, normalize
-from jobs.calling import followups, outbox
+from jobs.calling import entries, followups, outbox
+from jobs.calling.entries import Entry
 from jobs.conf import OWN_TASKS, conf
 from jobs.database import databases
 from jobs.errors import TaskExited, TaskOutOfMemory
@@ -34,7 +35,8 @@ from jobs.idempotency.isolation import isolation
 from jobs.lifecycle import transitions
 from jobs.lifecycle.board import board
 from jobs.lifecycle.claims import Claimer
-from jobs.models import WAITING, Job, Node, Pause, State
+from jobs.maintenance import schedules
+from jobs.models import WAITING, Job, Node, Pause, Schedule, State
 from jobs.worker.runner import Runner
 
 __all__ = ["Runs", "assert_enqueued", "assert_not_enqueued", "capture_jobs", "isolation", "run_jobs"]
@@ -55,7 +57,13 @@ class Runs(list[Job]):
         return Counter(str(job.state) for job in self)
 
 
-def run_jobs(*, limit: int | None = None, until: datetime.datetime | None = None, raises: bool = True) -> Runs:
+def run_jobs(
+    *,
+    limit: int | None = None,
+    until: datetime.datetime | None = None,
+    raises: bool = True,
+    schedules: bool | Collection[str] = True,
+) -> Runs:
     """Run what waits, in this process, and what follows from it, until nothing is due.
 
     The order is that of a claim: by priority, then by the time since which a job is due. All queues take part, except
@@ -68,6 +76,8 @@ def run_jobs(*, limit: int | None = None, until: datetime.datetime | None = None
             database nor that of Python moves.
         raises: raise the exception of the first job that ends ``failed``, at once and as it was. With False look at
             the rows. A retry is no failure.
+        schedules: with ``until`` the schedule makes its jobs, too, as time passes: ``beat_schedule``,
+            ``add_periodic_task()`` and the tasks' ``every=``. False: it makes none; a list: only these entries do.
 
     Returns:
         The jobs that ran (:class:`Runs`), without the app's own, such as ``jobs.ended``.
@@ -88,6 +98,8 @@ def run_jobs(*, limit: int | None = None, until: datetime.datetime | None = None
             )
     ran, count = Runs(), 0
     with _process(aliases) as process:
+        if until is not None and schedules:
+            process.begin_schedules(None if schedules is True else schedules)
         while (limit is None or count < limit) and (run := process.run_next(until)) is not None:
             job, exc = run
             count += 1
@@ -97,7 +109,7 @@ def run_jobs(*, limit: int | None = None, until: datetime.datetime | None = None
                 raise exc
             if limit is None and count == ENDLESS:
                 text = f"{ENDLESS} jobs ran, and there are still more: does one enqueue itself? The last was {job}"
-                raise AssertionError(f"{text}; run_jobs(limit=...) stops earlier")
+                raise AssertionError(f"{text}; run_jobs(limit=...) stops earlier, schedules=[...] leaves others out")
     return ran
 
 
@@ -129,6 +141,36 @@ class _Process:
         self.runner = Runner(self.app, "tests")
         #: The time at which the jobs run, once it has been moved.
         self.at: datetime.datetime | None = None
+        #: The entries of the schedule that take part.
+        self.entries: list[Entry] = []
+
+    def begin_schedules(self, names: Collection[str] | None) -> None:
+        """Let the ticks of these entries (None: of all) come from now on. A test sends no messages to stock tasks."""
+        self.app.loader.import_default_modules()
+        found, wrong = entries.gather(self.app)
+        if unknown := [name for name in names or () if name not in found]:
+            raise ValueError(
+                f"run_jobs(schedules=...): there is no entry {unknown[0]!r}; {'; '.join(wrong) or list(found)}"
+            )
+        for entry in found.values():
+            task = self.app.tasks.get(entry.task)
+            is_ours = getattr(task, "is_transactional", False) and not task.is_stock()
+            if is_ours and entry.using in self.aliases and (names is None or entry.name in names):
+                self.entries.append(entry)
+                now = timezone.now()
+                row = Schedule.objects.using(entry.using).filter(pk=entry.name).first()
+                if row is None or row.definition != entry.definition:
+                    schedules.define(entry, row, now, now)
+
+    def _next_ticks(self, until: datetime.datetime) -> dict[Entry, datetime.datetime]:
+        found = {}
+        for entry in self.entries:
+            row = (
+                Schedule.objects.using(entry.using).filter(pk=entry.name, paused_at=None, next_tick__lte=until).first()
+            )
+            if row is not None and row.next_tick is not None:
+                found[entry] = row.next_tick
+        return found
 
     def run_next(self, until: datetime.datetime | None) -> tuple[Job, BaseException | None] | None:
         """Run one job; it, and if it failed why. None: nothing is due."""
@@ -141,9 +183,15 @@ class _Process:
                 .first()
                 for alias in (self.aliases if until else ())
             )
-            if (moment := min((each for each in moments if each), default=None)) is None:
+            ticks = self._next_ticks(until) if until else {}
+            if (moment := min((each for each in (*moments, *ticks.values()) if each), default=None)) is None:
                 return None
             self.at = max(moment, self.at or moment)
+            known = self._times()
+            for entry, tick in ticks.items():
+                if tick <= self.at:
+                    schedules.decide(entry, self.at)
+            self._put_off(known)
         using = str(job._state.db)
         known = {**self._times(), (using, job.pk): (None, job.expires_at)}
         raised = self.runner.run_alone(job)

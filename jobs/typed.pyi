@@ -8,6 +8,7 @@ from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overl
 
 from celery.canvas import Signature
 from celery.result import AsyncResult
+from celery.schedules import BaseSchedule
 
 from jobs.task import Task
 
@@ -88,6 +89,8 @@ def task(
     lock: Key = None,
     lock_ttl: float = 30.0,
     on_ambiguous: Any = "retry",
+    every: float | datetime.timedelta | BaseSchedule | None = None,
+    catch_up: bool = True,
     **options: Any,
 ) -> Callable[[Callable[Concatenate[Any, P], R]], TaskOf[P, R]]: ...
 @overload
@@ -103,5 +106,7 @@ def task(
     lock: Key = None,
     lock_ttl: float = 30.0,
     on_ambiguous: Any = "retry",
+    every: float | datetime.timedelta | BaseSchedule | None = None,
+    catch_up: bool = True,
     **options: Any,
 ) -> Callable[[Callable[P, R]], TaskOf[P, R]]: ...

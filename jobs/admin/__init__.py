@@ -3,5 +3,6 @@
 from jobs.admin.dashboard import NodeAdmin, OverviewAdmin
 from jobs.admin.idempotency import EffectAdmin, MarkerAdmin
 from jobs.admin.job import JobAdmin
+from jobs.admin.schedule import ScheduleAdmin
 
-__all__ = ["EffectAdmin", "JobAdmin", "MarkerAdmin", "NodeAdmin", "OverviewAdmin"]
+__all__ = ["EffectAdmin", "JobAdmin", "MarkerAdmin", "NodeAdmin", "OverviewAdmin", "ScheduleAdmin"]

@@ -14,6 +14,7 @@ from typing import Any
 import celery
 import kombu
 
+from jobs.calling.ticks import is_schedule
 from jobs.conf import TASK_OPTIONS, conf, did_you_mean
 
 #: Accepted by ``apply_async`` because groups, beat, retries and eager calls pass them, and not kept: a job does not
@@ -94,6 +95,8 @@ RULES_OF_A_TASK: dict[str, Rule] = {
     "atomic": BOOL,
     "unique_for": SECONDS,
     "lock_ttl": SECONDS,
+    "every": ("seconds, a timedelta, a crontab, or another schedule of Celery's", is_schedule),
+    "catch_up": BOOL,
     "autoretry_for": EXCEPTIONS,
     "dont_autoretry_for": EXCEPTIONS,
     "throws": EXCEPTIONS,

@@ -67,6 +67,11 @@ class Settings:
     #: ``max_retries``, ...). Each pause varies by a quarter; together it is about a day. None: one attempt.
     RETRY: Sequence[float] | None = (10, 30, 60, 120, 300, 600, 1200, 2400, 4800, 10_800, 21_600, 43_200)
 
+    #: Whose schedule the workers run, without ``celery beat``: ``"code"``: Celery's ``beat_schedule``,
+    #: ``add_periodic_task()`` and the tasks' ``every=``; ``"all"``: where django-celery-beat is installed that of its
+    #: tables, too. None: nobody's.
+    SCHEDULES: str | None = "all"
+
     #: Jobs that ended ``succeeded`` or ``cancelled`` are deleted after this time; None keeps them.
     RETENTION: float | None = 7 * 86400.0
     #: Jobs that ended ``failed`` are deleted after this time; None keeps them.
@@ -105,12 +110,15 @@ class Settings:
 
 
 #: The options of a task that are ours (see :class:`jobs.Task`).
-TASK_OPTIONS = "atomic max_crashes idempotency_key unique unique_until unique_for lock lock_ttl on_ambiguous".split()
+TASK_OPTIONS = """
+atomic max_crashes idempotency_key unique unique_until unique_for lock lock_ttl on_ambiguous every catch_up
+""".split()
 
 #: What a key that is no number must be, unless it may be None and is: what its text is like, and how to say it.
 RULES = {
     "INSTANCE": (".{1,200}", "a name of at most 200 characters, or None, not {!r}"),
     "LOCK_CACHE": (".*", "the alias of a cache, or None, not {!r}"),
+    "SCHEDULES": ("all|code", "'all' or 'code', or None, not {!r}"),
     "REDACT": (".*", "the dotted path of a function, or None, not {!r}"),
     "ISOLATION": ("raise|warn", "'raise' or 'warn', or None, not {!r}"),
     "METRICS_TOKEN": (".+", "text that nobody guesses, or None"),

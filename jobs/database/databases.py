@@ -113,6 +113,12 @@ def bounded(alias: str, seconds: float) -> Iterator[None]:
         cursor.execute("SELECT set_config('lock_timeout', %s, true)", [before])
 
 
+def end_if_idle(alias: str, seconds: float) -> None:
+    """Let the server end this transaction, and with it its locks, if its process stands still in it (PostgreSQL)."""
+    if connections[alias].vendor == "postgresql" and not in_test(alias):
+        ask(alias, "SELECT set_config('idle_in_transaction_session_timeout', %s, true)", f"{seconds:g}s")
+
+
 def ask(using: str, sql: str, *params: Any) -> list[Any]:
     """The rows that a statement finds."""
     with connections[using].cursor() as cursor:

@@ -15,6 +15,7 @@ from django.utils.translation import gettext, ngettext
 
 from jobs.conf import conf
 from jobs.database import databases
+from jobs.inspection import schedules
 from jobs.inspection.times import duration
 from jobs.lifecycle.queues import paused as paused_queues
 from jobs.models import ENDED, LIVE, Job, Node, State
@@ -176,6 +177,7 @@ def gather(live: bool) -> dict[str, Any]:
         "oldest_ready_seconds": max(waited, default=None),
         "due": {"count": len(late), "lag_seconds": round(max(late, default=0.0), 3)},
         "unknown_tasks": dict(unknown),
+        "schedules": schedules.gather(any(node["takes_jobs"] for node in listed)),
     }
 
 
@@ -214,7 +216,7 @@ def _seconds(age: Any) -> float:
 
 
 #: Remarks about what somebody wanted, or what is only much.
-NO_FAULT = ("paused", "busy")
+NO_FAULT = ("paused", "busy", "beat")
 
 
 def remarks(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -269,3 +271,4 @@ def remarks(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
             number,
         )
         yield "unknown_task", says % {"task": task, "number": number}
+    yield from schedules.remarks(found["schedules"])

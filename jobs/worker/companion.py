@@ -34,6 +34,7 @@ from jobs.lifecycle import transitions
 from jobs.lifecycle.board import BODY, IDLE, Occupied, board, is_alive
 from jobs.maintenance import clock, rescue
 from jobs.maintenance.prune import Prune
+from jobs.maintenance.schedules import Schedules
 from jobs.maintenance.tally import Count
 from jobs.models import Node
 from jobs.operations import instance
@@ -47,6 +48,9 @@ LOOK, IDLE_LOOK = 0.2, 0.5
 #: The signal that tells the worker's main process of a dead process that it did not replace; a process without a
 #: handler ignores it. Then the seconds that it has to replace one by itself, and between two such signals.
 REPLACE, REPLACED_WITHIN = signal.SIGURG, 1.0
+
+#: Seconds after an error of the schedule's thread until it looks again.
+LOOK_AGAIN = 1.0
 
 #: Seconds of one round of pruning (the rest waits for the next round), and between two counts of what ended.
 PRUNE_BUDGET, COUNT_INTERVAL = 2.0, 20.0
@@ -188,8 +192,8 @@ class _Process:
     """Threads with connections of their own, so that none waits for another's queries.
 
     The main one beats and listens to the worker. ``watch`` looks at the pool's processes, and needs no database.
-    ``rescue`` settles what fell. ``clock`` does what time brings, and polls. ``tidy`` prunes and counts. One more for
-    each database hears rings.
+    ``rescue`` settles what fell. ``clock`` does what time brings, and polls. ``schedule`` makes the jobs of the
+    schedule. ``tidy`` prunes and counts. One more for each database hears rings.
     """
 
     def __init__(self, main: int, node: dict[str, Any], pipe: int, ready: int) -> None:
@@ -214,7 +218,7 @@ class _Process:
     def main(self) -> None:
         threads = [
             threading.Thread(target=target, name=f"jobs-{target.__name__}", daemon=True)
-            for target in (self._watch, self._rescue, self._clock, self._tidy)
+            for target in (self._watch, self._rescue, self._clock, self._schedule, self._tidy)
         ]
         listeners = [listener.listener_of(alias, self._stopping) for alias in conf().DATABASES]
         for thread in [*threads, *filter(None, listeners)]:
@@ -425,6 +429,13 @@ class _Process:
         while not self._stopping.is_set():
             self._try(clock.tick)
             self._stopping.wait(conf().POLL_INTERVAL)
+
+    def _schedule(self) -> None:
+        schedules = Schedules()
+        self._admitted.wait()
+        while not self._stopping.is_set():
+            pause = schedules.pause if self._try(schedules.run_once) else LOOK_AGAIN
+            self._stopping.wait(min(pause, threading.TIMEOUT_MAX))
 
     def _tidy(self) -> None:
         prune, count = Prune(SideDatabase(), lambda: board.node), Count(lambda: board.node)

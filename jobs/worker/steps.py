@@ -23,7 +23,7 @@ from jobs.conf.logs import logger
 from jobs.database import databases, turns
 from jobs.lifecycle.board import board
 from jobs.operations.instance import NotAdopted
-from jobs.worker import control, pool, runner
+from jobs.worker import beat, control, pool, runner
 from jobs.worker.alarm import alarm
 from jobs.worker.companion import companion
 from jobs.worker.consumer import ConsumerStep
@@ -157,6 +157,12 @@ def _on_init(sender: Any = None, **kwargs: Any) -> None:
     # strikes.
     if sender.soft_time_limit == conf.task_soft_time_limit:
         sender.soft_time_limit = None
+
+
+@signals.beat_init.connect(dispatch_uid="jobs.worker.steps")
+def _on_beat(sender: Any = None, **kwargs: Any) -> None:
+    if (scheduler := getattr(sender, "scheduler", None)) is not None:
+        scheduler.apply_async = beat.Beside(scheduler)
 
 
 @signals.worker_shutdown.connect(dispatch_uid="jobs.worker.steps")

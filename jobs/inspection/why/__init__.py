@@ -12,13 +12,14 @@ from typing import Any
 from django.db.models.functions import Now
 from django.utils.translation import gettext, ngettext
 
+from jobs.calling import entries
 from jobs.conf import conf
 from jobs.idempotency import effects
 from jobs.inspection.times import duration
 from jobs.inspection.why import waiting
 from jobs.inspection.why.view import COUNTS, Reason, View
 from jobs.lifecycle import unique
-from jobs.models import Cancellation, Effect, State
+from jobs.models import Cancellation, Effect, Schedule, State
 from jobs.operations.selection import find
 
 #: What the server's process that serves the run waits for.
@@ -40,11 +41,25 @@ def explain(key: uuid.UUID) -> tuple[View | None, list[Reason]]:
         return None, [Reason("unknown", says, cure, {"databases": ", ".join(names)}, id=key, databases=names)]
     view = View(job)
     once: dict[str, Reason] = {}
-    for look in LOOKS.get(job.state, FAILED):
+    for look in (*LOOKS.get(job.state, FAILED), scheduled_by):
         for reason in look(view):
             # Two looks may find the same reason. It stands where it came first.
             once.setdefault(reason.code, reason)
     return view, list(once.values())
+
+
+def scheduled_by(view: View) -> Iterator[Reason]:
+    """Last, because it says where the job comes from."""
+    if (name := view.job.headers.get(entries.NAME)) is None:
+        return
+    tick = view.job.headers.get(entries.TICK)
+    made = gettext("The schedule %(name)s made it for its tick of %(tick)s.")
+    says = made if tick else gettext("It was made by hand, of the schedule %(name)s.")
+    cure = ""
+    row = Schedule.objects.using(view.using).filter(pk=name).first()
+    if row is not None and row.paused_at is not None:
+        cure = gettext("The schedule is paused: manage.py jobs schedule --resume %r") % name
+    yield Reason("schedule", says, cure, name=name, tick=tick)
 
 
 # A running job

@@ -1,0 +1,144 @@
+"""The moments at which an entry of the schedule is due: each is computed from the one before, and not from a clock."""
+
+from __future__ import annotations
+
+import datetime
+from copy import copy
+from typing import Any, NamedTuple
+
+from celery import Celery
+from celery.schedules import BaseSchedule, crontab, maybe_schedule, schedule
+from celery.utils.time import remaining
+
+#: For so long a tick is in time. Ticks that were missed by less get their jobs, one each; of older ones the last one
+#: may be made up for.
+IN_TIME = datetime.timedelta(seconds=30)
+
+#: After so many ticks nobody counts further.
+MOST = 10_000
+
+_UNITS = (("d", 86400), ("h", 3600), ("min", 60))
+
+
+class Due(NamedTuple):
+    #: How many ticks are too old to be in time, and the last of them (None: none is).
+    missed: int
+    last_missed: datetime.datetime | None
+    #: The others, the oldest first.
+    in_time: list[datetime.datetime]
+    #: The first one to come; None: there is none.
+    next: datetime.datetime | None
+
+    @property
+    def last(self) -> datetime.datetime | None:
+        return self.in_time[-1] if self.in_time else self.last_missed
+
+
+class Ticks:
+    """The ticks of one of Celery's schedules. Their texts (``str``) differ if the ticks do.
+
+    Parameters:
+        given: seconds, a timedelta, or a schedule of Celery's; its own ``nowfun`` is not asked.
+        relative: as of Celery's interval schedules: rounded to their unit.
+        begins, ends: no tick is earlier than the one, or as late as the other.
+
+    Raises:
+        TypeError, ValueError: no ticks can be computed of it; says why.
+    """
+
+    def __init__(self, given: Any, app: Celery, relative: bool = False, begins: Any = None, ends: Any = None) -> None:
+        found: Any = maybe_schedule(given, relative, app=app) if is_schedule(given) else None
+        if found is None or type(found).remaining_estimate is BaseSchedule.remaining_estimate:
+            raise TypeError(f"{given!r} must be seconds, a timedelta, a crontab, or another schedule of Celery's")
+        is_interval = isinstance(found, schedule)
+        if is_interval and found.run_every <= datetime.timedelta():
+            raise ValueError(f"an interval must be above 0, not {given!r}")
+        #: The moment that the schedule takes for now.
+        self._at = datetime.datetime.now(datetime.UTC)
+        self._schedule = copy(found)
+        self._schedule.app, self._schedule.nowfun = app, lambda: self._at
+        #: Of a plain interval; its ticks need no calendar.
+        self.every: datetime.timedelta | None = found.run_every if is_interval and not found.relative else None
+        self._begins, self._ends = begins, ends
+
+    def __str__(self) -> str:
+        """For people, in a crontab's own order: minute, hour, day of month, month, day of week."""
+        found = self._schedule
+        if isinstance(found, crontab):
+            names = "minute hour day_of_month month_of_year day_of_week".split()
+            text = f"{' '.join(_field(getattr(found, f'_orig_{name}')) for name in names)} ({found.tz})"
+        elif isinstance(found, schedule):
+            seconds = found.run_every.total_seconds()
+            unit, size = next(((unit, size) for unit, size in _UNITS if seconds % size == 0), ("s", 1))
+            text = f"every {seconds / size:g} {unit}{' (rounded)' if found.relative else ''}"
+        else:
+            text = repr(found).strip("<>")
+        bounds = ((" from", self._begins), (" until", self._ends))
+        return text + "".join(f"{word} {bound:%Y-%m-%d %H:%M:%S%z}" for word, bound in bounds if bound)
+
+    def after(self, at: datetime.datetime) -> datetime.datetime | None:
+        """The first tick after the moment; None: there is none."""
+        if self._begins is not None and at < self._begins:
+            at = self._begins - datetime.timedelta(microseconds=1)
+            tick = self._begins if isinstance(self._schedule, schedule) else self._next(at)
+        else:
+            tick = self._next(at)
+        return tick if tick > at and (self._ends is None or tick < self._ends) else None
+
+    def due(self, since: datetime.datetime, now: datetime.datetime) -> Due:
+        """What lies between a tick that was decided, and now."""
+        missed, last = 0, None
+        old, in_time = now - IN_TIME, list[datetime.datetime]()
+        is_plain = self._begins is None and self._ends is None
+        if is_plain and self.every is not None and since + self.every <= old:
+            # Of seconds in a week there are many.
+            missed = (old - since) // self.every
+            last = since = since + missed * self.every
+        tick = self.after(since)
+        while tick is not None and tick <= now:
+            if tick > old:
+                in_time.append(tick)
+            else:
+                missed, last = missed + 1, tick
+            tick = self.after(old if missed == MOST and not in_time else tick)
+        return Due(missed, last, in_time, tick)
+
+    def _next(self, at: datetime.datetime) -> datetime.datetime:
+        if self.every is not None:
+            return at + self.every
+        tick = self._estimate(at)
+        if isinstance(self._schedule, crontab):
+            if tick <= at:
+                # In the hour that comes twice, Celery names the first one again.
+                tick = self._estimate(at + datetime.timedelta(hours=1))
+            if len(self._schedule.hour) == 24:
+                # What is due in every hour is due in both.
+                tick = min(tick, self._in_second_hour(self._schedule, at) or tick)
+        return tick.astimezone(datetime.UTC)
+
+    def _estimate(self, at: datetime.datetime) -> datetime.datetime:
+        self._at = at
+        return at + self._schedule.remaining_estimate(at)
+
+    def _in_second_hour(self, found: crontab, at: datetime.datetime) -> datetime.datetime | None:
+        """The next tick as if no clock were put back, if that is a tick by the clocks of the place, too."""
+        offset = at.astimezone(found.tz).utcoffset() or datetime.timedelta()
+        tick = at + remaining(*found.remaining_delta(at, tz=datetime.timezone(offset)))
+        there = tick.astimezone(found.tz)
+        fits = (
+            there.minute in found.minute
+            and there.day in found.day_of_month
+            and there.month in found.month_of_year
+            and there.isoweekday() % 7 in found.day_of_week
+        )
+        return tick if fits and tick > at else None
+
+
+def is_schedule(given: Any) -> bool:
+    """Whether it may be the ``schedule`` of an entry, or a task's ``every=``."""
+    return isinstance(given, int | float | datetime.timedelta | BaseSchedule) and not isinstance(given, bool)
+
+
+def _field(value: Any) -> str:
+    parts = sorted(value) if isinstance(value, set | frozenset) else value
+    return str(value).replace(" ", "") if isinstance(value, str | int) else ",".join(map(str, parts))

@@ -1,0 +1,91 @@
+"""The entries of the schedule: when each is due, how its last job ended, and what is wrong with it."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from typing import Any
+
+from django.db.models.functions import Now
+from django.utils import timezone
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from jobs.calling.ticks import IN_TIME
+from jobs.conf import conf
+from jobs.inspection.times import duration
+from jobs.maintenance.schedules import GONE
+from jobs.models import Job, Schedule
+
+STATUSES = {
+    "paused": _("paused"),
+    "undefined": _("no longer defined by any worker"),
+    "over": _("over"),
+    "error": _("its job could not be made"),
+    "overdue": _("overdue"),
+    "missed": _("missed a tick"),
+    "fine": _("in time"),
+}
+
+#: So long after its last call it is said that ``celery beat`` runs beside.
+BESIDE = datetime.timedelta(hours=1)
+
+
+def status(row: Any, has_workers: bool) -> str:
+    """One of :data:`STATUSES`, of a row with ``now`` by the database's clock."""
+    is_gone = not row.definition or (has_workers and row.seen_at < row.now - datetime.timedelta(seconds=GONE))
+    is_missed = row.missed_at is not None and (row.last_run is None or row.last_run <= row.missed_at)
+    found = (
+        ("paused", row.paused_at is not None),
+        ("undefined", is_gone),
+        ("over", row.next_tick is None),
+        ("error", bool(row.error)),
+        ("overdue", row.next_tick is not None and row.next_tick < row.now - IN_TIME),
+        ("missed", is_missed),
+        ("fine", True),
+    )
+    return next(name for name, is_so in found if is_so)
+
+
+def look_at(rows: Any, has_workers: bool) -> list[Any]:
+    """Give each row its ``status``, and the ``state`` of its last job, if that is still there."""
+    found = list(rows)
+    using = found[0]._state.db if found else None
+    jobs = Job.objects.using(using).filter(pk__in=[row.last_job for row in found if row.last_job])
+    states = dict(jobs.values_list("pk", "state"))
+    for row in found:
+        row.status, row.state = status(row, has_workers), states.get(row.last_job)
+    return found
+
+
+def gather(has_workers: bool) -> list[dict[str, Any]]:
+    """All entries, those that are due first."""
+    names = "name task timing next_tick last_run last_job missed missed_at error paused_at paused_by reason beat_at"
+    rows: list[Any] = []
+    for alias in conf().DATABASES:
+        rows += look_at(Schedule.objects.using(alias).annotate(now=Now()), has_workers)
+    rows.sort(key=lambda row: (row.next_tick is None, row.next_tick or row.last_tick, row.name))
+    more = ("status", "state")
+    return [
+        {name: getattr(row, name) for name in (*names.split(), *more)}
+        | {"overdue_seconds": max(0.0, (row.now - row.next_tick).total_seconds()) if row.next_tick else 0.0}
+        | {"beat": row.beat_at is not None and row.beat_at > row.now - BESIDE}
+        for row in rows
+    ]
+
+
+def remarks(found: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """What needs attention: of what kind it is, and a sentence."""
+    texts = {
+        "paused": gettext("the schedule %(name)s: is paused; manage.py jobs schedule --resume %(name)r"),
+        "error": gettext("the schedule %(name)s: the job of its last tick could not be made: %(error)s"),
+        "overdue": gettext("the schedule %(name)s: is due since %(time)s, and no worker has made its job"),
+        "missed": gettext("the schedule %(name)s: missed its tick of %(at)s (it missed %(missed)s so far)"),
+    }
+    for each in found:
+        if each["status"] in texts:
+            at = each["missed_at"] and f"{timezone.localtime(each['missed_at']):%Y-%m-%d %H:%M:%S}"
+            says = texts[each["status"]] % {**each, "time": duration(each["overdue_seconds"]), "at": at}
+            yield "paused" if each["status"] == "paused" else f"schedule_{each['status']}", says
+    if any(each["beat"] for each in found):
+        yield "beat", gettext("celery beat runs beside the workers, who run the schedule themselves: stop it")

@@ -1,0 +1,208 @@
+"""Run the schedule: each tick of an entry is decided once, in the transaction that makes its job.
+
+A row for each entry holds the last tick that was decided. Whoever decides the next one has the row locked, and moves it
+in the transaction that inserts the job; by the database's clock, whatever those of the machines say.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+from celery import Celery
+from django.db import Error, transaction
+from django.db.models import F
+from django.db.models.functions import Now
+
+from jobs.arguments import scrub
+from jobs.calling import entries
+from jobs.calling.entries import Entry
+from jobs.conf import celery_app
+from jobs.conf.logs import logger
+from jobs.conf.syncpoints import reach
+from jobs.database import databases
+from jobs.errors import UniqueBusy
+from jobs.lifecycle.ring import bell
+from jobs.lifecycle.transitions import now_plus
+from jobs.maintenance.tally import clock
+from jobs.models import Schedule
+
+#: Seconds between two looks while nothing is due; between two looks at what somebody else decides at the moment.
+LOOK, AGAIN = 2.0, 0.2
+
+#: Seconds between two notes that an entry is still defined, and after which one that nobody noted is not.
+NOTED, GONE = 20.0, 90.0
+
+#: Seconds after which a process that stands still while it decides a tick loses it to the others.
+STANDS_STILL = 10.0
+
+
+class Schedules:
+    """The sibling of rescue, prune and count that makes jobs of ticks. Any number of them decide each tick once."""
+
+    def __init__(self, app: Celery | None = None) -> None:
+        self._app = app
+        self._entries: dict[str, Entry] | None = None
+        #: Of django-celery-beat's tables: when they last changed.
+        self._changed: datetime.datetime | None = None
+        #: For each database when this began, and when it last noted what is defined; by the database's clock.
+        self._began: dict[str, datetime.datetime] = {}
+        self._noted: dict[str, datetime.datetime] = {}
+        #: Seconds until the next look.
+        self.pause = LOOK
+
+    def run_once(self) -> dict[str, int]:
+        done = {"ticks": 0, "missed": 0}
+        found = self._read()
+        self.pause = LOOK if found or entries.has_tables() else math.inf
+        for alias in {entry.using for entry in found.values()}:
+            mine = {name: entry for name, entry in found.items() if entry.using == alias}
+            databases.guarded(alias, partial(self._run, alias, mine, done))
+        return done
+
+    def _read(self) -> dict[str, Entry]:
+        if self._entries is not None and not entries.has_tables():
+            return self._entries
+        changed = None
+        if entries.has_tables():
+            from jobs.calling import periodic
+
+            changed = periodic.last_change()
+        app = self._app or celery_app()
+        if self._entries is None or changed != self._changed:
+            self._entries, wrong = entries.gather(app) if app is not None else ({}, [])
+            self._changed = changed
+            for text in wrong:
+                logger.error("an entry of the schedule is left out: %s", text, extra={"action": "schedule_wrong"})
+        return self._entries
+
+    def _run(self, using: str, mine: dict[str, Entry], done: dict[str, int]) -> None:
+        rows: dict[str, Any] = {row.name: row for row in Schedule.objects.using(using).annotate(now=Now())}
+        now = next((row.now for row in rows.values()), None) or clock(using)
+        began = self._began.setdefault(using, now)
+        for name, entry in mine.items():
+            row = rows.get(name)
+            if row is None or row.definition != entry.definition:
+                rows[name] = define(entry, row, began, now)
+        in_force = {name for name, entry in mine.items() if rows[name].definition == entry.definition}
+        if now - self._noted.get(using, BEFORE) > datetime.timedelta(seconds=NOTED):
+            self._noted[using] = now
+            note_defined(using, in_force)
+        failure: Error | None = None
+        for name in in_force:
+            row = rows[name]
+            if row.next_tick is None or row.paused_at is not None:
+                continue
+            if row.next_tick > now:
+                self.pause = min(self.pause, (row.next_tick - now).total_seconds())
+                continue
+            try:
+                decided = decide(mine[name])
+            except (Error, UniqueBusy) as exc:
+                # The others have their ticks nevertheless.
+                decided, failure = None, exc if isinstance(exc, Error) else failure
+            if decided is None:
+                # Whoever has it may stand still.
+                self.pause = min(self.pause, AGAIN)
+            else:
+                self.pause = 0.0
+                done["ticks"] += decided[0]
+                done["missed"] += decided[1]
+        if failure is not None:
+            raise failure
+
+
+BEFORE = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
+def note_defined(using: str, names: Iterable[str]) -> None:
+    """Say that the entries are defined here. Those that no worker defines any more begin anew if they come back."""
+    rows = Schedule.objects.using(using)
+    rows.filter(pk__in=names, seen_at__lt=now_plus(-NOTED / 2)).update(seen_at=Now())
+    rows.filter(seen_at__lt=now_plus(-GONE)).exclude(definition="").update(definition="", next_tick=None)
+
+
+def define(entry: Entry, row: Any, began: datetime.datetime, now: datetime.datetime) -> Schedule:
+    """Bring the row of an entry (None: there is none yet) in line with it; it may stay that of another definition.
+
+    Parameters:
+        began: when this worker did.
+    """
+    rows = Schedule.objects.using(entry.using)
+    says: dict[str, Any] = {"task": scrub(entry.task, 255), "timing": scrub(entry.when, 1000)}
+    says |= {"definition": entry.definition, "defined_at": began, "seen_at": now}
+    if row is None:
+        begins = {"last_tick": now, "next_tick": entry.ticks.after(now)}
+        return rows.get_or_create(pk=entry.name, defaults={**says, **begins})[0]
+    is_stale = row.seen_at < now - datetime.timedelta(seconds=GONE)
+    if row.definition and row.defined_at > began and not is_stale:
+        # Of a newer worker. This one makes no jobs of the entry as it was before.
+        return row
+    if row.next_tick is None or row.definition.partition(" ")[0] != entry.definition.partition(" ")[0]:
+        # It begins now: what the new times would have brought until now was not missed.
+        due = entry.ticks.due(row.last_tick, now)
+        says |= {"last_tick": due.last or row.last_tick, "next_tick": due.next}
+    # Race with another worker, or with a tick: whoever comes second looks again.
+    if rows.filter(pk=row.pk, definition=row.definition, last_tick=row.last_tick).update(**says):
+        for name, value in says.items():
+            setattr(row, name, value)
+    return row
+
+
+def decide(entry: Entry, at: datetime.datetime | None = None) -> tuple[int, int] | None:
+    """Make the jobs of the ticks that are due, in one transaction; returns how many, and how many were missed.
+
+    None: there is nothing to decide, or somebody else does at the moment.
+
+    Parameters:
+        at: instead of the database's clock.
+    """
+    using = entry.using
+    with transaction.atomic(using=using):
+        databases.end_if_idle(using, STANDS_STILL)
+        found: Any = Schedule.objects.using(using).filter(pk=entry.name, definition=entry.definition)
+        row = databases.free(found).annotate(now=Now()).first()
+        if row is None or row.paused_at is not None or row.next_tick is None or row.next_tick > (at or row.now):
+            return None
+        due = entry.ticks.due(row.last_tick, at or row.now)
+        ticks = due.in_time or ([due.last_missed] if entry.catch_up and due.last_missed else [])
+        ticks = ticks[:1] if entry.is_one_off else ticks
+        missed, missed_at = due.missed, due.last_missed
+        says: dict[str, Any] = {"last_tick": due.last or row.last_tick, "next_tick": due.next, "error": ""}
+        reach("before_tick")
+        try:
+            with transaction.atomic(using=using):
+                made = [entry.call(tick) for tick in ticks]
+        except (Error, UniqueBusy):
+            raise
+        except Exception as exc:
+            # It would fail again: these ticks are lost, and the next one is tried.
+            logger.error("the schedule cannot call %s", entry.name, exc_info=exc, extra=_about("schedule_error", entry))
+            says["error"] = scrub(f"{type(exc).__name__}: {exc}", 1000)
+            missed, missed_at, ticks = missed + len(due.in_time), due.last, []
+        if ticks:
+            says |= {"last_run": ticks[-1], "last_job": made[-1]}
+            entry.note_run(ticks[-1], len(ticks))
+            if entry.is_one_off:
+                says["next_tick"] = None
+        if missed:
+            says |= {"missed": F("missed") + missed, "missed_at": missed_at}
+        reach("after_tick")
+        # Where rows cannot be locked, this decides who was first.
+        if not found.filter(last_tick=row.last_tick).update(**says):
+            transaction.set_rollback(True, using=using)
+            return None
+    if missed:
+        text = "the schedule %s missed %s ticks%s"
+        late = ", and makes up for the last one" if ticks and not due.in_time else ""
+        logger.warning(text, entry.name, missed, late, extra=_about("schedule_missed", entry, count=missed))
+    if ticks:
+        bell.ring()
+    return len(ticks), missed
+
+
+def _about(action: str, entry: Entry, **more: Any) -> dict[str, Any]:
+    return {"action": action, "schedule": entry.name, "task": entry.task, **more}

@@ -1,0 +1,71 @@
+"""``manage.py jobs schedule``: what runs again and again, and what a person decides about it."""
+
+from __future__ import annotations
+
+import datetime
+from argparse import Namespace
+
+from django.core.management.base import CommandError
+from django.utils import timezone
+
+from jobs.inspection import census
+from jobs.inspection import schedules as schedule_rows
+from jobs.management.console.base import JobsCommand, me, option, subcommand
+from jobs.management.console.look import table
+from jobs.operations import schedules
+
+
+@subcommand(
+    option("--pause", "let the ticks of this entry pass without jobs", metavar="NAME"),
+    option("--resume", "go on with the next tick of this entry", metavar="NAME"),
+    option("--run", "make a job of this entry now", metavar="NAME"),
+    option("--reason", "why, for those who ask", default=""),
+)
+def schedule(out: JobsCommand, args: Namespace) -> None:
+    """List what the workers run again and again: the next run, the last one and how it ended, missed ticks.
+
+    The times are those of the settings' time zone. An entry that is paused makes no jobs, and what passes
+    meanwhile is not made up for. Its name is the key of beat_schedule, or that of the task with every=.
+
+    examples:
+      manage.py jobs schedule
+      manage.py jobs schedule --pause nightly-report --reason "the warehouse is moved"
+      manage.py jobs schedule --run nightly-report
+      manage.py jobs schedule --json
+    """
+    asked = [(verb, name) for verb in ("pause", "resume", "run") if (name := getattr(args, verb)) is not None]
+    if len(asked) > 1:
+        raise CommandError("Say one of --pause, --resume and --run.")
+    if asked:
+        _change(out, *asked[0], args.reason)
+        return
+    nodes = census.nodes()
+    found = schedule_rows.gather(any(node["takes_jobs"] for node in nodes))
+    out.say_json(found)
+    if not found:
+        out.say("There is no entry: beat_schedule, add_periodic_task() or a task's every= make one.")
+        return
+    rows = [["name", "task", "when", "next", "last", "ended", "missed", "status"]]
+    for each in found:
+        moments = [_local(each["next_tick"]), _local(each["last_run"])]
+        tail = [each["state"] or "-", str(each["missed"]), str(schedule_rows.STATUSES[each["status"]])]
+        rows.append([each["name"], each["task"], each["timing"], *moments, *tail])
+    out.say(table(rows, out))
+    for _, text in schedule_rows.remarks(found):
+        out.say(text)
+
+
+def _change(out: JobsCommand, verb: str, name: str, reason: str) -> None:
+    try:
+        job = schedules.run(name, me(), reason) if verb == "run" else None
+    except (LookupError, TypeError, ValueError) as exc:
+        raise CommandError(str(exc)) from exc
+    done = {"pause": lambda: schedules.pause(name, me(), reason), "resume": lambda: schedules.resume(name)}
+    if verb != "run" and not done[verb]():
+        raise CommandError(f"{name!r} is not {'running' if verb == 'pause' else 'paused'}, or no worker knows it.")
+    out.say_json({"name": name, "done": verb, "job": job})
+    out.say(f"{name}: {'the job ' + str(job) + ' runs' if job else verb + 'd'}")
+
+
+def _local(at: datetime.datetime | None) -> str:
+    return "-" if at is None else f"{timezone.localtime(at):%Y-%m-%d %H:%M:%S}"

@@ -1,0 +1,55 @@
+"""Pause, resume and run an entry of the schedule, for every worker at once."""
+
+from __future__ import annotations
+
+import uuid
+
+from django.db import transaction
+from django.db.models.functions import Now
+from django.utils.translation import gettext
+
+from jobs.arguments import scrub
+from jobs.calling import entries
+from jobs.conf import celery_app, conf
+from jobs.models import Action, Schedule
+
+
+def pause(name: str, by: str = "", reason: str = "") -> bool:
+    """Let its ticks pass without jobs. False: it is paused already, or there is none of the name."""
+    says = {"paused_by": scrub(by, 150), "reason": scrub(reason, 1000)}
+    found = (Schedule.objects.using(alias).filter(pk=name, paused_at=None) for alias in conf().DATABASES)
+    return sum(rows.update(paused_at=Now(), **says) for rows in found) > 0
+
+
+def resume(name: str) -> bool:
+    """Go on with the next tick. What passed meanwhile was not missed. False: it is not paused."""
+    done = []
+    for alias in conf().DATABASES:
+        with transaction.atomic(using=alias):
+            rows = Schedule.objects.using(alias).filter(pk=name, paused_at__isnull=False)
+            # A worker that has the entry knows which tick is the next one.
+            rows.filter(next_tick__lte=Now()).update(definition="")
+            done.append(rows.update(paused_at=None, paused_by="", reason=""))
+    return any(done)
+
+
+def run(name: str, by: str = "", why: str = "") -> uuid.UUID | None:
+    """Make a job of the entry now, whatever its time; returns the job's id. Its ticks stay as they are.
+
+    Raises:
+        LookupError: no such entry is known in this process; says so in the reader's language.
+        TypeError, ValueError: the call cannot be made.
+    """
+    app = celery_app()
+    if app is not None:
+        app.loader.import_default_modules()
+    entry = entries.gather(app)[0].get(name) if app is not None else None
+    if entry is None:
+        raise LookupError(gettext("The code of this process has no entry %(name)r in its schedule.") % {"name": name})
+    with transaction.atomic(using=entry.using):
+        job = entry.call(None)
+        Schedule.objects.using(entry.using).filter(pk=name).update(last_job=job, last_run=Now())
+        if job is not None:
+            note = ": ".join(filter(None, [name, why]))
+            Action.objects.using(entry.using).create(job=job, what="run", by=scrub(by, 150), why=scrub(note, 1000))
+    return job
