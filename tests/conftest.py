@@ -207,7 +207,7 @@ def _empty_broker() -> None:
 
         side = SideDatabase()
         with side.cursor() as cursor:
-            for table in ("jobs_message", "jobs_binding", "jobs_beat", "jobs_lock", "jobs_stored_result"):
+            for table in ("jobs_message", "jobs_binding", "jobs_beat", "jobs_lock", "jobs_order", "jobs_stored_result"):
                 cursor.execute(f"DELETE FROM {table}")
         side.close()
 

@@ -496,6 +496,13 @@ def takes_turns(key):
 
 
 @shared_task
+def locks_and_waits(key, started, gate):
+    Order.objects.select_for_update().get(key=key)
+    once_only(started)
+    wait_for_file(gate)
+
+
+@shared_task
 def locks_two(key, first, second):
     """A deadlock with a body that locks them the other way round."""
     for name in (first, second):

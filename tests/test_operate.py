@@ -25,6 +25,7 @@ WHAT = {
     "retry": ("failed", "retry_job", ""),
     "run": ("scheduled", "retry_job", ""),
     "cancel": ("ready", "cancel_job", ""),
+    "kill": ("running", "kill_job", ""),
     "move": ("ready", "change_job", "mail"),
     "prioritize": ("scheduled", "change_job", "7"),
     "delete": ("failed", "delete_job", ""),
@@ -33,6 +34,7 @@ AFTER = {
     "retry": {"state": "ready"},
     "run": {"state": "ready"},
     "cancel": {"state": "cancelled"},
+    "kill": {"state": "cancelled"},
     "move": {"state": "ready", "queue": "mail", "options": {"shadow": "other"}},
     "prioritize": {"state": "scheduled", "priority": 7, "rank": 7},
 }

@@ -2,6 +2,7 @@
 
 import datetime
 import math
+import uuid
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from django.core import checks
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.shortcuts import get_object_or_404
 from django.utils.html import format_html
 from django.utils.translation import gettext, pgettext_lazy
 from django.utils.translation import gettext_lazy as _
@@ -23,6 +25,7 @@ from jobs.inspection.dashboard import FAILURES, Dashboard
 from jobs.inspection.times import duration
 from jobs.lifecycle import queues
 from jobs.models import Job, Node, Overview, Pause, State
+from jobs.operations import workers
 from jobs.operations.selection import DIGITS
 
 LABELS = {"hour": _("last hour"), "day": _("last day"), "week": _("last week")}
@@ -170,6 +173,7 @@ class NodeAdmin(ReadOnlyAdmin):
     lookups = frozenset({"dead_at__isempty"})
     search_fields = ("hostname",)
     ordering = ("-started_at",)
+    change_form_template = "jobs/admin/node/change_form.html"
     fields = (
         "id", "status", "hostname", "pid", "beat", "running", "processes", "version", "started", "died", "served",
         "known_tasks",
@@ -184,6 +188,28 @@ class NodeAdmin(ReadOnlyAdmin):
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return NodeChangeList
+
+    def get_urls(self) -> list[Any]:
+        return [self.path("<uuid:key>/tell/", "node_tell", self.tell, posts=True), *super().get_urls()]
+
+    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        is_told = context["original"].dead_at is None and may(request, "control_node")
+        context["verbs"] = workers.LABELS.items() if is_told else ()
+        return super().render_change_form(request, context, *args, **kwargs)
+
+    def tell(self, request: HttpRequest, key: uuid.UUID) -> HttpResponse:
+        """Tell the worker to be quiet, to claim again, or to stop, and go back to its page."""
+        verb = request.POST.get("verb", "")
+        if verb not in workers.LABELS or not may(request, "control_node"):
+            raise PermissionDenied
+        node = get_object_or_404(self.get_queryset(request), pk=key)
+        why = scrub(request.POST.get("why", "").strip(), 1000)
+        if workers.tell(key, verb, request.user.get_username(), why):
+            self.log_change(request, node, f"{verb} {why}".strip())
+            self.message_user(request, gettext("%s was told; it obeys within a second or so.") % node, messages.SUCCESS)
+        else:
+            self.message_user(request, gettext("%s is dead.") % node, messages.WARNING)
+        return HttpResponseRedirect(url_of("node_change", key))
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Node | None:
         node = super().get_object(request, object_id, from_field)

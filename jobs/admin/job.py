@@ -278,16 +278,15 @@ class JobAdmin(ReadOnlyAdmin):
         return HttpResponseRedirect(back)
 
     def _attempt(self, request: HttpRequest, operation: Operation, job: Job) -> Outcome:
-        with transaction.atomic():
-            outcome = operation.attempt(job.pk)
-            if outcome.is_done:
-                # English, as all that is stored.
-                with translation.override(None):
-                    said = f"{operation.label}: {outcome.says}" + (f" ({operation.why})" if operation.why else "")
-                user: Any = request.user.pk
-                flag = DELETION if isinstance(operation, Delete) else CHANGE
-                LogEntry.objects.log_actions(user, [job], flag, change_message=said, single_object=True)
-        return outcome
+        def log(outcome: Outcome) -> None:
+            # English, as all that is stored.
+            with translation.override(None):
+                said = f"{operation.label}: {outcome.says}" + (f" ({operation.why})" if operation.why else "")
+            user: Any = request.user.pk
+            flag = DELETION if isinstance(operation, Delete) else CHANGE
+            LogEntry.objects.log_actions(user, [job], flag, change_message=said, single_object=True)
+
+        return operation.attempt(job.pk, also=log)
 
     def matching(self, request: HttpRequest, operation: Operation) -> dict[State, QuerySet[Job]]:
         """All jobs that the list's filters and search match, by state, because each state has an index of its own.

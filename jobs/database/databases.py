@@ -18,7 +18,7 @@ from django.db.utils import load_backend
 
 from jobs.conf import conf
 from jobs.conf.logs import logger
-from jobs.models import Beat, Binding, Job, Lock, Message, StoredResult
+from jobs.models import Beat, Binding, Job, Lock, Message, Order, StoredResult
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Model)
@@ -399,7 +399,7 @@ def _new_connection(alias: str) -> BaseDatabaseWrapper:
 
 
 def _create_tables(connection: BaseDatabaseWrapper) -> None:
-    models = {model._meta.db_table: model for model in (Message, Binding, Beat, Lock, StoredResult)}
+    models = {model._meta.db_table: model for model in (Message, Binding, Beat, Lock, Order, StoredResult)}
     if models.keys() - connection.introspection.table_names():
         with connection.schema_editor() as editor:
             # Asked again inside the write lock: another process may have been faster.

@@ -97,6 +97,8 @@ class Board:
     stock_waits = _shared("?", 40)
     #: Whether the worker sends Celery's events (``-E``).
     wants_events = _shared("?", 41)
+    #: Whether the worker was told to claim nothing more, and to finish what it runs.
+    is_quiet = _shared("?", 42)
     #: How many claims of this node found something, roughly.
     finds = _shared("q", 48)
     #: Until when somebody waits for results, and is told of each end; on the machine's monotonic clock.

@@ -17,6 +17,7 @@ from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.database import databases
 from jobs.idempotency import locks, markers
+from jobs.lifecycle import orders
 from jobs.lifecycle.transitions import now_plus
 from jobs.maintenance import is_eldest
 from jobs.models import ENDED, LIVE, Action, Job, Marker, Node, State
@@ -55,6 +56,7 @@ class Prune:
             done["messages"] += transport.prune_replies(self.side)
             locks.prune(self.side)
             stored.prune(self.side)
+            orders.prune(self.side)
         if done["jobs"]:
             logger.info("pruned %s jobs", done["jobs"], extra={"action": "pruned", "count": done["jobs"]})
         return done

@@ -180,7 +180,7 @@ class OwnJobs:
         self._ended: dict[tuple[uuid.UUID, int], tuple[str, str]] = {}
 
     def expect_end(self, slot: Occupied, kind: str, text: str) -> None:
-        """This node ends the run's process: ``TimeLimitExceeded``, or ``Revoked``."""
+        """This node ends the run's process: ``TimeLimitExceeded``, ``Revoked`` or ``Killed``."""
         self._ended[slot.job, slot.lease] = (kind, text)
 
     def settle_dead(self) -> int:
@@ -225,7 +225,7 @@ class OwnJobs:
         kind, text = self._ended.get((slot.job, slot.lease), ("", ""))
         if kind == "TimeLimitExceeded":
             return transitions.fail(job, _error(job, kind, text))
-        if kind == "Revoked":
+        if kind in ("Revoked", "Killed"):
             return transitions.cancel_running(job, _error(job, kind, text))
         if board.stopping_for is not None:
             # A worker that stops kills its processes. That is not the job's fault.

@@ -16,15 +16,17 @@ from jobs.database.databases import ask, is_lost
 from jobs.models import Job
 
 #: The claim recorded the server process. It is ended if it is older than the claim (else its number was used
-#: again), in a transaction, and no other run uses the same connection by now.
+#: again), in a transaction, and no other run uses the same connection by now. That of a run that was killed may be at
+#: the next job of the same claim.
 _END = """
 SELECT j.id, pg_terminate_backend(a.pid)
 FROM pg_stat_activity a JOIN jobs_job j ON j.backend = a.pid
-WHERE j.state = 'running' AND (j.id, j.lease) IN (SELECT * FROM unnest(%s::uuid[], %s::int[]))
+WHERE j.state IN ('running', 'cancelled') AND (j.id, j.lease) IN (SELECT * FROM unnest(%s::uuid[], %s::int[]))
   AND a.datname = current_database() AND a.usename = current_user AND a.pid <> pg_backend_pid()
   AND a.state <> 'idle' AND a.backend_start <= j.started_at
   AND NOT EXISTS (
-    SELECT 1 FROM jobs_job o WHERE o.state = 'running' AND o.backend = j.backend AND o.started_at > j.started_at
+    SELECT 1 FROM jobs_job o WHERE o.state = 'running' AND o.backend = j.backend
+      AND (o.started_at > j.started_at OR (o.started_at = j.started_at AND j.state = 'cancelled'))
   )
 """
 

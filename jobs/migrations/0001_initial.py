@@ -92,7 +92,7 @@ class Migration(migrations.Migration):
                 'verbose_name': 'job',
                 'verbose_name_plural': 'jobs',
                 'db_table': 'jobs_job',
-                'permissions': [('retry_job', 'Can retry jobs, and run them now'), ('cancel_job', 'Can cancel jobs')],
+                'permissions': [('retry_job', 'Can retry jobs, and run them now'), ('cancel_job', 'Can cancel jobs'), ('kill_job', 'Can kill running jobs')],
             },
         ),
         migrations.CreateModel(
@@ -129,6 +129,7 @@ class Migration(migrations.Migration):
                 'verbose_name': 'node',
                 'verbose_name_plural': 'nodes',
                 'db_table': 'jobs_node',
+                'permissions': [('control_node', 'Can quiet and stop workers')],
             },
         ),
         migrations.CreateModel(
@@ -398,6 +399,20 @@ class Migration(migrations.Migration):
                 'verbose_name_plural': 'schedules',
                 'db_table': 'jobs_schedule',
                 'permissions': [('operate_schedule', 'Can pause, resume and run schedules')],
+            },
+        ),
+        migrations.CreateModel(
+            name='Order',
+            fields=[
+                ('id', models.UUIDField(primary_key=True, serialize=False)),
+                ('node', models.UUIDField()),
+                ('what', models.CharField(max_length=8)),
+                ('lease', models.IntegerField(null=True)),
+                ('text', models.TextField(default='')),
+                ('at', models.FloatField(default=0)),
+            ],
+            options={
+                'db_table': 'jobs_order',
             },
         ),
     ]

@@ -58,9 +58,28 @@ class Node(models.Model):
         db_table = "jobs_node"
         verbose_name = _("node")
         verbose_name_plural = _("nodes")
+        permissions: ClassVar = [("control_node", _("Can quiet and stop workers"))]
 
     def __str__(self) -> str:
         return f"{self.hostname} ({str(self.id)[:8]})"
+
+
+class Order(models.Model):
+    """What a node is told to do (``jobs.lifecycle.orders``). On SQLite it lives in the second file."""
+
+    #: The job that is killed; the node itself, if it is to be quiet or to stop.
+    id = models.UUIDField(primary_key=True)
+    node = models.UUIDField()
+    what = models.CharField(max_length=8)
+    #: Of the run that is killed.
+    lease = models.IntegerField(null=True)
+    #: In words: what, by whom, and why.
+    text = models.TextField(default="")
+    #: Seconds since 1970 by the database's clock.
+    at = models.FloatField(default=0)
+
+    class Meta:
+        db_table = "jobs_order"
 
 
 class Beat(models.Model):
@@ -155,6 +174,7 @@ class Job(models.Model):
         permissions: ClassVar = [
             ("retry_job", _("Can retry jobs, and run them now")),
             ("cancel_job", _("Can cancel jobs")),
+            ("kill_job", _("Can kill running jobs")),
         ]
         constraints: ClassVar = [
             models.CheckConstraint(name="jobs_job_state", condition=Q(state__in=State.values)),

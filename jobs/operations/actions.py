@@ -6,7 +6,7 @@ Who did it, when and why is written into the job's history, together with the tr
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
 from typing import Any, ClassVar, NamedTuple
 
@@ -25,6 +25,7 @@ from jobs.lifecycle import transitions, unique
 from jobs.lifecycle.queues import check_name
 from jobs.maintenance import prune
 from jobs.models import ENDED, Action, Job, State
+from jobs.operations import kill
 
 
 class Outcome(NamedTuple):
@@ -58,6 +59,7 @@ class Operation:
     said: ClassVar[dict[str, tuple[Any, Any]]] = {}
     asks: Any = None  #: What it needs to be told, for a form; None: nothing. It comes by :meth:`told`.
     example = ""  #: Of the same, for the command line.
+    warns: Any = ""  #: What to know before, for a form.
     value = who = why = ""  #: What it was told, by whom, and why.
 
     def told(self, value: str, who: str = "", why: str = "") -> Operation:
@@ -71,8 +73,10 @@ class Operation:
         """The value, and the participle that names it."""
         return "", self.participle
 
-    def attempt(self, key: uuid.UUID, dry_run: bool = False) -> Outcome:
-        """Do it to the job, in whatever database it is."""
+    def attempt(
+        self, key: uuid.UUID, dry_run: bool = False, also: Callable[[Outcome], Any] = lambda outcome: None
+    ) -> Outcome:
+        """Do it to the job, in whatever database it is; what is ``also`` to be done is part of its transaction."""
         for alias in conf().DATABASES:
             found = Job.objects.using(alias).filter(pk=key).values_list("state", flat=True)
             tried: set[str] = set()
@@ -87,14 +91,19 @@ class Operation:
                     if dry_run:
                         self.rehearse(key, alias)
                         return Outcome(True, promise, values)
+                    self.prepare(key, alias)
                     with transaction.atomic(using=alias):
                         if done := self.change(key, alias, state):
                             self.note(key, alias)
+                            also(Outcome(True, success, values))
                 except Refused as exc:
                     return Outcome(False, _("is %(state)s, and stays: %(why)s"), {**values, "why": str(exc)})
                 if done:
                     return Outcome(True, success, values)
         return Outcome(False, _("is unknown"))
+
+    def prepare(self, key: uuid.UUID, using: str) -> None:
+        """What has to be done before the transaction of :meth:`change`."""
 
     def change(self, key: uuid.UUID, using: str, state: str) -> bool:
         """Make the transition, or raise :class:`Refused`; False if the job is not in this state any more."""
@@ -102,6 +111,11 @@ class Operation:
 
     def rehearse(self, key: uuid.UUID, using: str) -> None:
         """Raise ``Refused`` if :meth:`change` would."""
+
+    def by_hand(self, participle: str) -> str:
+        """The reason for the job's error, in English as all that is stored."""
+        parts = [f"{participle} by hand", self.who and f"by {self.who}", self.why and f"({self.why})"]
+        return " ".join(filter(None, parts))
 
     def note(self, key: uuid.UUID, using: str) -> None:
         why = ": ".join(filter(None, [self.value, self.why]))
@@ -161,10 +175,38 @@ class Cancel(Operation):
     }
 
     def change(self, key: uuid.UUID, using: str, state: str) -> bool:
-        parts = ["cancelled by hand", self.who and f"by {self.who}", self.why and f"({self.why})"]
-        why = " ".join(filter(None, parts))
         end = transitions.ask_to_end if state == State.RUNNING else transitions.cancel
-        return end(key, using, why=why)
+        return end(key, using, why=self.by_hand("cancelled"))
+
+
+class Kill(Operation):
+    """Kill running jobs, on whatever worker they are.
+
+    Each ends cancelled at once and does not come back. The process that runs it is killed, and on PostgreSQL its
+    transaction is ended. What it did in its transaction is rolled back; what a body with atomic=False has committed
+    stays. A thread (-P threads, -P solo) cannot be killed: there the body goes on to its end, and is rolled back then.
+    """
+
+    name = "kill"
+    label = _("Kill")
+    permission = "kill_job"
+    participle = _("killed")
+    states = meant = (State.RUNNING,)
+    otherwise = _("is %(state)s: it does not run")
+    warns = _(
+        "It ends at once, with its process, and does not come back. What it did in its transaction is rolled back; "
+        "what a body with atomic=False has committed stays. In a pool of threads the body goes on to its end, and is "
+        "rolled back then."
+    )
+
+    def prepare(self, key: uuid.UUID, using: str) -> None:
+        kill.order(key, using, self.by_hand("killed"))
+
+    def change(self, key: uuid.UUID, using: str, state: str) -> bool:
+        try:
+            return kill.kill(key, using, self.by_hand("killed"))
+        except kill.Held as exc:
+            raise Refused(str(exc)) from None
 
 
 class RunNow(Operation):
@@ -246,6 +288,7 @@ class Delete(Operation):
     label = _("Delete")
     permission = "delete_job"
     participle = _("deleted")
+    warns = _("It is gone for ever, with its history.")
     states = meant = ENDED
     otherwise = _("is %(state)s: nothing to delete")
 
@@ -267,5 +310,5 @@ class Delete(Operation):
         logger.info("the job %s was deleted by %s: %s", key, self.who or "somebody", self.why or "-", extra=about)
 
 
-EACH = (Retry(), RunNow(), Cancel(), Move(), Prioritize(), Delete())
+EACH = (Retry(), RunNow(), Cancel(), Kill(), Move(), Prioritize(), Delete())
 OPERATIONS: dict[str, Operation] = {each.name: each for each in EACH}

@@ -30,7 +30,7 @@ from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.database import databases
 from jobs.database.databases import SideDatabase
-from jobs.lifecycle import transitions
+from jobs.lifecycle import orders, transitions
 from jobs.lifecycle.board import BODY, IDLE, Occupied, board, is_alive
 from jobs.maintenance import clock, rescue
 from jobs.maintenance.prune import Prune
@@ -223,13 +223,15 @@ class _Process:
         listeners = [listener.listener_of(alias, self._stopping) for alias in conf().DATABASES]
         for thread in [*threads, *filter(None, listeners)]:
             thread.start()
-        next_beat = 0.0
+        next_beat, beats = 0.0, False
         while self._listen(min(1.0, next_beat - time.monotonic())):
             self._last_look = time.monotonic()
+            if beats:
+                beats = self._try(self._obey)
             if time.monotonic() >= next_beat:
                 # A beat that failed is repeated soon: nothing is claimed here as long as the node is silent.
-                pause = conf().HEARTBEAT if self._try(self._beat) else min(1.0, conf().HEARTBEAT)
-                next_beat = time.monotonic() + pause
+                beats = self._try(self._beat)
+                next_beat = time.monotonic() + (conf().HEARTBEAT if beats else min(1.0, conf().HEARTBEAT))
             if not all(thread.is_alive() for thread in threads):
                 raise RuntimeError("a thread of the companion ended")
         for event in (self._stopping, self._admitted, self._fell):
@@ -269,6 +271,31 @@ class _Process:
             with suppress(ProcessLookupError):
                 os.kill(slot.pid, number)
 
+    def _obey(self) -> None:
+        """Do what people told this node."""
+        for order in orders.read(self._side, board.node):
+            is_done = True
+            if order.what == orders.KILL:
+                is_done = self._kill(order)
+            elif order.what == orders.STOP:
+                os.kill(self._main, signal.SIGTERM)
+            else:
+                board.is_quiet = order.what == orders.QUIET
+                self._say()
+            if is_done:
+                logger.warning("%s", order.text, extra=board.about("told", order=order.what, job=str(order.key)))
+            if is_done or order.age > orders.PATIENCE:
+                orders.delete(self._side, order)
+
+    def _kill(self, order: orders.Told) -> bool:
+        """End the run, if it is here and nowhere else by now. A thread cannot be killed: the fence undoes its work."""
+        for slot in board.occupied():
+            if slot.has_job and (slot.job, slot.lease) == (order.key, order.lease):
+                if self._is_prefork:
+                    self._end_run(slot, "Killed", order.text)
+                return True
+        return False
+
     def _beat(self) -> None:
         if not self._registered:
             self._register()
@@ -277,7 +304,11 @@ class _Process:
             board.node = uuid.uuid4()
             self._register()
         board.note_beat()
-        says = queues, is_stopping = board.queues, board.stopping_for is not None
+        self._say()
+
+    def _say(self) -> None:
+        """Keep the node's row up to date. One that is quiet consumes nothing."""
+        says = queues, is_stopping = [] if board.is_quiet else board.queues, board.stopping_for is not None
         if says != self._said:
             stopping_at = Coalesce("stopping_at", Now()) if is_stopping else None
             for alias in conf().DATABASES:

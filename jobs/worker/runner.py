@@ -89,7 +89,7 @@ class Runner:
         """Claim and run; False: there is nothing to do, or it may not be done."""
         # A node that could not beat for half of the time after which it is dead claims nothing: others may be about to
         # call it dead.
-        if board.stopping_for is not None or board.silence > conf().DEAD_AFTER / 2:
+        if board.stopping_for is not None or board.is_quiet or board.silence > conf().DEAD_AFTER / 2:
             return False
         self.slot.rest(BUSY)
         self._settle_left()

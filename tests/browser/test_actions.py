@@ -43,6 +43,7 @@ DEEDS = [
     Deed("Retry", "failed", {"state": "ready"}, "retried"),
     Deed("Run now", "scheduled", {"state": "ready"}, "made due"),
     Deed("Cancel", "ready", {"state": "cancelled"}, "cancelled"),
+    Deed("Kill", "running", {"state": "cancelled", "error__type": "Killed"}, "killed", {}, True),
     Deed(
         "Change queue",
         "ready",

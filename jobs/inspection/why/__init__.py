@@ -91,8 +91,11 @@ def dead_worker(view: View) -> Iterator[Reason]:
 def asked_to_end(view: View) -> Iterator[Reason]:
     if (note := Cancellation.objects.using(view.using).filter(pk=view.job.pk).first()) is not None:
         says = gettext("It was asked to end %(ago)s ago (%(why)s), and has not come to a checkpoint or to its end yet.")
-        cure = gettext("Call self.checkpoint() in long bodies; a body that hangs ends with its time limit.")
-        yield Reason("ending", says, cure, {"ago": view.ago(note.at), "why": note.reason}, at=note.at)
+        cure = gettext(
+            "Call self.checkpoint() in long bodies. One that hangs ends with its time limit, or at once: manage.py jobs "
+            "kill %s"
+        )
+        yield Reason("ending", says, cure % view.job.pk, {"ago": view.ago(note.at), "why": note.reason}, at=note.at)
 
 
 def blocked(view: View) -> Iterator[Reason]:
@@ -117,10 +120,10 @@ def runs(view: View) -> Iterator[Reason]:
         says = gettext(
             "It runs since %(since)s on %(worker)s, whose last beat was %(silence)s ago (attempt %(lease)s)."
         )
-        cure = gettext("To end it: manage.py jobs cancel %s") % job.pk
+        cure = gettext("To end it: manage.py jobs cancel %(id)s. If it hangs: manage.py jobs kill %(id)s")
         words = {"since": view.ago(job.started_at), "silence": duration(worker.silence), "lease": job.lease}
         evidence = {"node": worker.pk, "seconds": view.since(job.started_at), "silent_seconds": worker.silence}
-        yield Reason("running", says, cure, {**words, "worker": worker}, **evidence)
+        yield Reason("running", says, cure % {"id": job.pk}, {**words, "worker": worker}, **evidence)
 
 
 # A job that ended

@@ -1,4 +1,4 @@
-"""``manage.py jobs retry|cancel|run|move|prioritize|delete|pause|resume|effects|adopt``: what a person decides."""
+"""``manage.py jobs retry|cancel|kill|run|move|prioritize|delete|pause|resume|tell|effects|adopt``: what a person decides."""
 
 import json
 import time
@@ -21,7 +21,7 @@ from jobs.inspection import census
 from jobs.lifecycle import queues
 from jobs.management.console.base import DRY_RUN, ID, JobsCommand, Subcommand, me, option, subcommand
 from jobs.models import Pause, State
-from jobs.operations import instance
+from jobs.operations import instance, workers
 from jobs.operations.actions import OPERATIONS, Operation, Outcome
 from jobs.operations.selection import FIELDS, Selection, full_name, identify
 
@@ -121,7 +121,7 @@ examples:
     return Subcommand(operation.name, help, options, partial(_change, operation))
 
 
-retry, run, cancel, move, prioritize, delete = map(_subcommand, OPERATIONS.values())
+retry, run, cancel, kill, move, prioritize, delete = map(_subcommand, OPERATIONS.values())
 
 
 @subcommand(
@@ -171,6 +171,32 @@ def _say_switched(out: JobsCommand, done: dict[str, bool], word: str, otherwise:
     paused = {name: {"at": row.at, "by": row.by, "reason": row.reason} for name, row in rows.items()}
     out.say_json({"changed": [name for name, changed in done.items() if changed], "paused": paused})
     return rows
+
+
+@subcommand(
+    option("verb", "quiet, resume or stop", choices=[*workers.LABELS]),
+    option("names", "a worker: its id, the first digits of it, or its host", nargs="+", metavar="WORKER"),
+    option("--why", "the reason, for the worker's log", default=""),
+)
+def tell(out: JobsCommand, args: Namespace) -> None:
+    """Tell workers to be quiet, to claim jobs again, or to stop, on whatever machine they are.
+
+    One that is quiet claims nothing more and finishes what it runs. One that stops does so as by SIGTERM: when what
+    it runs has ended. They obey within a second or so. The exit status is 1 if one was not told.
+
+    examples:
+      manage.py jobs tell quiet 019aae3c --why "its disk is full"
+      manage.py jobs tell resume 019aae3c
+      manage.py jobs tell stop web-2
+    """
+    try:
+        nodes = [workers.find(name) for name in args.names]
+    except ValueError as exc:
+        raise CommandError(f"{exc}: manage.py jobs nodes") from exc
+    told = {str(node.pk): workers.tell(node.pk, args.verb, me(), args.why) for node in nodes}
+    out.say_json({"verb": args.verb, "told": told})
+    for node in nodes:
+        out.say(f"{node}: {args.verb}")
 
 
 @subcommand(

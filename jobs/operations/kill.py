@@ -1,0 +1,78 @@
+"""End a running job from outside: first its row, by which its run is a zombie; then its process, and its transaction."""
+
+import logging
+import uuid
+from functools import partial
+
+from django.db import OperationalError, connections, transaction
+from django.utils.translation import gettext
+
+from jobs.database import databases
+from jobs.lifecycle import orders, transitions
+from jobs.lifecycle.run import report
+from jobs.maintenance.zombies import end_backends
+from jobs.models import Job, State
+
+#: Seconds to wait for a completion that holds the row; most commit at once.
+PATIENCE = 2.0
+
+
+class Held(Exception):
+    """A run holds the row and does not come to its end; says so in the reader's language."""
+
+
+def order(key: uuid.UUID, using: str, why: str) -> None:
+    """Before the transaction, on SQLite: the body holds the lock that the row needs, and its process has to go first.
+
+    The worker ends the job then, and this process as well, whoever is faster.
+    """
+    if connections[using].vendor == "sqlite":
+        for job in Job.objects.using(using).filter(pk=key, state=State.RUNNING):
+            _tell(job, why)
+
+
+def kill(key: uuid.UUID, using: str, why: str) -> bool:
+    """End the job ``cancelled``; when that is committed, its process is killed and its transaction ended.
+
+    Race: the run ends by itself. One of the two finds the row changed.
+
+    Raises:
+        Held: the row is locked, also after the transaction that held it should have ended.
+    """
+    job = Job.objects.using(using).filter(pk=key).first()
+    if job is None or job.state != State.RUNNING:
+        # Its worker was faster with our order.
+        return job is not None and job.state == State.CANCELLED and (job.own_error or {}).get("type") == "Killed"
+    if not _end(job, using, why):
+        return False
+    transaction.on_commit(partial(_follow, job, using, why), using=using, robust=True)
+    return True
+
+
+def _end(job: Job, using: str, why: str) -> bool:
+    error = transitions.error_entry("Killed", why, attempt=job.lease)
+    for end_holder in (end_backends, _give_up):
+        try:
+            with databases.bounded(using, PATIENCE):
+                return transitions.cancel_running(job, error)
+        except OperationalError as exc:
+            if not databases.gave_up(exc):
+                raise
+        # The run is paused between its completion and its commit.
+        end_holder([(job.pk, job.lease)], using)
+    raise AssertionError
+
+
+def _give_up(*args: object) -> None:
+    raise Held(gettext("its row is locked by a transaction that does not end; try again in a moment"))
+
+
+def _follow(job: Job, using: str, why: str) -> None:
+    _tell(job, why)
+    end_backends([(job.pk, job.lease)], using)
+    report(job, using, "cancelled", why, logging.WARNING)
+
+
+def _tell(job: Job, why: str) -> None:
+    assert job.node_id is not None
+    orders.give(job.node_id, orders.KILL, f"the job {job.pk} is {why}", job.pk, job.lease)

@@ -1,0 +1,36 @@
+"""What a person may tell a worker, on whatever machine it is: to be quiet, to claim again, to stop."""
+
+import uuid
+from typing import Any
+
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from jobs.database import databases
+from jobs.lifecycle import orders
+from jobs.models import Node
+
+#: For a button.
+LABELS: dict[str, Any] = {
+    orders.QUIET: _("Quiet: claim nothing more"),
+    orders.RESUME: _("Claim again"),
+    orders.STOP: _("Stop, when what runs has ended"),
+}
+
+
+def find(text: str) -> Node:
+    """The live worker of an id, of the first digits of one, or on a host; ``ValueError`` if that is not one."""
+    rows = Node.objects.using(databases.home()).filter(dead_at=None).order_by("-started_at")
+    found = [node for node in rows if str(node.pk).startswith(text) or node.hostname == text]
+    if len(found) != 1:
+        raise ValueError(gettext("%(number)s live workers are called %(name)s") % {"number": len(found), "name": text})
+    return found[0]
+
+
+def tell(key: uuid.UUID, verb: str, who: str = "", why: str = "") -> bool:
+    """Tell a worker, which hears of it within a second; False: it is dead, or unknown."""
+    if not Node.objects.using(databases.home()).filter(pk=key, dead_at=None).exists():
+        return False
+    said = " ".join(filter(None, [f"the worker was told to {verb}", who and f"by {who}", why and f"({why})"]))
+    orders.give(key, verb, said)
+    return True
