@@ -20,7 +20,7 @@ from celery.result import assert_will_not_block, result_from_tuple
 from django.db import InterfaceError, OperationalError
 
 from jobs.arguments import as_uuid, decoded, jsonable
-from jobs.calling import chords, followups, outbox
+from jobs.calling import chords, followups, outbox, stored
 from jobs.calling.stored import Store
 from jobs.conf import conf
 from jobs.conf.logs import logger
@@ -76,14 +76,22 @@ class Backend(BaseBackend):
             is_next = job.state in WAITING and state == ABORTED
             if state in _DECIDED or not (is_next or job.state == State.RUNNING):
                 return result
-            kwargs |= {"lease": job.lease + is_next, "keep_open": bool(run)}
+            kwargs |= {"lease": job.lease + is_next, "keep_open": bool(run), "slot": run.slot if run else None}
         return super().store_result(task_id, result, state, traceback, request, **kwargs)
 
     def _store_result(
-        self, task_id: str, result: Any, state: str, traceback: Any = None, request: Any = None, **kwargs: Any
+        self,
+        task_id: str,
+        result: Any,
+        state: str,
+        traceback: Any = None,
+        request: Any = None,
+        slot: Any = None,
+        **kwargs: Any,
     ) -> None:
-        meta = self._get_result_meta(result, state, traceback, request)
-        self._store.write(task_id, self.encode({**meta, "task_id": task_id}), self.expires, **kwargs)
+        meta = self.encode({**self._get_result_meta(result, state, traceback, request), "task_id": task_id})
+        if slot is None or not stored.say(slot, task_id, meta, self.expires, kwargs["lease"]):
+            self._store.write(task_id, meta, self.expires, **kwargs)
 
     def process_cleanup(self) -> None:
         self._store.close()

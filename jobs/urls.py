@@ -9,4 +9,5 @@ app_name = "jobs"
 urlpatterns = [
     path("health", views.health, name="health"),
     path("metrics", views.metrics, name="metrics"),
+    path("progress/<str:token>", views.progress, name="progress"),
 ]

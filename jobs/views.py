@@ -1,4 +1,4 @@
-"""Two pages for machines: a health check, and Prometheus' metrics."""
+"""Pages for machines: a health check, Prometheus' metrics, and the progress of a job for a site's own pages."""
 
 import secrets
 
@@ -10,7 +10,7 @@ from django.views.decorators.http import require_safe
 
 from jobs.conf import conf
 from jobs.database import databases
-from jobs.inspection import census
+from jobs.inspection import census, public
 from jobs.models import Job, Node
 from jobs.operations import instance
 
@@ -37,6 +37,19 @@ def health(request: HttpRequest) -> HttpResponse:
     except Error:
         reasons = ["database"]
     return JsonResponse({"status": "failing" if reasons else "ok", "reasons": reasons}, status=503 if reasons else 200)
+
+
+@never_cache
+@require_safe
+def progress(request: HttpRequest, token: str) -> HttpResponse:
+    """How far a job is, for whoever has its address: that is signed, and ``{% job_progress %}`` makes it.
+
+    It tells the state, and what the body said by ``self.progress()``: neither arguments, nor result, nor error.
+    """
+    job = public.job_of(token)
+    if job is None:
+        return JsonResponse({}, status=404)
+    return JsonResponse(public.of(job))
 
 
 @never_cache

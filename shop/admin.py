@@ -1,7 +1,7 @@
 from django.contrib import admin, messages
 from django.utils.translation import gettext_lazy as _
 
-from shop.models import Customer, DailySummary, Import, Order
+from shop.models import Customer, CustomerFile, DailySummary, Import, Order
 from shop.services import ask_for_data
 
 
@@ -34,6 +34,12 @@ class ImportAdmin(admin.ModelAdmin):
     list_display = ["source", "position"]
     search_fields = ["source"]
     readonly_fields = ["source", "position", "fence"]
+
+
+@admin.register(CustomerFile)
+class CustomerFileAdmin(admin.ModelAdmin):
+    list_display = ["public_id", "created_at", "job"]
+    readonly_fields = ["public_id", "created_at", "job"]
 
 
 @admin.register(DailySummary)

@@ -1,4 +1,7 @@
+import csv
+
 from django import forms
+from django.utils.translation import gettext_lazy as _
 
 from shop.models import Customer
 
@@ -18,3 +21,17 @@ class SignUpForm(forms.ModelForm):
         for constraint in Customer._meta.constraints:
             constraint.validate(Customer, Customer(email=email))
         return email
+
+
+class CustomerFileForm(forms.Form):
+    file = forms.FileField(label=_("Customers (CSV: name, email)"))
+
+    def clean_file(self):
+        """The text of the file."""
+        try:
+            text = self.cleaned_data["file"].read().decode()
+        except UnicodeDecodeError:
+            raise forms.ValidationError(_("This is no text in UTF-8.")) from None
+        if not {"name", "email"} <= set(csv.DictReader(text.splitlines()).fieldnames or ()):
+            raise forms.ValidationError(_("Its first line has to name the columns: name, email."))
+        return text

@@ -72,6 +72,29 @@ class Import(models.Model):
         return self.source
 
 
+class CustomerFile(models.Model):
+    """A list of customers that somebody handed in, and the job that takes them over."""
+
+    #: As of :attr:`Customer.public_id`.
+    public_id = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    #: CSV with a head: name, email.
+    text = models.TextField(_("text"))
+    created_at = models.DateTimeField(_("handed in at"), auto_now_add=True)
+    #: The id of the job, as of :attr:`Customer.welcome_job`.
+    job = models.UUIDField(_("job"), null=True, blank=True, editable=False)
+
+    class Meta:
+        verbose_name = _("customer file")
+        verbose_name_plural = _("customer files")
+        ordering = ["-created_at"]
+
+    def __str__(self) -> str:
+        return str(self.public_id)
+
+    def get_absolute_url(self) -> str:
+        return reverse("customer_file", args=[self.public_id])
+
+
 class DailySummary(models.Model):
     day = models.DateField(_("day"), unique=True)
     signups = models.PositiveIntegerField(_("sign-ups"))

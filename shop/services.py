@@ -1,7 +1,7 @@
 from django.db import transaction
 
-from shop.models import Customer, Order
-from shop.tasks import charge_order, collect_data, send_welcome_email
+from shop.models import Customer, CustomerFile, Order
+from shop.tasks import charge_order, collect_data, import_customers, send_welcome_email
 
 
 def sign_up(customer: Customer) -> Customer:
@@ -16,6 +16,15 @@ def sign_up(customer: Customer) -> Customer:
         customer.welcome_job = send_welcome_email.delay(customer.pk).id
         customer.save(update_fields=["welcome_job"])
     return customer
+
+
+def hand_in(text: str) -> CustomerFile:
+    """Save a file of customers together with the job that takes them over: both, or neither."""
+    with transaction.atomic():
+        file = CustomerFile.objects.create(text=text)
+        file.job = import_customers.delay(file.pk).id
+        file.save(update_fields=["job"])
+    return file
 
 
 def place_order(customer: Customer, cents: int) -> Order:

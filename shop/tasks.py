@@ -1,8 +1,9 @@
-"""The shop's jobs, each with the tool that fits: marker and guard, ledger of external calls, lock, unique key.
+"""The shop's jobs, each with the tool that fits: marker and guard, ledger of calls, lock, cursor, unique key.
 
 The last one is a task of Django's own interface.
 """
 
+import csv
 import http.client
 import json
 import smtplib
@@ -20,7 +21,7 @@ except ImportError:  # Django 5.2: the package django-tasks
 
 from jobs import effect, guard
 from shop import payments
-from shop.models import Customer, DailySummary, Import, Order, WelcomeEffect
+from shop.models import Customer, CustomerFile, DailySummary, Import, Order, WelcomeEffect
 
 
 @shared_task(
@@ -141,6 +142,30 @@ def read_feed(source):
     """The orders of a feed, one JSON object a line; lines are only added."""
     with open(source) as lines:
         return [json.loads(line) for line in lines if line.strip()]
+
+
+#: How many customers of a file are one transaction.
+PART = 100
+
+
+# Each part of it has a transaction of its own, so that nothing stays locked for long, and a kill costs one part.
+@shared_task(bind=True, atomic=False)
+def import_customers(self, file_id):
+    """Take over the customers of a file, part by part; a run that was lost goes on where its last commit was."""
+    rows = list(csv.DictReader(CustomerFile.objects.get(pk=file_id).text.splitlines()))
+    done = self.job.cursor or 0
+    while done < len(rows):
+        part = rows[done : done + PART]
+        with transaction.atomic():
+            for row in part:
+                if not Customer.objects.filter(email__iexact=row["email"]).exists():
+                    Customer.objects.create(name=row["name"], email=row["email"])
+            done += len(part)
+            # In the commit of the part: both, or neither. A run that was killed raises here.
+            self.job.save_cursor(done)
+        # For whoever looks at the file's page.
+        self.progress(done, len(rows), f"{done} of {len(rows)}")
+    return len(rows)
 
 
 # Celery beat asks for it every night, and an operator may do so at any time: whoever comes while one waits finds it

@@ -5,9 +5,9 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_safe
 
 from jobs.models import Job
-from shop.forms import SignUpForm
-from shop.models import Customer
-from shop.services import sign_up
+from shop.forms import CustomerFileForm, SignUpForm
+from shop.models import Customer, CustomerFile
+from shop.services import hand_in, sign_up
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -31,3 +31,18 @@ def customer_view(request: HttpRequest, public_id: str) -> HttpResponse:
     # None if there is no job (any more): jobs that ended are pruned after some days.
     job = Job.objects.filter(pk=customer.welcome_job).first()
     return render(request, "shop/customer.html", {"customer": customer, "job": job})
+
+
+# Of a real shop: for its staff only.
+@require_http_methods(["GET", "HEAD", "POST"])
+def hand_in_view(request: HttpRequest) -> HttpResponse:
+    form = CustomerFileForm(request.POST, request.FILES) if request.method == "POST" else CustomerFileForm()
+    if form.is_valid():
+        return redirect(hand_in(form.cleaned_data["file"]))
+    return render(request, "shop/hand_in.html", {"form": form})
+
+
+@require_safe
+@never_cache
+def customer_file_view(request: HttpRequest, public_id: str) -> HttpResponse:
+    return render(request, "shop/customer_file.html", {"file": get_object_or_404(CustomerFile, public_id=public_id)})

@@ -1005,6 +1005,32 @@ def progresses(self, started="", gate=""):
 
 
 @shared_task(bind=True)
+def says(self, started="", gate="", times=1):
+    """Says how far it is, in the transaction of its body."""
+    Effect.objects.create(key="said")
+    for number in range(times):
+        self.progress(number + 1, 2 * times, f"part {number + 1}")
+    if gate:
+        once_only(started)
+        wait_for_file(gate)
+
+
+@shared_task(bind=True, atomic=False)
+def in_parts(self, parts, started="", gate=""):
+    """Commits part by part, and waits in the middle of the third; a later run does not."""
+    done = self.job.cursor or 0
+    while done < parts:
+        with transaction.atomic():
+            Effect.objects.create(key=f"part-{done}", pid=os.getpid(), note=str(self.job.lease))
+            if done == 2 and gate and once_only(started):
+                wait_for_file(gate)
+            done += 1
+            self.job.save_cursor(done)
+        self.progress(done, parts)
+    return done
+
+
+@shared_task(bind=True)
 def claims_to_be_done(self):
     self.update_state(state="SUCCESS", meta="not yet")
     raise ValueError("after all")

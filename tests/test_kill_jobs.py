@@ -1,4 +1,4 @@
-"""A person kills a running job: it ends, its process ends, and nothing of it comes back. And workers are told things."""
+"""A person kills a running job: it ends, its process ends, and nothing of it comes back. And workers are told."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ import uuid
 
 import pytest
 from django.core import mail
+from django.core.files.uploadedfile import SimpleUploadedFile
 from django.db import IntegrityError, transaction
 from django.test import Client
 from django.urls import reverse
@@ -15,9 +16,9 @@ from django.urls import reverse
 from jobs.models import Job
 from shop import views
 from shop.forms import SignUpForm
-from shop.models import Customer, DailySummary, Import, Order, WelcomeEffect
+from shop.models import Customer, CustomerFile, DailySummary, Import, Order, WelcomeEffect
 from shop.services import ask_for_data, place_order, sign_up
-from shop.tasks import collect_data, import_orders, send_welcome_email, summarize
+from shop.tasks import collect_data, import_customers, import_orders, send_welcome_email, summarize
 from tests.harness import deliver
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -310,3 +311,30 @@ def test_a_customers_data_are_collected_from_the_admin(admin_client, ada):
     job = Job.objects.get()
     assert (job.task, job.args) == ("shop.tasks.collect_data", [ada.pk])
     assert str(job.pk) in page.content.decode()
+
+
+# A file of customers
+
+
+def test_a_file_of_customers_is_taken_over_in_parts(client, node, monkeypatch):
+    monkeypatch.setattr("shop.tasks.PART", 2)
+    lines = "name,email\n" + "".join(f"C{n},c{n}@example.com\n" for n in range(5)) + "C0,C0@example.com\n"
+    response = client.post(reverse("hand_in"), {"file": SimpleUploadedFile("c.csv", lines.encode())})
+    file = CustomerFile.objects.get()
+    assert response["Location"] == file.get_absolute_url()
+    page = client.get(file.get_absolute_url()).content.decode()
+    assert "<progress" in page
+    # The run before was lost after its first part.
+    Job.objects.filter(pk=file.job).update(cursor=2)
+    deliver(import_customers.AsyncResult(str(file.job)))
+    assert set(Customer.objects.values_list("name", flat=True)) == {"C2", "C3", "C4", "C0"}
+    assert Job.objects.get(pk=file.job).cursor == 6
+    assert 'value="100"' in client.get(file.get_absolute_url()).content.decode()
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"", b"surname,email\nx,y\n"])
+def test_what_is_no_file_of_customers_is_explained(client, content):
+    response = client.post(reverse("hand_in"), {"file": SimpleUploadedFile("c.csv", content)})
+    assert response.status_code == 200
+    assert "errorlist" in response.content.decode()
+    assert not CustomerFile.objects.exists()

@@ -158,7 +158,7 @@ class Visible(HTMLParser):
 
 
 #: What a row says is English for every reader.
-STORED = re.compile(r"cancelled by hand by admin|(?<=<strong>)Cancelled")
+STORED = re.compile(r"(cancelled|killed) by hand by admin|(?<=<strong>)(Cancelled|Killed)|Killed: ")
 
 #: Words of English sentences that are no German ones.
 ENGLISH = re.compile(r"\b(the|of|and|is|it|its|are|were|by|that|which|there|has|have|had|with|this)\b", re.I)
@@ -370,7 +370,7 @@ def test_lists_nodes_markers_and_calls(in_german, german):
 @pytest.mark.django_db
 @pytest.mark.parametrize("verb", OPERATIONS)
 def test_what_is_done_is_told_in_german_and_stored_in_english(in_german, german, verb):
-    state = {"retry": "failed", "delete": "failed"}.get(verb, "scheduled")
+    state = {"retry": "failed", "delete": "failed", "kill": "running"}.get(verb, "scheduled")
     job, other = make(state), make("running")
     form = {"operation": verb, "value": {"move": "mail", "prioritize": "7"}.get(verb, ""), "why": "Umzug"}
     chosen = {"action": verb, "_selected_action": [str(job.pk), str(other.pk)], "index": "0"}

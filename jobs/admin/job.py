@@ -14,7 +14,7 @@ from typing import Any
 from django.contrib import admin, messages
 from django.contrib.admin.models import CHANGE, DELETION, LogEntry
 from django.contrib.admin.options import IS_POPUP_VAR, IncorrectLookupParameters
-from django.contrib.admin.views.main import PAGE_VAR
+from django.contrib.admin.views.main import PAGE_VAR, ChangeList
 from django.core.exceptions import PermissionDenied
 from django.core.signing import BadSignature, Signer
 from django.db import connections, transaction
@@ -27,9 +27,22 @@ from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from jobs.admin import history
-from jobs.admin.base import NOTHING, ReadOnlyAdmin, badge, column, link, may, preformatted, pretty, time_column, url_of
+from jobs.admin.base import (
+    NOTHING,
+    ReadOnlyAdmin,
+    UncountedChangeList,
+    badge,
+    column,
+    link,
+    may,
+    preformatted,
+    pretty,
+    time_column,
+    url_of,
+)
 from jobs.admin.idempotency import may_settle, status_badge
 from jobs.arguments import scrub
+from jobs.calling import progress
 from jobs.conf import celery_app, conf
 from jobs.inspection import why
 from jobs.inspection.times import duration
@@ -97,6 +110,24 @@ class Narrow(admin.ListFilter):
         yield {"others": others, "fields": fields}
 
 
+class JobChangeList(UncountedChangeList):
+    def get_results(self, request: HttpRequest) -> None:
+        super().get_results(request)
+        running = [job for job in self.result_list if job.state == State.RUNNING]
+        found = progress.of(running)
+        for job in running:
+            job.progress = found.get(job.pk)
+
+
+def _bar(job: Any) -> str:
+    """What the body said of its progress; empty if it said nothing, or nobody asked."""
+    said = getattr(job, "progress", None)
+    if said is None:
+        return ""
+    html = ' <progress class="job-bar" max="100" value="{}" aria-label="{}"></progress> {}'
+    return format_html(html, said.percent or 0, gettext("Progress"), said)
+
+
 def _apart(view: Any) -> Any:
     """Each job in a transaction of its own, also with ATOMIC_REQUESTS: rows of jobs must not stay locked for long."""
     for alias in connections:
@@ -109,7 +140,7 @@ class JobAdmin(ReadOnlyAdmin):
     actions = ()
     list_display = ("short_id", "task", "badge", "queue", "due", "created")
     #: The columns that may be large are left out.
-    list_only = ("id", "task", "state", "queue", "run_at", "made_at", "finished_at")
+    list_only = ("id", "task", "state", "queue", "run_at", "made_at", "finished_at", "lease")
     # No choice of all tasks or queues: it would read the whole table.
     list_filter = (("state", StateFilter), Created, Narrow)
     lookups = frozenset({"state__exact", *FIELDS})
@@ -124,23 +155,38 @@ class JobAdmin(ReadOnlyAdmin):
     fieldsets = (
         (None, {"fields": ("id", "task", ("badge", "queue", "priority"))}),
         (_("Call"), {"fields": ("arguments", "keyword_arguments", "shown_result", "as_call")}),
-        (_("Attempts"), {"fields": ("ran_on", ("lease", "retries", "snoozes"), ("crashes", "node_losses"))}),
+        (
+            _("Attempts"),
+            {"fields": ("ran_on", ("lease", "retries", "snoozes"), ("crashes", "node_losses"), "shown_cursor")},
+        ),
         (_("Keys"), {"fields": ("marker_key", "replayed", ("unique_key", "unique_until"))}),
         (_("Family"), {"fields": ("parent", "root")}),
         (_("Options of the call"), {"fields": ("shown_options",), "classes": ("collapse",)}),
     )
 
     short_id = column(_("ID"), lambda job: str(job.pk)[-DIGITS:])
-    badge = column(_("state"), lambda job: badge(f"job-{job.state}", State(job.state).label))
+    badge = column(
+        _("state"), lambda job: format_html("{}{}", badge(f"job-{job.state}", State(job.state).label), _bar(job))
+    )
     due = time_column(_("run at"), "run_at")
     created = time_column(_("created at"), "created_at")
     arguments = column(_("arguments"), lambda job: pretty(Shown(job).args))
     keyword_arguments = column(_("keyword arguments"), lambda job: pretty(Shown(job).kwargs))
     shown_result = column(_("result"), lambda job: pretty(Shown(job).result) if job.state == "succeeded" else NOTHING)
+    shown_cursor = column(_("cursor"), lambda job: NOTHING if job.cursor is None else pretty(Shown(job).cursor))
     shown_options = column(_("options"), lambda job: pretty(Shown(job).options))
     parent = column(_("parent"), lambda job: link(job, job.parent_id))
     replayed = column(_("did the work before"), lambda job: link(job, job.replay_of))
     root = column(_("root"), lambda job: link(job, job.root_id))
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return JobChangeList
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
+        job: Any = super().get_object(request, object_id, from_field)
+        if job is not None:
+            job.progress = progress.of([job]).get(job.pk)
+        return job
 
     @admin.display(description=_("as a call"))
     def as_call(self, job: Job) -> str:

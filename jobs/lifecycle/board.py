@@ -27,7 +27,10 @@ _PIDS = _QUEUES + _QUEUES_MOST
 #: Phase, lease, token of the row, token of its claim, began, soft limit, hard limit, job; then what people read.
 _SLOT = struct.Struct("<qqqqddd16s")
 _TEXT = struct.Struct("1000s")
-_SIZE = _SLOT.size + _TEXT.size
+#: What the body says of itself: its version, which is odd while it is written, and its length; then that many bytes.
+_SAID, _SAID_MOST = struct.Struct("<qq"), 2000
+_SAID_AT = _SLOT.size + _TEXT.size
+_SIZE = _SAID_AT + _SAID.size + _SAID_MOST
 
 #: A process waits; it claims, or is between two jobs; it has a job; it is in the body.
 IDLE, BUSY, NAMED, BODY = range(4)
@@ -207,6 +210,22 @@ class Board:
             return {}
         return about if about.get("id") == str(slot.job) else {}
 
+    def said(self, known: dict[int, int]) -> Iterator[bytes]:
+        """What bodies have said since; ``known`` is for the reader, who remembers in it what was heard of each slot."""
+        for slot in self.occupied():
+            place = _HEADER + slot.index * _SIZE + _SAID_AT
+            version, length = _SAID.unpack_from(self._memory, place)
+            text = self._memory[place + _SAID.size : place + _SAID.size + length]
+            # Race: the body says something else at this moment, which is heard the next time.
+            if version % 2 or version == known.get(slot.index, 0) or version != self._version(place):
+                continue
+            if text:
+                yield text
+            known[slot.index] = version
+
+    def _version(self, place: int) -> int:
+        return int(_SAID.unpack_from(self._memory, place)[0])
+
     def clear(self, slot: Occupied) -> None:
         self._pids[slot.index] = 0
 
@@ -220,6 +239,7 @@ class Slot:
     """What one process, or one thread, shows of itself."""
 
     def __init__(self, board: Board, index: int) -> None:
+        self._board = board
         self._pids = board._pids
         self._index = index
         self._memory = board._memory
@@ -248,6 +268,19 @@ class Slot:
     def retoken(self, token: int) -> None:
         """The job has a token of its own. What waits behind it keeps that of the claim."""
         struct.pack_into("<q", self._memory, self._offset + 16, token)
+
+    def say(self, text: bytes) -> bool:
+        """Leave something for the companion, which writes it within a second; False: it is too long, or nobody will."""
+        is_heard = self._board.silence > 0 and len(text) <= _SAID_MOST
+        place = self._offset + _SAID_AT
+        # A process that died in here left an odd one.
+        version = self._board._version(place) | 1
+        _SAID.pack_into(self._memory, place, version, len(text) if is_heard else 0)
+        if is_heard:
+            start = place + _SAID.size
+            self._memory[start : start + len(text)] = text
+        _SAID.pack_into(self._memory, place, version + 1, len(text) if is_heard else 0)
+        return is_heard
 
     @contextmanager
     def body(self) -> Iterator[None]:

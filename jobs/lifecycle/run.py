@@ -15,11 +15,13 @@ from django.db import Error
 from django.db.transaction import TransactionManagementError
 
 from jobs import signals
+from jobs.arguments import decoded, jsonable
 from jobs.conf import logs
 from jobs.database import databases
 from jobs.errors import Cancel, LostLease
 from jobs.lifecycle import ring, transitions
 from jobs.lifecycle.board import Slot
+from jobs.lifecycle.claims import owned
 from jobs.models import ENDED, Job, State
 
 #: Seconds between the attempts to reach a database that is away, and how often.
@@ -74,6 +76,20 @@ class Run:
             raise Cancel(note.reason)
         if not transitions.owns(self.job):
             raise LostLease("this run lost its lease")
+
+
+def save_cursor(job: Job, value: Any) -> None:
+    """See ``Job.save_cursor``. The fence is that of every settle: a zombie finds no row."""
+    kept = jsonable(value, "the cursor")
+    run = current_run()
+    if run is not None and run.job is job and run.task.atomic:
+        raise TypeError(
+            f"{job.task} has one transaction, which is committed at its end: to save a cursor on the way declare the "
+            "task with atomic=False, and give each part of its work a transaction (with transaction.atomic(): ...)"
+        )
+    if not job._state.adding and owned(job).update(cursor=kept) != 1:
+        raise LostLease("this run lost its lease; what it does in this transaction is rolled back")
+    job.cursor = decoded(kept)
 
 
 def persistently(run: Run, action: Callable[[], bool]) -> bool | None:

@@ -86,6 +86,7 @@ class Migration(migrations.Migration):
                 ('replay_of', models.UUIDField(null=True, verbose_name='replay of')),
                 ('unique_key', models.CharField(max_length=255, null=True, verbose_name='unique key')),
                 ('unique_until', models.CharField(max_length=8, null=True, verbose_name='unique until')),
+                ('cursor', jobs.models.fields.Typed(null=True, verbose_name='cursor')),
                 ('unique_expires_at', models.DateTimeField(null=True, verbose_name='unique until time')),
             ],
             options={

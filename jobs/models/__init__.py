@@ -13,7 +13,7 @@ from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 from kombu.utils.imports import symbol_by_name
 
-from jobs.models.fields import JSONText, Sparse, time_of, uuid7
+from jobs.models.fields import JSONText, Sparse, Typed, time_of, uuid7
 
 
 class State(models.TextChoices):
@@ -162,6 +162,8 @@ class Job(models.Model):
     unique_until = models.CharField(_("unique until"), max_length=8, null=True)
     #: From then on the key is free, whatever became of the job (``unique_for=``).
     unique_expires_at = models.DateTimeField(_("unique until time"), null=True)
+    #: Where the next run of a long body goes on (:meth:`save_cursor`); None: at the beginning.
+    cursor = Typed(_("cursor"), null=True)
     #: The span of the call, until its transaction is committed (``jobs.calling.tracing``).
     span: Any = None
     #: Whether the call is that of a signature whose id was fixed before (``Signature.freeze``).
@@ -271,6 +273,21 @@ class Job(models.Model):
             Job.DoesNotExist: the row is gone: its transaction rolled back, or it was deleted.
         """
         return symbol_by_name("jobs.backend:wait")(self, timeout)
+
+    def save_cursor(self, value: Any) -> None:
+        """Save where the next run goes on if this one is lost, in the commit of the work that was done until there.
+
+        Call it in the body of a task with ``atomic=False``, in the transaction of a part of its work. The next run
+        finds the value in :attr:`cursor`. In a plain call it is only set.
+
+        Parameters:
+            value: what may be an argument: a number, a primary key, a dict.
+
+        Raises:
+            TypeError: the body is atomic, and has one commit only; or the value is not JSON.
+            LostLease: the job was given to another run, cancelled or killed; this part of the work rolls back.
+        """
+        symbol_by_name("jobs.lifecycle.run:save_cursor")(self, value)
 
     def take_own_id(self) -> None:
         """There is a row of its id already, because a frozen signature was called again: Celery goes by the old id."""

@@ -11,6 +11,8 @@ from django.db.models import JSONField, Q
 from django.db.models.fields.json import KeyTransformFactory
 from django.db.models.functions import Cast
 
+from jobs.arguments import decoded
+
 
 class JSONText(JSONField):
     """JSON as it was written: ``json`` on PostgreSQL, where ``jsonb`` changes the order of keys, ``1e16`` and ``-0.0``.
@@ -39,6 +41,13 @@ class JSONText(JSONField):
         if lookup is None or lookup_name == "isnull":
             return lookup
         return lambda lhs, rhs: lookup(Cast(lhs, JSONField()), rhs)
+
+
+class Typed(JSONText):
+    """The same, read with the types that were written (``jobs.arguments``)."""
+
+    def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
+        return decoded(super().from_db_value(value, expression, connection))
 
 
 class Sparse(JSONField):

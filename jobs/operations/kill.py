@@ -1,4 +1,4 @@
-"""End a running job from outside: first its row, by which its run is a zombie; then its process, and its transaction."""
+"""End a running job from outside: first its row, which makes its run a zombie; then its process and transaction."""
 
 import logging
 import uuid

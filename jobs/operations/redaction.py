@@ -39,6 +39,10 @@ class Shown:
         return None if self.job.result is None else self._redacted("result", self.job.result)
 
     @property
+    def cursor(self) -> Any:
+        return None if self.job.cursor is None else self._redacted("cursor", self.job.cursor)
+
+    @property
     def options(self) -> Any:
         """Without links, chains and chords, which bear arguments, and without Celery's texts of them."""
         return self.job.options if self.path is None else _without(self.job.options, *ARGUMENTS)

@@ -9,6 +9,7 @@ from django.utils.translation import gettext_lazy as _
 from jobs.database import databases
 from jobs.lifecycle import orders
 from jobs.models import Node
+from jobs.operations.selection import DIGITS
 
 #: For a button.
 LABELS: dict[str, Any] = {
@@ -19,9 +20,9 @@ LABELS: dict[str, Any] = {
 
 
 def find(text: str) -> Node:
-    """The live worker of an id, of the first digits of one, or on a host; ``ValueError`` if that is not one."""
+    """The live worker of an id, or of its first 8 digits, or on a host; ``ValueError`` if that is not one."""
     rows = Node.objects.using(databases.home()).filter(dead_at=None).order_by("-started_at")
-    found = [node for node in rows if str(node.pk).startswith(text) or node.hostname == text]
+    found = [node for node in rows if text in (str(node.pk), str(node.pk)[:DIGITS], node.hostname)]
     if len(found) != 1:
         raise ValueError(gettext("%(number)s live workers are called %(name)s") % {"number": len(found), "name": text})
     return found[0]

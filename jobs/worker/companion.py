@@ -26,6 +26,7 @@ from django.db import Error, connections
 from django.db.models.functions import Coalesce, Now
 
 from jobs import __version__
+from jobs.calling import stored
 from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.database import databases
@@ -44,6 +45,9 @@ from jobs.worker import listener
 #: Seconds between two looks at the pool's processes, at their deaths and at their time limits: while one is at work,
 #: and while none is.
 LOOK, IDLE_LOOK = 0.2, 0.5
+
+#: Seconds between two looks at what people told the node, and at what its bodies say of themselves.
+NOTES = 1.0
 
 #: The signal that tells the worker's main process of a dead process that it did not replace; a process without a
 #: handler ignores it. Then the seconds that it has to replace one by itself, and between two such signals.
@@ -204,6 +208,8 @@ class _Process:
         #: What the node's row says of its queues, and of its stop.
         self._said: tuple[list[str], bool] | None = None
         self._unread = b""
+        #: Of each slot: what its body said last.
+        self._heard: dict[int, int] = {}
         #: What to cancel, by id or by stamps, and the signal that ends its process.
         self._revoked: SimpleQueue[tuple[str | dict[str, list[Any]], int | None]] = SimpleQueue()
         self._is_prefork = node["pool"] == "prefork"
@@ -223,11 +229,14 @@ class _Process:
         listeners = [listener.listener_of(alias, self._stopping) for alias in conf().DATABASES]
         for thread in [*threads, *filter(None, listeners)]:
             thread.start()
-        next_beat, beats = 0.0, False
-        while self._listen(min(1.0, next_beat - time.monotonic())):
+        next_beat = next_look = 0.0
+        beats = False
+        while self._listen(min(next_look, next_beat) - time.monotonic()):
             self._last_look = time.monotonic()
-            if beats:
-                beats = self._try(self._obey)
+            if time.monotonic() >= next_look:
+                next_look = time.monotonic() + NOTES
+                if beats:
+                    beats = self._try(self._obey) and self._try(self._pass_on)
             if time.monotonic() >= next_beat:
                 # A beat that failed is repeated soon: nothing is claimed here as long as the node is silent.
                 beats = self._try(self._beat)
@@ -295,6 +304,11 @@ class _Process:
                     self._end_run(slot, "Killed", order.text)
                 return True
         return False
+
+    def _pass_on(self) -> None:
+        """Write what the bodies say of themselves."""
+        for text in board.said(self._heard):
+            stored.write_said(self._side, text)
 
     def _beat(self) -> None:
         if not self._registered:

@@ -92,8 +92,8 @@ def asked_to_end(view: View) -> Iterator[Reason]:
     if (note := Cancellation.objects.using(view.using).filter(pk=view.job.pk).first()) is not None:
         says = gettext("It was asked to end %(ago)s ago (%(why)s), and has not come to a checkpoint or to its end yet.")
         cure = gettext(
-            "Call self.checkpoint() in long bodies. One that hangs ends with its time limit, or at once: manage.py jobs "
-            "kill %s"
+            "Call self.checkpoint() in long bodies. One that hangs ends with its time limit, or at once: manage.py "
+            "jobs kill %s"
         )
         yield Reason("ending", says, cure % view.job.pk, {"ago": view.ago(note.at), "why": note.reason}, at=note.at)
 

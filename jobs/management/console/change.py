@@ -1,4 +1,4 @@
-"""``manage.py jobs retry|cancel|kill|run|move|prioritize|delete|pause|resume|tell|effects|adopt``: what a person decides."""
+"""``manage.py jobs retry|cancel|kill|run|move|prioritize|delete|pause|resume|tell|effects|adopt``: what one decides."""
 
 import json
 import time
@@ -175,7 +175,7 @@ def _say_switched(out: JobsCommand, done: dict[str, bool], word: str, otherwise:
 
 @subcommand(
     option("verb", "quiet, resume or stop", choices=[*workers.LABELS]),
-    option("names", "a worker: its id, the first digits of it, or its host", nargs="+", metavar="WORKER"),
+    option("names", "a worker: its id, the first 8 digits of it, or its host", nargs="+", metavar="WORKER"),
     option("--why", "the reason, for the worker's log", default=""),
 )
 def tell(out: JobsCommand, args: Namespace) -> None:

@@ -4,6 +4,8 @@ import datetime
 import heapq
 import io
 import shutil
+import time
+import uuid
 from argparse import Namespace
 from contextlib import suppress
 from dataclasses import asdict
@@ -14,6 +16,7 @@ from django.core.management.base import CommandError
 from django.utils import timezone
 from django.utils.translation import gettext
 
+from jobs.calling import progress
 from jobs.conf import conf
 from jobs.inspection import census
 from jobs.inspection import verify as promise
@@ -113,25 +116,32 @@ def list_(out: JobsCommand, args: Namespace) -> None:
         out.say(f"and more: --limit {2 * args.limit}")
 
 
-@subcommand(ID)
+@subcommand(
+    ID, option("--follow", "say how far it is, once a second, until it has ended; then show it", action="store_true")
+)
 def show(out: JobsCommand, args: Namespace) -> None:
-    """All that is known of one job: arguments, times, counts, result and errors.
+    """All that is known of one job: arguments, times, counts, progress, result and errors.
 
     examples:
       manage.py jobs show 6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11
+      manage.py jobs show --follow ID
       manage.py jobs show --json ID
     """
     key = key_of(args.id)
+    if args.follow:
+        _follow(out, key)
     job: Job | None = find(key)
     if job is None:
         raise CommandError(f"There is no job {key}; manage.py jobs why {key} says what that may mean.")
     using = job._state.db
     seen = Shown(job)
-    found = as_dict(job, args=seen.args, kwargs=seen.kwargs, result=seen.result, errors=job.errors)
+    found = as_dict(job, args=seen.args, kwargs=seen.kwargs, result=seen.result, errors=job.errors, cursor=seen.cursor)
+    said = progress.of([job]).get(job.pk)
+    found["progress"] = said and {**said._asdict(), "percent": said.percent}
     if job.node_id and (node := Node.objects.using(using).filter(pk=job.node_id).first()) is not None:
         found["node"] = str(node)
     out.say_json(found)
-    errors, last = found.pop("errors"), found.pop("error")
+    errors, last, found["progress"] = found.pop("errors"), found.pop("error"), said
     if last is not None and last not in errors[-1:]:
         errors = [*errors, last]
     width = max(map(len, found))
@@ -145,6 +155,18 @@ def show(out: JobsCommand, args: Namespace) -> None:
             entry = {"message": entry}
         out.say(f"\n{out.style.WARNING(str(entry.get('type')))}, attempt {entry.get('attempt')}, {entry.get('at')}")
         out.say(str(entry.get("traceback") or entry.get("message")).rstrip())
+
+
+def _follow(out: JobsCommand, key: uuid.UUID) -> None:
+    """One line for each change of the state and of what the body says."""
+    line = None
+    while (job := find(key)) is not None:
+        before, line = line, f"{job.state} {progress.of([job]).get(key) or ''}".rstrip()
+        if line != before:
+            out.say(line)
+        if job.state in ENDED:
+            return
+        time.sleep(1.0)
 
 
 @subcommand()

@@ -1,0 +1,70 @@
+"""How far bodies are, as they say it by ``self.progress()``, or by Celery's ``update_state`` with such numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+import uuid
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from jobs.arguments import scrub
+from jobs.calling import stored
+from jobs.lifecycle.run import Run
+from jobs.models import Job, State
+
+#: Celery's own word in its manual, which packages that draw bars look for; and seconds for which it is kept.
+PROGRESS, KEPT = "PROGRESS", 86400.0
+
+
+class Progress(NamedTuple):
+    done: float
+    #: None: nobody knows how much is left.
+    total: float | None
+    text: str
+
+    @property
+    def percent(self) -> int | None:
+        """Never 100 before the end."""
+        return None if not self.total else max(0, min(99, int(100 * self.done / self.total)))
+
+    def __str__(self) -> str:
+        how_far = f"{self.done:g}" if self.percent is None else f"{self.percent} %"
+        return f"{how_far} {self.text}".strip()
+
+
+def say(run: Run, done: float, total: float | None, text: str) -> None:
+    """See ``Task.progress``."""
+    for name, value in (("done", done), ("total", 0 if total is None else total)):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise TypeError(f"progress: {name} must be a number, and not {value!r}")
+        if not math.isfinite(value):
+            raise ValueError(f"progress: {name} must be finite, and not {value!r}")
+    said = Progress(done, total, scrub(str(text), 500))
+    result = {"current": done, "total": total, "percent": said.percent, "description": said.text}
+    meta = json.dumps({"status": PROGRESS, "result": result, "traceback": None, "children": []})
+    key, lease = run.job.task_id, run.job.lease
+    if not stored.say(run.slot, key, meta, KEPT, lease):
+        stored.Store().write(key, meta, KEPT, lease)
+
+
+def of(jobs: Iterable[Job]) -> dict[uuid.UUID, Progress]:
+    """What the last run of each has said, if it said something. One query for all, and none if there are none."""
+    # A list does not read the options.
+    some = [job for job in jobs if job.lease and job.state != State.SUCCEEDED]
+    keys = {job.task_id if "options" in job.__dict__ else str(job.pk): job for job in some}
+    found = stored.Store().read(keys) if keys else {}
+    read = {keys[key].pk: _read(meta) for key, (meta, lease) in found.items() if lease == keys[key].lease}
+    return {key: said for key, said in read.items() if said is not None}
+
+
+def _read(meta: str) -> Progress | None:
+    try:
+        result: Any = json.loads(meta)["result"]
+        total = result.get("total")
+        total = float(total) if total else None
+        done, text = float(result["current"]), str(result.get("description") or "")
+    except (AttributeError, KeyError, TypeError, ValueError):
+        # It said something else.
+        return None
+    return Progress(done, total, text) if math.isfinite(done) and math.isfinite(total or 0.0) else None
