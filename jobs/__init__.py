@@ -32,6 +32,7 @@ __all__ = [
     "UniqueBusy",
     "UniqueTaken",
     "__version__",
+    "batch",
     "effect",
     "guard",
     "lock",
@@ -42,6 +43,7 @@ __all__ = [
 
 _LAZY = {
     "Task": "task",
+    "batch": "calling.batches",
     "effect": "idempotency.effects",
     "guard": "idempotency.guards",
     "lock": "idempotency.locks",

@@ -26,7 +26,7 @@ from django.test.testcases import DatabaseOperationForbidden  # type: ignore[att
 from django.utils import timezone
 
 from jobs.arguments import decoded, normalize
-from jobs.calling import entries, followups, outbox
+from jobs.calling import batches, entries, followups, outbox
 from jobs.calling.entries import Entry
 from jobs.conf import OWN_TASKS, conf
 from jobs.database import databases
@@ -207,6 +207,7 @@ class _Process:
         for alias in self.aliases:
             transitions.expire(alias, conf().BATCH, self.at)
             transitions.sweep_cancellations(alias, conf().BATCH)
+            batches.close_ended(alias, conf().BATCH)
             transitions.make_due(alias, conf().BATCH, at=self.at)
             ready = Job.objects.using(alias).filter(_OF_OPEN_QUEUES, state=State.READY)
             first = ready.order_by("rank", "run_at", "pk").only("task", "queue").first()

@@ -42,14 +42,12 @@ def health(request: HttpRequest) -> HttpResponse:
 @never_cache
 @require_safe
 def progress(request: HttpRequest, token: str) -> HttpResponse:
-    """How far a job is, for whoever has its address: that is signed, and ``{% job_progress %}`` makes it.
+    """How far a job is, or a batch, for whoever has its address: that is signed, and ``{% job_progress %}`` makes it.
 
     It tells the state, and what the body said by ``self.progress()``: neither arguments, nor result, nor error.
     """
-    job = public.job_of(token)
-    if job is None:
-        return JsonResponse({}, status=404)
-    return JsonResponse(public.of(job))
+    found = public.by_token(token)
+    return JsonResponse({}, status=404) if found is None else JsonResponse(public.of(found))
 
 
 @never_cache

@@ -1030,6 +1030,19 @@ def in_parts(self, parts, started="", gate=""):
     return done
 
 
+@shared_task
+def part(key):
+    Effect.objects.create(key=key)
+
+
+@shared_task(bind=True)
+def grows(self, times):
+    """Adds to its own batch."""
+    with self.job.batch.adding():
+        for _ in range(times):
+            part.delay("grown")
+
+
 @shared_task(bind=True)
 def claims_to_be_done(self):
     self.update_state(state="SUCCESS", meta="not yet")

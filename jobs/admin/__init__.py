@@ -1,8 +1,9 @@
 """The admin: what every job did, where it is now and why, and the buttons to put it right."""
 
+from jobs.admin.batch import BatchAdmin
 from jobs.admin.dashboard import NodeAdmin, OverviewAdmin
 from jobs.admin.idempotency import EffectAdmin, MarkerAdmin
 from jobs.admin.job import JobAdmin
 from jobs.admin.schedule import ScheduleAdmin
 
-__all__ = ["EffectAdmin", "JobAdmin", "MarkerAdmin", "NodeAdmin", "OverviewAdmin", "ScheduleAdmin"]
+__all__ = ["BatchAdmin", "EffectAdmin", "JobAdmin", "MarkerAdmin", "NodeAdmin", "OverviewAdmin", "ScheduleAdmin"]

@@ -46,7 +46,7 @@ from jobs.calling import progress
 from jobs.conf import celery_app, conf
 from jobs.inspection import why
 from jobs.inspection.times import duration
-from jobs.models import Job, Node, State
+from jobs.models import Batch, Job, Node, State
 from jobs.models.fields import created_since
 from jobs.operations.actions import OPERATIONS, Delete, Operation, Outcome
 from jobs.operations.redaction import Shown
@@ -160,7 +160,7 @@ class JobAdmin(ReadOnlyAdmin):
             {"fields": ("ran_on", ("lease", "retries", "snoozes"), ("crashes", "node_losses"), "shown_cursor")},
         ),
         (_("Keys"), {"fields": ("marker_key", "replayed", ("unique_key", "unique_until"))}),
-        (_("Family"), {"fields": ("parent", "root")}),
+        (_("Family"), {"fields": ("parent", "root", "linked_batch")}),
         (_("Options of the call"), {"fields": ("shown_options",), "classes": ("collapse",)}),
     )
 
@@ -187,6 +187,11 @@ class JobAdmin(ReadOnlyAdmin):
         if job is not None:
             job.progress = progress.of([job]).get(job.pk)
         return job
+
+    @admin.display(description=_("batch"))
+    def linked_batch(self, job: Job) -> str:
+        batch = job.batch_id and Batch.objects.using(job._state.db).filter(pk=job.batch_id).first()
+        return format_html('<a href="{}">{}</a>', url_of("batch_change", batch.pk), batch) if batch else NOTHING
 
     @admin.display(description=_("as a call"))
     def as_call(self, job: Job) -> str:

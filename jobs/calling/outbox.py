@@ -18,10 +18,14 @@ from jobs.calling import request, tracing
 from jobs.conf.syncpoints import reach
 from jobs.database import databases
 from jobs.lifecycle import claims, ring, unique
+from jobs.lifecycle.run import current_job
 from jobs.models import Job, State
 
 #: The database to which the calls of a block go as rows, also those of stock tasks (``jobs.calling.followups``).
 following: ContextVar[str | None] = ContextVar("jobs.following", default=None)
+
+#: The batch that the calls of a block join, and its database (``jobs.calling.batches``).
+joining: ContextVar[tuple[uuid.UUID, str] | None] = ContextVar("jobs.joining", default=None)
 
 #: What makes a call a part of something greater.
 _IN_CANVAS = frozenset({"link", "link_error", "chain", "chord", "group_id"})
@@ -59,6 +63,7 @@ def record(jobs: list[Job], using: str, app: Celery) -> list[Job]:
     """
     if not jobs:
         return []
+    _join(jobs, using)
     calls, is_alone = jobs, connections[using].autocommit and not connections[using].in_atomic_block
     try:
         jobs = _write(calls, using)
@@ -88,6 +93,18 @@ def record(jobs: list[Job], using: str, app: Celery) -> list[Job]:
     if not connections[using].in_atomic_block:
         hook()
     return jobs
+
+
+def _join(jobs: list[Job], using: str) -> None:
+    """Let the calls join the batch of their block. What follows a job of a batch belongs to it as well."""
+    batch, place = joining.get() or (None, using)
+    if place != using:
+        raise ValueError(f"the batch is in the database {place!r}, and cannot have jobs in {using!r}")
+    if batch is None and following.get() is not None and (before := current_job()) is not None:
+        batch = before.batch_id
+    if batch is not None:
+        for job in jobs:
+            job.batch_id = batch
 
 
 def _write(calls: list[Job], using: str) -> list[Job]:
@@ -139,7 +156,7 @@ def _hook(using: str) -> AfterCommit | None:
 
 _ALWAYS = ("id", "task", "queue", "args")
 #: What a call may say beside that, and what it says only if it is not the default.
-_SAID = ("kwargs", "options", "rank", "retries", "parent_id", "root", "made_at", "expires_at", "marker_key")
+_SAID = ("kwargs", "options", "rank", "retries", "parent_id", "root", "made_at", "expires_at", "marker_key", "batch_id")
 _COLUMNS = (*_ALWAYS, *_SAID, "priority", "state", "run_at")
 _JSON = frozenset({"args", "kwargs", "options"})
 #: How an INSERT begins and ends that does nothing if the row is there.

@@ -41,7 +41,7 @@ PLACE = attrgetter("rank", "run_at", "pk")
 COLUMNS = (
     "id task args kwargs options queue priority rank state run_at expires_at made_at lease token node_id "
     "backend retries crashes node_losses snoozes started_at parent_id root marker_key unique_key "
-    "unique_until unique_expires_at"
+    "unique_until unique_expires_at batch_id"
 ).split()
 
 _CLAIM = """
@@ -188,7 +188,7 @@ def _claim_sqlite(using: str, queue: str, node: uuid.UUID, limit: int, token: in
 
 def _decoded_sqlite(row: Sequence[Any]) -> dict[str, Any]:
     values = dict(zip(COLUMNS, row, strict=True))
-    for name in ("id", "node_id", "parent_id", "root"):
+    for name in ("id", "node_id", "parent_id", "root", "batch_id"):
         values[name] = values[name] and uuid.UUID(values[name])
     for name in ("args", "kwargs", "options"):
         values[name] = json.loads(values[name] or "{}")

@@ -26,7 +26,7 @@ from jobs.database import databases
 from jobs.errors import UniqueBusy, UniqueTaken
 from jobs.lifecycle import ring, unique
 from jobs.lifecycle.claims import owned
-from jobs.models import ENDED, LIVE, UNSUCCESSFUL, WAITING, Cancellation, Job, Node, State
+from jobs.models import ENDED, LIVE, UNSUCCESSFUL, WAITING, Batch, Cancellation, Job, Node, State
 
 #: What is counted, each apart.
 COUNTS = ("retries", "crashes", "node_losses", "snoozes")
@@ -298,9 +298,12 @@ def replay(job_id: uuid.UUID, using: str) -> bool:
     over = Job.objects.using(using).filter(pk=job_id, state__in=UNSUCCESSFUL)
     # Only the notes of ended jobs: they were for the run before.
     Cancellation.objects.using(using).filter(Exists(over), pk=job_id).delete()
+    # Before the job: whoever closes a batch looks at its jobs, and waits for none.
+    ended = Batch.objects.using(using).filter(pk__in=over.filter(batch__isnull=False).values("batch"))
     anew = {"unique_key": UNEXPIRED_KEY, "finished_at": None, "expires_at": None, **dict.fromkeys(COUNTS, 0)}
     try:
         with databases.bounded(using, conf().UNIQUE_WAIT):
+            ended.update(ended_at=None)
             return redirect(job_id, using, _waiting(None) | anew, UNSUCCESSFUL)
     except IntegrityError:
         raise UniqueTaken(unique.describe(Job.objects.using(using).get(pk=job_id))) from None

@@ -1,4 +1,4 @@
-"""What time brings: jobs come due, expire, or were asked to end while they waited."""
+"""What time brings: jobs come due, expire, or were asked to end while they waited; batches end."""
 
 import time
 from collections.abc import Callable
@@ -7,6 +7,7 @@ from typing import Any
 
 from django.db import connections
 
+from jobs.calling import batches
 from jobs.conf import conf
 from jobs.database import databases
 from jobs.lifecycle import transitions
@@ -27,6 +28,7 @@ SELECT (SELECT 1 FROM jobs_job WHERE state = 'scheduled' AND run_at <= {now} ORD
         WHERE state IN ('scheduled', 'ready') AND expires_at IS NOT NULL AND expires_at <= {now}
         ORDER BY expires_at LIMIT 1) IS NOT NULL,
        EXISTS (SELECT 1 FROM jobs_cancellation),
+       EXISTS (SELECT 1 FROM jobs_batch WHERE ended_at IS NULL),
        {ready}
 """
 
@@ -40,20 +42,22 @@ _READY = """(
 
 def tick() -> dict[str, int]:
     """Do what is due, and wake a process if there is work that no ring told of. All workers do it side by side."""
-    done = {"due": 0, "expired": 0, "cancelled": 0}
+    done = {"due": 0, "expired": 0, "cancelled": 0, "batches": 0}
     for alias in conf().DATABASES:
         databases.guarded(alias, partial(_tick, alias, done))
     return done
 
 
 def _tick(using: str, done: dict[str, int]) -> None:
-    is_due, is_late, is_asked, is_ready = _look(using, _LOOK, board.queues)
+    is_due, is_late, is_asked, is_open, is_ready = _look(using, _LOOK, board.queues)
     if is_ready:
         bell.ring()
     if is_late:
         done["expired"] += _until_done(partial(transitions.expire, using, conf().BATCH))
     if is_asked:
         done["cancelled"] += transitions.sweep_cancellations(using, conf().BATCH)
+    if is_open:
+        done["batches"] += batches.close_ended(using, conf().BATCH)
     if is_due:
         done["due"] += _until_done(partial(_make_due, using))
 

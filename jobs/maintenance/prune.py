@@ -12,7 +12,7 @@ from django.db.models import BooleanField, Exists, ExpressionWrapper, OuterRef, 
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Cast
 
-from jobs.calling import chords, stored, transport
+from jobs.calling import batches, chords, stored, transport
 from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.database import databases
@@ -72,6 +72,7 @@ class Prune:
             done["jobs"] += deleted
         running = Job.objects.using(using).filter(state=State.RUNNING, node=OuterRef("pk"))
         chords.prune(using, conf().BATCH)
+        batches.prune(using)
         old = Node.objects.using(using).filter(~Exists(running), dead_at__lt=now_plus(-NODE_RETENTION))
         done["nodes"] += old._raw_delete(using)
 

@@ -416,4 +416,31 @@ class Migration(migrations.Migration):
                 'db_table': 'jobs_order',
             },
         ),
+        migrations.CreateModel(
+            name='Batch',
+            fields=[
+                ('id', models.UUIDField(default=jobs.models.fields.uuid7, editable=False, primary_key=True, serialize=False)),
+                ('name', models.CharField(max_length=255, verbose_name='name')),
+                ('made_at', models.DateTimeField(default=django.db.models.functions.datetime.Now, verbose_name='created at')),
+                ('on_success', jobs.models.fields.JSONText(null=True, verbose_name='on success')),
+                ('on_failure', jobs.models.fields.JSONText(null=True, verbose_name='on failure')),
+                ('ended_at', models.DateTimeField(null=True, verbose_name='finished at')),
+                ('counts', models.JSONField(default=dict)),
+            ],
+            options={
+                'verbose_name': 'batch',
+                'verbose_name_plural': 'batches',
+                'db_table': 'jobs_batch',
+                'indexes': [models.Index(condition=models.Q(('ended_at__isnull', True)), fields=['id'], name='jobs_batch_open')],
+            },
+        ),
+        migrations.AddField(
+            model_name='job',
+            name='batch',
+            field=models.ForeignKey(db_constraint=False, db_index=False, null=True, on_delete=django.db.models.deletion.DO_NOTHING, related_name='jobs', to=f'{LABEL}.batch', verbose_name='batch'),
+        ),
+        migrations.AddIndex(
+            model_name='job',
+            index=models.Index(condition=models.Q(('batch__isnull', False)), fields=['batch', 'state'], name='jobs_job_batch'),
+        ),
     ]

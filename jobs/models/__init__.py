@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import uuid
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 from django.db import models
@@ -95,6 +96,39 @@ class Beat(models.Model):
         db_table = "jobs_beat"
 
 
+class Batch(models.Model):
+    """Many jobs with one name, one bar and one end (``jobs.batch``). Its jobs say how far it is: nobody counts here."""
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    name = models.CharField(_("name"), max_length=255)
+    made_at = models.DateTimeField(_("created at"), default=Now)
+    #: Signatures that are to be called; None when there is none, or it was called.
+    on_success = JSONText(_("on success"), null=True)
+    on_failure = JSONText(_("on failure"), null=True)
+    #: None while a job of it may still run.
+    ended_at = models.DateTimeField(_("finished at"), null=True)
+    #: How many jobs were in which state by then.
+    counts = models.JSONField(default=dict)
+
+    class Meta:
+        db_table = "jobs_batch"
+        verbose_name = _("batch")
+        verbose_name_plural = _("batches")
+        indexes: ClassVar = [models.Index(name="jobs_batch_open", fields=["id"], condition=Q(ended_at__isnull=True))]
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.id})"
+
+    def adding(self) -> AbstractContextManager[None]:
+        """Let the calls of the block join this batch, until it has ended. A job of it may always do that.
+
+        Raises:
+            ValueError: it has ended.
+        """
+        made: AbstractContextManager[None] = symbol_by_name("jobs.calling.batches:adding")(self)
+        return made
+
+
 #: A header of the jobs that are Django's tasks (``jobs.django_tasks``).
 DJANGO_TASK = "django_task"
 
@@ -162,6 +196,10 @@ class Job(models.Model):
     unique_until = models.CharField(_("unique until"), max_length=8, null=True)
     #: From then on the key is free, whatever became of the job (``unique_for=``).
     unique_expires_at = models.DateTimeField(_("unique until time"), null=True)
+    #: Many jobs that belong together (``jobs.batch``). No constraint, and no index but the one below.
+    batch = models.ForeignKey(
+        Batch, models.DO_NOTHING, "jobs", null=True, db_constraint=False, db_index=False, verbose_name=_("batch")
+    )
     #: Where the next run of a long body goes on (:meth:`save_cursor`); None: at the beginning.
     cursor = Typed(_("cursor"), null=True)
     #: The span of the call, until its transaction is committed (``jobs.calling.tracing``).
@@ -200,6 +238,7 @@ class Job(models.Model):
             models.Index(name="jobs_job_made", fields=["made_at"], condition=Q(made_at__isnull=False)),
             models.Index(name="jobs_job_marker_key", fields=["marker_key"], condition=Q(marker_key__isnull=False)),
             models.Index(name="jobs_job_unique_key", fields=["unique_key"], condition=Q(unique_key__isnull=False)),
+            models.Index(name="jobs_job_batch", fields=["batch", "state"], condition=Q(batch__isnull=False)),
             models.Index(name="jobs_job_parent", fields=["parent_id", "id"], condition=Q(parent_id__isnull=False)),
         ]
 

@@ -48,6 +48,7 @@ class Selection:
     node: str | None = None
     key: str | None = None
     parent: uuid.UUID | None = None
+    batch: uuid.UUID | None = None
     error: str | None = None
     since: datetime.datetime | None = None
     until: datetime.datetime | None = None
@@ -85,7 +86,7 @@ class Selection:
             rows = rows.filter(pk__in=marked.values("pk").union(unique.values("pk"), all=True))
         name, star, _rest = (self.task or "").partition("*")
         same: dict[str, Any] = {"task__startswith" if star else "task": self.task and name}
-        same |= {"queue": self.queue, "parent_id": self.parent, "error__type": self.error}
+        same |= {"queue": self.queue, "parent_id": self.parent, "batch_id": self.batch, "error__type": self.error}
         rows = rows.filter(**{name: value for name, value in same.items() if value is not None})
         if self.since is not None:
             rows = rows.filter(created_since(self.since))
@@ -245,6 +246,7 @@ FIELDS = {
     "parent": Field(
         _("Called by the job"), "6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11", "all jobs that its body called", _id
     ),
+    "batch": Field(_("Batch"), "6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11", "all jobs of a batch, by its id", _id),
     "error": Field(_("Error"), "SMTPConnectError", "all jobs whose last error is of this class: SMTPException"),
     "since": Field(
         _("Created since"), "2h", "those created since then: 2h, 7d, 2026-11-21, '2026-11-21 14:30'", moment

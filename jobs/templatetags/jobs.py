@@ -8,28 +8,25 @@ from django.urls import NoReverseMatch, reverse
 
 from jobs.arguments import as_uuid
 from jobs.inspection import public
-from jobs.models import Job
-from jobs.operations.selection import find
+from jobs.models import Batch, Job
 
 register = template.Library()
 
 
 @register.inclusion_tag("jobs/progress.html", takes_context=True)
-def job_progress(context: Any, job: Job | uuid.UUID | str | None) -> dict[str, Any]:
-    """How far a job is; nothing if there is no such job (any more).
+def job_progress(context: Any, job: Job | Batch | uuid.UUID | str | None) -> dict[str, Any]:
+    """How far a job is, or a batch; nothing if there is no such job (any more).
 
     It goes on by itself where ``jobs.urls`` is included in the project's URLs, and is as it was otherwise.
 
     Parameters:
         job: the row, or its id.
     """
-    if job is not None and not isinstance(job, Job):
-        key = as_uuid(str(job))
-        job = None if key is None else find(key)
-    if job is None:
-        return {"job": None}
+    found = job if isinstance(job, Job | Batch) else public.find(as_uuid(job))
+    if found is None:
+        return {"shown": None}
     try:
-        url = reverse("jobs:progress", args=[public.token_of(job)])
+        url = reverse("jobs:progress", args=[public.token_of(found)])
     except NoReverseMatch:
         url = ""
-    return {"job": job, "url": url, "shown": public.of(job), "csp_nonce": context.get("csp_nonce")}
+    return {"url": url, "shown": public.of(found), "csp_nonce": context.get("csp_nonce")}

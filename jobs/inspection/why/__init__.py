@@ -12,14 +12,14 @@ from typing import Any
 from django.db.models.functions import Now
 from django.utils.translation import gettext, ngettext
 
-from jobs.calling import entries
+from jobs.calling import batches, entries
 from jobs.conf import conf
 from jobs.idempotency import effects
 from jobs.inspection.times import duration
 from jobs.inspection.why import waiting
 from jobs.inspection.why.view import COUNTS, Reason, View
 from jobs.lifecycle import unique
-from jobs.models import Cancellation, Effect, Schedule, State
+from jobs.models import ENDED, LIVE, Batch, Cancellation, Effect, Job, Schedule, State
 from jobs.operations.selection import find
 
 #: What the server's process that serves the run waits for.
@@ -29,6 +29,8 @@ _BLOCKING = "FROM unnest(pg_blocking_pids(%s)) AS pid JOIN pg_stat_activity AS a
 def explain(key: uuid.UUID) -> tuple[View | None, list[Reason]]:
     """The job, if there is one of that id, and the reasons; never without a reason."""
     job = find(key, read_at=Now())
+    if job is None and (batch := batches.find(key)) is not None:
+        return None, [_batch(batch)]
     if job is None:
         says = gettext(
             "There is no such job in %(databases)s: the transaction that enqueued it was rolled back or is still open, "
@@ -60,6 +62,18 @@ def scheduled_by(view: View) -> Iterator[Reason]:
     if row is not None and row.paused_at is not None:
         cure = gettext("The schedule is paused: manage.py jobs schedule --resume %r") % name
     yield Reason("schedule", says, cure, name=name, tick=tick)
+
+
+def _batch(batch: Batch) -> Reason:
+    """Why a batch has not ended."""
+    counts = batches.counts(batch)
+    live = Job.objects.using(batch._state.db).filter(batch=batch.pk, state__in=LIVE).order_by("pk").first()
+    words = {"name": batch.name, "ended": sum(counts.get(state, 0) for state in ENDED), "all": sum(counts.values())}
+    if batch.ended_at is not None or live is None:
+        says = gettext("It is a batch, %(name)s, of %(all)s jobs, and all have ended.")
+        return Reason("batch_ended", says, "", words)
+    says = gettext("It is a batch, %(name)s: %(ended)s of %(all)s jobs have ended, and it waits for the others.")
+    return Reason("batch_waits", says, f"manage.py jobs why {live.pk}", words, job=live.pk, **counts)
 
 
 # A running job

@@ -17,6 +17,7 @@ from django.utils import timezone
 from django.utils.translation import gettext
 
 from jobs.calling import progress
+from jobs.calling.batches import counts as counts_of
 from jobs.conf import conf
 from jobs.inspection import census
 from jobs.inspection import verify as promise
@@ -25,7 +26,7 @@ from jobs.inspection.census import LIVE, at_least
 from jobs.inspection.times import duration
 from jobs.management.console.base import ID, JobsCommand, option, subcommand
 from jobs.management.console.change import WHICH, key_of, which
-from jobs.models import ENDED, Action, Job, Node, State
+from jobs.models import ENDED, Action, Batch, Job, Node, State
 from jobs.operations.redaction import Shown
 from jobs.operations.selection import find
 
@@ -85,7 +86,7 @@ def why(out: JobsCommand, args: Namespace) -> None:
         out.say(f"{number}. {out.style.MIGRATE_HEADING(reason.says) if number == 1 else reason.says}")
         if reason.cure:
             out.say(f"   -> {reason.cure}")
-    if job is None:
+    if job is None and found[0].code == "unknown":
         raise CommandError(gettext("There is no job %(id)s.") % {"id": key})
 
 
@@ -155,6 +156,28 @@ def show(out: JobsCommand, args: Namespace) -> None:
             entry = {"message": entry}
         out.say(f"\n{out.style.WARNING(str(entry.get('type')))}, attempt {entry.get('attempt')}, {entry.get('at')}")
         out.say(str(entry.get("traceback") or entry.get("message")).rstrip())
+
+
+@subcommand(option("--limit", "how many at the most (default: %(default)s)", type=int, default=20))
+def batches(out: JobsCommand, args: Namespace) -> None:
+    """The batches, the newest first: how many of their jobs have ended, and how.
+
+    What is to be done to all jobs of one: manage.py jobs retry --batch ID, or cancel, or kill.
+
+    examples:
+      manage.py jobs batches
+      manage.py jobs list --batch 019aae3c-52c8-7b7c-9a52-3d2f7f0f2a11 --state failed
+    """
+    found = [each for alias in conf().DATABASES for each in Batch.objects.using(alias).order_by("-pk")[: args.limit]]
+    rows: list[list[Any]] = [["id", "name", "created", "ended", *State.values]]
+    listed = []
+    for each in sorted(found, key=lambda each: each.pk, reverse=True)[: args.limit]:
+        counts = counts_of(each)
+        listed.append({"id": each.pk, "name": each.name, "made_at": each.made_at, "ended_at": each.ended_at, **counts})
+        times = [_local(each.made_at), "" if each.ended_at is None else _local(each.ended_at)]
+        rows.append([each.pk, each.name, *times, *(counts.get(state, 0) for state in State.values)])
+    out.say_json(listed)
+    out.say(table(rows, out) if listed else "There is no batch.")
 
 
 def _follow(out: JobsCommand, key: uuid.UUID) -> None:

@@ -1,0 +1,159 @@
+"""Batches: many jobs with one name, one bar and one end, of which somebody is told once.
+
+A job bears the id of its batch, and nobody counts as they end: 100,000 jobs would all wait for one row. Every worker
+looks once a second at the batches that are open. Whoever finds one without a job that may still run closes it, and
+calls what is to be called, in one transaction.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from celery import current_app
+from celery.canvas import Signature, signature
+from django.db import transaction
+from django.db.models import Count, Exists, OuterRef
+from django.db.models.functions import Now
+
+from jobs.arguments import decoded, scrub, storable
+from jobs.calling import outbox
+from jobs.calling.followups import calls_are_rows
+from jobs.conf import conf
+from jobs.conf.logs import logger
+from jobs.database import databases
+from jobs.lifecycle.run import current_job
+from jobs.lifecycle.transitions import now_plus
+from jobs.models import LIVE, Batch, Job, State
+
+#: Seconds until a batch is looked at again whose callback could not be called; and for which one is kept whose jobs are
+#: gone.
+PAUSE, KEPT = 60.0, 7 * 86400.0
+
+
+@contextmanager
+def batch(
+    name: str, on_success: Signature | None = None, on_failure: Signature | None = None, using: str | None = None
+) -> Iterator[Batch]:
+    """Let all calls of the block be one batch; they are one transaction: all of them, or none.
+
+    A callback is called when all jobs of the batch have ended, in one transaction with that finding, as it is written.
+
+    Parameters:
+        name: for people.
+        on_success: called once, when all of them have succeeded; if one failed at first, when it did after a retry.
+        on_failure: called once, when all of them have ended, and not all have succeeded.
+        using: as of ``apply_async``.
+
+    Raises:
+        RuntimeError: in the block of another batch.
+        TypeError: a callback that is no signature, or a call that cannot be kept.
+    """
+    if outbox.joining.get() is not None:
+        raise RuntimeError(f"the batch {name!r} is made in the block of another one: batches cannot be nested")
+    alias = databases.job_alias(using)
+    kept = {"on_success": _kept(on_success, "on_success"), "on_failure": _kept(on_failure, "on_failure")}
+    with transaction.atomic(using=alias):
+        made = Batch.objects.using(alias).create(name=scrub(name, 255), **kept)
+        with _joining(made):
+            yield made
+
+
+def _kept(callback: Any, name: str) -> Any:
+    if callback is not None and not isinstance(callback, Signature):
+        raise TypeError(f"{name} must be a signature (task.s(...)), and not {callback!r}")
+    return None if callback is None else storable(dict(callback), name)
+
+
+@contextmanager
+def adding(to: Batch) -> Iterator[None]:
+    """See ``Batch.adding``."""
+    using = str(to._state.db)
+    job = current_job()
+    with transaction.atomic(using=using):
+        if job is None or job.batch_id != to.pk:
+            # Race: whoever closes it holds this lock. As long as a job of it runs nobody does.
+            open_ones = Batch.objects.using(using).select_for_update().filter(pk=to.pk, ended_at=None)
+            if not open_ones.exists():
+                raise ValueError(f"the batch {to} has ended: make another one")
+        with _joining(to):
+            yield
+
+
+@contextmanager
+def _joining(to: Batch) -> Iterator[None]:
+    token = outbox.joining.set((to.pk, str(to._state.db)))
+    try:
+        yield
+    finally:
+        outbox.joining.reset(token)
+
+
+def counts(of: Batch) -> dict[str, int]:
+    """How many of its jobs are in each state; of one that has ended, as they were then."""
+    if of.ended_at is not None:
+        return dict(of.counts)
+    rows = Job.objects.using(of._state.db).filter(batch=of.pk).order_by().values_list("state")
+    return dict(rows.annotate(Count("pk")))
+
+
+def find(key: uuid.UUID) -> Batch | None:
+    """The batch of this id, in whatever database it is."""
+    rows = (Batch.objects.using(alias).filter(pk=key).first() for alias in conf().DATABASES)
+    return next(filter(None, rows), None)
+
+
+#: Those whose callback could not be called: when to try again.
+_later: dict[uuid.UUID, float] = {}
+
+
+def close_ended(using: str, limit: int) -> int:
+    """Close the open batches of which no job may run any more, and call what is to be called; returns how many."""
+    live = Job.objects.using(using).filter(batch=OuterRef("pk"), state__in=LIVE)
+    over = Batch.objects.using(using).filter(~Exists(live), ended_at=None)
+    done = 0
+    for key in list(over.values_list("pk", flat=True)[:limit]):
+        if time.monotonic() < _later.get(key, 0.0):
+            continue
+        try:
+            done += _close(key, using)
+        except Exception as exc:
+            if databases.is_lost(exc, using):
+                raise
+            _later[key] = time.monotonic() + PAUSE
+            extra = {"action": "batch_failed", "batch": str(key)}
+            logger.exception("the callback of the batch %s cannot be called", key, extra=extra)
+    return done
+
+
+def _close(key: uuid.UUID, using: str) -> bool:
+    with transaction.atomic(using=using):
+        found = databases.free(Batch.objects.using(using).filter(pk=key, ended_at=None)).first()
+        # Race: somebody else closes it, or a job of it was retried since, or called another one.
+        if found is None or Job.objects.using(using).filter(batch=key, state__in=LIVE).exists():
+            return False
+        found.counts = counts(found)
+        has_failed = any(found.counts.get(state) for state in (State.FAILED, State.CANCELLED))
+        name = "on_failure" if has_failed else "on_success"
+        callback = getattr(found, name)
+        # Once: a batch that a retry opened again ends again.
+        Batch.objects.using(using).filter(pk=key).update(ended_at=Now(), counts=found.counts, **{name: None})
+        if callback is not None:
+            with calls_are_rows(using):
+                signature(decoded(callback), app=current_app._get_current_object()).apply_async()
+    total = sum(found.counts.values())
+    text = "the batch %s (%s) has ended: %s of %s jobs succeeded"
+    extra = {"action": "batch_ended", "batch": str(key)}
+    succeeded = found.counts.get(State.SUCCEEDED, 0)
+    logger.log(logging.INFO, text, found.name, key, succeeded, total, extra=extra)
+    return True
+
+
+def prune(using: str) -> None:
+    """Forget batches whose jobs are gone."""
+    of_it = Job.objects.using(using).filter(batch=OuterRef("pk"))
+    Batch.objects.using(using).filter(~Exists(of_it), ended_at__lt=now_plus(-KEPT))._raw_delete(using)

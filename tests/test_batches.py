@@ -1,0 +1,295 @@
+"""Many jobs are one batch: one bar, one page, and one callback when the last of them has ended."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import threading
+
+import pytest
+from celery import chain
+from django.core.management import call_command
+from django.db import connection, connections
+from django.template import Context, Template
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+
+from jobs import batch
+from jobs.calling import batches
+from jobs.inspection import public, why
+from jobs.lifecycle import transitions
+from jobs.maintenance import clock
+from jobs.models import Action, Batch, Job
+from tests import tasks
+from tests.harness import Worker, claim, effects, run
+from tests.rows import make
+from tests.servers import wait_for
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def made(count: int = 2, **more) -> Batch:
+    """A batch that tells of its end."""
+    with batch("import 7", tasks.effect.si("succeeded"), tasks.effect.si("failed"), **more) as found:
+        tasks.part.delay_many([(f"{n}",) for n in range(count)])
+    return found
+
+
+def finish(key: object, failing: bool = False) -> None:
+    job = claim(key)
+    if failing:
+        transitions.fail(job, transitions.error_entry("ValueError", "no", attempt=job.lease))
+    else:
+        run(job)
+
+
+def ticked() -> list[str]:
+    """The callbacks that were called so far, of whatever tick."""
+    clock.tick()
+    return sorted(args[0] for args in Job.objects.filter(task="tests.tasks.effect").values_list("args", flat=True))
+
+
+def keys_of(found: Batch) -> list[object]:
+    return list(found.jobs.order_by("pk").values_list("pk", flat=True))
+
+
+# The block
+
+
+def test_the_calls_of_the_block_are_the_batch_and_no_others(node):
+    before = tasks.effect.delay("before")
+    found = made(3)
+    tasks.effect.delay("after")
+    assert len(keys_of(found)) == 3
+    assert Job.objects.filter(batch=None).count() == 2
+    assert Job.objects.get(pk=before.id).batch is None
+
+
+def test_a_block_that_raises_leaves_nothing():
+    with pytest.raises(ZeroDivisionError), batch("broken"):
+        tasks.effect.delay("a")
+        raise ZeroDivisionError()
+    assert (Batch.objects.count(), Job.objects.count()) == (0, 0)
+    made(0)
+
+
+def test_batches_are_not_nested():
+    with pytest.raises(RuntimeError, match="nested"), batch("outer"), batch("inner"):
+        pass
+    assert not Batch.objects.exists()
+
+
+@pytest.mark.parametrize("callback", [tasks.effect, "tests.tasks.effect", {"task": "x"}])
+def test_a_callback_is_a_signature(callback):
+    with pytest.raises(TypeError, match="on_success must be a signature"), batch("x", on_success=callback):
+        pass
+
+
+def test_another_thread_does_not_join(node):
+    with batch("mine") as found:
+        thread = threading.Thread(target=lambda: (tasks.effect.apply(("x",)), connections.close_all()))
+        if connection.vendor == "postgresql":
+            thread = threading.Thread(target=lambda: (tasks.effect.delay("x"), connections.close_all()))
+        thread.start()
+        thread.join()
+    assert keys_of(found) == []
+
+
+# The end
+
+
+def test_the_callback_is_called_once_when_all_have_ended(node):
+    found = made()
+    first, second = keys_of(found)
+    assert ticked() == []
+    finish(first)
+    assert ticked() == []
+    finish(second)
+    assert [ticked(), ticked()] == [["succeeded"]] * 2
+    found.refresh_from_db()
+    assert (found.ended_at is not None, found.counts) == (True, {"succeeded": 2})
+
+
+@pytest.mark.parametrize("how", ["failed", "cancelled"])
+def test_of_a_batch_with_a_failure_that_is_told(how, node):
+    found = made()
+    first, second = keys_of(found)
+    if how == "failed":
+        finish(first, failing=True)
+    else:
+        transitions.cancel(first, "default")
+    finish(second)
+    assert ticked() == ["failed"]
+
+
+def test_after_a_retry_it_ends_again_and_success_is_told_once(node):
+    found = made()
+    first, second = keys_of(found)
+    finish(first, failing=True)
+    finish(second, failing=True)
+    assert ticked() == ["failed"]
+    for key in (first, second):
+        assert transitions.replay(key, "default")
+        assert Batch.objects.get().ended_at is None
+        finish(key)
+        # The second time of a failure is not told again.
+        assert ticked() == (["failed"] if key == first else ["failed", "succeeded"])
+    assert Batch.objects.get().counts == {"succeeded": 2}
+
+
+def test_an_empty_batch_ends_at_once():
+    made(0)
+    assert ticked() == ["succeeded"]
+
+
+def test_of_many_that_look_one_calls(node):
+    """Each holds the row while it looks; the second finds it closed."""
+    for key in keys_of(made(1)):
+        finish(key)
+    threads = [
+        threading.Thread(target=lambda: (batches.close_ended("default", 10), connections.close_all())) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert ticked() == ["succeeded"]
+
+
+def test_a_callback_that_cannot_be_called_keeps_its_batch_open_and_no_other(node, monkeypatch):
+    broken, sound = made(0), made(0)
+    Batch.objects.filter(pk=broken.pk).update(on_success={"task": 5})
+    assert ticked() == ["succeeded"]
+    assert set(Batch.objects.filter(ended_at=None)) == {broken}
+    assert Batch.objects.get(pk=sound.pk).ended_at
+    batches._later.clear()
+
+
+# What else belongs to it
+
+
+def test_the_next_step_of_a_chain_belongs_to_the_batch(node):
+    with batch("steps", tasks.effect.si("succeeded")) as found:
+        chain(tasks.add.s(1, 2), tasks.add.s(3)).delay()
+    [first] = keys_of(found)
+    finish(first)
+    assert ticked() == []
+    second = found.jobs.get(state="ready")
+    finish(second.pk)
+    assert Job.objects.get(pk=second.pk).result == 6
+    assert ticked() == ["succeeded"]
+
+
+def test_a_job_of_it_may_add_to_it(node):
+    with batch("grows", tasks.effect.si("succeeded")) as found:
+        tasks.grows.delay(2)
+    for _ in range(3):
+        assert ticked() == []
+        finish(found.jobs.filter(state="ready")[0].pk)
+    assert ticked() == ["succeeded"]
+    assert sum(batches.counts(found).values()) == 3
+
+
+def test_somebody_else_may_add_until_it_has_ended(node):
+    found = made(1)
+    with found.adding():
+        tasks.part.delay("later")
+    for key in keys_of(found):
+        finish(key)
+    assert ticked() == ["succeeded"]
+    with pytest.raises(ValueError, match="has ended"), found.adding():
+        pass
+
+
+def test_a_plain_call_has_no_batch_and_costs_nothing_more(node):
+    with CaptureQueriesContext(connection) as queries:
+        tasks.effect.delay("a")
+    assert not [query for query in queries if "batch" in query["sql"]]
+
+
+# A worker
+
+
+@pytest.mark.core
+def test_a_worker_runs_a_batch_and_calls_back():
+    with Worker(concurrency=2):
+        found = made(50)
+        wait_for(lambda: "succeeded" in effects(), 20, "the callback ran")
+    assert (effects()["succeeded"], Batch.objects.get(pk=found.pk).counts) == (1, {"succeeded": 50})
+
+
+# What people see and do
+
+
+def test_why_says_what_a_batch_waits_for(node, capsys):
+    found = made()
+    first, second = keys_of(found)
+    finish(first)
+    call_command("jobs", "why", str(found.pk))
+    text = capsys.readouterr().out
+    assert "1 of 2 jobs have ended" in text
+    assert str(second) in text
+    finish(second)
+    clock.tick()
+    assert [each.code for each in why.explain(found.pk)[1]] == ["batch_ended"]
+
+
+def test_the_commands_know_batches(node, capsys):
+    found, other = made(), make("ready", task="tests.tasks.noop")
+    call_command("jobs", "batches", "--json")
+    [listed] = json.loads(capsys.readouterr().out)
+    assert (listed["id"], listed["name"], listed["ready"]) == (str(found.pk), "import 7", 2)
+    call_command("jobs", "cancel", "--batch", str(found.pk))
+    assert "2 cancelled" in capsys.readouterr().out
+    assert Job.objects.get(pk=other.pk).state == "ready"
+    assert ticked() == ["failed"]
+
+
+def test_the_page_of_a_batch_cancels_and_retries_it_as_a_whole(staff, node):
+    client = staff("view_job", "view_batch", "cancel_job", "retry_job")
+    found, other = made(), make("ready")
+    page = reverse("admin:jobs_batch_change", args=[found.pk])
+    text = client.get(page).content.decode()
+    assert 'value="cancel"' in text
+    assert 'value="kill"' not in text
+    assert f"?batch={found.pk}&amp;state__exact=ready" in text
+    url = f"{reverse('admin:jobs_job_operate')}?batch={found.pk}"
+    client.post(url, {"operation": "cancel", "scope": "all", "why": "wrong file"})
+    assert batches.counts(found) == {"cancelled": 2}
+    assert Job.objects.get(pk=other.pk).state == "ready"
+    assert set(Action.objects.values_list("what", "why")) == {("cancel", "wrong file")}
+    clock.tick()
+    client.post(f"{url}&state__exact=cancelled", {"operation": "retry", "scope": "all"})
+    assert batches.counts(Batch.objects.get()) == {"ready": 2}
+    assert found.name in client.get(reverse("admin:jobs_job_change", args=[keys_of(found)[0]])).content.decode()
+
+
+def test_one_bar_for_all_of_it(client, staff, node):
+    found = made(4)
+    finish(keys_of(found)[0])
+    html = Template("{% load jobs %}{% job_progress batch %}").render(Context({"batch": found}))
+    assert 'value="25"' in html
+    assert "import 7: 1 of 4" in html
+    url = reverse("jobs:progress", args=[public.token_of(found)])
+    assert client.get(url).json()["percent"] == 25
+    page = staff("view_batch").get(reverse("admin:jobs_batch_changelist")).content.decode()
+    assert 'value="25"' in page
+    assert "1 of 4" in page
+
+
+def test_batches_are_forgotten_when_their_jobs_are(node):
+    made(0)
+    clock.tick()
+    batches.prune("default")
+    assert Batch.objects.exists()
+    Batch.objects.update(ended_at=datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC))
+    batches.prune("default")
+    assert not Batch.objects.exists()
+
+
+def test_in_a_test_of_a_project_the_callback_runs(node):
+    from jobs.testing import run_jobs
+
+    made(1)
+    run_jobs()
+    assert effects()["succeeded"] == 1
