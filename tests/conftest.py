@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -36,18 +37,36 @@ def pytest_addoption(parser) -> None:
     parser.addoption("--screenshots", metavar="DIRECTORY", help="where tests/browser leaves the pictures of docs/")
 
 
+def named(config) -> list[Path]:
+    """The files and directories of the command line."""
+    return [Path(config.invocation_params.dir, arg.partition("::")[0]).resolve() for arg in config.args]
+
+
 def faults_mode(config) -> str | None:
-    named = (Path(config.invocation_params.dir, arg.partition("::")[0]).resolve() for arg in config.args)
-    return config.option.faults or ("rotate" if any(FAULTS in (path, *path.parents) for path in named) else None)
+    is_named = any(FAULTS in (path, *path.parents) for path in named(config))
+    return config.option.faults or ("rotate" if is_named else None)
+
+
+#: Tests of real workers mostly wait: with this many at a time two cores are busy.
+PROCESSES = 4
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config) -> None:
-    """Fault scenarios mostly wait: two side by side, unless -n says otherwise. Those of the bounds run alone."""
+    """All tests run side by side, and a file, or what a debugger looks at, in this process, unless -n says otherwise.
+
+    Each process has databases, servers and files of its own; only a broker that is given is one for all. Of faults two
+    run at a time, and those of the bounds alone.
+    """
+    option = config.option
     # Nor in the processes that xdist starts, which would start their own.
-    is_first = not hasattr(config, "workerinput") and getattr(config.option, "numprocesses", 0) is None
-    if is_first and faults_mode(config) in ("quick", "rotate", "all"):
-        config.option.numprocesses = 2
+    if hasattr(config, "workerinput") or getattr(option, "numprocesses", 0) is not None:
+        return
+    is_whole = named(config) == [FAULTS.parent] and "CELERY_BROKER_URL" not in os.environ
+    if faults_mode(config) in ("quick", "rotate", "all"):
+        option.numprocesses = 2
+    elif is_whole and faults_mode(config) is None and not (option.usepdb or option.collectonly):
+        option.numprocesses, option.dist, option.loadscopereorder = PROCESSES, "loadgroup", False
 
 
 def pytest_ignore_collect(collection_path, config) -> bool | None:
@@ -73,17 +92,15 @@ def pytest_sessionfinish(session) -> None:
         shutil.rmtree(os.path.dirname(name), ignore_errors=True)
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items) -> None:
-    """The matrix runs beside the other tests, and is asked for its results at the end."""
-    items.sort(key=lambda item: item.path.name == "test_matrix.py")
-
-
-def pytest_collection_finish(session) -> None:
-    if session.items and session.items[-1].path.name == "test_matrix.py" and not session.config.option.collectonly:
-        from tests.test_matrix import start_all
-
-        start_all()
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items) -> Iterator[None]:
+    """What shares something dear stays in one process, and begins first."""
+    for item in items:
+        if "rabbitmq" in item.name and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group("rabbitmq"))
+    yield
+    # After all others, of which one shuffles.
+    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
 
 
 def not_installed(what: str) -> NoReturn:
@@ -97,10 +114,7 @@ _running: dict[tuple[type, str], servers.Server] = {}
 
 
 def server(kind: type, user: str = "these tests") -> servers.Server:
-    """The session's server of a kind, started when the first test asks for it.
-
-    Tests stop and flush it; the cells of the matrix run meanwhile, and have servers of their own.
-    """
+    """This process's server of a kind, started when the first test asks for it."""
     if (kind, user) not in _running:
         try:
             _running[kind, user] = kind()

@@ -27,7 +27,7 @@ from tests import tasks
 from tests.concurrency import Elsewhere, open_transaction
 from tests.harness import effects
 from tests.rows import make, make_node
-from tests.servers import wait_for
+from tests.servers import fair, wait_for
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 
@@ -186,9 +186,9 @@ def test_of_two_that_claim_at_once_none_waits_and_no_row_is_had_twice(node):
     rows = [make(age=10 - number) for number in range(6)]
     first: list[Job] = []
     with open_transaction(lambda: first.extend(claim(2))):
-        began = time.monotonic()
+        began = fair()
         assert keys(claim(2)) == keys(rows[2:4])
-        assert time.monotonic() - began < 1
+        assert fair() - began < 1
     assert keys(first) == keys(rows[:2])
     assert keys(claim(10)) == keys(rows[4:])
 
@@ -267,11 +267,11 @@ def test_a_better_row_that_comes_later_is_found_within_a_second(node, request, i
     assert claimer.claim("default", QUEUE, board.node, 1)
     better = [make(rank=-1), make(age=1000)]
     found: set[uuid.UUID] = set()
-    began = time.monotonic()
+    began = fair()
     while not found >= set(keys(better)):
         found |= set(keys(claimer.claim("default", QUEUE, board.node, 1)))
         time.sleep(0.02)
-        assert time.monotonic() - began < claims.LOOK + 0.5, "it starves behind a stream of others"
+        assert fair() - began < claims.LOOK + 0.5, "it starves behind a stream of others"
     assert claims.LOOK <= 1.0
 
 

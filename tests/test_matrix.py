@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,8 @@ from tests.conftest import server
 from tests.harness import ROOT
 from tests.servers import Postgres, RabbitMQ, Redis, die_with_parent
 
-pytestmark = pytest.mark.servers
+#: A cell is one long test.
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(900)]
 
 #: (database, broker); None is what needs no server. The first cell is this process itself.
 CELLS = {
@@ -26,36 +26,13 @@ CELLS = {
     "postgres-rabbitmq": (Postgres, RabbitMQ),
 }
 
-_running: dict[str, Future] = {}
-_missing: dict[str, str] = {}
-
-
-def start_all() -> None:
-    """Two cells at a time, beside this process: their workers wait more than they work."""
-    if "DATABASE_URL" in os.environ or "CELERY_BROKER_URL" in os.environ:
-        return
-    pool = ThreadPoolExecutor(2)
-    for number, (name, (database, broker)) in enumerate(CELLS.items()):
-        env = {key: value for key, value in os.environ.items() if key not in ("DATABASE_URL", "CELERY_BROKER_URL")}
-        try:
-            if database is not None:
-                env["DATABASE_URL"] = server(database, "matrix").create_database(name)  # type: ignore[attr-defined]
-            if broker is not None:
-                env["CELERY_BROKER_URL"] = server(broker, "matrix").url
-        except pytest.skip.Exception as missing:
-            _missing[name] = str(missing)
-            continue
-        # Cells on one broker keep to queues of their own.
-        env["CELERY_TASK_DEFAULT_QUEUE"] = f"celery{number}"
-        _running[name] = pool.submit(run_cell, name, env)
-
 
 def run_cell(name: str, env: dict[str, str]) -> tuple[int, str]:
     marks = "core or wide" if os.environ.get("JOBS_TEST_MATRIX") == "wide" else "core"
     if name == "postgres-jobs":
         # What no broker has to do with, once on the other database.
         marks += " or database"
-    command = [sys.executable, "-m", "pytest", "-m", marks, "-q", "-p", "no:randomly", "--tb=short", "-x"]
+    command = [sys.executable, "-m", "pytest", "-n0", "-m", marks, "-q", "-p", "no:randomly", "--tb=short", "-x"]
     log = Path(tempfile.mkdtemp(prefix=f"jobs-cell-{name}-")) / "log"
     with log.open("wb") as out:
         code = subprocess.run(
@@ -64,13 +41,22 @@ def run_cell(name: str, env: dict[str, str]) -> tuple[int, str]:
     return code, log.read_text(errors="replace")
 
 
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("cell", CELLS)
+def marks_of(cell: str) -> list[pytest.MarkDecorator]:
+    """One cell is for everybody, that with all that only a database decides; the others run in CI."""
+    return [pytest.mark.xdist_group(cell), *([] if cell == "postgres-jobs" else [pytest.mark.slow])]
+
+
+@pytest.mark.parametrize("cell", [pytest.param(cell, marks=marks_of(cell)) for cell in CELLS])
 def test_core_on(cell):
     if "DATABASE_URL" in os.environ or "CELERY_BROKER_URL" in os.environ:
         pytest.skip("this is a cell itself")
-    if cell in _missing:
-        pytest.skip(_missing[cell])
-    code, output = _running[cell].result()
+    database, broker = CELLS[cell]
+    # A queue of its own: other tests of this process may have used the broker.
+    env = {**os.environ, "CELERY_TASK_DEFAULT_QUEUE": f"celery-{cell}"}
+    if database is not None:
+        env["DATABASE_URL"] = server(database).create_database(cell)  # type: ignore[attr-defined]
+    if broker is not None:
+        env["CELERY_BROKER_URL"] = server(broker).url
+    code, output = run_cell(cell, env)
     assert code == 0, output[-8000:]
     assert " passed" in output

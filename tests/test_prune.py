@@ -16,6 +16,7 @@ from jobs.maintenance import prune
 from jobs.maintenance.prune import Prune
 from jobs.models import Action, Job, Marker, Node
 from tests.rows import make, make_node
+from tests.servers import fair
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -121,9 +122,9 @@ def test_it_stops_within_its_budget_and_goes_on_there(side, monkeypatch):
     monkeypatch.setattr(prune, "walk", slowly)
     watch, rounds = Prune(side), 0
     while Job.objects.count() == 101:
-        began = time.monotonic()
+        began = fair()
         watch.run_once(budget=0.1)
-        assert time.monotonic() - began < 0.5
+        assert fair() - began < 0.5
         rounds += 1
         assert rounds < 20
     assert rounds > 1

@@ -135,6 +135,7 @@ def test_beside_a_package_jobs_of_the_project_under_another_name(tmp_path):
     library, directory = tmp_path / "library", tmp_path / "project"
     shutil.copytree(ROOT / "jobs", library / "jobs", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pytest_jobs.py", library)
+    pytest.importorskip("setuptools")
     rename = runpy.run_path(str(ROOT / "setup.py"))["rename"]
     with pytest.raises(ValueError, match="at most 13"):
         rename(library, "transactional_jobs")

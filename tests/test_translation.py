@@ -319,13 +319,13 @@ def test_the_dashboard(in_german, german):
     waiting("NotRegistered", queue="mail")
     make("scheduled", age=7200)
     for queue in ("mail", "celery", "slow", "nobody"):
-        make("ready", queue=queue, age=600)
+        make("ready", queue=queue, age=36_000)
     queues.pause("celery")
     tally(2 * MINUTE, 5)
     tally(2 * MINUTE, 5, state="failed", error="ValueError")
     Instance.objects.update_or_create(pk=1, defaults={"mark": "another"})
     for by in ("state", "task", "queue"):
-        words = ("Braucht Aufmerksamkeit", "10,0 min", "seine Queue bedient", "ist angehalten", "Beendete Jobs, letzte")
+        words = ("Braucht Aufmerksamkeit", "10,0 h", "seine Queue bedient", "ist angehalten", "Beendete Jobs, letzte")
         look(german, in_german, admin("dashboard"), *words, by=by, span="day" if by == "task" else "hour")
 
 

@@ -16,13 +16,16 @@ from tests.browser.hands import HANDS
 from tests.conftest import not_installed
 
 #: Milliseconds after which whatever is waited for does not come any more.
-PATIENCE = 15_000
+PATIENCE = 60_000
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.browser)
+            # One Chromium for all of them.
+            item.add_marker(pytest.mark.xdist_group("browser"))
 
 
 # Not for the session: as long as it lives a loop counts as running in this thread, which other tests must not see.

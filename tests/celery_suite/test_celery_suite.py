@@ -8,7 +8,12 @@ from tests.celery_suite import differences, run, source
 from tests.conftest import not_installed, server
 from tests.servers import Missing, Postgres
 
-pytestmark = [pytest.mark.slow, pytest.mark.servers, pytest.mark.timeout(1800)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.servers,
+    pytest.mark.timeout(1800),
+    pytest.mark.xdist_group("celery_suite"),
+]
 
 
 @pytest.fixture(scope="module")
