@@ -118,7 +118,7 @@ def gather(app: Celery, asks_tables: bool = True) -> tuple[dict[str, Entry], lis
         except Exception as exc:
             wrong.append(f"{name!r}: {exc!r}" if isinstance(exc, KeyError) else f"{name!r}: {exc}")
     if asks_tables and has_tables():
-        # Not above: its models are there only if it is installed.
+        # Not above: its entries are entries.
         from jobs.calling import periodic
 
         periodic.merge(app, found, wrong)

@@ -1,4 +1,4 @@
-"""The tables of django-celery-beat as entries of the schedule. Import it only where that is installed."""
+"""The tables of django-celery-beat as entries of the schedule, where that is installed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ import json
 from typing import Any
 
 from celery import Celery
+from django.apps import apps
 from django.db.models import F
-from django_celery_beat.models import PeriodicTask, PeriodicTasks
 
 from jobs.calling.entries import Entry
 from jobs.calling.ticks import Ticks
+
+
+def _model(name: str) -> Any:
+    return apps.get_model("django_celery_beat", name)
 
 
 class PeriodicEntry(Entry):
@@ -38,7 +42,7 @@ class PeriodicEntry(Entry):
 
     def note_run(self, tick: datetime.datetime, number: int) -> None:
         # Without a signal: nobody need read them all again for it.
-        rows = PeriodicTask.objects.filter(pk=self._row.pk)
+        rows = _model("PeriodicTask").objects.filter(pk=self._row.pk)
         rows.update(last_run_at=tick, total_run_count=F("total_run_count") + number)
         if self.is_one_off:
             rows.update(enabled=False, total_run_count=0)
@@ -46,8 +50,7 @@ class PeriodicEntry(Entry):
 
 def merge(app: Celery, found: dict[str, Entry], wrong: list[str]) -> None:
     """Add the rows to the entries of the code; of one name the row counts, also when it is disabled."""
-    rows = PeriodicTask.objects.select_related("interval", "crontab", "solar", "clocked")
-    for row in rows:
+    for row in _model("PeriodicTask").objects.select_related("interval", "crontab", "solar", "clocked"):
         found.pop(row.name, None)
         if not row.enabled:
             continue
@@ -58,4 +61,6 @@ def merge(app: Celery, found: dict[str, Entry], wrong: list[str]) -> None:
 
 
 def last_change() -> datetime.datetime | None:
-    return PeriodicTasks.last_change()
+    """When a row was edited, made or deleted."""
+    changed: datetime.datetime | None = _model("PeriodicTasks").last_change()
+    return changed

@@ -122,6 +122,7 @@ class Ticks:
 
     def _in_second_hour(self, found: crontab, at: datetime.datetime) -> datetime.datetime | None:
         """The next tick as if no clock were put back, if that is a tick by the clocks of the place, too."""
+        self._at = at
         offset = at.astimezone(found.tz).utcoffset() or datetime.timedelta()
         tick = at + remaining(*found.remaining_delta(at, tz=datetime.timezone(offset)))
         there = tick.astimezone(found.tz)

@@ -18,7 +18,7 @@ from django.db.models import F
 from django.db.models.functions import Now
 
 from jobs.arguments import scrub
-from jobs.calling import entries
+from jobs.calling import entries, periodic
 from jobs.calling.entries import Entry
 from jobs.conf import celery_app
 from jobs.conf.logs import logger
@@ -68,8 +68,6 @@ class Schedules:
             return self._entries
         changed = None
         if entries.has_tables():
-            from jobs.calling import periodic
-
             changed = periodic.last_change()
         app = self._app or celery_app()
         if self._entries is None or changed != self._changed:

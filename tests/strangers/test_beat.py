@@ -1,15 +1,18 @@
-"""django-celery-beat: the schedule in the database calls jobs. django-celery-results: what became of them."""
+"""django-celery-beat: workers run the schedule in its tables. django-celery-results: what became of the jobs."""
 
 import json
 import subprocess
 import sys
+from collections import Counter
+from datetime import timedelta
 
 import pytest
 from django.urls import reverse
+from django.utils import timezone
 from django_celery_beat.models import IntervalSchedule, PeriodicTask
 from django_celery_results.models import TaskResult
 
-from jobs.models import Job
+from jobs.models import Job, Schedule
 from tests import tasks
 from tests.harness import ROOT, Worker, effects, environment, wait_ended
 from tests.servers import die_with_parent, wait_for
@@ -25,14 +28,53 @@ def periodic(name: str, **more) -> PeriodicTask:
     )
 
 
-def test_beat_calls_what_the_schedule_says(tmp_path):
+def test_workers_run_the_tables_without_beat():
+    often, once = periodic("often"), periodic("once", one_off=True)
+    late = periodic("late", start_time=timezone.now() + timedelta(days=1))
+    over = periodic("over", expires=timezone.now() - timedelta(days=1))
+    with Worker(concurrency=1):
+        wait_for(lambda: effects()["often"] >= 3 and effects()["once"], 30, "they are called")
+        often.args = json.dumps(["changed"])
+        often.save()
+        wait_for(lambda: effects()["changed"], 20, "a change is seen")
+        often.refresh_from_db()
+        often.enabled = False
+        often.save()
+        # A look at the tables, and a tick.
+        wait_for(
+            lambda: not schedule_of("often").next_tick or schedule_of("often").next_tick < timezone.now(),
+            20,
+            "it stops",
+        )
+        count = effects()
+        often.enabled = True
+        often.save()
+        wait_for(lambda: effects()["changed"] > count["changed"], 20, "it goes on")
+        wait_for(lambda: TaskResult.objects.filter(periodic_task_name="often").count() >= 3, 10, "told by its name")
+    assert (effects()["once"], effects()["late"], effects()["over"]) == (1, 0, 0)
+    for row in (often, once, late, over):
+        row.refresh_from_db()
+    assert often.total_run_count >= 4
+    assert often.last_run_at is not None
+    assert (once.enabled, late.enabled) == (False, True)
+    ticks = Counter(
+        job.headers["schedule_tick"] for job in Job.objects.all() if job.headers["periodic_task_name"] == "often"
+    )
+    assert set(ticks.values()) == {1}
+
+
+def schedule_of(name: str) -> Schedule:
+    return Schedule.objects.get(pk=name)
+
+
+def test_beat_beside_calls_nothing_twice(tmp_path):
     often, once = periodic("often"), periodic("once", one_off=True)
     command = [sys.executable, "-m", "celery", "-A", "shop", "beat", "-l", "INFO", "--max-interval", "1"]
     command += ["-S", "django", "--pidfile="]
     with (tmp_path / "log").open("ab") as log, Worker(concurrency=1):
         beat = subprocess.Popen(die_with_parent(*command), stdout=log, stderr=log, env=environment(), cwd=ROOT)
         try:
-            wait_for(lambda: effects()["often"] >= 3 and effects()["once"], 30, (tmp_path / "log").read_text)
+            wait_for(lambda: effects()["often"] >= 6 and effects()["once"], 30, (tmp_path / "log").read_text)
         finally:
             beat.terminate()
             beat.wait()
@@ -41,8 +83,11 @@ def test_beat_calls_what_the_schedule_says(tmp_path):
     assert effects()["once"] == 1
     often.refresh_from_db()
     once.refresh_from_db()
-    # Beat writes them when it ends, and every three minutes.
     assert (often.total_run_count >= 3, once.enabled) == (True, False)
+    ticks = Counter(
+        job.headers["schedule_tick"] for job in Job.objects.all() if job.headers["periodic_task_name"] == "often"
+    )
+    assert set(ticks.values()) == {1}
 
 
 def test_run_now_of_the_admin_makes_a_job(admin_client):
