@@ -30,11 +30,11 @@ from django.utils.text import capfirst
 import jobs
 from jobs.database import databases
 from jobs.errors import UniqueTaken
-from jobs.inspection import census
+from jobs.inspection import census, schedules
 from jobs.inspection.verify import verify
 from jobs.lifecycle import queues, transitions
 from jobs.maintenance import rescue
-from jobs.models import Action, Cancellation, Effect, Instance, Job, Marker, Node
+from jobs.models import Action, Cancellation, Effect, Instance, Job, Marker, Node, Schedule
 from jobs.operations.actions import OPERATIONS
 from tests.conftest import not_installed
 from tests.rows import ERROR, make, make_node
@@ -269,6 +269,7 @@ SITUATIONS = {
         error={**ERROR, "type": "EffectParked"},
     ),
     "unique_taken": with_a_taken_key,
+    "schedule": lambda: make("ready", options={"headers": {"periodic_task_name": "nachts", "schedule_tick": "03:00"}}),
 }
 
 
@@ -305,6 +306,31 @@ def test_the_page_of_a_job_in_each_state(in_german, german, state):
     Action.objects.create(job=job.pk, what="retry", by="ada", why="Umzug")
     label = {"running": "läuft", "succeeded": "erfolgreich"}.get(state, "")
     look(german, in_german, admin("job_change", job.pk), "Versuche", "Was dazugehört", "Eingriffe von Hand", label)
+
+
+@pytest.mark.django_db
+def test_the_schedule_in_each_of_its_states(in_german, german):
+    look(german, in_german, admin("schedule_changelist"), "Zeitpläne")
+    alive()
+    soon, late = timezone.now() + MINUTE, ago(7200)
+    states = {
+        "paused": {"paused_at": late, "paused_by": "ada"},
+        "undefined": {"definition": ""},
+        "over": {"next_tick": None},
+        "error": {"error": "TypeError: no"},
+        "overdue": {"next_tick": late},
+        "missed": {"missed": 3, "missed_at": late},
+        "fine": {"beat_at": ago(60)},
+    }
+    for name, row in states.items():
+        given = {"task": "shop.tasks.report", "timing": "0 3 * * *", "definition": "x", "defined_at": late}
+        Schedule.objects.create(name=name, **{**given, "last_tick": late, "next_tick": soon, **row})
+    found = {each["name"]: each["status"] for each in schedules.gather(True)}
+    assert found == {name: name for name in states}
+    words = ("kein Worker kennt ihn mehr", "überfällig", "hat einen Zeitpunkt versäumt", "pünktlich")
+    look(german, in_german, admin("schedule_changelist"), *words)
+    look(german, in_german, admin("schedule_change", "missed"), "versäumte Zeitpunkte".capitalize())
+    look(german, in_german, admin("dashboard"), "hat seinen Zeitpunkt", "celery beat läuft neben")
 
 
 @pytest.mark.django_db

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 from copy import copy
 from typing import Any, NamedTuple
 
@@ -65,8 +66,8 @@ class Ticks:
         """For people, in a crontab's own order: minute, hour, day of month, month, day of week."""
         found = self._schedule
         if isinstance(found, crontab):
-            names = "minute hour day_of_month month_of_year day_of_week".split()
-            text = f"{' '.join(_field(getattr(found, f'_orig_{name}')) for name in names)} ({found.tz})"
+            fields = crontab.__repr__(found).removeprefix("<crontab: ").partition(" (m/")[0]
+            text = f"{re.sub('[^-0-9a-z*/, ]', '', fields).replace(', ', ',')} ({found.tz})"
         elif isinstance(found, schedule):
             seconds = found.run_every.total_seconds()
             unit, size = next(((unit, size) for unit, size in _UNITS if seconds % size == 0), ("s", 1))
@@ -138,8 +139,3 @@ class Ticks:
 def is_schedule(given: Any) -> bool:
     """Whether it may be the ``schedule`` of an entry, or a task's ``every=``."""
     return isinstance(given, int | float | datetime.timedelta | BaseSchedule) and not isinstance(given, bool)
-
-
-def _field(value: Any) -> str:
-    parts = sorted(value) if isinstance(value, set | frozenset) else value
-    return str(value).replace(" ", "") if isinstance(value, str | int) else ",".join(map(str, parts))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import time
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
@@ -33,23 +34,31 @@ from jobs.models import Schedule
 #: Seconds between two looks while nothing is due; between two looks at what somebody else decides at the moment.
 LOOK, AGAIN = 2.0, 0.2
 
-#: Seconds between two notes that an entry is still defined, and after which one that nobody noted is not.
-NOTED, GONE = 20.0, 90.0
+#: Seconds between two notes that an entry is still defined; after which one that nobody noted is not; after which it
+#: begins anew if it comes back.
+NOTED, GONE, LEFT = 20.0, 90.0, 86400.0
 
 #: Seconds after which a process that stands still while it decides a tick loses it to the others.
 STANDS_STILL = 10.0
 
 
-class Schedules:
-    """The sibling of rescue, prune and count that makes jobs of ticks. Any number of them decide each tick once."""
+#: When this code was loaded: of a worker, before it forked.
+STARTED = time.monotonic()
 
-    def __init__(self, app: Celery | None = None) -> None:
-        self._app = app
+
+class Schedules:
+    """The sibling of rescue, prune and count that makes jobs of ticks. Any number of them decide each tick once.
+
+    Parameters:
+        since: when the code that this knows was loaded, on the machine's monotonic clock.
+    """
+
+    def __init__(self, app: Celery | None = None, since: float = STARTED) -> None:
+        self._app, self._since = app, since
         self._entries: dict[str, Entry] | None = None
         #: Of django-celery-beat's tables: when they last changed.
         self._changed: datetime.datetime | None = None
-        #: For each database when this began, and when it last noted what is defined; by the database's clock.
-        self._began: dict[str, datetime.datetime] = {}
+        #: For each database when this last noted what is defined; by its clock.
         self._noted: dict[str, datetime.datetime] = {}
         #: Seconds until the next look.
         self.pause = LOOK
@@ -80,7 +89,8 @@ class Schedules:
     def _run(self, using: str, mine: dict[str, Entry], done: dict[str, int]) -> None:
         rows: dict[str, Any] = {row.name: row for row in Schedule.objects.using(using).annotate(now=Now())}
         now = next((row.now for row in rows.values()), None) or clock(using)
-        began = self._began.setdefault(using, now)
+        # Of a companion that was started again this is the beginning of its worker.
+        began = now - datetime.timedelta(seconds=time.monotonic() - self._since)
         for name, entry in mine.items():
             row = rows.get(name)
             if row is None or row.definition != entry.definition:
@@ -117,17 +127,17 @@ BEFORE = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 def note_defined(using: str, names: Iterable[str]) -> None:
-    """Say that the entries are defined here. Those that no worker defines any more begin anew if they come back."""
+    """Say that the entries are defined here. Those that no worker had for long begin anew if they come back."""
     rows = Schedule.objects.using(using)
     rows.filter(pk__in=names, seen_at__lt=now_plus(-NOTED / 2)).update(seen_at=Now())
-    rows.filter(seen_at__lt=now_plus(-GONE)).exclude(definition="").update(definition="", next_tick=None)
+    rows.filter(seen_at__lt=now_plus(-LEFT)).exclude(definition="").update(definition="", next_tick=None)
 
 
 def define(entry: Entry, row: Any, began: datetime.datetime, now: datetime.datetime) -> Schedule:
     """Bring the row of an entry (None: there is none yet) in line with it; it may stay that of another definition.
 
     Parameters:
-        began: when this worker did.
+        began: when this worker did, by the database's clock.
     """
     rows = Schedule.objects.using(entry.using)
     says: dict[str, Any] = {"task": scrub(entry.task, 255), "timing": scrub(entry.when, 1000)}

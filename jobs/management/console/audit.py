@@ -39,7 +39,7 @@ BLIND = (
 PACKAGES = {
     "django_celery_results": "writes a result after the commit of its job, where it may be lost: jobs.backend reads "
     "the rows, and celery_settings() sets it",
-    "django_celery_beat": "goes on as it is; beat needs its broker, even for jobs",
+    "django_celery_beat": "workers run its tables; beat is not needed, and doubles nothing beside them",
     "health_check": "its ping asks by the broker, and fails while that is away and jobs go on; jobs/health does not",
 }
 
@@ -69,7 +69,7 @@ class Remark(NamedTuple):
 def audit(out: JobsCommand, args: Namespace) -> None:
     """Say what changes for the tasks that there are, before task_cls is switched.
 
-    It reads the settings, the registered tasks, beat's schedule and the project's own source. Nothing is run, and no
+    It reads the settings, the registered tasks, Celery's schedule and the project's own source. Nothing is run, and no
     database is asked. Each finding has its place and a cure. What "breaks" raises or fails after the switch; what
     "differs" works, but not as before; what is "needless" may be removed.
 
@@ -137,10 +137,11 @@ def _beat(app: Celery) -> Iterator[Remark]:
     for name, entry in (app.conf.beat_schedule or {}).items():
         where, task = f"beat_schedule[{name!r}]", str(entry.get("task"))
         if task not in app.tasks:
-            says = f"no task {task!r} is registered: beat enqueues a job that no worker knows, and it waits"
+            says = f"no task {task!r} is registered: a message is sent at each tick that no worker knows"
             yield Remark(where, DIFFERS, says, "Remove the entry, or import the module of the task.")
         try:
-            check_call(entry.get("options") or {})
+            # The only option that is the schedule's.
+            check_call({key: value for key, value in (entry.get("options") or {}).items() if key != "catch_up"})
             normalize(entry.get("args"), entry.get("kwargs"))
         except (TypeError, ValueError) as exc:
             yield Remark(where, BREAKS, str(exc), "Change the entry.")
