@@ -4,7 +4,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -131,13 +131,15 @@ def apart(alias: str) -> closing[BaseDatabaseWrapper]:
     return closing(_new_connection(alias))
 
 
-def guarded(alias: str, action: Callable[[], T]) -> T | None:
-    """Run one database's part of a tick: a database that is away does not stop the parts of the others."""
-    try:
-        return action()
-    except Error as exc:
-        note_away(exc, alias)
-        return None
+def everywhere(part: Callable[[str], int | None], aliases: Sequence[str] | None = None) -> int:
+    """The sum of what is done in each job database; one that is away does not stop the others."""
+    done = 0
+    for alias in conf().DATABASES if aliases is None else aliases:
+        try:
+            done += part(alias) or 0
+        except Error as exc:
+            note_away(exc, alias)
+    return done
 
 
 def patiently(alias: str, action: Callable[[], T]) -> T:

@@ -43,7 +43,7 @@ class KeyTemplate:
                 raise ValueError(f"{option}={template!r} must name the arguments: '{{user_id}}', not '{{}}' or '{{0}}'")
             if name not in signature.parameters:
                 takes = ", ".join(signature.parameters) or "none"
-                raise ValueError(f"{option}={template!r} names {name!r}, which is no argument: the task takes {takes}")
+                raise ValueError(f"{option}={template!r} names {name!r}, which is no argument: it takes {takes}")
 
     def of(self, args: Any, kwargs: Any) -> str:
         """The key of one call. Raises as :func:`checked`, and ``TypeError`` if the arguments do not fit the task."""

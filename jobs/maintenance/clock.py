@@ -43,8 +43,7 @@ _READY = """(
 def tick() -> dict[str, int]:
     """Do what is due, and wake a process if there is work that no ring told of. All workers do it side by side."""
     done = {"due": 0, "expired": 0, "cancelled": 0, "batches": 0}
-    for alias in conf().DATABASES:
-        databases.guarded(alias, partial(_tick, alias, done))
+    databases.everywhere(partial(_tick, done=done))
     return done
 
 

@@ -50,8 +50,7 @@ class Prune:
     def run_once(self, budget: float = math.inf) -> dict[str, int]:
         """Delete batch after batch; stop after ``budget`` seconds, and go on there the next time."""
         done = {"jobs": 0, "markers": 0, "nodes": 0, "messages": 0}
-        for alias in conf().DATABASES:
-            databases.guarded(alias, partial(self._run, alias, budget, done))
+        databases.everywhere(partial(self._run, budget=budget, done=done))
         if is_eldest(self._node, databases.home()):
             done["messages"] += transport.prune_replies(self.side)
             locks.prune(self.side)

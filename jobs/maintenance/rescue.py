@@ -51,7 +51,7 @@ class Rescue:
             # Race: the last burial may have waited for as long as nobody could write, and now all beat again.
             if read_beats(self.side).get(node_id, -1) == self._seen[node_id][0]:
                 done["nodes"] += bury(node_id)
-        done["jobs"] = _everywhere(give_back_all)
+        done["jobs"] = databases.everywhere(give_back_all)
         # A beat of a node that is dead must miss its row, so that the node notices.
         if beats := set(read_beats(self.side)) - {VISITOR}:
             dead = Node.objects.using(databases.home()).filter(pk__in=beats, dead_at__isnull=False)
@@ -84,17 +84,11 @@ class Rescue:
         return silent
 
 
-def _everywhere(part: Callable[[str], int]) -> int:
-    """The sum of what is done in each database; one that is away does not stop the others."""
-    return sum(databases.guarded(alias, partial(part, alias)) or 0 for alias in conf().DATABASES)
-
-
 def bury(node_id: uuid.UUID, *, by_itself: bool = False) -> int:
     """Declare a node dead in every job database; 1 if this call declared it. Its jobs are given back after that."""
     declared = transitions.bury(node_id, databases.home(), by_itself)
-    for alias in conf().DATABASES[1:]:
-        # One that is away is told later, and the jobs of the others need not wait for it.
-        databases.guarded(alias, partial(transitions.bury, node_id, alias, by_itself))
+    # A database that is away is told later, and the jobs of the others need not wait for it.
+    databases.everywhere(partial(transitions.bury, node_id, signed_off=by_itself), conf().DATABASES[1:])
     if declared:
         level, text = (logging.INFO, "signed off") if by_itself else (logging.WARNING, "is dead")
         logger.log(level, f"node {node_id} {text}", extra={"action": "node_dead", "node": str(node_id)})
@@ -192,7 +186,7 @@ class OwnJobs:
             self._ended.pop(run, None)
         dead = [slot for slot in occupied if slot.is_dead]
         self._settled = {slot: self._settled.get(slot, set()) for slot in dead}
-        done = _everywhere(self._settle_in) if dead else 0
+        done = databases.everywhere(self._settle_in) if dead else 0
         for slot, aliases in list(self._settled.items()):
             if len(aliases) == len(conf().DATABASES):
                 board.clear(slot)
@@ -246,13 +240,13 @@ class OwnJobs:
         """
         waiting = [(slot.batch, slot.job) for slot in board.occupied() if slot.holds_up]
         backs = [partial(transitions.give_back, node=board.node, token=token, begun=begun) for token, begun in waiting]
-        if done := sum(map(_everywhere, backs)):
+        if done := sum(map(databases.everywhere, backs)):
             bell.ring()
         return done
 
     def hand_back_orphans(self) -> int:
         """Rows that run here, and that no process has for two beats (a settle that failed, an answer that was lost)."""
-        return _everywhere(self._hand_back_orphans_in)
+        return databases.everywhere(self._hand_back_orphans_in)
 
     def _hand_back_orphans_in(self, alias: str) -> int:
         # Race: first the rows, then the board. A row that a process claims meanwhile is not among them.

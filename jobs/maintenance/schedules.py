@@ -69,7 +69,7 @@ class Schedules:
         self.pause = LOOK if found or entries.has_tables() else math.inf
         for alias in {entry.using for entry in found.values()}:
             mine = {name: entry for name, entry in found.items() if entry.using == alias}
-            databases.guarded(alias, partial(self._run, alias, mine, done))
+            databases.everywhere(partial(self._run, mine=mine, done=done), [alias])
         return done
 
     def _read(self) -> dict[str, Entry]:

@@ -10,13 +10,11 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 from django.db import IntegrityError, connections, transaction
 from django.db.models import F, Max, QuerySet
 
-from jobs.conf import conf
 from jobs.database import databases
 from jobs.maintenance import is_eldest
 from jobs.models import Job, State, Tally
@@ -45,7 +43,7 @@ class Count:
         self._done: dict[str, datetime.datetime] = {}
 
     def run_once(self) -> dict[str, int]:
-        return {"jobs": sum(databases.guarded(alias, partial(self._run, alias)) or 0 for alias in conf().DATABASES)}
+        return {"jobs": databases.everywhere(self._run)}
 
     def _run(self, using: str) -> int:
         if not is_eldest(self._node, using):

@@ -26,7 +26,7 @@ def silence(worker: Worker) -> float:
 @pytest.mark.quick
 @guard(
     "jobs/maintenance/rescue.py",
-    'done["jobs"] = _everywhere(give_back_all)',
+    'done["jobs"] = databases.everywhere(give_back_all)',
     "pass",
 )
 def test_worker_killed_under_load(ledger):
@@ -50,7 +50,7 @@ def test_worker_killed_under_load(ledger):
 )
 @guard(
     "jobs/maintenance/rescue.py",
-    'done["jobs"] = _everywhere(give_back_all)',
+    'done["jobs"] = databases.everywhere(give_back_all)',
     "pass",
     case="closed",
 )
