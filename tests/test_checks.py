@@ -444,6 +444,12 @@ def test_a_list_of_times_may_be_one_of_timedeltas(settings):
     assert conf().RETRY == [5, 60.0]
 
 
+def test_an_entry_of_the_schedule_that_cannot_run():
+    wrong = app(beat_schedule={"nightly": {"task": "shop.tasks.report", "schedule": "at night"}})
+    [message] = [each for each in checks.check_celery(wrong) if each.id == "jobs.W023"]
+    assert "'nightly': 'at night' must be seconds" in message.msg
+
+
 def test_a_check_that_was_silenced_is_silent(settings):
     settings.SILENCED_SYSTEM_CHECKS = ["jobs.W002"]
     assert checks.for_worker(worker(app(task_always_eager=True))) == []

@@ -110,7 +110,7 @@ def test_a_task_that_is_left_to_celery_is_not_asked(declare, settings):
 @pytest.mark.parametrize("name", sorted({*known.OF_A_TASK, *known.OTHERS} - {"name", "abstract", "backend"}))
 def test_each_option_of_celery_and_of_known_packages_may_be_declared(declare, name):
     values = {"autoretry_for": (OSError,), "dont_autoretry_for": (OSError,), "throws": (OSError,), "retry_kwargs": {}}
-    values |= {"unique_until": "finished", "on_ambiguous": "park", "atomic": True}
+    values |= {"unique_until": "finished", "on_ambiguous": "park", "atomic": True, "catch_up": True}
     values |= {"typing": True, "unique": "k", "idempotency_key": "k", "lock": "k", "lock_ttl": 30}
     more = {"unique": "k"} if name == "unique_for" else {}
     declare(**{name: values.get(name, True if name == "retry_jitter" else 5)}, **more)
@@ -120,6 +120,8 @@ def test_each_option_of_celery_and_of_known_packages_may_be_declared(declare, na
     ("options", "text"),
     [
         ({"atomic": "no"}, "atomic='no' must be True or False"),
+        ({"every": "hour"}, "every='hour' must be seconds, a timedelta, a crontab"),
+        ({"catch_up": "no"}, "catch_up='no' must be True or False"),
         ({"max_crashes": "3"}, "max_crashes='3' must be a whole number above 0"),
         ({"unique": "k", "unique_until": True}, "unique_until=True must be 'started' or 'finished'"),
         ({"unique": "k", "unique_for": "60"}, "unique_for='60' must be a number of seconds"),
