@@ -4,7 +4,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -131,7 +131,7 @@ def apart(alias: str) -> closing[BaseDatabaseWrapper]:
     return closing(_new_connection(alias))
 
 
-def everywhere(part: Callable[[str], int | None], aliases: Sequence[str] | None = None) -> int:
+def everywhere(part: Callable[[str], int | None], aliases: Iterable[str] | None = None) -> int:
     """The sum of what is done in each job database; one that is away does not stop the others."""
     done = 0
     for alias in conf().DATABASES if aliases is None else aliases:

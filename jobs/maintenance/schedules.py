@@ -67,9 +67,7 @@ class Schedules:
         done = {"ticks": 0, "missed": 0}
         found = self._read()
         self.pause = LOOK if found or entries.has_tables() else math.inf
-        for alias in {entry.using for entry in found.values()}:
-            mine = {name: entry for name, entry in found.items() if entry.using == alias}
-            databases.everywhere(partial(self._run, mine=mine, done=done), [alias])
+        databases.everywhere(partial(self._run, found=found, done=done), {entry.using for entry in found.values()})
         return done
 
     def _read(self) -> dict[str, Entry]:
@@ -86,7 +84,8 @@ class Schedules:
                 logger.error("an entry of the schedule is left out: %s", text, extra={"action": "schedule_wrong"})
         return self._entries
 
-    def _run(self, using: str, mine: dict[str, Entry], done: dict[str, int]) -> None:
+    def _run(self, using: str, found: dict[str, Entry], done: dict[str, int]) -> None:
+        mine = {name: entry for name, entry in found.items() if entry.using == using}
         rows: dict[str, Any] = {row.name: row for row in Schedule.objects.using(using).annotate(now=Now())}
         now = next((row.now for row in rows.values()), None) or clock(using)
         # Of a companion that was started again this is the beginning of its worker.
