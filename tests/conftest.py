@@ -74,6 +74,20 @@ def pytest_ignore_collect(collection_path, config) -> bool | None:
     return True if collection_path == FAULTS and faults_mode(config) is None else None
 
 
+def _sendable(value):
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, dict):
+        return {key: _sendable(each) for key, each in value.items()}
+    return [_sendable(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable():
+    """Some tests log text that is none: lone surrogates, which no process can tell another."""
+    return _sendable((yield))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session) -> None:
     """What is killed leaves its files behind: they go with the run that made them, unless it failed."""

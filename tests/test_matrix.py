@@ -17,7 +17,7 @@ from tests.servers import Postgres, RabbitMQ, Redis, die_with_parent
 #: A cell is one long test.
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(900)]
 
-#: (database, broker); None is what needs no server. The first cell is this process itself.
+#: Database, broker; None is what needs no server. The first cell is this process itself.
 CELLS = {
     "sqlite-redis": (None, Redis),
     "sqlite-rabbitmq": (None, RabbitMQ),
@@ -27,36 +27,35 @@ CELLS = {
 }
 
 
-def run_cell(name: str, env: dict[str, str]) -> tuple[int, str]:
-    marks = "core or wide" if os.environ.get("JOBS_TEST_MATRIX") == "wide" else "core"
-    if name == "postgres-jobs":
-        # What no broker has to do with, once on the other database.
-        marks += " or database"
+def run_cell(name: str, marks: str) -> None:
+    if "DATABASE_URL" in os.environ or "CELERY_BROKER_URL" in os.environ:
+        pytest.skip("this is a cell itself")
+    database, broker = CELLS[name]
+    # A queue of its own: other tests of this process may have used the broker.
+    env = {**os.environ, "CELERY_TASK_DEFAULT_QUEUE": f"celery-{name}"}
+    if database is not None:
+        made = f"{name}-{marks.partition(' ')[0]}"
+        env["DATABASE_URL"] = server(database).create_database(made)  # type: ignore[attr-defined]
+    if broker is not None:
+        env["CELERY_BROKER_URL"] = server(broker).url
     command = [sys.executable, "-m", "pytest", "-n0", "-m", marks, "-q", "-p", "no:randomly", "--tb=short", "-x"]
     log = Path(tempfile.mkdtemp(prefix=f"jobs-cell-{name}-")) / "log"
     with log.open("wb") as out:
         code = subprocess.run(
             die_with_parent(*command), cwd=ROOT, env=env, stdout=out, stderr=out, timeout=800
         ).returncode
-    return code, log.read_text(errors="replace")
-
-
-def marks_of(cell: str) -> list[pytest.MarkDecorator]:
-    """One cell is for everybody, that with all that only a database decides; the others run in CI."""
-    return [pytest.mark.xdist_group(cell), *([] if cell == "postgres-jobs" else [pytest.mark.slow])]
-
-
-@pytest.mark.parametrize("cell", [pytest.param(cell, marks=marks_of(cell)) for cell in CELLS])
-def test_core_on(cell):
-    if "DATABASE_URL" in os.environ or "CELERY_BROKER_URL" in os.environ:
-        pytest.skip("this is a cell itself")
-    database, broker = CELLS[cell]
-    # A queue of its own: other tests of this process may have used the broker.
-    env = {**os.environ, "CELERY_TASK_DEFAULT_QUEUE": f"celery-{cell}"}
-    if database is not None:
-        env["DATABASE_URL"] = server(database).create_database(cell)  # type: ignore[attr-defined]
-    if broker is not None:
-        env["CELERY_BROKER_URL"] = server(broker).url
-    code, output = run_cell(cell, env)
+    output = log.read_text(errors="replace")
     assert code == 0, output[-8000:]
     assert " passed" in output
+
+
+@pytest.mark.xdist_group("postgres")
+def test_what_a_database_decides_on_the_other_one():
+    """No broker has to do with it, and hardly any worker: everybody has the time for it."""
+    run_cell("postgres-jobs", "database")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", [pytest.param(cell, marks=pytest.mark.xdist_group(cell)) for cell in CELLS])
+def test_core_on(cell):
+    run_cell(cell, "core or wide" if os.environ.get("JOBS_TEST_MATRIX") == "wide" else "core")
