@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
+import os
 import threading
 import types
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -100,6 +101,8 @@ def test_each_mistake_is_found_at_its_line(module, name, row, provider):
         pytest.skip("one body with a transaction waits for the other on SQLite")
     task = getattr(module, name)
     args, options = arguments(name, row)
+    if name not in MEETING:
+        options["budget"] = (0, 0)
     first = found_in(task, *args, **options)[0]
     assert (first.file, first.line) == (str(Path(module.__file__).relative_to(ROOT)), line_of(task)), first
 
@@ -107,7 +110,7 @@ def test_each_mistake_is_found_at_its_line(module, name, row, provider):
 @pytest.mark.parametrize(("module", "name"), MISTAKES, ids=lambda each: getattr(each, "__name__", each))
 def test_each_corrected_twin_passes(module, name, row, provider):
     args, options = arguments(name, row)
-    assert_idempotent(getattr(module, f"{name}_mended"), *args, **options)
+    assert_idempotent(getattr(module, f"{name}_mended"), *args, budget=(15, 2.0), **options)
 
 
 # Each guard of our own, taken out
@@ -171,6 +174,7 @@ def customer():
 
 def test_the_tasks_of_the_shop_pass(customer, provider, tmp_path):
     order = place_order(customer, cents=1000)
+    began = sum(os.times()[:4])
     feed = tmp_path / "feed"
     feed.write_text('{"email": "ada@example.com", "cents": 100}\n{"email": "ada@example.com", "cents": 200}\n')
     found = [
@@ -179,7 +183,8 @@ def test_the_tasks_of_the_shop_pass(customer, provider, tmp_path):
         assert_idempotent(import_orders, str(feed)),
         assert_idempotent(summarize, "2026-11-22"),
     ]
-    assert sum(each.seconds for each in found) < 20, [each.seconds for each in found]
+    # Not of the clock: other processes take their share of the machine.
+    assert sum(os.times()[:4]) - began < 20
     assert all(len(each.points) > 3 for each in found)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from django.apps import apps
-from django.db import Error, OperationalError, connections, router
+from django.db import Error, OperationalError, ProgrammingError, connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Model
 from django.db.utils import load_backend
@@ -25,8 +25,8 @@ Row = dict[str, Any]
 #: Where the rows stand as they were.
 FROZEN = "jobs_frozen"
 
-#: PostgreSQL's code: others are connected to it.
-IN_USE = "55006"
+#: PostgreSQL's codes: others are connected to it; the role may not do that.
+IN_USE, NOT_ALLOWED = "55006", "42501"
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Changes:
 class Copy:
     """
     Parameters:
-        alias: of the database.
+        aliases: of the database; several if a test mirrors it.
         directory: for the files of the copy.
     """
 
@@ -54,7 +54,7 @@ class Copy:
     knows_waits = False
 
     def __init__(self, alias: str, directory: Path) -> None:
-        self.alias, self.directory = alias, directory
+        self.alias, self.aliases, self.directory = alias, [alias], directory
         connection = connections[alias]
         tables = set(connection.introspection.table_names())
         self.models = [
@@ -67,10 +67,10 @@ class Copy:
         self.name = ""
 
     def use(self) -> None:
-        """In a child: the alias is the copy from now on."""
-        connection = connections[self.alias]
-        for settings in (connection.settings_dict, connections.settings[self.alias]):
-            settings["NAME"] = self.name
+        """In a child: its aliases are the copy from now on."""
+        for alias in self.aliases:
+            for settings in (connections[alias].settings_dict, connections.settings[alias]):
+                settings["NAME"] = self.name
 
     def changes(self) -> list[Changes]:
         """What differs from the frozen state."""
@@ -130,7 +130,7 @@ def copies_of_all(directory: Path) -> list[Copy]:
     """
     found: list[Copy] = []
     kinds: dict[str, type[Copy]] = {"sqlite": SQLiteCopy, "postgresql": PostgresCopy}
-    names = set()
+    by_place: dict[Any, Copy] = {}
     try:
         for alias in connections:
             try:
@@ -139,13 +139,15 @@ def copies_of_all(directory: Path) -> list[Copy]:
                 if alias in conf().DATABASES:
                     raise
                 continue
-            vendor, name = connections[alias].vendor, str(connections[alias].settings_dict["NAME"])
+            vendor, settings = connections[alias].vendor, connections[alias].settings_dict
+            place = tuple(str(settings[key]) for key in ("HOST", "PORT", "NAME"))
             if vendor not in kinds:
                 raise RuntimeError(f"a run can be killed on SQLite and PostgreSQL, and {alias!r} is {vendor}")
-            # A test's mirror of another one.
-            if name not in names:
-                names.add(name)
-                found.append(kinds[vendor](alias, directory))
+            if place in by_place:
+                by_place[place].aliases.append(alias)
+            else:
+                by_place[place] = kinds[vendor](alias, directory)
+                found.append(by_place[place])
     except BaseException:
         drop(found)
         raise
@@ -204,10 +206,14 @@ class PostgresCopy(Copy):
         self._admin(f'DROP DATABASE IF EXISTS "{self.name}" WITH (FORCE)')
         try:
             self._admin(f'CREATE DATABASE "{self.name}" TEMPLATE "{original}"')
-        except OperationalError as exc:
-            if databases.sqlstate(exc) != IN_USE:
+        except (OperationalError, ProgrammingError) as exc:
+            code = databases.sqlstate(exc)
+            if code not in (IN_USE, NOT_ALLOWED):
                 raise
-            raise RuntimeError(self._who_uses(original)) from exc
+            cure = (
+                f"its role may not create a copy of it: ALTER ROLE {connections[alias].settings_dict['USER']} CREATEDB"
+            )
+            raise RuntimeError(self._who_uses(original) if code == IN_USE else cure) from exc
         main = connections[alias].settings_dict
         options = {key: value for key, value in main["OPTIONS"].items() if key != "pool"}
         settings = {**main, "NAME": self.name, "OPTIONS": options, "CONN_MAX_AGE": None, "AUTOCOMMIT": True}

@@ -320,8 +320,8 @@ class Recorder:
         made = {"putrequest": putting, "putheader": heading, "endheaders": ending, "getresponse": answering}
         for name, make in made.items():
             setattr(http.client.HTTPConnection, name, make(getattr(http.client.HTTPConnection, name)))
-        for module, names in {"requests": ("Session",), "httpx": ("Client", "AsyncClient")}.items():
-            for name in names if module in sys.modules else ():
+        for module, name in {"requests": "Session", "httpx": "Client"}.items():
+            if module in sys.modules:
                 self._watch(getattr(sys.modules[module], name), "send", "http", _request)
         if self._is_sealed:
             smtplib.SMTP.connect = _refuse  # type: ignore[method-assign]

@@ -41,8 +41,8 @@ class _Run:
             if said:
                 self.is_waiting = True
             else:
-                self._children.wait(self.pid, self.name)
                 self.is_done = True
+                self._children.wait(self.pid, self.name)
         return self.is_waiting or self.is_done
 
     def go(self) -> None:

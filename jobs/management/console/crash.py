@@ -17,8 +17,8 @@ from jobs.operations.selection import full_name
     option("arguments", "its arguments, each as JSON, or as text", nargs="*", metavar="ARG"),
     option("--kwargs", "its keyword arguments, as a JSON object", default="{}"),
     option("--beside", "the arguments of the other one of two at once, as a JSON list (default: the same)"),
-    option("--budget", "so many ways of two at once (default: %(default)d)", type=int, default=40),
-    option("--seconds", "at the most, for two at once (default: %(default)g)", type=float, default=10.0),
+    option("--budget", "so many ways of two at once (default: %(default)s)", type=int, default=40),
+    option("--seconds", "at the most, for two at once (default: %(default)s)", type=float, default=10.0),
     option("--html", "write a report to this file, with the run as a time line", metavar="FILE"),
     option("--allow-http", "let its HTTP requests through, as often as it is run", action="store_true"),
 )
