@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from io import StringIO
 from pathlib import Path
 
+import celery
 import pytest
 from celery import shared_task
 from django.core import mail
@@ -21,6 +22,7 @@ from django.db import connection, transaction
 from django.db.transaction import TransactionManagementError
 from django.test import TestCase
 
+from jobs.database import databases
 from jobs.execution import pipeline
 from jobs.models import Job, Node
 from jobs.testing import NotIdempotent, assert_idempotent
@@ -207,6 +209,52 @@ def test_each_event_is_noted_with_its_line(row):
     assert home == {"sql": 6, "cache": 4}
     assert [each.kind for each in found.events] == ["sql", "mail", "cache", "sql", "commit"]
     assert found.events[-1].what == "COMMIT of the job's completion"
+
+
+@shared_task
+def asks(pk):
+    import requests
+
+    requests.post("http://provider.example.com/charges", json={}, timeout=1)
+
+
+def test_a_request_is_seen_also_where_a_test_replaces_it(row, monkeypatch):
+    requests = pytest.importorskip("requests")
+
+    def send(adapter, request, **options):
+        response = requests.Response()
+        response.status_code = 200
+        return response
+
+    monkeypatch.setattr(requests.adapters.HTTPAdapter, "send", send)
+    [finding] = found_in(asks, row.pk, budget=(0, 0))
+    assert finding.says == ["POST provider.example.com/charges: 2 times, and not 1, without a key"]
+
+
+@shared_task(base=celery.Task)
+def stock():
+    """Left to Celery."""
+
+
+@shared_task
+def calls_stock(pk):
+    stock.delay()
+
+
+def test_a_message_to_a_stock_task_is_seen_and_not_sent(row):
+    [finding] = found_in(calls_stock, row.pk, budget=(0, 0))
+    assert finding.says == ["call of the stock task tests.test_crashtest.stock: 2 times, and not 1, without a key"]
+    assert "base=jobs.Task" in finding.cure
+
+
+@pytest.mark.slow
+def test_a_database_that_others_use_is_not_copied(row):
+    if connection.vendor != "postgresql":
+        pytest.skip("SQLite copies what others use")
+    with databases.apart("default") as other, other.cursor() as cursor:
+        cursor.execute("SELECT 1")
+        with pytest.raises(RuntimeError, match=r"cannot be copied while others are connected to it: .*process \d+"):
+            assert_idempotent(mails.without_key, row.pk)
 
 
 def test_nothing_of_it_is_left(row):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import signal
@@ -39,6 +40,7 @@ DEADLOCK = "40P01"
 CURES = {
     "key": "hand on a key that is the same in every run: a Message-ID or an Idempotency-Key made of "
     "self.job.idempotency_key, or effect()'s call.key",
+    "message": "give the stock task base=jobs.Task: its call is a row of the transaction then",
     "hook": "what on_commit() does is lost with its process: enqueue a job for it in the transaction",
     "cache": "a cache is no guard, because it keeps what the transaction rolls back: use idempotency_key=, or once()",
     "flag": "say that it was done in the transaction that completes the job (leave atomic=False out), not before it",
@@ -135,7 +137,7 @@ class _Examiner:
         self.task, self.args, self.kwargs, self.children = task, args, kwargs, children
         given = [*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items())]
         self.examination = Examination(task.name, f"{task.name}({', '.join(given)})")
-        code = getattr(task.run, "__code__", None)
+        code = getattr(inspect.unwrap(task.run), "__code__", None)
         #: For what no line of the task's own did.
         self.home = (events.shown(code.co_filename), code.co_firstlineno) if code else ("", 0)
 
@@ -252,7 +254,8 @@ class _Examiner:
             event = each.event
             place = (event.file, event.line) if event.line else (file, line)
             if each.kind == "twice":
-                says, why = f"{event.what}: {each.found} times, and not {each.expected}, without a key", "key"
+                says = f"{event.what}: {each.found} times, and not {each.expected}, without a key"
+                why = "message" if event.kind == "celery" else "key"
             else:
                 says, why = f"{event.what}: {each.found} times, and not {each.expected}: it is lost", _lost_by(after)
                 if why != "hook" and after is not None and after.line:

@@ -282,7 +282,8 @@ class Recorder:
             def put(connection: Any, method: str, url: str, *args: Any, **kwargs: Any) -> Any:
                 if self._is_sealed:
                     raise HttpRefused(f"{method} to {connection.host}: HTTP is refused here (--allow-http)")
-                pending[id(connection)] = [method, f"{connection.host}{url}", {}, b""]
+                port = "" if connection.port in (80, 443) else f":{connection.port}"
+                pending[id(connection)] = [method, f"{connection.host}{port}{url}", {}, b""]
                 return original(connection, method, url, *args, **kwargs)
 
             return put

@@ -37,7 +37,7 @@ class Finding:
         return len(self.points) - 1
 
     def __str__(self) -> str:
-        more = f" (and at {self.more} more points)" if self.more > 0 else ""
+        more = f" (and at {self.more} more)" if self.more > 0 else ""
         where = f"{self.file}:{self.line}"
         return "\n".join([f"{where}: {self.fault}{more}", *(f"  {each}" for each in self.says), f"  cure: {self.cure}"])
 
