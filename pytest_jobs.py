@@ -44,6 +44,14 @@ def assert_not_enqueued() -> Callable[..., Any]:
 
 
 @pytest.fixture
+def assert_idempotent() -> Callable[..., Any]:
+    """:func:`jobs.testing.assert_idempotent`, for tests with ``django_db(transaction=True)``."""
+    from jobs import testing
+
+    return testing.assert_idempotent
+
+
+@pytest.fixture
 def isolation() -> Iterator[None]:
     """What no rollback takes back raises inside of a transaction (:func:`jobs.testing.isolation`)."""
     from jobs import testing

@@ -626,6 +626,11 @@ def test_fixtures(run_jobs, capture_jobs, assert_enqueued, assert_not_enqueued):
     assert_enqueued(tasks.effect, args=("a",))
     assert run_jobs().states == {"succeeded": 1}
     assert_not_enqueued(tasks.effect)
+
+@pytest.mark.django_db(transaction=True)
+def test_another_fixture(assert_idempotent):
+    from tests import tasks
+    assert_idempotent(tasks.effect, "a", budget=(0, 0))
 """
 
 
@@ -649,16 +654,16 @@ def test_the_plugin_has_fixtures_of_the_same_names(tmp_path):
     assert "pytest_jobs" in config["options"]["py_modules"]
     (tmp_path / "test_sample.py").write_text(SAMPLE)
     run = pytest_in(tmp_path, "--ds=tests.settings", "--create-db", DATABASE_URL=database_url(tmp_path))
-    assert "1 passed" in run.stdout, run.stdout + run.stderr
+    assert "2 passed" in run.stdout, run.stdout + run.stderr
 
 
 def test_the_examples_of_the_documentation_run(tmp_path):
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "howto" / "test.md").read_text(), re.M | re.S)
-    assert len(blocks) == 7
+    assert len(blocks) == 8
     for number, block in enumerate(blocks):
         (tmp_path / f"test_example_{number}.py").write_text(block)
     run = pytest_in(tmp_path, "--ds=tests.settings", "--create-db", DATABASE_URL=database_url(tmp_path))
-    assert "12 passed" in run.stdout, run.stdout + run.stderr
+    assert "14 passed" in run.stdout, run.stdout + run.stderr
 
 
 def test_the_plugin_costs_nothing_without_django(tmp_path):

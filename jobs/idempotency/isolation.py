@@ -10,7 +10,7 @@ from __future__ import annotations
 import http.client
 import smtplib
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from fnmatch import fnmatchcase
@@ -102,18 +102,24 @@ def check(kind: str, what: str) -> None:
     warnings.warn(text, NotIsolatedWarning, stacklevel=3)
 
 
-def install() -> None:
-    """Watch this process; a second time only what has come since."""
-    _watch(EmailMessage, "send", "mail", lambda message: f"the mail {message.subject!r}")
-    _watch(smtplib.SMTP, "sendmail", "mail", lambda server: "a mail")
+def places() -> Iterator[tuple[type, str, str, Callable[[Any], str]]]:
+    """Where something leaves: the class, its method, the kind, and what to call it."""
+    yield EmailMessage, "send", "mail", lambda message: f"the mail {message.subject!r}"
+    yield smtplib.SMTP, "sendmail", "mail", lambda server: "a mail"
     # urllib, requests and urllib3 go through it as well.
-    _watch(http.client.HTTPConnection, "putrequest", "http", lambda connection: f"a request to {connection.host}")
+    yield http.client.HTTPConnection, "putrequest", "http", lambda connection: f"a request to {connection.host}"
     for alias in settings.CACHES:
         for name in WRITES:
-            _watch(type(caches[alias]), name, "cache", lambda cache, name=name: f"{name}() of a cache")
+            yield type(caches[alias]), name, "cache", lambda cache, name=name: f"{name}() of a cache"  # type: ignore[misc]
 
 
-def _watch(owner: type, name: str, kind: str, describe: Any) -> None:
+def install() -> None:
+    """Watch this process; a second time only what has come since."""
+    for place in places():
+        _watch(*place)
+
+
+def _watch(owner: type, name: str, kind: str, describe: Callable[[Any], str]) -> None:
     original = getattr(owner, name)
     if getattr(original, "is_watched_by_jobs", False):
         return

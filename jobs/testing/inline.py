@@ -1,4 +1,4 @@
-"""How a project tests its tasks: run what waits in the test's own process, and look at what was enqueued.
+"""Run what waits in the test's own process, and look at what was enqueued.
 
 It works in ``TestCase``, in ``TransactionTestCase`` and with pytest-django; it needs neither a broker nor a worker. In
 a ``TestCase`` each body is a savepoint of the test's transaction. The path of a run is that of a worker: claim, body,
@@ -31,15 +31,12 @@ from jobs.calling.entries import Entry
 from jobs.conf import OWN_TASKS, conf
 from jobs.database import databases
 from jobs.errors import TaskExited, TaskOutOfMemory
-from jobs.idempotency.isolation import isolation
 from jobs.lifecycle import transitions
 from jobs.lifecycle.board import board
 from jobs.lifecycle.claims import Claimer
 from jobs.maintenance import schedules
 from jobs.models import WAITING, Job, Node, Pause, Schedule, State
 from jobs.worker.runner import Runner
-
-__all__ = ["Runs", "assert_enqueued", "assert_not_enqueued", "capture_jobs", "isolation", "run_jobs"]
 
 #: So many runs without a ``limit`` mean that it never ends.
 ENDLESS = 1000

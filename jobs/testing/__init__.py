@@ -1,0 +1,19 @@
+"""How a project tests its tasks: run what waits, look at what was enqueued, and kill a run wherever it can die.
+
+It needs neither a broker nor a worker. The path of a run is that of a worker: claim, body, completion, what follows.
+"""
+
+from jobs.idempotency.isolation import isolation
+from jobs.testing.crash import NotIdempotent, assert_idempotent
+from jobs.testing.inline import Runs, assert_enqueued, assert_not_enqueued, capture_jobs, run_jobs
+
+__all__ = [
+    "NotIdempotent",
+    "Runs",
+    "assert_enqueued",
+    "assert_idempotent",
+    "assert_not_enqueued",
+    "capture_jobs",
+    "isolation",
+    "run_jobs",
+]

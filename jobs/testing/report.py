@@ -1,0 +1,91 @@
+"""What was found, for people and for programs: as text, as JSON, and as a page with the run as a time line."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from django.template import Context, Engine
+
+import jobs
+from jobs.testing.compare import Difference
+from jobs.testing.events import Event
+
+
+@dataclass
+class Finding:
+    """Where a fault leaves something else than a run without one."""
+
+    #: ``rows``, ``twice`` or ``lost`` (an effect), ``failed`` (the job), ``again`` (a second job of the idempotency
+    #: key), ``deadlock``.
+    kind: str
+    #: The fault, in words.
+    fault: str
+    #: Of the task's own code.
+    file: str
+    line: int
+    cure: str
+    differences: list[Difference] = field(default_factory=list)
+    #: What is not as it should be, in words.
+    says: list[str] = field(default_factory=list)
+    #: How many events were over when it was killed, each time that it led to this; empty of two runs at once.
+    points: list[int] = field(default_factory=list)
+
+    @property
+    def more(self) -> int:
+        return len(self.points) - 1
+
+    def __str__(self) -> str:
+        more = f" (and at {self.more} more)" if self.more > 0 else ""
+        where = f"{self.file}:{self.line}"
+        return "\n".join([f"{where}: {self.fault}{more}", *(f"  {each}" for each in self.says), f"  cure: {self.cure}"])
+
+
+@dataclass
+class Examination:
+    """What was tried with a task, and what came of it."""
+
+    task: str
+    call: str
+    #: Of a run without a fault.
+    events: list[Event] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    #: The points at which it was killed, and how many schedules of two runs were tried.
+    points: list[int] = field(default_factory=list)
+    schedules: int = 0
+    #: What was left out, and why.
+    notes: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def add(self, finding: Finding) -> None:
+        """The same again at another point is the same finding."""
+        for known in self.findings:
+            if (known.kind, known.says) == (finding.kind, finding.says):
+                known.points += finding.points
+                return
+        self.findings.append(finding)
+
+    def __str__(self) -> str:
+        tried = f"killed at {len(self.points)} points, two at once in {self.schedules} ways, in {self.seconds:.1f} s"
+        verdict = f"{len(self.findings)} findings" if self.findings else "nothing found"
+        texts = [f"{number}. {each}" for number, each in enumerate(self.findings, 1)]
+        return "\n".join([f"{self.call}: {verdict} ({tried})", *texts, *(f"note: {each}" for each in self.notes)])
+
+
+def as_json(examination: Examination) -> dict[str, Any]:
+    return {"is_idempotent": not examination.findings, **asdict(examination)}
+
+
+def as_html(examination: Examination) -> str:
+    """One file that asks nobody for anything."""
+    numbered = list(enumerate(examination.findings, 1))
+    moments = []
+    for number in range(len(examination.events) + 1):
+        event = examination.events[number - 1] if number else None
+        found = [index for index, finding in numbered if number in finding.points]
+        verdict = "found" if found else "fine" if number in examination.points else "left out"
+        moments.append({"event": event, "verdict": verdict, "findings": found})
+    engine = Engine(dirs=[str(Path(jobs.__file__).parent / "templates")])
+    context = {"examination": examination, "findings": numbered, "moments": moments}
+    return engine.get_template("jobs/crashtest.html").render(Context(context))

@@ -1,0 +1,338 @@
+"""A run is killed wherever it can die: each classic mistake is found at its line, and what is right passes."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import os
+import threading
+import types
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from io import StringIO
+from pathlib import Path
+
+import celery
+import pytest
+from celery import shared_task
+from django.core import mail
+from django.core.cache import cache
+from django.core.management import CommandError, call_command
+from django.db import connection, transaction
+from django.db.transaction import TransactionManagementError
+from django.test import TestCase
+
+from jobs.database import databases
+from jobs.execution import pipeline
+from jobs.models import Job, Node
+from jobs.testing import NotIdempotent, assert_idempotent
+from shop.models import Customer
+from shop.services import place_order, sign_up
+from shop.tasks import charge_order, import_orders, send_welcome_email, summarize
+from tests.gallery import calls, mails, rows
+from tests.harness import ROOT
+from tests.models import Effect, Imported
+
+pytestmark = [pytest.mark.database, pytest.mark.django_db(transaction=True)]
+
+#: Those that need two at once, and transactions that meet.
+MEETING = ("stale_row", "opposite_order")
+
+MISTAKES = [
+    (module, name.removesuffix("_mended"))
+    for module in (mails, rows, calls)
+    for name in vars(module)
+    if name.endswith("_mended")
+]
+
+
+@pytest.fixture
+def row():
+    return Imported.objects.create(key="row")
+
+
+@pytest.fixture
+def provider(settings):
+    """A payment provider that heeds no key; what it was asked for."""
+    asked = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            asked.append(self.headers["Idempotency-Key"])
+            self.rfile.read(int(self.headers["Content-Length"]))
+            body = json.dumps({"id": "ch_1"}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    settings.PAYMENT_URL = f"http://127.0.0.1:{server.server_port}"
+    yield asked
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def line_of(task) -> int:
+    lines, start = inspect.getsourcelines(task.run)
+    return start + next(index for index, text in enumerate(lines) if "# <- here" in text)
+
+
+def found_in(task, *args, **options) -> list:
+    with pytest.raises(NotIdempotent) as caught:
+        assert_idempotent(task, *args, **options)
+    return caught.value.findings
+
+
+def arguments(name, row):
+    if name != "opposite_order":
+        return (row.pk,), {}
+    other = Imported.objects.create(key="other")
+    return (row.pk, other.pk), {"beside": (other.pk, row.pk)}
+
+
+@pytest.mark.parametrize(("module", "name"), MISTAKES, ids=lambda each: getattr(each, "__name__", each))
+def test_each_mistake_is_found_at_its_line(module, name, row, provider):
+    if name in MEETING and connection.vendor == "sqlite":
+        pytest.skip("one body with a transaction waits for the other on SQLite")
+    task = getattr(module, name)
+    args, options = arguments(name, row)
+    if name not in MEETING:
+        options["budget"] = (0, 0)
+    first = found_in(task, *args, **options)[0]
+    assert (first.file, first.line) == (str(Path(module.__file__).relative_to(ROOT)), line_of(task)), first
+
+
+@pytest.mark.parametrize(("module", "name"), MISTAKES, ids=lambda each: getattr(each, "__name__", each))
+def test_each_corrected_twin_passes(module, name, row, provider):
+    args, options = arguments(name, row)
+    assert_idempotent(getattr(module, f"{name}_mended"), *args, budget=(15, 2.0), **options)
+
+
+# Each guard of our own, taken out
+
+
+def test_without_guard_it_is_found(row, monkeypatch):
+    if connection.vendor == "sqlite":
+        pytest.skip("one body with a transaction waits for the other on SQLite")
+    monkeypatch.setattr(rows, "guard", lambda model, pk: contextlib.nullcontext(model.objects.get(pk=pk)))
+    [finding] = found_in(rows.stale_row_mended, row.pk)
+    assert "guard(" in finding.cure
+    assert finding.says == [f"tests.Imported {row.pk}.fence: expected 2, found 1"]
+
+
+def test_without_once_it_is_found(row, monkeypatch):
+    monkeypatch.setattr(rows, "once", lambda *key: contextlib.nullcontext(True))
+    finding = found_in(rows.adds_up_mended, row.pk)[0]
+    assert f"tests.Imported {row.pk}.fence: expected 1, found 2" in finding.says
+    assert "once()" in finding.cure
+
+
+def test_without_the_idempotency_key_it_is_found(row, monkeypatch):
+    assert_idempotent(rows.marked, row.pk)
+    monkeypatch.setattr(pipeline, "_leave_marker", lambda run: None)
+    finding = found_in(rows.marked, row.pk)[0]
+    assert (finding.kind, finding.line) == ("again", inspect.getsourcelines(rows.marked.run)[1])
+
+
+def test_without_the_lock_it_is_found(row, monkeypatch):
+    assert_idempotent(rows.locked, row.pk)
+    monkeypatch.setattr(pipeline, "lock", lambda key, ttl: contextlib.nullcontext(1))
+    assert f"tests.Imported {row.pk}.fence: expected 2, found 1" in found_in(rows.locked, row.pk)[0].says
+
+
+def test_without_the_ledger_it_is_found(row, provider, monkeypatch):
+    def ledgerless(*key):
+        call = types.SimpleNamespace(done=False, key="", answer=None)
+        call.answered = lambda answer: vars(call).update(answer=answer)
+        return contextlib.nullcontext(call)
+
+    monkeypatch.setattr(calls, "effect", ledgerless)
+    finding = found_in(calls.without_ledger_mended, row.pk)[0]
+    assert finding.kind == "twice"
+    assert "effect()" in finding.cure
+
+
+def test_without_the_transaction_of_the_body_it_is_found(row, monkeypatch):
+    monkeypatch.setattr(rows.get_or_create_mended, "atomic", False)
+    assert "a row" in found_in(rows.get_or_create_mended, row.pk)[0].says[0]
+
+
+# The example project
+
+
+@pytest.fixture
+def customer():
+    customer = sign_up(Customer(name="Ada", email="ada@example.com"))
+    Job.objects.all().delete()
+    return customer
+
+
+def test_the_tasks_of_the_shop_pass(customer, provider, tmp_path):
+    order = place_order(customer, cents=1000)
+    began = sum(os.times()[:4])
+    feed = tmp_path / "feed"
+    feed.write_text('{"email": "ada@example.com", "cents": 100}\n{"email": "ada@example.com", "cents": 200}\n')
+    found = [
+        assert_idempotent(send_welcome_email, customer.pk),
+        assert_idempotent(charge_order, order.pk),
+        assert_idempotent(import_orders, str(feed)),
+        assert_idempotent(summarize, "2026-11-22"),
+    ]
+    # Not of the clock: other processes take their share of the machine.
+    assert sum(os.times()[:4]) - began < 20
+    assert all(len(each.points) > 3 for each in found)
+
+
+# What is seen, and what is left alone
+
+
+@shared_task(bind=True)
+def does_all(self, pk):
+    Imported.objects.filter(pk=pk).update(note="sent")
+    mails.send(self.job.idempotency_key)
+    cache.set("a", 1)
+    with transaction.atomic():
+        Effect.objects.create(key="ada")
+
+
+def test_each_event_is_noted_with_its_line(row):
+    found = assert_idempotent(does_all, row.pk)
+    start = inspect.getsourcelines(does_all.run)[1]
+    home = {each.kind: each.line - start for each in found.events if each.file.endswith("test_crashtest.py")}
+    assert home == {"sql": 6, "cache": 4}
+    assert [each.kind for each in found.events] == ["sql", "mail", "cache", "sql", "commit"]
+    assert found.events[-1].what == "COMMIT of the job's completion"
+
+
+@shared_task
+def asks(pk):
+    import requests
+
+    requests.post("http://provider.example.com/charges", json={}, timeout=1)
+
+
+def test_a_request_is_seen_also_where_a_test_replaces_it(row, monkeypatch):
+    requests = pytest.importorskip("requests")
+
+    def send(adapter, request, **options):
+        response = requests.Response()
+        response.status_code = 200
+        return response
+
+    monkeypatch.setattr(requests.adapters.HTTPAdapter, "send", send)
+    [finding] = found_in(asks, row.pk, budget=(0, 0))
+    assert finding.says == ["POST provider.example.com/charges: 2 times, and not 1, without a key"]
+
+
+@shared_task(base=celery.Task)
+def stock():
+    """Left to Celery."""
+
+
+@shared_task
+def calls_stock(pk):
+    stock.delay()
+
+
+def test_a_message_to_a_stock_task_is_seen_and_not_sent(row):
+    [finding] = found_in(calls_stock, row.pk, budget=(0, 0))
+    assert finding.says == ["call of the stock task tests.test_crashtest.stock: 2 times, and not 1, without a key"]
+    assert "base=jobs.Task" in finding.cure
+
+
+@pytest.mark.slow
+def test_a_database_that_others_use_is_not_copied(row):
+    if connection.vendor != "postgresql":
+        pytest.skip("SQLite copies what others use")
+    with databases.apart("default") as other, other.cursor() as cursor:
+        cursor.execute("SELECT 1")
+        with pytest.raises(RuntimeError, match=r"cannot be copied while others are connected to it: .*process \d+"):
+            assert_idempotent(mails.without_key, row.pk)
+
+
+def test_nothing_of_it_is_left(row):
+    cache.set("before", 1)
+    found_in(mails.cache_as_guard, row.pk)
+    assert (mail.outbox, cache.get(f"welcome:{row.pk}"), cache.get("before")) == ([], None, 1)
+    assert not Job.objects.exists()
+    assert not Node.objects.exists()
+    assert Imported.objects.get().note == ""
+
+
+def test_other_jobs_do_not_take_part(row):
+    mails.without_key.delay(row.pk)
+    assert_idempotent(mails.without_key_mended, row.pk)
+    assert Job.objects.get().state == "ready"
+
+
+class InTestCaseTest(TestCase):
+    def test_the_transaction_of_a_test_case_is_refused(self):
+        with pytest.raises(TransactionManagementError, match=r"TransactionTestCase.*django_db\(transaction=True\)"):
+            assert_idempotent(mails.without_key, 1)
+
+
+def test_an_open_transaction_is_refused(row):
+    with pytest.raises(TransactionManagementError, match="outside of"), transaction.atomic():
+        assert_idempotent(mails.without_key, row.pk)
+
+
+@shared_task
+def fails(pk):
+    raise LookupError(pk)
+
+
+def test_a_task_that_fails_by_itself_is_not_examined(row, settings):
+    settings.JOBS = {**settings.JOBS, "RETRY": None}
+    with pytest.raises(RuntimeError, match=r"does not succeed without a fault: failed: LookupError"):
+        assert_idempotent(fails, row.pk)
+
+
+# The reports
+
+
+def test_the_report_is_one_page_that_asks_nobody(row, tmp_path):
+    path = tmp_path / "report.html"
+    found_in(mails.flag_after, row.pk, report=path)
+    text = path.read_text()
+    assert "tests/gallery/mails.py" in text
+    assert "http://" not in text
+    assert "https://" not in text
+    assert text.count('class="found"') >= 1
+    assert text.count('class="fine"') >= 1
+    assert "&lt;" in text or "<script" not in text
+
+
+def run(*args: str) -> str:
+    out = StringIO()
+    call_command("jobs", "crashtest", *args, stdout=out, no_color=True)
+    return out.getvalue()
+
+
+def test_the_command_says_what_it_finds(row, tmp_path):
+    out = StringIO()
+    with pytest.raises(CommandError, match="1 found"):
+        call_command(
+            "jobs", "crashtest", "gallery.mails.without_key", str(row.pk), "--budget", "0",
+            "--html", str(tmp_path / "a.html"), "--json", stdout=out,
+        )  # fmt: skip
+    found = json.loads(out.getvalue())
+    [finding] = found["findings"]
+    assert (found["is_idempotent"], finding["kind"], finding["line"]) == (False, "twice", line_of(mails.without_key))
+    assert "<title>" in (tmp_path / "a.html").read_text()
+    said = run("without_key_mended", str(row.pk))
+    assert f"without_key_mended({row.pk}): nothing found" in said
+
+
+def test_the_command_makes_no_request_unless_it_may(row, provider):
+    with pytest.raises(CommandError, match="HttpRefused.*--allow-http"):
+        run("without_ledger_mended", str(row.pk))
+    assert provider == []
+    run("without_ledger_mended", str(row.pk), "--allow-http")
+    assert provider
