@@ -22,6 +22,7 @@ from django.db import connection, transaction
 from django.db.transaction import TransactionManagementError
 from django.test import TestCase
 
+from jobs import Snooze
 from jobs.database import databases
 from jobs.execution import pipeline
 from jobs.models import Job, Node
@@ -292,6 +293,31 @@ def test_a_task_that_fails_by_itself_is_not_examined(row, settings):
     settings.JOBS = {**settings.JOBS, "RETRY": None}
     with pytest.raises(RuntimeError, match=r"does not succeed without a fault: failed: LookupError"):
         assert_idempotent(fails, row.pk)
+
+
+@shared_task(bind=True, atomic=False)
+def waits_for_itself(self, pk):
+    """After a crash it finds its own trace, and waits for somebody who will not come."""
+    if not cache.add("busy", 1):
+        raise Snooze(1)
+    Imported.objects.filter(pk=pk).update(note="sent")
+    cache.delete("busy")
+
+
+def test_a_job_that_never_ends_after_a_crash_is_found(row):
+    finding = found_in(waits_for_itself, row.pk, budget=(0, 0))[0]
+    assert (finding.kind, finding.line) == ("failed", inspect.getsourcelines(waits_for_itself.run)[1] + 3)
+    assert "Snooze" in finding.says[0]
+
+
+@shared_task
+def goes_on(pk):
+    goes_on.delay(pk)
+
+
+def test_a_task_that_has_no_end_is_refused(row):
+    with pytest.raises(RuntimeError, match="does one enqueue itself"):
+        assert_idempotent(goes_on, row.pk)
 
 
 # The reports

@@ -161,8 +161,13 @@ def enqueue(task: Any, args: Any, kwargs: Any, answer: Path) -> None:
 
 
 def run_all() -> None:
-    """Run what is due, and what follows, until nothing is left."""
-    if len(run_jobs(until=timezone.now() + HORIZON, raises=False, limit=RUNS)) == RUNS:
+    """Run what is due, and what follows, until nothing is left, or for so many runs. The project's schedule rests."""
+    run_jobs(until=timezone.now() + HORIZON, raises=False, limit=RUNS, schedules=False)
+
+
+def run_whole() -> None:
+    run_all()
+    if run_jobs(until=timezone.now() + HORIZON, raises=False, limit=1, schedules=False):
         raise Broken(f"{RUNS} jobs ran, and there are still more: does one enqueue itself?")
 
 

@@ -184,7 +184,7 @@ class _Examiner:
 
         def work() -> None:
             self.children.recorder("whole", job=self.job).install()
-            child.run_all()
+            child.run_whole()
 
         self.children.do(work)
         outcome = self._outcome(events.read(self.children.log("whole")), [self.job])
