@@ -16,9 +16,11 @@ from django.urls import reverse
 
 from jobs import batch
 from jobs.calling import batches
+from jobs.database import databases
 from jobs.inspection import public, why
 from jobs.lifecycle import transitions
 from jobs.maintenance import clock
+from jobs.maintenance.prune import Prune
 from jobs.models import Action, Batch, Job
 from tests import tasks
 from tests.harness import Worker, claim, effects, run
@@ -285,6 +287,17 @@ def test_batches_are_forgotten_when_their_jobs_are(node):
     Batch.objects.update(ended_at=datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC))
     batches.prune("default")
     assert not Batch.objects.exists()
+
+
+def test_a_job_of_an_open_batch_is_not_pruned(node):
+    found = made()
+    finish(keys_of(found)[0])
+    Job.objects.filter(state="succeeded").update(finished_at=datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC))
+    with databases.side() as side:
+        assert Prune(side).run_once()["jobs"] == 0
+        finish(keys_of(found)[1])
+        clock.tick()
+        assert Prune(side).run_once()["jobs"] == 1
 
 
 def test_in_a_test_of_a_project_the_callback_runs(node):

@@ -103,6 +103,15 @@ def test_a_job_that_was_killed_before_its_body_began_does_nothing():
     assert effects() == {"after": 1}
 
 
+def test_the_worker_ends_the_job_if_whoever_killed_it_is_gone(tmp_path, body):
+    with Worker(concurrency=1) as worker:
+        result = tasks.gated.delay("a", *body)
+        begun(result, tmp_path)
+        orders.give(worker.node.pk, orders.KILL, "killed by somebody", uuid.UUID(result.id), 1)
+        wait_state(result.id, "cancelled")
+    assert (killed(result.id).error["message"], effects()) == ("killed by somebody", {})
+
+
 def test_what_waits_or_has_ended_is_not_killed(capsys):
     for state in ("ready", "scheduled", "succeeded", "failed"):
         job = make(state)
@@ -177,9 +186,9 @@ def test_the_transaction_of_the_next_job_of_the_same_claim_is_not_ended(monkeypa
         sql = zombies._END.replace("pg_terminate_backend(a.pid)", "true").replace(
             "a.backend_start <= j.started_at", "true"
         )
-        cursor.execute(sql, ([first.pk], [1]))
+        cursor.execute(sql, ([first.pk], [first.pk], [1]))
         assert cursor.fetchall() == []
-        cursor.execute(sql, ([second.pk], [1]))
+        cursor.execute(sql, ([second.pk], [second.pk], [1]))
         assert len(cursor.fetchall()) == 1
 
 

@@ -15,11 +15,11 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from jobs.calling import chords
+from jobs.calling import batches, chords
 from jobs.inspection.dashboard import Dashboard
 from jobs.maintenance import tally
 from jobs.maintenance.prune import delete_old, walk
-from jobs.models import Job, Marker, Node
+from jobs.models import Batch, Job, Marker, Node
 from jobs.operations.selection import Selection
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.core]
@@ -79,6 +79,8 @@ def plan(sql: str) -> str:
 def hot_queries(node: Node, client: Client) -> dict[str, object]:
     old, middle = (Job.objects.filter(state="succeeded").order_by("pk")[place] for place in (ROWS // 20, ROWS // 2))
     died = Node.objects.create(hostname="dead", pid=1, dead_at=old.finished_at)
+    batch = Batch.objects.create(name="open")
+    Job.objects.filter(state="ready").update(batch=batch)
     return {
         "prune": lambda: list(walk("default", None, 500)),
         "prune, later": lambda: list(walk("default", (str(old.finished_at), old.pk), 500)),
@@ -102,6 +104,9 @@ def hot_queries(node: Node, client: Client) -> dict[str, object]:
         "ended before": lambda: page(client, o="ended", p=f"after,{middle.pk}"),
         "end of an id": lambda: page(client, q=str(middle.pk)[-8:]),
         "key": lambda: list(newest(Selection(key="nightly"))),
+        "batch": lambda: list(newest(Selection(batch=batch.pk))),
+        "batches that end": lambda: batches.close_ended("default", 10),
+        "count of a batch": lambda: batches.counts(batch),
         "children": lambda: list(Job.objects.filter(parent_id=uuid.uuid4())),
         "page of a job": lambda: client.get(reverse("admin:jobs_job_change", args=[middle.pk])),
     }

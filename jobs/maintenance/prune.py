@@ -20,7 +20,7 @@ from jobs.idempotency import locks, markers
 from jobs.lifecycle import orders
 from jobs.lifecycle.transitions import now_plus
 from jobs.maintenance import is_eldest
-from jobs.models import ENDED, LIVE, Action, Job, Marker, Node, State
+from jobs.models import ENDED, LIVE, Action, Batch, Job, Marker, Node, State
 
 #: Seconds for which a dead node is kept, for people to read.
 NODE_RETENTION = 7 * 86400.0
@@ -123,9 +123,10 @@ def _old() -> Q:
 
 
 def _over(using: str) -> Any:
-    """The retention is over, and no marker points at the result."""
+    """The retention is over, no marker points at the result, and no open batch counts it."""
+    is_open = Batch.objects.using(using).filter(pk=OuterRef("batch"), ended_at=None)
     # Found by the marker's job: the row of an adopted job has no ``marker_key``.
-    return _old() & ~Exists(Marker.objects.using(using).filter(job=OuterRef("pk")))
+    return _old() & ~Exists(Marker.objects.using(using).filter(job=OuterRef("pk"))) & ~Exists(is_open)
 
 
 def delete_old(keys: Sequence[uuid.UUID], using: str) -> int:

@@ -21,7 +21,8 @@ from jobs.models import Job
 _END = """
 SELECT j.id, pg_terminate_backend(a.pid)
 FROM pg_stat_activity a JOIN jobs_job j ON j.backend = a.pid
-WHERE j.state IN ('running', 'cancelled') AND (j.id, j.lease) IN (SELECT * FROM unnest(%s::uuid[], %s::int[]))
+WHERE j.id = ANY (%s::uuid[]) AND j.state IN ('running', 'cancelled')
+  AND (j.id, j.lease) IN (SELECT * FROM unnest(%s::uuid[], %s::int[]))
   AND a.datname = current_database() AND a.usename = current_user AND a.pid <> pg_backend_pid()
   AND a.state <> 'idle' AND a.backend_start <= j.started_at
   AND NOT EXISTS (
@@ -36,7 +37,8 @@ def end_backends(runs: Sequence[tuple[uuid.UUID, int]], using: str) -> None:
     if not runs or connections[using].vendor != "postgresql":
         return
     try:
-        found = ask(using, _END, *(list(each) for each in zip(*runs, strict=True)))
+        keys, leases = (list(each) for each in zip(*runs, strict=True))
+        found = ask(using, _END, keys, keys, leases)
         ended = [key for key, is_done in found if is_done]
     except Error as exc:
         if is_lost(exc, using):
