@@ -146,8 +146,9 @@ def test_zombie_that_gets_its_answer_late_writes_nothing(provider):
     with Worker(concurrency=1, PAYMENT_URL=provider.url) as zombie:
         job = tasks.charges_retry.delay("order-1")
         wait_for(lambda: provider.charges[KEY], 20, "the provider charged")
+        # Before its call times out.
+        zombie.signal(signal.SIGSTOP)
         with Worker(concurrency=1, PAYMENT_URL=provider.url):
-            zombie.signal(signal.SIGSTOP)
             provider.hold.unlink()
             [row] = wait_ended(job.id)
             before = Effect.objects.values().get()
