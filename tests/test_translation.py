@@ -329,7 +329,7 @@ def test_the_schedule_in_each_of_its_states(in_german, german):
     assert found == {str(number): status for number, status in enumerate(states)}
     words = ("kein Worker kennt ihn mehr", "überfällig", "hat einen Zeitpunkt versäumt", "pünktlich")
     look(german, in_german, admin("schedule_changelist"), *words)
-    look(german, in_german, admin("schedule_change", "5"), "versäumte Zeitpunkte".capitalize())
+    look(german, in_german, admin("schedule_change", "5"), "Versäumte Zeitpunkte")
     look(german, in_german, admin("dashboard"), "hat seinen Zeitpunkt", "celery beat läuft neben")
 
 
