@@ -409,13 +409,13 @@ def _create_tables(connection: BaseDatabaseWrapper) -> None:
                 editor.create_model(models[name])
 
 
-def _close_all() -> None:
+def close_all() -> None:
     for side in list(_open_ones):
         side._lock.acquire()
         side.close()
 
 
-def _release_all() -> None:
+def release_all() -> None:
     for side in list(_open_ones):
         # One that another thread made while this one forked was never locked here.
         with suppress(RuntimeError):
@@ -427,4 +427,4 @@ def _renew_all() -> None:
         side._lock = threading.RLock()
 
 
-os.register_at_fork(before=_close_all, after_in_parent=_release_all, after_in_child=_renew_all)
+os.register_at_fork(before=close_all, after_in_parent=release_all, after_in_child=_renew_all)

@@ -223,8 +223,8 @@ class PostgresCopy(Copy):
             self._execute(f"ALTER DATABASE \"{self.name}\" SET deadlock_timeout = '50ms'")
 
     def _close_all(self) -> None:
-        databases._close_all()
-        databases._release_all()
+        databases.close_all()
+        databases.release_all()
         connections.close_all()
 
     def _admin(self, sql: str) -> list[Any]:

@@ -9,13 +9,13 @@ import contextlib
 import http.client
 import json
 import os
-import pickle
 import smtplib
 import sys
 import sysconfig
 import threading
 import time
 import uuid
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -406,18 +406,25 @@ def _key_of_request(method: str, url: str, headers: dict[str, str], body: Any) -
 
 
 def save_caches(path: Path) -> None:
+    # As JSON: nothing of ours unpickles. The values are bytes.
+    kept = [[*entry, value.hex()] for *entry, value in _cached()]
     beside = path.with_suffix(f".{os.getpid()}")
-    beside.write_bytes(pickle.dumps((locmem._caches, locmem._expire_info)))  # type: ignore[attr-defined]
+    beside.write_text(json.dumps(kept))
     beside.rename(path)
 
 
 def load_caches(path: Path) -> None:
     if not path.exists():
         return
-    kept = pickle.loads(path.read_bytes())
-    for memory, found in zip((locmem._caches, locmem._expire_info), kept, strict=True):  # type: ignore[attr-defined]
-        for name in {*memory, *found}:
-            # In place: caches that are in use have them.
-            values = memory.setdefault(name, type(found.get(name, {}))())
-            values.clear()
-            values.update(found.get(name, {}))
+    # In place: caches that are in use have them.
+    for values in (*locmem._caches.values(), *locmem._expire_info.values()):  # type: ignore[attr-defined]
+        values.clear()
+    for name, key, expires_at, value in json.loads(path.read_text()):
+        locmem._caches.setdefault(name, OrderedDict())[key] = bytes.fromhex(value)  # type: ignore[attr-defined]
+        locmem._expire_info.setdefault(name, {})[key] = expires_at  # type: ignore[attr-defined]
+
+
+def _cached() -> Iterator[tuple[str, str, float | None, bytes]]:
+    for name, values in locmem._caches.items():  # type: ignore[attr-defined]
+        for key, value in values.items():
+            yield name, key, locmem._expire_info[name].get(key), value  # type: ignore[attr-defined]
