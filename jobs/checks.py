@@ -54,8 +54,6 @@ E012 The SQLite database {alias!r} is in memory: the worker's processes would ea
   -> Give it a file as NAME.
 E013 JOBS['REDACT'] cannot be imported: {exc}
   -> Name a function redact(task, name, value) by its dotted path. Until then all values are hidden.
-E014 These tasks have a rate_limit, which is not part of the claim yet: {tasks}. They would run as fast as they can.
-  -> Remove it, and give them a queue whose worker has few processes.
 E015 The server of the database {alias!r} cannot skip locked rows: claims would wait for each other.
   -> Use MySQL 8.0.1, MariaDB 10.6 or newer.
 E016 The setting task_serializer is {serializer!r}, and a job's arguments are JSON: every call would raise.
@@ -365,9 +363,6 @@ def check_worker(worker: Any) -> Iterator[CheckMessage]:
     unlimited = {name for name, task in tasks.items() if not (task.time_limit or default_limit)}
     if unlimited and pool == "prefork":
         yield _say("W011", tasks=unlimited)
-    limited = {name for name, task in tasks.items() if task.rate_limit}
-    if limited and not worker.app.conf.worker_disable_rate_limits:
-        yield _say("E014", tasks=limited)
     if problems() or (kept := conf().MARKER_RETENTION) is None:
         return
     # A marker that is gone keeps nobody from doing the same again.

@@ -23,11 +23,12 @@ from jobs.calling import calls, followups, outbox, progress
 from jobs.calling.options import check_call, check_declaration
 from jobs.calling.ticks import Ticks
 from jobs.conf import conf, problems, sentry, task_options
+from jobs.conf.rates import Limit, limit_of
 from jobs.database.databases import job_alias
 from jobs.errors import EffectParked, Replaced, UniqueTaken
 from jobs.execution import pipeline
 from jobs.idempotency import locks
-from jobs.idempotency.keys import KeyTemplate, signature_of
+from jobs.idempotency.keys import KeyTemplate, named, signature_of
 from jobs.lifecycle.run import Run, current_job
 from jobs.lifecycle.transitions import now_plus
 from jobs.models import Job
@@ -74,6 +75,12 @@ class Task(celery.Task):
         The workers call the task again and again, without arguments; no ``celery beat`` is needed.
     catch_up (bool, default True):
         A tick of the schedule that no worker was there for is made up for once, late. With False it is skipped.
+    concurrency (int):
+        At most so many jobs of the task run at once, over all workers. Others wait, and use no process.
+    rate (``"10/s"``, ``"100/m"``, ``"5000/h"``):
+        At most so many start in that time, over all workers, in even steps. Celery's ``rate_limit`` means the same.
+    limit_key (template or callable):
+        ``concurrency`` and ``rate`` hold for each key on its own: ``"{customer_id}"``.
 
     Raises (where it is declared):
         TypeError, ValueError: an option that cannot work; names the cure.
@@ -95,6 +102,12 @@ class Task(celery.Task):
     on_ambiguous: Any = "retry"
     every: Any = None
     catch_up: bool = True
+    concurrency: int | None = None
+    rate: str | float | None = None
+    limit_key: Any = None
+
+    #: The limit that a claim heeds, out of the options above.
+    claim_limit: ClassVar[Limit | None] = None
 
     #: What is wrong with the options above.
     declared_wrong: ClassVar[Exception | None] = None
@@ -121,7 +134,7 @@ class Task(celery.Task):
                     setattr(cls, name, value)
                 check_declaration(cls, cls.declared)
             cls._settle_limits(app)
-            cls._read_options()
+            cls._read_options(app)
         except (TypeError, ValueError) as exc:
             # Celery goes on with a task that is half made; no call of it may do without what it was to promise.
             cls.declared_wrong = type(exc)(f"{cls.name}: {exc}")
@@ -139,9 +152,9 @@ class Task(celery.Task):
                 cls.time_limit = soft + 60
 
     @classmethod
-    def _read_options(cls) -> None:
+    def _read_options(cls, app: Any) -> None:
         # Celery has made attributes of them: a callable would be a method, which takes the task first.
-        names = ("idempotency_key", "unique", "lock", "on_ambiguous")
+        names = ("idempotency_key", "unique", "lock", "limit_key", "on_ambiguous")
         given = {name: inspect.getattr_static(cls, name) for name in names}
         given = {name: getattr(value, "__func__", value) for name, value in given.items() if value is not None}
         policy = given.pop("on_ambiguous", None)
@@ -165,6 +178,10 @@ class Task(celery.Task):
             raise ValueError(f"unique_for={cls.unique_for!r} needs unique=, and seconds above 0")
         if "lock" in given and not problems():
             locks.check_ttl(cls.lock_ttl, "lock_ttl")
+        celery_rate = None if app.conf.worker_disable_rate_limits else cls.rate_limit
+        cls.claim_limit = limit_of(cls.concurrency, celery_rate if cls.rate is None else cls.rate)
+        if "limit_key" in given and cls.claim_limit is None:
+            raise ValueError("limit_key= needs concurrency= or rate=, which it is the key of")
         cls.key_templates = {name: KeyTemplate(name, value, signature_of(cls)) for name, value in given.items()}
         most = cls.max_crashes
         if most is not None and (type(most) is not int or most < 1):
@@ -311,7 +328,15 @@ class Task(celery.Task):
         # The lock is taken at the run; what no store could keep is refused here.
         self._key("lock", job)
         job.marker_key = self._key("idempotency_key", job)
+        job.limit_key = self.limit_key_of(job)
         return job
+
+    def limit_key_of(self, job: Job) -> str | None:
+        """Which jobs share the task's limits with this one: those of the same text. None: it has no limit."""
+        if self.claim_limit is None:
+            return None
+        key = self._key("limit_key", job)
+        return named(self.name, key)
 
     def _key(self, name: str, job: Job) -> str | None:
         template = self.key_templates.get(name)

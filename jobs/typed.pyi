@@ -91,6 +91,9 @@ def task(
     on_ambiguous: Any = "retry",
     every: float | datetime.timedelta | BaseSchedule | None = None,
     catch_up: bool = True,
+    concurrency: int | None = None,
+    rate: str | float | None = None,
+    limit_key: Key = None,
     **options: Any,
 ) -> Callable[[Callable[Concatenate[Any, P], R]], TaskOf[P, R]]: ...
 @overload
@@ -108,5 +111,8 @@ def task(
     on_ambiguous: Any = "retry",
     every: float | datetime.timedelta | BaseSchedule | None = None,
     catch_up: bool = True,
+    concurrency: int | None = None,
+    rate: str | float | None = None,
+    limit_key: Key = None,
     **options: Any,
 ) -> Callable[[Callable[P, R]], TaskOf[P, R]]: ...

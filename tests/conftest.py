@@ -219,7 +219,7 @@ def _clean(request):
     yield
     syncpoints.arm(None)
     board.wipe()
-    board.queues = []
+    board.queues, board.limits = [], {}
     if any(mark.kwargs.get("transaction") for mark in request.node.iter_markers("django_db")):
         _empty_broker()
 

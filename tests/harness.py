@@ -20,7 +20,7 @@ from jobs.conf import conf
 from jobs.database import databases
 from jobs.lifecycle import transitions
 from jobs.lifecycle.board import BODY, board, is_alive
-from jobs.lifecycle.claims import Claimer
+from jobs.lifecycle.limited import LimitedClaimer
 from jobs.maintenance.rescue import read_beats
 from jobs.models import ENDED, Job, Node
 from jobs.worker.runner import Runner
@@ -182,7 +182,7 @@ def claim(key, node=None):
     # Before all others for a moment.
     if not rows.filter(state="ready").update(rank=-(2**15)):
         return None
-    jobs = Claimer().claim(alias, wanted.queue, node or board.node, 1)
+    jobs = LimitedClaimer().claim(alias, wanted.queue, node or board.node, 1)
     rows.update(rank=wanted.rank)
     if jobs and jobs[0].pk != wanted.pk:
         transitions.give_back(alias, node or board.node, jobs[0].token)

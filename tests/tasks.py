@@ -1076,3 +1076,30 @@ def stock_progresses(self, started, gate):
         self.update_state(state="PROGRESS", meta={"done": 1})
         once_only(started)
         wait_for_file(gate)
+
+
+@shared_task(concurrency=2)
+def two_at_once(key, seconds=0.0):
+    time.sleep(seconds)
+    Effect.objects.create(key=key, pid=os.getpid())
+
+
+@shared_task(concurrency=1, limit_key="{customer}")
+def one_of_a_customer(customer, key=""):
+    Effect.objects.create(key=f"{customer}{key}", pid=os.getpid())
+
+
+@shared_task(rate="5/s")
+def five_a_second(key):
+    Effect.objects.create(key=key, pid=os.getpid())
+
+
+@shared_task(rate_limit="6/m")
+def six_a_minute(key):
+    Effect.objects.create(key=key, pid=os.getpid())
+
+
+@shared_task(atomic=False, concurrency=3)
+def three_at_once(key, seconds=0.05):
+    """Not in one transaction, so that on SQLite bodies run side by side."""
+    time.sleep(seconds)

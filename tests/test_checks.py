@@ -322,17 +322,6 @@ def test_processes_that_are_not_forked_matter_to_prefork_only():
     assert checks.for_worker(threads) == []
 
 
-def test_tasks_with_a_rate_limit():
-    own = app()
-    own.task(name="t.slow", rate_limit="10/m")(body)
-    own.task(name="t.fast")(body)
-    own.task(name="t.stock", base=celery.Task, rate_limit="10/m")(body)
-    [message] = checks.for_worker(worker(own))
-    assert (message.id, "yet: t.slow." in message.msg) == ("jobs.E014", True)
-    own.conf.worker_disable_rate_limits = True
-    assert checks.for_worker(worker(own)) == []
-
-
 def test_a_mysql_that_cannot_skip_locked_rows(monkeypatch):
     monkeypatch.setattr(connections["default"], "vendor", "mysql")
     for can, expected in ((True, []), (False, ["jobs.E015"])):

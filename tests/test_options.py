@@ -112,7 +112,8 @@ def test_each_option_of_celery_and_of_known_packages_may_be_declared(declare, na
     values = {"autoretry_for": (OSError,), "dont_autoretry_for": (OSError,), "throws": (OSError,), "retry_kwargs": {}}
     values |= {"unique_until": "finished", "on_ambiguous": "park", "atomic": True, "catch_up": True}
     values |= {"typing": True, "unique": "k", "idempotency_key": "k", "lock": "k", "lock_ttl": 30}
-    more = {"unique": "k"} if name == "unique_for" else {}
+    values |= {"limit_key": "k"}
+    more = {"unique_for": {"unique": "k"}, "limit_key": {"concurrency": 1}}.get(name, {})
     declare(**{name: values.get(name, True if name == "retry_jitter" else 5)}, **more)
 
 
@@ -133,6 +134,11 @@ def test_each_option_of_celery_and_of_known_packages_may_be_declared(declare, na
         ({"retry_backoff": "yes"}, "must be True, False, or a number of seconds"),
         ({"default_retry_delay": "1m"}, "must be a number of seconds"),
         ({"time_limit": "60"}, "time_limit='60' must be a number of seconds"),
+        ({"concurrency": "3"}, "concurrency='3' must be a whole number"),
+        ({"concurrency": 0}, "concurrency=0 must be a whole number from 1"),
+        ({"rate": "100 a minute"}, "rate='100 a minute' must be a number and its time"),
+        ({"rate_limit": "often"}, "rate='often' must be a number and its time"),
+        ({"limit_key": "{key}"}, "limit_key= needs concurrency= or rate="),
     ],
 )
 def test_a_value_that_cannot_work_is_told_where_it_is_declared(declare, options, text):

@@ -9,6 +9,7 @@ import datetime
 import re
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import kombu
@@ -289,6 +290,10 @@ def adopt(task: str, request: Any, args: Any, kwargs: Any) -> None:
         root=None if root == key else root,
         made_at=timezone.now(),
     )
+    if (known := app.tasks.get(task) if app is not None else None) is not None:
+        # Of arguments that do not fit the run will say so.
+        with suppress(Exception):
+            job.limit_key = known.limit_key_of(job)
     reach("before_adopt")
     Job.objects.using(databases.job_alias()).bulk_create([job], ignore_conflicts=True)
     reach("after_adopt")

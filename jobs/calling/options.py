@@ -16,6 +16,7 @@ import kombu
 
 from jobs.calling.ticks import is_schedule
 from jobs.conf import TASK_OPTIONS, conf, did_you_mean
+from jobs.conf.rates import RATE
 
 #: Accepted by ``apply_async`` because groups, beat, retries and eager calls pass them, and not kept: a job does not
 #: travel.
@@ -97,6 +98,8 @@ RULES_OF_A_TASK: dict[str, Rule] = {
     "lock_ttl": SECONDS,
     "every": ("seconds, a timedelta, a crontab, or another schedule of Celery's", is_schedule),
     "catch_up": BOOL,
+    "concurrency": WHOLE,
+    "rate": (RATE, _is(str, int, float)),
     "autoretry_for": EXCEPTIONS,
     "dont_autoretry_for": EXCEPTIONS,
     "throws": EXCEPTIONS,

@@ -156,7 +156,19 @@ def _hook(using: str) -> AfterCommit | None:
 
 _ALWAYS = ("id", "task", "queue", "args")
 #: What a call may say beside that, and what it says only if it is not the default.
-_SAID = ("kwargs", "options", "rank", "retries", "parent_id", "root", "made_at", "expires_at", "marker_key", "batch_id")
+_SAID = (
+    "kwargs",
+    "options",
+    "rank",
+    "retries",
+    "parent_id",
+    "root",
+    "made_at",
+    "expires_at",
+    "marker_key",
+    "batch_id",
+    "limit_key",
+)
 _COLUMNS = (*_ALWAYS, *_SAID, "priority", "state", "run_at")
 _JSON = frozenset({"args", "kwargs", "options"})
 #: How an INSERT begins and ends that does nothing if the row is there.

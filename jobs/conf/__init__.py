@@ -14,6 +14,8 @@ from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
+from jobs.conf.rates import limit_of
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -32,6 +34,9 @@ class Settings:
     #: Options of ours for tasks whose code is not yours, by name or pattern: ``{"post_office.*": {"atomic": False}}``.
     #: All patterns that match a task apply, in this order: a later one wins, and each wins over the task's code.
     TASKS: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    #: Limits of queues, over all workers: how many of a queue's jobs run at once, and how many start in a time:
+    #: ``{"mail": {"concurrency": 3, "rate": "100/m"}}``. What somebody sets by hand (``manage.py jobs limit``) wins.
+    QUEUES: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     #: Options of a task, or of a call, that other code reads: ``["tenant"]``. Without it an option that nobody knows is
     #: taken for a typo, and raises.
     TASK_OPTIONS: Sequence[str] = ()
@@ -112,6 +117,7 @@ class Settings:
 #: The options of a task that are ours (see :class:`jobs.Task`).
 TASK_OPTIONS = """
 atomic max_crashes idempotency_key unique unique_until unique_for lock lock_ttl on_ambiguous every catch_up
+concurrency rate limit_key
 """.split()
 
 #: What a key that is no number must be, unless it may be None and is: what its text is like, and how to say it.
@@ -146,6 +152,8 @@ def problems() -> list[str]:
                 found.append(f"{must} a list of times above 0 (in seconds, or timedeltas), or None, not {value!r}.")
         elif name == "TASKS":
             found.extend(_problems_of_tasks(value))
+        elif name == "QUEUES":
+            found.extend(_problems_of_queues(value))
         elif name in RULES:
             pattern, rule = RULES[name]
             if not isinstance(value, str) or not re.fullmatch(pattern, value, re.DOTALL):
@@ -184,6 +192,21 @@ def _problems_of_tasks(given: Any) -> Iterator[str]:
             if name not in TASK_OPTIONS:
                 close, known = did_you_mean(str(name), TASK_OPTIONS), ", ".join(TASK_OPTIONS)
                 yield f"JOBS['TASKS'][{pattern!r}] has no option {name!r}{close} The options are {known}."
+
+
+def _problems_of_queues(given: Any) -> Iterator[str]:
+    if not isinstance(given, Mapping) or not all(isinstance(options, Mapping) for options in given.values()):
+        yield f"JOBS['QUEUES'] must be a dict of dicts, {{'mail': {{'concurrency': 3}}}}, not {given!r}."
+        return
+    for queue, options in given.items():
+        where, known = f"JOBS['QUEUES'][{queue!r}]", ("concurrency", "rate")
+        if odd := [str(name) for name in options if name not in known]:
+            yield f"{where} has no option {odd[0]!r}{did_you_mean(odd[0], known)} The options are {', '.join(known)}."
+            continue
+        try:
+            limit_of(**options)
+        except ValueError as exc:
+            yield f"{where}: {exc}."
 
 
 #: Tasks of this app (``jobs.tasks``).

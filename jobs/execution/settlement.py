@@ -116,7 +116,7 @@ def _retry(run: Run, error: dict[str, Any]) -> bool:
     """The last that ``retry()`` sent is this job again; each other one becomes a job of its own, together with it."""
     job, (*others, planned) = run.job, run.planned
     run_at = planned.run_at if planned.state == State.SCHEDULED else None
-    kept = ("args", "kwargs", "options", "queue", "priority", "rank", "expires_at", "marker_key")
+    kept = ("args", "kwargs", "options", "queue", "priority", "rank", "expires_at", "marker_key", "limit_key")
     changes = {name: getattr(planned, name) for name in kept}
     if (said := job.options.get("task_id")) is not None:
         planned.options["task_id"] = said

@@ -94,6 +94,12 @@ def joined(parts: tuple[Any, ...], what: str) -> str:
     return checked(":".join(str(part).replace("\\", "\\\\").replace(":", "\\:") for part in parts), what)
 
 
+def named(task: str, key: str | None) -> str:
+    """The key of a task's limit: the task's own name, or with a key one for each; a hash where it is too long."""
+    text = task if key is None else f"{task}:{key}"
+    return text if len(text) <= MAX_KEY else f"{text[: MAX_KEY - 65]}:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
 def checked(key: Any, what: str) -> str:
     """The key, if every store can keep it; ``TypeError`` if it is no text, ``ValueError`` if empty or too long."""
     if not isinstance(key, str):

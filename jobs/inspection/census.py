@@ -15,10 +15,10 @@ from django.utils.translation import gettext, ngettext
 
 from jobs.conf import conf
 from jobs.database import databases
-from jobs.inspection import schedules
+from jobs.inspection import limits, schedules
 from jobs.inspection.times import duration
 from jobs.lifecycle.queues import paused as paused_queues
-from jobs.models import ENDED, LIVE, Job, Node, State
+from jobs.models import CLAIMABLE, ENDED, HELD, LIVE, Job, Node, State
 from jobs.operations import instance
 
 #: Nobody counts further: of a long backlog it matters that it is long.
@@ -70,11 +70,12 @@ def late_after() -> float:
 #: The first of the ready jobs of each queue and rank, found by steps through their index: never by reading all of them.
 _HEADS = """
 WITH RECURSIVE head(id) AS (
-    SELECT (SELECT id FROM jobs_job WHERE state = 'ready' ORDER BY queue, rank, run_at, id LIMIT 1)
+    SELECT (SELECT id FROM jobs_job WHERE state = 'ready' AND held IS NULL ORDER BY queue, rank, run_at, id LIMIT 1)
     UNION ALL
     SELECT (
         SELECT following.id FROM jobs_job AS following
-        WHERE following.state = 'ready' AND (following.queue, following.rank) > (job.queue, job.rank)
+        WHERE following.state = 'ready' AND following.held IS NULL
+          AND (following.queue, following.rank) > (job.queue, job.rank)
         ORDER BY following.queue, following.rank, following.run_at, following.id LIMIT 1
     )
     FROM head JOIN jobs_job AS job ON job.id = head.id
@@ -82,7 +83,7 @@ WITH RECURSIVE head(id) AS (
 SELECT job.id, (
     SELECT count(*) FROM (
         SELECT 1 FROM jobs_job AS ready
-        WHERE ready.state = 'ready' AND ready.queue = job.queue AND ready.rank = job.rank
+        WHERE ready.state = 'ready' AND ready.held IS NULL AND ready.queue = job.queue AND ready.rank = job.rank
         ORDER BY ready.queue, ready.rank, ready.run_at, ready.id LIMIT %s
     ) AS counted
 )
@@ -103,7 +104,7 @@ def heads(using: str) -> list[Head]:
 
 def in_line(using: str) -> QuerySet[Job]:
     """The ready jobs in the order in which they are claimed; so the planner takes their index, even to count a few."""
-    return Job.objects.using(using).filter(state=State.READY).order_by("queue", "rank", "run_at", "pk")
+    return Job.objects.using(using).filter(CLAIMABLE).order_by("queue", "rank", "run_at", "pk")
 
 
 def ready(queue: str) -> str:
@@ -147,6 +148,11 @@ def gather(live: bool) -> dict[str, Any]:
             queue["ready"] += head.number
             queue["oldest_ready_seconds"] = max(queue["oldest_ready_seconds"] or 0.0, head.seconds)
             queue["capped"] |= head.number >= MOST
+        # Those that wait for their limit are ready, and no claim looks at them.
+        held = rows.filter(HELD).order_by("queue", "id").values_list("queue", flat=True)[:MOST]
+        for name, count in Counter(held).items():
+            queues[name]["ready"] += count
+            queues[name]["capped"] |= len(held) >= MOST
         first = list(scheduled(alias).values_list("queue", "age", "task", "error__type")[:MOST])
         for name, count in Counter(name for name, *_ in first).items():
             queues[name]["scheduled"] += count
@@ -178,6 +184,7 @@ def gather(live: bool) -> dict[str, Any]:
         "due": {"count": len(late), "lag_seconds": round(max(late, default=0.0), 3)},
         "unknown_tasks": dict(unknown),
         "schedules": schedules.gather(any(node["takes_jobs"] for node in listed)),
+        "limits": limits.usage(),
     }
 
 
@@ -215,8 +222,15 @@ def _seconds(age: Any) -> float:
     return round(max(0.0, age.total_seconds()), 3)
 
 
+def _is_limited(queue: str) -> bool:
+    """Whether a limit keeps the first of the queue's ready jobs."""
+    known = limits.in_force()
+    first = [in_line(alias).filter(queue=queue).first() for alias in conf().DATABASES] if known.concern(queue) else []
+    return any(job is not None and limits.keeps(job, known) is not None for job in first)
+
+
 #: Remarks about what somebody wanted, or what is only much.
-NO_FAULT = ("paused", "busy", "beat")
+NO_FAULT = ("paused", "busy", "beat", "limited")
 
 
 def remarks(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -233,7 +247,7 @@ def remarks(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
         if queue["paused"]:
             yield "paused", gettext("%(queue)s: is paused; manage.py jobs resume %(queue)s") % {"queue": name}
             continue
-        if waited is None or waited < late_after():
+        if waited is None or waited < late_after() or _is_limited(name):
             continue
         kind = "starving"
         if not workers:
@@ -256,6 +270,8 @@ def remarks(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
                 workers,
             )
         yield kind, says % {"queue": name, "time": duration(waited), "workers": workers, "running": queue["running"]}
+    for text in limits.remarks(found["limits"]):
+        yield "limited", text
     due = found["due"]
     if due["lag_seconds"] > late_after():
         says = ngettext(

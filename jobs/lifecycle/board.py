@@ -19,10 +19,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-#: Where the queues that the worker consumes begin, as JSON, and how long that may be; then the processes of the slots.
-#: These stand side by side: to look who is there is one step.
-_QUEUES, _QUEUES_MOST = 80, 1 << 16
-_PIDS = _QUEUES + _QUEUES_MOST
+#: Where the queues that the worker consumes begin, as JSON, and how long that may be; the same of the limits that were
+#: set by hand; then the processes of the slots. These stand side by side: to look who is there is one step.
+_TEXTS, _TEXT_MOST = 96, 1 << 16
+_PIDS = _TEXTS + 2 * _TEXT_MOST
 
 #: Phase, lease, token of the row, token of its claim, began, soft limit, hard limit, job; then what people read.
 _SLOT = struct.Struct("<qqqqddd16s")
@@ -88,6 +88,33 @@ def _shared(kind: str, offset: int) -> Any:
     return property(read, write)
 
 
+def _document(number: int, at: int, default: Any) -> Any:
+    """A JSON value that one process writes and all others read. Where it begins to be said is a version, which is odd
+    while it is written, and its length.
+    """
+    version, length = _shared("q", at), _shared("q", at + 8)
+    begin = _TEXTS + number * _TEXT_MOST
+
+    def read(board: Board) -> Any:
+        while (now := version.fget(board)) != board._known.get(number, (0,))[0]:
+            text = board._memory[begin : begin + length.fget(board)]
+            # Race: the other process may be writing.
+            if now == version.fget(board) and now % 2 == 0:
+                board._known[number] = now, json.loads(text)
+            else:
+                time.sleep(0.001)
+        return board._known.get(number, (0, default))[1]
+
+    def write(board: Board, value: Any) -> None:
+        text = json.dumps(value).encode()[:_TEXT_MOST]
+        version.fset(board, version.fget(board) + 1)
+        length.fset(board, len(text))
+        board._memory[begin : begin + len(text)] = text
+        version.fset(board, version.fget(board) + 1)
+
+    return property(read, write)
+
+
 def _since(at: float) -> float | None:
     return time.monotonic() - at if at else None
 
@@ -102,12 +129,16 @@ class Board:
     wants_events = _shared("?", 41)
     #: Whether the worker was told to claim nothing more, and to finish what it runs.
     is_quiet = _shared("?", 42)
+    #: Whether jobs are held back somewhere (``lifecycle.limited``).
+    holds = _shared("?", 43)
     #: How many claims of this node found something, roughly.
     finds = _shared("q", 48)
     #: Until when somebody waits for results, and is told of each end; on the machine's monotonic clock.
     answers_until = _shared("d", 72)
-    #: Changes with the queues, and is odd while they are written.
-    _queues_version, _queues_length = _shared("q", 56), _shared("q", 64)
+    #: The queues that the worker consumes.
+    _queues: Any = _document(0, 56, [])
+    #: What was set by hand (``lifecycle.limits``), as the companion read it last.
+    limits: Any = _document(1, 80, {})
 
     #: Seconds since the node's last beat was written; 0 where nobody beats (outside of a worker).
     silence = property(lambda board: _since(board._beat_at) or 0.0)
@@ -120,9 +151,8 @@ class Board:
         self._memory = mmap.mmap(-1, _HEADER + SLOTS * _SIZE)
         self._pids = memoryview(self._memory)[_PIDS:_HEADER].cast("q")
         self._lock = threading.Lock()
-        #: The queues as this process has read them, and their version.
-        self._known_queues: list[str] = []
-        self._known_version = 0
+        #: The documents as this process has read them: the version and the value of each.
+        self._known: dict[int, tuple[int, Any]] = {}
 
     @property
     def node(self) -> uuid.UUID:
@@ -150,22 +180,11 @@ class Board:
     @property
     def queues(self) -> list[str]:
         """The queues that the worker consumes."""
-        while (version := self._queues_version) != self._known_version:
-            text = self._memory[_QUEUES : _QUEUES + self._queues_length]
-            # Race: the main process may be writing.
-            if version == self._queues_version and version % 2 == 0:
-                self._known_queues, self._known_version = json.loads(text), version
-            else:
-                time.sleep(0.001)
-        return self._known_queues
+        return list(self._queues)
 
     @queues.setter
     def queues(self, names: list[str]) -> None:
-        text = json.dumps(sorted(names)).encode()[:_QUEUES_MOST]
-        self._queues_version += 1
-        self._queues_length = len(text)
-        self._memory[_QUEUES : _QUEUES + len(text)] = text
-        self._queues_version += 1
+        self._queues = sorted(names)
 
     def take(self) -> Slot:
         """A slot for this process, or for a thread of it. A dead process keeps its own until it was settled."""

@@ -41,17 +41,17 @@ PLACE = attrgetter("rank", "run_at", "pk")
 COLUMNS = (
     "id task args kwargs options queue priority rank state run_at expires_at made_at lease token node_id "
     "backend retries crashes node_losses snoozes started_at parent_id root marker_key unique_key "
-    "unique_until unique_expires_at batch_id"
+    "unique_until unique_expires_at batch_id limit_key"
 ).split()
 
 _CLAIM = """
 UPDATE jobs_job
 SET state = 'running', lease = lease + 1, token = %(token)s, node_id = %(node)s, backend = %(backend)s,
-    started_at = statement_timestamp()
+    started_at = statement_timestamp(), limit_place = NULL, queue_place = NULL
 FROM (SELECT set_config('synchronous_commit', 'off', true)) AS unsynced
 WHERE id = ANY (ARRAY(
     SELECT id FROM jobs_job
-    WHERE state = 'ready' AND queue = {queue} {after}
+    WHERE state = 'ready' AND held IS NULL AND queue = {queue} {after} {without}
       AND (expires_at IS NULL OR expires_at > statement_timestamp())
       AND EXISTS (SELECT 1 FROM jobs_node WHERE id = %(node)s AND dead_at IS NULL)
       AND NOT EXISTS (SELECT 1 FROM jobs_pause WHERE queue = {queue})
@@ -65,6 +65,9 @@ RETURNING {columns}
 #: Behind the row that this process claimed last. The rows before it are gone, but their index entries stay as long as
 #: somebody keeps an old transaction open, and a claim would step over all of them.
 _AFTER = "AND (rank, run_at, id) > (%(rank)s::smallint, %(run_at)s::timestamptz, %(id)s::uuid)"
+
+#: Those whose limits another claim heeds (``lifecycle.limited``).
+_WITHOUT = "AND task <> ALL (%(without)s)"
 
 #: The row of a run, by its key. The state is written so that the planner does not take the index of all that runs.
 _OWNED = "state || '' = 'running'"
@@ -103,8 +106,18 @@ class Claimer:
         self._after: dict[tuple[str, str], tuple[Any, ...]] = {}
         self._look_at: dict[tuple[str, str], float] = {}
 
-    def claim(self, using: str, queue: str, node: uuid.UUID, limit: int, token: int | None = None) -> list[Job]:
+    def claim(
+        self,
+        using: str,
+        queue: str,
+        node: uuid.UUID,
+        limit: int,
+        token: int | None = None,
+        without: Sequence[str] = (),
+    ) -> list[Job]:
         """Move up to ``limit`` jobs of the queue to ``running``, with one fresh token and the next lease each.
+
+        Jobs of the tasks ``without`` which it claims stay where they are.
 
         A node that was declared dead claims nothing. An expired row is not claimed, and no row of a paused queue.
         The answer is in the order of the queue; it is empty if others are about to have what there is.
@@ -113,15 +126,16 @@ class Claimer:
         token = token or new_token()
         vendor = connections[using].vendor
         if vendor != "postgresql":
-            return (_claim_sqlite if vendor == "sqlite" else _claim_anywhere)(using, queue, node, size, token)
+            claim = _claim_sqlite if vendor == "sqlite" else _claim_anywhere
+            return claim(using, queue, node, size, token, without)
         place = (using, queue)
         after = self._after.pop(place, None)
         rows: list[Job] = []
         if after is not None and time.monotonic() < self._look_at.get(place, 0.0):
-            rows = _claim(using, queue, node, size, token, after)
+            rows = _claim(using, queue, node, size, token, without, after)
         if not rows:
             began = time.monotonic()
-            rows = _claim(using, queue, node, size, token)
+            rows = _claim(using, queue, node, size, token, without)
             took = time.monotonic() - began
             self._look_at[place] = time.monotonic() + (RARELY * took if took > SLOW_LOOK else LOOK)
         if rows:
@@ -129,12 +143,25 @@ class Claimer:
         return rows
 
 
-def _claim(using: str, queue: str, node: uuid.UUID, limit: int, token: int, after: tuple[Any, ...] = ()) -> list[Job]:
+def _claim(
+    using: str,
+    queue: str,
+    node: uuid.UUID,
+    limit: int,
+    token: int,
+    without: Sequence[str],
+    after: tuple[Any, ...] = (),
+) -> list[Job]:
     session = session_of(using)
-    values = {"node": node, "token": token, "backend": session.backend}
+    values = {"node": node, "token": token, "backend": session.backend, "without": list(without)}
     if after:
         values |= dict(zip(("rank", "run_at", "id"), after, strict=True))
-    rows = session.fetch(_claim_statement(queue, limit, bool(after)), values)
+    rows = session.fetch(_claim_statement(queue, limit, bool(after), bool(without)), values)
+    return jobs_of(rows, using)
+
+
+def jobs_of(rows: Iterable[Sequence[Any]], using: str) -> list[Job]:
+    """What a claim returned, in the order of the queue."""
     return sorted((Job.of(_decoded(row), using) for row in rows), key=PLACE)
 
 
@@ -145,11 +172,11 @@ def _decoded(row: Sequence[Any]) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=1000)
-def _claim_statement(queue: str, limit: int, is_after: bool) -> str:
+def _claim_statement(queue: str, limit: int, is_after: bool, is_without: bool) -> str:
     """The queue and the limit stand in it as they are: so the planner takes the index, whatever it knows."""
     literal = "'" + queue.replace("'", "''").replace("%", "%%") + "'"
-    after = _AFTER if is_after else ""
-    return _CLAIM.format(queue=literal, limit=limit, after=after, columns=", ".join(COLUMNS))
+    after, without = _AFTER if is_after else "", _WITHOUT if is_without else ""
+    return _CLAIM.format(queue=literal, limit=limit, after=after, without=without, columns=", ".join(COLUMNS))
 
 
 #: SQLite's clock, in milliseconds, as Django writes it.
@@ -157,14 +184,15 @@ _NOW = "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')"
 
 _READY_SQLITE = f"""
 FROM jobs_job
-WHERE state = 'ready' AND queue = %s AND (expires_at IS NULL OR expires_at > {_NOW})
+WHERE state = 'ready' AND held IS NULL AND queue = %s AND (expires_at IS NULL OR expires_at > {_NOW})
   AND EXISTS (SELECT 1 FROM jobs_node WHERE id = %s AND dead_at IS NULL)
-  AND NOT EXISTS (SELECT 1 FROM jobs_pause WHERE queue = %s)
+  AND NOT EXISTS (SELECT 1 FROM jobs_pause WHERE queue = %s) AND task NOT IN ({{without}})
 """
 
 _CLAIM_SQLITE = f"""
 UPDATE jobs_job
-SET state = 'running', lease = lease + 1, token = %s, node_id = %s, backend = NULL, started_at = {_NOW}
+SET state = 'running', lease = lease + 1, token = %s, node_id = %s, backend = NULL, started_at = {_NOW},
+    limit_place = NULL, queue_place = NULL
 WHERE id IN (SELECT id {_READY_SQLITE} ORDER BY rank, run_at, id LIMIT %s)
 RETURNING {", ".join(COLUMNS)}
 """
@@ -176,13 +204,16 @@ WHERE id = %s AND state = 'running' AND lease = %s AND token = %s
 """
 
 
-def _claim_sqlite(using: str, queue: str, node: uuid.UUID, limit: int, token: int) -> list[Job]:
+def _claim_sqlite(using: str, queue: str, node: uuid.UUID, limit: int, token: int, without: Sequence[str]) -> list[Job]:
+    names = ", ".join(["%s"] * len(without))
     with connections[using].cursor() as cursor:
-        ready = (queue, node.hex, queue)
+        ready = (queue, node.hex, queue, *without)
         # Without the write lock: most looks find nothing.
-        if cursor.execute(f"SELECT 1 {_READY_SQLITE} LIMIT 1", ready).fetchone() is None:
+        look = f"SELECT 1 {_READY_SQLITE} LIMIT 1".format(without=names)
+        if cursor.execute(look, ready).fetchone() is None:
             return []
-        rows = cursor.execute(_CLAIM_SQLITE, (token, node.hex, *ready, limit)).fetchall()
+        sql = _CLAIM_SQLITE.format(without=names)
+        rows = cursor.execute(sql, (token, node.hex, *ready, limit)).fetchall()
     return sorted((Job.of(_decoded_sqlite(row), using) for row in rows), key=PLACE)
 
 
@@ -199,7 +230,9 @@ def _decoded_sqlite(row: Sequence[Any]) -> dict[str, Any]:
     return values
 
 
-def _claim_anywhere(using: str, queue: str, node: uuid.UUID, limit: int, token: int) -> list[Job]:
+def _claim_anywhere(
+    using: str, queue: str, node: uuid.UUID, limit: int, token: int, without: Sequence[str]
+) -> list[Job]:
     """As SQL that every database knows."""
     rows = Job.objects.using(using)
     ready = rows.filter(
@@ -207,15 +240,24 @@ def _claim_anywhere(using: str, queue: str, node: uuid.UUID, limit: int, token: 
         Exists(Node.objects.using(using).filter(pk=node, dead_at=None)),
         ~Exists(Pause.objects.using(using).filter(pk=queue)),
         state=State.READY,
+        held=None,
         queue=queue,
-    ).order_by("rank", "run_at", "id")
+    ).exclude(task__in=without)
+    ready = ready.order_by("rank", "run_at", "id")
     # Without the write lock: most looks find nothing.
     if not ready.values_list("pk")[:1]:
         return []
     with transaction.atomic(using=using):
         ids = list(databases.free(ready).values_list("pk", flat=True)[:limit])
         rows.filter(pk__in=ids).update(
-            state=State.RUNNING, lease=F("lease") + 1, token=token, node=node, backend=None, started_at=Now()
+            state=State.RUNNING,
+            lease=F("lease") + 1,
+            token=token,
+            node=node,
+            backend=None,
+            started_at=Now(),
+            limit_place=None,
+            queue_place=None,
         )
         return list(rows.filter(pk__in=ids).order_by("rank", "run_at", "id"))
 

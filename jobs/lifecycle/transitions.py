@@ -68,6 +68,7 @@ def _waiting(run_at: Any) -> dict[str, Any]:
         "run_at": Now() if run_at is None else run_at,
         # A later claim by an older release does not set it. Rescue would then end the process of the earlier claim.
         "backend": None,
+        "held": None,
     }
 
 
@@ -322,7 +323,7 @@ def postpone_unknown(job: Job, seconds: float, limit: int) -> int:
     with transaction.atomic(using=using):
         ids = list(databases.free(ready.order_by("rank", "run_at", "id")).values_list("pk", flat=True)[:limit])
         rows = Job.objects.using(using).filter(pk__in=ids)
-        return done + rows.update(state=State.SCHEDULED, run_at=now_plus(seconds), error=error)
+        return done + rows.update(state=State.SCHEDULED, held=None, run_at=now_plus(seconds), error=error)
 
 
 def is_known_elsewhere(job: Job) -> bool:
@@ -343,7 +344,7 @@ def make_due(using: str, limit: int, order: str = "run_at", at: Any = None) -> l
         return []
     with transaction.atomic(using=using):
         rows = dict(databases.free(late).values_list("pk", "queue")[:limit])
-        Job.objects.using(using).filter(pk__in=rows).update(state=State.READY)
+        Job.objects.using(using).filter(pk__in=rows).update(state=State.READY, held=None)
     return list(rows.values())
 
 

@@ -10,7 +10,7 @@ from django.db import connections
 from jobs.calling import batches
 from jobs.conf import conf
 from jobs.database import databases
-from jobs.lifecycle import transitions
+from jobs.lifecycle import limited, transitions
 from jobs.lifecycle.board import board
 from jobs.lifecycle.ring import bell, ring
 
@@ -29,12 +29,15 @@ SELECT (SELECT 1 FROM jobs_job WHERE state = 'scheduled' AND run_at <= {now} ORD
         ORDER BY expires_at LIMIT 1) IS NOT NULL,
        EXISTS (SELECT 1 FROM jobs_cancellation),
        EXISTS (SELECT 1 FROM jobs_batch WHERE ended_at IS NULL),
+       EXISTS (SELECT 1 FROM jobs_limit),
+       EXISTS (SELECT 1 FROM jobs_gate WHERE look_at IS NOT NULL),
+       (SELECT 1 FROM jobs_gate WHERE look_at <= {epoch} ORDER BY look_at LIMIT 1) IS NOT NULL,
        {ready}
 """
 
 #: Whether a job waits in a queue; by the index that the claim uses.
 _READY = """(
-    SELECT 1 FROM jobs_job WHERE state = 'ready' AND queue = %s
+    SELECT 1 FROM jobs_job WHERE state = 'ready' AND held IS NULL AND queue = %s
     AND NOT EXISTS (SELECT 1 FROM jobs_pause WHERE queue = %s)
     ORDER BY rank, run_at, id LIMIT 1
 ) IS NOT NULL"""
@@ -43,12 +46,19 @@ _READY = """(
 def tick() -> dict[str, int]:
     """Do what is due, and wake a process if there is work that no ring told of. All workers do it side by side."""
     done = {"due": 0, "expired": 0, "cancelled": 0, "batches": 0}
-    databases.everywhere(partial(_tick, done=done))
+    held: list[bool] = []
+    databases.everywhere(partial(_tick, done=done, held=held))
+    board.holds = any(held)
     return done
 
 
-def _tick(using: str, done: dict[str, int]) -> None:
-    is_due, is_late, is_asked, is_open, is_ready = _look(using, _LOOK, board.queues)
+def _tick(using: str, done: dict[str, int], held: list[bool]) -> None:
+    is_due, is_late, is_asked, is_open, is_limited, holds, may_open, is_ready = _look(using, _LOOK, board.queues)
+    if using == databases.home() and (is_limited or board.limits):
+        limited.publish()
+    held.append(holds)
+    # Also if jobs are held back, of which one can be let in, perhaps.
+    is_ready |= may_open
     if is_ready:
         bell.ring()
     if is_late:
@@ -91,4 +101,5 @@ def _look(using: str, sql: str, queues: list[str]) -> tuple[Any, ...]:
     now = "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')" if connections[using].vendor == "sqlite" else "CURRENT_TIMESTAMP"
     ready = " OR ".join([_READY] * len(queues)) or "1 = 0"
     names = [name for queue in queues for name in (queue, queue)]
-    return tuple(databases.ask(using, sql.format(now=now, ready=ready), *names)[0])
+    epoch = databases.EPOCH_NOW[connections[using].vendor]
+    return tuple(databases.ask(using, sql.format(now=now, epoch=epoch, ready=ready), *names)[0])

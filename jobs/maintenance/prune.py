@@ -17,7 +17,7 @@ from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.database import databases
 from jobs.idempotency import locks, markers
-from jobs.lifecycle import orders
+from jobs.lifecycle import limited, orders
 from jobs.lifecycle.transitions import now_plus
 from jobs.maintenance import is_eldest
 from jobs.models import ENDED, LIVE, Action, Batch, Job, Marker, Node, State
@@ -72,6 +72,7 @@ class Prune:
         running = Job.objects.using(using).filter(state=State.RUNNING, node=OuterRef("pk"))
         chords.prune(using, conf().BATCH)
         batches.prune(using)
+        limited.prune_gates(using)
         old = Node.objects.using(using).filter(~Exists(running), dead_at__lt=now_plus(-NODE_RETENTION))
         done["nodes"] += old._raw_delete(using)
 

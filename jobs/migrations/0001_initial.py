@@ -88,6 +88,10 @@ class Migration(migrations.Migration):
                 ('unique_until', models.CharField(max_length=8, null=True, verbose_name='unique until')),
                 ('cursor', jobs.models.fields.Typed(null=True, verbose_name='cursor')),
                 ('unique_expires_at', models.DateTimeField(null=True, verbose_name='unique until time')),
+                ('held', models.BooleanField(null=True, verbose_name='held back')),
+                ('limit_key', models.CharField(max_length=255, null=True, verbose_name='limit')),
+                ('limit_place', models.SmallIntegerField(null=True)),
+                ('queue_place', models.SmallIntegerField(null=True)),
             ],
             options={
                 'verbose_name': 'job',
@@ -291,7 +295,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name='job',
-            index=models.Index(condition=models.Q(('state', 'ready')), fields=['queue', 'rank', 'run_at', 'id'], name='jobs_job_ready'),
+            index=models.Index(condition=models.Q(('held__isnull', True), ('state', 'ready')), fields=['queue', 'rank', 'run_at', 'id'], name='jobs_job_ready'),
         ),
         migrations.AddIndex(
             model_name='job',
@@ -442,5 +446,56 @@ class Migration(migrations.Migration):
         migrations.AddIndex(
             model_name='job',
             index=models.Index(condition=models.Q(('batch__isnull', False)), fields=['batch', 'state'], name='jobs_job_batch'),
+        ),
+        migrations.CreateModel(
+            name='Gate',
+            fields=[
+                ('key', models.CharField(max_length=300, primary_key=True, serialize=False)),
+                ('last_at', models.FloatField(db_default=0, default=0)),
+                ('next_at', models.FloatField(db_default=0, default=0)),
+                ('look_at', models.FloatField(null=True)),
+            ],
+            options={
+                'db_table': 'jobs_gate',
+            },
+        ),
+        migrations.CreateModel(
+            name='Limit',
+            fields=[
+                ('name', models.CharField(max_length=300, primary_key=True, serialize=False, verbose_name='name')),
+                ('concurrency', models.PositiveSmallIntegerField(null=True, verbose_name='at once')),
+                ('rate', models.CharField(max_length=32, null=True, verbose_name='rate')),
+                ('at', models.DateTimeField(default=django.db.models.functions.datetime.Now, verbose_name='set at')),
+                ('by', models.CharField(default='', max_length=150, verbose_name='set by')),
+            ],
+            options={
+                'verbose_name': 'limit',
+                'verbose_name_plural': 'limits',
+                'db_table': 'jobs_limit',
+            },
+        ),
+        migrations.AddIndex(
+            model_name='job',
+            index=models.Index(condition=models.Q(('limit_key__isnull', False), ('state', 'ready')), fields=['limit_key', 'queue', 'rank', 'run_at', 'id'], name='jobs_job_line'),
+        ),
+        migrations.AddIndex(
+            model_name='job',
+            index=models.Index(condition=models.Q(('held__isnull', False), ('state', 'ready')), fields=['queue', 'id'], name='jobs_job_held'),
+        ),
+        migrations.AddConstraint(
+            model_name='job',
+            constraint=models.UniqueConstraint(condition=models.Q(('limit_place__isnull', False), ('state', 'running')), fields=('limit_key', 'limit_place'), name='jobs_job_place'),
+        ),
+        migrations.AddConstraint(
+            model_name='job',
+            constraint=models.UniqueConstraint(condition=models.Q(('queue_place__isnull', False), ('state', 'running')), fields=('queue', 'queue_place'), name='jobs_job_queue_place'),
+        ),
+        migrations.AddIndex(
+            model_name='gate',
+            index=models.Index(condition=models.Q(('look_at__isnull', False)), fields=['look_at'], name='jobs_gate_look'),
+        ),
+        migrations.AddIndex(
+            model_name='gate',
+            index=models.Index(fields=['next_at'], name='jobs_gate_next'),
         ),
     ]

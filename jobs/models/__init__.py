@@ -137,6 +137,10 @@ UNIQUE = Q(unique_key__isnull=False) & (
     Q(state__in=("scheduled", "ready")) | Q(state="running", unique_until="finished")
 )
 EXPIRING = Q(state__in=("scheduled", "ready"), expires_at__isnull=False)
+CLAIMABLE, HELD = Q(state="ready", held__isnull=True), Q(state="ready", held__isnull=False)
+LINED = Q(state="ready", limit_key__isnull=False)
+PLACED = Q(state="running", limit_place__isnull=False)
+SEATED = Q(state="running", queue_place__isnull=False)
 OWNED = Q(node__isnull=False, token__isnull=False, started_at__isnull=False)
 FINISHED = Q(state__in=ENDED, finished_at__isnull=False) | (~Q(state__in=ENDED) & Q(finished_at__isnull=True))
 
@@ -202,6 +206,13 @@ class Job(models.Model):
     )
     #: Where the next run of a long body goes on (:meth:`save_cursor`); None: at the beginning.
     cursor = Typed(_("cursor"), null=True)
+    #: Which jobs share its task's limits (``concurrency=``, ``rate=``, ``limit_key=``): those of the same text.
+    limit_key = models.CharField(_("limit"), max_length=255, null=True)
+    #: Its limit is reached: claims do not look at it until it is let in (``jobs.lifecycle.limited``).
+    held = models.BooleanField(_("held back"), null=True)
+    #: While it runs: the numbers of its places among those of its limit, and of its queue. No two runs have the same.
+    limit_place = models.SmallIntegerField(null=True)
+    queue_place = models.SmallIntegerField(null=True)
     #: The span of the call, until its transaction is committed (``jobs.calling.tracing``).
     span: Any = None
     #: Whether the call is that of a signature whose id was fixed before (``Signature.freeze``).
@@ -223,12 +234,18 @@ class Job(models.Model):
             models.CheckConstraint(name="jobs_job_failed", condition=~Q(state="failed") | Q(error__isnull=False)),
             # PostgreSQL names it when it is violated; nobody else takes a second job of a key.
             models.UniqueConstraint(name="jobs_job_unique", fields=["unique_key"], condition=UNIQUE),
+            # The proof of a limit on what runs at once: a place is free when its run is over, however that ended.
+            models.UniqueConstraint(name="jobs_job_place", fields=["limit_key", "limit_place"], condition=PLACED),
+            models.UniqueConstraint(name="jobs_job_queue_place", fields=["queue", "queue_place"], condition=SEATED),
         ]
         indexes: ClassVar = [
             # Hot ones: live states only, so that history costs disk and not speed.
             models.Index(name="jobs_job_scheduled", fields=["run_at"], condition=Q(state="scheduled")),
             # The order in which jobs are claimed.
-            models.Index(name="jobs_job_ready", fields=["queue", "rank", "run_at", "id"], condition=Q(state="ready")),
+            models.Index(name="jobs_job_ready", fields=["queue", "rank", "run_at", "id"], condition=CLAIMABLE),
+            # The order within a limit: that in which its jobs are let in.
+            models.Index(name="jobs_job_line", fields=["limit_key", "queue", "rank", "run_at", "id"], condition=LINED),
+            models.Index(name="jobs_job_held", fields=["queue", "id"], condition=HELD),
             models.Index(name="jobs_job_expires", fields=["expires_at"], condition=EXPIRING),
             models.Index(name="jobs_job_running", fields=["node"], condition=Q(state="running")),
             # History, read by people and by prune: rows arrive at its right edge. By creation the key has it.
@@ -434,6 +451,48 @@ class Schedule(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+
+class Limit(models.Model):
+    """What somebody set by hand: it wins over the settings and the code (``jobs.lifecycle.limits``)."""
+
+    #: A task's name, or ``@`` and that of a queue.
+    name = models.CharField(_("name"), primary_key=True, max_length=300)
+    #: None: as the settings or the code say.
+    concurrency = models.PositiveSmallIntegerField(_("at once"), null=True)
+    rate = models.CharField(_("rate"), max_length=32, null=True)
+    at = models.DateTimeField(_("set at"), default=Now)
+    by = models.CharField(_("set by"), max_length=150, default="")
+
+    class Meta:
+        db_table = "jobs_limit"
+        verbose_name = _("limit")
+        verbose_name_plural = _("limits")
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Gate(models.Model):
+    """The state of one limit: when its rate lets the next job in, and whether jobs are held back at it.
+
+    Times are seconds since 1970 by the database's clock.
+    """
+
+    #: As ``Job.limit_key``; of a queue ``@`` and its name.
+    key = models.CharField(primary_key=True, max_length=300)
+    #: What the last start was counted from, and from when on the next one is: their distance is the rate's.
+    last_at = models.FloatField(default=0, db_default=0)
+    next_at = models.FloatField(default=0, db_default=0)
+    #: Jobs are held back: then somebody sees whether one can be let in.
+    look_at = models.FloatField(null=True)
+
+    class Meta:
+        db_table = "jobs_gate"
+        indexes: ClassVar = [
+            models.Index(name="jobs_gate_look", fields=["look_at"], condition=Q(look_at__isnull=False)),
+            models.Index(name="jobs_gate_next", fields=["next_at"]),
+        ]
 
 
 class Overview(Job):

@@ -31,7 +31,7 @@ from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.database import databases
 from jobs.database.databases import SideDatabase
-from jobs.lifecycle import orders, transitions
+from jobs.lifecycle import limits, orders, transitions
 from jobs.lifecycle.board import BODY, IDLE, Occupied, board, is_alive
 from jobs.maintenance import clock, rescue
 from jobs.maintenance.prune import Prune
@@ -133,9 +133,16 @@ class Companion:
 
         It never blocks, and never raises.
         """
+        self._tell([what, number])
+
+    def set_rate(self, task: str, rate: str) -> None:
+        """Have the rate of a task set by hand. It never blocks, and never raises."""
+        self._tell([[task, rate], None])
+
+    def _tell(self, note: list[Any]) -> None:
         if self._pipe >= 0:
             try:
-                os.write(self._pipe, json.dumps([what, number]).encode() + b"\n")
+                os.write(self._pipe, json.dumps(note).encode() + b"\n")
             except OSError:
                 logger.debug("the companion takes no note", exc_info=True, extra=board.about("note_lost"))
 
@@ -210,8 +217,8 @@ class _Process:
         self._unread = b""
         #: Of each slot: what its body said last.
         self._heard: dict[int, int] = {}
-        #: What to cancel, by id or by stamps, and the signal that ends its process.
-        self._revoked: SimpleQueue[tuple[str | dict[str, list[Any]], int | None]] = SimpleQueue()
+        #: What to cancel, by id or by stamps, and the signal that ends its process; or the rate of a task.
+        self._revoked: SimpleQueue[tuple[str | dict[str, list[Any]] | list[str], int | None]] = SimpleQueue()
         self._is_prefork = node["pool"] == "prefork"
         #: The pool's processes. Of one that is dead: when its parent is told.
         self._processes: dict[int, float] = {}
@@ -458,6 +465,11 @@ class _Process:
         while not self._revoked.empty():
             what, number = self._revoked.get()
             try:
+                if isinstance(what, list):
+                    # What was set by hand otherwise, its concurrency, stays.
+                    concurrency, _ = limits.read().get(what[0], (None, None))
+                    limits.set_by_hand(what[0], concurrency, what[1], "celery control rate_limit")
+                    continue
                 for alias in conf().DATABASES:
                     for key in transitions.stamped(alias, what) if isinstance(what, dict) else [uuid.UUID(what)]:
                         # Race: the run may go back to wait between the first two.

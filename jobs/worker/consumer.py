@@ -125,6 +125,10 @@ class ConsumerStep(bootsteps.StartStopStep):
                     with suppress(ProcessLookupError):
                         os.kill(slot.pid, signal.SIGTERM)
 
+        bucket_for_task = c.bucket_for_task
+        # A message by name becomes a job at once; the claim knows the rate of all workers.
+        c.bucket_for_task = lambda task: None if getattr(task, "claim_limit", None) else bucket_for_task(task)
+        c.reset_rate_limits()
         if threading.current_thread() is threading.main_thread():
             signal.signal(REPLACE, partial(_replace_in_call, c))
         c.ensure_connected = connect

@@ -202,7 +202,7 @@ def _run_in_thread(app: Any, hostname: str) -> None:
     try:
         while board.stopping_for is None:
             if not runner.run_batch():
-                bell.wait(0.5)
+                bell.wait(min(0.5, runner.patience))
     finally:
         runner.slot.free()
         connections.close_all()

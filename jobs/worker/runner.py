@@ -29,7 +29,7 @@ from jobs.errors import NotSettled
 from jobs.execution import settlement
 from jobs.lifecycle import claims, transitions
 from jobs.lifecycle.board import BODY, BUSY, IDLE, OLD, board
-from jobs.lifecycle.claims import Claimer
+from jobs.lifecycle.limited import LimitedClaimer
 from jobs.lifecycle.ring import bell
 from jobs.lifecycle.run import Run, claimed
 from jobs.models import Job
@@ -73,7 +73,7 @@ class Runner:
         self._most = most
         self._memory = memory
         self._done = 0
-        self._claimer = Claimer()
+        self._claimer = LimitedClaimer(app)
         self._turn = random.randrange(1 << 16)
         #: For each task, how many seconds a run takes.
         self._means: dict[str, float] = {}
@@ -99,10 +99,11 @@ class Runner:
             self._next = 1
             return False
         board.finds += 1
-        if len(jobs) == self._asked:
-            # There is probably more, for one that sleeps.
+        if len(jobs) == self._asked or any(job.limit_key for job in jobs):
+            # There is probably more, for one that sleeps. (Of a limit one is claimed after the other.)
             bell.ring()
         self._run_all(jobs)
+        self._claimer.note_left(jobs)
         self.slot.rest(IDLE)
         self._recycle()
         return True
@@ -306,8 +307,8 @@ class Runner:
 
     @property
     def patience(self) -> float:
-        """Seconds to wait for a ring: not long while a database is away."""
-        return AWAY_PAUSE if self._unsettled or self._away else LONGEST_WAIT
+        """Seconds to wait for a ring: not long while a database is away, or until a rate lets the next job start."""
+        return min(AWAY_PAUSE if self._unsettled or self._away else LONGEST_WAIT, self._claimer.patience)
 
     def _recycle(self) -> None:
         """As Celery's pool does after a task: end the process that has done its share, or holds too much memory."""

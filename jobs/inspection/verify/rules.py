@@ -26,6 +26,7 @@ from django.utils.translation import gettext_lazy as _
 from jobs.conf import conf
 from jobs.database import databases
 from jobs.idempotency import effects
+from jobs.inspection import limits
 from jobs.inspection.census import LIVE, MOST, Head, heads, in_line, late_after, running_by_node, silence, workers
 from jobs.lifecycle import queues
 from jobs.lifecycle.transitions import now_plus
@@ -192,7 +193,10 @@ class Search:
         waiting=lambda search: [*search.ready(late_after()).values()],
     )
     def not_taken(self) -> Rows:
-        return [rows for head, rows in self.ready(self.seconds).items() if head.queue in self.view.served]
+        # A limit may keep them, and nothing is wrong.
+        limited = limits.in_force().queues
+        found = {head: rows for head, rows in self.ready(self.seconds).items() if head.queue in self.view.served}
+        return [rows.filter(limit_key=None) for head, rows in found.items() if head.queue not in limited]
 
     @Rule("expired-cancelled", _("a job that was not started before it expired is cancelled"), poll_bound)
     def expired(self) -> Rows:
@@ -225,6 +229,17 @@ class Search:
         """Only a lost constraint lets a key have two markers."""
         markers = Marker.objects.using(self.using).values("key", "kind").annotate(count=Count("*")).filter(count__gt=1)
         return [list(markers.order_by().values_list("key")[:MOST])]
+
+    # Limits: a place is had by one
+
+    @Rule("one-job-per-place", _("no two running jobs have the same place of a limit, so no limit is exceeded"))
+    def in_one_place(self) -> Rows:
+        """Only a lost constraint lets two jobs have a place."""
+        found = []
+        for key, place in (("limit_key", "limit_place"), ("queue", "queue_place")):
+            rows = self.running.filter(**{f"{place}__isnull": False}).values(key, place).annotate(count=Count("*"))
+            found += [(name,) for name in rows.filter(count__gt=1).order_by().values_list(key, flat=True)[:MOST]]
+        return [found]
 
     @Rule("marker-succeeded", _("the job that left the marker of an idempotency key succeeded"))
     def without_a_success(self) -> Rows:

@@ -4,15 +4,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from django.db import connections
-from django.db.models import Subquery
+from django.db.models import QuerySet, Subquery
 from django.utils.translation import gettext, ngettext
 
 from jobs.database import databases
 from jobs.idempotency.keys import bind, signature_of
+from jobs.inspection import limits
 from jobs.inspection.census import MOST, UNKNOWN, at_least, in_line, late_after
 from jobs.inspection.times import duration
 from jobs.inspection.why.view import COUNTS, Reason, View
-from jobs.models import Job, State
+from jobs.models import LINED, Job, State
 from jobs.operations import instance
 
 #: Seconds after which an open transaction is worth a word.
@@ -141,6 +142,32 @@ def locked(view: View) -> Iterator[Reason]:
     yield Reason("lock_held", says, cure, words, lock=key, job=held.job, seconds=held.left)
 
 
+def limited(view: View) -> Iterator[Reason]:
+    """A limit of its task or its queue is reached."""
+    job = view.job
+    if job.state != State.READY or (found := limits.keeps(job, limits.in_force())) is None:
+        return
+    ahead = 0
+    if job.limit_key is not None:
+        mine = Job.objects.using(view.using).filter(LINED, limit_key=job.limit_key, queue=job.queue)
+        ahead = min(MOST, sum(part[:MOST].count() for part in _before(view, mine)))
+    words = {"ahead": at_least(ahead, ahead == MOST), "since": duration(max(0.0, view.since(job.run_at)))}
+    if found["kind"] == "concurrency":
+        says = gettext(
+            "It waits for a place: of %(of)s %(limit)s may run at once, and so many do (%(holders)s). Waiting before "
+            "it in its limit: %(ahead)s."
+        )
+        words["holders"] = ", ".join(found["jobs"])
+        code, cure = "limit_reached", f"manage.py jobs why {found['jobs'][0]}"
+    else:
+        says = gettext(
+            "It waits for the rate of %(of)s, %(limit)s: the next job starts in %(next)s. Waiting before it in its "
+            "limit: %(ahead)s."
+        )
+        words["next"], code, cure = duration(found["seconds"]), "rate_reached", ""
+    yield Reason(code, says, cure, {**found, **words}, **found, ahead=ahead, due_seconds=view.since(job.run_at))
+
+
 _ACTIVITY = """
 SELECT pid, activity.application_name, activity.state, extract(epoch FROM clock_timestamp() - activity.xact_start)
 """
@@ -181,7 +208,8 @@ def due(view: View) -> Iterator[Reason]:
     yield from held_up(view, "row_locked", says, _LOCKING, view.job.pk)
     if view.pause is None and view.consumers:
         # A pause, or a missing worker, was said already, and matters more than the line.
-        yield from _in_line(view)
+        found = list(limited(view))
+        yield from found or _in_line(view)
 
 
 def _in_line(view: View) -> Iterator[Reason]:
@@ -235,17 +263,21 @@ def _in_line(view: View) -> Iterator[Reason]:
 
 def _ahead(view: View) -> int:
     """How many ready jobs of its queue are claimed before this one; nobody counts beyond ``census.MOST``."""
+    ready = in_line(view.using).filter(queue=view.job.queue)
+    return min(MOST, sum(part[:MOST].count() for part in _before(view, ready)))
+
+
+def _before(view: View, ready: QuerySet[Job]) -> tuple[QuerySet[Job], ...]:
+    """Those of these jobs whose turn comes before this one's."""
     job = view.job
     # As the database has it: SQLite compares texts, and Django would write another one.
     run_at = Subquery(Job.objects.using(view.using).filter(pk=job.pk).values("run_at")[:1])
-    ready = in_line(view.using).filter(queue=job.queue)
     # One by one, each is a stretch of the index; in one condition they would read all of the queue.
-    parts = (
+    return (
         ready.filter(rank__lt=job.rank),
         ready.filter(rank=job.rank, run_at__lt=run_at),
         ready.filter(rank=job.rank, run_at=run_at, pk__lt=job.pk),
     )
-    return min(MOST, sum(part[:MOST].count() for part in parts))
 
 
 def misfit(view: View) -> Iterator[Reason]:

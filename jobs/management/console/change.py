@@ -1,4 +1,4 @@
-"""``manage.py jobs retry|cancel|kill|run|move|prioritize|delete|pause|resume|tell|effects|adopt``: what one decides."""
+"""``manage.py jobs retry|cancel|kill|run|move|prioritize|delete|pause|resume|limit|tell|effects|adopt``: decisions."""
 
 import json
 import time
@@ -18,7 +18,9 @@ from django.utils.translation import gettext
 from jobs.conf import conf
 from jobs.idempotency import effects as ledger
 from jobs.inspection import census
-from jobs.lifecycle import queues
+from jobs.inspection.limits import usage
+from jobs.lifecycle import limits, queues
+from jobs.lifecycle.limits import name_of
 from jobs.management.console.base import DRY_RUN, ID, JobsCommand, Subcommand, me, option, subcommand
 from jobs.models import Pause, State
 from jobs.operations import instance, workers
@@ -161,6 +163,47 @@ def resume(out: JobsCommand, args: Namespace) -> None:
     """
     done = {name: queues.resume(name) for name in dict.fromkeys(args.names)}
     _say_switched(out, done, "resumed", "was not paused")
+
+
+@subcommand(
+    option("queue", "the name of a queue", nargs="?", metavar="QUEUE"),
+    option("--task", "of a task, instead of a queue", metavar="TASK"),
+    option("--concurrency", "at most so many run at once", type=int, metavar="N"),
+    option("--rate", "at most so many start in a time: 10/s, 100/m, 5000/h; 0: as many as there are", metavar="RATE"),
+    option("--clear", "what was set here holds no longer, but the settings and the code", action="store_true"),
+)
+def limit(out: JobsCommand, args: Namespace) -> None:
+    """Set how many jobs of a queue or a task run at once, or start in a time, over all workers.
+
+    Workers heed it within a second or so; what runs goes on. It wins over JOBS["QUEUES"] and the task's options,
+    and survives restarts. Without a name: the limits that hold.
+
+    examples:
+      manage.py jobs limit
+      manage.py jobs limit mail --concurrency 3 --rate 100/m
+      manage.py jobs limit --task shop.tasks.sync --concurrency 1
+      manage.py jobs limit mail --clear
+    """
+    says = [args.concurrency is not None or args.rate is not None, args.clear]
+    if args.queue is not None or args.task is not None:
+        if says.count(True) != 1 or (args.queue is None) == (args.task is None):
+            raise CommandError("Name a queue or a --task, and say --concurrency, --rate or both, or --clear.")
+        name = full_name(args.task) if args.task is not None else name_of(args.queue)
+        try:
+            limits.set_by_hand(name, args.concurrency, args.rate, me())
+        except ValueError as exc:
+            raise CommandError(str(exc)) from exc
+    elif any(says):
+        raise CommandError("Name a queue, or a --task.")
+    found = usage()
+    out.say_json(found)
+    for row in found:
+        words = [f"{row['concurrency']} at once ({row['running']} run)"] if row["concurrency"] else []
+        words += [row["rate"]] if row["rate"] else []
+        words += ["set by hand"] if row["by_hand"] else []
+        out.say(f"{row['kind']} {row['name']}: {', '.join(map(str, words))}")
+    if not found:
+        out.say("No limit holds.")
 
 
 def _say_switched(out: JobsCommand, done: dict[str, bool], word: str, otherwise: str) -> dict[str, Pause]:

@@ -1,0 +1,55 @@
+"""A limit as people write it: how many jobs run at once, and how many start in a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+#: Places that a limit may have.
+MOST = 10_000
+#: Seconds whose starts a claim may take at once: where a rate is so high that claims one by one would not keep up.
+AT_ONCE = 0.05
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600}
+#: How to say what a rate is.
+RATE = "a number and its time, such as '10/s', '100/m' or '5000/h'"
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What holds for the jobs of one task (or of one key of it), or of one queue."""
+
+    #: How many run at once; None: any number.
+    places: int | None = None
+    #: As it was written; None: as many as there are.
+    rate: str | float | None = None
+    #: What the rate comes to: so many start at once, and so many seconds after the last one the next may. In no stretch
+    #: of the rate's time more than its number start, wherever that stretch begins.
+    burst: int = 0
+    pause: float = 0.0
+
+
+def limit_of(concurrency: Any = None, rate: Any = None) -> Limit | None:
+    """The limit, if it is one. A rate of 0 is none, as Celery has it; a number without a time is of a second.
+
+    Raises:
+        ValueError: says what it has to be.
+    """
+    if concurrency is not None and (type(concurrency) is not int or not 1 <= concurrency <= MOST):
+        raise ValueError(f"concurrency={concurrency!r} must be a whole number from 1 to {MOST}")
+    burst, pause = _pace(rate)
+    return Limit(concurrency, rate if pause else None, burst, pause) if pause or concurrency else None
+
+
+def _pace(rate: Any) -> tuple[int, float]:
+    number, _, unit = str(0 if rate is None else rate).partition("/")
+    try:
+        count, seconds = float(number), _SECONDS[unit or "s"]
+    except (KeyError, ValueError):
+        count, seconds = -1.0, 1
+    if isinstance(rate, bool) or not 0 <= count < 1e6:
+        raise ValueError(f"rate={rate!r} must be {RATE}")
+    if not count:
+        return 0, 0.0
+    burst = max(1, int(AT_ONCE * count / seconds))
+    return burst, seconds / (count - burst + 1)

@@ -1,0 +1,109 @@
+"""Which limits hold, how far they are used, and which of them keeps a job."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from django.db.models import Q
+from django.utils.translation import gettext
+
+from jobs.conf import celery_app, conf
+from jobs.conf.logs import logger
+from jobs.conf.rates import Limit
+from jobs.inspection.times import duration
+from jobs.lifecycle import limits
+from jobs.lifecycle.limited import clock
+from jobs.lifecycle.limits import Limits, name_of
+from jobs.models import CLAIMABLE, LINED, SEATED, Gate, Job, State
+
+#: Of the jobs that have a limit's places so many are named.
+SHOWN = 5
+
+
+@cache
+def _import_tasks() -> None:
+    if (app := celery_app()) is not None:
+        try:
+            app.loader.import_default_modules()
+        except Exception:
+            # A process that cannot import all of them (a web server without a worker's libraries) says what it can.
+            logger.debug("not all tasks can be imported here", exc_info=True, extra={"action": "tasks_unknown"})
+
+
+def in_force() -> Limits:
+    _import_tasks()
+    return limits.in_force(celery_app(), limits.read())
+
+
+def _opens_in(using: str, key: str, limit: Limit) -> float:
+    """Seconds until the rate lets the next job start; 0: it does."""
+    gate = Gate.objects.using(using).filter(pk=key).first() if limit.pause else None
+    return 0.0 if gate is None else max(0.0, gate.next_at - clock(using) - (limit.burst - 1) * limit.pause)
+
+
+def keeps(job: Job, known: Limits) -> dict[str, Any] | None:
+    """The limit that keeps a ready job, if one does.
+
+    Its ``kind`` is ``"concurrency"`` or ``"rate"``; ``of`` a queue or a key of a task; then the ``jobs`` that have its
+    places, or in how many ``seconds`` the next may start.
+    """
+    using, key, running = str(job._state.db), job.limit_key or job.task, Job.objects.filter(state=State.RUNNING)
+    of_task = known.tasks.get(job.task), key, key, Q(limit_key=key, limit_place__isnull=False)
+    of_queue = known.queues.get(job.queue), name_of(job.queue), job.queue, Q(SEATED, queue=job.queue)
+    for limit, gate, name, placed in (of_task, of_queue):
+        if limit is None:
+            continue
+        placed_now = running.using(using).filter(placed)
+        if limit.places is not None and placed_now.count() >= limit.places:
+            runs = placed_now.order_by("started_at").values_list("pk", flat=True)[:SHOWN]
+            return {"kind": "concurrency", "of": name, "limit": limit.places, "jobs": [str(each) for each in runs]}
+        if seconds := _opens_in(using, gate, limit):
+            return {"kind": "rate", "of": name, "limit": limit.rate, "seconds": seconds}
+    return None
+
+
+def usage() -> list[dict[str, Any]]:
+    """Each limit that holds: how many run, and whether it is reached while others wait."""
+    known, given = in_force(), limits.read()
+    found = []
+    for name, limit in [
+        *((name_of(queue), each) for queue, each in known.queues.items()),
+        *known.tasks.items(),
+    ]:
+        row: dict[str, Any] = {"name": name.removeprefix("@"), "kind": "queue" if name.startswith("@") else "task"}
+        row |= {"concurrency": limit.places, "rate": limit.rate, "by_hand": name in given}
+        row |= {"running": 0, "reached": None, "next_in": None}
+        for alias in conf().DATABASES:
+            jobs = Job.objects.using(alias)
+            if row["kind"] == "queue":
+                used = {name: jobs.filter(SEATED, queue=row["name"]).count()}
+                waits = jobs.filter(CLAIMABLE, queue=row["name"])
+            else:
+                placed = jobs.filter(state=State.RUNNING, task=name, limit_key__isnull=False)
+                used = Counter(map(str, placed.values_list("limit_key", flat=True)))
+                full = [key for key, count in used.items() if limit.places and count >= limit.places]
+                waits = jobs.filter(LINED, limit_key__in=[*full, name])
+            row["running"] += sum(used.values())
+            seconds = _opens_in(alias, name, limit)
+            is_full = limit.places is not None and max(used.values(), default=0) >= limit.places
+            if (is_full or seconds) and waits.values_list("pk")[:1]:
+                row["reached"] = "concurrency" if is_full else "rate"
+                row["next_in"] = round(seconds, 3) if seconds and not is_full else None
+        found.append(row)
+    return found
+
+
+def remarks(found: list[dict[str, Any]]) -> Iterator[str]:
+    """Of those that are reached: nothing is broken, and somebody may wonder why jobs wait."""
+    for row in found:
+        if row["reached"] == "concurrency":
+            says = gettext(
+                "%(name)s: limit reached: %(running)s run, of %(concurrency)s at once; others wait for a place"
+            )
+            yield says % row
+        elif row["reached"] == "rate":
+            says = gettext("%(name)s: rate reached: %(rate)s; the next job starts in %(time)s")
+            yield says % {**row, "time": duration(row["next_in"])}

@@ -1,0 +1,513 @@
+"""The claim where limits are in force: it takes a place, and the rate's permission, in the statement that claims.
+
+Two constraints are the proof: no two running jobs of a limit have the same place (``jobs_job_place``,
+``jobs_job_queue_place``), so there are never more of them than places. A place is free when its job does not run any
+more, however that came. Of two claims that choose the same place, one fails and looks again. The rate is one row for
+each limit (``Gate``), which one conditional statement moves on.
+
+A claim takes one job of a limit at the most, the first of its line: what waits behind another in a batch would have a
+place, and not use it. A job whose limit is reached stays where it is, and a claim steps over it. Where many of those
+stand in the way they are *held*: out of the index that claims read, until somebody lets in the first of their line.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from celery import Celery
+from django.db import Error, IntegrityError, connections, transaction
+from django.db.models import Exists, F, Q, QuerySet
+from django.db.models.functions import Now
+
+from jobs.conf import celery_app
+from jobs.conf.rates import Limit
+from jobs.database import databases
+from jobs.lifecycle import claims, limits
+from jobs.lifecycle.board import board
+from jobs.lifecycle.claims import COLUMNS, SIZES, session_of
+from jobs.lifecycle.limits import Limits, name_of
+from jobs.models import CLAIMABLE, HELD, LINED, PLACED, SEATED, Gate, Job, Node, Pause, State
+
+#: Rows that a claim looks at, if it has to, beyond those that it asks for.
+WINDOW = 200
+#: So many jobs that stand in the way are held; and of the limit that most of them have, so many in one statement.
+CROWD, KIN = 50, 1000
+#: Seconds between two looks at what is held, or stands in the way, while claims find something.
+LOOK = 1.0
+#: How many times a claim goes on after it has moved others out of its way.
+TRIES = 200
+#: Gates that are looked at together; seconds before its time at which a job is let in; and how many at the most.
+GATES, AHEAD, LET_IN = 100, 2.0, 100
+
+_NOW = "EXTRACT(EPOCH FROM statement_timestamp())::float8"
+
+#: The first jobs of the queue, one by one until there are enough: of a limit only the first of its line, and only if
+#: there is a place. Those that are passed over are not locked.
+_CLAIM = """
+WITH found AS MATERIALIZED (
+    SELECT job.id, head.rank, head.run_at, head.limit_key, spot.place, coalesce(head.pause, 0) AS pause
+    FROM (
+        SELECT id, limit_key, rank, run_at, own, places[own] AS places, bursts[own] AS burst, pauses[own] AS pause
+        FROM (
+            SELECT id, limit_key, rank, run_at, array_position({tasks}::text[], task::text) AS own,
+                {places}::int[] AS places, {bursts}::int[] AS bursts, {pauses}::float8[] AS pauses
+            FROM jobs_job
+            WHERE state = 'ready' AND held IS NULL AND queue = {queue}
+              AND (expires_at IS NULL OR expires_at > statement_timestamp())
+              AND EXISTS (SELECT 1 FROM jobs_node WHERE id = %(node)s AND dead_at IS NULL)
+              AND NOT EXISTS (SELECT 1 FROM jobs_pause WHERE queue = {queue})
+            ORDER BY rank, run_at, id
+            LIMIT {window}
+        ) AS first
+    ) AS head
+    JOIN jobs_job AS job ON job.id = head.id AND job.state = 'ready'
+    LEFT JOIN LATERAL (
+        SELECT number AS place FROM generate_series(0, head.places - 1) AS number
+        WHERE NOT EXISTS (
+            SELECT 1 FROM jobs_job AS other
+            WHERE other.state = 'running' AND other.limit_key = head.limit_key AND other.limit_place = number
+        )
+        LIMIT 1
+    ) AS spot ON true
+    WHERE head.own IS NULL OR (
+        -- One that was called before its task had a limit has no key yet.
+        head.limit_key IS NOT NULL AND (head.places IS NULL OR spot.place IS NOT NULL)
+        AND NOT EXISTS (
+            SELECT 1 FROM jobs_job AS earlier
+            WHERE earlier.state = 'ready' AND earlier.limit_key = head.limit_key AND earlier.queue = {queue}
+              AND (earlier.rank, earlier.run_at, earlier.id) < (head.rank, head.run_at, head.id)
+        ) {open}
+    )
+    ORDER BY head.rank, head.run_at, head.id
+    LIMIT {limit}
+    FOR UPDATE OF job SKIP LOCKED
+) {picked}
+UPDATE jobs_job
+SET state = 'running', lease = lease + 1, token = %(token)s, node_id = %(node)s, backend = %(backend)s,
+    started_at = statement_timestamp(), limit_place = {source}.place, queue_place = {queue_place}
+FROM {source}, (SELECT set_config('synchronous_commit', 'off', true)) AS unsynced
+WHERE jobs_job.id = {source}.id {passed}
+RETURNING {columns}
+"""
+
+#: The rate of a task's limit lets one start now.
+_OPEN = """AND (head.pause = 0 OR NOT EXISTS (
+            SELECT 1 FROM jobs_gate
+            WHERE key = head.limit_key AND next_at > {now} + (head.burst - 1) * head.pause
+        ))"""
+
+#: Where there are rates, or a limit of the queue. What a rate lets in now must begin now, and not behind the others of
+#: a batch: it is claimed alone.
+_PICKED = """, picked AS MATERIALIZED (
+    SELECT * FROM (
+        SELECT *, row_number() OVER best AS number, first_value(pause) OVER best AS first_pause
+        FROM found WINDOW best AS (ORDER BY rank, run_at, id)
+    ) AS ordered {of_queue}
+    WHERE CASE WHEN first_pause > 0 THEN number = 1 ELSE pause = 0 END {most}
+), paced AS MATERIALIZED (
+    SELECT limit_key::text AS key, greatest((SELECT next_at FROM jobs_gate WHERE key = limit_key), {now}) AS base,
+        pause AS step
+    FROM picked WHERE pause > 0 {queue_paced}
+), passed AS (
+    INSERT INTO jobs_gate AS gate (key, last_at, next_at) SELECT key, base, base + step FROM paced
+    ON CONFLICT (key) DO UPDATE SET last_at = EXCLUDED.last_at, next_at = EXCLUDED.next_at
+    -- Else another claim was faster, and this one gets nothing.
+    WHERE gate.next_at <= EXCLUDED.last_at
+    RETURNING 1
+)"""
+
+#: Of a queue with a concurrency: each row gets the next free place of the queue.
+_OF_QUEUE = """JOIN (
+        SELECT place AS queue_place, row_number() OVER (ORDER BY place) AS number
+        FROM generate_series(0, {places} - 1) AS place
+        WHERE NOT EXISTS (
+            SELECT 1 FROM jobs_job AS other
+            WHERE other.state = 'running' AND other.queue = {queue} AND other.queue_place = place
+        )
+    ) AS spots USING (number)"""
+
+#: Of a queue with a rate: so many may start now.
+_QUEUE_RATE = """CROSS JOIN (
+        SELECT greatest((SELECT next_at FROM jobs_gate WHERE key = {name}), {now}) AS queue_base
+    ) AS queue_gate"""
+_QUEUE_PACED = """UNION ALL
+    SELECT {name}, min(queue_base), count(*) * {pause} FROM picked HAVING count(*) > 0"""
+
+#: In one statement, so that no stop of this process keeps others from the gates.
+_HOLD = """
+WITH held AS (
+    UPDATE jobs_job SET held = true
+    WHERE id = ANY (ARRAY(
+        SELECT id FROM jobs_job WHERE id = ANY (%(ids)s) AND state = 'ready' AND held IS NULL FOR UPDATE SKIP LOCKED
+    ))
+    RETURNING limit_key
+), noted AS (
+    INSERT INTO jobs_gate AS gate (key, look_at)
+    SELECT limit_key, EXTRACT(EPOCH FROM clock_timestamp()) FROM held GROUP BY limit_key ORDER BY limit_key
+    ON CONFLICT (key) DO UPDATE SET look_at = EXCLUDED.look_at
+)
+SELECT count(*) FROM held
+"""
+
+
+@dataclass
+class Found:
+    """What the limits say of the first jobs of a queue."""
+
+    #: Those that may run now: the row, its place, and its place in the queue.
+    picked: list[tuple[Any, int | None, int | None]] = field(default_factory=list)
+    #: Those whose limit is reached.
+    blocked: list[Any] = field(default_factory=list)
+    #: Those that were called before their task had a limit.
+    unmarked: list[Any] = field(default_factory=list)
+    #: In how many seconds the first rate lets the next one start.
+    opens_in: float | None = None
+    #: The gates to move on: what the next starts are counted from, and from when on the ones after them are.
+    gates: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def wait(self, seconds: float) -> None:
+        self.opens_in = seconds if self.opens_in is None else min(self.opens_in, seconds)
+
+
+class LimitedClaimer(claims.Claimer):
+    """Claims for one process, and heeds the limits. Without any it is the :class:`claims.Claimer`."""
+
+    def __init__(self, app: Celery | None = None) -> None:
+        super().__init__()
+        self._app = app
+        #: The limits of the jobs that this process had claimed: their places may be free.
+        self._left: dict[str, set[str]] = defaultdict(set)
+        #: Whether some are held back, as this process saw it last.
+        self._holds = False
+        #: For each database and queue: until when it is claimed as if no task had a limit, because no such job is near.
+        self._plain_until: dict[tuple[str, str], float] = {}
+        #: For each database and queue: when it looks after what is held.
+        self._tidy_at: dict[tuple[str, str], float] = {}
+        #: For each database and queue: when a rate lets the next job start, on the monotonic clock.
+        self._opens_at: dict[tuple[str, str], float] = {}
+
+    @property
+    def patience(self) -> float:
+        """Seconds until a rate lets the next job start."""
+        return max(0.001, min(self._opens_at.values(), default=float("inf")) - time.monotonic())
+
+    def note_left(self, jobs: Iterable[Job]) -> None:
+        """The jobs of a claim have ended, or wait again."""
+        for job in jobs:
+            if job.limit_key is not None:
+                self._left[str(job._state.db)].add(job.limit_key)
+
+    def claim(
+        self,
+        using: str,
+        queue: str,
+        node: uuid.UUID,
+        limit: int,
+        token: int | None = None,
+        without: Sequence[str] = (),
+    ) -> list[Job]:
+        known = limits.in_force(self._app or celery_app())
+        spot = (using, queue)
+        self._opens_at.pop(spot, None)
+        if not known.concern(queue) and not board.holds:
+            self._left.clear()
+            return super().claim(using, queue, node, limit, token)
+        is_plain = time.monotonic() < self._plain_until.get(spot, 0.0)
+        if is_plain and (rows := super().claim(using, queue, node, limit, token, tuple(known.tasks))):
+            return rows
+        size = next((size for size in reversed(SIZES) if size <= limit), 1)
+        token = token or claims.new_token()
+        left = self._left.pop(using, None)
+        if left and (board.holds or self._holds):
+            for gate in Gate.objects.using(using).filter(pk__in=left, look_at__isnull=False):
+                _let_in(using, gate, known)
+        rows = []
+        take = _take if connections[using].vendor == "postgresql" else _take_anywhere
+        for _ in range(TRIES):
+            try:
+                rows = take(using, queue, node, size, token, known)
+            except Error as exc:
+                if not isinstance(exc, IntegrityError) and not databases.is_conflict(exc):
+                    raise
+                # Race: another claim chose the same place, and has it.
+                continue
+            if rows and time.monotonic() < self._tidy_at.get(spot, 0.0):
+                break
+            self._tidy_at[spot] = time.monotonic() + LOOK
+            if not self._tidy(using, queue, known) or rows:
+                break
+        return rows
+
+    def _tidy(self, using: str, queue: str, known: Limits) -> bool:
+        """Let in whose turn it is, and hold what stands in the way; whether a claim may find more now."""
+        spot = (using, queue)
+        now = clock(using)
+        closed = Gate.objects.using(using).filter(look_at__isnull=False)
+        due = closed.filter(look_at__lte=now).order_by("look_at")[:GATES]
+        done = sum([_let_in(using, gate, known) for gate in due])
+        self._holds = closed.exists()
+        ready = Job.objects.using(using).filter(CLAIMABLE, queue=queue).order_by("rank", "run_at", "id")
+        head = list(_rows(ready)[:WINDOW])
+        if queue not in known.queues and not any(row.limit_key or row.task in known.tasks for row in head):
+            self._plain_until[spot] = time.monotonic() + LOOK
+            return bool(done)
+        self._plain_until[spot] = 0.0
+        found = _sort(using, queue, head, 1, known, is_exact=False)
+        if found.opens_in is not None:
+            self._opens_at[spot] = time.monotonic() + found.opens_in
+        done += _mark(using, found.unmarked, self._app or celery_app())
+        if len(found.blocked) >= CROWD:
+            done += _hold(using, queue, found.blocked)
+            self._holds = True
+        return bool(done)
+
+
+def _take(using: str, queue: str, node: uuid.UUID, size: int, token: int, known: Limits) -> list[Job]:
+    """PostgreSQL: all in one statement, so that nothing is held while this process does something else."""
+    session, own = session_of(using), known.queues.get(queue, Limit())
+    values = {"node": node, "token": token, "backend": session.backend}
+    limit = min(size, own.burst) if own.pause else size
+    return claims.jobs_of(session.fetch(_statement(queue, limit, own, tuple(known.tasks.items())), values), using)
+
+
+@lru_cache(maxsize=1000)
+def _statement(queue: str, limit: int, own: Limit, of_tasks: tuple[tuple[str, Limit], ...]) -> str:
+    """What the limits are stands in it as well: they change seldom, and the planner sees them."""
+
+    def literal(text: str) -> str:
+        return "'" + text.replace("'", "''").replace("%", "%%") + "'"
+
+    words: dict[str, Any] = {"queue": literal(queue), "name": literal(name_of(queue)), "now": _NOW}
+    words |= {"places": own.places, "pause": own.pause}
+    of_queue = _OF_QUEUE.format(**words) if own.places else ""
+    is_paced = any(each.pause for _, each in of_tasks)
+    most = queue_paced = picked = ""
+    if own.pause:
+        of_queue += _QUEUE_RATE.format(**words)
+        queue_paced = _QUEUE_PACED.format(**words)
+        most = f"AND number <= floor({own.burst} - (queue_base - {_NOW}) / {own.pause})"
+    if is_several := is_paced or own != Limit():
+        picked = _PICKED.format(**words, of_queue=of_queue, most=most, queue_paced=queue_paced)
+    return _CLAIM.format(
+        queue=words["queue"],
+        tasks=f"ARRAY[{', '.join(literal(name) for name, _ in of_tasks)}]",
+        places=f"ARRAY[{', '.join(str(each.places or 'NULL') for _, each in of_tasks)}]",
+        bursts=f"ARRAY[{', '.join(str(each.burst) for _, each in of_tasks)}]",
+        pauses=f"ARRAY[{', '.join(str(each.pause) for _, each in of_tasks)}]",
+        limit=limit,
+        window=limit + WINDOW,
+        open=_OPEN.format(**words) if is_paced else "",
+        picked=picked,
+        source="picked" if is_several else "found",
+        passed="AND (SELECT count(*) FROM passed) = (SELECT count(*) FROM paced)" if is_several else "",
+        queue_place="picked.queue_place" if own.places else "NULL",
+        columns=", ".join(f"jobs_job.{name}" for name in COLUMNS),
+    )
+
+
+def _take_anywhere(using: str, queue: str, node: uuid.UUID, size: int, token: int, known: Limits) -> list[Job]:
+    """As SQL that every database knows, in one transaction."""
+    jobs = Job.objects.using(using)
+    ready = jobs.filter(
+        CLAIMABLE,
+        Q(expires_at=None) | Q(expires_at__gt=Now()),
+        Exists(Node.objects.using(using).filter(pk=node, dead_at=None)),
+        ~Exists(Pause.objects.using(using).filter(pk=queue)),
+        queue=queue,
+    ).order_by("rank", "run_at", "id")
+    # Without the write lock: most looks find nothing.
+    if not ready.values_list("pk")[:1]:
+        return []
+    with transaction.atomic(using=using):
+        found = _sort(using, queue, list(_rows(databases.free(ready))[: size + WINDOW]), size, known)
+        for key, (last, following) in found.gates.items():
+            Gate.objects.using(using).update_or_create(pk=key, defaults={"last_at": last, "next_at": following})
+        for row, place, queue_place in found.picked:
+            jobs.filter(pk=row.pk).update(
+                state=State.RUNNING,
+                lease=F("lease") + 1,
+                token=token,
+                node=node,
+                backend=None,
+                started_at=Now(),
+                limit_place=place,
+                queue_place=queue_place,
+            )
+        return list(jobs.filter(pk__in=[row.pk for row, *_ in found.picked]).order_by("rank", "run_at", "id"))
+
+
+def _rows(jobs: QuerySet[Job]) -> QuerySet[Job, Any]:
+    return jobs.values_list("pk", "task", "limit_key", "rank", "run_at", named=True)
+
+
+def clock(using: str) -> float:
+    """The database's, in seconds since 1970."""
+    return float(databases.ask(using, f"SELECT {databases.EPOCH_NOW[connections[using].vendor]}")[0][0])
+
+
+def running_in(using: str, keys: Iterable[str]) -> dict[str, set[int]]:
+    """The places that are taken, of each limit."""
+    found: dict[str, set[int]] = defaultdict(set)
+    rows = Job.objects.using(using).filter(PLACED, limit_key__in=list(keys))
+    for job in rows.only("limit_key", "limit_place"):
+        found[str(job.limit_key)].add(job.limit_place or 0)
+    return found
+
+
+def _sort(using: str, queue: str, rows: Sequence[Any], size: int, known: Limits, is_exact: bool = True) -> Found:
+    """Which of the first rows of a queue may run now. It reads, and changes nothing.
+
+    Parameters:
+        is_exact: False leaves out whether others of their line are held before them.
+    """
+    found, own = Found(), known.queues.get(queue, Limit())
+    keys = {row.limit_key for row in rows if row.limit_key is not None and row.task in known.tasks}
+    now, taken = clock(using), running_in(using, keys)
+    gates = {gate.pk: gate for gate in Gate.objects.using(using).filter(pk__in=[*keys, name_of(queue)])}
+    base = {key: max(gate.next_at, now) for key, gate in gates.items()}
+    held_at = [key for key, gate in gates.items() if gate.look_at is not None and is_exact]
+    first_held = _first_held(using, queue, held_at)
+    free = _free_places(using, queue, own)
+    most = _permitted(own, base.get(name_of(queue), now) - now) if own.pause else size
+    if most < 1:
+        found.wait(base[name_of(queue)] - now - (own.burst - 1) * own.pause)
+    # Else nothing of the queue runs, and nothing is in anybody's way.
+    is_open = most >= 1 and free != []
+    shut: set[str] = set()
+    taken_now: set[str] = set()
+    alone: str | None = None
+    for row in rows:
+        limit, place = known.tasks.get(row.task), None
+        if limit is not None:
+            key = row.limit_key
+            if key is None:
+                found.unmarked.append(row)
+                continue
+            place = next((n for n in range(limit.places or 0) if n not in taken[key]), None)
+            is_full = limit.places is not None and place is None
+            opens = base.get(key, now) - now - (limit.burst - 1) * limit.pause if limit.pause else 0.0
+            held = first_held.get(key)
+            if key in taken_now:
+                continue
+            if key in shut or is_full or opens > 0 or (held is not None and held < (row.rank, row.run_at, row.pk)):
+                # Nor any behind it: they keep their order.
+                shut.add(key)
+                if is_open:
+                    found.blocked.append(row)
+                if opens > 0 and not is_full:
+                    found.wait(opens)
+                continue
+        is_paced = limit is not None and bool(limit.pause)
+        is_behind = found.picked and (is_paced or alone)
+        if not is_open or len(found.picked) >= min(size, most) or is_behind or free == []:
+            continue
+        if is_paced and not found.picked:
+            alone = row.limit_key
+        if limit is not None:
+            taken_now.add(row.limit_key)
+        found.picked.append((row, place, free.pop(0) if free is not None else None))
+    if alone is not None:
+        step = known.tasks[found.picked[0][0].task].pause
+        found.gates[alone] = base.get(alone, now), base.get(alone, now) + step
+    if own.pause and found.picked:
+        since = base.get(name_of(queue), now)
+        found.gates[name_of(queue)] = since, since + len(found.picked) * own.pause
+    return found
+
+
+def _permitted(limit: Limit, ahead: float) -> int:
+    """How many may start now, if the next start is counted from so many seconds on."""
+    return int((limit.burst * limit.pause - ahead) // limit.pause)
+
+
+def _free_places(using: str, queue: str, own: Limit) -> list[int] | None:
+    if own.places is None:
+        return None
+    rows = Job.objects.using(using).filter(SEATED, queue=queue)
+    taken = set(rows.values_list("queue_place", flat=True))
+    return [place for place in range(own.places) if place not in taken]
+
+
+def _line(using: str, key: str, queue: str) -> QuerySet[Job]:
+    rows = Job.objects.using(using).filter(LINED, limit_key=key, queue=queue)
+    return rows.order_by("limit_key", "queue", "rank", "run_at", "id")
+
+
+def _first_held(using: str, queue: str, keys: Iterable[str]) -> dict[str, tuple[Any, ...]]:
+    lines = {key: _line(using, key, queue).filter(HELD).values_list("rank", "run_at", "pk").first() for key in keys}
+    return {key: first for key, first in lines.items() if first is not None}
+
+
+def _hold(using: str, queue: str, blocked: Sequence[Any]) -> int:
+    """Take what stands in the way out of the index that claims read."""
+    ids = {row.pk for row in blocked}
+    [(key, _)] = Counter(row.limit_key for row in blocked).most_common(1)
+    ids.update(_line(using, key, queue).filter(CLAIMABLE).values_list("pk", flat=True)[:KIN])
+    if connections[using].vendor == "postgresql":
+        return int(session_of(using).fetch(_HOLD, {"ids": list(ids)})[0][0])
+    done = 0
+    with transaction.atomic(using=using):
+        rows = databases.free(Job.objects.using(using).filter(CLAIMABLE, pk__in=ids)).values_list("pk", "limit_key")
+        for pk, key in sorted(rows, key=lambda row: str(row[1])):
+            done += Job.objects.using(using).filter(CLAIMABLE, pk=pk).update(held=True)
+            Gate.objects.using(using).update_or_create(pk=key, defaults={"look_at": clock(using)})
+    return done
+
+
+def _let_in(using: str, gate: Gate, known: Limits) -> int:
+    """Let claims look at the first jobs of its lines, as many as may run soon; returns how many that are.
+
+    Race: others may be held meanwhile, and that changes ``look_at``. So it is only changed as it was read.
+    """
+    held = Job.objects.using(using).filter(LINED, HELD, limit_key=gate.pk).order_by("limit_key", "queue")
+    first = held.only("queue", "task").first()
+    limit = known.tasks.get(first.task) if first is not None else None
+    most, now = KIN, clock(using)
+    look_at = now + LOOK
+    if limit is not None and limit.places is not None:
+        most = limit.places - len(running_in(using, [gate.pk])[gate.pk])
+    if limit is not None and limit.pause:
+        opens_in = gate.next_at - now - (limit.burst - 1) * limit.pause
+        most = min(most, min(LET_IN, max(limit.burst, int(AHEAD / limit.pause))) if opens_in < AHEAD else 0)
+        look_at = now + max(LOOK, opens_in - AHEAD)
+    done = 0
+    while first is not None and most > 0:
+        # The workers of one queue may not look at another: each queue has a line of its own.
+        line = _line(using, gate.pk, first.queue).values_list("pk", "held")
+        ids = [pk for pk, is_held in line[:most] if is_held]
+        done += Job.objects.using(using).filter(HELD, pk__in=ids).update(held=None) if ids else 0
+        first = held.filter(queue__gt=first.queue).only("queue", "task").first()
+    is_over = most > 0 and not held.exists()
+    Gate.objects.using(using).filter(pk=gate.pk, look_at=gate.look_at).update(look_at=None if is_over else look_at)
+    return done
+
+
+def _mark(using: str, rows: Sequence[Any], app: Celery | None) -> int:
+    """Give jobs that were called before their task had a limit, or by name, the key that a call gives them now."""
+    done = 0
+    for job in Job.objects.using(using).filter(pk__in=[row.pk for row in rows]).only("task", "args", "kwargs"):
+        try:
+            key = app.tasks[job.task].limit_key_of(job) if app is not None else job.task
+        except Exception:
+            # The arguments do not fit, which its run will say.
+            key = job.task
+        done += Job.objects.using(using).filter(pk=job.pk, state=State.READY).update(limit_key=key or job.task)
+    return done
+
+
+def publish() -> None:
+    """Tell this worker's processes what was set by hand; the companion does it with every poll."""
+    given = {name: list(values) for name, values in limits.read().items()}
+    if given != board.limits:
+        board.limits = given
+
+
+def prune_gates(using: str) -> int:
+    """Forget the gates that stand open, at which nobody is held: the next job makes its own."""
+    return Gate.objects.using(using).filter(next_at__lt=clock(using) - 60, look_at=None).delete()[0]

@@ -1,0 +1,96 @@
+"""Which limits hold: those of the tasks' code and of ``JOBS["QUEUES"]``, and what somebody set by hand, which wins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery import Celery
+from django.db.models.functions import Now
+
+from jobs.arguments import scrub
+from jobs.conf import conf
+from jobs.conf.rates import Limit, limit_of
+from jobs.database import databases
+from jobs.lifecycle.board import board
+from jobs.models import Limit as Row
+
+#: What was set by hand: the concurrency and the rate, by the name of the row.
+Given = Mapping[str, tuple[int | None, str | None]]
+
+
+@dataclass(frozen=True)
+class Limits:
+    tasks: dict[str, Limit] = field(default_factory=dict)
+    queues: dict[str, Limit] = field(default_factory=dict)
+
+    def concern(self, queue: str) -> bool:
+        """Whether a claim of this queue has to heed any."""
+        return bool(self.tasks) or queue in self.queues
+
+
+def name_of(queue: str) -> str:
+    """The name of a queue's limit; no task is called so."""
+    return f"@{queue}"
+
+
+#: What :func:`in_force` answered last, and out of what.
+_last: tuple[Any, ...] = (None, 0, None, None, Limits())
+
+
+def in_force(app: Celery | None, given: Given | None = None) -> Limits:
+    """The limits that this process knows.
+
+    Parameters:
+        given: what was set by hand; None: as the worker's companion read it last.
+    """
+    global _last
+    given = board.limits if given is None else given
+    tasks = {} if app is None else app.tasks
+    made_of = (app, len(tasks), conf(), given)
+    if all(old is new or old == new for old, new in zip(_last, made_of, strict=False)):
+        return _last[-1]
+    of_tasks = {name: getattr(task, "claim_limit", None) for name, task in tasks.items() if not _is_stock(task)}
+    of_queues = {queue: limit_of(**options) for queue, options in conf().QUEUES.items()}
+    for name, (concurrency, rate) in given.items():
+        known, key = (of_queues, name[1:]) if name.startswith("@") else (of_tasks, name)
+        before = known.get(key) or Limit()
+        known[key] = limit_of(
+            before.places if concurrency is None else concurrency, before.rate if rate is None else rate
+        )
+    limits = Limits(
+        {name: each for name, each in of_tasks.items() if each},
+        {name: each for name, each in of_queues.items() if each},
+    )
+    _last = (*made_of, limits)
+    return limits
+
+
+def _is_stock(task: Any) -> bool:
+    return not getattr(task, "is_transactional", False) or bool(task.is_stock())
+
+
+def read() -> Given:
+    """What was set by hand."""
+    rows = Row.objects.using(databases.home()).values_list("name", "concurrency", "rate")
+    return {name: (concurrency, rate) for name, concurrency, rate in rows}
+
+
+def set_by_hand(name: str, concurrency: int | None, rate: str | None, by: str = "") -> None:
+    """Set a limit for all workers; they heed it within a second or so. Without either, the settings and the code hold.
+
+    Parameters:
+        name: of a task, or of a queue (:func:`name_of`).
+        rate: ``"0"`` takes the rate of the settings away.
+
+    Raises:
+        ValueError: says what a value has to be.
+    """
+    limit_of(concurrency, rate)
+    rows = Row.objects.using(databases.home())
+    if concurrency is None and rate is None:
+        rows.filter(pk=name).delete()
+        return
+    values = {"concurrency": concurrency, "rate": rate, "by": scrub(by, 150), "at": Now()}
+    rows.update_or_create(pk=name, defaults=values)

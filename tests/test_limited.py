@@ -1,0 +1,434 @@
+"""Limits: never more at once than places, never more starts than the rate, and nobody behind who has to wait."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import re
+import signal
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from io import StringIO
+from itertools import pairwise
+
+import pytest
+from celery import current_app
+from django.core.management import CommandError, call_command
+from django.db import IntegrityError, connection, connections, transaction
+
+from jobs.conf import problems
+from jobs.conf.rates import limit_of
+from jobs.database import databases
+from jobs.inspection import census
+from jobs.inspection.why import explain
+from jobs.lifecycle import claims, limited, transitions
+from jobs.lifecycle.board import board
+from jobs.lifecycle.limited import LimitedClaimer
+from jobs.lifecycle.transitions import now_plus
+from jobs.maintenance import clock, rescue
+from jobs.models import Gate, Job, Limit
+from tests import tasks
+from tests.faults.worker import Worker
+from tests.harness import wait_ended
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("node")]
+
+QUEUE = "celery"
+
+
+def take(size: int = 10, claimer: LimitedClaimer | None = None, queue: str = QUEUE) -> list[str]:
+    """Claim, and say by their first arguments what was claimed."""
+    return [job.args[0] for job in claim(size, claimer, queue)]
+
+
+def claim(size: int = 10, claimer: LimitedClaimer | None = None, queue: str = QUEUE) -> list[Job]:
+    """Until there are so many, or nothing comes: of a limit one is claimed after the other."""
+    claimer, found = claimer or LimitedClaimer(), []
+    while len(found) < size and (jobs := claimer.claim("default", queue, board.node, size - len(found))):
+        found += jobs
+    return found
+
+
+def end(*keys: object) -> None:
+    """The runs are over, however that came."""
+    running = [job for job in Job.objects.filter(state="running") if not keys or {*job.args[:1]} & {*keys}]
+    assert running
+    for job in running:
+        assert transitions.fail(job, transitions.error_entry("ValueError", "over"))
+
+
+def test_no_more_run_at_once_than_there_are_places():
+    tasks.two_at_once.delay_many([(name,) for name in "abcd"])
+    assert take() == ["a", "b"]
+    assert take() == []
+    assert sorted(Job.objects.filter(state="running").values_list("limit_place", flat=True)) == [0, 1]
+    end("a")
+    assert take() == ["c"]
+    assert set(Job.objects.filter(state="ready").values_list("lease", "started_at")) == {(0, None)}, "d used nothing"
+
+
+def test_two_running_jobs_have_one_place_never():
+    """Guard: the constraint, and not what a claim has counted."""
+    tasks.two_at_once.delay_many([(name,) for name in "ab"])
+    assert take() == ["a", "b"]
+    for column in ("limit_place", "queue_place"):
+        with pytest.raises(IntegrityError), transaction.atomic():
+            Job.objects.filter(state="running").update(**{column: 0})
+
+
+@pytest.mark.parametrize("ending", ["succeed", "crash", "give_back", "cancel"])
+def test_a_place_is_free_however_its_run_ended(ending):
+    tasks.two_at_once.delay_many([(name,) for name in "abc"])
+    first, second = claim()
+    if ending == "succeed":
+        assert claims.succeed(first, None, 0.1)
+    elif ending == "crash":
+        assert transitions.crash(first, transitions.error_entry("WorkerLostError", "died"), 3)
+    elif ending == "cancel":
+        assert transitions.cancel_running(first, transitions.error_entry("Cancelled", "by hand"))
+    else:
+        assert transitions.give_back("default", board.node, first.token, begun=second.pk) == 1
+    # One that crashed begins anew at the end of the line.
+    assert take() == (["a"] if ending == "give_back" else ["c"])
+
+
+def test_each_key_has_its_own_places():
+    tasks.one_of_a_customer.delay_many([(customer, key) for customer in "ab" for key in "12"])
+    assert [job.args for job in claim()] == [["a", "1"], ["b", "1"]]
+    end("b")
+    assert [job.args for job in claim()] == [["b", "2"]]
+
+
+def test_they_keep_their_turn():
+    for key, priority in (("first", 5), ("late", 5), ("urgent", 0)):
+        tasks.one_of_a_customer.apply_async(("a", key), priority=priority)
+    tasks.one_of_a_customer.apply_async(("b", "other"), priority=3)
+    order = []
+    while jobs := claim(1):
+        order.append(jobs[0].args[1])
+        if jobs[0].args[0] == "a":
+            end("a")
+    assert order == ["urgent", "other", "first", "late"]
+
+
+def test_others_pass_those_that_are_held_back():
+    tasks.two_at_once.delay_many([(n,) for n in range(500)])
+    tasks.noop.delay()
+    claimer = LimitedClaimer()
+    assert take(2, claimer) == [0, 1]
+    assert [job.task for job in claim(1, claimer)] == ["tests.tasks.noop"]
+    assert Job.objects.filter(state="ready", held=True).count() == 498
+    assert take(5, claimer) == []
+    assert Gate.objects.filter(look_at__isnull=False).count() == 1
+    # The process that had them lets in the next ones, before it claims.
+    claimer.note_left(Job.objects.filter(state="running", limit_key__isnull=False))
+    end(1)
+    assert take(5, claimer) == [2]
+    # Whoever else looks, too: that process may be dead.
+    end(0)
+    Gate.objects.update(look_at=1.0)
+    assert take(5) == [3]
+
+
+def test_a_newcomer_stands_behind_those_that_are_held():
+    tasks.two_at_once.delay_many([(n,) for n in range(100)])
+    assert take(2) == [0, 1]
+    assert take() == []
+    assert Job.objects.filter(held=True).count() == 98
+    tasks.two_at_once.delay("new")
+    end(0)
+    Gate.objects.update(look_at=9e9)
+    assert take() == [], "they are not let in yet, and it is not its turn"
+    Gate.objects.update(look_at=1.0)
+    assert take() == [2]
+
+
+def test_all_that_was_held_runs_in_its_order():
+    tasks.two_at_once.delay_many([(n,) for n in range(150)])
+    claimer, order = LimitedClaimer(), []
+    while jobs := claim(1, claimer):
+        order += [job.args[0] for job in jobs]
+        end()
+        claimer.note_left(jobs)
+    assert order == list(range(150))
+    assert not Gate.objects.filter(look_at__isnull=False)
+
+
+def test_what_is_held_in_one_queue_is_let_in_by_the_workers_of_another():
+    tasks.two_at_once.delay_many([(n,) for n in range(100)], queue="mail")
+    claimer = LimitedClaimer()
+    assert take(2, claimer, "mail") == [0, 1]
+    assert take(2, claimer, "mail") == []
+    assert Job.objects.filter(held=True).count() == 98
+    end()
+    Gate.objects.update(look_at=1.0)
+    assert take() == []
+    assert Job.objects.filter(state="ready", held=None).count() == 2
+
+
+def test_a_queue_has_its_own_limit(settings):
+    settings.JOBS = {**settings.JOBS, "QUEUES": {"mail": {"concurrency": 3}}}
+    for _ in range(5):
+        tasks.noop.apply_async((), queue="mail")
+        tasks.noop.apply_async((), queue="other")
+    assert len(claim(10, queue="mail")) == 3
+    assert claim(10, queue="mail") == []
+    assert len(claim(10, queue="other")) == 5
+    end()
+    assert len(claim(10, queue="mail")) == 2
+
+
+def test_limits_of_a_task_and_of_its_queue_both_hold(settings):
+    settings.JOBS = {**settings.JOBS, "QUEUES": {"celery": {"concurrency": 3}}}
+    tasks.two_at_once.delay_many([(name,) for name in "abc"])
+    assert take() == ["a", "b"]
+    tasks.noop.delay_many([()] * 3)
+    assert [job.task for job in claim()] == ["tests.tasks.noop"]
+    assert claim() == []
+
+
+def test_a_rate_lets_one_start_after_the_other():
+    tasks.five_a_second.delay_many([(n,) for n in range(4)])
+    claimer = LimitedClaimer()
+    deadline = time.monotonic() + 5
+    while Job.objects.filter(state="running").count() < 4:
+        assert time.monotonic() < deadline
+        time.sleep(min(claimer.patience, 0.01))
+        claim(10, claimer)
+    assert_paced(0.2, 4)
+
+
+def assert_paced(pause: float, number: int) -> None:
+    """By the time of the claims."""
+    started = sorted(Job.objects.filter(state="running").values_list("started_at", flat=True))
+    gaps = [(after - before).total_seconds() for before, after in pairwise(started)]
+    assert len(started) == number
+    # On SQLite a claim is several statements, each with a clock of its own.
+    assert min(gaps) >= pause - (0.05 if connection.vendor == "sqlite" else 1e-5), gaps
+
+
+def test_what_a_rate_lets_in_begins_now_and_not_behind_others():
+    tasks.noop.delay()
+    tasks.five_a_second.delay("paced")
+    tasks.noop.delay()
+    claimer = LimitedClaimer()
+    both = claimer.claim("default", QUEUE, board.node, 10)
+    assert [job.task for job in both] == ["tests.tasks.noop"] * 2
+    assert take(10, claimer) == ["paced"]
+
+
+def test_a_queue_has_its_own_rate(settings):
+    settings.JOBS = {**settings.JOBS, "QUEUES": {"mail": {"rate": "60/m"}}}
+    for _ in range(3):
+        tasks.noop.apply_async((), queue="mail")
+    claimer = LimitedClaimer()
+    assert len(claim(10, claimer, "mail")) == 1
+    assert claim(10, claimer, "mail") == []
+    assert 0.5 < claimer.patience <= 1
+    Gate.objects.update(next_at=limited.clock("default"))
+    assert len(claim(10, claimer, "mail")) == 1
+
+
+def test_the_rate_limit_of_celery_is_that_of_all_workers():
+    tasks.six_a_minute.delay_many([(n,) for n in range(10)])
+    assert take() == [0]
+    assert take() == []
+    [gate] = Gate.objects.all()
+    assert gate.next_at - gate.last_at == pytest.approx(10)
+
+
+def test_jobs_from_before_their_task_had_a_limit_have_it_as_well():
+    tasks.two_at_once.delay_many([(name,) for name in "abcd"])
+    Job.objects.update(limit_key=None)
+    claimer = LimitedClaimer()
+    assert take(10, claimer) == ["a", "b"]
+    assert take(10, claimer) == []
+
+
+def test_plain_jobs_are_claimed_by_the_plain_statement():
+    tasks.noop.delay_many([()] * 5)
+    claimer = LimitedClaimer()
+    assert len(claim(1, claimer)) == 1
+    tasks.two_at_once.delay("a")
+    rest = claimer.claim("default", QUEUE, board.node, 10)
+    assert [job.task for job in rest] == ["tests.tasks.noop"] * 4
+    assert take(10, claimer) == ["a"]
+
+
+def why(number: int) -> dict[str, object]:
+    """The first reason why the job of this argument waits."""
+    job = next(job for job in Job.objects.filter(state="ready") if job.args[:1] == [number])
+    _, (first, *_) = explain(job.pk)
+    return {"code": first.code, "says": first.says, **first.evidence}
+
+
+@pytest.fixture
+def alive(node):
+    """This process's node is a worker that beats."""
+    node.queues, node.tasks, node.concurrency = [QUEUE, "mail"], list(current_app.tasks), 8
+    node.save()
+    with databases.side() as side:
+        rescue.first_beat(side, node.pk)
+
+
+def test_why_names_the_limit_and_who_has_its_places(alive):
+    tasks.two_at_once.delay_many([(n,) for n in range(100)])
+    assert take(100) == [0, 1]
+    for number, ahead in ((2, 0), (50, 48)):
+        found = why(number)
+        holders = [str(job.pk) for job in Job.objects.filter(state="running").order_by("started_at")]
+        assert (found["code"], found["limit"], found["jobs"], found["ahead"]) == ("limit_reached", 2, holders, ahead)
+        assert holders[0] in found["says"]
+    end()
+    assert why(2)["code"] != "limit_reached"
+
+
+def test_why_names_the_rate(alive):
+    tasks.six_a_minute.delay_many([(n,) for n in range(3)])
+    assert take() == [0]
+    found = why(1)
+    assert (found["code"], found["limit"]) == ("rate_reached", "6/m")
+    assert 5 < found["seconds"] <= 10
+
+
+def test_why_names_the_limit_of_the_queue(alive, settings):
+    settings.JOBS = {**settings.JOBS, "QUEUES": {"mail": {"concurrency": 1}}}
+    for n in range(2):
+        tasks.effect.apply_async((n,), queue="mail")
+    assert len(claim(queue="mail")) == 1
+    assert why(1)["code"] == "limit_reached"
+
+
+def test_a_limit_that_is_reached_is_told_and_is_no_fault(alive):
+    tasks.two_at_once.delay_many([(n,) for n in range(3)])
+    assert take() == [0, 1]
+    Job.objects.update(run_at=now_plus(-3600))
+    found = census.gather(live=True)
+    remarks = dict(census.remarks(found))
+    assert set(remarks) <= set(census.NO_FAULT), remarks
+    assert "limit reached" in remarks["limited"]
+    [row] = [row for row in found["limits"] if row["reached"]]
+    assert (row["name"], row["running"], row["concurrency"]) == ("tests.tasks.two_at_once", 2, 2)
+
+
+def test_what_is_set_by_hand_wins_and_holds_within_a_poll(settings):
+    tasks.two_at_once.delay_many([(n,) for n in range(6)])
+    tasks.noop.apply_async((), queue="mail")
+    call_command("jobs", "limit", "--task", "two_at_once", "--concurrency", "3", stdout=StringIO())
+    call_command("jobs", "limit", "mail", "--rate", "1/h", stdout=StringIO())
+    assert take() == [0, 1], "not yet"
+    clock.tick()
+    assert take() == [2]
+    assert len(claim(queue="mail")) == 1
+    tasks.noop.apply_async((), queue="mail")
+    assert claim(queue="mail") == []
+    # A lower one ends nothing, and lets nobody in until fewer run.
+    call_command("jobs", "limit", "--task", "two_at_once", "--concurrency", "1", stdout=StringIO())
+    clock.tick()
+    end(2)
+    assert take() == []
+    end()
+    assert take() == [3]
+    for clear in (("--task", "two_at_once"), ("mail",)):
+        call_command("jobs", "limit", *clear, "--clear", stdout=StringIO())
+    clock.tick()
+    assert (take(), len(claim(queue="mail"))) == ([4], 1)
+
+
+def test_limits_are_listed_and_wrong_ones_refused(settings):
+    settings.JOBS = {**settings.JOBS, "QUEUES": {"mail": {"concurrency": 3, "rate": "100/m"}}}
+    out = StringIO()
+    call_command("jobs", "limit", stdout=out)
+    assert "queue mail: 3 at once (0 run), 100/m" in out.getvalue()
+    for wrong in (("mail",), ("mail", "--rate", "often"), ("mail", "--concurrency", "0"), ("--rate", "1/s")):
+        with pytest.raises(CommandError):
+            call_command("jobs", "limit", *wrong, stdout=StringIO())
+    assert not Limit.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("queues", "says"),
+    [
+        ({"mail": {"concurency": 3}}, r"has no option 'concurency': did you mean `concurrency`\?"),
+        ({"mail": {"concurrency": 0}}, "concurrency=0 must be a whole number from 1"),
+        ({"mail": {"rate": "100 a minute"}}, "rate='100 a minute' must be a number and its time"),
+        (["mail"], "must be a dict of dicts"),
+    ],
+)
+def test_settings_that_cannot_work_say_so(settings, queues, says):
+    settings.JOBS = {**settings.JOBS, "QUEUES": queues}
+    [problem] = problems()
+    assert re.search(says, problem)
+
+
+@pytest.mark.parametrize(("rate", "number", "seconds"), [("100/m", 100, 60), ("1000/s", 1000, 1), ("7/h", 7, 3600)])
+def test_no_stretch_of_time_has_more_starts_than_the_rate(rate, number, seconds):
+    limit = limit_of(rate=rate)
+    assert limit.burst - 1 + math.ceil(seconds / limit.pause - 1e-9) <= number
+    assert seconds / limit.pause > 0.9 * number, "and few are lost"
+
+
+@pytest.mark.parametrize("of", ["task", "queue"])
+def test_never_four_of_three_run_while_workers_are_killed(of, settings):
+    """Sampled from the rows while processes, and whole workers, are killed at random."""
+    settings.JOBS = {**settings.JOBS, "MAX_CRASHES": 1000, "MAX_NODE_LOSSES": 1000}
+    if of == "queue":
+        settings.JOBS |= {"QUEUES": {"mail": {"concurrency": 3}}}
+    task, queue = (tasks.three_at_once, QUEUE) if of == "task" else (tasks.lingers, "mail")
+    seen: Counter[int] = Counter()
+    random.seed(5)
+
+    def sample() -> None:
+        placed = {"limit_place__isnull": False} if of == "task" else {"queue": "mail"}
+        seen[Job.objects.filter(state="running", **placed).count()] += 1
+
+    with ExitStack() as stack:
+        workers = [stack.enter_context(Worker("-Q", f"{QUEUE},mail", concurrency=3)) for _ in range(2)]
+        keys = [result.id for result in task.delay_many([(n, 0.1) for n in range(80)], queue=queue)]
+        for round_ in range(6):
+            deadline = time.monotonic() + 0.7
+            while time.monotonic() < deadline:
+                sample()
+            victim = random.choice(workers)
+            if round_ == 3:
+                victim.kill()
+                workers.remove(victim)
+                workers.append(stack.enter_context(Worker("-Q", f"{QUEUE},mail", concurrency=3)))
+            else:
+                with suppress(ProcessLookupError):
+                    os.kill(random.choice(victim.children).pid, signal.SIGKILL)
+        deadline = time.monotonic() + 60
+        while Job.objects.filter(pk__in=keys).exclude(state="succeeded").exists():
+            sample()
+            assert time.monotonic() < deadline, Counter(Job.objects.values_list("state", "held"))
+    assert max(seen) == 3, seen
+
+
+def test_a_rate_is_that_of_all_who_claim_together():
+    tasks.five_a_second.delay_many([(n,) for n in range(10)])
+
+    def run() -> None:
+        claimer = LimitedClaimer()
+        try:
+            while Job.objects.filter(state="ready").exists():
+                claim(10, claimer)
+                time.sleep(min(claimer.patience, 0.005))
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(4) as pool:
+        for future in [pool.submit(run) for _ in range(4)]:
+            future.result(60)
+    assert_paced(0.2, 10)
+
+
+def test_workers_keep_a_rate_as_one():
+    began = time.monotonic()
+    results = tasks.five_a_second.delay_many([(n,) for n in range(10)])
+    with Worker(concurrency=2), Worker(concurrency=2):
+        wait_ended(*[result.id for result in results])
+    assert time.monotonic() - began > 9 * 0.2
+    assert Gate.objects.get().next_at > 0
