@@ -33,6 +33,7 @@ from jobs.models import Gate, Job, Limit
 from tests import tasks
 from tests.faults.worker import Worker
 from tests.harness import wait_ended
+from tests.servers import wait_for
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("node")]
 
@@ -432,3 +433,13 @@ def test_workers_keep_a_rate_as_one():
         wait_ended(*[result.id for result in results])
     assert time.monotonic() - began > 9 * 0.2
     assert Gate.objects.get().next_at > 0
+
+
+def test_celery_control_sets_the_rate_of_all_workers():
+    name = "tests.tasks.six_a_minute"
+    with Worker(concurrency=1):
+        [wrong] = current_app.control.rate_limit(name, "often", reply=True, timeout=20, limit=1)
+        assert "must be a number and its time" in str(wrong)
+        [answer] = current_app.control.rate_limit(name, "1/h", reply=True, timeout=20, limit=1)
+        assert "new rate limit set successfully" in str(answer)
+        wait_for(lambda: Limit.objects.filter(pk=name, rate="1/h").exists(), 20, "the row")

@@ -8,6 +8,7 @@ from benchmarks.figures.figure import Column, Figure
 from benchmarks.figures.held import Held
 from benchmarks.figures.idle import Idle
 from benchmarks.figures.latency import Latency
+from benchmarks.figures.limits import Limits
 from benchmarks.figures.many import Many
 from benchmarks.figures.size import Size
 from benchmarks.figures.sqlite import Sqlite
@@ -17,5 +18,5 @@ __all__ = ["FIGURES", "Column", "Figure"]
 #: In the order of the report.
 FIGURES: dict[str, Figure] = {
     figure.name: figure
-    for figure in (Enqueue(), Bulk(), Drain(), Latency(), Sqlite(), Size(), Held(), Many(), Idle(), Disk())
+    for figure in (Enqueue(), Bulk(), Drain(), Latency(), Sqlite(), Size(), Held(), Limits(), Many(), Idle(), Disk())
 }
