@@ -177,7 +177,7 @@ BREAKERS: list[tuple[str, Callable[[], object]]] = [
 ]
 
 #: Broken by something else than a row; tested below.
-OTHERS = {"dead-everywhere", "one-marker-per-key", "schema-complete"}
+OTHERS = {"dead-everywhere", "one-job-per-place", "one-marker-per-key", "schema-complete"}
 
 
 def worker_node() -> Node:
@@ -403,6 +403,24 @@ def test_a_key_that_has_two_markers_is_named(worker, monkeypatch):
         Marker.objects.all().delete()
         with connection.schema_editor() as editor:
             editor.add_constraint(Marker, unique)
+
+
+def test_a_place_that_two_jobs_have_is_named(monkeypatch):
+    what = next(each for each in Job._meta.constraints if each.name == "jobs_job_place")
+    with monkeypatch.context() as patch, connection.schema_editor() as editor:
+        # SQLite makes the table again, from the model.
+        patch.setattr(Job._meta, "constraints", [each for each in Job._meta.constraints if each is not what])
+        editor.remove_constraint(Job, what)
+    try:
+        node = Node.objects.create(hostname="h", pid=1)
+        for _ in range(2):
+            values = {"node": node, "token": 1, "lease": 1, "started_at": timezone.now()}
+            Job.objects.create(task="t", queue="q", state="running", limit_key="t:1", limit_place=0, **values)
+        assert found(verify(patient=False))["one-job-per-place"].examples == ["t:1"]
+    finally:
+        Job.objects.all().delete()
+        with connection.schema_editor() as editor:
+            editor.add_constraint(Job, what)
 
 
 def test_a_constraint_that_was_dropped_is_named(monkeypatch):

@@ -66,7 +66,6 @@ WITH found AS MATERIALIZED (
             LIMIT {window}
         ) AS first
     ) AS head
-    JOIN jobs_job AS job ON job.id = head.id AND job.state = 'ready'
     LEFT JOIN LATERAL (
         SELECT number AS place FROM generate_series(0, head.places - 1) AS number
         WHERE NOT EXISTS (
@@ -75,6 +74,10 @@ WITH found AS MATERIALIZED (
         )
         LIMIT 1
     ) AS spot ON true
+    -- One by one by their key, whatever the planner thinks of the table.
+    CROSS JOIN LATERAL (
+        SELECT id FROM jobs_job WHERE id = head.id AND state = 'ready' FOR UPDATE SKIP LOCKED
+    ) AS job
     WHERE head.own IS NULL OR (
         -- One that was called before its task had a limit has no key yet.
         head.limit_key IS NOT NULL AND (head.places IS NULL OR spot.place IS NOT NULL)
@@ -86,7 +89,6 @@ WITH found AS MATERIALIZED (
     )
     ORDER BY head.rank, head.run_at, head.id
     LIMIT {limit}
-    FOR UPDATE OF job SKIP LOCKED
 ) {picked}
 UPDATE jobs_job
 SET state = 'running', lease = lease + 1, token = %(token)s, node_id = %(node)s, backend = %(backend)s,
