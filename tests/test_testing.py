@@ -209,7 +209,7 @@ def test_a_limit_stops_it(case):
 
 
 def test_what_never_ends_is_an_error(case, monkeypatch):
-    monkeypatch.setattr("jobs.testing.ENDLESS", 3)
+    monkeypatch.setattr("jobs.testing.inline.ENDLESS", 3)
     leaves.delay_many([("a",), ("b",), ("c",), ("d",)])
     with pytest.raises(AssertionError, match="3 jobs ran, and there are still more"):
         run_jobs()
