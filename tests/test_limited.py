@@ -22,7 +22,7 @@ from django.db import IntegrityError, connection, connections, transaction
 from jobs.conf import problems
 from jobs.conf.rates import limit_of
 from jobs.database import databases
-from jobs.inspection import census
+from jobs.inspection import census, remarks
 from jobs.inspection.why import explain
 from jobs.lifecycle import claims, limited, transitions
 from jobs.lifecycle.board import board
@@ -308,9 +308,9 @@ def test_a_limit_that_is_reached_is_told_and_is_no_fault(alive):
     assert take() == [0, 1]
     Job.objects.update(run_at=now_plus(-3600))
     found = census.gather(live=True)
-    remarks = dict(census.remarks(found))
-    assert set(remarks) <= set(census.NO_FAULT), remarks
-    assert "limit reached" in remarks["limited"]
+    noted = {each.kind: each.text for each in remarks.of(found)}
+    assert set(noted) <= set(remarks.NO_FAULT), noted
+    assert "limit reached" in noted["limited"]
     [row] = [row for row in found["limits"] if row["reached"]]
     assert (row["name"], row["running"], row["concurrency"]) == ("tests.tasks.two_at_once", 2, 2)
 

@@ -12,7 +12,7 @@ from django.core.management import CommandError, call_command
 from django.utils import timezone
 
 from jobs.database import databases
-from jobs.inspection import census
+from jobs.inspection import census, remarks
 from jobs.inspection.verify import verify
 from jobs.lifecycle import queues, transitions
 from jobs.maintenance import rescue
@@ -96,10 +96,10 @@ def test_nobody_calls_it_late_that_a_paused_queue_waits(worker):
     queues.pause("celery")
     report = verify(patient=False)
     assert report.violations == report.recovering == 0
-    assert "has waited" not in "".join(text for _, text in census.remarks(census.gather(live=True)))
+    assert "has waited" not in "".join(each.text for each in remarks.of(census.gather(live=True)))
     queues.resume("celery")
     assert verify(patient=False).violations == 1
-    assert "has waited" in "".join(text for _, text in census.remarks(census.gather(live=True)))
+    assert "has waited" in "".join(each.text for each in remarks.of(census.gather(live=True)))
 
 
 @pytest.fixture
@@ -117,7 +117,9 @@ def test_commands():
         "celery: paused, 1 jobs are ready\nmail: paused, 0 jobs are ready\n"
     )
     assert run("pause", "mail") == "mail: was paused already\n"
-    assert "mail: is paused; manage.py jobs resume mail" in run("status", "--live")
+    said = run("status", "--live")
+    assert "why not); manage.py jobs resume mail" in said
+    assert "celery: is paused, and 1 job waits (" in said
     assert json.loads(run("status", "--json"))["queues"]["celery"]["paused"] is True
     assert "mail: paused at" in run("pause")
     assert "why not" in run("pause")

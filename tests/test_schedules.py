@@ -30,7 +30,7 @@ from jobs import checks
 from jobs.calling import entries
 from jobs.calling.ticks import IN_TIME
 from jobs.database import databases
-from jobs.inspection import census, schedules, why
+from jobs.inspection import census, remarks, schedules, why
 from jobs.maintenance import rescue
 from jobs.maintenance.schedules import GONE, LEFT, LOOK, Schedules, decide
 from jobs.models import Action, Job, Schedule
@@ -48,6 +48,10 @@ pytestmark = pytest.mark.django_db(transaction=True)
 SECOND = datetime.timedelta(seconds=1)
 HOUR = 3600 * SECOND
 EFFECT = tasks.effect.name
+
+
+def noted() -> dict[str, str]:
+    return {each.kind: each.text for each in remarks.of(census.gather(live=True))}
 
 
 @pytest.fixture
@@ -137,7 +141,7 @@ def test_a_missed_tick_runs_once_late_or_is_skipped(beat, options, made):
     assert [job.headers[entries.TICK] for job in Job.objects.all()] == [row.missed_at.isoformat()] * made
     [each] = schedules.gather(True)
     assert each["status"] == "missed"
-    assert "missed its tick of" in dict(census.remarks(census.gather(live=True)))["schedule_missed"]
+    assert "missed its tick of" in noted()["schedule_missed"]
     # The next one in time ends it.
     Schedule.objects.update(last_run=row.next_tick)
     assert schedules.gather(True)[0]["status"] == "fine"
@@ -184,7 +188,7 @@ def test_a_call_that_cannot_be_made_loses_its_tick_and_stops_nobody(beat):
     bad = Schedule.objects.get(pk="bad")
     assert "TypeError" in bad.error
     assert bad.next_tick > timezone.now()
-    assert "could not be made" in dict(census.remarks(census.gather(live=True)))["schedule_error"]
+    assert "could not be made" in noted()["schedule_error"]
 
 
 def test_what_celery_evaluates_at_the_call_is_evaluated_then(beat):
@@ -357,9 +361,8 @@ def test_a_paused_entry_makes_no_job_and_misses_nothing(beat):
     assert worker.run_once() == {"ticks": 0, "missed": 0}
     [each] = schedules.gather(True)
     assert (each["status"], each["paused_by"], each["reason"]) == ("paused", "ann", "the warehouse is moved")
-    assert ("paused", "the schedule e: is paused; manage.py jobs schedule --resume 'e'") in list(
-        census.remarks(census.gather(live=True))
-    )
+    [remark] = remarks.of(census.gather(live=True))
+    assert remark.line == "the schedule e: is paused; manage.py jobs schedule --resume 'e'"
     assert operations.resume("e")
     assert not operations.resume("e")
     assert worker.run_once() == {"ticks": 0, "missed": 0}
@@ -398,7 +401,7 @@ def test_an_overdue_entry_needs_attention(beat):
     beat["e"] = entry(60)
     Schedules().run_once()
     move("e", 60 * SECOND + IN_TIME + SECOND)
-    assert "no worker has made its job" in dict(census.remarks(census.gather(live=True)))["schedule_overdue"]
+    assert "no worker has made its job" in noted()["schedule_overdue"]
 
 
 def command(*args: str) -> str:
@@ -612,7 +615,7 @@ def test_celery_beat_beside_doubles_nothing(tmp_path):
             process.wait()
     each_tick_once("second", 5, SECOND)
     assert all(entries.TICK in job.headers for job in Job.objects.all()), "beat made a job of its own"
-    assert "celery beat runs beside" in dict(census.remarks(census.gather(live=True)))["beat"]
+    assert "celery beat runs beside" in noted()["beat"]
 
 
 def test_decide_is_done_once_for_each_tick_even_by_hand(beat):

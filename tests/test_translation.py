@@ -30,7 +30,7 @@ from django.utils.text import capfirst
 import jobs
 from jobs.database import databases
 from jobs.errors import UniqueTaken
-from jobs.inspection import census, schedules
+from jobs.inspection import census, remarks, schedules
 from jobs.inspection.verify import verify
 from jobs.lifecycle import queues, transitions
 from jobs.maintenance import rescue
@@ -305,7 +305,7 @@ def test_the_page_of_a_job_in_each_state(in_german, german, state):
     Effect.objects.create(name="charge", key="7", job=job.pk, lease=0)
     Action.objects.create(job=job.pk, what="retry", by="ada", why="Umzug")
     label = {"running": "läuft", "succeeded": "erfolgreich"}.get(state, "")
-    look(german, in_german, admin("job_change", job.pk), "Versuche", "Was dazugehört", "Eingriffe von Hand", label)
+    look(german, in_german, admin("job_change", job.pk), "Geschichte", "Was dazugehört", "Eingriffe von Hand", label)
 
 
 @pytest.mark.django_db
@@ -351,7 +351,7 @@ def test_the_dashboard(in_german, german):
     tally(2 * MINUTE, 5, state="failed", error="ValueError")
     Instance.objects.update_or_create(pk=1, defaults={"mark": "another"})
     for by in ("state", "task", "queue"):
-        words = ("Braucht Aufmerksamkeit", "10,0 h", "seine Queue bedient", "ist angehalten", "Beendete Jobs, letzte")
+        words = ("Probleme: ", "10,0 h", "seine Queue bedient", "ist angehalten", "Beendete Jobs, letzte")
         look(german, in_german, admin("dashboard"), *words, by=by, span="day" if by == "task" else "hour")
 
 
@@ -373,7 +373,7 @@ def test_lists_nodes_markers_and_calls(in_german, german):
     look(german, in_german, admin("job_changelist"), "Erstellt seit: 'bald' ist kein Zeitpunkt", since="bald")
     jobs_made = [make(state) for state in Job.State.values]
     for query in ({}, {"state__exact": "failed"}, {"o": "ended"}, {"q": "nichts"}):
-        look(german, in_german, admin("job_changelist"), "Gemeinsamkeiten", **query)
+        look(german, in_german, admin("job_changelist"), "weitere Filter", **query)
     transitions.bury(make_node().pk, "default")
     transitions.bury(make_node().pk, "default", signed_off=True)
     for node in (alive(), alive(stopping_at=timezone.now()), alive(queues=[]), make_node(), *Node.objects.all()):
@@ -469,6 +469,5 @@ def test_commands_speak_the_language_of_the_project_and_json_none(settings):
         call_command("jobs", "cancel", str(job.pk), "--json", stdout=out)
     assert json.loads(out.getvalue())["refused"][0]["why"] == "is failed: nothing to cancel"
     queues.pause("celery")
-    assert [text for _, text in census.remarks(census.gather(live=True))] == [
-        "celery: ist angehalten; manage.py jobs resume celery"
-    ]
+    [remark] = remarks.of(census.gather(live=True))
+    assert remark.line == "celery: ist angehalten; manage.py jobs resume celery"

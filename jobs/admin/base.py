@@ -18,11 +18,14 @@ from django.template.response import TemplateResponse
 from django.urls import path, reverse
 from django.utils import timezone
 from django.utils.html import format_html
+from django.utils.text import Truncator
 from django.utils.translation import gettext
 from django.views.decorators.http import require_POST
 
 from jobs.arguments import scrub
+from jobs.inspection.times import duration
 from jobs.models import Job, State
+from jobs.operations.redaction import Shown
 from jobs.operations.selection import DIGITS
 
 NOTHING = "-"  #: What stands for a value that is not there.
@@ -189,12 +192,35 @@ def time_tag(value: datetime.datetime | None) -> str:
     return format_html(html, local.isoformat(), f"{local:%Y-%m-%d}", f"{local:%H:%M:%S}")
 
 
+def ago_tag(value: datetime.datetime | None) -> str:
+    """How long ago, or in what time; and exactly on hover."""
+    if value is None:
+        return NOTHING
+    local = timezone.localtime(value) if timezone.is_aware(value) else value
+    seconds = (timezone.now() - (value if timezone.is_aware(value) else timezone.make_aware(value))).total_seconds()
+    says = gettext("%(time)s ago") if seconds >= 0 else gettext("in %(time)s")
+    return format_html(
+        '<time datetime="{0}" title="{0}">{1}</time>', local.isoformat(), says % {"time": duration(abs(seconds))}
+    )
+
+
 def badge(look: str, label: Any) -> str:
     return format_html('<span class="job-state {}">{}</span>', look, label)
 
 
 def pretty(value: Any) -> str:
     return preformatted(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+def arguments(job: Job, length: int = 80) -> str:
+    """Of the call, in one line; with what people may not see left out."""
+    seen = Shown(job)
+    given = [*map(_brief, seen.args), *(f"{name}={_brief(value)}" for name, value in seen.kwargs.items())]
+    return Truncator(scrub(", ".join(given), 1000)).chars(length)
+
+
+def _brief(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def preformatted(text: str) -> str:

@@ -3,30 +3,43 @@
 import datetime
 import math
 import uuid
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from django.contrib import admin, messages
+from django.contrib.admin.utils import quote
 from django.contrib.admin.views.main import ChangeList
 from django.core import checks
 from django.core.exceptions import PermissionDenied
-from django.db.models import QuerySet
+from django.db.models import Count, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import get_object_or_404
+from django.utils import timezone
+from django.utils.formats import date_format
 from django.utils.html import format_html
-from django.utils.translation import gettext, pgettext_lazy
+from django.utils.http import urlencode
+from django.utils.translation import gettext, ngettext, pgettext_lazy
 from django.utils.translation import gettext_lazy as _
 
-from jobs.admin.base import NOTHING, ReadOnlyAdmin, badge, column, may, time_column, url_of
+from jobs.admin.base import NOTHING, ReadOnlyAdmin, arguments, badge, column, may, time_column, url_of
 from jobs.arguments import parse_uuid, scrub
+from jobs.calling import progress
+from jobs.conf import conf
 from jobs.inspection import census
 from jobs.inspection.census import LIVE, at_least
-from jobs.inspection.dashboard import FAILURES, Dashboard
+from jobs.inspection.dashboard import FAILURES, Chart, Dashboard
+from jobs.inspection.remarks import INFO, Remark, sentence
 from jobs.inspection.times import duration
 from jobs.lifecycle import queues
+from jobs.maintenance.tally import HOUR
 from jobs.models import Job, Node, Overview, Pause, State
 from jobs.operations import workers
+from jobs.operations.actions import OPERATIONS
 from jobs.operations.selection import DIGITS
+
+#: Remarks on what waits in a queue.
+QUEUED = ("starving", "standing", "growing", "busy", "paused")
 
 LABELS = {"hour": _("last hour"), "day": _("last day"), "week": _("last week")}
 BY = {"state": _("state"), "task": _("task"), "queue": _("queue")}
@@ -46,12 +59,13 @@ class OverviewAdmin(ReadOnlyAdmin):
             self.path("", "overview_changelist", self.changelist_view),
             self.path("verify/", "verify", self.verify),
             self.path("queue/", "queue_switch", self.switch, posts=True),
+            self.path("seen/", "node_seen", self.seen, posts=True),
         ]
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         board = Dashboard(request.GET.get("span", "hour"), request.GET.get("by", "state"))
         chart, failures, found = board.chart(), board.failures(), board.found
-        by_state = board.by == "state"
+        by_state, faults, said = board.by == "state", checks.run_checks(tags=["jobs"]), progress.of(board.running)
         names = {state.value: state.label for state in State} if by_state else {"": gettext("others")}
         # A state has colours of its own.
         series = [
@@ -63,8 +77,20 @@ class OverviewAdmin(ReadOnlyAdmin):
             "dashboard.html",
             gettext("Dashboard"),
             board=board,
+            worst=next((each.severity for each in board.remarks if each.severity != INFO), "fine"),
+            sentence=sentence(board.remarks, _settings(faults)),
+            problems=[(each, duration(each.since), *_ways(request, each)) for each in board.remarks],
+            running=[
+                (job, duration(job.age.total_seconds()), said.get(job.pk), arguments(job)) for job in board.running
+            ],
+            names={node["id"]: node["hostname"] for node in found["nodes"]},
+            may_kill=may(request, "kill_job"),
+            kill=OPERATIONS["kill"],
+            killing={"operation": "kill"},
             chart=chart,
-            bars=_bars(chart.begins, series, chart.highest),
+            bars=_bars(chart, series),
+            hours=_hours(chart.begins),
+            cuts=[(_place(place + 0.5, chart.begins), count) for place, count in chart.cut.items()],
             chart_label=gettext("Ended jobs, %(span)s, by %(by)s")
             % {"span": LABELS[board.span.name], "by": BY[board.by]},
             legend=[(look, label, sum(counts)) for look, label, counts in series],
@@ -75,7 +101,11 @@ class OverviewAdmin(ReadOnlyAdmin):
             spans=LABELS.items(),
             bys=BY.items(),
             durations=[
-                (each["task"], each["count"], map(_short, (*each["ran"].values(), *each["waited"].values())))
+                (
+                    each["task"],
+                    each["count"],
+                    *(" · ".join(map(_short, each[name].values())) for name in ("ran", "waited")),
+                )
                 for each in board.durations()
             ],
             failures=failures[:FAILURES],
@@ -90,7 +120,7 @@ class OverviewAdmin(ReadOnlyAdmin):
                 {**node, "up": duration(node["age_seconds"]), "beat": duration(node["beat_seconds"])}
                 for node in found["nodes"]
             ],
-            checks=checks.run_checks(tags=["jobs"]),
+            checks=faults,
             may_pause=may(request, "pause_queue"),
         )
 
@@ -109,6 +139,14 @@ class OverviewAdmin(ReadOnlyAdmin):
         known = set(Job.objects.filter(pk__in=filter(None, keys.values())).values_list("pk", flat=True))
         findings = [(each, [(key, keys[key] in known) for key in each.examples]) for each in report.findings]
         return self.render(request, "verify.html", title, report=report, findings=findings)
+
+    def seen(self, request: HttpRequest) -> HttpResponse:
+        """Somebody has seen which workers died."""
+        if not may(request, "control_node"):
+            raise PermissionDenied
+        for node in workers.seen():
+            self.log_change(request, node, "seen")
+        return HttpResponseRedirect(url_of("dashboard"))
 
     def switch(self, request: HttpRequest) -> HttpResponse:
         """Pause a queue, or resume it."""
@@ -132,14 +170,89 @@ class OverviewAdmin(ReadOnlyAdmin):
         return HttpResponseRedirect(url_of("dashboard"))
 
 
-def _bars(begins: list[datetime.datetime], series: list[tuple[Any, Any, list[int]]], highest: int) -> Iterator[Any]:
-    """Look, number of the stack, top, count, begin and label of each, in jobs."""
-    for number, begin in enumerate(begins):
-        top = highest
+def _bars(chart: Chart, series: list[tuple[Any, Any, list[int]]]) -> Iterator[Any]:
+    """Number of the bar, what it says, and its parts: look, top and height of each, in jobs."""
+    for number, begin in enumerate(chart.begins):
+        top, parts, says = chart.top, [], [f"{timezone.localtime(begin):%Y-%m-%d %H:%M}"]
         for look, label, counts in series:
             if count := counts[number]:
-                top -= count
-                yield look, number, top, count, begin, label
+                height = min(count, top)
+                top -= height
+                parts.append((look, top, height))
+                says.append(f"{label}: {count}")
+        yield number, ", ".join(says), parts
+
+
+def _place(number: float, begins: list[datetime.datetime]) -> float:
+    """In percent of the chart's width."""
+    return round(100 * number / len(begins), 2)
+
+
+def _hours(begins: list[datetime.datetime]) -> Iterator[tuple[float, str]]:
+    """Where the axis has a moment, and which: of an hour each tenth minute, else each fourth hour, or each day."""
+    step = begins[1] - begins[0]
+    for number, begin in enumerate(map(timezone.localtime, begins)):
+        if step < HOUR:
+            is_round, text = begin.minute % 10 == 0, f"{begin:%H:%M}"
+        elif step == HOUR:
+            is_round, text = begin.hour % 4 == 0, f"{begin:%H:%M}"
+        else:
+            is_round, text = begin.hour < 6, date_format(begin, "D j.n.")
+        if is_round:
+            yield _place(number, begins), text
+
+
+def _settings(faults: list[Any]) -> list[str]:
+    number = len(faults)
+    says = ngettext("%(number)s setting to look at", "%(number)s settings to look at", number)
+    return [says % {"number": number}] if faults else []
+
+
+def _ways(request: HttpRequest, remark: Remark) -> tuple[Any, Any]:
+    """Where somebody can see it: a label and a URL; and the button that mends it: a label, a URL, fields and a warning.
+
+    None stands for what there is not, or for what this reader may not.
+    """
+    about, kind = remark.about, remark.kind
+    query: dict[str, Any] = {
+        "overdue": {"state__exact": "scheduled"},
+        "unknown_task": {"state__exact": "scheduled", "task": about},
+        "failed": {"state__exact": "failed", "task": about, "since": "1h"},
+        **{name: {"state__exact": "ready", "queue": about} for name in QUEUED},
+    }.get(kind, {})
+    link: Any = None
+    if query:
+        link = gettext("Show them"), f"{url_of('job_changelist')}?{urlencode(query)}"
+    elif kind in ("stuck", "batch"):
+        link = gettext("Show the job"), url_of("job_change", about)
+    elif kind == "dead":
+        link = gettext("Show them"), f"{url_of('node_changelist')}?dead_at__isempty=0"
+    elif kind.startswith("schedule_"):
+        link = gettext("Show it"), url_of("schedule_change", quote(about))
+    entry = {"_selected_action": about, "index": "0"}
+    kill = OPERATIONS["kill"]
+    ways: dict[str, tuple[str, Any, str, dict[str, Any], Any]] = {
+        "paused": ("pause_queue", _("Resume"), url_of("queue_switch"), {"verb": "resume", "queue": about}, ""),
+        "failed": (
+            "retry_job",
+            _("Retry these"),
+            f"{url_of('job_operate')}?{urlencode(query)}",
+            {"operation": "retry", "scope": "all"},
+            _("All failed jobs of this task that were created in the last hour run again."),
+        ),
+        "dead": ("control_node", _("Seen"), url_of("node_seen"), {}, ""),
+        "schedule_paused": (
+            "operate_schedule", _("Resume"), url_of("schedule_changelist"), {**entry, "action": "resume"}, ""
+        ),
+        "schedule_missed": (
+            "operate_schedule", _("Run now"), url_of("schedule_changelist"), {**entry, "action": "run_now"}, ""
+        ),
+    }  # fmt: skip
+    if kind == "stuck":
+        url = url_of("job_operate_one", about)
+        ways["stuck"] = ("kill_job", kill.label, url, {"operation": "kill"}, kill.warns)
+    permission, *button = ways.get(kind, ("", None))
+    return link, button if permission and may(request, permission) else None
 
 
 def _short(seconds: float | None) -> str:
@@ -151,7 +264,11 @@ def _short(seconds: float | None) -> str:
 
 def look_at(nodes: Iterable[Any]) -> None:
     """Give each what its row does not say: its silence, and how many jobs it runs."""
-    running = census.running_by_node()
+    running: dict[Any, Counter[str]] = defaultdict(Counter)
+    for alias in conf().DATABASES:
+        rows = Job.objects.using(alias).filter(state=State.RUNNING).values_list("node_id", "task")
+        for key, task, number in rows.annotate(Count("pk")):
+            running[key][task.rpartition(".")[2]] += number
     for node in census.look_at(nodes):
         node.running = running[node.pk]
 
@@ -165,7 +282,7 @@ class NodeChangeList(ChangeList):
 @admin.register(Node)
 class NodeAdmin(ReadOnlyAdmin):
     list_display = (
-        "short_id", "status", "hostname", "pid", "beat", "running", "processes", "served", "started", "died",
+        "hostname", "status", "short_id", "pid", "beat", "running", "processes", "served", "started", "died",
     )  # fmt: skip
     list_filter = (("dead_at", admin.EmptyFieldListFilter),)
     list_per_page = 100
@@ -236,8 +353,9 @@ class NodeAdmin(ReadOnlyAdmin):
 
     @admin.display(description=pgettext_lazy("how many jobs", "running"))
     def running(self, node: Any) -> str:
-        html = '<a href="{}?state__exact=running&amp;node={}">{}</a>'
-        return format_html(html, url_of("job_changelist"), node.pk, node.running)
+        html = '<a href="{}?state__exact=running&amp;node={}">{}</a> {}'
+        named = ", ".join(f"{number} {task}" if number > 1 else task for task, number in node.running.items())
+        return format_html(html, url_of("job_changelist"), node.pk, node.running.total(), named)
 
     def search(self, rows: QuerySet[Any], term: str) -> QuerySet[Any]:
-        return rows.filter(hostname__startswith=term)
+        return rows.filter(hostname__startswith=term) | rows.filter(hostname__endswith=f"@{term}")

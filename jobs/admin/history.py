@@ -77,7 +77,13 @@ def _timeline(job: Job, errors: list[Any]) -> dict[str, Any]:
         if until > since
     ]
     marks = [(x(at), f"{entry.get('type')}: {str(entry.get('message'))[:200]}") for at, entry in failures.items()]
-    return {"bars": bars, "marks": marks, "label": ", ".join(bar[-1] for bar in bars) or gettext("it ended at once")}
+    legend = {look: label for look, label, since, until in _stretches(job, end) if until > since}
+    return {
+        "bars": bars,
+        "marks": marks,
+        "legend": legend,
+        "label": ", ".join(bar[-1] for bar in bars) or gettext("it ended at once"),
+    }
 
 
 def _stretches(job: Job, end: datetime.datetime) -> list[tuple[str, str, datetime.datetime, datetime.datetime]]:

@@ -14,15 +14,20 @@ from typing import Any
 from django.contrib import admin, messages
 from django.contrib.admin.models import CHANGE, DELETION, LogEntry
 from django.contrib.admin.options import IS_POPUP_VAR, IncorrectLookupParameters
-from django.contrib.admin.views.main import PAGE_VAR, ChangeList
+from django.contrib.admin.views.main import ORDER_VAR, PAGE_VAR, ChangeList
 from django.core.exceptions import PermissionDenied
 from django.core.signing import BadSignature, Signer
 from django.db import connections, transaction
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
+from django.db.models.fields.json import KeyTextTransform
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import get_object_or_404
-from django.utils import translation
-from django.utils.html import format_html
+from django.utils import timezone, translation
+from django.utils.functional import cached_property
+from django.utils.html import escape, format_html
+from django.utils.http import urlencode
+from django.utils.safestring import mark_safe
+from django.utils.text import Truncator
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
@@ -31,26 +36,38 @@ from jobs.admin.base import (
     NOTHING,
     ReadOnlyAdmin,
     UncountedChangeList,
+    ago_tag,
+    arguments,
     badge,
     column,
     link,
     may,
     preformatted,
     pretty,
-    time_column,
     url_of,
 )
 from jobs.admin.idempotency import may_settle, status_badge
-from jobs.arguments import scrub
+from jobs.arguments import parse_uuid, scrub
 from jobs.calling import progress
 from jobs.conf import celery_app, conf
 from jobs.inspection import why
+from jobs.inspection.census import LIVE, MOST, at_least, gather
 from jobs.inspection.times import duration
-from jobs.models import Batch, Job, Node, State
+from jobs.models import WAITING, Batch, Job, State
 from jobs.models.fields import created_since
 from jobs.operations.actions import OPERATIONS, Delete, Operation, Outcome
 from jobs.operations.redaction import Shown
-from jobs.operations.selection import DIGITS, FIELDS, Selection, Unreadable, moment, newest
+from jobs.operations.selection import (
+    DIGITS,
+    FIELDS,
+    SEARCHED,
+    Selection,
+    Unreadable,
+    moment,
+    newest,
+    said,
+    tasks_like,
+)
 
 BUDGET = 2.0  #: Seconds of work in one request; the next one goes on where it ended.
 STEP = 100  #: Rows of one query of it.
@@ -65,6 +82,18 @@ class StateFilter(admin.ChoicesFieldListFilter):
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> Any:
         asked: Any = self.used_parameters.get(self.lookup_kwarg, [])
         return Selection(states=asked).narrow(queryset)
+
+    def choices(self, changelist: Any) -> Iterator[Any]:
+        """With how many there are of each that lives, or that somebody may have to look at."""
+        found = changelist.found
+        for choice, state in zip(super().choices(changelist), [None, *State.values], strict=False):
+            number = ""
+            if state in LIVE:
+                number = at_least(found["jobs"][state], found["capped"])
+            elif state == State.FAILED:
+                rows = Selection(states=[state]).narrow(Job.objects.all())[:MOST].count()
+                number = at_least(rows, rows >= MOST)
+            yield {**choice, "display": f"{choice['display']} ({number})" if number else choice["display"]}
 
 
 class Created(admin.SimpleListFilter):
@@ -82,7 +111,7 @@ class Created(admin.SimpleListFilter):
 class Narrow(admin.ListFilter):
     """One form for all of them, where Django has a list of links for each."""
 
-    title = _("what they have in common")
+    title = _("more filters")
     template = "jobs/admin/job/filter.html"
 
     def __init__(self, request: HttpRequest, params: dict[str, Any], model: type[Job], model_admin: Any) -> None:
@@ -110,9 +139,46 @@ class Narrow(admin.ListFilter):
         yield {"others": others, "fields": fields}
 
 
+class Queues(admin.ListFilter):
+    """The queues in which something waits or runs, with how many; :class:`Narrow` narrows."""
+
+    title = _("queue")
+
+    def expected_parameters(self) -> list[str | None]:
+        return ["queue"]
+
+    def has_output(self) -> bool:
+        return True
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
+        return queryset
+
+    def choices(self, changelist: Any) -> Iterator[dict[str, Any]]:
+        asked, link = changelist.params.get("queue"), changelist.get_query_string
+        yield {"selected": not asked, "query_string": link(remove=["queue"]), "display": _("All")}
+        for name, each in changelist.found["queues"].items():
+            number = at_least(sum(each[state] for state in LIVE), each["capped"])
+            here = link({"queue": name}, [PAGE_VAR])
+            yield {"selected": asked == name, "query_string": here, "display": f"{name} ({number})"}
+
+
 class JobChangeList(UncountedChangeList):
+    @cached_property
+    def found(self) -> dict[str, Any]:
+        return gather(live=True)
+
+    def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any]:
+        order = super().get_ordering(request, queryset)
+        if request.GET.get("state__exact") == State.SCHEDULED and ORDER_VAR not in request.GET:
+            # Those that are due first: their index has this order.
+            order = self.order = ["run_at", "pk"]
+        return order
+
     def get_results(self, request: HttpRequest) -> None:
         super().get_results(request)
+        if self.query:
+            says = _("Searched: IDs, tasks; and words in errors and arguments of the newest %(number)s jobs.")
+            self.search_help_text = says % {"number": f"{SEARCHED:,}"}
         running = [job for job in self.result_list if job.state == State.RUNNING]
         found = progress.of(running)
         for job in running:
@@ -128,6 +194,20 @@ def _bar(job: Any) -> str:
     return format_html(html, said.percent or 0, gettext("Progress"), said)
 
 
+def _took(job: Job) -> str:
+    if job.started_at is None or job.state in WAITING:
+        return NOTHING
+    return duration(((job.finished_at or timezone.now()) - job.started_at).total_seconds())
+
+
+def _fault(job: Any) -> str:
+    """The last error, in one line."""
+    if job.state == State.SUCCEEDED or not (job.error_type or job.error_message):
+        return ""
+    says = ": ".join(filter(None, (job.error_type, (job.error_message or "").partition("\n")[0])))
+    return Truncator(scrub(says, 500)).chars(90)
+
+
 def _apart(view: Any) -> Any:
     """Each job in a transaction of its own, also with ATOMIC_REQUESTS: rows of jobs must not stay locked for long."""
     for alias in connections:
@@ -138,11 +218,14 @@ def _apart(view: Any) -> Any:
 @admin.register(Job)
 class JobAdmin(ReadOnlyAdmin):
     actions = ()
-    list_display = ("short_id", "task", "badge", "queue", "due", "created")
+    list_display = ("short_id", "short_task", "given", "badge", "fault", "queue", "attempt", "took", "when")
     #: The columns that may be large are left out.
-    list_only = ("id", "task", "state", "queue", "run_at", "made_at", "finished_at", "lease")
-    # No choice of all tasks or queues: it would read the whole table.
-    list_filter = (("state", StateFilter), Created, Narrow)
+    list_only = (
+        "id", "task", "args", "kwargs", "state", "queue", "run_at", "made_at", "started_at", "finished_at", "lease",
+        "retries",
+    )  # fmt: skip
+    # No choice of all tasks: it would read the whole table.
+    list_filter = (("state", StateFilter), Queues, Created, Narrow)
     lookups = frozenset({"state__exact", *FIELDS})
     sorts = {
         "": (_("newest"), ("-pk",)),
@@ -150,17 +233,14 @@ class JobAdmin(ReadOnlyAdmin):
         "ended": (_("ended last"), ("-finished_at", "-pk")),
     }
     search_fields = ("id", "task")
-    search_help_text = _("The ID of a job (or its last 8 digits), or the beginning of a task's name.")
+    search_help_text = _("An ID (or its last 8 digits), a task or its function, or words of an error or an argument.")
     change_form_template = "jobs/admin/job/change_form.html"
+    #: What says nothing of a job is left out (:data:`SOURCES`); what the head of the page says as well.
     fieldsets = (
-        (None, {"fields": ("id", "task", ("badge", "queue", "priority"))}),
-        (_("Call"), {"fields": ("arguments", "keyword_arguments", "shown_result", "as_call")}),
-        (
-            _("Attempts"),
-            {"fields": ("ran_on", ("lease", "retries", "snoozes"), ("crashes", "node_losses"), "shown_cursor")},
-        ),
+        (_("Call"), {"fields": ("arguments", "keyword_arguments", "shown_result", "as_call", "priority")}),
+        (_("Attempts"), {"fields": (("lease", "retries", "snoozes"), ("crashes", "node_losses"), "shown_cursor")}),
         (_("Keys"), {"fields": ("marker_key", "replayed", ("unique_key", "unique_until"))}),
-        (_("Family"), {"fields": ("parent", "root", "linked_batch")}),
+        (_("Family"), {"fields": ("parent", "root_job", "linked_batch")}),
         (_("Options of the call"), {"fields": ("shown_options",), "classes": ("collapse",)}),
     )
 
@@ -168,8 +248,14 @@ class JobAdmin(ReadOnlyAdmin):
     badge = column(
         _("state"), lambda job: format_html("{}{}", badge(f"job-{job.state}", State(job.state).label), _bar(job))
     )
-    due = time_column(_("run at"), "run_at")
-    created = time_column(_("created at"), "created_at")
+    short_task = column(
+        _("task"), lambda job: format_html('<span title="{}">{}</span>', job.task, job.task.rpartition(".")[2])
+    )
+    given = column(_("arguments"), arguments)
+    attempt = column(_("attempts"), lambda job: job.lease or NOTHING)
+    took = column(_("duration"), lambda job: _took(job))
+    when = column(_("when"), lambda job: ago_tag(job.run_at if job.state == State.SCHEDULED else job.created_at))
+    fault = column(_("error"), lambda job: _fault(job))
     arguments = column(_("arguments"), lambda job: pretty(Shown(job).args))
     keyword_arguments = column(_("keyword arguments"), lambda job: pretty(Shown(job).kwargs))
     shown_result = column(_("result"), lambda job: pretty(Shown(job).result) if job.state == "succeeded" else NOTHING)
@@ -177,10 +263,15 @@ class JobAdmin(ReadOnlyAdmin):
     shown_options = column(_("options"), lambda job: pretty(Shown(job).options))
     parent = column(_("parent"), lambda job: link(job, job.parent_id))
     replayed = column(_("did the work before"), lambda job: link(job, job.replay_of))
-    root = column(_("root"), lambda job: link(job, job.root_id))
+    root_job = column(_("root"), lambda job: link(job, job.root_id))
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return JobChangeList
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Job]:
+        # Without its traceback, which may be long.
+        kind, message = (KeyTextTransform(name, "error") for name in ("type", "message"))
+        return super().get_queryset(request).annotate(error_type=kind, error_message=message)
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
         job: Any = super().get_object(request, object_id, from_field)
@@ -206,24 +297,33 @@ class JobAdmin(ReadOnlyAdmin):
         call = f"from {module} import {name}\n{name}.delay({', '.join(given)})" if module else f"{name}.delay(...)"
         return preformatted(call)
 
-    @admin.display(description=_("node"))
-    def ran_on(self, job: Job) -> str:
-        if job.node_id is None:
-            return NOTHING
-        node = Node.objects.using(job._state.db).filter(pk=job.node_id).first()
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        def said(names: Any) -> Any:
+            kept = (said(each) if isinstance(each, tuple) else each for each in names)
+            return tuple(each for each in kept if (each if isinstance(each, tuple) else _says(obj, each)))
+
+        found = ((title, {**options, "fields": said(options["fields"])}) for title, options in self.fieldsets)
+        return [(title, options) for title, options in found if options["fields"]]
+
+    def ran_on(self, view: why.View) -> str:
+        node = view.own_worker
         if node is None:
-            return gettext("%(id)s (no longer known)") % {"id": job.node_id}
+            return gettext("%(id)s (no longer known)") % {"id": view.job.node_id}
         return format_html('<a href="{}">{}</a>', url_of("node_change", node.pk), node)
 
     def search(self, rows: QuerySet[Any], term: str) -> QuerySet[Any]:
-        """An id, the end of one as the list shows it, or the beginning of a task's name."""
+        """An id, the end of one as the list shows it, a task, or words that stand in the newest jobs."""
         digits = term.replace("-", "").lower()
-        if not ID.fullmatch(digits):
-            return rows.filter(task__startswith=term)
-        if len(digits) == DIGITS:
+        if len(digits) == DIGITS and ID.fullmatch(digits):
             return newest(rows).filter(pk__endswith=digits)
-        first, last = (uuid.UUID(digits.ljust(32, digit)) for digit in "0f")
-        return rows.filter(pk=first) if first == last else rows.filter(pk__range=(first, last))
+        if ID.fullmatch(digits):
+            first, last = [uuid.UUID(digits.ljust(32, digit)) for digit in "0f"]
+            return rows.filter(pk=first) if first == last else rows.filter(pk__range=(first, last))
+        if tasks := tasks_like(term):
+            return rows.filter(task__in=tasks)
+        words = Q(task__icontains=term) | Q(error_type__icontains=term) | Q(error_message__icontains=term)
+        # Who may not see an argument may not find it out by a search either.
+        return newest(rows).filter(words | said(term) if conf().REDACT is None else words)
 
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         job = context["original"]
@@ -236,7 +336,11 @@ class JobAdmin(ReadOnlyAdmin):
         _, held = view.lock or ("", None)
         context |= {
             "history": history.of(job),
-            "reasons": [each for each in reasons if sees_calls or each.code not in CALLS],
+            "state_badge": self.badge(job),
+            "facts": self._facts(view),
+            "resuming": {"verb": "resume", "queue": job.queue},
+            "reasons": [(each, _in_words(each.cure)) for each in reasons if sees_calls or each.code not in CALLS],
+            "pause": view.pause if job.state == State.READY and may(request, "pause_queue") else None,
             "operations": [
                 each for each in OPERATIONS.values() if job.state in each.states and may(request, each.permission)
             ],
@@ -247,6 +351,24 @@ class JobAdmin(ReadOnlyAdmin):
             "lock_left": duration(held.left) if held is not None and held.left is not None else "",
         }
         return super().render_change_form(request, context, *args, **kwargs)
+
+    def _facts(self, view: why.View) -> Iterator[str]:
+        """What the head of the page says, beside the state."""
+        job, most = view.job, getattr(view.task, "max_retries", None)
+        if job.lease:
+            says = gettext("attempt %(number)s") if most is None else gettext("attempt %(number)s of %(all)s")
+            yield says % {"number": job.retries + (job.state not in WAITING or not job.retries), "all": (most or 0) + 1}
+        if job.state == State.RUNNING:
+            yield gettext("runs for %(time)s") % {"time": view.ago(job.started_at)}
+        elif job.started_at is not None and job.finished_at is not None:
+            ran = max(0.0, (job.finished_at - job.started_at).total_seconds())
+            yield gettext("ran %(time)s") % {"time": duration(ran)}
+        elif job.state == State.SCHEDULED and not view.is_due:
+            yield gettext("due in %(time)s") % {"time": duration(-view.since(job.run_at))}
+        if job.node_id is not None:
+            yield format_html("{} {}", gettext("worker"), self.ran_on(view))
+        url = f"{url_of('job_changelist')}?{urlencode({'queue': job.queue})}"
+        yield format_html('{} <a href="{}">{}</a>', gettext("queue"), url, job.queue)
 
     # The buttons: one job, or many at once, with a confirmation before, and an honest count after
 
@@ -414,6 +536,35 @@ class _Progress:
             text += gettext(", %(number)s refused: ") % {"number": self.refused} + "; ".join(self.named)
             text += " ..." if self.refused > len(self.named) else ""
         return text
+
+
+#: What a field of the page is made of, if it is called otherwise: without it there is nothing to show.
+SOURCES = {
+    "arguments": "args", "keyword_arguments": "kwargs", "shown_result": "result", "shown_cursor": "cursor",
+    "shown_options": "options", "parent": "parent_id", "replayed": "replay_of", "root_job": "root",
+    "linked_batch": "batch_id", "as_call": "task",
+}  # fmt: skip
+
+
+def _says(job: Any, name: str) -> bool:
+    return job is None or getattr(job, SOURCES.get(name, name)) not in (None, "", 0, [], {})
+
+
+#: What a page has a button or a link for.
+COMMAND = re.compile(r"manage\.py jobs (run|retry|cancel|kill|resume|schedule --resume|why) ([^\s,;)]+)")
+
+
+def _in_words(cure: str) -> str:
+    """With the button's name, or a link, in the place of a command."""
+
+    def word(found: re.Match[str]) -> str:
+        verb, of = found.groups()
+        if verb == "why" and (key := parse_uuid(of)) is not None:
+            return format_html('<a href="{}">{}</a>', url_of("job_change", key), gettext("Show the job"))
+        label = OPERATIONS[verb].label if verb in OPERATIONS else gettext("Resume")
+        return format_html("<strong>{}</strong>", label)
+
+    return mark_safe(COMMAND.sub(word, escape(cure)))
 
 
 def _tree(own: Job, job: Job, called: dict[Any, list[Job]]) -> list[Any]:

@@ -4,21 +4,19 @@ import datetime
 import math
 import uuid
 from collections import Counter, defaultdict, namedtuple
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
 from django.db import connections
-from django.db.models import Count, DurationField, ExpressionWrapper, F, QuerySet
+from django.db.models import Count, DurationField, ExpressionWrapper, F, OuterRef, Q, QuerySet, Subquery
 from django.db.models.functions import Now
-from django.utils.translation import gettext, ngettext
 
 from jobs.conf import conf
 from jobs.database import databases
 from jobs.inspection import limits, schedules
-from jobs.inspection.times import duration
 from jobs.lifecycle.queues import paused as paused_queues
-from jobs.models import CLAIMABLE, ENDED, HELD, LIVE, Job, Node, State
+from jobs.models import CLAIMABLE, ENDED, HELD, LIVE, Cancellation, Job, Node, State
 from jobs.operations import instance
 
 #: Nobody counts further: of a long backlog it matters that it is long.
@@ -127,6 +125,20 @@ def running_by_node() -> Counter[uuid.UUID]:
     return running
 
 
+#: So many running jobs are told one by one, the oldest.
+OLDEST = 20
+
+
+def running_now() -> list[Any]:
+    """The oldest jobs that run: each with its ``age``, and since when it is ``asked`` to end, or None."""
+    asked = Cancellation.objects.filter(job=OuterRef("pk")).annotate(age=_age("at")).values("age")
+    found: list[Any] = []
+    for alias in conf().DATABASES:
+        rows = Job.objects.using(alias).filter(state=State.RUNNING).defer("result", "errors", "error")
+        found += rows.annotate(age=_age("started_at"), asked=Subquery(asked)).order_by("started_at")[:OLDEST]
+    return sorted(found, key=lambda job: job.started_at)[:OLDEST]
+
+
 #: What is told of a queue: here of one without jobs and workers.
 IDLE: dict[str, Any] = {str(state): 0 for state in LIVE} | {"capped": False, "oldest_ready_seconds": None}
 IDLE |= {"workers": 0, "paused": False}
@@ -141,6 +153,7 @@ def gather(live: bool) -> dict[str, Any]:
     unknown: Counter[str] = Counter()
     ended: Counter[str] = Counter()
     late: list[float] = []
+    running: Counter[uuid.UUID] = Counter()
     for alias in conf().DATABASES:
         rows = Job.objects.using(alias)
         for head in heads(alias):
@@ -159,14 +172,18 @@ def gather(live: bool) -> dict[str, Any]:
             queues[name]["capped"] |= len(first) >= MOST
         late += [seconds for _, age, *_ in first if (seconds := age.total_seconds()) >= 0]
         unknown.update(task for _, _, task, error in first if error == UNKNOWN)
-        for name, count in rows.filter(state=State.RUNNING).values_list("queue").annotate(Count("pk")):
+        for name, node, count in rows.filter(state=State.RUNNING).values_list("queue", "node_id").annotate(Count("pk")):
             queues[name]["running"] += count
+            running[node] += count
         if not live:
             ended.update(dict(rows.filter(state__in=ENDED).values_list("state").annotate(Count("pk"))))
-    listed = nodes()
-    died = Node.objects.using(databases.home()).filter(dead_at__gt=Now() - datetime.timedelta(days=1), signed_off=False)
+    listed, day = nodes(running), datetime.timedelta(days=1)
+    lost = Node.objects.using(databases.home()).filter(dead_at__isnull=False, signed_off=False)
+    lost = lost.filter(Q(seen_at=None) | Q(dead_at__gt=Now() - day)).annotate(age=_age("dead_at")).order_by("-dead_at")
+    died = list(lost.only("hostname", "seen_at"))
+    pauses = paused_queues()
     # Idle queues are listed too: a queue without jobs is still there.
-    for name in paused_queues():
+    for name in pauses:
         queues[name]["paused"] = True
     for node in listed:
         for name in node["queues"] if node["alive"] else ():
@@ -178,8 +195,14 @@ def gather(live: bool) -> dict[str, Any]:
         | {str(state): None if live else ended[state] for state in ENDED},
         "capped": any(queue["capped"] for queue in queues.values()),
         "queues": dict(sorted(queues.items())),
+        "pauses": {name: {"at": row.at, "by": row.by, "reason": row.reason} for name, row in pauses.items()},
         "nodes": listed,
-        "dead_nodes": died.count(),
+        "dead_nodes": sum(node.age < day for node in died),
+        "died": [
+            {"id": str(node.pk), "hostname": node.hostname, "dead_seconds": _seconds(node.age)}
+            for node in died
+            if node.seen_at is None
+        ],
         "oldest_ready_seconds": max(waited, default=None),
         "due": {"count": len(late), "lag_seconds": round(max(late, default=0.0), 3)},
         "unknown_tasks": dict(unknown),
@@ -193,9 +216,9 @@ def at_least(count: int, capped: bool) -> str:
     return f"{count}+" if capped and count else str(count)
 
 
-def nodes() -> list[dict[str, Any]]:
+def nodes(running: Counter[uuid.UUID] | None = None) -> list[dict[str, Any]]:
     """The workers that nobody declared dead, oldest first."""
-    running = running_by_node()
+    running = running_by_node() if running is None else running
     living = Node.objects.using(databases.home()).filter(dead_at=None).defer("tasks")
     names = ("hostname", "pid", "version", "pool", "concurrency", "queues")
     return [
@@ -220,71 +243,3 @@ def _age(since: str) -> Any:
 
 def _seconds(age: Any) -> float:
     return round(max(0.0, age.total_seconds()), 3)
-
-
-def _is_limited(queue: str) -> bool:
-    """Whether a limit keeps the first of the queue's ready jobs."""
-    known = limits.in_force()
-    first = [in_line(alias).filter(queue=queue).first() for alias in conf().DATABASES] if known.concern(queue) else []
-    return any(job is not None and limits.keeps(job, known) is not None for job in first)
-
-
-#: Remarks about what somebody wanted, or what is only much.
-NO_FAULT = ("paused", "busy", "beat", "limited")
-
-
-def remarks(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """What needs attention: of what kind it is, and a sentence."""
-    for alias, mark in found["databases"].items():
-        if not mark["adopted"]:
-            says = gettext(
-                "the database %(database)r is marked as another one, %(mark)r, and it is %(is)r: workers refuse it "
-                "until `manage.py jobs adopt`"
-            )
-            yield "copied", says % {"database": alias, "mark": mark["marked_as"], "is": mark["is"]}
-    for name, queue in found["queues"].items():
-        waited, workers = queue["oldest_ready_seconds"], queue["workers"]
-        if queue["paused"]:
-            yield "paused", gettext("%(queue)s: is paused; manage.py jobs resume %(queue)s") % {"queue": name}
-            continue
-        if waited is None or waited < late_after() or _is_limited(name):
-            continue
-        kind = "starving"
-        if not workers:
-            says = gettext("%(queue)s: the oldest ready job has waited %(time)s, and no worker consumes its queue")
-        elif not queue["running"]:
-            says = ngettext(
-                "%(queue)s: the oldest ready job has waited %(time)s although %(workers)s worker consumes its queue, "
-                "and none of its jobs is running",
-                "%(queue)s: the oldest ready job has waited %(time)s although %(workers)s workers consume its queue, "
-                "and none of its jobs is running",
-                workers,
-            )
-        else:
-            kind = "busy"
-            says = ngettext(
-                "%(queue)s: the oldest ready job has waited %(time)s; %(workers)s worker consumes its queue "
-                "(%(running)s running)",
-                "%(queue)s: the oldest ready job has waited %(time)s; %(workers)s workers consume its queue "
-                "(%(running)s running)",
-                workers,
-            )
-        yield kind, says % {"queue": name, "time": duration(waited), "workers": workers, "running": queue["running"]}
-    for text in limits.remarks(found["limits"]):
-        yield "limited", text
-    due = found["due"]
-    if due["lag_seconds"] > late_after():
-        says = ngettext(
-            "%(number)s job is due since %(time)s, and no worker has made it ready",
-            "%(number)s jobs are due, the oldest since %(time)s, and no worker has made them ready",
-            due["count"],
-        )
-        yield "overdue", says % {"number": due["count"], "time": duration(due["lag_seconds"])}
-    for task, number in found["unknown_tasks"].items():
-        says = ngettext(
-            "%(task)s: %(number)s job waits for a worker that knows this task",
-            "%(task)s: %(number)s jobs wait for a worker that knows this task",
-            number,
-        )
-        yield "unknown_task", says % {"task": task, "number": number}
-    yield from schedules.remarks(found["schedules"])

@@ -8,7 +8,7 @@ from typing import Any
 from django.utils import timezone
 
 from jobs.conf import conf
-from jobs.inspection import census
+from jobs.inspection import census, remarks
 from jobs.maintenance.tally import HOUR, MINUTE, QUARTER, floor, percentile
 from jobs.models import ENDED, Job, State, Tally
 from jobs.models.fields import first_id, time_of
@@ -29,7 +29,11 @@ FAILURES = 50
 Span = namedtuple("Span", "name bar bars")
 SPANS = {each.name: each for each in (Span("hour", MINUTE, 60), Span("day", HOUR, 24), Span("week", QUARTER, 28))}
 
-Chart = namedtuple("Chart", "begins series highest")
+#: A bar that is so many times as high as nearly all others is cut, or nobody could read these.
+SPIKE = 4
+
+#: ``top`` is how many the chart's height stands for; ``cut``: what is higher, by the number of its bar.
+Chart = namedtuple("Chart", "begins series highest top cut")
 
 
 class Dashboard:
@@ -37,11 +41,16 @@ class Dashboard:
         self.span = SPANS.get(span, SPANS["hour"])
         self.by = by if by in ("state", "task", "queue") else "state"
         self.found = census.gather(live=True)
-        self.remarks = [text for _, text in census.remarks(self.found)]
+        self.running = census.running_now()
         self.now = timezone.now()
         last = floor(self.now, self.span.bar)
         self.begins = [last - number * self.span.bar for number in reversed(range(self.span.bars))]
         self.tallies = _tallies(self.span.bar, self.begins[0])
+        is_hour = self.span.bar == MINUTE
+        #: Those of the minutes of the last hour.
+        self.minutes = self.tallies if is_hour else _tallies(MINUTE, floor(self.now, MINUTE) - HOUR)
+        self.rates = self._rates()
+        self.remarks = remarks.of(self.found, self.running, self.rates, self.minutes)
 
     def ended(self) -> dict[str, int]:
         total = {str(state): 0 for state in ENDED}
@@ -62,7 +71,12 @@ class Dashboard:
             counts[""] = sum((counts[name] for name in others), Counter())
             names.append("")
         series = {name: [counts[name][begin] for begin in self.begins] for name in names}
-        return Chart(self.begins, series, max(map(sum, zip(*series.values(), strict=True)), default=0))
+        bars = [sum(counts) for counts in zip(*series.values(), strict=True)]
+        highest = max(bars, default=0)
+        # The highest of all but one in twenty.
+        usual = sorted(bars)[-1 - len(bars) // 20] if bars else 0
+        top = round(usual * 1.25) if 0 < usual * SPIKE < highest else highest
+        return Chart(self.begins, series, highest, top, {place: n for place, n in enumerate(bars) if n > top})
 
     def durations(self) -> list[dict[str, Any]]:
         """For each task, and for all: how long they ran and waited (seconds)."""
@@ -91,20 +105,25 @@ class Dashboard:
 
     def queues(self) -> list[dict[str, Any]]:
         """With their rates (jobs a minute), and how long it takes until all that is ready has run (seconds)."""
-        entered = self._entered()
-        left: Counter[str] = Counter()
-        begin = floor(self.now, MINUTE) - RATED * MINUTE
-        for row in self.tallies if self.span.bar == MINUTE else _tallies(MINUTE, begin):
-            # Only jobs that ran count: a job that was cancelled while it waited was no work.
-            left[row.queue] += sum(row.ran.values()) if row.begin >= begin else 0
         found = []
-        for name in sorted({*self.found["queues"], *left}):
+        for name in sorted(self.rates):
             queue = self.found["queues"].get(name, census.IDLE)
-            rates: dict[str, Any] = {"in": entered[name], "out": left[name] / RATED, "drained": None}
+            enters, leaves = self.rates[name]
+            rates: dict[str, Any] = {"in": enters, "out": leaves, "drained": None}
             if queue["ready"] and queue["workers"] and not queue["paused"] and rates["out"] > rates["in"]:
                 rates["drained"] = 60 * queue["ready"] / (rates["out"] - rates["in"])
             found.append({"name": name, **queue, "oldest": queue["oldest_ready_seconds"], **rates})
         return found
+
+    def _rates(self) -> dict[str, tuple[float, float]]:
+        """Jobs a minute, into each queue and out of it."""
+        entered = self._entered()
+        left: Counter[str] = Counter()
+        begin = floor(self.now, MINUTE) - RATED * MINUTE
+        for row in self.minutes:
+            # Only jobs that ran count: a job that was cancelled while it waited was no work.
+            left[row.queue] += sum(row.ran.values()) if row.begin >= begin else 0
+        return {name: (entered[name], left[name] / RATED) for name in {*self.found["queues"], *left}}
 
     def _entered(self) -> dict[str, float]:
         """Jobs a minute, of each queue; of very many calls the newest tell."""

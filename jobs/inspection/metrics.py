@@ -43,7 +43,7 @@ class _Collector:
             return [([name], each[key]) for name, each in queues]
 
         def of_nodes(key: str) -> list[Any]:
-            return [([each["hostname"], each["id"]], each[key]) for each in found["nodes"]]
+            return [([each["hostname"].rpartition("@")[2], each["id"]], each[key]) for each in found["nodes"]]
 
         one, node, call = ["queue_name"], ["hostname", "node"], ["name", "queue_name"]
         gauges: Any = (

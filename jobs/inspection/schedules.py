@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator
 from typing import Any
 
 from django.db.models.functions import Now
-from django.utils import timezone
-from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from jobs.calling.ticks import IN_TIME
 from jobs.conf import conf
-from jobs.inspection.times import duration
 from jobs.maintenance.schedules import GONE
 from jobs.models import Job, Schedule
 
@@ -72,20 +68,3 @@ def gather(has_workers: bool) -> list[dict[str, Any]]:
         | {"beat": row.beat_at is not None and row.beat_at > row.now - BESIDE}
         for row in rows
     ]
-
-
-def remarks(found: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """What needs attention: of what kind it is, and a sentence."""
-    texts = {
-        "paused": gettext("the schedule %(name)s: is paused; manage.py jobs schedule --resume %(name)r"),
-        "error": gettext("the schedule %(name)s: the job of its last tick could not be made: %(error)s"),
-        "overdue": gettext("the schedule %(name)s: is due since %(time)s, and no worker has made its job"),
-        "missed": gettext("the schedule %(name)s: missed its tick of %(at)s (it missed %(missed)s so far)"),
-    }
-    for each in found:
-        if each["status"] in texts:
-            at = each["missed_at"] and f"{timezone.localtime(each['missed_at']):%Y-%m-%d %H:%M:%S}"
-            says = texts[each["status"]] % {**each, "time": duration(each["overdue_seconds"]), "at": at}
-            yield "paused" if each["status"] == "paused" else f"schedule_{each['status']}", says
-    if any(each["beat"] for each in found):
-        yield "beat", gettext("celery beat runs beside the workers, who run the schedule themselves: stop it")

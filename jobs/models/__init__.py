@@ -38,7 +38,8 @@ class Node(models.Model):
     """One start of a worker. A restarted worker is another node: a hostname says nothing."""
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
-    hostname = models.CharField(_("hostname"), max_length=255)
+    #: As Celery names the worker: ``bulk@web1``.
+    hostname = models.CharField(_("name"), max_length=255)
     pid = models.PositiveIntegerField(_("process id"))
     queues = models.JSONField(_("queues"), default=list)
     tasks = models.JSONField(_("tasks"), default=list)
@@ -54,15 +55,22 @@ class Node(models.Model):
     dead_at = models.DateTimeField(_("dead at"), null=True)
     #: The node stopped in good order, and declared itself dead.
     signed_off = models.BooleanField(_("signed off"), default=False)
+    #: Somebody has seen that it died; until then the dashboard says so.
+    seen_at = models.DateTimeField(null=True)
 
     class Meta:
         db_table = "jobs_node"
-        verbose_name = _("node")
-        verbose_name_plural = _("nodes")
+        verbose_name = _("worker")
+        verbose_name_plural = _("workers")
         permissions: ClassVar = [("control_node", _("Can quiet and stop workers"))]
 
     def __str__(self) -> str:
         return f"{self.hostname} ({str(self.id)[:8]})"
+
+    @property
+    def host(self) -> str:
+        """The machine, without the worker's name on it."""
+        return self.hostname.rpartition("@")[2]
 
 
 class Order(models.Model):
@@ -170,12 +178,12 @@ class Job(models.Model):
     #: Only of a job whose id does not say it.
     made_at = models.DateTimeField(null=True)
     #: Grows with every claim; with the token the fence of every settle (Kleppmann, "How to do distributed locking").
-    lease = models.IntegerField(_("lease"), default=0, db_default=0)
+    lease = models.IntegerField(_("times claimed"), default=0, db_default=0)
     #: Fresh with every claim: a claim that a database crash forgot is repeated under the same lease.
     token = models.BigIntegerField(_("claim token"), null=True)
     #: Who runs it, or ran it last. No constraint: a claim locks no node row, and nodes are pruned without a scan.
     node = models.ForeignKey(
-        Node, models.DO_NOTHING, "jobs", null=True, db_constraint=False, db_index=False, verbose_name=_("node")
+        Node, models.DO_NOTHING, "jobs", null=True, db_constraint=False, db_index=False, verbose_name=_("worker")
     )
     #: PostgreSQL's process that serves the run, so that rescue can end a zombie; None behind a pooler.
     backend = models.IntegerField(_("database process"), null=True)
@@ -192,7 +200,7 @@ class Job(models.Model):
     #: The first job of a line of calls; None if that is the job itself. Read ``root_id``.
     root = models.UUIDField(_("root"), null=True)
     #: The key of the marker that the run leaves (``idempotency_key=``); None without one.
-    marker_key = models.CharField(_("marker"), max_length=255, null=True)
+    marker_key = models.CharField(_("idempotency key"), max_length=255, null=True)
     #: The job whose result this one replayed: another run had left the marker before.
     replay_of = models.UUIDField(_("replay of"), null=True)
     #: At most one job of this key waits (``unique=``); with ``unique_until="finished"`` waits or runs.

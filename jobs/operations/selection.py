@@ -21,7 +21,7 @@ from django.utils.translation import gettext_lazy as _
 
 from jobs.arguments import parse_uuid
 from jobs.conf import celery_app, conf
-from jobs.models import UNSUCCESSFUL, Job, Node
+from jobs.models import UNSUCCESSFUL, Job, Node, Tally
 from jobs.models.fields import created_before, created_since, first_id
 
 #: How many digits of an id lists show: the first of a worker's, the last of a job's, whose first ones are the time.
@@ -93,7 +93,7 @@ class Selection:
         if self.until is not None:
             rows = _before(rows, self.until)
         if self.contains is not None:
-            rows = newest(rows).filter(_said(self.contains))
+            rows = newest(rows).filter(said(self.contains))
         return rows
 
     def count(self) -> int:
@@ -119,7 +119,7 @@ def newest(rows: QuerySet[Job]) -> QuerySet[Job]:
 
 def _on_node(rows: QuerySet[Job], text: str) -> QuerySet[Job]:
     key = parse_uuid(text)
-    named = Q(hostname=text) if key is None else Q(pk=key)
+    named = Q(hostname=text) | Q(hostname__endswith=f"@{text}") if key is None else Q(pk=key)
     if len(text) == DIGITS and text.isalnum():
         # The digits that lists show. A host may be called so as well.
         named |= Q(pk__startswith=text)
@@ -139,8 +139,8 @@ def _before(rows: QuerySet[Job], moment: datetime.datetime) -> QuerySet[Job]:
     return rows.filter(pk__lt=first_id(moment))
 
 
-def _said(text: str) -> Q:
-    """As it was written, or as JSON escapes it."""
+def said(text: str) -> Q:
+    """In the arguments, as it was written, or as JSON escapes it."""
     ways = {text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]}
     found = [Q(IContains(Cast(name, TextField()), way)) for way in ways for name in ("args", "kwargs")]
     return Q(*found, _connector=Q.OR)
@@ -169,6 +169,12 @@ def identify(text: str) -> uuid.UUID:
         named = ", ".join(f"{key} ({task})" for key, task in found.items())
         raise ValueError(gettext("is the end of several ids: %(ids)s") % {"ids": named})
     return next(iter(found))
+
+
+def tasks_like(text: str) -> list[str]:
+    """The names of tasks, known ones or such that ran, that begin with the text or whose function is called so."""
+    known = set(Tally.objects.values_list("task", flat=True).distinct()) | set(getattr(celery_app(), "tasks", ()))
+    return sorted(name for name in known if name.startswith(text) or name.rpartition(".")[2] == text)
 
 
 def full_name(text: str) -> str:
@@ -242,7 +248,7 @@ FIELDS = {
     "node": Field(
         _("Worker (its ID or host)"), "web1", "all jobs that a worker ran last: its id, 8 digits of it, its host"
     ),
-    "key": Field(_("Key (unique or marker)"), "welcome:42", "all jobs of a unique key, or of a marker's"),
+    "key": Field(_("Key (unique or idempotency)"), "welcome:42", "all jobs of a unique key, or of a marker's"),
     "parent": Field(
         _("Called by the job"), "6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11", "all jobs that its body called", _id
     ),

@@ -3,6 +3,7 @@
 import uuid
 from typing import Any
 
+from django.db.models.functions import Now
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
@@ -22,7 +23,7 @@ LABELS: dict[str, Any] = {
 def find(text: str) -> Node:
     """The live worker of an id, or of its first 8 digits, or on a host; ``ValueError`` if that is not one."""
     rows = Node.objects.using(databases.home()).filter(dead_at=None).order_by("-started_at")
-    found = [node for node in rows if text in (str(node.pk), str(node.pk)[:DIGITS], node.hostname)]
+    found = [node for node in rows if text in (str(node.pk), str(node.pk)[:DIGITS], node.hostname, node.host)]
     if len(found) != 1:
         raise ValueError(gettext("%(number)s live workers are called %(name)s") % {"number": len(found), "name": text})
     return found[0]
@@ -35,3 +36,11 @@ def tell(key: uuid.UUID, verb: str, who: str = "", why: str = "") -> bool:
     said = " ".join(filter(None, [f"the worker was told to {verb}", who and f"by {who}", why and f"({why})"]))
     orders.give(key, verb, said)
     return True
+
+
+def seen() -> list[Node]:
+    """Somebody knows of all that died until now; returns those that nobody had seen."""
+    rows = Node.objects.using(databases.home()).filter(dead_at__isnull=False, signed_off=False, seen_at=None)
+    found = list(rows)
+    rows.filter(pk__in=[node.pk for node in found]).update(seen_at=Now())
+    return found

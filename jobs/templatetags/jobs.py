@@ -30,3 +30,14 @@ def job_progress(context: Any, job: Job | Batch | uuid.UUID | str | None) -> dic
     except NoReverseMatch:
         url = ""
     return {"url": url, "shown": public.of(found), "csp_nonce": context.get("csp_nonce")}
+
+
+@register.filter
+def short_name(task: str) -> str:
+    """A task's name without the path to it."""
+    return task.rpartition(".")[2]
+
+
+@register.filter
+def at(mapping: dict[str, Any], key: Any) -> Any:
+    return mapping.get(str(key))

@@ -343,7 +343,7 @@ class _Process:
     def _register(self) -> None:
         self._said = None
         self._admit()
-        row = {**self._node, "hostname": socket.gethostname(), "pid": self._main, "version": __version__}
+        row = {"hostname": socket.gethostname(), **self._node, "pid": self._main, "version": __version__}
         for alias in conf().DATABASES:
             Node.objects.using(alias).get_or_create(pk=board.node, defaults={**row, "queues": board.queues})
         if not rescue.beat(self._side, board.node):

@@ -63,7 +63,8 @@ class NodeStep(bootsteps.StartStopStep):
         gc.collect()
         gc.freeze()
         queues = list(parent.app.amqp.queues.consume_from)
-        companion.start(queues, tasks=tasks, pool=kind, concurrency=parent.concurrency)
+        about = {"hostname": parent.hostname, "pool": kind, "concurrency": parent.concurrency}
+        companion.start(queues, tasks=tasks, **about)
         count = 0 if is_prefork else 1 if kind == "solo" else parent.concurrency
         self.threads = pool.threads(parent.app, parent.hostname, count)
 

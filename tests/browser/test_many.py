@@ -49,7 +49,7 @@ def test_pages_of_a_hundred_thousand_jobs(visit, history):
     page.get_by_role("link", name="Next page").click()
     expect(page.get_by_role("link", name="Previous page")).to_be_visible()
     expect(rows).to_have_count(50)
-    page.get_by_role("link", name="failed", exact=True).click()
+    page.get_by_role("link", name="failed (").click()
     expect(page).to_have_url(f"{LIST}?state__exact=failed")
     expect(rows).to_have_count(50)
     assert set(page.locator("#result_list .job-state").all_inner_texts()) == {"failed"}
@@ -57,7 +57,7 @@ def test_pages_of_a_hundred_thousand_jobs(visit, history):
     expect(page.get_by_role("link", name="Previous page")).to_be_visible()
     page.locator("#searchbar").fill("shop.tasks.task3")
     page.get_by_role("button", name="Search").click()
-    expect(page.get_by_role("cell", name="shop.tasks.task3").first).to_be_visible()
+    expect(page.get_by_role("cell", name="task3").first).to_be_visible()
     page.goto(DASHBOARD)
     expect(page.locator(".jobs-tile.job-ready strong")).to_have_text(str(MANY // 10))
     expect(page.locator(".jobs-tile.job-scheduled strong")).to_have_text(str(MANY // 20))

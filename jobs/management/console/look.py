@@ -19,7 +19,7 @@ from django.utils.translation import gettext
 from jobs.calling import progress
 from jobs.calling.batches import counts as counts_of
 from jobs.conf import conf
-from jobs.inspection import census
+from jobs.inspection import census, remarks
 from jobs.inspection import verify as promise
 from jobs.inspection import why as reasons
 from jobs.inspection.census import LIVE, at_least
@@ -43,7 +43,8 @@ def status(out: JobsCommand, args: Namespace) -> None:
       manage.py jobs status --live --json
     """
     found = census.gather(args.live)
-    out.say_json(found)
+    noted = remarks.of(found)
+    out.say_json({**found, "remarks": [asdict(each) for each in noted]})
     rows: list[list[Any]] = [["queue", *LIVE]]
     for name, counts in [*found["queues"].items(), ("total", {**found["jobs"], "capped": found["capped"]})]:
         rows.append([name, *(at_least(counts[state], counts["capped"] and state != State.RUNNING) for state in LIVE)])
@@ -57,7 +58,8 @@ def status(out: JobsCommand, args: Namespace) -> None:
     lines = [
         f"workers: {alive} alive, {len(found['nodes']) - alive} silent, {found['dead_nodes']} died in the last day",
         "no job is ready" if oldest is None else f"the oldest ready job has waited {duration(oldest)}",
-        *(text for _, text in census.remarks(found)),
+        remarks.sentence(noted),
+        *(each.line for each in noted),
     ]
     out.say("\n\n".join([*parts, "\n".join(lines)]))
 

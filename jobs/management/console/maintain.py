@@ -20,7 +20,7 @@ from jobs.conf import celery_app, conf
 from jobs.database import databases
 from jobs.database.databases import SideDatabase
 from jobs.idempotency import locks
-from jobs.inspection import census, why
+from jobs.inspection import census, remarks, why
 from jobs.inspection.times import duration
 from jobs.lifecycle import queues, transitions
 from jobs.maintenance.prune import Prune
@@ -194,8 +194,8 @@ def _examine(queue: str | None, timeout: float, is_probed: bool) -> Iterator[Fin
     yield _locks()
     yield from map(_ring, conf().DATABASES)
     yield _workers()
-    for kind, text in census.remarks(census.gather(live=True)):
-        yield Finding("attention", kind in census.NO_FAULT, text)
+    for each in remarks.of(census.gather(live=True)):
+        yield Finding("attention", each.kind in remarks.NO_FAULT, each.text, each.command)
     if is_probed:
         app.loader.import_default_modules()
         yield _probe(app, queue, timeout)

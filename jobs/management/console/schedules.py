@@ -8,7 +8,7 @@ from argparse import Namespace
 from django.core.management.base import CommandError
 from django.utils import timezone
 
-from jobs.inspection import census
+from jobs.inspection import census, remarks
 from jobs.inspection import schedules as schedule_rows
 from jobs.management.console.base import JobsCommand, me, option, subcommand
 from jobs.management.console.look import table
@@ -51,8 +51,8 @@ def schedule(out: JobsCommand, args: Namespace) -> None:
         tail = [each["state"] or "-", str(each["missed"]), str(schedule_rows.STATUSES[each["status"]])]
         rows.append([each["name"], each["task"], each["timing"], *moments, *tail])
     out.say(table(rows, out))
-    for _, text in schedule_rows.remarks(found):
-        out.say(text)
+    for remark in remarks.of_schedules(found):
+        out.say(remark.line)
 
 
 def _change(out: JobsCommand, verb: str, name: str, reason: str) -> None:

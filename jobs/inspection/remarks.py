@@ -1,0 +1,359 @@
+"""What needs attention, worst first: the one answer for the dashboard, ``manage.py jobs status`` and ``doctor``."""
+
+import datetime
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from django.db.models import OuterRef, Subquery
+from django.utils import timezone
+from django.utils.translation import gettext, ngettext, ngettext_lazy
+
+from jobs.conf import conf
+from jobs.inspection import census, limits
+from jobs.inspection.times import duration
+from jobs.maintenance.tally import HOUR
+from jobs.models import LIVE, Batch, Job, State, Tally
+
+#: Severities, the worst first. A remark of the last one is no problem.
+ERROR, WARNING, INFO = SEVERITIES = ("error", "warning", "info")
+
+#: Of each kind: its severity, and what the sentence says of so many.
+KINDS: dict[str, tuple[str, Any]] = {
+    "copied": (ERROR, ngettext_lazy("%(number)s database is a copy", "%(number)s databases are copies", "number")),
+    "starving": (ERROR, ngettext_lazy("no worker for %(number)s queue", "no worker for %(number)s queues", "number")),
+    "standing": (ERROR, ngettext_lazy("%(number)s queue stands still", "%(number)s queues stand still", "number")),
+    "overdue": (ERROR, ngettext_lazy("%(number)s job is overdue", "%(number)s jobs are overdue", "number")),
+    "unknown_task": (
+        ERROR,
+        ngettext_lazy("%(number)s job of an unknown task", "%(number)s jobs of unknown tasks", "number"),
+    ),
+    "schedule_error": (
+        ERROR,
+        ngettext_lazy("%(number)s schedule makes no job", "%(number)s schedules make no jobs", "number"),
+    ),
+    "schedule_overdue": (
+        ERROR,
+        ngettext_lazy("%(number)s schedule is overdue", "%(number)s schedules are overdue", "number"),
+    ),
+    "failed": (WARNING, ngettext_lazy("%(number)s failed this hour", "%(number)s failed this hour", "number")),
+    "dead": (WARNING, ngettext_lazy("%(number)s worker died", "%(number)s workers died", "number")),
+    "stuck": (WARNING, ngettext_lazy("%(number)s job runs for long", "%(number)s jobs run for long", "number")),
+    "growing": (
+        WARNING,
+        ngettext_lazy("%(number)s queue grows", "%(number)s queues grow", "number"),
+    ),
+    "paused": (WARNING, ngettext_lazy("%(number)s queue is paused", "%(number)s queues are paused", "number")),
+    "schedule_missed": (
+        WARNING,
+        ngettext_lazy("%(number)s schedule missed its time", "%(number)s schedules missed their time", "number"),
+    ),
+    "beat": (WARNING, ngettext_lazy("celery beat runs beside", "celery beat runs beside", "number")),
+    "busy": (INFO, ngettext_lazy("%(number)s queue is behind", "%(number)s queues are behind", "number")),
+    "limited": (INFO, ngettext_lazy("%(number)s limit is reached", "%(number)s limits are reached", "number")),
+    "batch": (
+        INFO,
+        ngettext_lazy(
+            "%(number)s batch waits for its last job", "%(number)s batches wait for their last job", "number"
+        ),
+    ),
+    "schedule_paused": (
+        INFO,
+        ngettext_lazy("%(number)s schedule is paused", "%(number)s schedules are paused", "number"),
+    ),
+}
+
+#: What somebody wanted, what is only much, and what the project's own code does: the installation is sound.
+NO_FAULT = ("paused", "busy", "growing", "beat", "failed", "dead", "stuck", "limited", "batch", "schedule_paused")
+
+#: Seconds after which a running body is looked at; and a batch whose last job does not end.
+LONG, LONG_BATCH = 1800.0, 600.0
+
+#: So many failures one after the other, and no success: the task fails every time.
+EVERY_TIME = 5
+
+#: Kinds of one sort are named up to that number.
+NAMED = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remark:
+    """
+    Attributes:
+        text: what there is.
+        meaning: what it means, and what to do.
+        command: what to type, where a page has a button.
+        since: seconds; None: nobody knows.
+        about: of what it is, for links: a queue, a task, a schedule, the key of a job.
+        number: how many the sentence counts.
+    """
+
+    kind: str
+    severity: str
+    text: str
+    meaning: str = ""
+    command: str = ""
+    since: float | None = None
+    about: Any = None
+    number: int = 1
+
+    @property
+    def line(self) -> str:
+        return "; ".join(filter(None, (self.text, self.command)))
+
+
+def of(
+    found: dict[str, Any],
+    running: Iterable[Any] | None = None,
+    rates: Mapping[str, tuple[float, float]] | None = None,
+    tallies: Iterable[Any] | None = None,
+) -> list[Remark]:
+    """Out of :func:`census.gather`, the worst first.
+
+    Parameters:
+        running: the oldest jobs that run (:func:`census.running_now`).
+        rates: jobs a minute into each queue and out of it, if somebody knows them.
+        tallies: those of the minutes of the last hour.
+    """
+    tallies = last_hour() if tallies is None else tallies
+    every = [
+        *_copies(found["databases"]),
+        *_queues(found, rates or {}),
+        *(
+            _remark("limited", text, gettext("Jobs wait for a place, as it was wanted."))
+            for text in limits.remarks(found["limits"])
+        ),
+        *_overdue(found["due"]),
+        *_unknown(found["unknown_tasks"]),
+        *_failed(tallies),
+        *_died(found["died"]),
+        *_stuck(census.running_now() if running is None else running),
+        *_batches(),
+        *of_schedules(found["schedules"]),
+    ]
+    order = [*KINDS]
+    return sorted(every, key=lambda each: (SEVERITIES.index(each.severity), order.index(each.kind)))
+
+
+def sentence(remarks: Iterable[Remark], more: Iterable[str] = ()) -> str:
+    """All of them in one: how many problems there are, and which. ``more`` is said at the end."""
+    total: Counter[str] = Counter()
+    problems = 0
+    for each in remarks:
+        total[each.kind] += each.number
+        problems += each.severity != INFO
+    says = gettext("All is well")
+    if problems:
+        says = ngettext("%(number)s problem", "%(number)s problems", problems) % {"number": problems}
+    parts = [*(KINDS[kind][1] % {"number": number} for kind, number in total.items()), *more]
+    return f"{says}: {' · '.join(parts)}" if parts else f"{says}."
+
+
+def _remark(kind: str, text: str, meaning: str = "", **more: Any) -> Remark:
+    return Remark(**{"kind": kind, "severity": KINDS[kind][0], "text": text, "meaning": meaning, **more})
+
+
+def _copies(marks: dict[str, Any]) -> Iterator[Remark]:
+    for alias, mark in marks.items():
+        if not mark["adopted"]:
+            says = gettext(
+                "the database %(database)r is marked as another one, %(mark)r, and it is %(is)r: workers refuse it "
+                "until `manage.py jobs adopt`"
+            )
+            yield _remark("copied", says % {"database": alias, "mark": mark["marked_as"], "is": mark["is"]})
+
+
+def _queues(found: dict[str, Any], rates: Mapping[str, tuple[float, float]]) -> Iterator[Remark]:
+    for name, queue in found["queues"].items():
+        waited, workers = queue["oldest_ready_seconds"], queue["workers"]
+        about = {"about": name, "since": waited}
+        if queue["paused"]:
+            yield _paused(name, queue, found["pauses"][name])
+            continue
+        if waited is None or waited < census.late_after() or _is_limited(name):
+            continue
+        words = {"queue": name, "time": duration(waited), "workers": workers, "running": queue["running"]}
+        enters, leaves = rates.get(name, (0.0, 0.0))
+        if not workers:
+            says = gettext("%(queue)s: the oldest ready job has waited %(time)s, and no worker consumes its queue")
+            means = gettext("Its jobs wait until a worker is started with this queue in its option -Q.")
+            yield _remark("starving", says % words, means, command=f"celery -A proj worker -Q {name}", **about)
+        elif not queue["running"]:
+            says = ngettext(
+                "%(queue)s: the oldest ready job has waited %(time)s although %(workers)s worker consumes its queue, "
+                "and none of its jobs is running",
+                "%(queue)s: the oldest ready job has waited %(time)s although %(workers)s workers consume its queue, "
+                "and none of its jobs is running",
+                workers,
+            )
+            means = gettext("The workers are busy with other queues, or hang. Look at what they run.")
+            yield _remark("standing", says % words, means, **about)
+        elif enters > leaves:
+            says = gettext("%(queue)s: %(in)s jobs a minute come, and %(out)s are done; the oldest waits %(time)s")
+            means = gettext("It will not catch up by itself: start more workers, or make the task faster.")
+            words |= {"in": f"{enters:.1f}", "out": f"{leaves:.1f}"}
+            yield _remark("growing", says % words, means, **about)
+        else:
+            says = ngettext(
+                "%(queue)s: the oldest ready job has waited %(time)s; %(workers)s worker consumes its queue "
+                "(%(running)s running)",
+                "%(queue)s: the oldest ready job has waited %(time)s; %(workers)s workers consume its queue "
+                "(%(running)s running)",
+                workers,
+            )
+            yield _remark("busy", says % words, gettext("It is being worked off."), **about)
+
+
+def _is_limited(queue: str) -> bool:
+    """Whether a limit keeps the first of the queue's ready jobs."""
+    known = limits.in_force()
+    rows = [census.in_line(alias).filter(queue=queue) for alias in conf().DATABASES] if known.concern(queue) else []
+    return any((job := each.first()) is not None and limits.keeps(job, known) is not None for each in rows)
+
+
+def _paused(name: str, queue: dict[str, Any], pause: dict[str, Any]) -> Remark:
+    number = queue["ready"]
+    says = gettext("%(queue)s: is paused")
+    if number:
+        says = ngettext(
+            "%(queue)s: is paused, and %(number)s job waits", "%(queue)s: is paused, and %(number)s jobs wait", number
+        )
+    says %= {"queue": name, "number": census.at_least(number, queue["capped"])}
+    if who := ": ".join(filter(None, (pause["by"], pause["reason"]))):
+        says += f" ({who})"
+    severity, since = WARNING if number else INFO, (timezone.now() - pause["at"]).total_seconds()
+    means = gettext("No worker takes a job of this queue until somebody resumes it.")
+    command = f"manage.py jobs resume {name}"
+    return _remark("paused", says, means, severity=severity, command=command, since=since, about=name)
+
+
+def _overdue(due: dict[str, Any]) -> Iterator[Remark]:
+    if due["lag_seconds"] > census.late_after():
+        says = ngettext(
+            "%(number)s job is due since %(time)s, and no worker has made it ready",
+            "%(number)s jobs are due, the oldest since %(time)s, and no worker has made them ready",
+            due["count"],
+        ) % {"number": due["count"], "time": duration(due["lag_seconds"])}
+        means = gettext("Every worker does this, every second: none is alive, or the database is very slow.")
+        yield _remark("overdue", says, means, since=due["lag_seconds"], number=due["count"])
+
+
+def _unknown(tasks: dict[str, int]) -> Iterator[Remark]:
+    for task, number in tasks.items():
+        says = ngettext(
+            "%(task)s: %(number)s job waits for a worker that knows this task",
+            "%(task)s: %(number)s jobs wait for a worker that knows this task",
+            number,
+        ) % {"task": task, "number": number}
+        means = gettext(
+            "A deploy renamed or removed the task, or workers with the older code are still there. The jobs are kept, "
+            "and run as soon as a worker knows it."
+        )
+        yield _remark("unknown_task", says, means, about=task, number=number)
+
+
+def last_hour() -> list[Any]:
+    names, begin = ("begin", "task", "state", "error", "count"), timezone.now() - HOUR
+    every = (Tally.objects.using(alias).filter(length=60, begin__gte=begin) for alias in conf().DATABASES)
+    return [row for rows in every for row in rows.values_list(*names, named=True)]
+
+
+def _failed(tallies: Iterable[Any]) -> Iterator[Remark]:
+    """Of each task, those with the most failures first."""
+    ended: Counter[str] = Counter()
+    worked: dict[str, datetime.datetime] = {}
+    failures: dict[str, list[Any]] = defaultdict(list)
+    for row in tallies:
+        if row.state == State.FAILED:
+            failures[row.task].append(row)
+        elif row.state == State.SUCCEEDED:
+            worked[row.task] = max(row.begin, worked.get(row.task, row.begin))
+        ended[row.task] += row.count
+    numbers = Counter({task: sum(row.count for row in rows) for task, rows in failures.items()})
+    for task, number in numbers.most_common(NAMED):
+        errors: Counter[str] = Counter()
+        for row in failures[task]:
+            errors[row.error] += row.count
+        latest = [row for row in failures[task] if task not in worked or row.begin > worked[task]]
+        words = {"task": task, "number": number, "all": ended[task], "error": errors.most_common(1)[0][0] or "?"}
+        since = min(row.begin for row in latest or failures[task])
+        more = {"since": max(0.0, (timezone.now() - since).total_seconds()), "about": task, "number": number}
+        if sum(row.count for row in latest) >= EVERY_TIME:
+            says = gettext("%(task)s: fails every time, %(number)s of %(all)s this hour, mostly with %(error)s")
+            means = gettext("It has not succeeded once since then. Look at what was deployed or changed at that time.")
+            yield _remark("failed", says % words, means, severity=ERROR, **more)
+        else:
+            says = gettext("%(task)s: %(number)s of %(all)s failed this hour, mostly with %(error)s")
+            means = gettext("They used up their attempts, and stay until somebody runs them again.")
+            yield _remark("failed", says % words, means, **more)
+
+
+def _died(found: list[dict[str, Any]]) -> Iterator[Remark]:
+    if not found:
+        return
+    names = ", ".join(dict.fromkeys(each["hostname"] for each in found[:NAMED]))
+    says = ngettext("a worker died: %(names)s", "%(number)s workers died: %(names)s", len(found))
+    means = gettext(
+        "It did not stop in good order: killed, out of memory, or its machine went away. Its jobs were given to others."
+    )
+    since = min(each["dead_seconds"] for each in found)
+    yield _remark("dead", says % {"number": len(found), "names": names}, means, since=since, number=len(found))
+
+
+def _stuck(running: Iterable[Any]) -> Iterator[Remark]:
+    for job in running:
+        seconds = job.age.total_seconds()
+        words = {"task": job.task, "id": job.pk, "time": duration(seconds)}
+        more = {"about": job.pk, "since": seconds, "command": f"manage.py jobs kill {job.pk}"}
+        if job.asked is not None and job.asked.total_seconds() > census.late_after():
+            says = gettext("%(task)s: runs for %(time)s, and was asked to end %(asked)s ago")
+            means = gettext("Its body has not come to a checkpoint since. Kill it, if it is not to go on.")
+            yield _remark("stuck", says % {**words, "asked": duration(job.asked.total_seconds())}, means, **more)
+        elif seconds > LONG:
+            means = gettext("It may hang: neither an end nor a time limit has come. Look at it; kill it if it hangs.")
+            yield _remark("stuck", gettext("%(task)s: runs for %(time)s") % words, means, **more)
+
+
+def _batches() -> Iterator[Remark]:
+    """Of the oldest that have not ended."""
+    begin = timezone.now() - datetime.timedelta(seconds=LONG_BATCH)
+    for alias in conf().DATABASES:
+        live = Job.objects.using(alias).filter(batch=OuterRef("pk"), state__in=LIVE).values("pk")
+        rows = Batch.objects.using(alias).filter(ended_at=None).order_by("pk")
+        for batch in rows.annotate(last=Subquery(live[:1]), other=Subquery(live[1:2]))[:NAMED]:
+            if batch.made_at < begin and batch.last is not None and batch.other is None:
+                says = gettext("the batch %(name)s waits for its last job") % {"name": batch.name}
+                means = gettext("All others have ended. What follows the batch is called when this one has.")
+                since = (timezone.now() - batch.made_at).total_seconds()
+                command = f"manage.py jobs why {batch.last}"
+                yield _remark("batch", says, means, command=command, about=batch.last, since=since)
+
+
+def of_schedules(found: list[dict[str, Any]]) -> Iterator[Remark]:
+    texts = {
+        "paused": gettext("the schedule %(name)s: is paused"),
+        "error": gettext("the schedule %(name)s: the job of its last tick could not be made: %(error)s"),
+        "overdue": gettext("the schedule %(name)s: is due since %(time)s, and no worker has made its job"),
+        "missed": gettext("the schedule %(name)s: missed its tick of %(at)s (it missed %(missed)s so far)"),
+    }
+    meanings = {
+        "paused": gettext("Its times pass without jobs until somebody resumes it."),
+        "error": gettext("Its task, or what it is called with, is not what the code expects."),
+        "overdue": gettext("No worker is alive that has this schedule in its code."),
+        "missed": gettext("No worker was there at that time. It is said until a job is made in time again."),
+    }
+    now = timezone.now()
+    for each in found:
+        status = each["status"]
+        if status in texts:
+            at = each["missed_at"] and f"{timezone.localtime(each['missed_at']):%Y-%m-%d %H:%M:%S}"
+            says = texts[status] % {**each, "time": duration(each["overdue_seconds"]), "at": at}
+            since = {"paused": each["paused_at"], "overdue": each["next_tick"], "missed": each["missed_at"]}.get(status)
+            more: dict[str, Any] = {"about": each["name"], "since": since and (now - since).total_seconds()}
+            if status == "paused":
+                more["command"] = f"manage.py jobs schedule --resume {each['name']!r}"
+            yield _remark(f"schedule_{status}", says, meanings[status], **more)
+    if any(each["beat"] for each in found):
+        says = gettext("celery beat runs beside the workers, who run the schedule themselves: stop it")
+        yield _remark("beat", says)

@@ -1,0 +1,158 @@
+"""What needs attention: each thing that may go wrong is said, once, with what somebody can do about it."""
+
+from __future__ import annotations
+
+import datetime
+
+import pytest
+from django.urls import reverse
+from django.utils import timezone
+
+from jobs.database import databases
+from jobs.inspection import census, remarks
+from jobs.inspection.dashboard import Dashboard
+from jobs.lifecycle import queues
+from jobs.maintenance import rescue
+from jobs.maintenance.tally import MINUTE
+from jobs.models import Batch, Cancellation, Job, Node
+from tests.rows import make, make_node
+from tests.test_dashboard import URL, tally
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def noted() -> list[remarks.Remark]:
+    return remarks.of(census.gather(live=True))
+
+
+def alive(**more) -> Node:
+    node = make_node(**more)
+    with databases.side() as side:
+        rescue.first_beat(side, node.pk)
+    return node
+
+
+def test_all_is_well(staff):
+    alive()
+    assert noted() == []
+    assert remarks.sentence([]) == "All is well."
+    text = staff("view_job").get(URL).content.decode()
+    assert 'class="jobs-health health-fine"' in text
+
+
+def test_the_sentence_counts_the_problems_and_names_them():
+    for queue in ("mail", "slow"):
+        make("ready", queue=queue, age=600)
+    make_node(dead_at=timezone.now())
+    tally(2 * MINUTE, 105, state="failed", error="PaymentError")
+    tally(1 * MINUTE, 1)
+    assert remarks.sentence(noted()) == "4 problems: no worker for 2 queues · 105 failed this hour · 1 worker died"
+
+
+def test_a_task_that_only_fails_is_worse_than_one_that_fails_at_times():
+    tally(9 * MINUTE, 100)
+    tally(5 * MINUTE, 20, state="failed", error="PaymentError")
+    [remark] = noted()
+    assert (remark.kind, remark.severity, remark.about, remark.number) == ("failed", "error", "shop.mail", 20)
+    assert "fails every time, 20 of 120 this hour, mostly with PaymentError" in remark.text
+    assert 240 <= remark.since <= 420
+    tally(3 * MINUTE, 1)
+    [remark] = noted()
+    assert (remark.severity, "20 of 121 failed this hour" in remark.text) == ("warning", True)
+
+
+def test_a_dead_worker_is_told_of_until_somebody_has_seen_it(staff):
+    week = timezone.now() - datetime.timedelta(days=6)
+    make_node(hostname="bulk@web1", dead_at=week)
+    make_node(dead_at=week, signed_off=True)
+    [remark] = noted()
+    assert (remark.kind, remark.text) == ("dead", "a worker died: bulk@web1")
+    url = reverse("admin:jobs_node_seen")
+    assert url not in (viewer := staff("view_job")).get(URL).content.decode()
+    assert viewer.post(url).status_code == 403
+    assert noted() == [remark] or noted()[0].kind == "dead"
+
+
+def test_seen(admin_client):
+    make_node(dead_at=timezone.now())
+    url = reverse("admin:jobs_node_seen")
+    assert url in admin_client.get(URL).content.decode()
+    admin_client.post(url)
+    assert noted() == []
+    assert census.gather(live=True)["dead_nodes"] == 1, "it died all the same"
+
+
+def test_a_paused_queue_is_a_problem_if_jobs_wait(admin_client):
+    queues.pause("mail", "ada", "moving")
+    alive()
+    [remark] = noted()
+    assert (remark.kind, remark.severity, remark.line) == (
+        "paused", "info", "mail: is paused (ada: moving); manage.py jobs resume mail"
+    )  # fmt: skip
+    assert "1 problem" not in remarks.sentence([remark])
+    make("ready", queue="mail")
+    [remark] = noted()
+    assert (remark.severity, "and 1 job waits" in remark.text) == ("warning", True)
+    assert 'aria-label="Resume: mail: is paused, and 1 job waits' in admin_client.get(URL).content.decode()
+
+
+def test_a_queue_that_grows_faster_than_it_drains():
+    node = alive()
+    make("running", node=node, queue="mail")
+    for _ in range(40):
+        make("ready", queue="mail", age=300)
+    tally(2 * MINUTE, 10, queue="mail")
+    [remark] = Dashboard().remarks
+    assert (remark.kind, remark.about) == ("growing", "mail")
+    assert "4.1 jobs a minute come, and 1.0 are done" in remark.text
+
+
+def test_a_body_that_runs_for_long_or_does_not_heed(admin_client):
+    node = alive()
+    make("running", node=node, age=60)
+    assert noted() == []
+    long, deaf = make("running", node=node, age=7200), make("running", node=node, age=600)
+    Cancellation.objects.create(job=deaf.pk, at=timezone.now() - datetime.timedelta(seconds=300))
+    assert {remark.about: remark.kind for remark in noted()} == {long.pk: "stuck", deaf.pk: "stuck"}
+    text = admin_client.get(URL).content.decode()
+    assert reverse("admin:jobs_job_operate_one", args=[long.pk]) in text
+
+
+def test_a_batch_that_waits_for_its_last_job():
+    alive()
+    hour = timezone.now() - datetime.timedelta(hours=1)
+    batch = Batch.objects.create(name="import", made_at=hour)
+    make("succeeded", batch=batch)
+    last, other = (make("ready", batch=batch) for _ in range(2))
+    assert noted() == []
+    Job.objects.filter(pk=other.pk).delete()
+    [remark] = noted()
+    assert (remark.kind, remark.about, remark.severity) == ("batch", last.pk, "info")
+
+
+def test_an_unknown_task_is_named():
+    alive()
+    make("scheduled", age=-60, task="shop.old", error={"type": "NotRegistered", "message": "no"})
+    [remark] = noted()
+    assert (remark.kind, remark.about) == ("unknown_task", "shop.old")
+
+
+def test_failures_can_be_retried_and_seen_from_their_row(admin_client):
+    make("failed", task="shop.mail")
+    tally(2 * MINUTE, 1, state="failed", error="E")
+    text = admin_client.get(URL).content.decode()
+    query = "state__exact=failed&amp;task=shop.mail&amp;since=1h"
+    assert f'href="{reverse("admin:jobs_job_changelist")}?{query}"' in text
+    action = f"{reverse('admin:jobs_job_operate')}?{query}"
+    assert f'action="{action}"' in text
+    admin_client.post(action.replace("&amp;", "&"), {"operation": "retry", "scope": "all"})
+    assert Job.objects.get().state == "ready"
+
+
+def test_a_spike_is_cut_and_said():
+    for ago in range(2, 50):
+        tally(ago * MINUTE, 10)
+    tally(51 * MINUTE, 5000)
+    chart = Dashboard().chart()
+    assert (chart.highest, [*chart.cut.values()]) == (5000, [5000])
+    assert chart.top < 20
