@@ -251,7 +251,7 @@ class JobAdmin(ReadOnlyAdmin):
     short_task = column(
         _("task"), lambda job: format_html('<span title="{}">{}</span>', job.task, job.task.rpartition(".")[2])
     )
-    given = column(_("arguments"), arguments)
+    given = column(_("arguments"), lambda job: format_html("<code>{}</code>", arguments(job)))
     attempt = column(_("attempts"), lambda job: job.lease or NOTHING)
     took = column(_("duration"), lambda job: _took(job))
     when = column(_("when"), lambda job: ago_tag(job.run_at if job.state == State.SCHEDULED else job.created_at))

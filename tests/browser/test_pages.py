@@ -50,7 +50,7 @@ INEXACT = r"""() => {
     const walker = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
     while (walker.nextNode()) {
         const {data, parentElement} = walker.currentNode;
-        if (/\d{4}-\d\d-\d\d/.test(data) && !parentElement.closest("time, svg, pre, script")) found.push(data);
+        if (/\d{4}-\d\d-\d\d/.test(data) && !parentElement.closest("time, svg, pre, code, script")) found.push(data);
     }
     const exact = /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?[+-]\d\d:\d\d$/;
     for (const each of document.querySelectorAll("main time"))
