@@ -218,7 +218,7 @@ def _apart(view: Any) -> Any:
 @admin.register(Job)
 class JobAdmin(ReadOnlyAdmin):
     actions = ()
-    list_display = ("short_id", "short_task", "given", "badge", "fault", "queue", "attempt", "took", "when")
+    list_display = ("short_id", "short_task", "given", "badge", "when", "fault", "took", "attempt", "queue")
     #: The columns that may be large are left out.
     list_only = (
         "id", "task", "args", "kwargs", "state", "queue", "run_at", "made_at", "started_at", "finished_at", "lease",
@@ -340,7 +340,7 @@ class JobAdmin(ReadOnlyAdmin):
             "facts": self._facts(view),
             "resuming": {"verb": "resume", "queue": job.queue},
             "reasons": [(each, _in_words(each.cure)) for each in reasons if sees_calls or each.code not in CALLS],
-            "pause": view.pause if job.state == State.READY and may(request, "pause_queue") else None,
+            "pause": view.pause if job.state in WAITING and may(request, "pause_queue") else None,
             "operations": [
                 each for each in OPERATIONS.values() if job.state in each.states and may(request, each.permission)
             ],
