@@ -353,7 +353,7 @@ class NodeAdmin(ReadOnlyAdmin):
 
     @admin.display(description=pgettext_lazy("how many jobs", "running"))
     def running(self, node: Any) -> str:
-        html = '<a href="{}?state__exact=running&amp;node={}">{}</a> {}'
+        html = '<a href="{}?state__exact=running&amp;node={}">{} {}</a>'
         named = ", ".join(f"{number} {task}" if number > 1 else task for task, number in node.running.items())
         return format_html(html, url_of("job_changelist"), node.pk, node.running.total(), named)
 
