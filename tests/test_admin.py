@@ -555,7 +555,7 @@ def test_nodes_are_listed_with_what_each_does(viewer):
     for name in (*nodes, "died"):
         assert re.search(f'<td class="field-status"><span class="job-state job-[a-z]*">{name}</span></td>', found), name
     assert '<td class="field-served">celery, mail</td>' in found
-    assert f'<a href="{LIST}?state__exact=running&amp;node={nodes["alive"].pk}">1</a>' in found
+    assert f'<a href="{LIST}?state__exact=running&amp;node={nodes["alive"].pk}">1 effect</a>' in found
     assert listed(viewer, state__exact="running", node=nodes["alive"].pk) == short(job)
     text = viewer.get(reverse("admin:jobs_node_change", args=[dead.pk])).content.decode()
     assert "tests.tasks.effect" in text
