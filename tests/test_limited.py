@@ -10,7 +10,7 @@ import signal
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from io import StringIO
 from itertools import pairwise
 
@@ -432,3 +432,36 @@ def test_workers_keep_a_rate_as_one():
         wait_ended(*[result.id for result in results])
     assert time.monotonic() - began > 9 * 0.2
     assert Gate.objects.get().next_at > 0
+
+
+@pytest.mark.skipif("connection.vendor != 'postgresql'", reason="elsewhere a claim is a transaction with a lock")
+@pytest.mark.parametrize("change", [{"held": True}, {"queue": "mail"}], ids=["held", "moved"])
+def test_what_is_held_or_moved_while_a_claim_looks_is_not_claimed(change, monkeypatch):
+    """Guard: one that ran as held would wait for ever when it is given back, behind a gate that nobody looks at."""
+    tasks.two_at_once.delay("a")
+    with slow_claims(monkeypatch), ThreadPoolExecutor(1) as pool:
+        found = pool.submit(claim_apart)
+        time.sleep(0.3)
+        Job.objects.update(**change)
+        assert found.result(10) == []
+    assert Job.objects.get().state == "ready"
+
+
+@contextmanager
+def slow_claims(monkeypatch):
+    """Between what a claim sees and its locks half a second passes."""
+    slow = limited._CLAIM.replace("WITH found", "WITH slow AS MATERIALIZED (SELECT pg_sleep(0.6)::text AS word), found")
+    at = "JOIN jobs_job AS job ON "
+    assert at in slow
+    with monkeypatch.context() as patch:
+        patch.setattr(limited, "_CLAIM", slow.replace(at, f"{at}(SELECT word FROM slow) = '' AND "))
+        limited._statement.cache_clear()
+        yield
+    limited._statement.cache_clear()
+
+
+def claim_apart() -> list[Job]:
+    try:
+        return LimitedClaimer().claim("default", QUEUE, board.node, 1)
+    finally:
+        connections.close_all()

@@ -66,7 +66,8 @@ WITH found AS MATERIALIZED (
             LIMIT {window}
         ) AS first
     ) AS head
-    JOIN jobs_job AS job ON job.id = head.id AND job.state = 'ready'
+    -- Asked of the row once more, when it is locked: since the look another claim may have held it, or somebody moved it.
+    JOIN jobs_job AS job ON job.id = head.id AND job.state = 'ready' AND job.held IS NULL AND job.queue = {queue}
     LEFT JOIN LATERAL (
         SELECT number AS place FROM generate_series(0, head.places - 1) AS number
         WHERE NOT EXISTS (
