@@ -24,7 +24,7 @@ from jobs.conf.rates import limit_of
 from jobs.database import databases
 from jobs.inspection import census
 from jobs.inspection.why import explain
-from jobs.lifecycle import claims, limited, transitions
+from jobs.lifecycle import claims, limited, limits, transitions
 from jobs.lifecycle.board import board
 from jobs.lifecycle.limited import LimitedClaimer
 from jobs.lifecycle.transitions import now_plus
@@ -465,3 +465,53 @@ def claim_apart() -> list[Job]:
         return LimitedClaimer().claim("default", QUEUE, board.node, 1)
     finally:
         connections.close_all()
+
+
+@pytest.mark.skipif("connection.vendor != 'postgresql'", reason="elsewhere a claim is a transaction with a lock")
+def test_who_passes_one_gate_of_two_has_passed_none(settings, monkeypatch):
+    """Else a start of six in a minute would be lost because another job of the queue was faster."""
+    settings.JOBS = {**settings.JOBS, "QUEUES": {QUEUE: {"rate": "60/m"}}}
+    tasks.six_a_minute.delay("a")
+    with slow_claims(monkeypatch), ThreadPoolExecutor(1) as pool:
+        found = pool.submit(claim_apart)
+        time.sleep(0.3)
+        Gate.objects.create(key=f"@{QUEUE}", last_at=limited.clock("default"), next_at=limited.clock("default") + 1)
+        assert found.result(10) == []
+    assert Gate.objects.get().pk == f"@{QUEUE}"
+
+
+def test_a_faster_rate_holds_at_once():
+    """Also for what was started at the slower one, and for what is held until its time."""
+    tasks.noop.delay_many([()] * 100)
+    claimer = LimitedClaimer()
+    set_rate("1/h")
+    assert len(claim(5, claimer)) == 1
+    assert Job.objects.filter(held=True).count() == 99
+    set_rate("100/s")
+    time.sleep(0.1)
+    assert claim(1, claimer)
+    set_rate("1/h")
+    time.sleep(0.1)
+    assert len(claim(5, claimer)) == 1
+    set_rate(None)
+    assert len(claim(50, claimer)) == 50
+
+
+def set_rate(rate: str | None) -> None:
+    limits.set_by_hand("tests.tasks.noop", None, rate)
+    clock.tick()
+
+
+def test_a_clock_that_was_put_back_closes_no_gate():
+    tasks.six_a_minute.delay("a")
+    hour = limited.clock("default") + 3600
+    Gate.objects.create(key=tasks.six_a_minute.name, last_at=hour, next_at=hour + 10)
+    assert take(1) == ["a"]
+    assert Gate.objects.get().next_at < hour
+
+
+def test_the_time_of_a_queue_that_is_not_claimed_any_more_wakes_nobody_twice():
+    claimer = LimitedClaimer()
+    claimer._opens_at["default", "gone"] = time.monotonic()
+    assert claimer.patience == 0.001
+    assert claimer.patience > 1
