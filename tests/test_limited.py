@@ -515,3 +515,34 @@ def test_the_time_of_a_queue_that_is_not_claimed_any_more_wakes_nobody_twice():
     claimer._opens_at["default", "gone"] = time.monotonic()
     assert claimer.patience == 0.001
     assert claimer.patience > 1
+
+
+@pytest.mark.parametrize("wrong", [{"rate": "10/fortnight"}, {"concurrency": 20_000}], ids=["rate", "concurrency"])
+def test_a_limit_that_this_release_cannot_read_stops_no_claim(wrong, caplog):
+    Limit.objects.create(name=tasks.two_at_once.name, **wrong)
+    Limit.objects.create(name=tasks.noop.name, concurrency=1)
+    clock.tick()
+    tasks.two_at_once.delay_many([(name,) for name in "abc"])
+    tasks.noop.delay_many([()] * 2)
+    assert [job.task for job in claim()] == [tasks.two_at_once.name] * 2 + [tasks.noop.name]
+    assert "limit_wrong" in {getattr(record, "action", "") for record in caplog.records}
+
+
+def test_many_limits_set_by_hand_reach_the_processes():
+    Limit.objects.bulk_create([Limit(name=f"tests.tasks.none_{n:0200}", concurrency=5) for n in range(1000)])
+    clock.tick()
+    assert len(board.limits) == 1000
+    Limit.objects.bulk_create([Limit(name=f"tests.tasks.more_{n:0200}", concurrency=5) for n in range(5000)])
+    # More than there is room for; all goes on with those of before.
+    clock.tick()
+    assert len(board.limits) == 1000
+    tasks.two_at_once.delay_many([(name,) for name in "abc"])
+    assert take() == ["a", "b"]
+
+
+@pytest.mark.parametrize("rate", ["1e-17/s", "1e-9/h", "0." + 40 * "0" + "/s"])
+def test_rates_that_nobody_can_keep_are_refused(rate):
+    with pytest.raises(CommandError):
+        call_command("jobs", "limit", "mail", "--rate", rate, stdout=StringIO())
+    with pytest.raises(CommandError, match="longer than"):
+        call_command("jobs", "limit", "m" * 300, "--concurrency", "1", stdout=StringIO())

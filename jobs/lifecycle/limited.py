@@ -26,6 +26,7 @@ from django.db.models import Exists, F, Q, QuerySet
 from django.db.models.functions import Now
 
 from jobs.conf import celery_app, conf
+from jobs.conf.logs import logger
 from jobs.conf.rates import Limit
 from jobs.database import databases
 from jobs.lifecycle import claims, limits
@@ -541,7 +542,11 @@ def publish() -> None:
     given = {name: list(values) for name, values in limits.read().items()}
     if given == board.limits:
         return
-    board.limits = given
+    try:
+        board.limits = given
+    except ValueError as exc:
+        logger.error("the limits that were set by hand: %s", exc, extra={"action": "limits_too_many"})
+        return
     for alias in conf().DATABASES:
         # What is held may be let in by now, long before its former rate's time.
         now = clock(alias)
