@@ -17,7 +17,7 @@ from itertools import pairwise
 import pytest
 from celery import current_app
 from django.core.management import CommandError, call_command
-from django.db import IntegrityError, connection, connections, transaction
+from django.db import IntegrityError, OperationalError, connection, connections, transaction
 
 from jobs.conf import problems
 from jobs.conf.rates import limit_of
@@ -546,3 +546,15 @@ def test_rates_that_nobody_can_keep_are_refused(rate):
         call_command("jobs", "limit", "mail", "--rate", rate, stdout=StringIO())
     with pytest.raises(CommandError, match="longer than"):
         call_command("jobs", "limit", "m" * 300, "--concurrency", "1", stdout=StringIO())
+
+
+def test_what_was_claimed_is_run_although_the_look_after_it_failed(monkeypatch):
+    def fail(*args):
+        raise OperationalError("server closed the connection unexpectedly")
+
+    tasks.two_at_once.delay("a")
+    monkeypatch.setattr(LimitedClaimer, "_tidy", fail)
+    claimer = LimitedClaimer()
+    assert [job.args for job in claimer.claim("default", QUEUE, board.node, 1)] == [["a"]]
+    with pytest.raises(OperationalError):
+        claimer.claim("default", QUEUE, board.node, 1)

@@ -261,7 +261,14 @@ class LimitedClaimer(claims.Claimer):
             if rows and time.monotonic() < self._tidy_at.get(spot, 0.0):
                 break
             self._tidy_at[spot] = time.monotonic() + LOOK
-            if not self._tidy(using, queue, known) or rows:
+            try:
+                may_find_more = self._tidy(using, queue, known)
+            except Error as exc:
+                # What was claimed is run all the same; of two that tidy, one may have to give way.
+                if not rows and not databases.is_conflict(exc):
+                    raise
+                break
+            if rows or not may_find_more:
                 break
         return rows
 
