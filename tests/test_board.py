@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import time
 import uuid
 
@@ -209,3 +210,15 @@ def test_many_queues_fit():
 def test_the_rows_behind_a_long_body_go_back_before_those_of_an_old_claim_are_begun():
     """Else nobody would renew what the companion gives back."""
     assert module.OLD < module.LONG
+
+
+def test_who_dies_while_it_writes_a_document_keeps_nobody_waiting():
+    """A reader keeps what it knows, and the next writer is read again."""
+    board = Board()
+    board.limits = {"a": [1, None]}
+    assert board.limits == {"a": [1, None]}
+    # As it is in mid-write.
+    struct.pack_into("q", board._memory, 80, 3)
+    assert board.limits == {"a": [1, None]}
+    board.limits = {"b": [2, None]}
+    assert board.limits == {"b": [2, None]}

@@ -10,21 +10,21 @@ import signal
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from io import StringIO
 from itertools import pairwise
 
 import pytest
 from celery import current_app
 from django.core.management import CommandError, call_command
-from django.db import IntegrityError, connection, connections, transaction
+from django.db import IntegrityError, OperationalError, connection, connections, transaction
 
 from jobs.conf import problems
 from jobs.conf.rates import limit_of
 from jobs.database import databases
 from jobs.inspection import census, remarks
 from jobs.inspection.why import explain
-from jobs.lifecycle import claims, limited, transitions
+from jobs.lifecycle import claims, limited, limits, transitions
 from jobs.lifecycle.board import board
 from jobs.lifecycle.limited import LimitedClaimer
 from jobs.lifecycle.transitions import now_plus
@@ -443,3 +443,129 @@ def test_celery_control_sets_the_rate_of_all_workers():
         [answer] = current_app.control.rate_limit(name, "1/h", reply=True, timeout=20, limit=1)
         assert "new rate limit set successfully" in str(answer)
         wait_for(lambda: Limit.objects.filter(pk=name, rate="1/h").exists(), 20, "the row")
+
+
+@pytest.mark.skipif("connection.vendor != 'postgresql'", reason="elsewhere a claim is a transaction with a lock")
+@pytest.mark.parametrize("change", [{"held": True}, {"queue": "mail"}], ids=["held", "moved"])
+def test_what_is_held_or_moved_while_a_claim_looks_is_not_claimed(change, monkeypatch):
+    """Guard: one that ran as held would wait for ever when it is given back, behind a gate that nobody looks at."""
+    tasks.two_at_once.delay("a")
+    with slow_claims(monkeypatch), ThreadPoolExecutor(1) as pool:
+        found = pool.submit(claim_apart)
+        time.sleep(0.3)
+        Job.objects.update(**change)
+        assert found.result(10) == []
+    assert Job.objects.get().state == "ready"
+
+
+@contextmanager
+def slow_claims(monkeypatch):
+    """Between what a claim sees and its locks half a second passes."""
+    slow = limited._CLAIM.replace("WITH found", "WITH slow AS MATERIALIZED (SELECT pg_sleep(0.6)::text AS word), found")
+    at = "JOIN jobs_job AS job ON "
+    assert at in slow
+    with monkeypatch.context() as patch:
+        patch.setattr(limited, "_CLAIM", slow.replace(at, f"{at}(SELECT word FROM slow) = '' AND "))
+        limited._statement.cache_clear()
+        yield
+    limited._statement.cache_clear()
+
+
+def claim_apart() -> list[Job]:
+    try:
+        return LimitedClaimer().claim("default", QUEUE, board.node, 1)
+    finally:
+        connections.close_all()
+
+
+@pytest.mark.skipif("connection.vendor != 'postgresql'", reason="elsewhere a claim is a transaction with a lock")
+def test_who_passes_one_gate_of_two_has_passed_none(settings, monkeypatch):
+    """Else a start of six in a minute would be lost because another job of the queue was faster."""
+    settings.JOBS = {**settings.JOBS, "QUEUES": {QUEUE: {"rate": "60/m"}}}
+    tasks.six_a_minute.delay("a")
+    with slow_claims(monkeypatch), ThreadPoolExecutor(1) as pool:
+        found = pool.submit(claim_apart)
+        time.sleep(0.3)
+        Gate.objects.create(key=f"@{QUEUE}", last_at=limited.clock("default"), next_at=limited.clock("default") + 1)
+        assert found.result(10) == []
+    assert Gate.objects.get().pk == f"@{QUEUE}"
+
+
+def test_a_faster_rate_holds_at_once():
+    """Also for what was started at the slower one, and for what is held until its time."""
+    tasks.noop.delay_many([()] * 100)
+    claimer = LimitedClaimer()
+    set_rate("1/h")
+    assert len(claim(5, claimer)) == 1
+    assert Job.objects.filter(held=True).count() == 99
+    set_rate("100/s")
+    time.sleep(0.1)
+    assert claim(1, claimer)
+    set_rate("1/h")
+    time.sleep(0.1)
+    assert len(claim(5, claimer)) == 1
+    set_rate(None)
+    assert len(claim(50, claimer)) == 50
+
+
+def set_rate(rate: str | None) -> None:
+    limits.set_by_hand("tests.tasks.noop", None, rate)
+    clock.tick()
+
+
+def test_a_clock_that_was_put_back_closes_no_gate():
+    tasks.six_a_minute.delay("a")
+    hour = limited.clock("default") + 3600
+    Gate.objects.create(key=tasks.six_a_minute.name, last_at=hour, next_at=hour + 10)
+    assert take(1) == ["a"]
+    assert Gate.objects.get().next_at < hour
+
+
+def test_the_time_of_a_queue_that_is_not_claimed_any_more_wakes_nobody_twice():
+    claimer = LimitedClaimer()
+    claimer._opens_at["default", "gone"] = time.monotonic()
+    assert claimer.patience == 0.001
+    assert claimer.patience > 1
+
+
+@pytest.mark.parametrize("wrong", [{"rate": "10/fortnight"}, {"concurrency": 20_000}], ids=["rate", "concurrency"])
+def test_a_limit_that_this_release_cannot_read_stops_no_claim(wrong, caplog):
+    Limit.objects.create(name=tasks.two_at_once.name, **wrong)
+    Limit.objects.create(name=tasks.noop.name, concurrency=1)
+    clock.tick()
+    tasks.two_at_once.delay_many([(name,) for name in "abc"])
+    tasks.noop.delay_many([()] * 2)
+    assert [job.task for job in claim()] == [tasks.two_at_once.name] * 2 + [tasks.noop.name]
+    assert "limit_wrong" in {getattr(record, "action", "") for record in caplog.records}
+
+
+def test_many_limits_set_by_hand_reach_the_processes():
+    Limit.objects.bulk_create([Limit(name=f"tests.tasks.none_{n:0200}", concurrency=5) for n in range(1000)])
+    clock.tick()
+    assert len(board.limits) == 1000
+    Limit.objects.bulk_create([Limit(name=f"tests.tasks.more_{n:0200}", concurrency=5) for n in range(5000)])
+    # More than there is room for; all goes on with those of before.
+    clock.tick()
+    assert len(board.limits) == 1000
+    tasks.two_at_once.delay_many([(name,) for name in "abc"])
+    assert take() == ["a", "b"]
+
+
+@pytest.mark.parametrize("rate", ["1e-17/s", "1e-9/h", "0." + 40 * "0" + "/s"])
+def test_rates_that_nobody_can_keep_are_refused(rate):
+    with pytest.raises(CommandError):
+        call_command("jobs", "limit", "mail", "--rate", rate, stdout=StringIO())
+    with pytest.raises(CommandError, match="longer than"):
+        call_command("jobs", "limit", "m" * 300, "--concurrency", "1", stdout=StringIO())
+
+
+def test_what_was_claimed_is_run_although_the_look_after_it_failed(monkeypatch):
+    def fail(*args):
+        raise OperationalError("server closed the connection unexpectedly")
+
+    tasks.two_at_once.delay("a")
+    monkeypatch.setattr(LimitedClaimer, "_tidy", fail)
+    claimer = LimitedClaimer()
+    assert [job.args for job in claimer.claim("default", QUEUE, board.node, 1)] == [["a"]]
+    with pytest.raises(OperationalError):
+        claimer.claim("default", QUEUE, board.node, 1)

@@ -17,6 +17,7 @@ from django.utils import timezone
 
 from jobs.calling import batches, chords
 from jobs.inspection.dashboard import Dashboard
+from jobs.lifecycle import transitions
 from jobs.maintenance import tally
 from jobs.maintenance.prune import delete_old, walk
 from jobs.models import Batch, Job, Marker, Node
@@ -103,6 +104,7 @@ def hot_queries(node: Node, client: Client) -> dict[str, object]:
         "ended last": lambda: page(client, o="ended"),
         "ended before": lambda: page(client, o="ended", p=f"after,{middle.pk}"),
         "end of an id": lambda: page(client, q=str(middle.pk)[-8:]),
+        "unknown task": lambda: transitions.postpone_unknown(Job.objects.filter(state="running")[0], 60, 1000),
         "key": lambda: list(newest(Selection(key="nightly"))),
         "batch": lambda: list(newest(Selection(batch=batch.pk))),
         "batches that end": lambda: batches.close_ended("default", 10),

@@ -191,6 +191,60 @@ def test_a_call_that_cannot_be_made_loses_its_tick_and_stops_nobody(beat):
     assert "could not be made" in noted()["schedule_error"]
 
 
+class Unusable(crontab):
+    def __init__(self):
+        super().__init__()
+
+    def remaining_estimate(self, last_run_at):
+        raise RuntimeError("no ticks")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"kwargs": {1: "a", "b": 2}}, {"options": {"headers": {(1, 2): 3}}}, {"schedule": Unusable()}],
+    ids=["keys of several types", "a tuple as key", "no ticks"],
+)
+def test_an_entry_that_cannot_be_computed_stops_nobody(beat, wrong, caplog):
+    beat |= {"a bad one": {**entry(60), **wrong}, "good": entry(60)}
+    worker = Schedules()
+    worker.run_once()
+    Schedule.objects.filter(pk="good").update(last_tick=timezone.now() - 61 * SECOND, next_tick=timezone.now() - SECOND)
+    for _ in range(2):
+        worker.run_once()
+    assert [name for name, _ in ticks_of()] == ["good"]
+    assert [getattr(record, "action", "") for record in caplog.records].count("schedule_wrong") == 1
+
+
+def test_an_entry_whose_ticks_cannot_be_computed_any_more_stops_nobody(beat, monkeypatch):
+    beat |= {"a bad one": entry(crontab()), "good": entry(60)}
+    worker = Schedules()
+    worker.run_once()
+    for name in beat:
+        move(name, 61 * SECOND)
+    monkeypatch.setattr(crontab, "remaining_estimate", Unusable.remaining_estimate)
+    assert worker.run_once()["ticks"] == 1
+    assert worker.run_once() == {"ticks": 0, "missed": 0}
+    assert worker.pause > 0, "and it does not spin"
+    assert [name for name, _ in ticks_of()] == ["good"]
+
+
+def test_what_the_database_refuses_of_an_entry_loses_its_tick_and_not_those_to_come(beat, admin_client):
+    beat["fixed"] = entry(60, options={"task_id": "0a1b2c3d-0000-4000-8000-000000000000"})
+    worker = Schedules()
+    worker.run_once()
+    for done in ({"ticks": 1, "missed": 0}, {"ticks": 0, "missed": 1}):
+        move("fixed", 61 * SECOND)
+        assert worker.run_once() == done
+    row = Schedule.objects.get()
+    assert "IntegrityError" in row.error
+    assert row.next_tick > timezone.now()
+    data = {"action": "run_now", "_selected_action": "fixed"}
+    answer = admin_client.post(reverse("admin:jobs_schedule_changelist"), data, follow=True)
+    assert answer.status_code == 200
+    with pytest.raises(CommandError):
+        call_command("jobs", "schedule", "--run", "fixed", stdout=StringIO())
+
+
 def test_what_celery_evaluates_at_the_call_is_evaluated_then(beat):
     beat["lazy"] = entry(60, BeatLazyFunc(lambda: "now"), kwargs={"note": BeatLazyFunc(str, 5)})
     known = entries.gather(current_app)[0]["lazy"]

@@ -61,16 +61,15 @@ class Entry:
         self.using = databases.job_alias(options.pop("using", None))
         self.options = options
         self.ticks = ticks or Ticks(given["schedule"], app, bool(given.get("relative")))
+        self.when = str(self.ticks)
+        call = (self.task, self.args, self.kwargs, self.options, self.catch_up)
+        # At once: what cannot be told from another one is no entry.
+        self._digests = f"{_digest(self.when)} {_digest(call)}"
 
     @property
     def definition(self) -> str:
         """Differs if the entry does; its beginning differs if its ticks do."""
-        call = (self.task, self.args, self.kwargs, self.options, self.catch_up)
-        return f"{_digest(self.when)} {_digest(call)}"
-
-    @property
-    def when(self) -> str:
-        return str(self.ticks)
+        return self._digests
 
     def call(self, tick: datetime.datetime | None) -> uuid.UUID | None:
         """Make the job of a tick (None: somebody wants it now) in the current transaction; returns its id."""

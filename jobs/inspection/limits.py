@@ -15,7 +15,7 @@ from jobs.conf.logs import logger
 from jobs.conf.rates import Limit
 from jobs.inspection.times import duration
 from jobs.lifecycle import limits
-from jobs.lifecycle.limited import clock
+from jobs.lifecycle.limited import clock, next_at
 from jobs.lifecycle.limits import Limits, name_of
 from jobs.models import CLAIMABLE, LINED, SEATED, Gate, Job, State
 
@@ -41,7 +41,10 @@ def in_force() -> Limits:
 def _opens_in(using: str, key: str, limit: Limit) -> float:
     """Seconds until the rate lets the next job start; 0: it does."""
     gate = Gate.objects.using(using).filter(pk=key).first() if limit.pause else None
-    return 0.0 if gate is None else max(0.0, gate.next_at - clock(using) - (limit.burst - 1) * limit.pause)
+    if gate is None:
+        return 0.0
+    now = clock(using)
+    return max(0.0, next_at(gate, limit, now) - now - (limit.burst - 1) * limit.pause)
 
 
 def keeps(job: Job, known: Limits) -> dict[str, Any] | None:

@@ -21,8 +21,11 @@ from typing import Any
 
 #: Where the queues that the worker consumes begin, as JSON, and how long that may be; the same of the limits that were
 #: set by hand; then the processes of the slots. These stand side by side: to look who is there is one step.
-_TEXTS, _TEXT_MOST = 96, 1 << 16
+_TEXTS, _TEXT_MOST = 96, 1 << 20
 _PIDS = _TEXTS + 2 * _TEXT_MOST
+
+#: How often a document is read again that somebody writes at the moment, a millisecond apart.
+_READS = 50
 
 #: Phase, lease, token of the row, token of its claim, began, soft limit, hard limit, job; then what people read.
 _SLOT = struct.Struct("<qqqqddd16s")
@@ -96,9 +99,11 @@ def _document(number: int, at: int, default: Any) -> Any:
     begin = _TEXTS + number * _TEXT_MOST
 
     def read(board: Board) -> Any:
-        while (now := version.fget(board)) != board._known.get(number, (0,))[0]:
+        for _ in range(_READS):
+            if (now := version.fget(board)) == board._known.get(number, (0,))[0]:
+                break
             text = board._memory[begin : begin + length.fget(board)]
-            # Race: the other process may be writing.
+            # Race: the other process may be writing. One that died in it is started again, and writes again.
             if now == version.fget(board) and now % 2 == 0:
                 board._known[number] = now, json.loads(text)
             else:
@@ -106,11 +111,15 @@ def _document(number: int, at: int, default: Any) -> Any:
         return board._known.get(number, (0, default))[1]
 
     def write(board: Board, value: Any) -> None:
-        text = json.dumps(value).encode()[:_TEXT_MOST]
-        version.fset(board, version.fget(board) + 1)
+        text = json.dumps(value).encode()
+        if len(text) > _TEXT_MOST:
+            raise ValueError(f"{len(text)} characters are more than the {_TEXT_MOST} that the worker's processes share")
+        # A process that died in here left an odd one.
+        now = (version.fget(board) + 1) | 1
+        version.fset(board, now)
         length.fset(board, len(text))
         board._memory[begin : begin + len(text)] = text
-        version.fset(board, version.fget(board) + 1)
+        version.fset(board, now + 1)
 
     return property(read, write)
 

@@ -25,7 +25,8 @@ from django.db import Error, IntegrityError, connections, transaction
 from django.db.models import Exists, F, Q, QuerySet
 from django.db.models.functions import Now
 
-from jobs.conf import celery_app
+from jobs.conf import celery_app, conf
+from jobs.conf.logs import logger
 from jobs.conf.rates import Limit
 from jobs.database import databases
 from jobs.lifecycle import claims, limits
@@ -44,6 +45,8 @@ LOOK = 1.0
 TRIES = 200
 #: Gates that are looked at together; seconds before its time at which a job is let in; and how many at the most.
 GATES, AHEAD, LET_IN = 100, 2.0, 100
+#: Seconds between two looks at what is held, however far off its rate's time is: the rate may be another one by then.
+LONGEST_LOOK = 60.0
 
 _NOW = "EXTRACT(EPOCH FROM statement_timestamp())::float8"
 
@@ -51,7 +54,7 @@ _NOW = "EXTRACT(EPOCH FROM statement_timestamp())::float8"
 #: there is a place. Those that are passed over are not locked.
 _CLAIM = """
 WITH found AS MATERIALIZED (
-    SELECT job.id, head.rank, head.run_at, head.limit_key, spot.place, coalesce(head.pause, 0) AS pause
+    SELECT job.id, head.rank, head.run_at, head.limit_key, spot.place, head.burst, coalesce(head.pause, 0) AS pause
     FROM (
         SELECT id, limit_key, rank, run_at, own, places[own] AS places, bursts[own] AS burst, pauses[own] AS pause
         FROM (
@@ -74,9 +77,11 @@ WITH found AS MATERIALIZED (
         )
         LIMIT 1
     ) AS spot ON true
-    -- One by one by their key, whatever the planner thinks of the table.
+    -- One by one by their key, whatever the planner thinks of the table. What is asked of a row is asked once more when
+    -- it is locked: another claim may have held it since, or somebody moved it.
     CROSS JOIN LATERAL (
-        SELECT id FROM jobs_job WHERE id = head.id AND state = 'ready' FOR UPDATE SKIP LOCKED
+        SELECT id FROM jobs_job WHERE id = head.id AND state = 'ready' AND held IS NULL AND queue = {queue}
+        FOR UPDATE SKIP LOCKED
     ) AS job
     WHERE head.own IS NULL OR (
         -- One that was called before its task had a limit has no key yet.
@@ -98,10 +103,14 @@ WHERE jobs_job.id = {source}.id {passed}
 RETURNING {columns}
 """
 
+#: From when on the next start is counted, as :func:`next_at`.
+_NEXT = """CASE WHEN last_at > {now} + 1 THEN {now}
+    ELSE least(next_at, least(last_at, {now}) + {burst} * {pause}) END"""
+
 #: The rate of a task's limit lets one start now.
 _OPEN = """AND (head.pause = 0 OR NOT EXISTS (
             SELECT 1 FROM jobs_gate
-            WHERE key = head.limit_key AND next_at > {now} + (head.burst - 1) * head.pause
+            WHERE key = head.limit_key AND {next} > {now} + (head.burst - 1) * head.pause
         ))"""
 
 #: Where there are rates, or a limit of the queue. What a rate lets in now must begin now, and not behind the others of
@@ -113,15 +122,22 @@ _PICKED = """, picked AS MATERIALIZED (
     ) AS ordered {of_queue}
     WHERE CASE WHEN first_pause > 0 THEN number = 1 ELSE pause = 0 END {most}
 ), paced AS MATERIALIZED (
-    SELECT limit_key::text AS key, greatest((SELECT next_at FROM jobs_gate WHERE key = limit_key), {now}) AS base,
-        pause AS step
+    SELECT limit_key::text AS key, greatest((SELECT {next} FROM jobs_gate WHERE key = limit_key), {now}) AS base,
+        pause AS step, (SELECT next_at FROM jobs_gate WHERE key = limit_key) AS seen
     FROM picked WHERE pause > 0 {queue_paced}
 ), passed AS (
     INSERT INTO jobs_gate AS gate (key, last_at, next_at) SELECT key, base, base + step FROM paced
     ON CONFLICT (key) DO UPDATE SET last_at = EXCLUDED.last_at, next_at = EXCLUDED.next_at
     -- Else another claim was faster, and this one gets nothing.
-    WHERE gate.next_at <= EXCLUDED.last_at
+    WHERE gate.next_at <= EXCLUDED.last_at OR gate.next_at = (SELECT seen FROM paced WHERE paced.key = gate.key)
     RETURNING 1
+), counted AS MATERIALIZED (
+    SELECT (SELECT count(*) FROM passed) AS passed, (SELECT count(*) FROM paced) AS paced
+)"""
+
+#: All gates, or none: if it passed that of the task and not that of the queue, an error undoes it (a division by zero).
+_PASSED = """AND (
+    SELECT CASE WHEN passed = paced THEN true WHEN passed = 0 THEN false ELSE 1 / (passed - passed) = 1 END FROM counted
 )"""
 
 #: Of a queue with a concurrency: each row gets the next free place of the queue.
@@ -136,10 +152,11 @@ _OF_QUEUE = """JOIN (
 
 #: Of a queue with a rate: so many may start now.
 _QUEUE_RATE = """CROSS JOIN (
-        SELECT greatest((SELECT next_at FROM jobs_gate WHERE key = {name}), {now}) AS queue_base
+        SELECT greatest((SELECT {next} FROM jobs_gate WHERE key = {name}), {now}) AS queue_base
     ) AS queue_gate"""
 _QUEUE_PACED = """UNION ALL
-    SELECT {name}, min(queue_base), count(*) * {pause} FROM picked HAVING count(*) > 0"""
+    SELECT {name}, min(queue_base), count(*) * {pause}, (SELECT next_at FROM jobs_gate WHERE key = {name})
+    FROM picked HAVING count(*) > 0"""
 
 #: In one statement, so that no stop of this process keeps others from the gates.
 _HOLD = """
@@ -197,7 +214,11 @@ class LimitedClaimer(claims.Claimer):
     @property
     def patience(self) -> float:
         """Seconds until a rate lets the next job start."""
-        return max(0.001, min(self._opens_at.values(), default=float("inf")) - time.monotonic())
+        # At its time it counts once: its queue may not be claimed any more.
+        pause = max(0.001, min(self._opens_at.values(), default=float("inf")) - time.monotonic())
+        now = time.monotonic()
+        self._opens_at = {spot: at for spot, at in self._opens_at.items() if at > now}
+        return pause
 
     def note_left(self, jobs: Iterable[Job]) -> None:
         """The jobs of a claim have ended, or wait again."""
@@ -235,14 +256,22 @@ class LimitedClaimer(claims.Claimer):
             try:
                 rows = take(using, queue, node, size, token, known)
             except Error as exc:
-                if not isinstance(exc, IntegrityError) and not databases.is_conflict(exc):
+                is_behind = isinstance(exc, IntegrityError) or databases.sqlstate(exc) == claims.DIVISION_BY_ZERO
+                if not is_behind and not databases.is_conflict(exc):
                     raise
-                # Race: another claim chose the same place, and has it.
+                # Race: another claim chose the same place, and has it; or it passed one of the gates.
                 continue
             if rows and time.monotonic() < self._tidy_at.get(spot, 0.0):
                 break
             self._tidy_at[spot] = time.monotonic() + LOOK
-            if not self._tidy(using, queue, known) or rows:
+            try:
+                may_find_more = self._tidy(using, queue, known)
+            except Error as exc:
+                # What was claimed is run all the same; of two that tidy, one may have to give way.
+                if not rows and not databases.is_conflict(exc):
+                    raise
+                break
+            if rows or not may_find_more:
                 break
         return rows
 
@@ -286,7 +315,8 @@ def _statement(queue: str, limit: int, own: Limit, of_tasks: tuple[tuple[str, Li
         return "'" + text.replace("'", "''").replace("%", "%%") + "'"
 
     words: dict[str, Any] = {"queue": literal(queue), "name": literal(name_of(queue)), "now": _NOW}
-    words |= {"places": own.places, "pause": own.pause}
+    words |= {"places": own.places, "pause": own.pause, "burst": own.burst}
+    words["next"] = _NEXT.format(**words)
     of_queue = _OF_QUEUE.format(**words) if own.places else ""
     is_paced = any(each.pause for _, each in of_tasks)
     most = queue_paced = picked = ""
@@ -295,7 +325,9 @@ def _statement(queue: str, limit: int, own: Limit, of_tasks: tuple[tuple[str, Li
         queue_paced = _QUEUE_PACED.format(**words)
         most = f"AND number <= floor({own.burst} - (queue_base - {_NOW}) / {own.pause})"
     if is_several := is_paced or own != Limit():
+        words["next"] = _NEXT.format(now=_NOW, burst="burst", pause="pause")
         picked = _PICKED.format(**words, of_queue=of_queue, most=most, queue_paced=queue_paced)
+    words["next"] = _NEXT.format(now=_NOW, burst="head.burst", pause="head.pause")
     return _CLAIM.format(
         queue=words["queue"],
         tasks=f"ARRAY[{', '.join(literal(name) for name, _ in of_tasks)}]",
@@ -307,7 +339,7 @@ def _statement(queue: str, limit: int, own: Limit, of_tasks: tuple[tuple[str, Li
         open=_OPEN.format(**words) if is_paced else "",
         picked=picked,
         source="picked" if is_several else "found",
-        passed="AND (SELECT count(*) FROM passed) = (SELECT count(*) FROM paced)" if is_several else "",
+        passed=_PASSED if is_several else "",
         queue_place="picked.queue_place" if own.places else "NULL",
         columns=", ".join(f"jobs_job.{name}" for name in COLUMNS),
     )
@@ -353,6 +385,17 @@ def clock(using: str) -> float:
     return float(databases.ask(using, f"SELECT {databases.EPOCH_NOW[connections[using].vendor]}")[0][0])
 
 
+def next_at(gate: Gate, limit: Limit, now: float) -> float:
+    """From when on the next start is counted, in the database's time.
+
+    The gate may stem from a slower rate: then its last start counts, and the pause of the rate that holds now. Or the
+    database's clock was put back since.
+    """
+    if gate.last_at > now + 1:
+        return now
+    return float(min(gate.next_at, min(gate.last_at, now) + limit.burst * limit.pause))
+
+
 def running_in(using: str, keys: Iterable[str]) -> dict[str, set[int]]:
     """The places that are taken, of each limit."""
     found: dict[str, set[int]] = defaultdict(set)
@@ -372,7 +415,8 @@ def _sort(using: str, queue: str, rows: Sequence[Any], size: int, known: Limits,
     keys = {row.limit_key for row in rows if row.limit_key is not None and row.task in known.tasks}
     now, taken = clock(using), running_in(using, keys)
     gates = {gate.pk: gate for gate in Gate.objects.using(using).filter(pk__in=[*keys, name_of(queue)])}
-    base = {key: max(gate.next_at, now) for key, gate in gates.items()}
+    of_keys = {row.limit_key: known.tasks[row.task] for row in rows if row.task in known.tasks} | {name_of(queue): own}
+    base = {key: max(next_at(gate, of_keys[key], now), now) for key, gate in gates.items()}
     held_at = [key for key, gate in gates.items() if gate.look_at is not None and is_exact]
     first_held = _first_held(using, queue, held_at)
     free = _free_places(using, queue, own)
@@ -475,9 +519,9 @@ def _let_in(using: str, gate: Gate, known: Limits) -> int:
     if limit is not None and limit.places is not None:
         most = limit.places - len(running_in(using, [gate.pk])[gate.pk])
     if limit is not None and limit.pause:
-        opens_in = gate.next_at - now - (limit.burst - 1) * limit.pause
+        opens_in = next_at(gate, limit, now) - now - (limit.burst - 1) * limit.pause
         most = min(most, min(LET_IN, max(limit.burst, int(AHEAD / limit.pause))) if opens_in < AHEAD else 0)
-        look_at = now + max(LOOK, opens_in - AHEAD)
+        look_at = now + min(max(LOOK, opens_in - AHEAD), LONGEST_LOOK)
     done = 0
     while first is not None and most > 0:
         # The workers of one queue may not look at another: each queue has a line of its own.
@@ -506,8 +550,17 @@ def _mark(using: str, rows: Sequence[Any], app: Celery | None) -> int:
 def publish() -> None:
     """Tell this worker's processes what was set by hand; the companion does it with every poll."""
     given = {name: list(values) for name, values in limits.read().items()}
-    if given != board.limits:
+    if given == board.limits:
+        return
+    try:
         board.limits = given
+    except ValueError as exc:
+        logger.error("the limits that were set by hand: %s", exc, extra={"action": "limits_too_many"})
+        return
+    for alias in conf().DATABASES:
+        # What is held may be let in by now, long before its former rate's time.
+        now = clock(alias)
+        Gate.objects.using(alias).filter(look_at__gt=now).update(look_at=now)
 
 
 def prune_gates(using: str) -> int:

@@ -11,6 +11,7 @@ from django.db.models.functions import Now
 
 from jobs.arguments import scrub
 from jobs.conf import conf
+from jobs.conf.logs import logger
 from jobs.conf.rates import Limit, limit_of
 from jobs.database import databases
 from jobs.lifecycle.board import board
@@ -56,9 +57,13 @@ def in_force(app: Celery | None, given: Given | None = None) -> Limits:
     for name, (concurrency, rate) in given.items():
         known, key = (of_queues, name[1:]) if name.startswith("@") else (of_tasks, name)
         before = known.get(key) or Limit()
-        known[key] = limit_of(
-            before.places if concurrency is None else concurrency, before.rate if rate is None else rate
-        )
+        try:
+            known[key] = limit_of(
+                before.places if concurrency is None else concurrency, before.rate if rate is None else rate
+            )
+        except ValueError as exc:
+            # Another release wrote it, or somebody by hand. No claim may fail of it.
+            logger.error("the limit of %s is left out: %s", name, exc, extra={"action": "limit_wrong"})
     limits = Limits(
         {name: each for name, each in of_tasks.items() if each},
         {name: each for name, each in of_queues.items() if each},
@@ -88,6 +93,9 @@ def set_by_hand(name: str, concurrency: int | None, rate: str | None, by: str = 
         ValueError: says what a value has to be.
     """
     limit_of(concurrency, rate)
+    for what, value, most in (("the name", name, 300), ("the rate", str(rate or ""), 32)):
+        if len(value) > most or "\0" in value:
+            raise ValueError(f"{what} {value[:40]!r} is longer than {most} characters, or holds a NUL character")
     rows = Row.objects.using(databases.home())
     if concurrency is None and rate is None:
         rows.filter(pk=name).delete()

@@ -26,7 +26,7 @@ from jobs.database import databases
 from jobs.errors import UniqueBusy, UniqueTaken
 from jobs.lifecycle import ring, unique
 from jobs.lifecycle.claims import owned
-from jobs.models import ENDED, LIVE, UNSUCCESSFUL, WAITING, Batch, Cancellation, Job, Node, State
+from jobs.models import CLAIMABLE, ENDED, LIVE, UNSUCCESSFUL, WAITING, Batch, Cancellation, Job, Node, State
 
 #: What is counted, each apart.
 COUNTS = ("retries", "crashes", "node_losses", "snoozes")
@@ -319,11 +319,12 @@ def postpone_unknown(job: Job, seconds: float, limit: int) -> int:
     using = str(job._state.db)
     error = error_entry("NotRegistered", f"no worker that claimed it knows the task {job.task!r}", attempt=job.lease)
     done = int(_wait(job, now_plus(seconds), error, is_kept=False))
-    ready = Job.objects.using(using).filter(state=State.READY, queue=job.queue, task=job.task)
+    # Those that are held are in nobody's way, and not in the index of the queue.
+    ready = Job.objects.using(using).filter(CLAIMABLE, queue=job.queue, task=job.task)
     with transaction.atomic(using=using):
         ids = list(databases.free(ready.order_by("rank", "run_at", "id")).values_list("pk", flat=True)[:limit])
         rows = Job.objects.using(using).filter(pk__in=ids)
-        return done + rows.update(state=State.SCHEDULED, held=None, run_at=now_plus(seconds), error=error)
+        return done + rows.update(state=State.SCHEDULED, run_at=now_plus(seconds), error=error)
 
 
 def is_known_elsewhere(job: Job) -> bool:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import datetime
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from celery import Celery
-from django.db import Error, transaction
+from django.db import DataError, Error, IntegrityError, transaction
 from django.db.models import F
 from django.db.models.functions import Now
 
@@ -60,6 +61,8 @@ class Schedules:
         self._changed: datetime.datetime | None = None
         #: For each database when this last noted what is defined; by its clock.
         self._noted: dict[str, datetime.datetime] = {}
+        #: What their schedules raised last, by the entries' names.
+        self._wrong: dict[str, str] = {}
         #: Seconds until the next look.
         self.pause = LOOK
 
@@ -93,8 +96,11 @@ class Schedules:
         for name, entry in mine.items():
             row = rows.get(name)
             if row is None or row.definition != entry.definition:
-                rows[name] = define(entry, row, began, now)
-        in_force = {name for name, entry in mine.items() if rows[name].definition == entry.definition}
+                with self._alone(entry):
+                    rows[name] = define(entry, row, began, now)
+        in_force = {
+            name for name, entry in mine.items() if getattr(rows.get(name), "definition", "") == entry.definition
+        }
         if now - self._noted.get(using, BEFORE) > datetime.timedelta(seconds=NOTED):
             self._noted[using] = now
             note_defined(using, in_force)
@@ -106,20 +112,35 @@ class Schedules:
             if row.next_tick > now:
                 self.pause = min(self.pause, (row.next_tick - now).total_seconds())
                 continue
+            decided: tuple[int, int] | None = (0, 0)
             try:
-                decided = decide(mine[name])
+                with self._alone(mine[name]):
+                    decided = decide(mine[name])
             except (Error, UniqueBusy) as exc:
                 # The others have their ticks nevertheless.
                 decided, failure = None, exc if isinstance(exc, Error) else failure
             if decided is None:
                 # Whoever has it may stand still.
                 self.pause = min(self.pause, AGAIN)
-            else:
+            elif any(decided):
                 self.pause = 0.0
                 done["ticks"] += decided[0]
                 done["missed"] += decided[1]
         if failure is not None:
             raise failure
+
+    @contextmanager
+    def _alone(self, entry: Entry) -> Iterator[None]:
+        """What its schedule raises keeps no other entry from its ticks."""
+        try:
+            yield
+        except (Error, UniqueBusy):
+            raise
+        except Exception as exc:
+            if repr(exc) != self._wrong.get(entry.name):
+                self._wrong[entry.name] = repr(exc)
+                text = "no tick of the schedule %s can be computed"
+                logger.error(text, entry.name, exc_info=exc, extra=_about("schedule_wrong", entry))
 
 
 BEFORE = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -183,9 +204,9 @@ def decide(entry: Entry, at: datetime.datetime | None = None) -> tuple[int, int]
         try:
             with transaction.atomic(using=using):
                 made = [entry.call(tick) for tick in ticks]
-        except (Error, UniqueBusy):
-            raise
         except Exception as exc:
+            if isinstance(exc, Error | UniqueBusy) and not isinstance(exc, DataError | IntegrityError):
+                raise
             # It would fail again: these ticks are lost, and the next one is tried.
             logger.error("the schedule cannot call %s", entry.name, exc_info=exc, extra=_about("schedule_error", entry))
             says["error"] = scrub(f"{type(exc).__name__}: {exc}", 1000)

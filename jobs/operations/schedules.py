@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import uuid
 
-from django.db import transaction
+from django.db import DataError, IntegrityError, transaction
 from django.db.models.functions import Now
 from django.utils.translation import gettext
 
 from jobs.arguments import scrub
 from jobs.calling import entries
 from jobs.conf import celery_app, conf
+from jobs.errors import UniqueBusy, UniqueTaken
 from jobs.models import Action, Schedule
 
 
@@ -46,10 +47,13 @@ def run(name: str, by: str = "", why: str = "") -> uuid.UUID | None:
     entry = entries.gather(app)[0].get(name) if app is not None else None
     if entry is None:
         raise LookupError(gettext("The code of this process has no entry %(name)r in its schedule.") % {"name": name})
-    with transaction.atomic(using=entry.using):
-        job = entry.call(None)
-        Schedule.objects.using(entry.using).filter(pk=name).update(last_job=job, last_run=Now())
-        if job is not None:
-            note = ": ".join(filter(None, [name, why]))
-            Action.objects.using(entry.using).create(job=job, what="run", by=scrub(by, 150), why=scrub(note, 1000))
+    try:
+        with transaction.atomic(using=entry.using):
+            job = entry.call(None)
+            Schedule.objects.using(entry.using).filter(pk=name).update(last_job=job, last_run=Now())
+            if job is not None:
+                note = ": ".join(filter(None, [name, why]))
+                Action.objects.using(entry.using).create(job=job, what="run", by=scrub(by, 150), why=scrub(note, 1000))
+    except (DataError, IntegrityError, UniqueBusy, UniqueTaken) as exc:
+        raise ValueError(str(exc)) from exc
     return job
