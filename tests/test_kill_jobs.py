@@ -112,6 +112,33 @@ def test_the_worker_ends_the_job_if_whoever_killed_it_is_gone(tmp_path, body):
     assert (killed(result.id).error["message"], effects()) == ("killed by somebody", {})
 
 
+def test_a_job_that_begins_at_this_moment_is_killed(monkeypatch):
+    """Race: its run gives the row a token of its own, between the look and the statement."""
+    job, end = make("running"), kill._end
+
+    def late(found, *args):
+        Job.objects.filter(pk=job.pk, token=job.token).update(token=job.token + 1)
+        return end(found, *args)
+
+    monkeypatch.setattr(kill, "_end", late)
+    call_command("jobs", "kill", str(job.pk))
+    killed(job.pk)
+
+
+def test_a_later_order_for_the_same_job_is_not_deleted_with_an_earlier_one():
+    """Race: a job that was killed here was retried, runs elsewhere, and is killed again before the first is over."""
+    key, here, there = uuid.uuid4(), uuid.uuid4(), uuid.uuid4()
+    with databases.side() as side:
+        orders.give(here, orders.KILL, "first", key, 1)
+        [first] = orders.read(side, here)
+        orders.give(there, orders.KILL, "second", key, 2)
+        orders.delete(side, first)
+        [second] = orders.read(side, there)
+        assert second.text == "second"
+        orders.delete(side, second)
+        assert orders.read(side, there) == []
+
+
 def test_what_waits_or_has_ended_is_not_killed(capsys):
     for state in ("ready", "scheduled", "succeeded", "failed"):
         job = make(state)

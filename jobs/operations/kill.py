@@ -16,6 +16,9 @@ from jobs.models import Job, State
 #: Seconds to wait for a completion that holds the row; most commit at once.
 PATIENCE = 2.0
 
+#: How often a run is looked for that is another one by the time it is ended.
+TRIES = 3
+
 
 class Held(Exception):
     """A run holds the row and does not come to its end; says so in the reader's language."""
@@ -39,14 +42,16 @@ def kill(key: uuid.UUID, using: str, why: str) -> bool:
     Raises:
         Held: the row is locked, also after the transaction that held it should have ended.
     """
-    job = Job.objects.using(using).filter(pk=key).first()
-    if job is None or job.state != State.RUNNING:
-        # Its worker was faster with our order.
-        return job is not None and job.state == State.CANCELLED and (job.own_error or {}).get("type") == "Killed"
-    if not _end(job, using, why):
-        return False
-    transaction.on_commit(partial(_follow, job, using, why), using=using, robust=True)
-    return True
+    # Race: a run that begins gives its row a token of its own, once. Then it is not ours to end by the old one.
+    for _ in range(TRIES):
+        job = Job.objects.using(using).filter(pk=key).first()
+        if job is None or job.state != State.RUNNING:
+            # Its worker was faster with our order.
+            return job is not None and job.state == State.CANCELLED and (job.own_error or {}).get("type") == "Killed"
+        if _end(job, using, why):
+            transaction.on_commit(partial(_follow, job, using, why), using=using, robust=True)
+            return True
+    return False
 
 
 def _end(job: Job, using: str, why: str) -> bool:
