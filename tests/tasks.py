@@ -1043,6 +1043,12 @@ def grows(self, times):
             part.delay("grown")
 
 
+@shared_task(bind=True, atomic=False)
+def grows_by_itself(self):
+    with self.job.batch.adding():
+        part.delay("grown")
+
+
 @shared_task(bind=True)
 def claims_to_be_done(self):
     self.update_state(state="SUCCESS", meta="not yet")

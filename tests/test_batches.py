@@ -8,7 +8,7 @@ import threading
 
 import pytest
 from celery import chain
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
 from django.db import connection, connections
 from django.template import Context, Template
 from django.test.utils import CaptureQueriesContext
@@ -22,6 +22,7 @@ from jobs.lifecycle import transitions
 from jobs.maintenance import clock
 from jobs.maintenance.prune import Prune
 from jobs.models import Action, Batch, Job
+from jobs.operations import instance
 from tests import tasks
 from tests.harness import Worker, claim, effects, run
 from tests.rows import make
@@ -203,6 +204,31 @@ def test_somebody_else_may_add_until_it_has_ended(node):
         pass
 
 
+@pytest.mark.parametrize("how", ["killed", "given to another run"])
+def test_a_zombie_adds_nothing(how, node):
+    """Race: the batch has ended without it, or will. Nobody rolls back what a body with atomic=False commits."""
+    with batch("grows", tasks.effect.si("succeeded")) as found:
+        tasks.grows_by_itself.delay()
+    [key] = keys_of(found)
+    job = claim(key)
+    if how == "killed":
+        assert transitions.cancel_running(Job.objects.get(pk=key), transitions.error_entry("Killed", "x", attempt=1))
+        clock.tick()
+    else:
+        Job.objects.filter(pk=key).update(lease=2)
+    run(job)
+    assert keys_of(found) == [key]
+
+
+def test_a_body_without_a_transaction_may_add(node):
+    with batch("grows", tasks.effect.si("succeeded")) as found:
+        tasks.grows_by_itself.delay()
+    finish(keys_of(found)[0])
+    assert ticked() == []
+    finish(found.jobs.get(state="ready").pk)
+    assert ticked() == ["succeeded"]
+
+
 def test_a_plain_call_has_no_batch_and_costs_nothing_more(node):
     with CaptureQueriesContext(connection) as queries:
         tasks.effect.delay("a")
@@ -298,6 +324,55 @@ def test_a_job_of_an_open_batch_is_not_pruned(node):
         finish(keys_of(found)[1])
         clock.tick()
         assert Prune(side).run_once()["jobs"] == 1
+
+
+def test_a_failure_is_not_deleted_out_of_an_open_batch(node, capsys):
+    found = made()
+    first, second = keys_of(found)
+    finish(first, failing=True)
+    with pytest.raises(CommandError, match="1 of 1 could not be deleted"):
+        call_command("jobs", "delete", str(first))
+    assert "its batch has not ended" in capsys.readouterr().out
+    finish(second)
+    assert ticked() == ["failed"]
+
+
+def test_in_a_copy_of_the_database_whose_jobs_are_cancelled_nobody_is_told(node):
+    made()
+    assert instance.cancel_all("default") == 2
+    assert ticked() == []
+    assert Batch.objects.get().counts == {"cancelled": 2}
+
+
+@pytest.mark.parametrize("how", ["by hand", "by age"])
+def test_a_batch_whose_failed_job_is_gone_does_not_succeed(how, node):
+    found = made(3)
+    first, second, third = keys_of(found)
+    finish(first, failing=True)
+    finish(second, failing=True)
+    finish(third)
+    assert ticked() == ["failed"]
+    if how == "by hand":
+        call_command("jobs", "delete", str(first))
+    else:
+        Job.objects.filter(pk=first).update(finished_at=datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC))
+        with databases.side() as side:
+            assert Prune(side).run_once()["jobs"] == 1
+    assert transitions.replay(second, "default")
+    finish(second)
+    assert ticked() == ["failed"]
+
+
+def test_what_has_succeeded_may_go(node):
+    found = made(2)
+    first, second = keys_of(found)
+    finish(first)
+    finish(second, failing=True)
+    assert ticked() == ["failed"]
+    call_command("jobs", "delete", str(first))
+    assert transitions.replay(second, "default")
+    finish(second)
+    assert ticked() == ["failed", "succeeded"]
 
 
 def test_in_a_test_of_a_project_the_callback_runs(node):

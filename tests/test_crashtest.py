@@ -6,7 +6,11 @@ import contextlib
 import inspect
 import json
 import os
+import signal
+import sys
+import tempfile
 import threading
+import time
 import types
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from io import StringIO
@@ -18,21 +22,24 @@ from celery import shared_task
 from django.core import mail
 from django.core.cache import cache
 from django.core.management import CommandError, call_command
-from django.db import connection, transaction
+from django.db import connection, connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.transaction import TransactionManagementError
 from django.test import TestCase
 
 from jobs import Snooze
 from jobs.database import databases
 from jobs.execution import pipeline
+from jobs.lifecycle.board import is_alive
 from jobs.models import Job, Node
-from jobs.testing import NotIdempotent, assert_idempotent
+from jobs.testing import NotIdempotent, assert_idempotent, copies, crash
 from shop.models import Customer
 from shop.services import place_order, sign_up
 from shop.tasks import charge_order, import_orders, send_welcome_email, summarize
 from tests.gallery import calls, mails, rows
 from tests.harness import ROOT
 from tests.models import Effect, Imported
+from tests.servers import wait_for
 
 pytestmark = [pytest.mark.database, pytest.mark.django_db(transaction=True)]
 
@@ -363,3 +370,124 @@ def test_the_command_makes_no_request_unless_it_may(row, provider):
     assert provider == []
     run("without_ledger_mended", str(row.pk), "--allow-http", "--budget", "0")
     assert provider
+
+
+# What may not be touched, and what may not stay
+
+
+@shared_task
+def asks_by_httpx(path):
+    import httpx
+
+    httpx.Client().send(types.SimpleNamespace(method="POST", url="http://a.example.com/", headers={}, content=path))
+
+
+def test_the_command_refuses_clients_that_bring_a_way_of_their_own(row, monkeypatch, tmp_path):
+    httpx, sent = types.ModuleType("httpx"), tmp_path / "sent"
+    httpx.Client = type("Client", (), {"send": lambda client, request: Path(request.content).touch()})
+    monkeypatch.setitem(sys.modules, "httpx", httpx)
+    with pytest.raises(CommandError, match="HttpRefused"):
+        run("asks_by_httpx", str(sent))
+    assert not sent.exists()
+    crash.examine(asks_by_httpx, [str(sent)], budget=(0, 0))
+    assert sent.exists()
+
+
+@shared_task
+def writes_elsewhere(directory):
+    Path(directory).mkdir(exist_ok=True)
+    with connections["away"].cursor() as cursor:
+        cursor.execute("CREATE TABLE IF NOT EXISTS a (b)")
+
+
+def test_a_database_that_was_away_is_not_met_when_it_is_back(row, tmp_path, monkeypatch):
+    path = tmp_path / "away" / "db.sqlite3"
+    more = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(path), "OPTIONS": {}}
+    monkeypatch.setitem(connections.settings, "away", {**connections.settings["default"], **more})
+
+    def ensure(each):
+        """As Django's, which forbids a test the databases that it did not name."""
+        with each.wrap_database_errors:
+            return each.connection or each.connect()
+
+    monkeypatch.setattr(BaseDatabaseWrapper, "ensure_connection", ensure)
+    try:
+        with pytest.raises(RuntimeError, match="'away' could not be reached"):
+            assert_idempotent(writes_elsewhere, str(path.parent))
+    finally:
+        del connections["away"]
+    assert not path.exists()
+
+
+def admin(sql: str) -> list:
+    with connection._nodb_cursor() as cursor:
+        cursor.execute(sql)
+        return cursor.fetchall() if cursor.description else []
+
+
+def test_only_a_copy_of_ours_is_dropped_for_its_name(row):
+    if connection.vendor != "postgresql":
+        pytest.skip("on SQLite the copy is a file in a new directory")
+    original = connection.settings_dict["NAME"]
+    name = f"{original[:50]}_crashtest"
+    admin(f'CREATE DATABASE "{name}"')
+    there = f"SELECT 1 FROM pg_database WHERE datname = '{name}'"
+    try:
+        with pytest.raises(RuntimeError, match="which is no copy of"):
+            assert_idempotent(mails.without_key_mended, row.pk, budget=(0, 0))
+        assert admin(there)
+        admin(f"COMMENT ON DATABASE \"{name}\" IS '{copies.MARK.format(original)}'")
+        assert_idempotent(mails.without_key_mended, row.pk, budget=(0, 0))
+        assert not admin(there)
+    finally:
+        admin(f'DROP DATABASE IF EXISTS "{name}"')
+
+
+@shared_task
+def hangs(path):
+    Path(path).write_text(str(os.getpid()))
+    time.sleep(50)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_who_is_told_to_end_leaves_neither_copies_nor_runs(number, row, tmp_path, monkeypatch):
+    (tmp_path / "temp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temp"))
+    connections.close_all()
+    if (pid := os.fork()) == 0:
+        try:
+            signal.signal(number, signal.SIG_DFL)
+            assert_idempotent(hangs, str(tmp_path / "run"))
+        finally:
+            os._exit(0)
+    try:
+        wait_for(lambda: (tmp_path / "run").exists() and (tmp_path / "run").read_text(), 20, "it runs")
+        assert list((tmp_path / "temp").iterdir())
+    finally:
+        os.kill(pid, number)
+        os.waitpid(pid, 0)
+    assert list((tmp_path / "temp").iterdir()) == []
+    wait_for(lambda: not is_alive(int((tmp_path / "run").read_text())), 5, "the run is dead")
+    if connection.vendor == "postgresql":
+        assert not admin("SELECT 1 FROM pg_database WHERE datname LIKE '%\\_crashtest'")
+
+
+@shared_task
+def tells(pk, secret):
+    Imported.objects.filter(pk=pk).update(note="told")
+    transaction.on_commit(lambda: does_all.delay(secret))
+
+
+def redact(task, name, value):
+    return "(hidden)" if name == "secret" or task.endswith("does_all") else value
+
+
+def test_reports_show_what_people_may_see(row, settings, tmp_path):
+    settings.JOBS = {**settings.JOBS, "REDACT": f"{__name__}.redact"}
+    path = tmp_path / "report.html"
+    [finding] = found_in(tells, row.pk, "swordfish", budget=(0, 0), report=path)
+    assert "does_all" in finding.says[0]
+    assert "(hidden)" in finding.says[0]
+    text = f"{path.read_text()} {finding}"
+    assert "swordfish" not in text
+    assert f"tells({row.pk}, &#x27;(hidden)&#x27;)" in text

@@ -9,7 +9,8 @@ import uuid
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import DatabaseError, connection, transaction
+from django.db import DatabaseError, OperationalError, connection, transaction
+from django.db.models.functions import Now
 from django.urls import reverse
 
 from jobs.database import databases
@@ -112,6 +113,33 @@ def test_the_worker_ends_the_job_if_whoever_killed_it_is_gone(tmp_path, body):
     assert (killed(result.id).error["message"], effects()) == ("killed by somebody", {})
 
 
+def test_a_job_that_begins_at_this_moment_is_killed(monkeypatch):
+    """Race: its run gives the row a token of its own, between the look and the statement."""
+    job, end = make("running"), kill._end
+
+    def late(found, *args):
+        Job.objects.filter(pk=job.pk, token=job.token).update(token=job.token + 1)
+        return end(found, *args)
+
+    monkeypatch.setattr(kill, "_end", late)
+    call_command("jobs", "kill", str(job.pk))
+    killed(job.pk)
+
+
+def test_a_later_order_for_the_same_job_is_not_deleted_with_an_earlier_one():
+    """Race: a job that was killed here was retried, runs elsewhere, and is killed again before the first is over."""
+    key, here, there = uuid.uuid4(), uuid.uuid4(), uuid.uuid4()
+    with databases.side() as side:
+        orders.give(here, orders.KILL, "first", key, 1)
+        [first] = orders.read(side, here)
+        orders.give(there, orders.KILL, "second", key, 2)
+        orders.delete(side, first)
+        [second] = orders.read(side, there)
+        assert second.text == "second"
+        orders.delete(side, second)
+        assert orders.read(side, there) == []
+
+
 def test_what_waits_or_has_ended_is_not_killed(capsys):
     for state in ("ready", "scheduled", "succeeded", "failed"):
         job = make(state)
@@ -190,6 +218,40 @@ def test_the_transaction_of_the_next_job_of_the_same_claim_is_not_ended(monkeypa
         assert cursor.fetchall() == []
         cursor.execute(sql, ([second.pk], [second.pk], [1]))
         assert len(cursor.fetchall()) == 1
+
+
+@pytest.mark.database
+def test_the_connection_of_a_job_whose_row_somebody_else_holds_is_not_ended(monkeypatch, capsys):
+    """It may run another job of the same claim, and would lose that one's work."""
+    if connection.vendor != "postgresql":
+        pytest.skip("needs server processes")
+    monkeypatch.setattr(kill, "PATIENCE", 0.2)
+    with (
+        databases.apart("default") as runs,
+        databases.apart("default") as holds,
+        runs.cursor() as run,
+        holds.cursor() as hold,
+    ):
+        run.execute("SELECT pg_backend_pid()")
+        [pid] = run.fetchone()
+        job = make("running", backend=pid)
+        Job.objects.update(started_at=Now())
+        for statement in ("BEGIN", "SELECT 1"):
+            run.execute(statement)
+        hold.execute("BEGIN")
+        hold.execute("SELECT 1 FROM jobs_job WHERE id = %s FOR UPDATE", [job.pk])
+        with pytest.raises(CommandError):
+            call_command("jobs", "kill", str(job.pk))
+        assert "its row is locked" in capsys.readouterr().out
+        run.execute("COMMIT")
+        hold.execute("ROLLBACK")
+        # Its own completion, which does not come to its commit.
+        run.execute("BEGIN")
+        run.execute("UPDATE jobs_job SET priority = 1 WHERE id = %s", [job.pk])
+        call_command("jobs", "kill", str(job.pk))
+        killed(job.pk)
+        with pytest.raises(OperationalError):
+            run.execute("COMMIT")
 
 
 def test_the_job_of_a_thread_ends_and_its_body_is_rolled_back_when_it_ends(tmp_path, body):

@@ -12,7 +12,7 @@ import pytest
 from celery.contrib.abortable import ABORTED, AbortableAsyncResult
 from celery.result import AsyncResult
 from django.core.management import call_command
-from django.db import connection, connections, transaction
+from django.db import DataError, connection, connections, transaction
 from django.template import Context, Template
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
@@ -24,6 +24,7 @@ from jobs.inspection import public
 from jobs.lifecycle import transitions
 from jobs.lifecycle.board import _SAID_AT, board
 from jobs.models import Job
+from jobs.worker import companion
 from tests import tasks
 from tests.harness import Worker, claim, deliver, effects, in_body, run, wait_ended, wait_state
 from tests.rows import make
@@ -150,6 +151,53 @@ def claim_again(job: Job) -> Job:
     return earlier
 
 
+def test_a_zombie_that_writes_by_itself_does_not_overwrite_a_later_run():
+    store = stored.Store()
+    for lease in (2, 1):
+        store.write("a", json.dumps({"status": "PROGRESS", "result": lease}), 60, lease)
+    assert store.read(["a"])["a"][1] == 2
+    for lease in (2, 3):
+        store.write("a", "{}", 60, lease)
+        assert store.read(["a"])["a"] == ("{}", lease)
+
+
+def test_what_one_body_says_does_not_keep_others_from_being_heard(slot, monkeypatch):
+    """It cannot be kept: an id that is longer than the column, say."""
+    other, heard = board.take(), []
+    process = companion._Process(os.getpid(), {"pool": "prefork"}, -1, -1)
+
+    def write(side, text):
+        if b"bad" in text:
+            raise DataError("value too long")
+        heard.append(text)
+
+    monkeypatch.setattr(stored, "write_said", write)
+    try:
+        process._pass_on()
+        del heard[:]
+        board.note_beat()
+        for each in (slot, other):
+            assert each.say(b"bad")
+        process._pass_on()
+        for each in (slot, other):
+            assert each.say(b"good")
+        process._pass_on()
+        assert slot.say(b"bad")
+        assert other.say(b"better")
+        process._pass_on()
+        assert other.say(b"bad")
+        assert slot.say(b"best")
+        process._pass_on()
+    finally:
+        other.free()
+    assert heard == [b"good", b"good", b"better", b"best"]
+
+
+@pytest.mark.parametrize(("done", "total"), [(1, 5e-324), (10**308, 1), (-(10**308), 5e-324), (1e308, -1)])
+def test_any_finite_numbers_are_a_percentage(done, total):
+    assert 0 <= progress.Progress(done, total, "").percent <= 99
+
+
 def test_the_next_run_begins_with_nothing_said(node):
     job = claim(tasks.noop.delay().id)
     say(job, 1)
@@ -166,6 +214,10 @@ def test_what_is_no_number_is_refused(node, given, error):
     job = claim(tasks.noop.delay().id)
     with pytest.raises(error, match="progress"):
         progress.say(type("Run", (), {"job": job, "slot": None}), *given, "")
+
+
+def test_a_number_that_is_too_large_draws_no_bar():
+    assert progress._read(json.dumps({"result": {"current": 10**400, "total": 1}})) is None
 
 
 def test_update_state_with_other_words_draws_no_bar(node):

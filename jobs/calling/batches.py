@@ -26,7 +26,9 @@ from jobs.calling.followups import calls_are_rows
 from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.database import databases
-from jobs.lifecycle.run import current_job
+from jobs.errors import LostLease
+from jobs.lifecycle import transitions
+from jobs.lifecycle.run import current_run
 from jobs.lifecycle.transitions import now_plus
 from jobs.models import LIVE, Batch, Job, State
 
@@ -73,13 +75,16 @@ def _kept(callback: Any, name: str) -> Any:
 def adding(to: Batch) -> Iterator[None]:
     """See ``Batch.adding``."""
     using = str(to._state.db)
-    job = current_job()
+    run = current_run()
     with transaction.atomic(using=using):
-        if job is None or job.batch_id != to.pk:
+        if run is None or run.job.batch_id != to.pk:
             # Race: whoever closes it holds this lock. As long as a job of it runs nobody does.
             open_ones = Batch.objects.using(using).select_for_update().filter(pk=to.pk, ended_at=None)
             if not open_ones.exists():
                 raise ValueError(f"the batch {to} has ended: make another one")
+        elif not run.task.atomic and not transitions.hold(run.job):
+            # A zombie, whose batch may have ended without it. An atomic body's calls go with its completion.
+            raise LostLease("this run lost its lease; what it adds to its batch is rolled back")
         with _joining(to):
             yield
 
@@ -98,7 +103,8 @@ def counts(of: Batch) -> dict[str, int]:
     if of.ended_at is not None:
         return dict(of.counts)
     rows = Job.objects.using(of._state.db).filter(batch=of.pk).order_by().values_list("state")
-    return dict(rows.annotate(Count("pk")))
+    # All that it needs is in the index.
+    return dict(rows.annotate(number=Count("*")))
 
 
 def find(key: uuid.UUID) -> Batch | None:

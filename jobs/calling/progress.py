@@ -26,7 +26,8 @@ class Progress(NamedTuple):
     @property
     def percent(self) -> int | None:
         """Never 100 before the end."""
-        return None if not self.total else max(0, min(99, int(100 * self.done / self.total)))
+        # As floats, and an integer last: the quotient may be infinite.
+        return None if not self.total else int(max(0, min(99, 100.0 * self.done / self.total)))
 
     def __str__(self) -> str:
         how_far = f"{self.done:g}" if self.percent is None else f"{self.percent} %"
@@ -64,7 +65,7 @@ def _read(meta: str) -> Progress | None:
         total = result.get("total")
         total = float(total) if total else None
         done, text = float(result["current"]), str(result.get("description") or "")
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
         # It said something else.
         return None
     return Progress(done, total, text) if math.isfinite(done) and math.isfinite(total or 0.0) else None

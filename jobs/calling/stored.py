@@ -24,6 +24,11 @@ _COLUMNS = ["id", "meta", "lease", "expires_at"]
 #: How Celery's backends begin what they keep of a task.
 _BEGINS = '{"status": "'
 
+#: Whether what is there is of no job, or of an earlier run; or of this one; and the databases that can ask so.
+_EARLIER = "jobs_stored_result.lease IS NULL OR jobs_stored_result.lease < excluded.lease"
+_SAME = "jobs_stored_result.lease = excluded.lease"
+_COMPARE = ("sqlite", "postgresql")
+
 
 def say(slot: Slot, key: str, meta: str, expires: float | None, lease: int) -> bool:
     """Let the worker's companion write what a run says of itself: it costs no statement. False: write it yourself."""
@@ -33,13 +38,9 @@ def say(slot: Slot, key: str, meta: str, expires: float | None, lease: int) -> b
 def write_said(side: SideDatabase, text: bytes) -> None:
     """What :func:`say` left; not over what a later run said, nor over somebody's wish that the run should end."""
     key, meta, expires, lease = json.loads(text)
-    sql = _upsert()
-    values = [key, meta, lease, expires or None]
-    if side.vendor in ("sqlite", "postgresql"):
-        sql += (
-            " WHERE jobs_stored_result.lease IS NULL OR jobs_stored_result.lease < excluded.lease OR "
-            "(jobs_stored_result.lease = excluded.lease AND jobs_stored_result.meta NOT LIKE %s)"
-        )
+    sql, values = _upsert(), [key, meta, lease, expires or None]
+    if side.vendor in _COMPARE:
+        sql += f" WHERE {_EARLIER} OR ({_SAME} AND jobs_stored_result.meta NOT LIKE %s)"
         values.append(f"{_BEGINS}{ABORTED}%")
     side.execute(sql, *values)
 
@@ -74,7 +75,11 @@ class Store:
             expires: the seconds for which it is kept; None or 0: for ever.
             keep_open: a connection of its own stays open until :meth:`close`: the same job will write again.
         """
-        self._execute(_upsert(), key, meta, lease, expires or None, writes=True, keep_open=keep_open)
+        sql = _upsert()
+        if lease is not None and connections[home()].vendor in _COMPARE:
+            # Not over what a later run said: this one is a zombie then.
+            sql += f" WHERE {_EARLIER} OR {_SAME}"
+        self._execute(sql, key, meta, lease, expires or None, writes=True, keep_open=keep_open)
 
     def delete(self, key: str) -> None:
         self._execute("DELETE FROM jobs_stored_result WHERE id = %s", key, writes=True)

@@ -53,7 +53,9 @@ def read(side: SideDatabase, node: uuid.UUID) -> list[Told]:
 
 
 def delete(side: SideDatabase, order: Told) -> None:
-    side.execute("DELETE FROM jobs_order WHERE id = %s AND what = %s", order.key.hex, order.what)
+    """Race: somebody kills a later run of the job at this moment, perhaps on another node."""
+    sql = "DELETE FROM jobs_order WHERE id = %s AND what = %s AND COALESCE(lease, 0) = %s"
+    side.execute(sql, order.key.hex, order.what, order.lease or 0)
 
 
 def prune(side: SideDatabase) -> None:

@@ -20,7 +20,7 @@ from jobs.idempotency import locks, markers
 from jobs.lifecycle import limited, orders
 from jobs.lifecycle.transitions import now_plus
 from jobs.maintenance import is_eldest
-from jobs.models import ENDED, LIVE, Action, Batch, Job, Marker, Node, State
+from jobs.models import ENDED, LIVE, UNSUCCESSFUL, Action, Batch, Job, Marker, Node, State
 
 #: Seconds for which a dead node is kept, for people to read.
 NODE_RETENTION = 7 * 86400.0
@@ -144,6 +144,9 @@ def delete(keys: Sequence[uuid.UUID], using: str) -> int:
         # A job stays until its errbacks and its chord were told of its end.
         telling = Job.objects.using(using).filter(parent_id=OuterRef("pk"), task="jobs.ended", state__in=LIVE)
         over = Job.objects.using(using).filter(~Exists(telling), pk__in=keys, state__in=ENDED)
+        # Nobody can retry what is gone: without it the batch would seem to have succeeded.
+        lost = over.filter(state__in=UNSUCCESSFUL, batch__isnull=False).values("batch")
+        Batch.objects.using(using).filter(pk__in=lost, on_success__isnull=False).update(on_success=None)
         deleted: int = over._raw_delete(using)
         gone = Action.objects.using(using).filter(job__in=keys)
         gone.filter(~Exists(Job.objects.using(using).filter(pk=OuterRef("job"))))._raw_delete(using)
@@ -154,6 +157,11 @@ def may_come_again(job_id: uuid.UUID, using: str) -> bool:
     """Whether the job was another program's message, and ended so lately that a copy may be on its way."""
     late = Job.objects.using(using).filter(finished_at__gt=now_plus(-ADOPTED_STAYS))
     return late.filter(pk=job_id, made_at__isnull=False).exists()
+
+
+def is_counted(job_id: uuid.UUID, using: str) -> bool:
+    """Whether an open batch counts the job: what becomes of the batch depends on it."""
+    return Batch.objects.using(using).filter(jobs=job_id, ended_at=None).exists()
 
 
 def is_kept(job_id: uuid.UUID, using: str) -> bool:

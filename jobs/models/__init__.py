@@ -132,6 +132,7 @@ class Batch(models.Model):
 
         Raises:
             ValueError: it has ended.
+            LostLease: the run that adds to it was given to another worker, cancelled or killed.
         """
         made: AbstractContextManager[None] = symbol_by_name("jobs.calling.batches:adding")(self)
         return made

@@ -281,7 +281,8 @@ class Prioritize(Operation):
 class Delete(Operation):
     """Delete jobs that ended, with their history.
 
-    For ever, and whatever their age; prune is for the old ones. Not those to whose result a marker points.
+    For ever, and whatever their age; prune is for the old ones. Not those to whose result a marker points, nor those of
+    a batch that has not ended. A batch that lost a failed job so does not tell of its success.
     """
 
     name = "delete"
@@ -303,6 +304,8 @@ class Delete(Operation):
         if prune.may_come_again(key, using):
             says = gettext("its message was another program's, and would run again if it came again; try in a day")
             raise Refused(says)
+        if prune.is_counted(key, using):
+            raise Refused(gettext("its batch has not ended, and counts it; try when it has"))
 
     def note(self, key: uuid.UUID, using: str) -> None:
         """Its history goes with it; what stays is the log."""

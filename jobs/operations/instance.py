@@ -15,7 +15,7 @@ from django.db.models.functions import Now
 from jobs.conf import conf
 from jobs.database import databases
 from jobs.lifecycle import transitions
-from jobs.models import LIVE, Instance, Job, Node, State
+from jobs.models import LIVE, Batch, Instance, Job, Node, State
 
 
 class NotAdopted(Exception):
@@ -101,6 +101,8 @@ def cancel_all(alias: str) -> int:
         transitions.bury(node.pk, alias)
     running = list(Job.objects.using(alias).filter(state=State.RUNNING).values_list("pk", flat=True))
     done = sum(transitions.settle_running(job_id, alias, cancel) for job_id in running)
+    # Nor is anybody told that a batch has ended so: its callback would be a new job.
+    Batch.objects.using(alias).filter(ended_at=None).update(on_success=None, on_failure=None)
     while cancelled := transitions.cancel_waiting(alias, conf().BATCH, why):
         done += cancelled
     if alias == databases.home():

@@ -16,6 +16,16 @@ from jobs.models import Job, State
 #: Seconds to wait for a completion that holds the row; most commit at once.
 PATIENCE = 2.0
 
+#: How often a run is looked for that is another one by the time it is ended.
+TRIES = 3
+
+
+#: Whether the run's own transaction has locked its row.
+_HOLDS = """
+SELECT 1 FROM jobs_job j JOIN pg_locks l ON l.transactionid = j.xmax AND l.pid = j.backend
+WHERE j.id = %s AND l.locktype = 'transactionid' AND l.granted
+"""
+
 
 class Held(Exception):
     """A run holds the row and does not come to its end; says so in the reader's language."""
@@ -39,28 +49,38 @@ def kill(key: uuid.UUID, using: str, why: str) -> bool:
     Raises:
         Held: the row is locked, also after the transaction that held it should have ended.
     """
-    job = Job.objects.using(using).filter(pk=key).first()
-    if job is None or job.state != State.RUNNING:
-        # Its worker was faster with our order.
-        return job is not None and job.state == State.CANCELLED and (job.own_error or {}).get("type") == "Killed"
-    if not _end(job, using, why):
-        return False
-    transaction.on_commit(partial(_follow, job, using, why), using=using, robust=True)
-    return True
+    # Race: a run that begins gives its row a token of its own, once. Then it is not ours to end by the old one.
+    for _ in range(TRIES):
+        job = Job.objects.using(using).filter(pk=key).first()
+        if job is None or job.state != State.RUNNING:
+            # Its worker was faster with our order.
+            return job is not None and job.state == State.CANCELLED and (job.own_error or {}).get("type") == "Killed"
+        if _end(job, using, why):
+            transaction.on_commit(partial(_follow, job, using, why), using=using, robust=True)
+            return True
+    return False
 
 
 def _end(job: Job, using: str, why: str) -> bool:
     error = transitions.error_entry("Killed", why, attempt=job.lease)
-    for end_holder in (end_backends, _give_up):
+    for end_holder in (_end_holder, _give_up):
         try:
             with databases.bounded(using, PATIENCE):
                 return transitions.cancel_running(job, error)
         except OperationalError as exc:
             if not databases.gave_up(exc):
                 raise
-        # The run is paused between its completion and its commit.
-        end_holder([(job.pk, job.lease)], using)
+        end_holder(job, using)
     raise AssertionError
+
+
+def _end_holder(job: Job, using: str) -> None:
+    """The run is paused between its completion and its commit, or saved its cursor; if it is that which holds the row.
+
+    Else its connection may be at another job of the same claim, which has nothing to do with this one.
+    """
+    if databases.ask(using, _HOLDS, job.pk):
+        end_backends([(job.pk, job.lease)], using)
 
 
 def _give_up(*args: object) -> None:

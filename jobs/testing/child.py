@@ -26,7 +26,7 @@ from jobs.lifecycle.board import Board, board
 from jobs.maintenance import rescue
 from jobs.models import LIVE, Job, Node, Pause
 from jobs.testing.copies import Copy
-from jobs.testing.events import Recorder
+from jobs.testing.events import Recorder, import_clients
 from jobs.testing.inline import run_jobs
 
 #: What is put off for longer is not run: retries and snoozes come before that.
@@ -34,6 +34,10 @@ HORIZON = datetime.timedelta(hours=1)
 
 #: So many runs, and seconds, mean that it never ends.
 RUNS, PATIENCE = 100, 60.0
+
+
+#: Signals that end a process without a word. The one that makes copies has to remove them first.
+ENDS = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Broken(RuntimeError):
@@ -50,6 +54,8 @@ class Children:
     def __init__(self, copies: Sequence[Copy], directory: Path, is_sealed: bool) -> None:
         self.copies, self.directory, self.is_sealed = copies, directory, is_sealed
         self.caches = directory / "caches"
+        if is_sealed:
+            import_clients()
 
     def restore(self) -> None:
         self.caches.unlink(missing_ok=True)
@@ -85,11 +91,15 @@ class Children:
         deadline = time.monotonic() + PATIENCE
         pause = 0.0005
         while (ended := os.waitpid(pid, os.WNOHANG))[0] == 0:
-            if time.monotonic() > deadline:
+            try:
+                if time.monotonic() > deadline:
+                    raise Broken(f"a run did not end within {PATIENCE:g} s")
+                time.sleep(pause)
+            except BaseException:
+                # Also if this process is interrupted: a run must not outlive its copy.
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
-                raise Broken(f"a run did not end within {PATIENCE:g} s")
-            time.sleep(pause)
+                raise
             pause = min(0.005, pause * 1.5)
         if os.WIFSIGNALED(ended[1]):
             return False
@@ -104,8 +114,8 @@ class Children:
         """This process is new, and a worker: nothing that it does may reach the one that made it."""
         # A collection would copy all memory of the parent.
         gc.freeze()
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in (signal.SIGINT, *ENDS):
+            signal.signal(number, signal.SIG_DFL)
         logging.disable(logging.CRITICAL)
         os.environ["PGAPPNAME"] = application(name)
         # In place: whoever has imported it has this one.

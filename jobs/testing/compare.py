@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -10,8 +11,9 @@ from typing import Any
 
 from django.db.models import AutoField, Model
 
-from jobs.conf import OWN_TASKS
+from jobs.conf import OWN_TASKS, conf
 from jobs.models import ENDED, Effect, Job, Marker, State
+from jobs.operations.redaction import Shown
 from jobs.testing.copies import Changes, Row
 from jobs.testing.events import EFFECTS, SAFE, Event
 
@@ -25,6 +27,27 @@ OWN_FIELDS = {
 
 #: In the place of a value that is another one in each run, such as a time.
 VARIES = "(varies)"
+
+
+@dataclass(frozen=True)
+class _Redacted:
+    """Arguments of a job that are compared as they are, and shown as people may see them."""
+
+    value: str
+    shown: str = field(compare=False)
+
+    @classmethod
+    def of(cls, name: str, row: Row) -> Any:
+        if conf().REDACT is None:
+            return row[name]
+        # SQLite gives JSON as text.
+        given = {
+            each: json.loads(row[each]) if isinstance(row[each], str) else row[each] for each in ("args", "kwargs")
+        }
+        return cls(repr(given[name]), repr(getattr(Shown(Job.of({"task": row["task"], **given})), name)))
+
+    def __repr__(self) -> str:
+        return self.shown
 
 
 @dataclass(frozen=True)
@@ -152,7 +175,7 @@ class Varying:
                 continue
             if each.primary_key and isinstance(each, AutoField):
                 continue
-            value = row[name]
+            value = _Redacted.of(name, row) if model is Job and name in ("args", "kwargs") else row[name]
             target = each.remote_field.model if each.remote_field else None
             if value is not None and (model._meta.label, name) in self._fields:
                 value = VARIES

@@ -25,6 +25,9 @@ Row = dict[str, Any]
 #: Where the rows stand as they were.
 FROZEN = "jobs_frozen"
 
+#: The comment of a copy: of which database.
+MARK = "jobs crashtest: a copy of {}"
+
 #: PostgreSQL's codes: others are connected to it; the role may not do that.
 IN_USE, NOT_ALLOWED = "55006", "42501"
 
@@ -135,9 +138,14 @@ def copies_of_all(directory: Path) -> list[Copy]:
         for alias in connections:
             try:
                 connections[alias].ensure_connection()
-            except (DatabaseOperationForbidden, Error):
+            except DatabaseOperationForbidden:
                 if alias in conf().DATABASES:
                     raise
+                continue
+            except Error:
+                if alias in conf().DATABASES:
+                    raise
+                found.append(Absent(alias))
                 continue
             vendor, settings = connections[alias].vendor, connections[alias].settings_dict
             place = tuple(str(settings[key]) for key in ("HOST", "PORT", "NAME"))
@@ -158,6 +166,27 @@ def drop(copies: Sequence[Copy]) -> None:
     for copy in copies:
         with suppress(Error):
             copy.drop()
+
+
+class Absent(Copy):
+    """A database that cannot be reached. If it came back, the runs would meet the original: there they find none."""
+
+    def __init__(self, alias: str) -> None:
+        self.alias, self.aliases, self.models = alias, [alias], []
+
+    def use(self) -> None:
+        def refuse() -> None:
+            raise OperationalError(f"the database {self.alias!r} could not be reached, and has no copy")
+
+        connections[self.alias].connect = refuse  # type: ignore[method-assign]
+        # Of other threads.
+        connections.settings[self.alias]["ENGINE"] = "django.db.backends.dummy"
+
+    def freeze(self) -> None:
+        """There is nothing."""
+
+    def restore(self) -> None:
+        """There is nothing."""
 
 
 class SQLiteCopy(Copy):
@@ -203,9 +232,11 @@ class PostgresCopy(Copy):
         self.name = f"{original[:50]}_crashtest"
         self._frozen: set[str] = set()
         self._close_all()
-        self._admin(f'DROP DATABASE IF EXISTS "{self.name}" WITH (FORCE)')
+        self._drop_earlier(original)
         try:
             self._admin(f'CREATE DATABASE "{self.name}" TEMPLATE "{original}"')
+            mark = MARK.format(original).replace("'", "''")
+            self._admin(f"COMMENT ON DATABASE \"{self.name}\" IS '{mark}'")
         except (OperationalError, ProgrammingError) as exc:
             code = databases.sqlstate(exc)
             if code not in (IN_USE, NOT_ALLOWED):
@@ -221,6 +252,20 @@ class PostgresCopy(Copy):
         with suppress(Error):
             # For superusers only; a second otherwise.
             self._execute(f"ALTER DATABASE \"{self.name}\" SET deadlock_timeout = '50ms'")
+
+    def _drop_earlier(self, original: str) -> None:
+        """What a crash test left that was killed; nothing else that is called so."""
+        about = f"SELECT shobj_description(oid, 'pg_database') FROM pg_database WHERE datname = '{self.name}'"
+        for (said,) in self._admin(about):
+            if said != MARK.format(original):
+                raise RuntimeError(
+                    f"the copy would be called {self.name!r}, and there is a database of this name, which is no copy "
+                    f"of {original!r} (its comment does not say so): rename it, or drop it"
+                )
+            try:
+                self._admin(f'DROP DATABASE "{self.name}"')
+            except OperationalError as exc:
+                raise RuntimeError(f"another crash test is at work: {self._who_uses(self.name)}") from exc
 
     def _close_all(self) -> None:
         databases.close_all()

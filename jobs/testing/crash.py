@@ -6,11 +6,13 @@ import inspect
 import json
 import os
 import signal
+import sys
 import tempfile
+import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from django.db.transaction import TransactionManagementError
 from jobs.conf import conf
 from jobs.database import databases
 from jobs.models import Job
+from jobs.operations.redaction import Shown
 from jobs.testing import child, compare, copies, events, interleave
 from jobs.testing.child import Children
 from jobs.testing.compare import Outcome, Varying
@@ -124,7 +127,7 @@ def examine(
                 "transaction.atomic()"
             )
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="jobs-crashtest-") as name, ExitStack() as stack:
+    with _ending_in_order(), tempfile.TemporaryDirectory(prefix="jobs-crashtest-") as name, ExitStack() as stack:
         found = copies.copies_of_all(Path(name))
         stack.callback(copies.drop, found)
         examination = _Examiner(task, args, kwargs or {}, Children(found, Path(name), is_sealed)).run(beside, budget)
@@ -132,10 +135,25 @@ def examine(
     return examination
 
 
+@contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """Remove the copies also if this process is told to end: they hold all that the databases hold."""
+    is_main = threading.current_thread() is threading.main_thread()
+    silent = [number for number in child.ENDS if is_main and signal.getsignal(number) == signal.SIG_DFL]
+    for number in silent:
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        for number in silent:
+            signal.signal(number, signal.SIG_DFL)
+
+
 class _Examiner:
     def __init__(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any], children: Children) -> None:
         self.task, self.args, self.kwargs, self.children = task, args, kwargs, children
-        given = [*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items())]
+        seen = Shown(Job.of({"task": task.name, "args": list(args), "kwargs": dict(kwargs)}))
+        given = [*map(repr, seen.args), *(f"{name}={value!r}" for name, value in seen.kwargs.items())]
         self.examination = Examination(task.name, f"{task.name}({', '.join(given)})")
         code = getattr(inspect.unwrap(task.run), "__code__", None)
         #: For what no line of the task's own did.

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache, wraps
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -51,6 +52,10 @@ _CONTROL = ("BEGIN", "SAVEPOINT", "RELEASE", "ROLLBACK", "COMMIT")
 
 #: Headers by which who gets it can tell that it is the same one.
 _KEYS = ("message-id", "idempotency-key", "x-idempotency-key")
+
+
+#: The clients that do not go through ``http.client``, and what each calls to send.
+CLIENTS = (("httpx", "Client", "send"), ("httpx", "AsyncClient", "send"), ("aiohttp", "ClientSession", "_request"))
 
 
 @dataclass
@@ -326,6 +331,9 @@ class Recorder:
                 self._watch(getattr(sys.modules[module], name), "send", "http", _request)
         if self._is_sealed:
             smtplib.SMTP.connect = _refuse  # type: ignore[method-assign]
+            for module, name, method in CLIENTS:
+                if (found := getattr(sys.modules.get(module), name, None)) is not None:
+                    setattr(found, method, _refuse_http)
 
     def _watch_messages(self, app: Any) -> None:
         """Messages to stock tasks are noted, and not sent."""
@@ -339,6 +347,17 @@ class Recorder:
 
 class HttpRefused(Exception):
     """``manage.py jobs crashtest`` makes no HTTP requests without ``--allow-http``."""
+
+
+def import_clients() -> None:
+    """Those that do not go through ``http.client``: a body that imports one later finds it refusing."""
+    for module, *_ in CLIENTS:
+        with contextlib.suppress(ImportError):
+            import_module(module)
+
+
+def _refuse_http(*args: Any, **kwargs: Any) -> Any:
+    raise HttpRefused("HTTP is refused here (--allow-http)")
 
 
 def _refuse(*args: Any, **kwargs: Any) -> Any:

@@ -22,7 +22,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-from django.db import Error, connections
+from django.db import DataError, Error, connections
 from django.db.models.functions import Coalesce, Now
 
 from jobs import __version__
@@ -315,7 +315,11 @@ class _Process:
     def _pass_on(self) -> None:
         """Write what the bodies say of themselves."""
         for text in board.said(self._heard):
-            stored.write_said(self._side, text)
+            try:
+                stored.write_said(self._side, text)
+            except DataError:
+                # What one says that cannot be kept must not keep the others from being heard.
+                logger.debug("a body said what cannot be kept", exc_info=True, extra=board.about("said_refused"))
 
     def _beat(self) -> None:
         if not self._registered:
