@@ -240,7 +240,7 @@ def buffers(claimer: Claimer) -> int:
     values = {"node": board.node, "token": 1, "backend": 1}
     if after is not None:
         values |= dict(zip(("rank", "run_at", "id"), after, strict=True))
-    sql = claims._claim_statement(QUEUE, 1, after is not None)
+    sql = claims._claim_statement(QUEUE, 1, after is not None, False)
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", values)
         plan = cursor.fetchone()[0][0]["Plan"]
@@ -699,7 +699,7 @@ def test_no_hot_statement_scans_or_sorts_the_table(full, statistics):
     plans: dict[str, tuple[str, str]] = {}
     for is_after in (False, True):
         for limit in (1, 100, 200):
-            sql = claims._claim_statement(QUEUE, limit, is_after)
+            sql = claims._claim_statement(QUEUE, limit, is_after, False)
             for how in (explained, explained_generically):
                 text = how(sql, values)
                 plans[f"claim {limit} {is_after} {how.__name__}"] = ("jobs_job_ready", text)
