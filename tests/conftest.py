@@ -18,6 +18,7 @@ from django.db import connection, connections
 from django.db.backends.base.base import NO_DB_ALIAS
 from django.db.utils import load_backend
 from kombu import pools
+from xdist.scheduler import LoadScopeScheduling
 
 from jobs.conf import celery_settings, syncpoints
 from jobs.lifecycle.board import board
@@ -106,15 +107,32 @@ def pytest_sessionfinish(session) -> None:
         shutil.rmtree(os.path.dirname(name), ignore_errors=True)
 
 
+#: What shares something dear stays in one process: a part of each test's id.
+TOGETHER = ("tests/browser/", "rabbitmq", "tests/test_strangers.py", "tests/celery_suite/")
+
+
+def group_of(nodeid: str) -> str:
+    return next((each for each in TOGETHER if each in nodeid), nodeid)
+
+
+class Grouped(LoadScopeScheduling):
+    """As ``--dist loadgroup``, whose marks do not reach the processes if the option is set here."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log) -> Grouped | None:
+    return Grouped(config, log) if config.option.dist == "loadgroup" else None
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(items) -> Iterator[None]:
-    """What shares something dear stays in one process, and begins first."""
-    for item in items:
-        if "rabbitmq" in item.name and item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group("rabbitmq"))
+    """What stays together begins first."""
     yield
     # After all others, of which one shuffles.
-    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
+    items.sort(key=lambda item: group_of(item.nodeid) == item.nodeid)
 
 
 def not_installed(what: str) -> NoReturn:

@@ -49,13 +49,12 @@ def run_cell(name: str, marks: str) -> None:
     assert " passed" in output
 
 
-@pytest.mark.xdist_group("postgres")
 def test_what_a_database_decides_on_the_other_one():
     """No broker has to do with it, and hardly any worker: everybody has the time for it."""
     run_cell("postgres-jobs", "database")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cell", [pytest.param(cell, marks=pytest.mark.xdist_group(cell)) for cell in CELLS])
+@pytest.mark.parametrize("cell", CELLS)
 def test_core_on(cell):
     run_cell(cell, "core or wide" if os.environ.get("JOBS_TEST_MATRIX") == "wide" else "core")

@@ -17,7 +17,7 @@ from tests.conftest import not_installed
 from tests.harness import ROOT
 from tests.servers import die_with_parent
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.xdist_group("strangers")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 STRANGERS = ROOT / "tests" / "strangers"
 

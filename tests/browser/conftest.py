@@ -24,8 +24,6 @@ def pytest_collection_modifyitems(items) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.browser)
-            # One Chromium for all of them.
-            item.add_marker(pytest.mark.xdist_group("browser"))
 
 
 # Not for the session: as long as it lives a loop counts as running in this thread, which other tests must not see.

@@ -12,7 +12,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.servers,
     pytest.mark.timeout(1800),
-    pytest.mark.xdist_group("celery_suite"),
 ]
 
 
