@@ -51,7 +51,7 @@ from jobs.arguments import parse_uuid, scrub
 from jobs.calling import progress
 from jobs.conf import celery_app, conf
 from jobs.inspection import why
-from jobs.inspection.census import LIVE, MOST, at_least, gather
+from jobs.inspection.census import LIVE, MOST, Live, at_least
 from jobs.inspection.times import duration
 from jobs.models import WAITING, Batch, Job, State
 from jobs.models.fields import created_since
@@ -85,11 +85,11 @@ class StateFilter(admin.ChoicesFieldListFilter):
 
     def choices(self, changelist: Any) -> Iterator[Any]:
         """With how many there are of each that lives, or that somebody may have to look at."""
-        found = changelist.found
+        live = changelist.live
         for choice, state in zip(super().choices(changelist), [None, *State.values], strict=False):
             number = ""
             if state in LIVE:
-                number = at_least(found["jobs"][state], found["capped"])
+                number = at_least(live.total(state), live.is_capped)
             elif state == State.FAILED:
                 rows = Selection(states=[state]).narrow(Job.objects.all())[:MOST].count()
                 number = at_least(rows, rows >= MOST)
@@ -156,7 +156,7 @@ class Queues(admin.ListFilter):
     def choices(self, changelist: Any) -> Iterator[dict[str, Any]]:
         asked, link = changelist.params.get("queue"), changelist.get_query_string
         yield {"selected": not asked, "query_string": link(remove=["queue"]), "display": _("All")}
-        for name, each in changelist.found["queues"].items():
+        for name, each in sorted(changelist.live.queues.items()):
             number = at_least(sum(each[state] for state in LIVE), each["capped"])
             here = link({"queue": name}, [PAGE_VAR])
             yield {"selected": asked == name, "query_string": here, "display": f"{name} ({number})"}
@@ -164,8 +164,8 @@ class Queues(admin.ListFilter):
 
 class JobChangeList(UncountedChangeList):
     @cached_property
-    def found(self) -> dict[str, Any]:
-        return gather(live=True)
+    def live(self) -> Live:
+        return Live()
 
     def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any]:
         order = super().get_ordering(request, queryset)

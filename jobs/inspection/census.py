@@ -144,19 +144,22 @@ IDLE: dict[str, Any] = {str(state): 0 for state in LIVE} | {"capped": False, "ol
 IDLE |= {"workers": 0, "paused": False}
 
 
-def gather(live: bool) -> dict[str, Any]:
-    """Summed up over all job databases. ``live`` leaves the ended jobs at None.
+class Live:
+    """What lives, by queue, summed up over all job databases; :data:`MOST` of a queue's jobs that wait are counted."""
 
-    Of a queue's scheduled and ready jobs :data:`MOST` are counted; ``capped`` says that there may be more.
-    """
-    queues: dict[str, dict[str, Any]] = defaultdict(IDLE.copy)
-    unknown: Counter[str] = Counter()
-    ended: Counter[str] = Counter()
-    late: list[float] = []
-    running: Counter[uuid.UUID] = Counter()
-    for alias in conf().DATABASES:
-        rows = Job.objects.using(alias)
-        for head in heads(alias):
+    def __init__(self) -> None:
+        self.queues: dict[str, dict[str, Any]] = defaultdict(IDLE.copy)
+        self.unknown: Counter[str] = Counter()
+        #: Of those whose time has come, and that are not ready: for how many seconds.
+        self.late: list[float] = []
+        #: How many each worker runs.
+        self.running: Counter[uuid.UUID] = Counter()
+        for alias in conf().DATABASES:
+            self._count(alias)
+
+    def _count(self, using: str) -> None:
+        rows, queues = Job.objects.using(using), self.queues
+        for head in heads(using):
             queue = queues[head.queue]
             queue["ready"] += head.number
             queue["oldest_ready_seconds"] = max(queue["oldest_ready_seconds"] or 0.0, head.seconds)
@@ -166,18 +169,36 @@ def gather(live: bool) -> dict[str, Any]:
         for name, count in Counter(held).items():
             queues[name]["ready"] += count
             queues[name]["capped"] |= len(held) >= MOST
-        first = list(scheduled(alias).values_list("queue", "age", "task", "error__type")[:MOST])
+        first = list(scheduled(using).values_list("queue", "age", "task", "error__type")[:MOST])
         for name, count in Counter(name for name, *_ in first).items():
             queues[name]["scheduled"] += count
             queues[name]["capped"] |= len(first) >= MOST
-        late += [seconds for _, age, *_ in first if (seconds := age.total_seconds()) >= 0]
-        unknown.update(task for _, _, task, error in first if error == UNKNOWN)
+        self.late += [seconds for _, age, *_ in first if (seconds := age.total_seconds()) >= 0]
+        self.unknown.update(task for _, _, task, error in first if error == UNKNOWN)
         for name, node, count in rows.filter(state=State.RUNNING).values_list("queue", "node_id").annotate(Count("pk")):
             queues[name]["running"] += count
-            running[node] += count
-        if not live:
-            ended.update(dict(rows.filter(state__in=ENDED).values_list("state").annotate(Count("pk"))))
-    listed, day = nodes(running), datetime.timedelta(days=1)
+            self.running[node] += count
+
+    def total(self, state: str) -> int:
+        return sum(queue[state] for queue in self.queues.values())
+
+    @property
+    def is_capped(self) -> bool:
+        return any(queue["capped"] for queue in self.queues.values())
+
+
+def gather(live: bool) -> dict[str, Any]:
+    """Summed up over all job databases. ``live`` leaves the ended jobs at None.
+
+    Of a queue's scheduled and ready jobs :data:`MOST` are counted; ``capped`` says that there may be more.
+    """
+    counted, ended = Live(), Counter[str]()
+    queues, late = counted.queues, counted.late
+    if not live:
+        for alias in conf().DATABASES:
+            rows = Job.objects.using(alias).filter(state__in=ENDED)
+            ended.update(dict(rows.values_list("state").annotate(Count("pk"))))
+    listed, day = nodes(counted.running), datetime.timedelta(days=1)
     lost = Node.objects.using(databases.home()).filter(dead_at__isnull=False, signed_off=False)
     lost = lost.filter(Q(seen_at=None) | Q(dead_at__gt=Now() - day)).annotate(age=_age("dead_at")).order_by("-dead_at")
     died = list(lost.only("hostname", "seen_at"))
@@ -191,9 +212,9 @@ def gather(live: bool) -> dict[str, Any]:
     waited = [queue["oldest_ready_seconds"] for queue in queues.values() if queue["oldest_ready_seconds"] is not None]
     return {
         "databases": {alias: instance.marks(alias) for alias in conf().DATABASES},
-        "jobs": {str(state): sum(queue[state] for queue in queues.values()) for state in LIVE}
+        "jobs": {str(state): counted.total(state) for state in LIVE}
         | {str(state): None if live else ended[state] for state in ENDED},
-        "capped": any(queue["capped"] for queue in queues.values()),
+        "capped": counted.is_capped,
         "queues": dict(sorted(queues.items())),
         "pauses": {name: {"at": row.at, "by": row.by, "reason": row.reason} for name, row in pauses.items()},
         "nodes": listed,
@@ -205,7 +226,7 @@ def gather(live: bool) -> dict[str, Any]:
         ],
         "oldest_ready_seconds": max(waited, default=None),
         "due": {"count": len(late), "lag_seconds": round(max(late, default=0.0), 3)},
-        "unknown_tasks": dict(unknown),
+        "unknown_tasks": dict(counted.unknown),
         "schedules": schedules.gather(any(node["takes_jobs"] for node in listed)),
         "limits": limits.usage(),
     }

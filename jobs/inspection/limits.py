@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from django.db.models import Q
+from django.db.models import Count, Q
 from django.utils.translation import gettext
 
 from jobs.conf import celery_app, conf
@@ -38,12 +38,10 @@ def in_force() -> Limits:
     return limits.in_force(celery_app(), limits.read())
 
 
-def _opens_in(using: str, key: str, limit: Limit) -> float:
+def _opens_in(gate: Gate | None, limit: Limit, now: float) -> float:
     """Seconds until the rate lets the next job start; 0: it does."""
-    gate = Gate.objects.using(using).filter(pk=key).first() if limit.pause else None
-    if gate is None:
+    if gate is None or not limit.pause:
         return 0.0
-    now = clock(using)
     return max(0.0, next_at(gate, limit, now) - now - (limit.burst - 1) * limit.pause)
 
 
@@ -63,40 +61,49 @@ def keeps(job: Job, known: Limits) -> dict[str, Any] | None:
         if limit.places is not None and placed_now.count() >= limit.places:
             runs = placed_now.order_by("started_at").values_list("pk", flat=True)[:SHOWN]
             return {"kind": "concurrency", "of": name, "limit": limit.places, "jobs": [str(each) for each in runs]}
-        if seconds := _opens_in(using, gate, limit):
+        state = Gate.objects.using(using).filter(pk=gate).first() if limit.pause else None
+        if state is not None and (seconds := _opens_in(state, limit, clock(using))):
             return {"kind": "rate", "of": name, "limit": limit.rate, "seconds": seconds}
     return None
 
 
 def usage() -> list[dict[str, Any]]:
     """Each limit that holds: how many run, and whether it is reached while others wait."""
-    known, given = in_force(), limits.read()
-    found = []
-    for name, limit in [
-        *((name_of(queue), each) for queue, each in known.queues.items()),
-        *known.tasks.items(),
-    ]:
-        row: dict[str, Any] = {"name": name.removeprefix("@"), "kind": "queue" if name.startswith("@") else "task"}
+    _import_tasks()
+    given = limits.read()
+    known = limits.in_force(celery_app(), given)
+    of = {**{name_of(queue): each for queue, each in known.queues.items()}, **known.tasks}
+    found: dict[str, dict[str, Any]] = {}
+    for name, limit in of.items():
+        row = found[name] = {"name": name.removeprefix("@"), "kind": "queue" if name.startswith("@") else "task"}
         row |= {"concurrency": limit.places, "rate": limit.rate, "by_hand": name in given}
         row |= {"running": 0, "reached": None, "next_in": None}
-        for alias in conf().DATABASES:
-            jobs = Job.objects.using(alias)
-            if row["kind"] == "queue":
-                used = {name: jobs.filter(SEATED, queue=row["name"]).count()}
-                waits = jobs.filter(CLAIMABLE, queue=row["name"])
-            else:
-                placed = jobs.filter(state=State.RUNNING, task=name, limit_key__isnull=False)
-                used = Counter(map(str, placed.values_list("limit_key", flat=True)))
-                full = [key for key, count in used.items() if limit.places and count >= limit.places]
-                waits = jobs.filter(LINED, limit_key__in=[*full, name])
-            row["running"] += sum(used.values())
-            seconds = _opens_in(alias, name, limit)
-            is_full = limit.places is not None and max(used.values(), default=0) >= limit.places
-            if (is_full or seconds) and waits.values_list("pk")[:1]:
-                row["reached"] = "concurrency" if is_full else "rate"
-                row["next_in"] = round(seconds, 3) if seconds and not is_full else None
-        found.append(row)
-    return found
+    for alias in conf().DATABASES if of else ():
+        _note_use(alias, of, found)
+    return list(found.values())
+
+
+def _note_use(using: str, of: Mapping[str, Limit], found: dict[str, dict[str, Any]]) -> None:
+    """In as many statements for many limits as for one; one more for each that is reached."""
+    jobs, used = Job.objects.using(using), defaultdict[str, dict[str, int]](dict)
+    placed = jobs.filter(state=State.RUNNING, limit_key__isnull=False)
+    for task, key, count in placed.values_list("task", "limit_key").annotate(Count("pk")):
+        used[task][str(key)] = count
+    for queue, count in jobs.filter(SEATED).values_list("queue").annotate(Count("pk")):
+        used[name_of(queue)][queue] = count
+    gates = {gate.pk: gate for gate in Gate.objects.using(using).filter(pk__in=[*of])}
+    now = clock(using) if gates else 0.0
+    for name, limit in of.items():
+        row, counts = found[name], used[name]
+        row["running"] += sum(counts.values())
+        seconds = _opens_in(gates.get(name), limit, now)
+        full = [key for key, count in counts.items() if limit.places is not None and count >= limit.places]
+        if full or seconds:
+            in_line = Q(LINED, limit_key__in=[*full, name])
+            waits = jobs.filter(Q(CLAIMABLE, queue=row["name"]) if row["kind"] == "queue" else in_line)
+            if waits.values_list("pk")[:1]:
+                row["reached"] = "concurrency" if full else "rate"
+                row["next_in"] = round(seconds, 3) if seconds and not full else None
 
 
 def remarks(found: list[dict[str, Any]]) -> Iterator[str]:
