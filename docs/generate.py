@@ -120,7 +120,7 @@ def commands() -> list[str]:
         lines += ["", f"## {each.name}", "", description.strip().replace("*", "\\*").replace("<", "&lt;"), ""]
         lines += table("argument", "") if each.options else []
         for flag, said in each.options:
-            text = said["help"].replace("%(default)s", str(said.get("default"))).replace("*", "\\*")
+            text = re.sub(r"%\(default\)[a-z]", f"{said.get('default')}", said["help"]).replace("*", "\\*")
             lines.append(f"| `{_usage(flag, said)}` | {text} |")
         if examples:
             lines += [

@@ -61,8 +61,14 @@ def other(): ...
 def pickled(): ...
 
 
-@shared_task(rate_limit="3/m")  # breaks: rate_limit='3/m'
+@shared_task(rate_limit="3/m")  # differs: rate_limit='3/m'
 def limited(): ...
+
+
+@shared_task
+def durable():
+    with transaction.atomic(durable=True):  # breaks: durable=True
+        pass
 
 
 @shared_task(acks_late=True)  # needless: acks_late means nothing

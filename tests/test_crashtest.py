@@ -364,6 +364,19 @@ def test_the_command_says_what_it_finds(row, tmp_path):
     assert f"without_key_mended({row.pk}): nothing found" in said
 
 
+@shared_task
+def welcomes_nobody_twice(pk):
+    if not Imported.objects.get(pk=pk).note:
+        Imported.objects.filter(pk=pk).update(note="welcome")
+
+
+def test_a_call_that_has_nothing_to_do_is_said_to_tell_little(row):
+    told = "note: it wrote no row, and sent nothing"
+    assert told not in str(crash.examine(welcomes_nobody_twice, [row.pk], budget=(0, 0)))
+    Imported.objects.update(note="welcome")
+    assert told in str(crash.examine(welcomes_nobody_twice, [row.pk], budget=(0, 0)))
+
+
 def test_the_command_makes_no_request_unless_it_may(row, provider):
     with pytest.raises(CommandError, match="HttpRefused.*--allow-http"):
         run("without_ledger_mended", str(row.pk))

@@ -49,6 +49,7 @@ from jobs.admin.base import (
 from jobs.admin.idempotency import may_settle, status_badge
 from jobs.arguments import parse_uuid, scrub
 from jobs.calling import progress
+from jobs.calling.options import says_how_to_retry
 from jobs.conf import celery_app, conf
 from jobs.inspection import why
 from jobs.inspection.census import LIVE, MOST, Live, at_least
@@ -354,7 +355,8 @@ class JobAdmin(ReadOnlyAdmin):
 
     def _facts(self, view: why.View) -> Iterator[str]:
         """What the head of the page says, beside the state."""
-        job, most = view.job, getattr(view.task, "max_retries", None)
+        job = view.job
+        most = view.task.max_retries if view.task is not None and says_how_to_retry(view.task) else None
         if job.lease:
             says = gettext("attempt %(number)s") if most is None else gettext("attempt %(number)s of %(all)s")
             yield says % {"number": job.retries + (job.state not in WAITING or not job.retries), "all": (most or 0) + 1}

@@ -285,7 +285,7 @@ def _failed(tallies: Iterable[Any]) -> Iterator[Remark]:
             yield _remark("failed", says % words, means, severity=ERROR, **more)
         else:
             says = gettext("%(task)s: %(number)s of %(all)s failed this hour, mostly with %(error)s")
-            means = gettext("They used up their attempts, and stay until somebody runs them again.")
+            means = gettext("They stay until somebody runs them again.")
             yield _remark("failed", says % words, means, **more)
 
 

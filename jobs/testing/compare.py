@@ -83,8 +83,21 @@ class Outcome:
         return all(state in ENDED for state, _ in self.jobs) and all(row["state"] in ENDED for row in rows)
 
     @property
+    def does_something(self) -> bool:
+        """Whether it wrote a row of the project's or another job, or sent something."""
+        rows = (
+            each.new if each.model is Job else each.now or each.gone for each in self.changes if _is_told(each.model)
+        )
+        return any(rows) or any(each.kind not in ("sql", "commit") for each in self.events)
+
+    @property
     def failure(self) -> str:
         return next((error for state, error in self.jobs if state != State.SUCCEEDED), "")
+
+
+def _is_told(model: type[Model]) -> bool:
+    """Not what we keep for ourselves."""
+    return model in (Job, Marker, Effect) or model._meta.app_label != Job._meta.app_label
 
 
 class Varying:

@@ -165,6 +165,9 @@ class _Examiner:
         self.expected = self._whole()
         self.varying = Varying(self.expected, self._whole())
         self.examination.events = self.expected.events
+        if not self.expected.does_something:
+            text = "it wrote no row, and sent nothing: what is found of such a call says little; choose one that does"
+            self.examination.notes.append(text)
         self.examination.points = self._points()
         for point in self.examination.points:
             self._kill(point)

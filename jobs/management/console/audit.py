@@ -81,7 +81,10 @@ def audit(out: JobsCommand, args: Namespace) -> None:
     app = celery_app()
     if app is None:
         raise CommandError("The project has no Celery app, or does not import it: manage.py jobs init")
-    app.loader.import_default_modules()
+    try:
+        app.loader.import_default_modules()
+    except TypeError as exc:
+        raise CommandError(f"the project's tasks cannot be imported: {exc}") from exc
     found = [*_settings(app), *_packages(app), *_beat(app)]
     tasks = [task for name, task in sorted(app.tasks.items()) if _is_meant(name, task)]
     for task in tasks:
@@ -180,8 +183,9 @@ def _task(task: Any) -> Iterator[Remark]:
         cure = "Remove the option, or name the task in JOBS['EXCLUDE']."
         yield Remark(where, BREAKS, f"serializer={task.serializer!r}: a job's arguments are JSON", cure)
     if task.rate_limit and not conf.worker_disable_rate_limits:
-        cure = "Remove it, and give the task a queue whose worker has few processes; or JOBS['EXCLUDE']."
-        yield Remark(where, BREAKS, f"rate_limit={task.rate_limit!r} is refused: no worker starts (jobs.E014)", cure)
+        cure = "Divide what you meant for each worker, or leave it: docs/howto/limits.md."
+        says = f"rate_limit={task.rate_limit!r} will be a rate of all workers together, and not of each"
+        yield Remark(where, DIFFERS, says, cure)
     # Celery makes attributes of its settings, and our class has its own.
     given = [name for name in MEANINGLESS if vars(kind).get(name) not in (None, conf.get(f"task_{name}"))]
     if given and not getattr(task, "is_transactional", False):
@@ -236,6 +240,9 @@ def _in_body(node: ast.Call) -> Said:
     name = ast.unparse(node.func).removeprefix("django.").removeprefix("db.")
     if name in CLOSING:
         yield BREAKS, CLOSING[name], "Remove it, a worker cares for its connections; or declare the task atomic=False."
+    if any(each.arg == "durable" and getattr(each.value, "value", None) is True for each in node.keywords):
+        says = "atomic(durable=True) raises in a body, which is in a transaction"
+        yield BREAKS, says, "Remove durable, or declare the task atomic=False."
     if name.rpartition(".")[2] == "on_commit" and not any(map(_enqueues, ast.walk(node))):
         says = "on_commit() in a body is lost if the process dies after the commit"
         yield DIFFERS, says, "Enqueue a job in its place."

@@ -188,8 +188,8 @@ def limit(out: JobsCommand, args: Namespace) -> None:
     if args.queue is not None or args.task is not None:
         if says.count(True) != 1 or (args.queue is None) == (args.task is None):
             raise CommandError("Name a queue or a --task, and say --concurrency, --rate or both, or --clear.")
-        name = full_name(args.task) if args.task is not None else name_of(args.queue)
         try:
+            name = full_name(args.task) if args.task is not None else name_of(args.queue)
             limits.set_by_hand(name, args.concurrency, args.rate, me())
         except ValueError as exc:
             raise CommandError(str(exc)) from exc
