@@ -153,12 +153,15 @@ def test_it_takes_few_queries_however_much_there_is(staff):
         return len(captured)
 
     make("ready")
+    make("running")
+    # The first one may make the file of the beats.
+    queries()
     few = queries()
     for number in range(10):
         make("ready", queue=f"queue{number}")
         make("running")
         tally(2 * MINUTE, 1, task=f"task{number}", state="failed", error="E")
-    assert queries() == few <= 20
+    assert queries() == few <= 25
 
 
 def test_nothing_becomes_markup(staff):
