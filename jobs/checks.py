@@ -62,6 +62,8 @@ E017 The broker URL {url!r} names no transport that there is{close}
   -> Use jobs:// (the database), redis://, rediss://, sentinel://, amqp:// or amqps://.
 E018 Other packages changed what jobs relies on, and is private to them: {names}.
   -> Install the releases that jobs is tested with ({tested}), or a newer jobs.
+E019 A task of the project cannot be declared: {exc}
+  -> Correct the declaration that it names; no worker starts, and no process that imports it.
 W001 The app's task_cls is not jobs.Task: only tasks with base=jobs.Task are transactional.
   -> Use Celery("proj", task_cls="jobs.task:Task"), or ignore this if it is what you want.
 W002 task_always_eager runs tasks in their caller: no call is a row, and none of the promise holds.
@@ -138,7 +140,8 @@ ABOUT_OUTAGES = {
 
 def for_worker(worker: Any) -> list[CheckMessage]:
     """What a worker checks before it starts; Celery itself runs Django's checks and throws the result away."""
-    found = [*check_settings(), *check_databases(), *check_routing(), *check_celery(worker.app), *check_worker(worker)]
+    found = [*check_settings(), *check_databases(), *check_routing(), *check_celery(worker.app)]
+    found += [*check_tasks(worker.app), *check_worker(worker)]
     return [message for message in found if not message.is_silenced()]
 
 
@@ -318,10 +321,6 @@ def driver(app: Celery) -> str | None:
         return None
 
 
-for check in (check_settings, check_databases, check_routing, check_celery):
-    register(check, "jobs")
-
-
 # A worker: its pool and its tasks
 
 
@@ -346,23 +345,31 @@ def check_worker(worker: Any) -> Iterator[CheckMessage]:
             yield _say("E012", alias=alias)
     if not getattr(worker.app.Task, "is_transactional", False):
         yield _say("W001")
-    elif foreign := {
-        name for name, task in worker.app.tasks.items() if has_foreign_base(task) and not is_excluded(name)
-    }:
-        yield _say("W021", tasks=foreign)
-    tasks = {
-        name: task
-        for name, task in worker.app.tasks.items()
-        if getattr(task, "is_transactional", False) and not task.is_stock()
-    }
-    # E016 tells of the setting itself.
-    fine = (*JSON, worker.app.conf.task_serializer)
-    if odd := {name for name, task in tasks.items() if task.serializer not in fine}:
-        yield _say("E010", tasks=odd)
     default_limit = worker.time_limit or worker.app.conf.task_time_limit
-    unlimited = {name for name, task in tasks.items() if not (task.time_limit or default_limit)}
+    unlimited = {name for name, task in _own_tasks(worker.app).items() if not (task.time_limit or default_limit)}
     if unlimited and pool == "prefork":
         yield _say("W011", tasks=unlimited)
+
+
+@_careful
+def check_tasks(app: Celery | None = None) -> Iterator[CheckMessage]:
+    """What the options of the tasks tell. By default of the project's tasks, which are imported for it."""
+    if app is None:
+        if (app := project.celery_app()) is None:
+            return
+        try:
+            app.loader.import_default_modules()
+        except TypeError as exc:
+            yield _say("E019", exc=exc)
+            return
+    tasks = _own_tasks(app)
+    foreign = {name for name, task in app.tasks.items() if has_foreign_base(task) and not is_excluded(name)}
+    if foreign and getattr(app.Task, "is_transactional", False):
+        yield _say("W021", tasks=foreign)
+    # E016 tells of the setting itself.
+    fine = (*JSON, app.conf.task_serializer)
+    if odd := {name for name, task in tasks.items() if task.serializer not in fine}:
+        yield _say("E010", tasks=odd)
     if problems() or (kept := conf().MARKER_RETENTION) is None:
         return
     # A marker that is gone keeps nobody from doing the same again.
@@ -370,6 +377,18 @@ def check_worker(worker: Any) -> Iterator[CheckMessage]:
     keyed = {name: task for name, task in tasks.items() if "idempotency_key" in task.key_templates}
     if late := {name for name, task in keyed.items() if failed is None or max(failed, _retry_horizon(task)) > kept}:
         yield _say("W017", kept=kept, tasks=late)
+
+
+for check in (check_settings, check_databases, check_routing, check_celery, check_tasks):
+    register(check, "jobs")
+
+
+def _own_tasks(app: Celery) -> dict[str, Any]:
+    return {
+        name: task
+        for name, task in app.tasks.items()
+        if getattr(task, "is_transactional", False) and not task.is_stock()
+    }
 
 
 def has_foreign_base(task: Any) -> bool:

@@ -193,6 +193,28 @@ def test_an_option_of_a_worker_that_harms(expected, more):
     assert ids(checks.for_worker(worker(**more))) == [expected]
 
 
+def test_a_task_that_cannot_be_declared_is_an_error_of_manage_py_check(monkeypatch):
+    """The command need not have imported the tasks."""
+    own = app()
+    monkeypatch.setattr(project, "celery_app", lambda: own)
+    assert ids(checks.check_tasks()) == []
+
+    def declare():
+        own.task(name="t.misspelt", concurency=2)(body)
+
+    monkeypatch.setattr(own.loader, "import_default_modules", declare)
+    [message] = checks.check_tasks()
+    assert message.id == "jobs.E019"
+    assert "concurency" in message.msg
+
+
+def test_the_options_of_tasks_are_checked_without_a_worker(monkeypatch):
+    own = app()
+    own.task(name="t.pickled", serializer="pickle")(body)
+    monkeypatch.setattr(project, "celery_app", lambda: own)
+    assert ids(checks.check_tasks()) == ["jobs.E010"]
+
+
 def test_a_worker_does_not_start_without_it(monkeypatch):
     monkeypatch.setattr(private, "PRIVATE", "billiard.pool:Worker.gone self | pool.py: something")
     assert ids(checks.for_worker(worker())) == ["jobs.E018"]
