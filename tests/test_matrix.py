@@ -51,7 +51,7 @@ def run_cell(name: str, marks: str) -> None:
 
 def test_what_a_database_decides_on_the_other_one():
     """No broker has to do with it, and hardly any worker: everybody has the time for it."""
-    run_cell("postgres-jobs", "database")
+    run_cell("postgres-jobs", "database and not slow")
 
 
 @pytest.mark.slow
