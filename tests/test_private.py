@@ -27,6 +27,14 @@ def test_what_is_gone_or_takes_something_else_is_found(monkeypatch, name, parame
         assert len(private.missing()) == 1 or name.endswith(("build_tracer", "_create_write_handlers"))
 
 
+def test_what_others_wrap_is_there(monkeypatch):
+    """Sentry wraps ``build_tracer``."""
+    from celery.app import trace
+
+    monkeypatch.setattr(trace, "build_tracer", lambda *args, **kwargs: None)
+    assert private.missing() == []
+
+
 @pytest.mark.parametrize(("name", "purpose"), [(name, purpose) for name, _, purpose in ENTRIES])
 def test_each_is_used_where_the_list_says(name, purpose):
     [file] = ROOT.joinpath("jobs").rglob(purpose.partition(":")[0])

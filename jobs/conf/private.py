@@ -117,7 +117,10 @@ def _is_there(name: str, parameters: list[str] | None) -> bool:
             owner = attrgetter(".".join(owners))(owner)
         if parameters is None:
             return hasattr(owner, last) or last in _names_in_code(owner)
-        return list(inspect.signature(getattr(owner, last)).parameters)[: len(parameters)] == parameters
+        taken = inspect.signature(getattr(owner, last)).parameters
+        # Others wrap some of them, as Sentry does: a wrapper passes on what it gets.
+        passes_on = any(each.kind is each.VAR_POSITIONAL for each in taken.values())
+        return passes_on or list(taken)[: len(parameters)] == parameters
     except (ImportError, AttributeError):
         return False
 
