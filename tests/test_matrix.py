@@ -15,7 +15,7 @@ from tests.harness import ROOT
 from tests.servers import Postgres, RabbitMQ, Redis, die_with_parent
 
 #: A cell is one long test.
-pytestmark = [pytest.mark.servers, pytest.mark.timeout(1600)]
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(2800)]
 
 #: Database, broker; None is what needs no server. The first cell is this process itself.
 CELLS = {
@@ -45,7 +45,7 @@ def run_cell(name: str, marks: str) -> None:
     log = Path(tempfile.mkdtemp(prefix=f"jobs-cell-{name}-")) / "log"
     with log.open("wb") as out:
         code = subprocess.run(
-            die_with_parent(*command), cwd=ROOT, env=env, stdout=out, stderr=out, timeout=1500
+            die_with_parent(*command), cwd=ROOT, env=env, stdout=out, stderr=out, timeout=2700
         ).returncode
     output = log.read_text(errors="replace")
     assert code == 0, output[-8000:]
