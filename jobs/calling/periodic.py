@@ -10,7 +10,7 @@ from celery import Celery
 from django.apps import apps
 from django.db.models import F
 
-from jobs.calling.entries import Entry
+from jobs.calling.entry import Entry
 from jobs.calling.ticks import Ticks
 
 

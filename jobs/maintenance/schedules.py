@@ -21,7 +21,7 @@ from django.db.models.functions import Now
 
 from jobs.arguments import scrub
 from jobs.calling import entries, periodic
-from jobs.calling.entries import Entry
+from jobs.calling.entry import Entry
 from jobs.conf import celery_app
 from jobs.conf.logs import logger
 from jobs.conf.syncpoints import reach

@@ -12,7 +12,8 @@ from typing import Any
 from django.db.models.functions import Now
 from django.utils.translation import gettext, ngettext
 
-from jobs.calling import batches, entries
+from jobs.calling import batches
+from jobs.calling.entry import NAME, TICK
 from jobs.conf import conf
 from jobs.idempotency import effects
 from jobs.inspection.times import duration
@@ -52,9 +53,9 @@ def explain(key: uuid.UUID) -> tuple[View | None, list[Reason]]:
 
 def scheduled_by(view: View) -> Iterator[Reason]:
     """Last, because it says where the job comes from."""
-    if (name := view.job.headers.get(entries.NAME)) is None:
+    if (name := view.job.headers.get(NAME)) is None:
         return
-    tick = view.job.headers.get(entries.TICK)
+    tick = view.job.headers.get(TICK)
     made = gettext("The schedule %(name)s made it for its tick of %(tick)s.")
     says = made if tick else gettext("It was made by hand, of the schedule %(name)s.")
     cure = ""
