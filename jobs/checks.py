@@ -23,7 +23,7 @@ from kombu.utils.url import maybe_sanitize_url
 from jobs import conf as project
 from jobs.calling import entries
 from jobs.calling.options import says_how_to_retry
-from jobs.conf import celery_settings, conf, did_you_mean, private, problems, task_options
+from jobs.conf import celery_settings, conf, did_you_mean, import_tasks, private, problems, task_options
 from jobs.models import Job
 
 if TYPE_CHECKING:
@@ -358,7 +358,7 @@ def check_tasks(app: Celery | None = None) -> Iterator[CheckMessage]:
         if (app := project.celery_app()) is None:
             return
         try:
-            app.loader.import_default_modules()
+            import_tasks(app)
         except TypeError as exc:
             yield _say("E019", exc=exc)
             return

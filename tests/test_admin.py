@@ -16,12 +16,10 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from jobs.database import databases
 from jobs.idempotency import locks
 from jobs.idempotency.locks import lock
-from jobs.maintenance import rescue
 from jobs.models import Effect, Job, Marker, Node, State
-from tests.rows import make
+from tests.rows import beats, make
 from tests.tasks import locked, noop
 
 pytestmark = pytest.mark.django_db
@@ -546,10 +544,9 @@ def test_nodes_are_listed_with_what_each_does(viewer):
         name: Node.objects.create(**{"hostname": name, "pid": 1, "queues": ["celery", "mail"], **more})
         for name, more in names.items()
     }
-    with databases.side() as side:
-        for name, node in nodes.items():
-            if name != "silent":
-                rescue.first_beat(side, node.pk)
+    for name, node in nodes.items():
+        if name != "silent":
+            beats(node)
     job = make("running", node=nodes["alive"])
     found = viewer.get(reverse("admin:jobs_node_changelist")).content.decode()
     for name in (*nodes, "died"):

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import celery
 import pytest
-from celery import Celery, _state
+from celery import Celery, _state, current_app
 from celery.contrib.django.task import DjangoTask
 from django.core.checks import CheckMessage, run_checks
 from django.db import connections
@@ -202,10 +202,22 @@ def test_a_task_that_cannot_be_declared_is_an_error_of_manage_py_check(monkeypat
     def declare():
         own.task(name="t.misspelt", concurency=2)(body)
 
+    project._imported.discard(own)
     monkeypatch.setattr(own.loader, "import_default_modules", declare)
     [message] = checks.check_tasks()
     assert message.id == "jobs.E019"
     assert "concurency" in message.msg
+
+
+def test_the_checks_import_the_tasks_once(monkeypatch):
+    """Celery's fixup for Django runs all checks each time before it imports, and one of them imports."""
+    loader, seen = current_app.loader, []
+    load = loader.import_default_modules
+    monkeypatch.setattr(loader, "import_default_modules", lambda: (seen.append(1), load()))
+    project._imported.clear()
+    run_checks()
+    run_checks()
+    assert len(seen) == 1
 
 
 def test_the_options_of_tasks_are_checked_without_a_worker(monkeypatch):

@@ -23,7 +23,6 @@ from django.utils import timezone
 
 from jobs import conf as project
 from jobs.conf import conf
-from jobs.database import databases
 from jobs.database.databases import SideDatabase
 from jobs.inspection import census
 from jobs.lifecycle import transitions
@@ -33,7 +32,7 @@ from jobs.management.commands.jobs import Command
 from jobs.models import Cancellation, Instance, Job, Marker
 from jobs.operations import instance
 from tests.harness import ROOT, claim, environment
-from tests.rows import ERROR, make, make_node
+from tests.rows import ERROR, beats, make, make_node
 from tests.servers import die_with_parent, wait_for
 from tests.test_plans import plan
 
@@ -110,9 +109,8 @@ def test_status_says_when_a_queue_stands_still():
     make("ready", queue="mail", age=0)
     assert "slow: the oldest ready job has waited 5.0 min, and no worker consumes its queue" in run("status")
     nodes = [make_node(queues=["slow", "mail"]) for _ in range(2)]
-    with databases.side() as side:
-        for node in nodes:
-            rescue.first_beat(side, node.pk)
+    for node in nodes:
+        beats(node)
     text = run("status")
     assert "slow: the oldest ready job has waited 5.0 min although 2 workers consume its queue, and none of" in text
     assert "mail: " not in text
@@ -128,11 +126,8 @@ def test_status_tells_workers_that_beat_from_those_that_fell_silent():
     make_node(dead_at=timezone.now())
     make_node(dead_at=timezone.now(), signed_off=True)
     make_node(dead_at=timezone.now() - datetime.timedelta(days=2))
-    with databases.side() as side:
-        rescue.first_beat(side, beating.pk)
-        rescue.first_beat(side, silent.pk)
-        with side.cursor() as cursor:
-            cursor.execute("UPDATE jobs_beat SET at = at - 60 WHERE node = %s", [silent.pk.hex])
+    beats(beating)
+    beats(silent, 60.0)
     found = json.loads(run("status", "--json"))
     seen = {node["id"]: node for node in found["nodes"]}
     assert (seen[str(beating.pk)]["alive"], seen[str(silent.pk)]["alive"]) == (True, False)

@@ -21,18 +21,18 @@ from django.db import IntegrityError, OperationalError, connection, connections,
 
 from jobs.conf import problems
 from jobs.conf.rates import limit_of
-from jobs.database import databases
 from jobs.inspection import census, remarks
 from jobs.inspection.why import explain
 from jobs.lifecycle import claims, limited, limits, transitions
 from jobs.lifecycle.board import board
 from jobs.lifecycle.limited import LimitedClaimer
 from jobs.lifecycle.transitions import now_plus
-from jobs.maintenance import clock, rescue
+from jobs.maintenance import clock
 from jobs.models import Gate, Job, Limit
 from tests import tasks
 from tests.faults.worker import Worker
 from tests.harness import wait_ended
+from tests.rows import beats
 from tests.servers import wait_for
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("node")]
@@ -268,11 +268,10 @@ def why(number: int) -> dict[str, object]:
 
 @pytest.fixture
 def alive(node):
-    """This process's node is a worker that beats."""
+    """This process's node is a worker."""
     node.queues, node.tasks, node.concurrency = [QUEUE, "mail"], list(current_app.tasks), 8
     node.save()
-    with databases.side() as side:
-        rescue.first_beat(side, node.pk)
+    beats(node)
 
 
 def test_why_names_the_limit_and_who_has_its_places(alive):

@@ -11,12 +11,10 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from jobs import __version__
-from jobs.database import databases
-from jobs.maintenance import rescue
 from jobs.models import Job
 from tests import tasks
 from tests.harness import Worker, wait_ended
-from tests.rows import ERROR, make, make_node
+from tests.rows import ERROR, beats, make, make_node
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -53,8 +51,7 @@ def test_a_table_is_for_people_on_a_terminal_and_plain_in_a_pipe(verb, monkeypat
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("COLUMNS", "200")
     job = make("running", task="[red]shop.mail[/red]")
-    with databases.side() as side:
-        rescue.first_beat(side, job.node_id)
+    beats(job.node)
     looks = {}
     for name, out, options in (("terminal", Terminal(), {}), ("plain", Terminal(), {"no_color": True})):
         call_command("jobs", verb, stdout=out, **({"force_color": True} if name == "terminal" else options))
@@ -103,7 +100,6 @@ def test_nodes_that_are_silent():
     with pytest.raises(CommandError, match="No worker is alive"):
         call_command("jobs", "nodes", stdout=out)
     assert "(silent)" in out.getvalue()
-    with databases.side() as side:
-        rescue.first_beat(side, node.pk)
+    beats(node)
     run("nodes")
     assert not Job.objects.exists()

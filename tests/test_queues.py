@@ -11,15 +11,13 @@ from celery import current_app
 from django.core.management import CommandError, call_command
 from django.utils import timezone
 
-from jobs.database import databases
 from jobs.inspection import census, remarks
 from jobs.inspection.verify import verify
 from jobs.lifecycle import queues, transitions
-from jobs.maintenance import rescue
 from jobs.models import Job, Pause
 from tests import tasks
 from tests.harness import Worker, claim, deliver, effects, wait_ended
-from tests.rows import make, make_node
+from tests.rows import beats, make, make_node
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -106,8 +104,7 @@ def test_nobody_calls_it_late_that_a_paused_queue_waits(worker):
 def worker():
     """One that has been there for an hour, and does nothing."""
     node = make_node(concurrency=1, started_at=timezone.now() - datetime.timedelta(hours=1))
-    with databases.side() as side:
-        rescue.first_beat(side, node.pk)
+    beats(node)
 
 
 def test_commands():

@@ -8,14 +8,12 @@ import pytest
 from django.urls import reverse
 from django.utils import timezone
 
-from jobs.database import databases
 from jobs.inspection import census, remarks
 from jobs.inspection.dashboard import Dashboard
 from jobs.lifecycle import queues
-from jobs.maintenance import rescue
 from jobs.maintenance.tally import MINUTE
 from jobs.models import Batch, Cancellation, Job, Node
-from tests.rows import make, make_node
+from tests.rows import beats, make, make_node
 from tests.test_dashboard import URL, tally
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -27,8 +25,7 @@ def noted() -> list[remarks.Remark]:
 
 def alive(**more) -> Node:
     node = make_node(**more)
-    with databases.side() as side:
-        rescue.first_beat(side, node.pk)
+    beats(node)
     return node
 
 

@@ -28,16 +28,14 @@ from django.utils import timezone, translation
 from django.utils.text import capfirst
 
 import jobs
-from jobs.database import databases
 from jobs.errors import UniqueTaken
 from jobs.inspection import census, remarks, schedules
 from jobs.inspection.verify import verify
 from jobs.lifecycle import queues, transitions
-from jobs.maintenance import rescue
 from jobs.models import Action, Cancellation, Effect, Instance, Job, Marker, Node, Schedule
 from jobs.operations.actions import OPERATIONS
 from tests.conftest import not_installed
-from tests.rows import ERROR, make, make_node
+from tests.rows import ERROR, beats, make, make_node
 from tests.test_dashboard import MINUTE, tally
 
 APP = Path(jobs.__file__).parent
@@ -203,8 +201,7 @@ def admin(name: str, *args: object) -> str:
 
 def alive(**more) -> Node:
     node = make_node(**{"tasks": ["tests.tasks.effect"], "concurrency": 2, **more})
-    with databases.side() as side:
-        rescue.first_beat(side, node.pk)
+    beats(node)
     return node
 
 

@@ -27,7 +27,7 @@ from jobs.maintenance.rescue import Rescue
 from jobs.models import Cancellation, Effect, Job, Marker, Node
 from tests import tasks
 from tests.harness import Worker, wait_ended
-from tests.rows import ERROR, make, make_node
+from tests.rows import ERROR, beats, make, make_node
 from tests.servers import wait_for
 from tests.test_plans import plan
 
@@ -40,19 +40,10 @@ def ago(seconds: float) -> datetime.datetime:
     return timezone.now() - datetime.timedelta(seconds=seconds)
 
 
-def beat(node: Node, silence: float = 0.0) -> Node:
-    with databases.side() as side:
-        rescue.first_beat(side, node.pk)
-        with side.cursor() as cursor:
-            cursor.execute(f"UPDATE jobs_beat SET at = {side.now} - %s WHERE node = %s", [silence, node.pk.hex])
-    return node
-
-
 @pytest.fixture
 def worker() -> Node:
     """One that has been there for an hour, and whose only process does nothing."""
-    # It beats no more. On a busy machine a test takes longer than its node may be silent.
-    return beat(make_node(started_at=ago(3600), concurrency=1), -60.0)
+    return beats(make_node(started_at=ago(3600), concurrency=1))
 
 
 @contextmanager
@@ -112,11 +103,11 @@ def _running_on_no_node() -> object:
 
 
 def _silent_node_that_runs() -> object:
-    return make("running", node=beat(make_node(started_at=ago(2 * LONG)), LONG)).pk
+    return make("running", node=beats(make_node(started_at=ago(2 * LONG)), LONG)).pk
 
 
 def _silent_node() -> object:
-    return beat(make_node(started_at=ago(2 * LONG)), LONG).pk
+    return beats(make_node(started_at=ago(2 * LONG)), LONG).pk
 
 
 def _node_that_never_beat() -> object:
@@ -124,7 +115,7 @@ def _node_that_never_beat() -> object:
 
 
 def _dead_node_with_a_beat() -> object:
-    return beat(make_node(dead_at=ago(LONG))).pk
+    return beats(make_node(dead_at=ago(LONG))).pk
 
 
 def _note(state: str, **more) -> object:
@@ -239,7 +230,7 @@ WITH_A_BOUND = {rule.id for rule in RULES if rule.bound()}
 def test_nothing_is_broken_as_long_as_nobody_could_put_it_right(rule, break_it, age):
     """Without a worker, or with one that has just come."""
     if age is not None:
-        beat(make_node(started_at=ago(age)))
+        beats(make_node(started_at=ago(age)))
     break_it()
     report = verify()
     assert broken(report) == {}

@@ -14,10 +14,9 @@ from django.utils import timezone
 
 from jobs.database import databases
 from jobs.inspection import census
-from jobs.maintenance import rescue
 from jobs.maintenance.tally import HOUR, Count, floor
 from jobs.models import Effect, Instance, Tally
-from tests.rows import ERROR, make, make_node
+from tests.rows import ERROR, beats, make, make_node
 from tests.test_tally import ended
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -28,8 +27,7 @@ HEALTH, METRICS = "/jobs/health", "/jobs/metrics"
 @pytest.fixture
 def worker():
     node = make_node(concurrency=4)
-    with databases.side() as side:
-        rescue.first_beat(side, node.pk)
+    beats(node)
     return node
 
 

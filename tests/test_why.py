@@ -20,9 +20,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from jobs.conf import syncpoints
-from jobs.database import databases
 from jobs.lifecycle import queues, transitions
-from jobs.maintenance import rescue
 from jobs.models import Cancellation, Instance, Job, Node
 from jobs.models import Effect as Call
 from shop.models import Customer
@@ -31,7 +29,7 @@ from tests import tasks
 from tests.concurrency import Elsewhere, open_transaction, somebody_waits
 from tests.harness import Worker, deliver, in_body, wait_ended, wait_state
 from tests.models import Effect
-from tests.rows import ERROR, make, make_node
+from tests.rows import ERROR, beats, make, make_node
 from tests.servers import free_port, wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -234,8 +232,7 @@ def test_its_own_time():
 
 
 def test_running(node):
-    with databases.side() as side:
-        rescue.first_beat(side, node.pk)
+    beats(node)
     job = make("running", node=node)
     assert codes(job.pk) == ["running"]
     Cancellation.objects.create(job=job.pk, reason="by hand")
@@ -251,8 +248,7 @@ def test_running(node):
 def test_running_and_blocked_in_the_database(node, settings):
     if connection.vendor != "postgresql":
         pytest.skip("SQLite does not say")
-    with databases.side() as side:
-        rescue.first_beat(side, node.pk)
+    beats(node)
     effect = Effect.objects.create(key="a")
     result = tasks.touches.delay(effect.pk)
 
@@ -268,8 +264,7 @@ def test_running_and_blocked_in_the_database(node, settings):
 
 @pytest.fixture
 def worker(node):
-    with databases.side() as side:
-        rescue.first_beat(side, node.pk)
+    beats(node)
     Node.objects.update(queues=["celery", "mail"], tasks=["tests.tasks.effect"], concurrency=2)
     return Node.objects.get()
 
@@ -278,7 +273,7 @@ def test_waiting_for_its_turn(worker):
     job = make("ready", rank=5)
     assert first(job.pk)["code"] == "next"
     assert codes(make("ready", age=3600, rank=-9).pk) == ["not_taken"]
-    make("ready", age=2, rank=5)
+    make("ready", age=200, rank=5)
     # These come later, or run on other workers.
     make("ready", age=-60, rank=5)
     make("ready", age=60, rank=6)

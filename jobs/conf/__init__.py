@@ -1,6 +1,8 @@
 """The settings: ``settings.JOBS`` (a key is a field of :class:`Settings`), and :func:`celery_settings` for Celery."""
 
 import re
+import threading
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
@@ -14,6 +16,7 @@ from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
+from jobs.conf.logs import logger
 from jobs.conf.rates import limit_of
 
 
@@ -302,6 +305,36 @@ def celery_app() -> Celery | None:
     """The app that the project made; None if there is only Celery's fallback, which knows no task and no broker."""
     app: Celery = current_app._get_current_object()
     return None if app.main == "default" and not app.set_as_current else app
+
+
+_imports = threading.RLock()
+_imported: weakref.WeakSet[Celery] = weakref.WeakSet()
+
+
+def import_tasks(app: Celery) -> None:
+    """Import the modules of the app's tasks, once; raises what they raise."""
+    with _imports:
+        if app in _imported:
+            return
+        # Celery runs Django's checks before it imports, and ours come here again.
+        _imported.add(app)
+        try:
+            app.loader.import_default_modules()
+        except BaseException:
+            _imported.discard(app)
+            raise
+
+
+def loaded_app() -> Celery | None:
+    """The project's app and the tasks of its modules."""
+    app = celery_app()
+    try:
+        if app is not None:
+            import_tasks(app)
+    except Exception:
+        # A process that cannot import all of them (a web server without a worker's libraries) says what it can.
+        logger.debug("not all tasks can be imported here", exc_info=True, extra={"action": "tasks_unknown"})
+    return app
 
 
 def reads_rows(app: Celery) -> bool:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from functools import cache
 from typing import Any
 
 from django.db.models import Count, Q
 from django.utils.translation import gettext
 
-from jobs.conf import celery_app, conf
-from jobs.conf.logs import logger
+from jobs.conf import conf, loaded_app
 from jobs.conf.rates import Limit
 from jobs.inspection.times import duration
 from jobs.lifecycle import limits
@@ -23,19 +21,8 @@ from jobs.models import CLAIMABLE, LINED, SEATED, Gate, Job, State
 SHOWN = 5
 
 
-@cache
-def _import_tasks() -> None:
-    if (app := celery_app()) is not None:
-        try:
-            app.loader.import_default_modules()
-        except Exception:
-            # A process that cannot import all of them (a web server without a worker's libraries) says what it can.
-            logger.debug("not all tasks can be imported here", exc_info=True, extra={"action": "tasks_unknown"})
-
-
 def in_force() -> Limits:
-    _import_tasks()
-    return limits.in_force(celery_app(), limits.read())
+    return limits.in_force(loaded_app(), limits.read())
 
 
 def _opens_in(gate: Gate | None, limit: Limit, now: float) -> float:
@@ -69,9 +56,8 @@ def keeps(job: Job, known: Limits) -> dict[str, Any] | None:
 
 def usage() -> list[dict[str, Any]]:
     """Each limit that holds: how many run, and whether it is reached while others wait."""
-    _import_tasks()
     given = limits.read()
-    known = limits.in_force(celery_app(), given)
+    known = limits.in_force(loaded_app(), given)
     of = {**{name_of(queue): each for queue, each in known.queues.items()}, **known.tasks}
     found: dict[str, dict[str, Any]] = {}
     for name, limit in of.items():

@@ -10,7 +10,7 @@ from django.utils.translation import gettext
 
 from jobs.arguments import scrub
 from jobs.calling import entries
-from jobs.conf import celery_app, conf
+from jobs.conf import celery_app, conf, import_tasks
 from jobs.errors import UniqueBusy, UniqueTaken
 from jobs.models import Action, Schedule
 
@@ -43,7 +43,7 @@ def run(name: str, by: str = "", why: str = "") -> uuid.UUID | None:
     """
     app = celery_app()
     if app is not None:
-        app.loader.import_default_modules()
+        import_tasks(app)
     entry = entries.gather(app)[0].get(name) if app is not None else None
     if entry is None:
         raise LookupError(gettext("The code of this process has no entry %(name)r in its schedule.") % {"name": name})

@@ -20,7 +20,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from jobs.arguments import parse_uuid
-from jobs.conf import celery_app, conf
+from jobs.conf import celery_app, conf, import_tasks
 from jobs.models import UNSUCCESSFUL, Job, Node, Tally
 from jobs.models.fields import created_before, created_since, first_id
 
@@ -185,7 +185,7 @@ def full_name(text: str) -> str:
     # Jobs outlive the code of their tasks.
     if any(Job.objects.using(alias).filter(task=text).exists() for alias in conf().DATABASES):
         return text
-    app.loader.import_default_modules()
+    import_tasks(app)
     known = {name: name.rpartition(".")[2] for name in app.tasks}
     found = sorted(name for name in known if f".{name}".endswith(f".{text}"))
     if len(found) == 1:

@@ -28,7 +28,7 @@ from django.utils import timezone
 from jobs.arguments import decoded, normalize
 from jobs.calling import batches, entries, followups, outbox
 from jobs.calling.entry import Entry
-from jobs.conf import OWN_TASKS, conf
+from jobs.conf import OWN_TASKS, conf, import_tasks
 from jobs.database import databases
 from jobs.errors import TaskExited, TaskOutOfMemory
 from jobs.lifecycle import transitions
@@ -143,7 +143,7 @@ class _Process:
 
     def begin_schedules(self, names: Collection[str] | None) -> None:
         """Let the ticks of these entries (None: of all) come from now on. A test sends no messages to stock tasks."""
-        self.app.loader.import_default_modules()
+        import_tasks(self.app)
         found, wrong = entries.gather(self.app)
         if unknown := [name for name in names or () if name not in found]:
             raise ValueError(
@@ -211,7 +211,7 @@ class _Process:
             if first is None:
                 continue
             if first.task not in self.app.tasks:
-                self.app.loader.import_default_modules()
+                import_tasks(self.app)
             task = self.app.tasks.get(first.task)
             if not getattr(task, "is_transactional", False) or task.is_stock():
                 raise NotRegistered(f"{first.task!r}, which the job {first.pk} calls: import the module of the task")

@@ -9,12 +9,11 @@ import uuid
 from django.db import transaction
 from django.utils import timezone
 
-from jobs.database import databases
 from jobs.lifecycle import queues
-from jobs.maintenance import rescue
 from jobs.maintenance.tally import HOUR, MINUTE, bucket, clock, floor
 from jobs.models import Effect, Job, Marker, Node, Pause, Tally
 from jobs.models.fields import first_id
+from tests.rows import beats
 
 WELCOME, CHARGE = "shop.tasks.send_welcome_email", "shop.tasks.charge_order"
 IMPORT, SUMMARY = "shop.tasks.import_orders", "shop.tasks.summarize"
@@ -73,8 +72,7 @@ class Scene:
             started_at=self.now - seconds(up),
             **values,
         )
-        with databases.side() as side:
-            rescue.first_beat(side, node.pk)
+        beats(node)
         return node
 
     def put(self, state: str, task: str, ago: float, args: list | None = None, ran: float = 0.4, **more) -> Job:

@@ -8,7 +8,7 @@ from typing import Any
 
 from django.db.models import Q
 
-from jobs.conf import celery_app
+from jobs.conf import loaded_app
 from jobs.conf.logs import logger
 from jobs.database import databases
 from jobs.idempotency import locks
@@ -96,15 +96,8 @@ class View:
     @cached_property
     def task(self) -> Any:
         """The task as this process knows it, or None."""
-        app = celery_app()
-        if app is None:
-            return None
-        try:
-            app.loader.import_default_modules()
-        except Exception:
-            # A process that cannot import all of them (a web server without a worker's libraries) says what it can.
-            logger.debug("not all tasks can be imported here", exc_info=True, extra={"action": "tasks_unknown"})
-        return app.tasks.get(self.job.task)
+        app = loaded_app()
+        return app and app.tasks.get(self.job.task)
 
     @cached_property
     def lock(self) -> tuple[str, locks.Held | None] | None:

@@ -21,7 +21,7 @@ from kombu.common import Broadcast
 from jobs import checks
 from jobs.arguments import normalize, parse_uuid
 from jobs.calling.options import OF_A_CALL, check_call, check_declaration
-from jobs.conf import celery_app, conf, problems
+from jobs.conf import celery_app, conf, import_tasks, problems
 from jobs.management.console.base import JobsCommand, option, subcommand
 from jobs.management.console.values import Values
 
@@ -82,7 +82,7 @@ def audit(out: JobsCommand, args: Namespace) -> None:
     if app is None:
         raise CommandError("The project has no Celery app, or does not import it: manage.py jobs init")
     try:
-        app.loader.import_default_modules()
+        import_tasks(app)
     except TypeError as exc:
         raise CommandError(f"the project's tasks cannot be imported: {exc}") from exc
     found = [*_settings(app), *_packages(app), *_beat(app)]

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from jobs.conf import celery_app
+from jobs.conf import celery_app, import_tasks
 from jobs.management.console.base import JobsCommand, option, subcommand
 from jobs.operations.selection import full_name
 
@@ -44,7 +44,7 @@ def crashtest(out: JobsCommand, args: Namespace) -> None:
     app = celery_app()
     if app is None:
         raise CommandError("The project's Celery app is not loaded: import it in the __init__.py of its package.")
-    app.loader.import_default_modules()
+    import_tasks(app)
     try:
         task = app.tasks.get(full_name(args.task))
         if task is None:

@@ -16,7 +16,7 @@ from django.db import Error, connections
 from django.db.migrations.executor import MigrationExecutor
 
 from jobs.checks import driver
-from jobs.conf import celery_app, conf
+from jobs.conf import celery_app, conf, import_tasks
 from jobs.database import databases
 from jobs.database.databases import SideDatabase
 from jobs.idempotency import locks
@@ -54,7 +54,7 @@ def rescue(out: JobsCommand, args: Namespace) -> None:
             "The project's Celery app is not loaded: import it in the __init__.py of the package that holds the "
             "settings (from proj.celery import app)."
         )
-    app.loader.import_default_modules()
+    import_tasks(app)
     watch = conf().DEAD_AFTER + 2 * conf().HEARTBEAT
     _repeat(out, args, Rescue(SideDatabase()).run_once, conf().HEARTBEAT, watch)
 
@@ -197,7 +197,7 @@ def _examine(queue: str | None, timeout: float, is_probed: bool) -> Iterator[Fin
     for each in remarks.of(census.gather(live=True)):
         yield Finding("attention", each.kind in remarks.NO_FAULT, each.text, each.command)
     if is_probed:
-        app.loader.import_default_modules()
+        import_tasks(app)
         yield _probe(app, queue, timeout)
 
 
