@@ -7,7 +7,6 @@ from django.db import transaction
 
 from jobs import Task, checks
 from jobs.models import Job
-from tests.test_checks import worker
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -23,7 +22,7 @@ def test_a_check_names_its_tasks(app):
     @app.task(name="t.once", base=celery_once.QueueOnce)
     def once(): ...
 
-    [message] = [each for each in checks.check_worker(worker(app)) if each.id == "jobs.W021"]
+    [message] = [each for each in checks.check_tasks(app) if each.id == "jobs.W021"]
     assert "is not: t.once." in message.msg
 
 
