@@ -4,41 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import json
 import reprlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import typing
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from types import NoneType, UnionType
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    NotRequired,
-    Required,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-    is_typeddict,
-)
+from typing import Any, get_args, get_origin, get_type_hints
 from uuid import UUID
 
 from jobs.arguments import jsonable
 from jobs.conf import did_you_mean
+from jobs.events.fit import misfits
 
 POSSIBLE = (
     "str, int, float, bool, None, Any, datetime, date, time, Decimal, UUID, list[T], dict[str, T], tuple[T, ...], "
     "Literal, Enum, unions, TypedDict and dataclasses"
 )
-
-#: Of a union they are tried last, because they take what others take as well.
-LAST = ("float", "str", "anything")
-
-#: From a value and where it stands to what it is on the other side. Raises TypeError or ValueError.
-Convert = Callable[[Any, str], Any]
 
 
 class Misfit(ValueError):
@@ -47,12 +31,12 @@ class Misfit(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What an annotation stands for: ``dump`` goes from Python to JSON, ``load`` back."""
+    """What an annotation stands for."""
 
     name: str
     schema: dict[str, Any]
-    dump: Convert
-    load: Convert
+    #: From a value, where it stands, and whether to go to JSON or back; raises TypeError or ValueError.
+    convert: Callable[[Any, str, bool], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +50,7 @@ Fields = dict[str, Field]
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """The parameters of an event, or of its handler."""
+    """The parameters of an event, or of its handler. ``what`` names it in errors."""
 
     what: str
     signature: inspect.Signature
@@ -78,7 +62,7 @@ class Schema:
     def of(
         cls, function: Callable[..., Any], what: str = "", *, is_handler: bool = False, is_bound: bool = False
     ) -> Schema:
-        """The schema of a function; ``what`` names it in errors, ``is_bound`` leaves its first parameter out.
+        """The schema of a function. A handler may have ``**kwargs``; of a bound one the first parameter is left out.
 
         Raises:
             TypeError: a parameter that an event cannot have; names it and the cure.
@@ -87,7 +71,7 @@ class Schema:
         try:
             hints = get_type_hints(function)
         except NameError as exc:
-            raise TypeError(f"{what}: {exc} in its annotations: import it where the code runs, too") from None
+            raise TypeError(f"{what}: {exc}, in an annotation: import it outside of `if TYPE_CHECKING`") from None
         signature = inspect.signature(function)
         parameters = list(signature.parameters.values())[is_bound:]
         fields: Fields = {}
@@ -99,13 +83,14 @@ class Schema:
                 raise TypeError(f"{where} stands for fields without a name: name each field, or take one dict or list")
             if one.kind is one.POSITIONAL_ONLY:
                 raise TypeError(f"{where} is positional only, and fields have names: take the / out of the signature")
-            fields[one.name] = Field(_kind(hints.get(one.name, Any), where), one.default is one.empty)
+            kind = _kind(hints.get(one.name, Any), where)
+            fields[one.name] = Field(kind, one.default is one.empty)
             if one.default is not one.empty:
                 try:
-                    fields[one.name].kind.dump(one.default, one.name)
+                    kind.convert(one.default, one.name, True)
                 except (TypeError, ValueError) as exc:
                     raise TypeError(f"{where} has a default that does not fit its annotation: {exc}") from None
-        takes_rest = any(one.kind is one.VAR_KEYWORD for one in parameters)
+        takes_rest = len(fields) < len(parameters)
         return cls(what, signature.replace(parameters=parameters), fields, takes_rest)
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,43 +108,43 @@ class Schema:
     def dump(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The values as JSON. Raises TypeError or ValueError, with the path of what does not fit its annotation."""
         try:
-            return _dump(self.fields, values, "")
-        except RecursionError:
-            raise ValueError(f"{self.what}: the data is nested too deeply or contains itself") from None
-        except (TypeError, ValueError) as exc:
-            error = TypeError if isinstance(exc, TypeError) else ValueError
-            raise error(f"{self.what}: {exc}") from None
+            return _convert(self.fields, values, "", True)
+        except TypeError as exc:
+            raise TypeError(f"{self.what}: {exc}") from None
+        except (ValueError, OverflowError, RecursionError) as exc:
+            raise ValueError(f"{self.what}: {exc}") from None
 
     def load(self, data: Mapping[str, Any], what: str = "") -> dict[str, Any]:
-        """The arguments of a handler, of an event's data: what it has parameters for. Raises :class:`Misfit`."""
+        """A handler's arguments out of an event's data: what it has parameters for. Raises :class:`Misfit`."""
+        rest = {name: data[name] for name in data if name not in self.fields} if self.takes_rest else {}
         try:
-            rest = {name: data[name] for name in data if name not in self.fields} if self.takes_rest else {}
-            return {**rest, **_load(self.fields, data, "")}
-        except (TypeError, ValueError, RecursionError) as exc:
+            return rest | _convert(self.fields, data, "", False)
+        except (TypeError, ValueError, OverflowError, RecursionError) as exc:
             raise Misfit(f"{what or self.what}: {exc}") from None
 
     def json_schema(self, name: str, version: int) -> dict[str, Any]:
         return {
             "$schema": "https://json-schema.org/draft/2020-12/schema",
             "$id": f"{name}.v{version}.json",
-            "title": f"{name} version {version}",
+            "title": f"{name}, version {version}",
             **_object(self.fields),
         }
 
     def misfits(self, other: Mapping[str, Any]) -> list[str]:
         """In which ways events of a producer's JSON Schema would not fit this handler, as sentences."""
-        return list(_misfits(other, _object(self.fields), "", other))
+        return misfits(other, _object(self.fields))
 
 
 def _kind(hint: Any, where: str, within: tuple[Any, ...] = ()) -> Kind:
     """What an annotation stands for; ``within`` are the classes around it."""
+    # What NewType and the statement `type X = ...` stand for.
     hint = getattr(hint, "__supertype__", getattr(hint, "__value__", hint))
     origin, args = get_origin(hint) or hint, get_args(hint)
-    if origin in (Annotated, Required, NotRequired):
+    if origin in (typing.Annotated, typing.Required, typing.NotRequired):
         return _kind(args[0], where, within)
-    if origin is Literal:
+    if origin is typing.Literal:
         return _choice(args, where)
-    if origin in (Union, UnionType):
+    if origin in (typing.Union, UnionType):
         return _union([_kind(one, where, within) for one in args])
     if origin in (list, tuple) and args[1:] in ((), (...,)):
         return _list(origin, _kind(args[0] if args else Any, where, within))
@@ -168,228 +153,185 @@ def _kind(hint: Any, where: str, within: tuple[Any, ...] = ()) -> Kind:
     if origin in KINDS:
         return KINDS[origin]
     if hint in within:
-        raise TypeError(f"{where} contains itself ({hint.__name__}): an event's data has an end")
+        raise TypeError(f"{where} contains itself ({hint.__name__}), and an event's data has an end")
     if isinstance(hint, type) and issubclass(hint, Enum):
         return _choice([one.value for one in hint], where, hint)
-    if isinstance(hint, type) and (is_typeddict(hint) or dataclasses.is_dataclass(hint)):
+    if isinstance(hint, type) and (typing.is_typeddict(hint) or dataclasses.is_dataclass(hint)):
         return _record(hint, where, within)
-    raise TypeError(f"{where} is of {getattr(hint, '__name__', hint)}, which an event cannot carry: use {POSSIBLE}")
+    raise TypeError(f"{where} is annotated with {hint!r}, which an event cannot carry: use {POSSIBLE}")
 
 
 def _wrong(expected: str, value: Any, where: str) -> TypeError:
     return TypeError(f"{where}: expected {expected}, found {type(value).__name__}")
 
 
-def _plain(value: Any, where: str) -> Any:
-    if value is None or isinstance(value, str | int | float):
-        return jsonable(value, where)
-    if isinstance(value, list | tuple):
-        return [_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
-    if isinstance(value, dict):
-        return {_key(key, where): _plain(item, f"{where}[{key!r}]") for key, item in value.items()}
-    raise TypeError(f"{where}: {type(value).__name__} is not JSON: annotate the parameter with its type")
+def _native(kind: type, word: str) -> Kind:
+    """A type that JSON has."""
 
-
-def _key(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{where}: expected str as keys, found {type(value).__name__}")
-    return str(jsonable(value, where))
-
-
-def _null(value: Any, where: str) -> None:
-    if value is not None:
-        raise _wrong("None", value, where)
-
-
-def _bool(value: Any, where: str) -> bool:
-    if not isinstance(value, bool):
-        raise _wrong("bool", value, where)
-    return value
-
-
-def _str(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise _wrong("str", value, where)
-    return str(jsonable(value, where))
-
-
-def _int(value: Any, where: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise _wrong("int", value, where)
-    return int(value)
-
-
-def _load_int(value: Any, where: str) -> int:
-    # For JSON Schema 1.0 is an integer.
-    return _int(int(value) if isinstance(value, float) and value.is_integer() else value, where)
-
-
-def _float(value: Any, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _wrong("float", value, where)
-    try:
-        return float(jsonable(float(value), where))
-    except OverflowError:
-        raise ValueError(f"{where}: the number is too large for a float") from None
-
-
-def _text(kind: type, form: str, write: Convert, read: Callable[[str], Any]) -> Kind:
-    """A type that JSON has as a string."""
-
-    def dump(value: Any, where: str) -> Any:
-        # isinstance() takes a datetime for a date.
-        if not isinstance(value, kind) or (kind is date and isinstance(value, datetime)):
+    def convert(value: Any, where: str, is_dump: bool) -> Any:
+        if kind is int and not is_dump and isinstance(value, float) and value.is_integer():
+            # JSON Schema takes 1.0 for an integer.
+            value = int(value)
+        is_one = isinstance(value, int | float if kind is float else kind)
+        if not is_one or (isinstance(value, bool) and kind is not bool):
             raise _wrong(kind.__name__, value, where)
-        return write(value, where)
+        return jsonable(float(value) if kind is float else value, where)
 
-    def load(value: Any, where: str) -> Any:
+    return Kind("None" if kind is NoneType else kind.__name__, {"type": word}, convert)
+
+
+def _text(kind: type, form: str, write: Callable[[Any], str], read: Callable[[str], Any]) -> Kind:
+    """A type that is a string in JSON."""
+
+    def convert(value: Any, where: str, is_dump: bool) -> Any:
+        expected: type = kind if is_dump else str
+        # isinstance() takes a datetime for a date.
+        if not isinstance(value, expected) or (kind is date and isinstance(value, datetime)):
+            raise _wrong(kind.__name__, value, where)
         try:
-            result = read(_str(value, where))
-            dump(result, where)
-        except (ValueError, ArithmeticError):
-            raise ValueError(f"{where}: expected {kind.__name__} ({form}), found {reprlib.repr(value)}") from None
-        return result
+            result = value if is_dump else read(value)
+            text = write(result)
+        except (ValueError, ArithmeticError) as exc:
+            why = exc if is_dump else f"expected {kind.__name__} ({form}), found {reprlib.repr(value)}"
+            raise ValueError(f"{where}: {why}") from None
+        return text if is_dump else result
 
-    return Kind(kind.__name__, {"type": "string", "format": form}, dump, load)
+    return Kind(kind.__name__, {"type": "string", "format": form}, convert)
 
 
-def _datetime(value: datetime, where: str) -> str:
-    offset = value.utcoffset()
-    if offset is None:
-        raise ValueError(f"{where}: the datetime is naive, it says no moment: use django.utils.timezone.make_aware()")
+def _write_datetime(value: datetime) -> str:
+    if (offset := value.utcoffset()) is None:
+        raise ValueError("a naive datetime is no moment: give it its time zone with timezone.make_aware()")
     # RFC 3339 has no seconds in an offset.
     return (value.astimezone(UTC) if offset % timedelta(minutes=1) else value).isoformat()
 
 
-def _time(value: time, where: str) -> str:
+def _read_datetime(text: str) -> datetime:
+    return datetime.fromisoformat(text.upper())
+
+
+def _write_time(value: time) -> str:
     if value.tzinfo is not None:
-        raise ValueError(f"{where}: a time of day has no time zone here: use a datetime, or .replace(tzinfo=None)")
+        raise ValueError("a time of day has no time zone: pass a datetime, or value.replace(tzinfo=None)")
     return value.isoformat()
 
 
-def _decimal(value: Decimal, where: str) -> str:
+def _write_decimal(value: Decimal) -> str:
     if not value.is_finite():
-        raise ValueError(f"{where}: expected a finite Decimal, found {value}")
+        raise ValueError(f"{value} is no number: pass None")
     return str(value)
 
 
-def _just_str(value: Any, where: str) -> str:
-    return str(value)
+def _anything(value: Any, where: str, is_dump: bool) -> Any:
+    if isinstance(value, list | tuple):
+        return _list(list, KINDS[Any]).convert(value, where, is_dump)
+    if isinstance(value, dict):
+        return _dict(KINDS[Any]).convert(value, where, is_dump)
+    if not isinstance(value, str | int | float | None):
+        raise TypeError(f"{where}: {type(value).__name__} is not JSON: annotate the parameter with its type")
+    return jsonable(value, where)
 
 
 KINDS: dict[Any, Kind] = {
-    Any: Kind("anything", {}, _plain, _plain),
-    NoneType: Kind("None", {"type": "null"}, _null, _null),
-    bool: Kind("bool", {"type": "boolean"}, _bool, _bool),
-    int: Kind("int", {"type": "integer"}, _int, _load_int),
-    float: Kind("float", {"type": "number"}, _float, _float),
-    str: Kind("str", {"type": "string"}, _str, _str),
-    datetime: _text(datetime, "date-time", _datetime, lambda text: datetime.fromisoformat(text.upper())),
-    date: _text(date, "date", _just_str, date.fromisoformat),
-    time: _text(time, "time-local", _time, time.fromisoformat),
-    Decimal: _text(Decimal, "decimal", _decimal, Decimal),
-    UUID: _text(UUID, "uuid", _just_str, UUID),
+    Any: Kind("anything", {}, _anything),
+    NoneType: _native(NoneType, "null"),
+    bool: _native(bool, "boolean"),
+    int: _native(int, "integer"),
+    float: _native(float, "number"),
+    str: _native(str, "string"),
+    datetime: _text(datetime, "date-time", _write_datetime, _read_datetime),
+    date: _text(date, "date", str, date.fromisoformat),
+    time: _text(time, "time-local", _write_time, time.fromisoformat),
+    Decimal: _text(Decimal, "decimal", _write_decimal, Decimal),
+    UUID: _text(UUID, "uuid", str, UUID),
 }
+#: Of a union they are tried last, because they take what others take as well.
+LAST = (KINDS[float], KINDS[str], KINDS[Any])
 
 
 def _choice(values: Sequence[Any], where: str, enum: Any = None) -> Kind:
-    """A Literal, or an Enum, for which its values do as well: a model's field of choices has them."""
+    """A Literal, or an Enum, for which its values do as well: a model's field of choices has those."""
     if odd := [one for one in values if not isinstance(one, str | int | None)]:
-        raise TypeError(f"{where} may be {odd[0]!r}, which is not JSON: use str, int, bool or None")
+        raise TypeError(f"{where} may be {odd[0]!r}, which an event cannot carry: use str, int, bool or None")
     name = "one of " + ", ".join(map(repr, values))
 
-    def dump(value: Any, where: str) -> Any:
-        value = value.value if enum and isinstance(value, enum) else value
+    def convert(value: Any, where: str, is_dump: bool) -> Any:
+        plain = value.value if enum and isinstance(value, enum) else value
         for known in values:
-            if known == value and isinstance(known, bool) == isinstance(value, bool):
-                return known
+            if known == plain and isinstance(known, bool) == isinstance(plain, bool):
+                return known if is_dump or not enum else enum(known)
         raise ValueError(f"{where}: expected {name}, found {reprlib.repr(value)}")
 
-    def load(value: Any, where: str) -> Any:
-        value = dump(value, where)
-        return enum(value) if enum else value
-
-    return Kind(name, {"enum": list(values)}, dump, load)
+    return Kind(name, {"enum": list(values)}, convert)
 
 
 def _union(kinds: list[Kind]) -> Kind:
-    """The first one that fits. In any order, text that is a date is a date."""
-    kinds.sort(key=lambda kind: LAST.index(kind.name) if kind.name in LAST else -1)
+    """The first one that fits; text that is a date is a date, also of ``str | date``."""
+    kinds.sort(key=lambda kind: LAST.index(kind) if kind in LAST else -1)
     name = " or ".join(kind.name for kind in kinds)
 
-    def convert(way: str) -> Convert:
-        def first(value: Any, where: str) -> Any:
-            some = [kind for kind in kinds if value is None or kind is not KINDS[NoneType]]
-            if len(some) == 1:
-                return getattr(some[0], way)(value, where)
-            for kind in some:
-                try:
-                    return getattr(kind, way)(value, where)
-                except (TypeError, ValueError):
-                    continue
-            raise _wrong(name, value, where)
+    def convert(value: Any, where: str, is_dump: bool) -> Any:
+        some = [kind for kind in kinds if value is None or kind is not KINDS[NoneType]]
+        for kind in some:
+            try:
+                return kind.convert(value, where, is_dump)
+            except (TypeError, ValueError):
+                if len(some) == 1:
+                    raise
+        raise _wrong(name, value, where)
 
-        return first
-
-    return Kind(name, {"anyOf": [kind.schema for kind in kinds]}, convert("dump"), convert("load"))
+    return Kind(name, {"anyOf": [kind.schema for kind in kinds]}, convert)
 
 
-def _list(kind: type, item: Kind) -> Kind:
-    def convert(value: Any, where: str, way: Convert) -> list[Any]:
+def _list(kind: Any, item: Kind) -> Kind:
+    def convert(value: Any, where: str, is_dump: bool) -> Any:
         if not isinstance(value, list | tuple):
             raise _wrong(kind.__name__, value, where)
-        return [way(one, f"{where}[{index}]") for index, one in enumerate(value)]
+        items = [item.convert(one, f"{where}[{index}]", is_dump) for index, one in enumerate(value)]
+        return items if is_dump else kind(items)
 
-    return Kind(
-        f"{kind.__name__} of {item.name}",
-        {"type": "array", "items": item.schema},
-        lambda value, where: convert(value, where, item.dump),
-        lambda value, where: kind(convert(value, where, item.load)),
-    )
+    return Kind(f"{kind.__name__} of {item.name}", {"type": "array", "items": item.schema}, convert)
 
 
 def _dict(item: Kind) -> Kind:
-    def convert(value: Any, where: str, way: Convert) -> dict[str, Any]:
+    def convert(value: Any, where: str, is_dump: bool) -> Any:
         if not isinstance(value, dict):
             raise _wrong("dict", value, where)
-        return {_key(key, where): way(one, f"{where}[{key!r}]") for key, one in value.items()}
+        key = KINDS[str].convert
+        return {
+            key(name, f"a key of {where}", is_dump): item.convert(one, f"{where}[{name!r}]", is_dump)
+            for name, one in value.items()
+        }
 
-    return Kind(
-        f"dict of {item.name}",
-        {"type": "object", "additionalProperties": item.schema},
-        lambda value, where: convert(value, where, item.dump),
-        lambda value, where: convert(value, where, item.load),
-    )
+    return Kind(f"dict of {item.name}", {"type": "object", "additionalProperties": item.schema}, convert)
 
 
 def _record(kind: Any, where: str, within: tuple[Any, ...]) -> Kind:
     """A TypedDict or a dataclass."""
-    is_dict = is_typeddict(kind)
+    is_dict = typing.is_typeddict(kind)
     hints = get_type_hints(kind, include_extras=True)
     if is_dict:
-        marks = {name: get_origin(hint) for name, hint in hints.items()}
-        # Of annotations that are strings, __required_keys__ does not know the marks.
-        required = {name for name, mark in marks.items() if (mark or Required) is not NotRequired}
-        required &= kind.__required_keys__ | {name for name, mark in marks.items() if mark is Required}
+        # A class's own list does not see the marks of annotations that are strings.
+        optional = kind.__optional_keys__ - {name for name in hints if get_origin(hints[name]) is typing.Required}
+        optional |= {name for name in hints if get_origin(hints[name]) is typing.NotRequired}
     else:
-        some = [one for one in dataclasses.fields(kind) if one.init]
-        hints = {one.name: hints[one.name] for one in some}
-        required = {one.name for one in some if one.default is one.default_factory is dataclasses.MISSING}
+        given = [one for one in dataclasses.fields(kind) if one.init]
+        hints = {one.name: hints[one.name] for one in given}
+        missing = dataclasses.MISSING
+        optional = {one.name for one in given if one.default is not missing or one.default_factory is not missing}
     fields = {
-        name: Field(_kind(hint, f"{where}.{name}", (*within, kind)), name in required) for name, hint in hints.items()
+        name: Field(_kind(hint, f"{where}.{name}", (*within, kind)), name not in optional)
+        for name, hint in hints.items()
     }
 
-    def dump(value: Any, where: str) -> Any:
-        if not isinstance(value, dict if is_dict else kind):
+    def convert(value: Any, where: str, is_dump: bool) -> Any:
+        if not isinstance(value, kind if is_dump and not is_dict else dict):
             raise _wrong(kind.__name__, value, where)
-        return _dump(fields, value if is_dict else {name: getattr(value, name) for name in fields}, where)
+        values = {name: getattr(value, name) for name in fields} if is_dump and not is_dict else value
+        result = _convert(fields, values, where, is_dump)
+        return result if is_dump else kind(**result)
 
-    def load(value: Any, where: str) -> Any:
-        if not isinstance(value, dict):
-            raise _wrong(kind.__name__, value, where)
-        return kind(**_load(fields, value, where))
-
-    return Kind(kind.__name__, _object(fields), dump, load)
+    return Kind(kind.__name__, _object(fields), convert)
 
 
 def _object(fields: Fields) -> dict[str, Any]:
@@ -402,116 +344,11 @@ def _object(fields: Fields) -> dict[str, Any]:
     }
 
 
-def _at(where: str, name: str) -> str:
-    return f"{where}.{name}" if where else name
-
-
-def _dump(fields: Fields, values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    for name in values:
-        if name not in fields:
-            raise TypeError(f"{_at(where, str(name))}: there is no such field{did_you_mean(str(name), fields)}")
-    return _all(fields, values, where, "dump")
-
-
-def _load(fields: Fields, data: Mapping[str, Any], where: str) -> dict[str, Any]:
-    return _all(fields, data, where, "load")
-
-
-def _all(fields: Fields, values: Mapping[str, Any], where: str, way: str) -> dict[str, Any]:
-    if missing := [name for name, field in fields.items() if field.is_required and name not in values]:
-        raise TypeError(f"{_at(where, missing[0])} is missing: expected {fields[missing[0]].kind.name}")
-    return {
-        name: getattr(field.kind, way)(values[name], _at(where, name))
-        for name, field in fields.items()
-        if name in values
-    }
-
-
-def _misfits(given: Any, taken: Any, where: str, root: Mapping[str, Any]) -> Iterator[str]:
-    """Each way in which a producer's JSON Schema (``given``, out of ``root``) allows more than the handler's."""
-    for branch in _branches(given, root):
-        found = [_beyond(branch, one, where, root) for one in _branches(taken, {})]
-        if [] not in found:
-            near = next((one for one in found if one), None)
-            yield from near or [f"{_quoted(where)} may be {_said(branch)}, and the handler takes {_said(taken)}."]
-
-
-def _branches(schema: Any, root: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The schema as alternatives, each a type or a single value; an empty one stands for anything."""
-    if not isinstance(schema, dict):
-        return [{}]
-    if "$ref" in schema:
-        target: Any = root
-        for part in schema["$ref"].removeprefix("#/").split("/"):
-            target = target.get(part, {})
-        return _branches(target, root)
-    if some := schema.get("anyOf") or schema.get("oneOf"):
-        return [branch for one in some for branch in _branches(one, root)]
-    if "enum" in schema or "const" in schema:
-        return [{"const": value, "type": JSON[type(value)]} for value in schema.get("enum") or [schema["const"]]]
-    if isinstance(kinds := schema.get("type"), list):
-        return [branch for one in kinds for branch in _branches({**schema, "type": one}, root)]
-    return [{"const": None, "type": "null"} if kinds == "null" else schema]
-
-
-def _beyond(given: dict[str, Any], taken: dict[str, Any], where: str, root: Mapping[str, Any]) -> list[str] | None:
-    """What is wrong inside of one branch; None if it is another type altogether."""
-    if not taken:
-        return []
-    if "const" in taken:
-        return [] if "const" in given and [given[key] for key in CONST] == [taken[key] for key in CONST] else None
-    if given.get("type") != taken["type"] and (given.get("type"), taken["type"]) != ("integer", "number"):
-        return None
-    if taken.get("format") not in (None, given.get("format")):
-        return None
-    if taken["type"] == "array":
-        return list(_misfits(given.get("items"), taken["items"], f"{where}[]", root))
-    if taken["type"] != "object":
-        return []
-    properties, required = given.get("properties", {}), given.get("required", ())
-    rest = given.get("additionalProperties", True)
-    found: list[str] = []
-    for name, inner in taken.get("properties", {}).items():
-        at = _at(where, name)
-        if name in taken["required"] and name not in required:
-            how = "may leave it out" if name in properties else "does not have it"
-            found.append(f"{_quoted(at)} is required, and the producer {how}.")
-        if name in properties or isinstance(rest, dict):
-            found += _misfits(properties.get(name, rest), inner, at, root)
-    if isinstance(inner := taken["additionalProperties"], dict):
-        for name, one in (properties if rest is False else {**properties, "*": rest}).items():
-            found += _misfits(one, inner, _at(where, name), root)
-    return found
-
-
-def _quoted(where: str) -> str:
-    return f"`{where}`" if where else "The data"
-
-
-def _said(schema: Any) -> str:
-    return " or ".join(
-        json.dumps(one["const"])
-        if "const" in one
-        else SAID.get(one.get("type"), "anything") + (f" ({one['format']})" if "format" in one else "")
-        for one in _branches(schema, {})
-    )
-
-
-JSON = {
-    NoneType: "null",
-    bool: "boolean",
-    int: "integer",
-    float: "number",
-    str: "string",
-    list: "array",
-    dict: "object",
-}
-SAID: dict[Any, str] = {
-    "string": "a string",
-    "integer": "an integer",
-    "number": "a number",
-    "boolean": "true or false",
-    "array": "a list",
-    "object": "an object",
-}
-CONST = ("const", "type")
+def _convert(fields: Fields, values: Mapping[str, Any], where: str, is_dump: bool) -> dict[str, Any]:
+    paths = {name: f"{where}.{name}" if where else name for name in [*values, *fields]}
+    for name in paths:
+        if is_dump and name not in fields:
+            raise TypeError(f"{paths[name]}: there is no such field{did_you_mean(name, fields)}")
+        if name in fields and name not in values and fields[name].is_required:
+            raise TypeError(f"{paths[name]} is missing: expected {fields[name].kind.name}")
+    return {name: fields[name].kind.convert(values[name], paths[name], is_dump) for name in fields if name in values}
