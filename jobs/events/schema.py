@@ -180,7 +180,7 @@ def _native(kind: type, word: str) -> Kind:
     return Kind("None" if kind is NoneType else kind.__name__, {"type": word}, convert)
 
 
-def _text(kind: type, form: str, write: Callable[[Any], str], read: Callable[[str], Any]) -> Kind:
+def _text(kind: type, form: str, write: Callable[[Any], str], read: Callable[[Any], Any]) -> Kind:
     """A type that is a string in JSON."""
 
     def convert(value: Any, where: str, is_dump: bool) -> Any:

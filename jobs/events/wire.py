@@ -1,0 +1,228 @@
+"""Events as messages: CloudEvents 1.0 over AMQP 0.9.1 (binary mode, JSON), and Celery's own tasks.
+
+CloudEvents has a binding for AMQP 1.0 alone. Its names of headers stand in the headers of 0.9.1, as RabbitMQ itself
+translates between the two. Knative's binding for RabbitMQ (``ce-``) is understood as well.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from celery import current_app
+
+from jobs.arguments import decoded, jsonable, parse_uuid
+
+PREFIX = "cloudEvents:"
+PREFIXES = ("cloudevents:", "cloudevents_", "ce-", "ce_")
+TRACE = ("traceparent", "tracestate")
+
+
+class Malformed(ValueError):
+    """A message that is no event; says in plain words why not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """An event on its way between services."""
+
+    id: str
+    #: Which service tells it.
+    source: str
+    name: str
+    version: int = 1
+    time: datetime | None = None
+    #: Events of one key stay in order.
+    key: str | None = None
+    #: The position among its source's events of that name.
+    number: int | None = None
+    #: Where its JSON Schema is.
+    dataschema: str | None = None
+    #: W3C's ``traceparent`` and ``tracestate``.
+    trace: dict[str, str] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+    #: Values without a name, in the order of the parameters: only Celery's tasks have some.
+    args: list[Any] = field(default_factory=list)
+    #: The replay that sends it once more.
+    again: str | None = None
+
+
+def key_of(message: Message) -> uuid.UUID:
+    """The event's id as the key of a row; an id that is no UUID is unique for its source alone."""
+    return parse_uuid(message.id) or uuid.uuid5(uuid.NAMESPACE_URL, json.dumps([message.source, message.id]))
+
+
+def encode(message: Message) -> tuple[bytes, dict[str, Any]]:
+    """The body and the properties of a message in CloudEvents' binary mode."""
+    return _json(message.data), {**_properties(message), "headers": _headers(message), "type": message.name}
+
+
+def encode_celery(message: Message) -> tuple[bytes, dict[str, Any]]:
+    """The same as a Celery task (protocol 2), for services with celery-amqp-events. Its headers tell the rest to us."""
+    task = current_app.amqp.as_task_v2(message.id, message.name, message.args, message.data)
+    return _json(task.body), {
+        **_properties(message),
+        "headers": {**_headers(message), **task.headers},
+        "correlation_id": message.id,
+    }
+
+
+def decode(body: bytes | str, properties: Mapping[str, Any]) -> Message:
+    """The event that a message is: CloudEvents in binary or structured mode, or a Celery task.
+
+    Parameters:
+        properties: those of AMQP, with ``headers`` or, as py-amqp names them, ``application_headers``.
+
+    Raises:
+        Malformed: it is no event.
+    """
+    headers = properties.get("headers") or properties.get("application_headers") or {}
+    attributes = _attributes(headers)
+    form = str(properties.get("content_type") or "application/json").partition(";")[0].strip().lower()
+    args: Any = []
+    if form == "application/cloudevents+json":
+        event = _object(_parsed(body), "the event")
+        attributes = {name.lower(): value for name, value in event.items() if name not in ("data", "data_base64")}
+        data = _unpacked(event["data_base64"]) if "data_base64" in event else event.get("data", {})
+    elif form.startswith("application/cloudevents"):
+        raise Malformed(f"it is of {form}: send application/cloudevents+json, one event in a message")
+    elif form not in ("application/json", "text/json") and not form.endswith("+json"):
+        raise Malformed(f"its data is of {form}: send application/json")
+    elif "task" in headers and "id" in headers:
+        args, data = _task(_parsed(body))
+        host = str(headers.get("origin") or "").rpartition("@")[2]
+        attributes = {"id": headers["id"], "type": headers["task"], "source": f"celery:{host}", **attributes}
+    else:
+        data = _parsed(body) if body else {}
+    if str(attributes.get("specversion", "1.0")).partition(".")[0] != "1":
+        raise Malformed(f"it is of CloudEvents {attributes['specversion']}: send 1.0")
+    try:
+        data, args = jsonable(_object(data, "its data"), "data"), jsonable(args, "args")
+        texts = {name: jsonable(_text(value), name) for name, value in attributes.items() if value is not None}
+    except (TypeError, ValueError) as exc:
+        raise exc if isinstance(exc, Malformed) else Malformed(str(exc)) from None
+    if missing := [name for name in ("id", "source", "type") if not texts.get(name)]:
+        raise Malformed(f"it has no {' and no '.join(missing)}: send a CloudEvent")
+    return Message(
+        id=texts["id"],
+        source=texts["source"],
+        name=texts["type"],
+        version=_version(texts.get("eventversion", "1")),
+        time=_time(texts.get("time"), properties.get("timestamp")),
+        key=texts.get("partitionkey"),
+        number=_number(texts.get("sequence")),
+        dataschema=texts.get("dataschema"),
+        trace={name: str(one) for name in TRACE if (one := texts.get(name) or headers.get(name))},
+        data=data,
+        args=args,
+        again=texts.get("replay"),
+    )
+
+
+def _properties(message: Message) -> dict[str, Any]:
+    moment = {"timestamp": int(message.time.timestamp())} if message.time else {}
+    return {
+        "content_type": "application/json",
+        "content_encoding": "utf-8",
+        "delivery_mode": 2,
+        "message_id": message.id,
+        **moment,
+    }
+
+
+def _headers(message: Message) -> dict[str, str]:
+    attributes: dict[str, str | None] = {
+        "specversion": "1.0",
+        "id": message.id,
+        "source": message.source,
+        "type": message.name,
+        "eventversion": str(message.version),
+        "time": message.time.isoformat() if message.time else None,
+        "partitionkey": message.key,
+        # It is compared as text.
+        "sequence": None if message.number is None else f"{message.number:019d}",
+        "dataschema": message.dataschema,
+        "replay": message.again,
+        **message.trace,
+    }
+    return {PREFIX + name: value for name, value in attributes.items() if value is not None}
+
+
+def _attributes(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """CloudEvents' attributes, whatever prefix the sender's library writes."""
+    return {
+        lower.removeprefix(prefix): value
+        for lower, value in ((name.lower(), value) for name, value in headers.items())
+        for prefix in PREFIXES
+        if lower.startswith(prefix)
+    }
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def _parsed(body: bytes | str) -> Any:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as exc:
+        raise Malformed(f"its body is not JSON: {exc}") from None
+
+
+def _unpacked(text: Any) -> Any:
+    try:
+        return _parsed(base64.b64decode(text, validate=True))
+    except (TypeError, ValueError) as exc:
+        raise Malformed(f"its data_base64 is not JSON: {exc}") from None
+
+
+def _task(body: Any) -> tuple[list[Any], Any]:
+    """The arguments of a Celery task, with the types that kombu tags as text."""
+    try:
+        args, kwargs, _ = body
+        return json.loads(json.dumps(decoded([args, kwargs]), default=_untagged))
+    except (TypeError, ValueError) as exc:
+        raise Malformed(f"it is no task of Celery's protocol 2: {exc}") from None
+
+
+def _untagged(value: Any) -> str:
+    if isinstance(value, bytes):
+        raise TypeError("an argument is bytes, which an event cannot carry")
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def _object(value: Any, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise Malformed(f"{what} is a {type(value).__name__} and no JSON object: send the fields by their names")
+    return value
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, datetime):
+        # AMQP's own timestamps have no time zone, and are in UTC.
+        return (value if value.tzinfo else value.replace(tzinfo=UTC)).isoformat()
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _version(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise Malformed(f"its eventversion is {text[:50]!r}: send a whole number")
+    return int(text)
+
+
+def _number(text: str | None) -> int | None:
+    """Somebody else's sequence may be any text."""
+    return int(text) if text and text.isascii() and text.isdigit() and len(text) < 20 else None
+
+
+def _time(text: str | None, timestamp: Any) -> datetime | None:
+    try:
+        moment = datetime.fromisoformat(text.upper()) if text else datetime.fromtimestamp(timestamp, UTC)
+    except (TypeError, ValueError, OverflowError, OSError):
+        return None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
