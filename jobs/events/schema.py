@@ -114,13 +114,26 @@ class Schema:
         except (ValueError, OverflowError, RecursionError) as exc:
             raise ValueError(f"{self.what}: {exc}") from None
 
-    def load(self, data: Mapping[str, Any], what: str = "") -> dict[str, Any]:
-        """A handler's arguments out of an event's data: what it has parameters for. Raises :class:`Misfit`."""
+    def load(self, data: Mapping[str, Any], what: str = "", args: Sequence[Any] = ()) -> dict[str, Any]:
+        """A handler's arguments out of an event's data: what it has parameters for.
+
+        Parameters:
+            what: names the event in errors.
+            args: values without a name, which Celery's tasks have; they go by the order of the parameters.
+
+        Raises:
+            Misfit: a field is missing, or does not fit its annotation.
+        """
+        what = what or self.what
+        names = [one.name for one in self.signature.parameters.values() if one.kind is one.POSITIONAL_OR_KEYWORD]
+        if len(args) > len(names):
+            raise Misfit(f"{what}: {len(args)} values have no name, and the handler takes {len(names)} by position")
+        data = {**dict(zip(names, args, strict=False)), **data}
         rest = {name: data[name] for name in data if name not in self.fields} if self.takes_rest else {}
         try:
             return rest | _convert(self.fields, data, "", False)
         except (TypeError, ValueError, OverflowError, RecursionError) as exc:
-            raise Misfit(f"{what or self.what}: {exc}") from None
+            raise Misfit(f"{what}: {exc}") from None
 
     def json_schema(self, name: str, version: int) -> dict[str, Any]:
         return {
