@@ -26,6 +26,7 @@ from jobs.calling import request
 from jobs.conf import syncpoints
 from jobs.lifecycle.board import board
 from shop import payments
+from tests import event_tasks  # noqa: F401
 from tests.models import Effect, Order
 
 

@@ -133,6 +133,14 @@ def _tell_celery(app: Celery, job: Job) -> None:
         )
 
 
+def ring_after(using: str, name: str) -> None:
+    """Ring for something that is no job, after the commit of the current transaction."""
+    if (hook := _hook(using)) is not None:
+        hook.queues.add(name)
+        if not connections[using].in_atomic_block:
+            hook()
+
+
 def _hook(using: str) -> AfterCommit | None:
     """The hook for the current savepoint level, registered; None if nothing tells us of the commit.
 
@@ -168,6 +176,8 @@ _SAID = (
     "marker_key",
     "batch_id",
     "limit_key",
+    "order_key",
+    "order_place",
 )
 _COLUMNS = (*_ALWAYS, *_SAID, "priority", "state", "run_at")
 _JSON = frozenset({"args", "kwargs", "options"})

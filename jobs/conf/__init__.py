@@ -100,6 +100,15 @@ class Settings:
     #: the database does. None: the database does.
     LOCK_CACHE: str | None = "default"
 
+    #: The name of this service for others (``jobs.events``): ``"billing"``. Its queue at the broker is named after it.
+    SERVICE: str | None = None
+    #: The RabbitMQ over which services with databases of their own tell each other of events: an ``amqp://`` URL. None:
+    #: events reach the handlers of all services that share this database.
+    EVENT_BROKER: str | None = None
+    #: Events are deleted after this time; until then they can be replayed, and a second copy is recognized. None keeps
+    #: them.
+    RETENTION_EVENTS: float | None = 30 * 86400.0
+
     #: The dotted path of ``redact(task, name, value)``, which returns what people may see of an argument, or of the
     #: ``"result"``, in the admin and by the commands. What is stored stays as it is. An argument that was passed by its
     #: place and whose name is not known here comes as its number: ``"0"``. None: everything is shown.
@@ -128,6 +137,8 @@ RULES = {
     "INSTANCE": (".{1,200}", "a name of at most 200 characters, or None, not {!r}"),
     "LOCK_CACHE": (".*", "the alias of a cache, or None, not {!r}"),
     "SCHEDULES": ("all|code", "'all' or 'code', or None, not {!r}"),
+    "SERVICE": (r"[\w-]+(\.[\w-]+)*", "a name of letters, digits, '-' and '.', or None, not {!r}"),
+    "EVENT_BROKER": ("amqps?://.*", "the URL of a RabbitMQ, amqp://..., or None"),
     "REDACT": (".*", "the dotted path of a function, or None, not {!r}"),
     "ISOLATION": ("raise|warn", "'raise' or 'warn', or None, not {!r}"),
     "METRICS_TOKEN": (".+", "text that nobody guesses, or None"),

@@ -10,9 +10,9 @@ from django.db import connections
 from jobs.calling import batches
 from jobs.conf import conf
 from jobs.database import databases
-from jobs.lifecycle import limited, transitions
+from jobs.lifecycle import limited, order, transitions
 from jobs.lifecycle.board import board
-from jobs.lifecycle.ring import bell, ring
+from jobs.lifecycle.ring import bell, ring, told
 
 #: Seconds after which each part of a tick gives way to the next.
 LONGEST_TICK = 2.0
@@ -32,8 +32,13 @@ SELECT (SELECT 1 FROM jobs_job WHERE state = 'scheduled' AND run_at <= {now} ORD
        EXISTS (SELECT 1 FROM jobs_limit),
        EXISTS (SELECT 1 FROM jobs_gate WHERE look_at IS NOT NULL),
        (SELECT 1 FROM jobs_gate WHERE look_at <= {epoch} ORDER BY look_at LIMIT 1) IS NOT NULL,
+       EXISTS (SELECT 1 FROM jobs_job WHERE {behind}),
+       EXISTS (SELECT 1 FROM jobs_event WHERE {untold}),
        {ready}
 """
+
+#: Events that nobody has handed on.
+_UNTOLD = "relayed_at IS NULL AND received_at IS NULL"
 
 #: Whether a job waits in a queue; by the index that the claim uses.
 _READY = """(
@@ -53,7 +58,8 @@ def tick() -> dict[str, int]:
 
 
 def _tick(using: str, done: dict[str, int], held: list[bool]) -> None:
-    is_due, is_late, is_asked, is_open, is_limited, holds, may_open, is_ready = _look(using, _LOOK, board.queues)
+    is_due, is_late, is_asked, is_open, is_limited, holds, may_open, *rest = _look(using, _LOOK, board.queues)
+    is_behind, is_told, is_ready = rest
     if using == databases.home() and (is_limited or board.limits):
         limited.publish()
     held.append(holds)
@@ -67,6 +73,10 @@ def _tick(using: str, done: dict[str, int], held: list[bool]) -> None:
         done["cancelled"] += transitions.sweep_cancellations(using, conf().BATCH)
     if is_open:
         done["batches"] += batches.close_ended(using, conf().BATCH)
+    if is_behind:
+        order.let_in_stuck(using)
+    if is_told:
+        told.set()
     if is_due:
         done["due"] += _until_done(partial(_make_due, using))
 
@@ -102,4 +112,8 @@ def _look(using: str, sql: str, queues: list[str]) -> tuple[Any, ...]:
     ready = " OR ".join([_READY] * len(queues)) or "1 = 0"
     names = [name for queue in queues for name in (queue, queue)]
     epoch = databases.EPOCH_NOW[connections[using].vendor]
-    return tuple(databases.ask(using, sql.format(now=now, epoch=epoch, ready=ready), *names)[0])
+    return tuple(
+        databases.ask(using, sql.format(now=now, epoch=epoch, ready=ready, behind=order.WAITS, untold=_UNTOLD), *names)[
+            0
+        ]
+    )

@@ -14,6 +14,7 @@ from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 from kombu.utils.imports import symbol_by_name
 
+from jobs.models.events import PARKED, UNRELAYED, UNSENT, Event, Position, Relay, Subscription  # noqa: F401
 from jobs.models.fields import JSONText, Sparse, Typed, time_of, uuid7
 
 
@@ -150,6 +151,7 @@ CLAIMABLE, HELD = Q(state="ready", held__isnull=True), Q(state="ready", held__is
 LINED = Q(state="ready", limit_key__isnull=False)
 PLACED = Q(state="running", limit_place__isnull=False)
 SEATED = Q(state="running", queue_place__isnull=False)
+ORDERED = Q(order_key__isnull=False, state__in=("scheduled", "ready", "running"))
 OWNED = Q(node__isnull=False, token__isnull=False, started_at__isnull=False)
 FINISHED = Q(state__in=ENDED, finished_at__isnull=False) | (~Q(state__in=ENDED) & Q(finished_at__isnull=True))
 
@@ -222,6 +224,10 @@ class Job(models.Model):
     #: While it runs: the numbers of its places among those of its limit, and of its queue. No two runs have the same.
     limit_place = models.SmallIntegerField(null=True)
     queue_place = models.SmallIntegerField(null=True)
+    #: Of those of the same key one is let in after the other, the smallest place first (``jobs.lifecycle.order``). It
+    #: waits behind others as long as it has a place.
+    order_key = models.CharField(_("order key"), max_length=255, null=True)
+    order_place = models.BigIntegerField(null=True)
     #: The span of the call, until its transaction is committed (``jobs.calling.tracing``).
     span: Any = None
     #: Whether the call is that of a signature whose id was fixed before (``Signature.freeze``).
@@ -265,6 +271,7 @@ class Job(models.Model):
             models.Index(name="jobs_job_marker_key", fields=["marker_key"], condition=Q(marker_key__isnull=False)),
             models.Index(name="jobs_job_unique_key", fields=["unique_key"], condition=Q(unique_key__isnull=False)),
             models.Index(name="jobs_job_batch", fields=["batch", "state"], condition=Q(batch__isnull=False)),
+            models.Index(name="jobs_job_order", fields=["order_key", "order_place", "state"], condition=ORDERED),
             models.Index(name="jobs_job_parent", fields=["parent_id", "id"], condition=Q(parent_id__isnull=False)),
         ]
 

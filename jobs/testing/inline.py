@@ -31,7 +31,8 @@ from jobs.calling.entry import Entry
 from jobs.conf import OWN_TASKS, conf, import_tasks
 from jobs.database import databases
 from jobs.errors import TaskExited, TaskOutOfMemory
-from jobs.lifecycle import transitions
+from jobs.events import relay, subscriptions
+from jobs.lifecycle import order, transitions
 from jobs.lifecycle.board import board
 from jobs.lifecycle.claims import Claimer
 from jobs.maintenance import schedules
@@ -136,6 +137,8 @@ class _Process:
         self.aliases = aliases
         self.app: Any = current_app._get_current_object()
         self.runner = Runner(self.app, "tests")
+        for alias in aliases:
+            subscriptions.register(self.app, alias)
         #: The time at which the jobs run, once it has been moved.
         self.at: datetime.datetime | None = None
         #: The entries of the schedule that take part.
@@ -209,6 +212,8 @@ class _Process:
             ready = Job.objects.using(alias).filter(_OF_OPEN_QUEUES, state=State.READY)
             first = ready.order_by("rank", "run_at", "pk").only("task", "queue").first()
             if first is None:
+                if relay.hand_on(self.app, alias) or order.let_in_stuck(alias):
+                    return self._claim()
                 continue
             if first.task not in self.app.tasks:
                 import_tasks(self.app)

@@ -31,8 +31,10 @@ from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.database import databases
 from jobs.database.databases import SideDatabase
+from jobs.events.post import Post
 from jobs.lifecycle import limits, orders, transitions
 from jobs.lifecycle.board import BODY, IDLE, Occupied, board, is_alive
+from jobs.lifecycle.ring import told
 from jobs.maintenance import clock, rescue
 from jobs.maintenance.prune import Prune
 from jobs.maintenance.schedules import Schedules
@@ -231,7 +233,7 @@ class _Process:
     def main(self) -> None:
         threads = [
             threading.Thread(target=target, name=f"jobs-{target.__name__}", daemon=True)
-            for target in (self._watch, self._rescue, self._clock, self._schedule, self._tidy)
+            for target in (self._watch, self._rescue, self._clock, self._schedule, self._tidy, self._post)
         ]
         listeners = [listener.listener_of(alias, self._stopping) for alias in conf().DATABASES]
         for thread in [*threads, *filter(None, listeners)]:
@@ -250,7 +252,7 @@ class _Process:
                 next_beat = time.monotonic() + (conf().HEARTBEAT if beats else min(1.0, conf().HEARTBEAT))
             if not all(thread.is_alive() for thread in threads):
                 raise RuntimeError("a thread of the companion ended")
-        for event in (self._stopping, self._admitted, self._fell):
+        for event in (self._stopping, self._admitted, self._fell, told):
             event.set()
         for thread in threads:
             thread.join(LAST_WAIT)
@@ -497,6 +499,13 @@ class _Process:
         while not self._stopping.is_set():
             pause = schedules.pause if self._try(schedules.run_once) else LOOK_AGAIN
             self._stopping.wait(min(pause, threading.TIMEOUT_MAX))
+
+    def _post(self) -> None:
+        self._admitted.wait()
+        post = Post()
+        while not self._stopping.is_set():
+            self._try(post.run_once)
+            post.wait()
 
     def _tidy(self) -> None:
         prune, count = Prune(SideDatabase(), lambda: board.node), Count(lambda: board.node)

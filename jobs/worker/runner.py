@@ -27,7 +27,8 @@ from jobs.conf.syncpoints import reach
 from jobs.database import databases
 from jobs.errors import NotSettled
 from jobs.execution import settlement
-from jobs.lifecycle import claims, transitions
+from jobs.idempotency.keys import named
+from jobs.lifecycle import claims, order, transitions
 from jobs.lifecycle.board import BODY, BUSY, IDLE, OLD, board
 from jobs.lifecycle.limited import LimitedClaimer
 from jobs.lifecycle.ring import bell
@@ -206,9 +207,18 @@ class Runner:
             if isinstance(value, NotSettled):
                 self._unsettled.append(job)
             error = value if isinstance(value, BaseException) else None
+        if getattr(task, "subscribes", None) is not None:
+            self._let_in_next(job)
         self._done += 1
         self._learn(job.task, time.monotonic() - began, error)
         return error
+
+    def _let_in_next(self, job: Job) -> None:
+        """Of events of one order key one is handled after the other. Without a database a tick does it later."""
+        about = job.headers.get("event") or {}
+        if about.get("order_key") is not None:
+            with suppress(Error):
+                order.let_in(str(job._state.db), [named(job.task, about["order_key"])])
 
     def _name(self, task: Any, job: Job, batch: int) -> dict[str, Any]:
         """Say on the board what is run, and until when; returns the request.

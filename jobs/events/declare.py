@@ -1,0 +1,204 @@
+"""``@event`` and ``@handler``."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import inspect
+import re
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import celery
+from asgiref.sync import sync_to_async
+
+from jobs.database import databases
+from jobs.events import outbox
+from jobs.events.relay import HEADER
+from jobs.events.schema import Schema
+from jobs.idempotency.keys import KeyTemplate
+from jobs.lifecycle.run import current_job
+from jobs.task import Task
+
+#: A name is words with dots between them, as a topic exchange routes them; a pattern has wildcards.
+_NAME = re.compile(r"[\w-]+(\.[\w-]+)*")
+_PATTERN = re.compile(r"([\w-]+|\*|#)(\.([\w-]+|\*|#))*")
+
+#: What this code declares, by name and version.
+types: dict[tuple[str, int], EventType] = {}
+
+
+def event(
+    name: str, *, version: int = 1, order_key: str | Callable[..., str] | None = None, using: str | None = None
+) -> Callable[[Callable[..., Any]], EventType]:
+    """Declare what this service tells of. To call the function is to tell of it, in the caller's transaction.
+
+    The annotations say what the event holds; the body may check more, and raise. What it returns is not kept.
+
+    Parameters:
+        name: for all services: words with dots between them, ``"shop.order.paid"``.
+        version: raise it when handlers of the version before could not read it any more.
+        order_key: template (``"{order_id}"``) or callable. Events of the same key are sent and handled in the order of
+            their commits; and of two transactions that emit one of the same key, the second waits for the end of the
+            first.
+        using: the database; by default that of the jobs.
+
+    Raises:
+        TypeError, ValueError: a name, or an annotation, that cannot be kept.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ValueError(f"@event({name!r}): a name is words with dots between them, such as 'shop.order.paid'")
+    if isinstance(version, bool) or not isinstance(version, int) or not 0 < version < 2**15:
+        raise ValueError(f"@event({name!r}): version={version!r} must be a whole number above 0")
+
+    def declare(function: Callable[..., Any]) -> EventType:
+        return EventType(function, name, version, order_key, using)
+
+    return declare
+
+
+class EventType:
+    """A declared event.
+
+    Attributes:
+        name, version: as they were declared.
+        schema: what its data is, from the annotations.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], name: str, version: int, order_key: Any, using: str | None
+    ) -> None:
+        functools.update_wrapper(self, function)
+        self.function, self.name, self.version, self.using = function, name, version, using
+        self.schema = Schema.of(function, f"the event {name}")
+        self._order_key = None
+        if order_key is not None:
+            self._order_key = KeyTemplate("order_key", order_key, inspect.signature(function))
+        known = types.get((name, version), self)
+        if known.place != self.place:
+            raise ValueError(f"the event {name!r}, version {version}, is declared twice: {known.place}, {self.place}")
+        types[name, version] = self
+
+    @property
+    def place(self) -> str:
+        return f"{self.function.__module__}.{self.function.__qualname__}"
+
+    def __repr__(self) -> str:
+        return f"<event {self.name}: {self.place}>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> uuid.UUID:
+        """Tell of it with the current transaction; returns the event's id.
+
+        Raises:
+            TypeError, ValueError: the data does not fit the annotations; and what the body raises.
+        """
+        values = self.schema.bind(args, kwargs)
+        data = self.schema.dump(values)
+        self.function(**values)
+        key = None if self._order_key is None else self._order_key.of((), values)
+        using = databases.job_alias(self.using)
+        return outbox.insert(self.name, self.version, data, key, using, {})
+
+    async def aemit(self, *args: Any, **kwargs: Any) -> uuid.UUID:
+        """The same for async code."""
+        return await sync_to_async(self)(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class Subscribes:
+    """What a handler's task subscribes to."""
+
+    pattern: str
+    version: int | None
+    is_ordered: bool
+
+
+@dataclass(frozen=True)
+class Handled:
+    """The event that a handler handles.
+
+    Attributes:
+        id: the same for all services.
+        source: the service that told of it.
+        at: when it happened.
+        again: the replay for which it is handled once more; None: it never was.
+    """
+
+    id: uuid.UUID
+    name: str
+    version: int
+    source: str
+    at: datetime.datetime
+    order_key: str | None = None
+    again: str | None = None
+
+
+def _handled() -> dict[str, Any] | None:
+    """What the job that runs here was told of its event."""
+    job = current_job()
+    return None if job is None else job.headers.get(HEADER)
+
+
+class Handler(Task):
+    """A job that handles one event: its arguments are the event's data."""
+
+    abstract = True
+
+    subscribes: Subscribes | None = None
+
+    @property
+    def event(self) -> Handled | None:
+        """The event that is handled; None in a plain call."""
+        about = _handled()
+        if about is None:
+            return None
+        key, at = uuid.UUID(about["id"]), datetime.datetime.fromisoformat(about["at"])
+        said = (about.get(name) for name in ("order_key", "again"))
+        return Handled(key, about["name"], about["version"], about["source"], at, *said)
+
+
+def handler(
+    pattern: str, *, version: int | None = None, ordered: bool = True, retries: int | None = None, **options: Any
+) -> Callable[[Callable[..., Any]], Any]:
+    """Declare what this service does about an event: a job for each, with all options of :class:`jobs.Task`.
+
+    It gets the fields of the event that it has parameters for, converted as they are annotated; with ``**kwargs`` the
+    others, too. With ``bind=True`` its first argument is the task, and ``self.event`` is the event.
+
+    Parameters:
+        pattern: the event's name; ``*`` stands for one word of it, ``#`` for any number.
+        version: the only version that it understands; None: all.
+        ordered: events of one order key are handled one after the other, also while one is tried again.
+        retries: as Celery's ``max_retries``.
+
+    Raises:
+        TypeError, ValueError: an option, or an annotation, that cannot work.
+    """
+    if not isinstance(pattern, str) or not _PATTERN.fullmatch(pattern):
+        raise ValueError(f"@handler({pattern!r}): give an event's name, such as 'shop.order.paid' or 'shop.order.*'")
+    if retries is not None:
+        options["max_retries"] = retries
+    subscribes = Subscribes(pattern, version, ordered)
+    base = type("Handler", (Handler,), {"abstract": True, "subscribes": subscribes, "__module__": __name__})
+
+    def declare(function: Callable[..., Any]) -> Any:
+        own = 1 if options.get("bind") else 0
+        schema = Schema.of(function, is_handler=True, is_bound=bool(own))
+
+        @functools.wraps(function)
+        def run(*args: Any, **data: Any) -> Any:
+            # A plain call, and a job that somebody called by hand, has the types that it was given.
+            return function(*args, **(schema.load(data) if _handled() else data))
+
+        # Whoever calls the task by hand is told of a wrong argument; an event may have more fields than the handler.
+        signature = inspect.signature(function)
+        parameters = list(signature.parameters.values())
+        if not any(each.kind is each.VAR_KEYWORD for each in parameters):
+            parameters.append(inspect.Parameter("other_fields", inspect.Parameter.VAR_KEYWORD))
+        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        del run.__wrapped__
+        return celery.shared_task(base=base, **options)(run)
+
+    return declare

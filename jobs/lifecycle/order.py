@@ -1,0 +1,78 @@
+"""Jobs that wait behind others: of those of one ``order_key`` one after the other runs, each when the one before ended.
+
+A job that waits behind others has a place, the smallest first, and a time that never comes. To let it in takes away
+both. It is let in as long as no other job of its key is out, be that to run or to be tried again. Whoever ends a job
+lets in the next one; if that process dies before it does, the next tick of any worker finds it.
+"""
+
+import datetime
+from collections.abc import Collection, Iterable
+from functools import partial
+from typing import Any
+
+from django.db import transaction
+from django.db.models import Exists, OuterRef
+from django.db.models.functions import Now
+
+from jobs.database import databases
+from jobs.lifecycle import ring
+from jobs.models import LIVE, Job, State
+
+#: When a job runs that waits behind another one: never, until it is let in.
+NEVER = datetime.datetime(9000, 1, 1, tzinfo=datetime.UTC)
+
+#: How many keys one look goes through at the most.
+KEYS = 1000
+
+#: The keys of which jobs wait, one step through the index for each; and nobody of theirs is out.
+_STUCK = """
+WITH RECURSIVE line (key) AS (
+    SELECT min(order_key) FROM jobs_job WHERE {waits}
+    UNION ALL
+    SELECT (SELECT min(order_key) FROM jobs_job WHERE {waits} AND order_key > line.key) FROM line
+    WHERE line.key IS NOT NULL
+)
+SELECT key FROM line WHERE key IS NOT NULL AND NOT EXISTS (
+    SELECT 1 FROM jobs_job WHERE order_key = line.key AND order_place IS NULL AND {live}
+) LIMIT {keys}
+"""
+_LIVE = "state IN ('scheduled', 'ready', 'running')"
+#: Whether a job waits behind another one.
+WAITS = f"order_key IS NOT NULL AND order_place IS NOT NULL AND {_LIVE} AND state = 'scheduled'"
+STUCK = _STUCK.format(waits=WAITS, live=_LIVE, keys=KEYS)
+
+
+def out(using: str, keys: Collection[str]) -> set[Any]:
+    """Those of the keys of which a job runs, is to run, or waits behind another one."""
+    rows = Job.objects.using(using).filter(order_key__in=keys, state__in=LIVE)
+    return set(rows.order_by().values_list("order_key", flat=True).distinct())
+
+
+def let_in(using: str, keys: Iterable[str]) -> int:
+    """Let in the first job of each key of which none is out; returns how many were let in.
+
+    Race: several may let in the same one. Each changes that row only while it waits and none is out, so one does.
+    """
+    done = 0
+    wanted: set[Any] = set(keys)
+    if len(wanted) > 1:
+        # Most of many have one that is out.
+        rows = Job.objects.using(using).filter(order_key__in=wanted, order_place=None, state__in=LIVE)
+        wanted -= set(rows.order_by().values_list("order_key", flat=True))
+    for key in sorted(wanted):
+        jobs = Job.objects.using(using).filter(order_key=key)
+        line = jobs.filter(order_place__isnull=False, state=State.SCHEDULED)
+        first = line.order_by("order_place").values_list("pk", "queue").first()
+        if first is None:
+            continue
+        others = Job.objects.using(using).filter(order_key=OuterRef("order_key"), order_place=None, state__in=LIVE)
+        mine = line.filter(~Exists(others), pk=first[0])
+        if mine.update(state=State.READY, run_at=Now(), order_place=None):
+            done += 1
+            transaction.on_commit(partial(ring.ring, using, {first[1]}), using=using, robust=True)
+    return done
+
+
+def let_in_stuck(using: str) -> int:
+    """Let in where nobody did, because the process died that had ended the one before."""
+    return let_in(using, [key for (key,) in databases.ask(using, STUCK)])

@@ -1,0 +1,126 @@
+"""The rows of events between services (``jobs.events``)."""
+
+import uuid
+from typing import ClassVar
+
+from django.db import models
+from django.db.models import Q
+from django.db.models.functions import Now
+from django.utils.translation import gettext_lazy as _
+
+from jobs.models.fields import JSONText, Sparse, uuid7
+
+#: Emitted here, and not given to the handlers yet; the same of what came from elsewhere; numbered, and not sent yet.
+UNRELAYED = Q(relayed_at__isnull=True, received_at__isnull=True)
+PARKED = Q(relayed_at__isnull=True, received_at__isnull=False)
+UNSENT = Q(number__isnull=False, sent_at__isnull=True, received_at__isnull=True)
+
+
+class Event(models.Model):
+    """What happened, once: emitted here in the transaction in which it did, or received from another service."""
+
+    #: In the order in which they were emitted here, or arrived.
+    id = models.BigAutoField(primary_key=True)
+    #: The id that all services know it by (CloudEvents' ``id``).
+    uuid = models.UUIDField(_("event id"), unique=True, default=uuid7, editable=False)
+    name = models.CharField(_("name"), max_length=255)
+    version = models.SmallIntegerField(_("version"), default=1, db_default=1)
+    #: The service that told of it.
+    source = models.CharField(_("source"), max_length=255)
+    #: What is handled in the order in which it happened (``order_key=``); None: each on its own.
+    order_key = models.CharField(_("order key"), max_length=255, null=True)
+    data = JSONText(_("data"), default=dict, db_default={})
+    #: ``traceparent`` and the like, and what else came with it.
+    headers = Sparse(_("headers"), default=dict, null=True)
+    at = models.DateTimeField(_("happened at"), default=Now, db_default=Now())
+    #: The job whose body emitted it.
+    job = models.UUIDField(_("job"), null=True)
+    #: Given to the handlers of this database: their jobs are there.
+    relayed_at = models.DateTimeField(_("handed on at"), null=True)
+    #: Its place among the source's events of this name, without a gap; only with a broker.
+    number = models.BigIntegerField(_("number"), null=True)
+    #: The broker has confirmed it.
+    sent_at = models.DateTimeField(_("published at"), null=True)
+    #: It came from another database.
+    received_at = models.DateTimeField(_("received at"), null=True)
+    #: Why nobody handles it, in words.
+    problem = models.TextField(_("problem"), null=True)
+
+    class Meta:
+        db_table = "jobs_event"
+        verbose_name = _("event")
+        verbose_name_plural = _("events")
+        permissions: ClassVar = [("replay_event", _("Can replay events"))]
+        constraints: ClassVar = [
+            # What was lost between two services is seen by the gap that it leaves.
+            models.UniqueConstraint(
+                name="jobs_event_number", fields=["source", "name", "number"], condition=Q(number__isnull=False)
+            ),
+        ]
+        indexes: ClassVar = [
+            models.Index(name="jobs_event_unrelayed", fields=["id"], condition=UNRELAYED),
+            models.Index(name="jobs_event_parked", fields=["source", "name", "number"], condition=PARKED),
+            models.Index(name="jobs_event_unsent", fields=["id"], condition=UNSENT),
+            models.Index(name="jobs_event_name", fields=["name", "id"]),
+            models.Index(name="jobs_event_problem", fields=["id"], condition=Q(problem__isnull=False)),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.name}[{self.uuid}]"
+
+
+class Subscription(models.Model):
+    """A handler, as the workers of its service have told of it."""
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    service = models.CharField(_("service"), max_length=255)
+    #: The name of its task.
+    handler = models.CharField(_("handler"), max_length=255)
+    #: The event's name; ``*`` is one word of it, ``#`` any number.
+    pattern = models.CharField(_("events"), max_length=255)
+    #: None: any version.
+    version = models.SmallIntegerField(_("version"), null=True)
+    queue = models.CharField(_("queue"), max_length=255)
+    rank = models.SmallIntegerField(default=0)
+    #: Events of the same order key one after the other.
+    is_ordered = models.BooleanField(default=True)
+    since = models.DateTimeField(_("since"), default=Now)
+
+    class Meta:
+        db_table = "jobs_subscription"
+        verbose_name = _("subscription")
+        verbose_name_plural = _("subscriptions")
+        constraints: ClassVar = [
+            models.UniqueConstraint(name="jobs_subscription_handler", fields=["service", "handler"])
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.handler} ({self.pattern})"
+
+
+class Position(models.Model):
+    """How far a service's events of a name are: the last number that it gave, or that was handed on here."""
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    source = models.CharField(max_length=255)
+    name = models.CharField(max_length=255)
+    number = models.BigIntegerField(default=0)
+    #: Of a source elsewhere: since when a number is missing.
+    gap_since = models.DateTimeField(null=True)
+
+    class Meta:
+        db_table = "jobs_event_position"
+        constraints: ClassVar = [models.UniqueConstraint(name="jobs_event_position_of", fields=["source", "name"])]
+
+
+class Relay(models.Model):
+    """The one row that lets events be handed on one after the other: whoever does it has locked it."""
+
+    id = models.SmallIntegerField(primary_key=True)
+    #: The worker that publishes to the broker, as long as it lives.
+    node = models.UUIDField(null=True)
+    #: The last place in an order that was given to a job.
+    place = models.BigIntegerField(default=0)
+
+    class Meta:
+        db_table = "jobs_event_relay"

@@ -1,0 +1,178 @@
+"""Events: told with the commit, handled exactly once."""
+
+from __future__ import annotations
+
+import datetime
+import signal
+
+import pytest
+from django.db import connection, transaction
+from django.utils import timezone
+
+from jobs.events import event, handler, subscriptions
+from jobs.models import LIVE, Event, Job
+from jobs.testing import run_jobs
+from tests import event_tasks as told
+from tests.concurrency import Elsewhere, somebody_waits
+from tests.harness import Worker, effects, wait_reached
+from tests.models import Effect
+from tests.servers import wait_for
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+NOTE, ALL = (f"tests.event_tasks.{name}" for name in ("note_made", "note_all"))
+
+
+def handled(name: str) -> list[str]:
+    return list(Job.objects.filter(task=f"tests.event_tasks.{name}").order_by("id").values_list("state", flat=True))
+
+
+def test_an_event_is_a_row_of_the_transaction_and_each_handler_gets_a_job():
+    with pytest.raises(RuntimeError), transaction.atomic():
+        told.thing_made("gone")
+        raise RuntimeError
+    assert not Event.objects.exists()
+    key = told.thing_made("a", at=timezone.now())
+    [row] = Event.objects.all()
+    assert (row.uuid, row.name, row.version, row.source, row.relayed_at) == (key, "test.thing.made", 1, "shop", None)
+    ran = run_jobs()
+    assert {job.task for job in ran} == {NOTE, ALL}
+    assert {job.parent_id for job in ran} == {key}
+    assert sorted(effects()) == ["all:a:", "made:a"]
+    row.refresh_from_db()
+    assert row.relayed_at is not None
+    assert run_jobs() == [], "handed on once"
+
+
+def test_the_handler_has_the_types_of_its_annotations_and_the_event():
+    told.thing_made("a", at=timezone.now())
+    run_jobs()
+    assert Effect.objects.get(key="made:a").note == "test.thing.made datetime"
+    told.note_all(name="plain")
+    assert "all:plain:" in effects()
+    told.note_all.delay(name="job")
+    run_jobs()
+    assert "all:job:" in effects()
+
+
+def test_what_does_not_fit_is_refused_where_it_is_told():
+    for call, says in [
+        (lambda: told.thing_made(5), "name: expected str, found int"),
+        (lambda: told.thing_made("a", att=None), "no parameter att: did you mean `at`"),
+        (lambda: told.thing_made(), "missing"),
+        (lambda: told.thing_made("a", at=datetime.datetime(2026, 1, 1)), "naive"),
+        (lambda: told.thing_made(""), "a thing has a name"),
+    ]:
+        with pytest.raises((TypeError, ValueError), match=says):
+            call()
+    assert not Event.objects.exists()
+
+
+@pytest.mark.parametrize("name", ["", "with space", "a..b", ".a", "a.*", 5])
+def test_a_name_that_no_exchange_routes_is_refused(name):
+    with pytest.raises(ValueError, match="words with dots"):
+        event(name)
+
+
+def test_a_pattern_is_that_of_a_topic_exchange():
+    for pattern, name, fits in [
+        ("a.b", "a.b", True),
+        ("a.*", "a.b", True),
+        ("a.*", "a.b.c", False),
+        ("a.#", "a.b.c", True),
+        ("#", "a", True),
+        ("*.b", "a.b", True),
+        ("a.b", "a.bc", False),
+        ("a.b", "axb", False),
+    ]:
+        assert subscriptions.matches(pattern, name) == fits, (pattern, name)
+    with pytest.raises(ValueError, match="give an event's name"):
+        handler("a b")
+
+
+def test_a_version_that_no_handler_understands_makes_no_job():
+    told.thing_lost("a")
+    assert {job.task for job in run_jobs()} == {ALL}
+
+
+def test_events_of_one_key_are_handled_in_their_order_also_while_one_is_tried_again():
+    for number in range(6):
+        for name in ("flaky", "b"):
+            told.thing_moved(name, number)
+    run_jobs(until=timezone.now() + datetime.timedelta(hours=1))
+    keys = [key for key in effects() if key.startswith("moved:")]
+    for name in ("flaky", "b"):
+        assert [key for key in keys if f":{name}:" in key] == [f"moved:{name}:{number}" for number in range(6)]
+    assert set(handled("note_moved")) == {"succeeded"}
+
+
+@pytest.mark.database
+def test_two_that_tell_of_the_same_key_are_in_the_order_of_their_commits():
+    """The second one waits for the end of the first, whoever has updated what before."""
+    if connection.vendor != "postgresql":
+        pytest.skip("SQLite has one writer")
+    with transaction.atomic():
+        told.thing_moved("a", 1)
+        other = Elsewhere(lambda: told.thing_moved("a", 2))
+        Elsewhere(lambda: told.thing_moved("b", 1)).result()
+        wait_for(somebody_waits, 10, "the other transaction waits")
+    other.result()
+    assert [row.data["number"] for row in Event.objects.filter(data__name="a").order_by("id")] == [1, 2]
+
+
+def moved() -> list[str]:
+    """What was done about things that moved, in its order."""
+    return [key for key in Effect.objects.order_by("pk").values_list("key", flat=True) if key.startswith("moved:")]
+
+
+def tell_of_moves(names: list[str], count: int) -> None:
+    for number in range(count):
+        for name in names:
+            told.thing_moved(name, number)
+
+
+def assert_in_order(names: list[str], count: int) -> None:
+    found = moved()
+    assert sorted(found) == sorted(f"moved:{name}:{number}" for name in names for number in range(count))
+    for name in names:
+        assert [key for key in found if f":{name}:" in key] == [f"moved:{name}:{number}" for number in range(count)]
+
+
+@pytest.mark.database
+def test_workers_handle_each_event_once_and_those_of_a_key_in_their_order():
+    names = ["flaky1", "flaky2", "a", "b"]
+    with Worker(concurrency=2), Worker(concurrency=2):
+        tell_of_moves(names, 25)
+        wait_for(lambda: len(moved()) >= 100, 60, "all are handled")
+        wait_for(lambda: not Job.objects.filter(state__in=LIVE).exists(), 30, "all jobs have ended")
+    assert_in_order(names, 25)
+    assert sum(count for key, count in effects().items() if key.startswith("all:")) == 100
+
+
+@pytest.mark.database
+@pytest.mark.parametrize("point", ["before_relay", "after_relay", "before_commit", "after_completion", "after_commit"])
+def test_a_kill_loses_no_event_and_handles_none_twice(point):
+    """After the end of a job and before the next of its key is let in, another worker does that."""
+    with Worker(concurrency=1, sync=f"{point}=pause") as worker:
+        tell_of_moves(["a"], 5)
+        wait_reached(worker.directory, point)
+        worker.kill()
+    with Worker(concurrency=2):
+        wait_for(lambda: len(moved()) >= 5, 40, "all are handled")
+        wait_for(lambda: not Job.objects.filter(state__in=LIVE).exists(), 30, "all jobs have ended")
+    assert_in_order(["a"], 5)
+
+
+@pytest.mark.database
+def test_one_that_hands_on_and_stands_still_keeps_the_others_from_it_for_a_moment_only():
+    with Worker(concurrency=1, sync="before_relay=stop") as still:
+        told.thing_made("a")
+        wait_reached(still.directory, "before_relay")
+        if connection.vendor == "sqlite":
+            # One writer: nobody writes anything until it goes on.
+            still.signal(signal.SIGCONT)
+        with Worker(concurrency=1):
+            wait_for(lambda: len(effects()) == 2, 30, "the other one hands it on")
+            still.signal(signal.SIGCONT)
+            wait_for(lambda: not Job.objects.filter(state__in=LIVE).exists(), 30, "all jobs have ended")
+    assert sorted(effects().items()) == [("all:a:", 1), ("made:a", 1)]
