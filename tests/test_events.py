@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import datetime
+import io
+import json
 import signal
+import uuid
+from typing import Any
 
 import pytest
+from celery import current_app
+from django.core.management import CommandError, call_command
 from django.db import connection, transaction
 from django.utils import timezone
 
-from jobs.events import event, handler, subscriptions
-from jobs.models import LIVE, Event, Job
+from jobs.database import databases
+from jobs.events import event, handler, relay, subscriptions
+from jobs.lifecycle import order
+from jobs.maintenance.prune import Prune
+from jobs.models import LIVE, Event, Job, Subscription
 from jobs.testing import run_jobs
 from tests import event_tasks as told
+from tests import test_why
 from tests.concurrency import Elsewhere, somebody_waits
 from tests.harness import Worker, effects, wait_reached
 from tests.models import Effect
+from tests.rows import make
 from tests.servers import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-NOTE, ALL = (f"tests.event_tasks.{name}" for name in ("note_made", "note_all"))
+NOTE, ALL, MOVED = (f"tests.event_tasks.{name}" for name in ("note_made", "note_all", "note_moved"))
 
 
 def handled(name: str) -> list[str]:
@@ -176,3 +187,106 @@ def test_one_that_hands_on_and_stands_still_keeps_the_others_from_it_for_a_momen
             still.signal(signal.SIGCONT)
             wait_for(lambda: not Job.objects.filter(state__in=LIVE).exists(), 30, "all jobs have ended")
     assert sorted(effects().items()) == [("all:a:", 1), ("made:a", 1)]
+
+
+def command(*args: str) -> Any:
+    out = io.StringIO()
+    call_command("jobs", "events", *args, "--json", stdout=out)
+    return json.loads(out.getvalue())
+
+
+def test_what_waits_behind_others_of_its_key_says_so():
+    for number in range(3):
+        told.thing_moved("a", number)
+    app = current_app._get_current_object()
+    subscriptions.register(app, "default")
+    relay.hand_on(app, "default")
+    jobs = Job.objects.filter(task=MOVED)
+    first, second, third = jobs.get(order_place=None), *jobs.exclude(order_place=None).order_by("order_place")
+    assert test_why.codes(third.pk)[0] == "in_order"
+    found = test_why.first(third.pk)
+    assert (found["evidence"]["job"], found["evidence"]["ahead"]) == (str(first.pk), 1)
+    first.delete()
+    assert order.let_in_stuck("default") == 1
+    second.refresh_from_db()
+    assert (second.state, second.order_place) == ("ready", None)
+
+
+def test_a_replay_gives_a_new_handler_what_it_missed_and_nobody_else_anything():
+    told.thing_made("a")
+    told.thing_made("b")
+    run_jobs()
+    # It subscribes from now on.
+    Subscription.objects.filter(handler=NOTE).update(since=timezone.now())
+    Job.objects.filter(task=NOTE).delete()
+    assert command("replay", "--to", "shop", "--type", "test.#", "--dry-run")["jobs"] == 0
+    assert command("replay", "--to", "shop", "--type", "test.#")["jobs"] == 2
+    run_jobs()
+    assert effects()["made:a"] == effects()["made:b"] == 2
+    assert effects()["all:a:"] == 1
+    assert command("replay", "--to", "shop", "--type", "test.#")["jobs"] == 0
+
+
+def test_with_again_all_is_handled_once_more_and_once_for_each_number():
+    key = told.thing_made("a")
+    run_jobs()
+    for _ in range(2):
+        command("replay", str(key), "--to", "shop", "--again", "--number", "n1")
+        run_jobs()
+    assert effects() == {"made:a": 2, "all:a:": 2}
+    command("replay", str(key), "--to", "shop", "--again")
+    run_jobs()
+    assert effects() == {"made:a": 3, "all:a:": 3}
+
+
+def test_a_replay_is_for_one_service_that_there_is():
+    told.thing_made("a")
+    run_jobs()
+    for args, says in [
+        (["--type", "#"], "to which service"),
+        (["--to", "shop"], "which events"),
+        (["--to", "shp", "--since", "1h"], "did you mean `shop`"),
+        (["--to", "shop", "--since", "yesterdy"], "no moment"),
+        (["xyz", "--to", "shop"], "no id of an event"),
+    ]:
+        with pytest.raises(CommandError, match=says):
+            command("replay", *args)
+
+
+def test_the_command_lists_and_shows():
+    first, second = told.thing_made("a"), told.thing_lost("b")
+    listed = [(each["id"], each["state"]) for each in command("list")]
+    assert listed == [(str(second), "waiting"), (str(first), "waiting")]
+    run_jobs()
+    assert [each["id"] for each in command("list", "--type", "test.*.made")] == [str(first)]
+    found = command("show", str(first))
+    assert (found["data"], found["state"]) == ({"name": "a", "at": None}, "handed on")
+    assert {each["handler"] for each in found["handlers"]} == {NOTE, ALL}
+    with pytest.raises(CommandError, match="no event"):
+        command("show", str(uuid.uuid4()))
+
+
+def test_the_schemas_are_written(tmp_path):
+    command("schema", "--dir", str(tmp_path))
+    schema = json.loads((tmp_path / "test.thing.moved.v1.json").read_text())
+    assert (schema["properties"]["number"], schema["required"]) == ({"type": "integer"}, ["name", "number"])
+
+
+def test_events_are_forgotten_when_they_are_old_and_were_handed_on(settings):
+    settings.JOBS = {**settings.JOBS, "RETENTION_EVENTS": 3600.0}
+    told.thing_made("old")
+    run_jobs()
+    told.thing_made("waits")
+    Event.objects.update(at=timezone.now() - datetime.timedelta(hours=2))
+    told.thing_made("new")
+    Prune(databases.SideDatabase()).run_once()
+    assert [row.data["name"] for row in Event.objects.order_by("id")] == ["waits", "new"]
+
+
+def test_of_what_a_handler_failed_at_the_newest_are_kept():
+    subscriptions.register(current_app._get_current_object(), "default")
+    Subscription.objects.filter(handler=NOTE).update(keep_failed=2)
+    jobs = [make("failed", task=NOTE, age=10 - number) for number in range(5)]
+    other = make("failed", task=ALL)
+    Prune(databases.SideDatabase()).run_once()
+    assert set(Job.objects.values_list("pk", flat=True)) == {jobs[3].pk, jobs[4].pk, other.pk}

@@ -113,6 +113,7 @@ class Subscribes:
     pattern: str
     version: int | None
     is_ordered: bool
+    keep_failed: int | None = None
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,13 @@ class Handler(Task):
 
 
 def handler(
-    pattern: str, *, version: int | None = None, ordered: bool = True, retries: int | None = None, **options: Any
+    pattern: str,
+    *,
+    version: int | None = None,
+    ordered: bool = True,
+    retries: int | None = None,
+    keep_failed: int | None = None,
+    **options: Any,
 ) -> Callable[[Callable[..., Any]], Any]:
     """Declare what this service does about an event: a job for each, with all options of :class:`jobs.Task`.
 
@@ -172,6 +179,8 @@ def handler(
         version: the only version that it understands; None: all.
         ordered: events of one order key are handled one after the other, also while one is tried again.
         retries: as Celery's ``max_retries``.
+        keep_failed: how many of its failed jobs are kept, the newest, for somebody who tries them again; None: all of
+            them, as long as ``JOBS["RETENTION_FAILED"]`` says.
 
     Raises:
         TypeError, ValueError: an option, or an annotation, that cannot work.
@@ -180,7 +189,9 @@ def handler(
         raise ValueError(f"@handler({pattern!r}): give an event's name, such as 'shop.order.paid' or 'shop.order.*'")
     if retries is not None:
         options["max_retries"] = retries
-    subscribes = Subscribes(pattern, version, ordered)
+    if keep_failed is not None and (type(keep_failed) is not int or keep_failed < 0):
+        raise ValueError(f"@handler({pattern!r}): keep_failed={keep_failed!r} must be a whole number, or None")
+    subscribes = Subscribes(pattern, version, ordered, keep_failed)
     base = type("Handler", (Handler,), {"abstract": True, "subscribes": subscribes, "__module__": __name__})
 
     def declare(function: Callable[..., Any]) -> Any:

@@ -6,8 +6,9 @@ of the events, and no event is handed on twice.
 
 from __future__ import annotations
 
+import uuid
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -88,22 +89,28 @@ def make_jobs(
     events: Iterable[Event],
     to: str | None = None,
     again: str | None = None,
+    without: Container[tuple[uuid.UUID | None, str]] = (),
 ) -> dict[int, int]:
     """One job for each event and handler, in the transaction that has locked the relay.
 
     Parameters:
         to: only for the handlers of this service.
         again: the replay for which they are handled once more; None: they never were.
+        without: what a handler had already: the event's id and the handler.
 
     Returns:
-        For each event, by its ``pk``, how many handlers it has.
+        For each event, by its ``pk``, how many jobs were made.
     """
     known = list(Subscription.objects.using(using).filter(**{"service": to} if to else {}))
     found: dict[int, int] = {}
     plain: list[Job] = []
     ordered: dict[str, list[Job]] = defaultdict(list)
     for event in events:
-        handlers = subscriptions.wanted(known, event.name, event.version)
+        handlers = [
+            each
+            for each in subscriptions.wanted(known, event.name, event.version)
+            if (event.uuid, each.handler) not in without
+        ]
         found[event.pk] = len(handlers)
         for each in handlers:
             job = _job(event, each, again)

@@ -17,7 +17,7 @@ from jobs.events.outbox import service
 from jobs.models import Node, Subscription
 
 #: What of a subscription may change with a deploy.
-_CHANGES = ("pattern", "version", "queue", "rank", "is_ordered")
+_CHANGES = ("pattern", "version", "queue", "rank", "is_ordered", "keep_failed")
 
 
 @cache
@@ -47,6 +47,7 @@ def declared(app: Celery) -> list[Subscription]:
                 queue=str(getattr(queue, "name", queue) or app.conf.task_default_queue),
                 rank=rank_of(app, getattr(task, "priority", None)),
                 is_ordered=subscribes.is_ordered,
+                keep_failed=subscribes.keep_failed,
             )
         )
     return found

@@ -20,7 +20,7 @@ from jobs.idempotency import locks, markers
 from jobs.lifecycle import limited, orders
 from jobs.lifecycle.transitions import now_plus
 from jobs.maintenance import is_eldest
-from jobs.models import ENDED, LIVE, UNSUCCESSFUL, Action, Batch, Job, Marker, Node, State
+from jobs.models import ENDED, LIVE, UNSENT, UNSUCCESSFUL, Action, Batch, Event, Job, Marker, Node, State, Subscription
 
 #: Seconds for which a dead node is kept, for people to read.
 NODE_RETENTION = 7 * 86400.0
@@ -72,6 +72,7 @@ class Prune:
         running = Job.objects.using(using).filter(state=State.RUNNING, node=OuterRef("pk"))
         chords.prune(using, conf().BATCH)
         batches.prune(using)
+        _prune_events(using)
         limited.prune_gates(using)
         old = Node.objects.using(using).filter(~Exists(running), dead_at__lt=now_plus(-NODE_RETENTION))
         done["nodes"] += old._raw_delete(using)
@@ -98,6 +99,20 @@ class Prune:
             "jobs": sum(Job.objects.using(alias).filter(_over(alias)).count() for alias in aliases),
             "markers": sum(markers.expired(alias).count() for alias in aliases),
         }
+
+
+def _prune_events(using: str) -> None:
+    """Forget events that are old and done with, and what handlers failed at beyond the number that they keep."""
+    if (age := conf().RETENTION_EVENTS) is not None:
+        rows = Event.objects.using(using)
+        # The time has no index: only the first rows are looked at.
+        first = list(rows.order_by("id").values_list("pk", flat=True)[: 10 * conf().BATCH])
+        old = rows.filter(pk__lte=first[-1] if first else 0, at__lt=now_plus(-age), relayed_at__isnull=False)
+        old.exclude(UNSENT)._raw_delete(using)
+    keep = Subscription.objects.using(using).filter(keep_failed__isnull=False)
+    for task, number in keep.values_list("handler", "keep_failed"):
+        failed = Job.objects.using(using).filter(task=task, state=State.FAILED).order_by("-pk")
+        delete(list(failed.values_list("pk", flat=True)[number or 0 :][: conf().BATCH]), using)
 
 
 def walk(using: str, behind: Place | None, limit: int) -> Any:

@@ -560,6 +560,7 @@ class Migration(migrations.Migration):
                 ('queue', models.CharField(max_length=255, verbose_name='queue')),
                 ('rank', models.SmallIntegerField(default=0)),
                 ('is_ordered', models.BooleanField(default=True)),
+                ('keep_failed', models.PositiveIntegerField(null=True, verbose_name='failed jobs that are kept')),
                 ('since', models.DateTimeField(default=django.db.models.functions.datetime.Now, verbose_name='since')),
             ],
             options={

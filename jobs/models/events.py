@@ -84,6 +84,8 @@ class Subscription(models.Model):
     rank = models.SmallIntegerField(default=0)
     #: Events of the same order key one after the other.
     is_ordered = models.BooleanField(default=True)
+    #: How many of its failed jobs are kept, the newest; None: all, for ``JOBS["RETENTION_FAILED"]``.
+    keep_failed = models.PositiveIntegerField(_("failed jobs that are kept"), null=True)
     since = models.DateTimeField(_("since"), default=Now)
 
     class Meta:

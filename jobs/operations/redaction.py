@@ -8,13 +8,18 @@ from jobs.arguments import decoded
 from jobs.conf import celery_app, conf
 from jobs.conf.logs import logger
 from jobs.idempotency.keys import signature_of
-from jobs.models import Job
+from jobs.models import Event, Job
 
 #: What stands for a value that could not be redacted.
 HIDDEN = "(hidden: JOBS['REDACT'] failed)"
 
 #: Options that bear arguments of other calls; headers that bear those of this one.
 ARGUMENTS, TEXTS = ("link", "link_error", "chain", "chord", "stamps"), ("argsrepr", "kwargsrepr")
+
+
+def data_of(event: Event) -> dict[str, Any]:
+    """An event's data: the redaction gets its name in place of a task's."""
+    return Shown(Job.of({"task": event.name, "kwargs": event.data})).kwargs
 
 
 class Shown:

@@ -13,7 +13,7 @@ from jobs.inspection import limits
 from jobs.inspection.census import MOST, UNKNOWN, at_least, in_line, late_after
 from jobs.inspection.times import duration
 from jobs.inspection.why.view import COUNTS, Reason, View
-from jobs.models import LINED, Job, State
+from jobs.models import LINED, LIVE, Job, State
 from jobs.operations import instance
 
 #: Seconds after which an open transaction is worth a word.
@@ -41,6 +41,9 @@ def not_adopted(view: View) -> Iterator[Reason]:
 def own_time(view: View) -> Iterator[Reason]:
     job, error = view.job, view.error
     if view.is_due:
+        return
+    if job.order_place is not None:
+        yield _behind(view)
         return
     evidence: dict[str, Any] = {"run_at": job.run_at, "seconds": -view.since(job.run_at)}
     words: dict[str, Any] = {"until": duration(-view.since(job.run_at))}
@@ -72,6 +75,23 @@ def own_time(view: View) -> Iterator[Reason]:
         else:
             code, says = "given_back", gettext("It was given back (%(error)s), and runs again in %(until)s.")
     yield Reason(code, says, cure % {"id": job.pk}, words, **evidence)
+
+
+def _behind(view: View) -> Reason:
+    """Events of one order key are handled one after the other."""
+    job = view.job
+    line = Job.objects.using(view.using).filter(order_key=job.order_key, state__in=LIVE)
+    out = line.filter(order_place=None).first()
+    ahead = line.filter(order_place__lt=job.order_place)[:MOST].count()
+    if out is None:
+        says = gettext("It waits behind others of its order key (%(key)s), and a worker lets the first of them in now.")
+        return Reason("in_order", says, "", {"key": job.order_key}, order_key=job.order_key, ahead=ahead)
+    says = gettext(
+        "It waits behind others of its order key (%(key)s): %(out)s is %(state)s, and %(ahead)s more come before it."
+    )
+    words = {"key": job.order_key, "out": out.pk, "state": State(out.state).label}
+    words["ahead"], cure = at_least(ahead, ahead == MOST), f"manage.py jobs why {out.pk}"
+    return Reason("in_order", says, cure, words, order_key=job.order_key, job=out.pk, ahead=ahead)
 
 
 def paused(view: View) -> Iterator[Reason]:

@@ -1,0 +1,101 @@
+"""Give a service the events that it missed, or let it handle them once more."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from typing import Any
+
+from celery import Celery
+from django.db import transaction
+from django.db.models import QuerySet
+from django.utils.translation import gettext
+
+from jobs.conf import conf, did_you_mean
+from jobs.events import relay, subscriptions
+from jobs.models import Event, Job, Subscription
+from jobs.models.fields import uuid7
+
+
+def select(
+    using: str,
+    patterns: Iterable[str] = (),
+    since: Any = None,
+    until: Any = None,
+    keys: Iterable[uuid.UUID] = (),
+    source: str | None = None,
+) -> QuerySet[Event]:
+    """The events of a database that are meant, in their order.
+
+    Parameters:
+        patterns: names, or patterns such as ``shop.order.*``; none: all names.
+        since, until: moments.
+        keys: ids of events.
+    """
+    rows = Event.objects.using(using).order_by("id")
+    if keys := list(keys):
+        rows = rows.filter(uuid__in=keys)
+    if patterns := list(patterns):
+        known = rows.order_by("name").values_list("name", flat=True).distinct()
+        rows = rows.filter(name__in=[name for name in known if any(subscriptions.matches(p, name) for p in patterns)])
+    rows = rows.filter(**({"at__gte": since} if since else {}), **({"at__lt": until} if until else {}))
+    return rows.filter(source=source) if source else rows
+
+
+def services(using: str) -> list[str]:
+    """The services that share the database."""
+    return sorted(Subscription.objects.using(using).order_by().values_list("service", flat=True).distinct())
+
+
+def replay(
+    app: Celery, events: QuerySet[Event], to: str, again: bool = False, number: str | None = None
+) -> dict[str, int]:
+    """Give the events to a service's handlers: those that it did not have yet, or with ``again`` all of them.
+
+    Each batch is one transaction. After a kill the same call goes on; with ``again`` if it gets the same ``number``.
+
+    Parameters:
+        to: the service. Handlers of its own database get jobs; another service gets messages.
+        number: of the replay: what was handled once for it is not handled again.
+
+    Returns:
+        ``events``: how many were looked at; ``jobs``: how many jobs were made; ``sent``: how many messages.
+
+    Raises:
+        ValueError: nobody knows the service; names the nearest.
+    """
+    using = events.db
+    is_here = to in services(using)
+    if not is_here and conf().EVENT_BROKER is None:
+        says = gettext("no service %(name)r has handlers in this database%(hint)s")
+        raise ValueError(says % {"name": to, "hint": did_you_mean(to, services(using))})
+    mark = (number or str(uuid7())) if again else None
+    done = {"events": 0, "jobs": 0, "sent": 0}
+    place = 0
+    while some := list(events.filter(pk__gt=place)[: relay.LIMIT]):
+        place = some[-1].pk
+        done["events"] += len(some)
+        if not is_here:
+            from jobs.events import amqp
+
+            done["sent"] += amqp.send_to(using, to, some, mark)
+            continue
+        with transaction.atomic(using=using):
+            locked = relay.lock(using)
+            assert locked is not None
+            had = _handled(using, some, to, mark)
+            done["jobs"] += sum(relay.make_jobs(app, using, locked, some, to, mark, had).values())
+    return done
+
+
+def _handled(using: str, events: list[Event], to: str, mark: str | None) -> set[tuple[uuid.UUID | None, str]]:
+    """Which of the events a handler had already: each by its id and the handler."""
+    jobs = Job.objects.using(using).filter(parent_id__in=[event.uuid for event in events])
+    if mark is not None:
+        jobs = jobs.filter(options__headers__event__again=mark)
+    found = {(job.parent_id, job.task) for job in jobs.only("parent_id", "task")}
+    if mark is None:
+        # The job may be pruned since. A handler had what was handed on after it had subscribed.
+        for handler, since in Subscription.objects.using(using).filter(service=to).values_list("handler", "since"):
+            found |= {(event.uuid, handler) for event in events if event.relayed_at and event.relayed_at > since}
+    return found

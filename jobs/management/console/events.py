@@ -1,0 +1,168 @@
+"""``manage.py jobs events``: what was told of, what became of it, and once more."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import CommandError
+from django.db.models import QuerySet
+from django.utils import timezone
+
+from jobs.arguments import parse_uuid
+from jobs.conf import celery_app, conf, import_tasks
+from jobs.events import declare, replay
+from jobs.management.console.base import DRY_RUN, JobsCommand, option, subcommand
+from jobs.management.console.look import table
+from jobs.models import Event, Job
+from jobs.operations.redaction import data_of
+from jobs.operations.selection import moment
+
+#: How many a list shows.
+SHOWN = 50
+
+
+@subcommand(
+    option("verb", "list, show, replay or schema", choices=["list", "show", "replay", "schema"]),
+    option("ids", "ids of events (UUIDs)", nargs="*", metavar="ID"),
+    option("--type", "events of this name; * is one word of it, # any number", action="append", metavar="NAME"),
+    option("--since", "that happened since then: 2h, 7d, 2026-11-21", metavar="WHEN"),
+    option("--until", "that happened before then", metavar="WHEN"),
+    option("--problem", "list: only those that nobody handles", action="store_true"),
+    option("--to", "replay: the service that gets them", metavar="SERVICE"),
+    option("--again", "replay: also what it had already is handled once more", action="store_true"),
+    option("--number", "replay: go on with the replay of this number, after a kill", metavar="NUMBER"),
+    option("--dir", "schema: write a file for each event into this directory", metavar="DIRECTORY"),
+    DRY_RUN,
+)
+def events(out: JobsCommand, args: Namespace) -> None:
+    """List events, show what became of one, give them to a service once more, or write their schemas.
+
+    "replay" goes to one service: to its handlers that did not have an event yet, or with --again to all of them.
+    "schema" writes JSON Schema for the events that this project declares; without --dir it prints them.
+
+    examples:
+      manage.py jobs events list --since 2h --type "shop.order.*"
+      manage.py jobs events show 019f3c1e-7d2a-7cc1-9d5e-2f3b1c0a9e88
+      manage.py jobs events replay --to billing --since 2h --type "shop.order.*" --dry-run
+      manage.py jobs events schema --dir schemas
+    """
+    {"list": _list, "show": _show, "replay": _replay, "schema": _schema}[args.verb](out, args)
+
+
+def _selected(args: Namespace, using: str) -> QuerySet[Event]:
+    keys = [parse_uuid(text) for text in args.ids]
+    if None in keys:
+        raise CommandError(f"{args.ids[keys.index(None)]!r} is no id of an event: a UUID, as the list shows it")
+    try:
+        since, until = (text and moment(text) for text in (args.since, args.until))
+    except ValueError as exc:
+        raise CommandError(str(exc)) from exc
+    rows = replay.select(using, args.type or (), since, until, keys=[key for key in keys if key])
+    return rows.filter(problem__isnull=False) if args.problem else rows
+
+
+def _list(out: JobsCommand, args: Namespace) -> None:
+    found: list[Event] = []
+    for using in conf().DATABASES:
+        found += _selected(args, using).order_by("-id")[: SHOWN + 1]
+    found.sort(key=lambda event: event.at, reverse=True)
+    out.say_json([_plain(event) for event in found[:SHOWN]])
+    if not found:
+        out.say("There is no such event.")
+        return
+    rows = [["happened", "id", "name", "from", "order key", "state"]]
+    for event in found[:SHOWN]:
+        at = f"{timezone.localtime(event.at):%Y-%m-%d %H:%M:%S}"
+        rows.append([at, str(event.uuid), event.name, event.source, event.order_key or "-", state_of(event)])
+    out.say(table(rows, out))
+    if len(found) > SHOWN:
+        out.say(f"The newest {SHOWN}; --type, --since and --until tell which others.")
+
+
+def state_of(event: Event) -> str:
+    """In a word, or why nobody handles it."""
+    if event.problem is not None:
+        return event.problem
+    if event.relayed_at is None:
+        return "waiting" if event.received_at is None else "waits for one before it"
+    if event.number is not None and event.sent_at is None and event.received_at is None:
+        return "to be published"
+    return "handed on" if event.sent_at is None else "published"
+
+
+def _plain(event: Event) -> dict[str, Any]:
+    names = "name version source order_key at relayed_at number sent_at received_at problem job".split()
+    return {"id": event.uuid, **{name: getattr(event, name) for name in names}, "state": state_of(event)}
+
+
+def _show(out: JobsCommand, args: Namespace) -> None:
+    if len(args.ids) != 1:
+        raise CommandError("Say which event: manage.py jobs events show ID")
+    for using in conf().DATABASES:
+        if (event := _selected(args, using).first()) is not None:
+            break
+    else:
+        raise CommandError(f"There is no event {args.ids[0]}; it may be older than JOBS['RETENTION_EVENTS'].")
+    data = data_of(event)
+    jobs = list(Job.objects.using(using).filter(parent_id=event.uuid).order_by("id"))
+    told = list(Event.objects.using(using).filter(job__in=[job.pk for job in jobs]).order_by("id"))
+    handlers = [{"handler": job.task, "job": job.pk, "state": job.state, "attempts": job.lease} for job in jobs]
+    out.say_json({**_plain(event), "data": data, "handlers": handlers, "told": [_plain(each) for each in told]})
+    at = f"{timezone.localtime(event.at):%Y-%m-%d %H:%M:%S}"
+    out.say(f"{event.name} (version {event.version}), told of by {event.source} at {at}: {state_of(event)}")
+    if event.job is not None:
+        out.say(f"by the job {event.job}")
+    out.say(json.dumps(data, ensure_ascii=False, indent=2))
+    for each in handlers:
+        out.say(f"{each['handler']}: {each['state']} (job {each['job']})")
+    for then in told:
+        out.say(f"then {then.name} [{then.uuid}]")
+
+
+def _replay(out: JobsCommand, args: Namespace) -> None:
+    if not args.to:
+        raise CommandError("Say to which service: --to billing. Events are never given to all of them again.")
+    if not (args.ids or args.type or args.since):
+        raise CommandError("Say which events: their ids, --type or --since.")
+    app = celery_app()
+    if app is None:
+        raise CommandError("The project has no Celery app, or does not import it: manage.py jobs init")
+    import_tasks(app)
+    done = {"events": 0, "jobs": 0, "sent": 0}
+    for using in conf().DATABASES:
+        rows = _selected(args, using)
+        if args.dry_run:
+            done["events"] += rows.count()
+            continue
+        try:
+            for name, count in replay.replay(app, rows, args.to, args.again, args.number).items():
+                done[name] += count
+        except ValueError as exc:
+            raise CommandError(str(exc)) from exc
+    out.say_json({**done, "to": args.to, "dry_run": args.dry_run})
+    if args.dry_run:
+        out.say(f"{done['events']} events would be looked at for {args.to}")
+    else:
+        out.say(f"{done['events']} events: {done['jobs']} jobs made, {done['sent']} messages sent to {args.to}")
+
+
+def _schema(out: JobsCommand, args: Namespace) -> None:
+    if (app := celery_app()) is not None:
+        import_tasks(app)
+    found = {f"{each.name}.v{each.version}.json": each for each in declare.types.values()}
+    if not found:
+        raise CommandError("This project declares no event: @event of jobs.events, in a module that is imported.")
+    schemas = {name: each.schema.json_schema(each.name, each.version) for name, each in sorted(found.items())}
+    out.say_json(schemas)
+    if args.dir is None:
+        out.say(json.dumps(schemas, ensure_ascii=False, indent=2))
+        return
+    directory = Path(args.dir)
+    for name, schema in schemas.items():
+        if not args.dry_run:
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / name).write_text(json.dumps(schema, ensure_ascii=False, indent=2) + "\n")
+        out.say(str(directory / name))
