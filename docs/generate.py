@@ -125,7 +125,7 @@ def commands() -> list[str]:
         if examples:
             lines += [
                 "",
-                "```",
+                "```sh",
                 *(line[2:] if line.startswith("  ") else line for line in examples.splitlines()),
                 "```",
             ]
