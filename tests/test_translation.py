@@ -23,6 +23,7 @@ import django
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.core.management import CommandError, call_command
+from django.db import connection
 from django.urls import reverse
 from django.utils import timezone, translation
 from django.utils.text import capfirst
@@ -249,6 +250,7 @@ SITUATIONS = {
     "in_line": lambda: (alive(), make("ready", age=5), make("ready"))[2],
     "busy_workers": lambda: (make("running", node=alive(concurrency=1)), make("ready"))[1],
     "not_taken": lambda: (alive(), make("ready", age=7200))[1],
+    "write_lock": lambda: (make("running", node=alive(), age=9), make("ready"))[1],
     "next": lambda: (alive(), make("ready"))[1],
     "old_signature": lambda: make("ready", args=[1, 2, 3]),
     "running": lambda: make("running", node=alive()),
@@ -280,6 +282,8 @@ def why(key: object, *options: str) -> str:
 @pytest.mark.django_db
 @pytest.mark.parametrize("code", SITUATIONS)
 def test_every_reason_is_in_german_and_has_its_code(in_german, german, code):
+    if code == "write_lock" and connection.vendor != "sqlite":
+        pytest.skip("others lock rows")
     job = SITUATIONS[code]()
     page = look(german, in_german, admin("job_change", job.pk), "Warum ist er hier?", f'<li class="reason-{code}">')
     found = json.loads(why(job.pk, "--json"))

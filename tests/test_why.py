@@ -13,7 +13,7 @@ import pytest
 from celery import current_app
 from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
-from django.db import connection
+from django.db import connection, transaction
 from django.db.models.functions import Now
 from django.test import Client
 from django.urls import reverse
@@ -149,6 +149,31 @@ def test_lock_that_another_job_holds(tmp_path, store):
         assert reason["cure"] == f"manage.py jobs why {holder.id}"
         gate.touch()
         wait_ended(waiting.id)
+
+
+def test_an_open_body_on_sqlite_keeps_idle_processes_from_claiming(tmp_path):
+    if connection.vendor != "sqlite":
+        pytest.skip("others lock rows")
+    started, gate = tmp_path / "started", tmp_path / "gate"
+    with Worker():
+        with transaction.atomic():
+            holder = tasks.gated.delay("holder", str(started), str(gate))
+            waiting = tasks.effect.apply_async(("waiting",), countdown=0.5)
+        in_body(holder.id, started)
+        # Not the page: to log in is to write.
+        wait_for(lambda: codes(waiting.id)[0] == "write_lock", 20, "it says so")
+        reason = ask(waiting.id)["reasons"][0]
+        assert reason["says"].startswith(f"The job {holder.id} (tests.tasks.gated) runs since ")
+        assert "atomic=False" in reason["cure"]
+        gate.touch()
+        wait_ended(waiting.id)
+        assert codes(waiting.id) == ["succeeded"]
+
+
+def test_a_body_without_a_transaction_keeps_nobody_from_claiming(worker):
+    make("running", node=worker, age=30, task="shop.tasks.charge_order")
+    make("running", age=30)  # of a worker that is gone, and its transaction with it
+    assert codes(make("ready").pk) == ["next"]
 
 
 def test_task_that_no_worker_knows():

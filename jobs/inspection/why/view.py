@@ -96,8 +96,11 @@ class View:
     @cached_property
     def task(self) -> Any:
         """The task as this process knows it, or None."""
+        return self.task_of(self.job)
+
+    def task_of(self, job: Job) -> Any:
         app = loaded_app()
-        return app and app.tasks.get(self.job.task)
+        return app and app.tasks.get(job.task)
 
     @cached_property
     def lock(self) -> tuple[str, locks.Held | None] | None:

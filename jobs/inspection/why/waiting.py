@@ -12,12 +12,13 @@ from jobs.idempotency.keys import bind, signature_of
 from jobs.inspection import limits
 from jobs.inspection.census import MOST, UNKNOWN, at_least, in_line, late_after
 from jobs.inspection.times import duration
-from jobs.inspection.why.view import COUNTS, Reason, View
+from jobs.inspection.why.view import COUNTS, SHOWN, Reason, View
 from jobs.models import LINED, LIVE, Job, State
 from jobs.operations import instance
 
-#: Seconds after which an open transaction is worth a word.
+#: Seconds after which an open transaction is worth a word; on SQLite, where it holds the only write lock, sooner.
 OLD = 60
+LONG = 1
 
 
 def expired(view: View) -> Iterator[Reason]:
@@ -228,8 +229,37 @@ def due(view: View) -> Iterator[Reason]:
     yield from held_up(view, "row_locked", says, _LOCKING, view.job.pk)
     if view.pause is None and view.consumers:
         # A pause, or a missing worker, was said already, and matters more than the line.
+        yield from _write_lock(view)
         found = list(limited(view))
         yield from found or _in_line(view)
+
+
+def _write_lock(view: View) -> Iterator[Reason]:
+    """On SQLite nobody claims while a body is in its transaction, however many processes are idle."""
+    if connections[view.using].vendor != "sqlite":
+        return
+    alive = [worker for worker in view.workers if worker.is_alive]
+    running = Job.objects.using(view.using).filter(state=State.RUNNING, node__in=alive)
+    for job in running.order_by("started_at", "rank", "run_at", "pk")[:SHOWN]:
+        if getattr(view.task_of(job), "atomic", False) and (seconds := view.since(job.started_at)) > LONG:
+            says = gettext(
+                "The job %(job)s (%(task)s) runs since %(since)s in a transaction. On SQLite that holds the one write "
+                "lock: no worker can take another job until it ends."
+            )
+            cure = gettext(
+                "Keep bodies short on SQLite, and declare those that sleep or wait for the network with atomic=False. "
+                "To end it: manage.py jobs kill %s"
+            )
+            yield Reason(
+                "write_lock",
+                says,
+                cure % job.pk,
+                {"since": duration(seconds)},
+                job=job.pk,
+                task=job.task,
+                seconds=seconds,
+            )
+            return
 
 
 def _in_line(view: View) -> Iterator[Reason]:
