@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from jobs.inspection import census
+from jobs.inspection import census, remarks, tallies
 from jobs.inspection.dashboard import FAILURES, Dashboard
 from jobs.lifecycle import queues
 from jobs.maintenance.tally import HOUR, MINUTE, Count, clock, floor
@@ -140,6 +140,27 @@ def test_of_very_many_calls_the_newest_tell_the_rate(monkeypatch):
     assert 28 < queue["in"] < 31, "60 in the last 119 seconds, and not 60 in ten minutes"
 
 
+def test_a_failure_is_there_at_once(staff):
+    client = staff("view_job")
+    make("failed", task="shop.mail")
+    # Counted meanwhile, and once.
+    make("failed", task="shop.mail", age=180)
+    Count().run_once()
+    for span in ("hour", "day", "week"):
+        assert Dashboard(span).ended()["failed"] == 2
+        assert sum(Dashboard(span).chart().series["failed"]) == 2
+        assert "shop.mail: 2 of 2 failed this hour" in client.get(f"{URL}?span={span}").content.decode()
+    [remark] = [each for each in remarks.of(census.gather(live=True)) if each.kind == "failed"]
+    assert remark.number == 2
+
+
+def test_of_very_many_that_nobody_counted_yet_the_newest_tell(monkeypatch):
+    monkeypatch.setattr(tallies, "MOST", 3)
+    for number in range(5):
+        make("failed", age=number)
+    assert Dashboard().ended()["failed"] == 3
+
+
 def test_it_takes_few_queries_however_much_there_is(staff):
     client = staff("view_job")
 
@@ -157,7 +178,7 @@ def test_it_takes_few_queries_however_much_there_is(staff):
         make("ready", queue=f"queue{number}")
         make("running")
         tally(2 * MINUTE, 1, task=f"task{number}", state="failed", error="E")
-    assert queries() == few <= 25
+    assert queries() == few <= 26
 
 
 def test_nothing_becomes_markup(staff):

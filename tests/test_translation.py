@@ -470,5 +470,5 @@ def test_commands_speak_the_language_of_the_project_and_json_none(settings):
         call_command("jobs", "cancel", str(job.pk), "--json", stdout=out)
     assert json.loads(out.getvalue())["refused"][0]["why"] == "is failed: nothing to cancel"
     queues.pause("celery")
-    [remark] = remarks.of(census.gather(live=True))
+    [_, remark] = remarks.of(census.gather(live=True))
     assert remark.line == "celery: ist angehalten; manage.py jobs resume celery"

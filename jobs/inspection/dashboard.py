@@ -8,9 +8,9 @@ from typing import Any
 from django.utils import timezone
 
 from jobs.conf import conf
-from jobs.inspection import census, remarks
+from jobs.inspection import census, remarks, tallies
 from jobs.maintenance.tally import HOUR, MINUTE, QUARTER, floor, percentile
-from jobs.models import ENDED, Job, State, Tally
+from jobs.models import ENDED, Job, State
 from jobs.models.fields import first_id, time_of
 
 #: The percentiles that are shown.
@@ -45,10 +45,13 @@ class Dashboard:
         self.now = timezone.now()
         last = floor(self.now, self.span.bar)
         self.begins = [last - number * self.span.bar for number in reversed(range(self.span.bars))]
-        self.tallies = _tallies(self.span.bar, self.begins[0])
-        is_hour = self.span.bar == MINUTE
+        counted, rest = tallies.last_hour()
         #: Those of the minutes of the last hour.
-        self.minutes = self.tallies if is_hour else _tallies(MINUTE, floor(self.now, MINUTE) - HOUR)
+        self.minutes = counted + rest
+        self.tallies = self.minutes
+        if self.span.bar != MINUTE:
+            self.tallies = tallies.of(self.span.bar, self.begins[0])
+            self.tallies += [row._replace(begin=floor(row.begin, self.span.bar)) for row in rest]
         self.rates = self._rates()
         self.remarks = remarks.of(self.found, self.running, self.rates, self.minutes)
 
@@ -119,10 +122,10 @@ class Dashboard:
         """Jobs a minute, into each queue and out of it."""
         entered = self._entered()
         left: Counter[str] = Counter()
-        begin = floor(self.now, MINUTE) - RATED * MINUTE
+        end = floor(self.now, MINUTE)
         for row in self.minutes:
             # Only jobs that ran count: a job that was cancelled while it waited was no work.
-            left[row.queue] += sum(row.ran.values()) if row.begin >= begin else 0
+            left[row.queue] += sum(row.ran.values()) if end - RATED * MINUTE <= row.begin < end else 0
         return {name: (entered[name], left[name] / RATED) for name in {*self.found["queues"], *left}}
 
     def _entered(self) -> dict[str, float]:
@@ -142,10 +145,3 @@ class Dashboard:
                 for queue, count in Counter(queue for queue, _, _ in found).items():
                     total[queue] += count * MINUTE / passed
         return total
-
-
-def _tallies(stretch: datetime.timedelta, begin: datetime.datetime) -> list[Any]:
-    names = ("begin", "task", "queue", "state", "error", "count", "ran", "waited")
-    every = (Tally.objects.using(alias).filter(length=stretch.seconds, begin__gte=begin) for alias in conf().DATABASES)
-    # A model of each would take most of the page's time.
-    return [row for rows in every for row in rows.values_list(*names, named=True)]

@@ -11,10 +11,9 @@ from django.utils import timezone
 from django.utils.translation import gettext, ngettext, ngettext_lazy
 
 from jobs.conf import conf
-from jobs.inspection import census, limits
+from jobs.inspection import census, limits, tallies
 from jobs.inspection.times import duration
-from jobs.maintenance.tally import HOUR
-from jobs.models import LIVE, Batch, Job, State, Tally
+from jobs.models import LIVE, Batch, Job, State
 
 #: Severities, the worst first. A remark of the last one is no problem.
 ERROR, WARNING, INFO = SEVERITIES = ("error", "warning", "info")
@@ -107,16 +106,18 @@ def of(
     found: dict[str, Any],
     running: Iterable[Any] | None = None,
     rates: Mapping[str, tuple[float, float]] | None = None,
-    tallies: Iterable[Any] | None = None,
+    minutes: Iterable[Any] | None = None,
 ) -> list[Remark]:
     """Out of :func:`census.gather`, the worst first.
 
     Parameters:
         running: the oldest jobs that run (:func:`census.running_now`).
         rates: jobs a minute into each queue and out of it, if somebody knows them.
-        tallies: those of the minutes of the last hour.
+        minutes: tallies of the last hour.
     """
-    tallies = last_hour() if tallies is None else tallies
+    if minutes is None:
+        counted, rest = tallies.last_hour()
+        minutes = counted + rest
     every = [
         *_copies(found["databases"]),
         *_queues(found, rates or {}),
@@ -126,7 +127,7 @@ def of(
         ),
         *_overdue(found["due"]),
         *_unknown(found["unknown_tasks"]),
-        *_failed(tallies),
+        *_failed(minutes),
         *_died(found["died"]),
         *_stuck(census.running_now() if running is None else running),
         *_batches(),
@@ -253,18 +254,12 @@ def _unknown(tasks: dict[str, int]) -> Iterator[Remark]:
         yield _remark("unknown_task", says, means, about=task, number=number)
 
 
-def last_hour() -> list[Any]:
-    names, begin = ("begin", "task", "state", "error", "count"), timezone.now() - HOUR
-    every = (Tally.objects.using(alias).filter(length=60, begin__gte=begin) for alias in conf().DATABASES)
-    return [row for rows in every for row in rows.values_list(*names, named=True)]
-
-
-def _failed(tallies: Iterable[Any]) -> Iterator[Remark]:
+def _failed(minutes: Iterable[Any]) -> Iterator[Remark]:
     """Of each task, those with the most failures first."""
     ended: Counter[str] = Counter()
     worked: dict[str, datetime.datetime] = {}
     failures: dict[str, list[Any]] = defaultdict(list)
-    for row in tallies:
+    for row in minutes:
         if row.state == State.FAILED:
             failures[row.task].append(row)
         elif row.state == State.SUCCEEDED:

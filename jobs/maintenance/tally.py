@@ -148,9 +148,11 @@ def count(using: str, begin: datetime.datetime, end: datetime.datetime) -> int:
     return sum(tally.count for tally in found.values())
 
 
-def ended(using: str, begin: datetime.datetime, end: datetime.datetime) -> Tallies:
-    """What ended in between, by the minute; not stored."""
+def ended(using: str, begin: datetime.datetime, end: datetime.datetime, most: int | None = None) -> Tallies:
+    """What ended in between, by the minute; not stored. With ``most`` the newest ones only."""
     rows = Job.objects.using(using).filter(finished_at__gte=begin, finished_at__lt=end)
+    if most is not None:
+        rows = rows.order_by("-finished_at")[:most]
     found: Tallies = {}
     names = ("finished_at", "task", "queue", "state", "error__type", "started_at", "run_at")
     for finished_at, task, queue, state, error, started_at, run_at in rows.values_list(*names).iterator():

@@ -1,0 +1,38 @@
+"""What ended: the tallies of a stretch of time, and the jobs that no worker has counted yet."""
+
+import datetime
+from collections import namedtuple
+from collections.abc import Iterator
+
+from django.utils import timezone
+
+from jobs.conf import conf
+from jobs.maintenance.tally import HOUR, MINUTE, ended, floor
+from jobs.models import Tally
+
+#: How many are counted for a page, the newest: 30 ms.
+MOST = 2000
+
+#: A model of each would take most of the page's time.
+Row = namedtuple("Row", "begin task queue state error count ran waited")
+
+
+def of(stretch: datetime.timedelta, begin: datetime.datetime) -> list[Row]:
+    return [row for alias in conf().DATABASES for row in _of(alias, stretch, begin)]
+
+
+def _of(using: str, stretch: datetime.timedelta, begin: datetime.datetime) -> Iterator[Row]:
+    rows = Tally.objects.using(using).filter(length=stretch.seconds, begin__gte=begin)
+    return map(Row._make, rows.values_list(*Row._fields))
+
+
+def last_hour() -> tuple[list[Row], list[Row]]:
+    """By the minute: what was counted, and what was not; of very many of these the newest."""
+    now, counted, rest = timezone.now(), [], []
+    for alias in conf().DATABASES:
+        rows = list(_of(alias, MINUTE, floor(now, MINUTE) - HOUR))
+        since = max((row.begin for row in rows), default=floor(now, MINUTE) - HOUR - MINUTE) + MINUTE
+        counted += rows
+        found = ended(alias, since, now + HOUR, MOST).values()
+        rest += [Row(*(getattr(each, name) for name in Row._fields)) for each in found]
+    return counted, rest
