@@ -259,7 +259,23 @@ def test_why_says_what_a_batch_waits_for(node, capsys):
     assert str(second) in text
     finish(second)
     clock.tick()
-    assert [each.code for each in why.explain(found.pk)[1]] == ["batch_ended"]
+    [reason] = why.explain(found.pk)[1]
+    callback = Job.objects.get(batch=None)
+    assert reason.code == "batch_ended"
+    assert f"It called {callback.task}: job {callback.pk}." in reason.says
+
+
+def test_the_page_of_a_batch_names_what_is_to_be_called_and_what_was(staff, node):
+    client, found = staff("view_job", "view_batch"), made()
+    page = reverse("admin:jobs_batch_change", args=[found.pk])
+    assert client.get(page).content.decode().count("tests.tasks.effect") == 2
+    for key in keys_of(found):
+        finish(key)
+    clock.tick()
+    callback = Job.objects.get(batch=None)
+    text = client.get(page).content.decode()
+    assert reverse("admin:jobs_job_change", args=[callback.pk]) in text
+    assert "tests.tasks.effect" in text
 
 
 def test_the_commands_know_batches(node, capsys):

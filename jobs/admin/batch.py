@@ -8,7 +8,8 @@ from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from jobs.admin.base import NOTHING, ReadOnlyAdmin, badge, column, may, time_column, url_of
+from jobs.admin.base import NOTHING, ReadOnlyAdmin, badge, column, link, may, time_column, url_of
+from jobs.arguments import as_uuid
 from jobs.calling import batches
 from jobs.inspection import public
 from jobs.models import Batch, State
@@ -16,6 +17,13 @@ from jobs.operations.actions import OPERATIONS
 
 #: What may be done to all jobs of a batch, of what may be done to one.
 WHOLE = ("retry", "cancel", "kill")
+
+
+def _callback(batch: Batch, name: str) -> str:
+    """The task that is to be called, or the job by which it was."""
+    if (called := batch.called.get(name)) is None:
+        return (getattr(batch, name) or {}).get("task", NOTHING)
+    return format_html("{}: {}", called["task"], link(batch, as_uuid(called["id"])))
 
 
 @admin.register(Batch)
@@ -27,8 +35,8 @@ class BatchAdmin(ReadOnlyAdmin):
 
     made = time_column(_("created at"), "made_at")
     ended = time_column(_("finished at"), "ended_at")
-    success = column(_("on success"), lambda batch: (batch.on_success or {}).get("task", NOTHING))
-    failure = column(_("on failure"), lambda batch: (batch.on_failure or {}).get("task", NOTHING))
+    success = column(_("on success"), lambda batch: _callback(batch, "on_success"))
+    failure = column(_("on failure"), lambda batch: _callback(batch, "on_failure"))
 
     @admin.display(description=_("progress"))
     def bar(self, batch: Batch) -> str:

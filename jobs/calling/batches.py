@@ -146,11 +146,14 @@ def _close(key: uuid.UUID, using: str) -> bool:
         has_failed = any(found.counts.get(state) for state in (State.FAILED, State.CANCELLED))
         name = "on_failure" if has_failed else "on_success"
         callback = getattr(found, name)
-        # Once: a batch that a retry opened again ends again.
-        Batch.objects.using(using).filter(pk=key).update(ended_at=Now(), counts=found.counts, **{name: None})
+        called = dict(found.called)
         if callback is not None:
             with calls_are_rows(using):
-                signature(decoded(callback), app=current_app._get_current_object()).apply_async()
+                result = signature(decoded(callback), app=current_app._get_current_object()).apply_async()
+            called[name] = {"task": callback["task"], "id": str(result.id)}
+        ended = {"ended_at": Now(), "counts": found.counts, "called": called}
+        # Once: a batch that a retry opened again ends again.
+        Batch.objects.using(using).filter(pk=key).update(**ended, **{name: None})
     total = sum(found.counts.values())
     text = "the batch %s (%s) has ended: %s of %s jobs succeeded"
     extra = {"action": "batch_ended", "batch": str(key)}

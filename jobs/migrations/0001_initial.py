@@ -429,6 +429,7 @@ class Migration(migrations.Migration):
                 ('made_at', models.DateTimeField(default=django.db.models.functions.datetime.Now, verbose_name='created at')),
                 ('on_success', jobs.models.fields.JSONText(null=True, verbose_name='on success')),
                 ('on_failure', jobs.models.fields.JSONText(null=True, verbose_name='on failure')),
+                ('called', models.JSONField(default=dict)),
                 ('ended_at', models.DateTimeField(null=True, verbose_name='finished at')),
                 ('counts', models.JSONField(default=dict)),
             ],

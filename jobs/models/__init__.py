@@ -114,6 +114,8 @@ class Batch(models.Model):
     #: Signatures that are to be called; None when there is none, or it was called.
     on_success = JSONText(_("on success"), null=True)
     on_failure = JSONText(_("on failure"), null=True)
+    #: What was called, by which of these names: ``{"on_success": {"task": ..., "id": ...}}``.
+    called = models.JSONField(default=dict)
     #: None while a job of it may still run.
     ended_at = models.DateTimeField(_("finished at"), null=True)
     #: How many jobs were in which state by then.

@@ -71,8 +71,11 @@ def _batch(batch: Batch) -> Reason:
     live = Job.objects.using(batch._state.db).filter(batch=batch.pk, state__in=LIVE).order_by("pk").first()
     words = {"name": batch.name, "ended": sum(counts.get(state, 0) for state in ENDED), "all": sum(counts.values())}
     if batch.ended_at is not None or live is None:
-        says = gettext("It is a batch, %(name)s, of %(all)s jobs, and all have ended.")
-        return Reason("batch_ended", says, "", words)
+        says, cure = gettext("It is a batch, %(name)s, of %(all)s jobs, and all have ended."), ""
+        for called in batch.called.values():
+            says += " " + gettext("It called %(task)s: job %(id)s.") % called
+            cure = f"manage.py jobs why {called['id']}"
+        return Reason("batch_ended", says, cure, words, called=batch.called)
     says = gettext("It is a batch, %(name)s: %(ended)s of %(all)s jobs have ended, and it waits for the others.")
     return Reason("batch_waits", says, f"manage.py jobs why {live.pk}", words, job=live.pk, **counts)
 
