@@ -1,4 +1,4 @@
-"""A process, or a thread, that claims jobs for itself and runs them, one batch after the other."""
+"""A process, or a thread, that claims jobs for itself and runs them, claim by claim."""
 
 import json
 import logging
