@@ -338,6 +338,18 @@ def test_what_is_set_by_hand_wins_and_holds_within_a_poll(settings):
     assert (take(), len(claim(queue="mail"))) == ([4], 1)
 
 
+@pytest.mark.parametrize("words", [("limit", "mial", "--concurrency", "3"), ("pause", "mial")])
+def test_a_queue_that_nobody_knows_gets_the_nearest(words):
+    tasks.noop.apply_async((), queue="mail")
+    err = StringIO()
+    call_command("jobs", *words, stdout=StringIO(), stderr=err)
+    assert "did you mean `mail`?" in err.getvalue()
+    known = StringIO()
+    for name in ("mail", "celery"):
+        call_command("jobs", *(name if word == "mial" else word for word in words), stdout=StringIO(), stderr=known)
+    assert known.getvalue() == ""
+
+
 def test_limits_are_listed_and_wrong_ones_refused(settings):
     settings.JOBS = {**settings.JOBS, "QUEUES": {"mail": {"concurrency": 3, "rate": "100/m"}}}
     out = StringIO()

@@ -1,4 +1,4 @@
-"""Delete what ended long ago, part by part: only an end state can be deleted, and nothing whose result others replay."""
+"""Delete what ended long ago, in parts: only an end state can be deleted, and nothing whose result others replay."""
 
 import math
 import time

@@ -15,14 +15,14 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.utils.translation import gettext
 
-from jobs.conf import conf
+from jobs.conf import conf, did_you_mean, loaded_app
 from jobs.idempotency import effects as ledger
 from jobs.inspection import census
 from jobs.inspection.limits import usage
 from jobs.lifecycle import limits, queues
 from jobs.lifecycle.limits import name_of
 from jobs.management.console.base import DRY_RUN, ID, JobsCommand, Subcommand, me, option, subcommand
-from jobs.models import Pause, State
+from jobs.models import Pause, State, Tally
 from jobs.operations import instance, workers
 from jobs.operations.actions import OPERATIONS, Operation, Outcome
 from jobs.operations.selection import FIELDS, Selection, full_name, identify
@@ -126,6 +126,22 @@ examples:
 retry, run, cancel, kill, move, prioritize, delete = map(_subcommand, OPERATIONS.values())
 
 
+def _warn_of_unknown(out: JobsCommand, names: Iterable[str]) -> None:
+    """To stderr, and no error: the first job of a queue, and its worker, may come later."""
+    app = loaded_app()
+    known = {
+        *census.gather(live=True)["queues"],
+        *conf().QUEUES,
+        *Tally.objects.values_list("queue", flat=True).distinct(),
+    }
+    if app is not None:
+        known |= {*app.amqp.queues, *filter(None, (getattr(each, "queue", None) for each in app.tasks.values()))}
+    for name in names:
+        if name not in known:
+            text = f"Nobody knows a queue {name!r}: no worker, no job, no task, no setting{did_you_mean(name, known)}"
+            out.stderr.write(text, out.style.WARNING)
+
+
 @subcommand(
     option("names", "the name of a queue", nargs="*", metavar="QUEUE"),
     option("--reason", "why, for those who ask", default=""),
@@ -140,6 +156,8 @@ def pause(out: JobsCommand, args: Namespace) -> None:
       manage.py jobs pause
       manage.py jobs pause mail --reason "the mail server is moved"
     """
+    if args.names:
+        _warn_of_unknown(out, args.names)
     try:
         done = {name: queues.pause(name, me(), args.reason) for name in dict.fromkeys(args.names)}
     except ValueError as exc:
@@ -190,6 +208,8 @@ def limit(out: JobsCommand, args: Namespace) -> None:
             raise CommandError("Name a queue or a --task, and say --concurrency, --rate or both, or --clear.")
         try:
             name = full_name(args.task) if args.task is not None else name_of(args.queue)
+            if args.queue is not None and not args.clear:
+                _warn_of_unknown(out, [args.queue])
             limits.set_by_hand(name, args.concurrency, args.rate, me())
         except ValueError as exc:
             raise CommandError(str(exc)) from exc
