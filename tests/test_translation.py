@@ -33,6 +33,7 @@ from jobs.errors import UniqueTaken
 from jobs.inspection import census, remarks, schedules
 from jobs.inspection.verify import verify
 from jobs.lifecycle import queues, transitions
+from jobs.lifecycle.limits import set_by_hand
 from jobs.models import Action, Cancellation, Effect, Instance, Job, Marker, Node, Schedule
 from jobs.operations.actions import OPERATIONS
 from tests.conftest import not_installed
@@ -384,6 +385,8 @@ def test_lists_nodes_markers_and_calls(in_german, german):
     look(german, in_german, admin("marker_changelist"), "welcome:1")
     look(german, in_german, admin("marker_change", marker.pk), "Solange dieser Marker besteht")
     look(german, in_german, admin("marker_delete", marker.pk))
+    set_by_hand("@mail", 1, "1/h", "ada")
+    look(german, in_german, admin("limit_changelist"), "von Hand: ada", "Eine Grenze von Hand setzen")
     look(german, in_german, admin("effect_changelist"), "Noch keine Einträge: externe Aufrufe.")
     for job, state in zip(jobs_made[2:5], ("sending", "parked", "sent"), strict=True):
         row = Effect.objects.create(name="charge", key=state, job=job.pk, lease=job.lease, state=state)

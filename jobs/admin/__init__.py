@@ -4,6 +4,9 @@ from jobs.admin.batch import BatchAdmin
 from jobs.admin.dashboard import NodeAdmin, OverviewAdmin
 from jobs.admin.idempotency import EffectAdmin, MarkerAdmin
 from jobs.admin.job import JobAdmin
+from jobs.admin.limit import LimitAdmin
 from jobs.admin.schedule import ScheduleAdmin
 
-__all__ = ["BatchAdmin", "EffectAdmin", "JobAdmin", "MarkerAdmin", "NodeAdmin", "OverviewAdmin", "ScheduleAdmin"]
+__all__ = [
+    "BatchAdmin", "EffectAdmin", "JobAdmin", "LimitAdmin", "MarkerAdmin", "NodeAdmin", "OverviewAdmin", "ScheduleAdmin"
+]  # fmt: skip

@@ -4,7 +4,7 @@ import datetime
 import math
 import uuid
 from collections import Counter, defaultdict, namedtuple
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from jobs.conf import conf
 from jobs.database import databases
 from jobs.inspection import limits, schedules
 from jobs.lifecycle.queues import paused as paused_queues
-from jobs.models import CLAIMABLE, ENDED, HELD, LIVE, Cancellation, Job, Node, State
+from jobs.models import CLAIMABLE, ENDED, HELD, LINED, LIVE, Cancellation, Job, Node, State
 from jobs.operations import instance
 
 #: Nobody counts further: of a long backlog it matters that it is long.
@@ -110,6 +110,23 @@ def ready(queue: str) -> str:
     rows = [in_line(alias).filter(queue=queue) for alias in conf().DATABASES]
     counts = [each[:MOST].count() for each in rows]
     return at_least(sum(counts), MOST in counts)
+
+
+def lines() -> Callable[[str], str]:
+    """How many jobs of a task with a limit are ready, for people: of the first :data:`MOST`, or of its one line."""
+    seen: Counter[str] = Counter()
+    for alias in conf().DATABASES:
+        rows = Job.objects.using(alias).filter(LINED).order_by("limit_key", "queue", "rank", "run_at", "pk")
+        seen.update(rows.values_list("task", flat=True)[:MOST])
+    if seen.total() < MOST:
+        return lambda task: str(seen[task])
+
+    def number(task: str) -> str:
+        rows = (Job.objects.using(alias).filter(LINED, limit_key=task) for alias in conf().DATABASES)
+        count = max(seen[task], sum(each[:MOST].count() for each in rows))
+        return at_least(count, True)
+
+    return number
 
 
 def scheduled(using: str) -> QuerySet[Any]:

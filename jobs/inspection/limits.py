@@ -59,6 +59,8 @@ def usage() -> list[dict[str, Any]]:
     given = limits.read()
     known = limits.in_force(loaded_app(), given)
     of = {**{name_of(queue): each for queue, each in known.queues.items()}, **known.tasks}
+    # What was taken away by hand, with a rate of 0.
+    of |= {name: Limit() for name in given if name not in of}
     found: dict[str, dict[str, Any]] = {}
     for name, limit in of.items():
         row = found[name] = {"name": name.removeprefix("@"), "kind": "queue" if name.startswith("@") else "task"}

@@ -82,7 +82,7 @@ def read() -> Given:
     return {name: (concurrency, rate) for name, concurrency, rate in rows}
 
 
-def set_by_hand(name: str, concurrency: int | None, rate: str | None, by: str = "") -> None:
+def set_by_hand(name: str, concurrency: int | None, rate: str | None, by: str = "", reason: str = "") -> None:
     """Set a limit for all workers; they heed it within a second or so. Without either, the settings and the code hold.
 
     Parameters:
@@ -100,5 +100,5 @@ def set_by_hand(name: str, concurrency: int | None, rate: str | None, by: str = 
     if concurrency is None and rate is None:
         rows.filter(pk=name).delete()
         return
-    values = {"concurrency": concurrency, "rate": rate, "by": scrub(by, 150), "at": Now()}
-    rows.update_or_create(pk=name, defaults=values)
+    says = {"by": scrub(by, 150), "reason": scrub(reason, 1000), "at": Now()}
+    rows.update_or_create(pk=name, defaults={"concurrency": concurrency, "rate": rate, **says})

@@ -469,11 +469,13 @@ class Migration(migrations.Migration):
                 ('rate', models.CharField(max_length=32, null=True, verbose_name='rate')),
                 ('at', models.DateTimeField(default=django.db.models.functions.datetime.Now, verbose_name='set at')),
                 ('by', models.CharField(default='', max_length=150, verbose_name='set by')),
+                ('reason', models.TextField(default='', verbose_name='reason')),
             ],
             options={
                 'verbose_name': 'limit',
                 'verbose_name_plural': 'limits',
                 'db_table': 'jobs_limit',
+                'permissions': [('set_limit', 'Can set and remove limits')],
             },
         ),
         migrations.AddIndex(

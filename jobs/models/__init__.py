@@ -481,11 +481,13 @@ class Limit(models.Model):
     rate = models.CharField(_("rate"), max_length=32, null=True)
     at = models.DateTimeField(_("set at"), default=Now)
     by = models.CharField(_("set by"), max_length=150, default="")
+    reason = models.TextField(_("reason"), default="")
 
     class Meta:
         db_table = "jobs_limit"
         verbose_name = _("limit")
         verbose_name_plural = _("limits")
+        permissions: ClassVar = [("set_limit", _("Can set and remove limits"))]
 
     def __str__(self) -> str:
         return self.name

@@ -11,8 +11,8 @@ from jobs.models import Effect, Job, Marker, Node, State
 from shop.models import Customer
 from shop.services import sign_up
 
-LIST, EFFECTS, NODES, MARKERS = (
-    reverse(f"admin:jobs_{name}_changelist") for name in ("job", "effect", "node", "marker")
+LIST, EFFECTS, NODES, MARKERS, LIMITS = (
+    reverse(f"admin:jobs_{name}_changelist") for name in ("job", "effect", "node", "marker", "limit")
 )
 DASHBOARD = reverse("admin:jobs_dashboard")
 VERIFY = reverse("admin:jobs_verify")
@@ -30,7 +30,15 @@ def job(**which: object) -> Callable[[], str]:
 
 
 #: Before there is anything to see.
-EMPTY = {"dashboard": DASHBOARD, "jobs": LIST, "effects": EFFECTS, "nodes": NODES, "markers": MARKERS, "verify": VERIFY}
+EMPTY = {
+    "dashboard": DASHBOARD,
+    "jobs": LIST,
+    "effects": EFFECTS,
+    "nodes": NODES,
+    "markers": MARKERS,
+    "limits": LIMITS,
+    "verify": VERIFY,
+}
 
 #: In the scene; for everybody who may look.
 SHOWN: dict[str, Callable[[], str]] = {
@@ -45,6 +53,7 @@ SHOWN: dict[str, Callable[[], str]] = {
     "effect": lambda: change(Effect.objects.order_by("pk")[0]),
     "markers": lambda: MARKERS,
     "marker": lambda: change(Marker.objects.order_by("pk")[0]),
+    "limits": lambda: LIMITS,
     "verify": lambda: VERIFY,
     "sign-up": lambda: "/",
     "customer": lambda: sign_up(Customer(name="Ada", email="ada@example.com")).get_absolute_url(),

@@ -13,7 +13,8 @@ from jobs.admin import job as job_admin
 from jobs.lifecycle import queues
 from jobs.models import Action, Cancellation, Effect, Job, Marker, Pause
 from tests import tasks
-from tests.browser.pages import DASHBOARD, EFFECTS, LIST, RUN, change
+from tests.browser.axe import violations
+from tests.browser.pages import DASHBOARD, EFFECTS, LIMITS, LIST, RUN, change
 from tests.rows import make
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -231,3 +232,15 @@ def test_from_the_dashboard_to_a_worker_and_to_its_job(hand):
     hand.press(hand.page.get_by_role("link", name=str(job.pk)[-8:]))
     hand.press(hand.page.get_by_role("link", name="web1"))
     expect(hand.page.locator(".field-pid")).to_contain_text("4711")
+
+
+def test_set_a_limit_and_remove_it(hand):
+    page = hand.page
+    page.goto(LIMITS)
+    hand.write(page.get_by_label("name"), "mail")
+    hand.write(page.get_by_label("at once"), "3")
+    hand.press(page.get_by_role("button", name="Set"))
+    said(hand).to_contain_text("Set: @mail.")
+    assert not hand.has_script or violations(page) == []
+    hand.press(page.get_by_role("button", name="Remove: mail"))
+    said(hand).to_contain_text("Removed: @mail")

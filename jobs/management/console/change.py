@@ -189,6 +189,7 @@ def resume(out: JobsCommand, args: Namespace) -> None:
     option("--concurrency", "at most so many run at once", type=int, metavar="N"),
     option("--rate", "at most so many start in a time: 10/s, 100/m, 5000/h; 0: as many as there are", metavar="RATE"),
     option("--clear", "what was set here holds no longer, but the settings and the code", action="store_true"),
+    option("--reason", "why, for those who ask", default=""),
 )
 def limit(out: JobsCommand, args: Namespace) -> None:
     """Set how many jobs of a queue or a task run at once, or start in a time, over all workers.
@@ -210,7 +211,7 @@ def limit(out: JobsCommand, args: Namespace) -> None:
             name = full_name(args.task) if args.task is not None else name_of(args.queue)
             if args.queue is not None and not args.clear:
                 _warn_of_unknown(out, [args.queue])
-            limits.set_by_hand(name, args.concurrency, args.rate, me())
+            limits.set_by_hand(name, args.concurrency, args.rate, me(), args.reason)
         except ValueError as exc:
             raise CommandError(str(exc)) from exc
     elif any(says):
@@ -220,7 +221,7 @@ def limit(out: JobsCommand, args: Namespace) -> None:
     for row in found:
         words = [f"{row['concurrency']} at once ({row['running']} run)"] if row["concurrency"] else []
         words += [row["rate"]] if row["rate"] else []
-        words += ["set by hand"] if row["by_hand"] else []
+        words = (words or ["no limit"]) + (["set by hand"] if row["by_hand"] else [])
         out.say(f"{row['kind']} {row['name']}: {', '.join(map(str, words))}")
     if not found:
         out.say("No limit holds.")

@@ -1,0 +1,120 @@
+"""The limits: which hold and where they come from, how far each is used, and a form to set or remove one by hand."""
+
+from typing import Any
+
+from django import forms
+from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied, ValidationError
+from django.core.validators import ProhibitNullCharactersValidator
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from jobs.admin.base import ReadOnlyAdmin, may, time_column, url_of
+from jobs.conf import import_tasks, loaded_app
+from jobs.conf.rates import MOST, limit_of
+from jobs.inspection import census
+from jobs.inspection.limits import usage
+from jobs.inspection.times import duration
+from jobs.lifecycle import limits
+from jobs.lifecycle.limits import name_of
+from jobs.lifecycle.queues import check_name
+from jobs.models import Limit
+from jobs.operations.selection import full_name
+
+TEXT = [ProhibitNullCharactersValidator()]
+
+
+class LimitForm(forms.Form):
+    kind = forms.ChoiceField(label=_("of a"), choices=[("queue", _("queue")), ("task", _("task"))])
+    name = forms.CharField(label=_("name"), max_length=255, validators=TEXT)
+    concurrency = forms.IntegerField(label=_("at once"), min_value=1, max_value=MOST, required=False)
+    rate = forms.CharField(
+        label=_("rate"),
+        max_length=32,
+        required=False,
+        help_text=_("10/s, 100/m or 5000/h; 0 takes away what the settings or the code say."),
+    )
+    why = forms.CharField(label=_("Why (for the history):"), max_length=1000, required=False, validators=TEXT)
+
+    def clean_rate(self) -> str | None:
+        rate: str | None = self.cleaned_data["rate"] or None
+        try:
+            limit_of(None, rate)
+        except ValueError:
+            says = gettext("A rate is a number and its time, such as 10/s, 100/m or 5000/h.")
+            raise ValidationError(says) from None
+        return rate
+
+    def clean(self) -> dict[str, Any]:
+        given = self.cleaned_data
+        if not self.errors and given["concurrency"] is None and given["rate"] is None:
+            raise ValidationError(gettext("Say how many at once, or a rate, or both."))
+        if name := given.get("name"):
+            is_queue = given.get("kind") == "queue"
+            try:
+                if is_queue:
+                    check_name(name)
+                given["of"] = name_of(name) if is_queue else full_name(name)
+            except ValueError as exc:
+                self.add_error("name", str(exc))
+        return given
+
+
+@admin.register(Limit)
+class LimitAdmin(ReadOnlyAdmin):
+    fields = ("name", "concurrency", "rate", "set_at", "by", "reason")
+
+    set_at = time_column(_("set at"), "at")
+
+    def get_urls(self) -> list[Any]:
+        return [
+            self.path("set/", "limit_set", self.set, posts=True),
+            self.path("remove/", "limit_remove", self.remove, posts=True),
+            *super().get_urls(),
+        ]
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        return self._page(request, LimitForm(initial={name: request.GET.get(name, "") for name in ("kind", "name")}))
+
+    def _page(self, request: HttpRequest, form: LimitForm) -> HttpResponse:
+        if (app := loaded_app()) is not None:
+            import_tasks(app)
+        given = {row.name: row for row in self.get_queryset(request)}
+        rows, lines = usage(), census.lines()
+        for row in rows:
+            is_queue = row["kind"] == "queue"
+            row["of"] = name_of(row["name"]) if is_queue else row["name"]
+            row["waiting"] = census.ready(row["name"]) if is_queue else lines(row["name"])
+            row["next"], row["hand"] = duration(row["next_in"]), given.get(row["of"])
+        title = gettext("Limits")
+        return self.render(request, "limits.html", title, rows=rows, form=form, may_set=may(request, "set_limit"))
+
+    def set(self, request: HttpRequest) -> HttpResponse:
+        if not may(request, "set_limit"):
+            raise PermissionDenied
+        form = LimitForm(request.POST)
+        if not form.is_valid():
+            return self._page(request, form)
+        given = form.cleaned_data
+        of, concurrency, rate, why = given["of"], given["concurrency"], given["rate"], given["why"]
+        limits.set_by_hand(of, concurrency, rate, request.user.get_username(), why)
+        said = ", ".join(filter(None, [concurrency and f"concurrency={concurrency}", rate and f"rate={rate}", why]))
+        self.log_change(request, Limit(name=of), f"set {said}")
+        self.message_user(request, gettext("Set: %s. Workers heed it within a second or so.") % of, messages.SUCCESS)
+        return HttpResponseRedirect(url_of("limit_changelist"))
+
+    def remove(self, request: HttpRequest) -> HttpResponse:
+        """What the settings and the code say holds again."""
+        if not may(request, "set_limit"):
+            raise PermissionDenied
+        row = self.get_queryset(request).filter(pk=request.POST.get("name", "").replace("\0", "")).first()
+        if row is None:
+            self.message_user(request, gettext("Nothing was changed."), messages.WARNING)
+        else:
+            limits.set_by_hand(row.name, None, None)
+            self.log_change(request, row, f"remove {request.POST.get('why', '').strip()[:1000]}".strip())
+            self.message_user(request, gettext("Removed: %s") % row.name, messages.SUCCESS)
+        return HttpResponseRedirect(url_of("limit_changelist"))
