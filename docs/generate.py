@@ -93,7 +93,7 @@ def checks() -> list[str]:
 
 
 def metrics() -> list[str]:
-    from jobs.inspection import census
+    from jobs.inspection import census, demand
 
     tree = ast.parse((ROOT / "jobs/inspection/metrics.py").read_text())
     labels, families = {}, []
@@ -106,7 +106,7 @@ def metrics() -> list[str]:
     lines = table("metric", "labels", "what it counts")
     for suffix, (name, says, names, _) in families:
         found = eval(ast.unparse(names), {"__builtins__": {}}, labels)
-        text = eval(ast.unparse(says), {"census": census, "__builtins__": {}})
+        text = eval(ast.unparse(says), {"census": census, "demand": demand, "__builtins__": {}})
         lines.append(f"| `{name.value}{suffix}` | {', '.join(f'`{each}`' for each in found)} | {text} |")
     return lines
 

@@ -76,8 +76,8 @@ def test_status_as_json_counts_by_state_and_queue():
     assert 30 <= ages[0] < 50
     assert 12 <= ages[1] < 30
     assert found["queues"] == {
-        "celery": {"scheduled": 2, "ready": 1, "running": 1, "capped": False, "workers": 0, "paused": False},
-        "mail": {"scheduled": 0, "ready": 1, "running": 0, "capped": False, "workers": 0, "paused": False},
+        "celery": {"scheduled": 2, "ready": 1, "running": 1, "capped": False, "workers": 0, "paused": False, "held": 0},
+        "mail": {"scheduled": 0, "ready": 1, "running": 0, "capped": False, "workers": 0, "paused": False, "held": 0},
     }
     [alive] = found["nodes"]
     assert (alive["id"], alive["hostname"], alive["pid"]) == (str(node.pk), "web1", 4711)

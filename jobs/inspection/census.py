@@ -158,7 +158,8 @@ def running_now() -> list[Any]:
 
 #: What is told of a queue: here of one without jobs and workers.
 IDLE: dict[str, Any] = {str(state): 0 for state in LIVE} | {"capped": False, "oldest_ready_seconds": None}
-IDLE |= {"workers": 0, "paused": False}
+#: ``held``: those of the ready ones that wait for their limit, and that no claim looks at.
+IDLE |= {"workers": 0, "paused": False, "held": 0}
 
 
 class Live:
@@ -185,6 +186,7 @@ class Live:
         held = rows.filter(HELD).order_by("queue", "id").values_list("queue", flat=True)[:MOST]
         for name, count in Counter(held).items():
             queues[name]["ready"] += count
+            queues[name]["held"] += count
             queues[name]["capped"] |= len(held) >= MOST
         first = list(scheduled(using).values_list("queue", "age", "task", "error__type")[:MOST])
         for name, count in Counter(name for name, *_ in first).items():

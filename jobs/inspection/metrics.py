@@ -14,7 +14,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from jobs.conf import conf
 from jobs.idempotency import effects
-from jobs.inspection import census
+from jobs.inspection import census, demand
 from jobs.models import State, Tally
 
 
@@ -51,6 +51,7 @@ class _Collector:
             ("celery_active_consumer_count", "Workers that consume it.", one, of_queues("workers")),
             ("jobs_oldest_ready_seconds", "How long the oldest waits.", one, of_queues("oldest_ready_seconds")),
             ("jobs_queue_paused", "1: it is paused.", one, of_queues("paused")),
+            ("jobs_processes_needed", demand.SAYS, one, [([name], n) for name, n in demand.processes(found).items()]),
             ("jobs_live", "Jobs that have not ended.", [*one, "state"], live),
             ("celery_worker_up", "1: it beats.", node, of_nodes("alive")),
             ("celery_worker_tasks_active", "Jobs that it runs.", node, of_nodes("running")),

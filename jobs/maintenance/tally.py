@@ -176,6 +176,17 @@ def bucket(seconds: float) -> int:
     return 0 if seconds <= LEAST else math.ceil(round(math.log(seconds / LEAST, STEP), 9))
 
 
+def middle(number: int) -> float:
+    """Seconds: of a bucket."""
+    return float(LEAST * STEP ** (number - 0.5))
+
+
+def mean(histogram: Mapping[Any, int]) -> float | None:
+    """Seconds; None of nothing."""
+    total = sum(histogram.values())
+    return sum(middle(int(number)) * count for number, count in histogram.items()) / total if total else None
+
+
 def percentile(histogram: Mapping[Any, int], part: float) -> float | None:
     """Seconds within which ``part`` of all (0.95) ended; None of nothing. Also of a histogram as JSON has it."""
     needed = part * sum(histogram.values())
@@ -183,6 +194,5 @@ def percentile(histogram: Mapping[Any, int], part: float) -> float | None:
     for number in sorted(histogram, key=int):
         seen += histogram[number]
         if seen >= needed and seen:
-            # The middle of the bucket.
-            return LEAST * STEP ** (int(number) - 0.5)
+            return middle(int(number))
     return None

@@ -1,0 +1,38 @@
+"""How many processes the jobs need now: what an autoscaler asks."""
+
+import math
+from collections import Counter, defaultdict
+from typing import Any
+
+from django.utils import timezone
+
+from jobs.conf import conf
+from jobs.maintenance.tally import HOUR, mean
+from jobs.models import Tally
+
+#: Seconds in which what is ready should be worked off.
+DRAIN = 60
+SAYS = f"Processes that are busy, and those that work off in {DRAIN} s what is ready and may run."
+
+
+def processes(found: dict[str, Any]) -> dict[str, int]:
+    """By queue, out of ``census.gather``: what runs, and as many more as work off in a minute what is ready.
+
+    How long a job takes is the mean of the last hour's; where none ended, each is taken to need a process of its own.
+    What is held, and what a pause or the queue's limit keeps, needs none. There are never more than there are jobs.
+    """
+    ran: dict[str, Counter[str]] = defaultdict(Counter)
+    begin = timezone.now() - HOUR
+    for alias in conf().DATABASES:
+        rows = Tally.objects.using(alias).filter(length=60, begin__gte=begin)
+        for queue, each in rows.values_list("queue", "ran"):
+            ran[queue].update(each)
+    most = {row["name"]: row["concurrency"] for row in found["limits"] if row["kind"] == "queue"}
+    needed = {}
+    for name, queue in found["queues"].items():
+        ready = 0 if queue["paused"] else queue["ready"] - queue["held"]
+        takes = mean(ran[name])
+        share = 1.0 if takes is None else min(1.0, takes / DRAIN)
+        limit = most.get(name) or math.inf
+        needed[name] = max(queue["running"], int(min(queue["running"] + math.ceil(ready * share), limit)))
+    return needed
