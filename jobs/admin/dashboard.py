@@ -12,8 +12,10 @@ from django.contrib.admin.utils import quote
 from django.contrib.admin.views.main import ChangeList
 from django.core import checks
 from django.core.exceptions import PermissionDenied
+from django.core.handlers.asgi import ASGIRequest
 from django.db.models import Count, QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, StreamingHttpResponse
+from django.http.response import HttpResponseBase
 from django.shortcuts import get_object_or_404
 from django.utils import timezone
 from django.utils.formats import date_format
@@ -26,7 +28,7 @@ from jobs.admin.base import NOTHING, ReadOnlyAdmin, arguments, badge, column, ma
 from jobs.arguments import parse_uuid, scrub
 from jobs.calling import progress
 from jobs.conf import conf
-from jobs.inspection import census
+from jobs.inspection import census, live
 from jobs.inspection.census import LIVE, at_least
 from jobs.inspection.dashboard import FAILURES, Chart, Dashboard
 from jobs.inspection.remarks import INFO, Remark, sentence
@@ -58,6 +60,7 @@ class OverviewAdmin(ReadOnlyAdmin):
             # The name by which the admin's index knows it. No page of a row: this model's rows are jobs, unredacted.
             self.path("", "overview_changelist", self.changelist_view),
             self.path("verify/", "verify", self.verify),
+            self.path("live/", "live", self.live),
             self.path("queue/", "queue_switch", self.switch, posts=True),
             self.path("seen/", "node_seen", self.seen, posts=True),
         ]
@@ -139,6 +142,18 @@ class OverviewAdmin(ReadOnlyAdmin):
         known = set(Job.objects.filter(pk__in=filter(None, keys.values())).values_list("pk", flat=True))
         findings = [(each, [(key, keys[key] in known) for key in each.examples]) for each in report.findings]
         return self.render(request, "verify.html", title, report=report, findings=findings)
+
+    def live(self, request: HttpRequest) -> HttpResponseBase:
+        """Tells a page that something changed. Under WSGI a stream would hold a thread: there pages only poll."""
+        if not isinstance(request, ASGIRequest):
+            raise Http404
+        try:
+            since = float(request.GET.get("since", ""))
+        except ValueError:
+            since = 0.0
+        # Nobody between here and the browser collects it: neither a proxy, nor a middleware that compresses.
+        told = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", "Content-Encoding": "identity"}
+        return StreamingHttpResponse(live.stream(since), content_type="text/event-stream", headers=told)
 
     def seen(self, request: HttpRequest) -> HttpResponse:
         """Somebody has seen which workers died."""

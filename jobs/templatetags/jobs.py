@@ -1,9 +1,11 @@
 """``{% load jobs %}{% job_progress job %}``: a bar for a site's own pages."""
 
+import time
 import uuid
 from typing import Any
 
 from django import template
+from django.core.handlers.asgi import ASGIRequest
 from django.urls import NoReverseMatch, reverse
 
 from jobs.arguments import as_uuid
@@ -41,3 +43,12 @@ def short_name(task: str) -> str:
 @register.filter
 def at(mapping: dict[str, Any], key: Any) -> Any:
     return mapping.get(str(key))
+
+
+@register.simple_tag(takes_context=True)
+def live_url(context: Any) -> str:
+    """Where the page hears that something changed; empty where the server cannot stream, or who reads may not know."""
+    request, label = context.get("request"), Job._meta.app_label
+    if not isinstance(request, ASGIRequest) or not request.user.has_perm(f"{label}.view_job"):
+        return ""
+    return f"{reverse(f'admin:{label}_live')}?since={time.time():.0f}"

@@ -1,0 +1,157 @@
+"""Tells open pages that something changed: one thread of a web process looks, for all who watch there (ASGI)."""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.db import connections
+from django.db.models import Count, Sum
+
+from jobs.calling import progress
+from jobs.conf import conf
+from jobs.conf.logs import logger
+from jobs.database import databases
+from jobs.lifecycle.ring import CHANNEL
+from jobs.models import Job, Node, Pause, State
+
+#: Seconds between two looks: without a ring, and at the least. An end does not ring: that would cost every job.
+LOOK, LEAST = 1.0, 0.2
+#: Seconds after which a stream ends, and the browser asks again, with what permission there is by then; and after which
+#: a silent one says something, because proxies cut what is silent.
+LIFE, ALIVE = 300.0, 15.0
+#: The oldest running jobs, whose progress is looked at.
+OLDEST = 200
+
+
+def look() -> list[Any]:
+    """Something that changes when a page may; a few rows by their indexes."""
+    found: list[Any] = []
+    for alias in conf().DATABASES:
+        jobs = Job.objects.using(alias)
+        running = jobs.filter(state=State.RUNNING)
+        oldest = list(running.order_by("started_at").defer("args", "kwargs", "result", "error", "errors")[:OLDEST])
+        found += [
+            jobs.order_by("-pk").values_list("pk").first(),
+            jobs.filter(finished_at__isnull=False).order_by("-finished_at").values_list("finished_at").first(),
+            jobs.filter(state=State.SCHEDULED).order_by("run_at").values_list("run_at").first(),
+            running.aggregate(Count("pk"), Sum("lease")),
+            [(job.pk, job.lease) for job in oldest],
+            progress.of(oldest),
+            list(Pause.objects.using(alias).order_by("queue").values_list("queue")),
+        ]
+    nodes = Node.objects.using(databases.home()).filter(dead_at=None).order_by("pk")
+    return [*found, list(nodes.values_list("pk", "stopping_at"))]
+
+
+class Watch:
+    """Who watches in this process; its thread, and its connections, are there as long as somebody does."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._watchers: dict[asyncio.Event, asyncio.AbstractEventLoop] = {}
+        self._thread: threading.Thread | None = None
+        self._changed_at = 0.0
+
+    @contextmanager
+    def joined(self, event: asyncio.Event, since: float) -> Iterator[None]:
+        """Let the event be set when something changes; at once, if something may have since then (Unix time)."""
+        with self._lock:
+            self._watchers[event] = asyncio.get_running_loop()
+            if self._thread is None:
+                self._changed_at = time.time()
+                self._thread = threading.Thread(target=self._run, name="jobs-live", daemon=True)
+                self._thread.start()
+            if self._changed_at >= since - LOOK:
+                event.set()
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._watchers[event]
+
+    def _run(self) -> None:
+        seen: list[Any] = []
+        while self._look_on(seen):
+            time.sleep(LOOK)
+
+    def _look_on(self, seen: list[Any]) -> bool:
+        """Until nobody watches any more. True: the database is away."""
+        try:
+            with ExitStack() as stack:
+                ears = [_ear(alias, stack) for alias in conf().DATABASES if connections[alias].vendor == "postgresql"]
+                while not self._is_over():
+                    now = look()
+                    if seen and now != seen:
+                        self._tell()
+                    seen[:] = now
+                    _sleep(ears)
+            return False
+        except Exception as exc:
+            # Pages ask by themselves every ten seconds.
+            logger.debug("cannot look for changes: %s", exc, extra={"action": "live_failed"})
+            return not self._is_over()
+        finally:
+            connections.close_all()
+
+    def _is_over(self) -> bool:
+        with self._lock:
+            if self._watchers:
+                return False
+            self._thread = None
+            return True
+
+    def _tell(self) -> None:
+        with self._lock:
+            self._changed_at = time.time()
+            for event, loop in self._watchers.items():
+                # Race: the loop is closed, and its watchers are about to leave.
+                with suppress(RuntimeError):
+                    loop.call_soon_threadsafe(event.set)
+
+
+watch = Watch()
+
+
+def _ear(alias: str, stack: ExitStack) -> Any:
+    connection: Any = stack.enter_context(databases.apart(alias))
+    connection.ensure_connection()
+    connection.connection.execute(f"LISTEN {CHANNEL}")
+    return connection.connection
+
+
+def _sleep(ears: list[Any]) -> None:
+    """Until it is rung for a new job, or for :data:`LOOK`."""
+    time.sleep(LEAST)
+    heard, _, _ = select.select(ears, [], [], LOOK - LEAST)
+    for ear in heard:
+        for _ in ear.notifies(timeout=0):
+            pass
+
+
+async def stream(since: float) -> AsyncIterator[str]:
+    """Server-sent events, each of which says that something changed; for whoever may see jobs.
+
+    Parameters:
+        since: when the page was made that asks (Unix time).
+    """
+    # The request's own connections: nobody needs them while the stream is open.
+    await sync_to_async(connections.close_all)()
+    event, end = asyncio.Event(), time.monotonic() + LIFE
+    with watch.joined(event, since):
+        yield "retry: 2000\n\n"
+        while (left := end - time.monotonic()) > 0:
+            try:
+                async with asyncio.timeout(min(left, ALIVE)):
+                    await event.wait()
+            except TimeoutError:
+                yield ":\n\n"
+            else:
+                event.clear()
+                yield "data: changed\n\n"

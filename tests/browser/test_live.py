@@ -1,0 +1,41 @@
+"""Behind an ASGI server pages follow what happens, long before they would ask by themselves."""
+
+from __future__ import annotations
+
+import pytest
+from django.utils import timezone
+from playwright.sync_api import expect
+
+from jobs.models import Job
+from tests.browser.pages import DASHBOARD, LIST, change
+from tests.rows import make
+from tests.uvicorn import Uvicorn, session_of
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+#: Milliseconds: well before a poll, also on a busy machine.
+SOON = 8_000
+
+
+@pytest.fixture
+def page(chromium, transactional_db):
+    server = Uvicorn()
+    context = chromium.new_context(base_url=server.url)
+    context.add_cookies([{"name": "sessionid", "value": session_of("view_job"), "url": server.url}])
+    yield context.new_page()
+    context.close()
+    server.stop()
+
+
+@pytest.mark.parametrize("where", ["dashboard", "list", "job"])
+def test_a_page_follows_what_happens(page, where):
+    job = make("running")
+    page.goto({"dashboard": DASHBOARD, "list": LIST, "job": change(job)}[where])
+    expect(page.get_by_label("Follow what happens")).to_be_checked()
+    if where == "job":
+        expect(page.locator(".job-facts .job-running")).to_be_visible()
+    Job.objects.filter(pk=job.pk).update(state="succeeded", finished_at=timezone.now())
+    if where == "dashboard":
+        expect(page.locator(".jobs-tile.job-running strong")).to_have_text("0", timeout=SOON)
+    else:
+        expect(page.locator(".job-state.job-succeeded").first).to_be_visible(timeout=SOON)
