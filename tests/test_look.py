@@ -83,12 +83,14 @@ def test_show_has_everything():
         run("show", str(uuid.uuid4()))
 
 
-def test_nodes_of_a_real_worker():
+@pytest.mark.parametrize("version", [None, "shop-2.4"])
+def test_nodes_of_a_real_worker(settings, version):
+    settings.JOBS = {**settings.JOBS, "VERSION": version}
     with Worker(concurrency=3) as worker:
         wait_ended(tasks.noop.delay().id)
         [found] = json.loads(run("nodes", "--json"))
         assert (found["id"], found["alive"], found["queues"]) == (str(worker.node.pk), True, ["celery"])
-        assert (found["version"], found["pool"], found["concurrency"]) == (__version__, "prefork", 3)
+        assert (found["version"], found["pool"], found["concurrency"]) == (version or __version__, "prefork", 3)
         assert "prefork 3" in run("nodes")
 
 

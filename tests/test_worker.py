@@ -77,6 +77,7 @@ def test_a_worker_refuses_sqlite_without_immediate_transactions(settings):
         ({"DATABASES": []}, "at least one"),
         ({"INSTANCE": ""}, "name"),
         ({"TRACE": "parent"}, "'link' or 'child'"),
+        ({"VERSION": "4" * 40}, "at most 32"),
     ],
 )
 def test_an_unusable_setting_is_an_error_that_names_the_cure(settings, given, text):

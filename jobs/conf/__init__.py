@@ -124,6 +124,9 @@ class Settings:
     #: With OpenTelemetry's API installed: the span of a run ``"link"``s to the call, because it may come hours later
     #: and more than once, or is its ``"child"``, in the request's own trace. None: jobs are not traced.
     TRACE: str | None = "link"
+    #: The version of the project that a worker tells, at most 32 characters: a tag, or the beginning of a commit. With
+    #: it the pages can say since which deploy a task fails. None: the version of this app.
+    VERSION: str | None = None
 
 
 #: The options of a task that are ours (see :class:`jobs.Task`).
@@ -143,6 +146,7 @@ RULES = {
     "ISOLATION": ("raise|warn", "'raise' or 'warn', or None, not {!r}"),
     "METRICS_TOKEN": (".+", "text that nobody guesses, or None"),
     "TRACE": ("link|child", "'link' or 'child', or None, not {!r}"),
+    "VERSION": (".{1,32}", "a text of at most 32 characters, or None, not {!r}"),
 }
 
 

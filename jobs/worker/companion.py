@@ -349,7 +349,8 @@ class _Process:
     def _register(self) -> None:
         self._said = None
         self._admit()
-        row = {"hostname": socket.gethostname(), **self._node, "pid": self._main, "version": __version__}
+        version = conf().VERSION or __version__
+        row = {"hostname": socket.gethostname(), **self._node, "pid": self._main, "version": version}
         for alias in conf().DATABASES:
             Node.objects.using(alias).get_or_create(pk=board.node, defaults={**row, "queues": board.queues})
         if not rescue.beat(self._side, board.node):
