@@ -1,0 +1,93 @@
+"""The plan of what events ask again and again, at 100,000 rows of history."""
+
+from __future__ import annotations
+
+import datetime
+import re
+
+import pytest
+from celery import current_app
+from django.db import connection
+from django.db.models import Model
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from jobs.database import databases
+from jobs.events import relay, replay, subscriptions
+from jobs.lifecycle import order
+from jobs.maintenance import clock
+from jobs.maintenance.prune import Prune
+from jobs.models import Event, Job, Node
+from jobs.models.fields import uuid7
+from tests import event_tasks as told
+from tests.test_plans import FEW, ROWS, plan
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.core]
+
+DAY = datetime.timedelta(days=1)
+
+
+def multiply(model: type[Model], key: str) -> None:
+    """Make 100,000 rows of the one that there is, each with a key of its own, and 5,000 order keys."""
+    new_key = "gen_random_uuid()" if connection.vendor == "postgresql" else "lower(hex(randomblob(16)))"
+    names = [field.column for field in model._meta.concrete_fields if field.column not in (key, "id")]
+    values = [f"{name} || (i %% 5000)" if name == "order_key" else name for name in names]
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {ROWS}) "
+            f"INSERT INTO {model._meta.db_table} ({key}, {', '.join(names)}) "
+            f"SELECT {new_key}, {', '.join(values)} FROM {model._meta.db_table}, n",
+            [],
+        )
+
+
+@pytest.fixture
+def history(monkeypatch):
+    """100,000 events that were handed on, as many jobs of order keys that ended, and 2,000 that wait behind others."""
+    now = timezone.now()
+    node = Node.objects.create(hostname="h", pid=1)
+    Event.objects.create(name="test.thing.moved", source="shop", data={"name": "a"}, at=now - DAY, relayed_at=now - DAY)
+    jobs = {"task": "tests.event_tasks.note_moved", "queue": "celery"}
+    Job.objects.create(**jobs, order_key="k", state="succeeded", run_at=now - DAY, finished_at=now)
+    multiply(Event, "uuid")
+    multiply(Job, "id")
+    heads = [
+        Job(**jobs, order_key=f"k{n}", state="running", node=node, token=1, started_at=now, lease=1) for n in range(200)
+    ]
+    behind = [
+        Job(**jobs, order_key=f"k{n % 200}", order_place=n + 1, state="scheduled", run_at=order.NEVER)
+        for n in range(2000)
+    ]
+    Job.objects.bulk_create([*heads, *behind], batch_size=5000)
+    for number in range(20):
+        told.thing_moved("a", number)
+    subscriptions.register(current_app._get_current_object(), "default")
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE")
+
+
+def test_every_hot_query_of_events_uses_an_index(history):
+    app = current_app._get_current_object()
+    hot = {
+        "tick": clock.tick,
+        "hand on": lambda: relay.hand_on(app, "default"),
+        "let in": lambda: order.let_in("default", ["k1"]),
+        "let in many": lambda: order.let_in("default", [f"k{n}" for n in range(50)]),
+        "stuck": lambda: order.let_in_stuck("default"),
+        "out": lambda: order.out("default", ["k1", "k4999"]),
+        "prune": lambda: Prune(databases.SideDatabase()).run_once(),
+        "list": lambda: list(replay.select("default", ["test.thing.made"])[:50]),
+        "handlings": lambda: list(Job.objects.filter(parent_id=uuid7())),
+    }
+    for name, query in hot.items():
+        with CaptureQueriesContext(connection) as queries:
+            query()
+        for sql in [q["sql"] for q in queries if q["sql"].lstrip().startswith(("SELECT", "UPDATE", "DELETE", "WITH"))]:
+            text = plan(sql)
+            assert not re.search(r"Seq Scan on jobs_(job|event)\b", text), f"{name}: {sql}\n{text}"
+            read = sum(map(int, re.findall(r"Rows Removed by Filter: (\d+)", text)))
+            assert read < FEW, f"{name}: {sql}\n{text}"
+            scans = [line for line in text.splitlines() if re.search(r"SCAN jobs_(job|event)\b", line)]
+            # The first ones by their key are read from the table itself.
+            is_first = sql.endswith("LIMIT 5000")
+            assert is_first or not [line for line in scans if "USING" not in line], f"{name}: {sql}\n{text}"
