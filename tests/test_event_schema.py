@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import enum
+import json
 import re
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -18,6 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.events.schema import KINDS, Misfit, Schema
+from jobs.testing import assert_fits
+from tests.event_tasks import note_moved, thing_moved
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -44,10 +47,14 @@ class Line:
 
 class Address(TypedDict):
     city: str
-    code: NotRequired[str]
+    code: NotRequired[Annotated[str, "of the post"]]
 
 
 class Lax(Address, total=False):
+    street: str
+
+
+class Loose(TypedDict, total=False):
     street: str
 
 
@@ -415,6 +422,7 @@ def test_marks_of_a_typed_dict_count_although_its_annotations_are_strings():
         (Line, Line, None),
         (Address, Line, "`x.sku` is required, and the producer does not have it."),
         (Lax, Address, None),
+        (dict[str, int], Loose, "`x.street` may be an integer, and the handler takes a string."),
         (dict[str, str], Address, "`x.city` is required, and the producer does not have it."),
     ],
 )
@@ -453,4 +461,19 @@ def test_schemas_that_others_wrote_are_understood():
     assert one(Address | int | None).misfits(written) == ["`x.city` is required, and the producer does not have it."]
     assert one(TypedDict("Sku", {"sku": str}) | int).misfits(written) == [
         "`x` may be null, and the handler takes an object or an integer."
+    ]
+
+
+def test_a_consumer_s_test_says_when_a_producer_breaks_it(tmp_path):
+    schema = thing_moved.schema.json_schema("test.thing.moved", 1)
+    assert_fits(note_moved, schema)
+    schema["properties"]["number"] = {"type": "string"}
+    schema["required"].remove("name")
+    (tmp_path / "moved.json").write_text(json.dumps(schema))
+    with pytest.raises(AssertionError) as raised:
+        assert_fits(note_moved, tmp_path / "moved.json")
+    assert str(raised.value).splitlines() == [
+        "tests.event_tasks.note_moved does not fit test.thing.moved, version 1:",
+        "* `name` is required, and the producer may leave it out.",
+        "* `number` may be a string, and the handler takes an integer.",
     ]

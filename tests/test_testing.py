@@ -659,11 +659,11 @@ def test_the_plugin_has_fixtures_of_the_same_names(tmp_path):
 
 def test_the_examples_of_the_documentation_run(tmp_path):
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "howto" / "test.md").read_text(), re.M | re.S)
-    assert len(blocks) == 8
+    assert len(blocks) == 9
     for number, block in enumerate(blocks):
         (tmp_path / f"test_example_{number}.py").write_text(block)
     run = pytest_in(tmp_path, "--ds=tests.settings", "--create-db", DATABASE_URL=database_url(tmp_path))
-    assert "14 passed" in run.stdout, run.stdout + run.stderr
+    assert "16 passed" in run.stdout, run.stdout + run.stderr
 
 
 def test_the_plugin_costs_nothing_without_django(tmp_path):

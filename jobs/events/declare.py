@@ -209,6 +209,7 @@ def handler(
         if not any(each.kind is each.VAR_KEYWORD for each in parameters):
             parameters.append(inspect.Parameter("other_fields", inspect.Parameter.VAR_KEYWORD))
         run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        run.schema = schema  # type: ignore[attr-defined]
         del run.__wrapped__
         return celery.shared_task(base=base, **options)(run)
 

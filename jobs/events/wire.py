@@ -20,6 +20,8 @@ from jobs.arguments import decoded, jsonable, parse_uuid
 
 PREFIX = "cloudEvents:"
 PREFIXES = ("cloudevents:", "cloudevents_", "ce-", "ce_")
+#: What a row has room for.
+LONGEST = 255
 TRACE = ("traceparent", "tracestate")
 
 
@@ -108,6 +110,9 @@ def decode(body: bytes | str, properties: Mapping[str, Any]) -> Message:
         raise exc if isinstance(exc, Malformed) else Malformed(str(exc)) from None
     if missing := [name for name in ("id", "source", "type") if not texts.get(name)]:
         raise Malformed(f"it has no {' and no '.join(missing)}: send a CloudEvent")
+    for name in ("source", "type", "partitionkey"):
+        if len(texts.get(name, "")) > LONGEST:
+            raise Malformed(f"its {name} has {len(texts[name])} characters: send {LONGEST} at the most")
     return Message(
         id=texts["id"],
         source=texts["source"],
@@ -164,7 +169,7 @@ def _attributes(headers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _json(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _parsed(body: bytes | str) -> Any:
@@ -204,20 +209,20 @@ def _object(value: Any, what: str) -> dict[str, Any]:
 
 def _text(value: Any) -> str:
     if isinstance(value, datetime):
-        # AMQP's own timestamps have no time zone, and are in UTC.
-        return (value if value.tzinfo else value.replace(tzinfo=UTC)).isoformat()
+        return value.isoformat()
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def _version(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise Malformed(f"its eventversion is {text[:50]!r}: send a whole number")
+    if not (text.isascii() and text.isdigit() and len(text) < 6 and int(text) < 2**15):
+        raise Malformed(f"its eventversion is {text[:50]!r}: send a whole number below 32768")
     return int(text)
 
 
 def _number(text: str | None) -> int | None:
     """Somebody else's sequence may be any text."""
-    return int(text) if text and text.isascii() and text.isdigit() and len(text) < 20 else None
+    number = int(text) if text and text.isascii() and text.isdigit() and len(text) < 20 else None
+    return number if number is None or number < 2**63 else None
 
 
 def _time(text: str | None, timestamp: Any) -> datetime | None:
@@ -225,4 +230,5 @@ def _time(text: str | None, timestamp: Any) -> datetime | None:
         moment = datetime.fromisoformat(text.upper()) if text else datetime.fromtimestamp(timestamp, UTC)
     except (TypeError, ValueError, OverflowError, OSError):
         return None
+    # AMQP's own timestamps have no time zone, and are in UTC.
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

@@ -5,12 +5,14 @@ It needs neither a broker nor a worker. The path of a run is that of a worker: c
 
 from jobs.idempotency.isolation import isolation
 from jobs.testing.crash import NotIdempotent, assert_idempotent
+from jobs.testing.fits import assert_fits
 from jobs.testing.inline import Runs, assert_enqueued, assert_not_enqueued, capture_jobs, run_jobs
 
 __all__ = [
     "NotIdempotent",
     "Runs",
     "assert_enqueued",
+    "assert_fits",
     "assert_idempotent",
     "assert_not_enqueued",
     "capture_jobs",
