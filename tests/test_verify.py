@@ -24,7 +24,7 @@ from jobs.inspection.verify import RULES, SHAPES, WINDOW, Finding, Report, Unver
 from jobs.lifecycle import queues, transitions
 from jobs.maintenance import clock, rescue
 from jobs.maintenance.rescue import Rescue
-from jobs.models import Cancellation, Effect, Job, Marker, Node
+from jobs.models import Batch, Cancellation, Effect, Gate, Job, Marker, Node
 from tests import tasks
 from tests.harness import Worker, wait_ended
 from tests.rows import ERROR, beats, make, make_node
@@ -127,6 +127,26 @@ def _call(state: str, under: int = 3, **more) -> object:
     return Effect.objects.create(name="charge", key="1", job=make(state, **more).pk, lease=under).pk
 
 
+def _held(key: str | None = "k", **gate) -> object:
+    if gate:
+        Gate.objects.create(key=key, **gate)
+    return make("ready", held=True, limit_key=key).pk
+
+
+def _ended_batch(*states: str, **counts: int) -> object:
+    batch = Batch.objects.create(name="import 7", ended_at=timezone.now(), counts=counts)
+    for state in states:
+        make(state, batch=batch, **({"node": worker_node()} if state == "running" else {}))
+    return batch.pk
+
+
+def _open_batch(*ages: float) -> object:
+    batch = Batch.objects.create(name="import 7", made_at=ago(LONG))
+    for age in ages:
+        make("failed", age=age, batch=batch)
+    return batch.pk
+
+
 #: For each rule the ways to break it; each returns the key that is named.
 BREAKERS: list[tuple[str, Callable[[], object]]] = [
     ("state-known", lambda: make("lost", finished_at=timezone.now()).pk),
@@ -165,6 +185,13 @@ BREAKERS: list[tuple[str, Callable[[], object]]] = [
     ("cancellation-heeded", lambda: _note("failed")),
     ("effects-settled", lambda: _call("running", lease=2, node=worker_node())),
     ("effects-settled", lambda: _call("running", lease=1, node=worker_node(), under=0)),
+    ("held-let-in", _held),
+    ("held-let-in", lambda: _held(look_at=None)),
+    ("held-let-in", lambda: _held(None)),
+    ("batch-ended", lambda: _open_batch(LONG, LONG)),
+    ("batch-ended", _open_batch),
+    ("batch-counts", lambda: _ended_batch("failed", "running", failed=2)),
+    ("batch-counts", lambda: _ended_batch("failed", "failed", failed=1, cancelled=1)),
     ("marker-succeeded", lambda: Marker.objects.create(key="k", kind="task", job=make("failed").pk).pk),
 ]
 
@@ -212,9 +239,13 @@ def test_a_database_in_which_all_is_well(worker):
     make("cancelled")
     Cancellation.objects.create(job=running.pk, at=ago(LONG))
     make_node(dead_at=timezone.now(), signed_off=True)
+    _held(look_at=1.0)
+    # Its last job ended a moment ago; some of another's jobs are pruned.
+    _open_batch(LONG, 1.0)
+    _ended_batch("failed", failed=7, succeeded=2)
     report = verify()
     assert broken(report) == {}
-    assert recovering(report) == {"due-ready": 1, "ready-taken": 1, "expired-cancelled": 1}
+    assert recovering(report) == {"due-ready": 1, "ready-taken": 1, "expired-cancelled": 1, "batch-ended": 1}
     assert report.workers == 1
 
 

@@ -18,12 +18,12 @@ from django.utils.translation import gettext
 from jobs.conf import conf
 from jobs.database import databases
 from jobs.inspection.census import LIVE, MOST, in_line
-from jobs.inspection.verify.rules import RULES, SHAPES, Rows, Rule, Search, View
+from jobs.inspection.verify.rules import HISTORY, RULES, SHAPES, Rows, Rule, Search, View
 from jobs.models import Job, State
 from jobs.models.fields import created_since
 
-#: How much of history is read, unless all of it is asked for: the jobs of so many seconds, and so many at the most.
-WINDOW, HISTORY = 86400.0, 100_000
+#: How much of history is read, unless all of it is asked for: the jobs of so many seconds.
+WINDOW = 86400.0
 
 #: How many rows a finding names.
 EXAMPLES = 5

@@ -31,7 +31,10 @@ from jobs.inspection.census import LIVE, MOST, Head, heads, in_line, late_after,
 from jobs.lifecycle import queues
 from jobs.lifecycle.transitions import now_plus
 from jobs.maintenance.clock import LONGEST_TICK
-from jobs.models import UNSUCCESSFUL, Cancellation, Effect, Job, Marker, Node, State
+from jobs.models import HELD, UNSUCCESSFUL, Batch, Cancellation, Effect, Gate, Job, Marker, Node, State
+
+#: How much of history is read, unless all of it is asked for; and how many batches.
+HISTORY, BATCHES = 100_000, 1000
 
 #: Seconds that a busy machine may take on top of any bound.
 SLACK = 10.0
@@ -240,6 +243,41 @@ class Search:
             rows = self.running.filter(**{f"{place}__isnull": False}).values(key, place).annotate(count=Count("*"))
             found += [(name,) for name in rows.filter(count__gt=1).order_by().values_list(key, flat=True)[:MOST]]
         return [found]
+
+    @Rule("held-let-in", _("whoever lets in a job that is held back at its limit knows of it"))
+    def without_a_gate(self) -> Rows:
+        """Nobody looks at what has no gate, or one at which nobody is said to be held."""
+        held = self.jobs.filter(HELD)
+        keys = set(held.order_by("queue", "id").values_list("limit_key", flat=True)[:MOST])
+        # Race: what is let in meanwhile is not held any more when these rows are read.
+        keys.difference_update(
+            Gate.objects.using(self.using).filter(pk__in=keys, look_at__isnull=False).values_list("pk", flat=True)
+        )
+        return [held.filter(limit_key__in=keys - {None}), held.filter(limit_key=None)]
+
+    # Batches: each ends when its jobs have, and says how many there were
+
+    @Rule("batch-ended", _("a batch whose jobs have all ended is closed, and what follows it is called"), poll_bound)
+    def open_without_a_job(self) -> Rows:
+        of_it = self.jobs.filter(batch=OuterRef("pk"))
+        live, late = of_it.filter(state__in=LIVE), of_it.filter(finished_at__gt=self.since)
+        open_ones = Batch.objects.using(self.using).filter(ended_at=None, made_at__lte=self.since)
+        return [open_ones.filter(~Exists(live), ~Exists(late))]
+
+    @Rule("batch-counts", _("a batch that has ended has no job that may still run, and none that it did not count"))
+    def miscounted(self) -> Rows:
+        """Of the newest that ended within a day. Fewer jobs than were counted are no mistake: they are pruned."""
+        rows = Batch.objects.using(self.using).filter(ended_at__gt=now_plus(-86400)).order_by("-pk")
+        counted, size = {}, 0
+        for batch in rows[:BATCHES]:
+            counted[batch.pk] = batch.counts
+            size += sum(batch.counts.values())
+            if size > HISTORY:
+                break
+        found = self.jobs.filter(batch__in=counted).order_by().values_list("batch", "state").annotate(count=Count("*"))
+        wrong = {key for key, state, count in found if count > counted[key].get(state, 0)}
+        # Race: a retry has opened it again.
+        return [rows.filter(pk__in=wrong)]
 
     @Rule("marker-succeeded", _("the job that left the marker of an idempotency key succeeded"))
     def without_a_success(self) -> Rows:
