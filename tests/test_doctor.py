@@ -94,3 +94,18 @@ def test_a_queue_that_nobody_works_on():
     assert error
     with pytest.raises(CommandError, match="--timeout has to be above 0"):
         call_command("jobs", "doctor", "--timeout", "0")
+
+
+def test_what_is_worth_a_look_and_no_fault_is_a_note(monkeypatch):
+    queues.pause("mail", "ada")
+    make("ready", queue="nobody", age=600)
+    monkeypatch.setattr(listener, "hears", lambda alias: False)
+    out = io.StringIO()
+    with pytest.raises(CommandError):
+        call_command("jobs", "doctor", "--no-probe", stdout=out, no_color=True)
+    lines = out.getvalue().splitlines()
+    assert any(line.startswith("note  mail: is paused") for line in lines), lines
+    assert any(line.startswith("WRONG nobody: the oldest ready job has waited") for line in lines)
+    assert any(line.startswith("ok    settings: ") for line in lines)
+    if connection.vendor == "postgresql":
+        assert any(line.startswith("note  rings of 'default': are not heard") for line in lines)

@@ -135,6 +135,10 @@ def _stopped_by_signals() -> Iterator[threading.Event]:
         stop()
 
 
+#: What a remark is called, of which the dashboard tells as well: a fault, or worth a look.
+ATTENTION = "attention"
+
+
 class Finding(NamedTuple):
     """What the doctor says of one thing."""
 
@@ -154,7 +158,8 @@ def doctor(out: JobsCommand, args: Namespace) -> None:
 
     Database, settings, broker, lock store, rings and workers are tried; then a job that does nothing is
     enqueued and followed until it has ended. If it does not end, the reason is that of jobs why, and it is
-    cancelled. The exit status is 1 if something is wrong.
+    cancelled. A line begins with ok, with WRONG, or with note: worth a look, and no fault of the installation.
+    The exit status is 1 if something is wrong.
 
     examples:
       manage.py jobs doctor
@@ -166,8 +171,10 @@ def doctor(out: JobsCommand, args: Namespace) -> None:
     found = []
     for finding in _examine(args.queue, args.timeout, args.is_probed):
         found.append(finding)
-        mark = out.style.SUCCESS("ok   ") if finding.is_well else out.style.ERROR("WRONG")
-        out.say(f"{mark} {finding.what}: {finding.says}")
+        is_remark = finding.what == ATTENTION
+        well = out.style.WARNING("note ") if is_remark or finding.cure else out.style.SUCCESS("ok   ")
+        says = finding.says if is_remark else f"{finding.what}: {finding.says}"
+        out.say(f"{well if finding.is_well else out.style.ERROR('WRONG')} {says}")
         if finding.cure:
             out.say(f"      -> {finding.cure}")
     wrong = sum(not each.is_well for each in found)
@@ -195,7 +202,7 @@ def _examine(queue: str | None, timeout: float, is_probed: bool) -> Iterator[Fin
     yield from map(_ring, conf().DATABASES)
     yield _workers()
     for each in remarks.of(census.gather(live=True)):
-        yield Finding("attention", each.kind in remarks.NO_FAULT, each.text, each.command)
+        yield Finding(ATTENTION, each.kind in remarks.NO_FAULT, each.text, each.command)
     if is_probed:
         import_tasks(app)
         yield _probe(app, queue, timeout)
