@@ -17,6 +17,8 @@ from django.conf import settings
 from django.db import connection, connections
 from django.db.backends.base.base import NO_DB_ALIAS
 from django.db.utils import load_backend
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 from kombu import pools
 from xdist.scheduler import LoadScopeScheduling
 
@@ -26,6 +28,10 @@ from jobs.models import Job
 from tests import servers
 
 FAULTS = Path(__file__).parent / "faults"
+
+# The machine may be busy with other things.
+hypothesis_settings.register_profile("jobs", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+hypothesis_settings.load_profile("jobs")
 
 
 def pytest_addoption(parser) -> None:
