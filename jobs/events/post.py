@@ -6,7 +6,7 @@ from django.db import connections
 
 from jobs.conf import conf, loaded_app
 from jobs.database import databases
-from jobs.events import relay, subscriptions
+from jobs.events import relay, sender, subscriptions
 from jobs.lifecycle.ring import told
 
 #: Seconds between two looks at what may have been told of, on SQLite, where each write may be that; and until the next
@@ -50,4 +50,5 @@ class Post:
                 # Perhaps it has looked already when this event was committed.
                 time.sleep(SOON)
             done += count or 0
+            sender.numbered.set()
         return done

@@ -21,7 +21,6 @@ from jobs.conf import conf
 from jobs.conf.syncpoints import reach
 from jobs.database import databases
 from jobs.events import subscriptions
-from jobs.events.outbox import service
 from jobs.idempotency.keys import named
 from jobs.lifecycle import order
 from jobs.models import UNRELAYED, Event, Job, Position, Relay, State, Subscription
@@ -35,6 +34,9 @@ STILL = 5
 
 #: The header of a handler's job that says which event it handles.
 HEADER = "event"
+
+#: Among an event's headers: the values without names, of a Celery task that came as an event.
+ARGS = "args"
 
 
 def hand_on(app: Celery, using: str, limit: int = LIMIT) -> int | None:
@@ -72,11 +74,11 @@ def lock(using: str, waits: bool = True) -> Relay | None:
 
 def _number(using: str, events: Sequence[Event]) -> None:
     """Give each event its place among those of its name, so that others see what they miss."""
-    for name, count in Counter(event.name for event in events).items():
-        source = service()
+    for (source, name), count in Counter((event.source, event.name) for event in events).items():
         rows = Position.objects.using(using).filter(source=source, name=name)
         position = rows.first() or Position.objects.using(using).create(source=source, name=name)
-        for number, event in enumerate((each for each in events if each.name == name), position.number + 1):
+        mine = [each for each in events if (each.source, each.name) == (source, name)]
+        for number, event in enumerate(mine, position.number + 1):
             event.number = number
         rows.update(number=position.number + count)
     Event.objects.using(using).bulk_update(events, ["number"])
@@ -146,17 +148,19 @@ def _job(event: Event, to: Subscription, again: str | None) -> Job:
         "at": event.at.isoformat(),
         "order_key": event.order_key,
     }
+    headers = dict(event.headers)
+    args = headers.pop(ARGS, [])
     if again is not None:
         about["again"] = again
     return Job.of(
         {
             "id": uuid7(),
             "task": to.handler,
-            "args": [],
+            "args": args,
             "kwargs": event.data,
             "queue": to.queue,
             "rank": to.rank,
             "parent_id": event.uuid,
-            "options": {"headers": {**event.headers, HEADER: about}},
+            "options": {"headers": {**headers, HEADER: about}},
         }
     )

@@ -120,7 +120,8 @@ def decode(body: bytes | str, properties: Mapping[str, Any]) -> Message:
         version=_version(texts.get("eventversion", "1")),
         time=_time(texts.get("time"), properties.get("timestamp")),
         key=texts.get("partitionkey"),
-        number=_number(texts.get("sequence")),
+        # Others count all their events together, or not without a gap.
+        number=_number(texts.get("sequence")) if "eventversion" in texts else None,
         dataschema=texts.get("dataschema"),
         trace={name: str(one) for name in TRACE if (one := texts.get(name) or headers.get(name))},
         data=data,

@@ -27,11 +27,13 @@ from django.db.models.functions import Coalesce, Now
 
 from jobs import __version__
 from jobs.calling import stored
-from jobs.conf import conf
+from jobs.conf import conf, loaded_app
 from jobs.conf.logs import logger
 from jobs.database import databases
 from jobs.database.databases import SideDatabase
 from jobs.events.post import Post
+from jobs.events.receiver import Receiver
+from jobs.events.sender import Sender, numbered
 from jobs.lifecycle import limits, orders, transitions
 from jobs.lifecycle.board import BODY, IDLE, Occupied, board, is_alive
 from jobs.lifecycle.ring import told
@@ -231,10 +233,10 @@ class _Process:
         self._fell = threading.Event()
 
     def main(self) -> None:
-        threads = [
-            threading.Thread(target=target, name=f"jobs-{target.__name__}", daemon=True)
-            for target in (self._watch, self._rescue, self._clock, self._schedule, self._tidy, self._post)
-        ]
+        targets = [self._watch, self._rescue, self._clock, self._schedule, self._tidy, self._post]
+        if conf().EVENT_BROKER is not None:
+            targets += [self._send, self._receive]
+        threads = [threading.Thread(target=each, name=f"jobs-{each.__name__}", daemon=True) for each in targets]
         listeners = [listener.listener_of(alias, self._stopping) for alias in conf().DATABASES]
         for thread in [*threads, *filter(None, listeners)]:
             thread.start()
@@ -252,7 +254,7 @@ class _Process:
                 next_beat = time.monotonic() + (conf().HEARTBEAT if beats else min(1.0, conf().HEARTBEAT))
             if not all(thread.is_alive() for thread in threads):
                 raise RuntimeError("a thread of the companion ended")
-        for event in (self._stopping, self._admitted, self._fell, told):
+        for event in (self._stopping, self._admitted, self._fell, told, numbered):
             event.set()
         for thread in threads:
             thread.join(LAST_WAIT)
@@ -507,6 +509,17 @@ class _Process:
         while not self._stopping.is_set():
             self._try(post.run_once)
             post.wait()
+
+    def _send(self) -> None:
+        self._admitted.wait()
+        Sender().run(self._stopping)
+
+    def _receive(self) -> None:
+        self._admitted.wait()
+        if (app := loaded_app()) is None:
+            self._stopping.wait()
+        else:
+            Receiver(app).run(self._stopping)
 
     def _tidy(self) -> None:
         prune, count = Prune(SideDatabase(), lambda: board.node), Count(lambda: board.node)

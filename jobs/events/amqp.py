@@ -1,0 +1,164 @@
+"""RabbitMQ between services: the names of what is there, and a thread's connection to it.
+
+Each event goes to the exchange under its name. Each service reads one queue, bound to the names that its handlers want.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from amqp import Message
+from amqp.exceptions import AMQPError
+from kombu import Connection
+from kombu.exceptions import OperationalError
+from kombu.utils.url import maybe_sanitize_url
+
+from jobs.conf import conf
+from jobs.conf.logs import logger
+from jobs.database import databases
+from jobs.events import wire
+from jobs.models.fields import uuid7
+
+EXCHANGE = "jobs.events"
+
+#: What services say to each other beside the events (``jobs.events.gaps``): I am here, and read these names; the last
+#: number that I have sent of a name; send me these numbers again; up to this number there is nothing.
+HELLO, POSITION, RESEND, GONE = (f"{EXCHANGE}.{name}" for name in ("hello", "position", "resend", "gone"))
+
+#: Seconds: of silence after which each side takes the other for dead; for a connection; for one answer; until all that
+#: was published is confirmed; between two attempts, about.
+HEARTBEAT, CONNECT, ANSWER, CONFIRM, PAUSE = 20, 3.0, 5.0, 30.0, 1.0
+
+ERRORS = (OSError, AMQPError, OperationalError)
+
+
+def queue_of(service: str) -> str:
+    """The queue that a service reads."""
+    return f"events.{service}"
+
+
+def source_of(service: str, using: str) -> str:
+    """How others know the events of a database: beside the first one, which numbers them as well, with its alias."""
+    return service if using == databases.home() else f"{service}/{using}"
+
+
+def place_of(source: str) -> tuple[str, str]:
+    """The service and its database that :func:`source_of` names."""
+    service, _, alias = source.partition("/")
+    return service, alias or databases.home()
+
+
+class Link:
+    """A thread's connection, which it opens again after each error. Channels confirm what is published."""
+
+    #: What it does, for the log.
+    who = ""
+
+    def __init__(self) -> None:
+        self._connection: Any = None
+        self._channel: Any = None
+        #: The number of the last message that was published, and those of which nothing is known yet.
+        self._last = 0
+        self._unconfirmed: set[int] = set()
+        self._refused = 0
+        self._is_away = False
+
+    def work(self, stopping: threading.Event) -> None:
+        """Work until the event is set."""
+        raise NotImplementedError
+
+    def run(self, stopping: threading.Event) -> None:
+        """The same, whatever goes wrong with the broker and the database."""
+        while not stopping.is_set():
+            try:
+                self.work(stopping)
+            except ERRORS as exc:
+                if not self._is_away:
+                    url, text = maybe_sanitize_url(conf().EVENT_BROKER), f"{type(exc).__name__}: {exc}"
+                    about = {"action": "event_broker_away", "who": self.who}
+                    logger.warning("the broker of events %s, which %s: %s", url, self.who, text, extra=about)
+                self._is_away = True
+            except Exception as exc:
+                databases.note_failure(exc, f"the thread that {self.who}", {"action": "events_error"})
+            self.close()
+            stopping.wait(PAUSE * random.uniform(0.5, 1.5))
+
+    def open(self) -> bool:
+        """Connect, unless it is; whether it was not."""
+        if self._connection is not None:
+            return False
+        options = {"read_timeout": ANSWER, "write_timeout": ANSWER}
+        made = Connection(conf().EVENT_BROKER, heartbeat=HEARTBEAT, connect_timeout=CONNECT, transport_options=options)
+        # kombu's own object would connect again unasked, and without our channel.
+        self._connection = made.connect()
+        self._channel = self._connection.channel()
+        self._channel.exchange_declare(EXCHANGE, "topic", durable=True, auto_delete=False)
+        self._channel.confirm_select()
+        self._channel.events["basic_ack"].add(self._note_confirmed)
+        self._channel.events["basic_nack"].add(self._note_refused)
+        self._last = self._refused = 0
+        self._unconfirmed.clear()
+        return True
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(Exception):
+                connection.collect()
+
+    def note_well(self) -> None:
+        """The broker did what it was asked."""
+        if self._is_away:
+            logger.info("the broker of events is back, which %s", self.who, extra={"action": "event_broker_back"})
+        self._is_away = False
+
+    def publish(self, body: bytes, properties: Mapping[str, Any], key: str, exchange: str = EXCHANGE) -> None:
+        headers = {name: value for name, value in properties.items() if name != "headers"}
+        message = Message(body, application_headers=properties["headers"], **headers)
+        self._last += 1
+        self._unconfirmed.add(self._last)
+        self._channel.basic_publish(message, exchange=exchange, routing_key=key)
+
+    def say(self, what: str, source: str, key: str, exchange: str = EXCHANGE, /, **data: Any) -> None:
+        """Say something to other services that is no event."""
+        message = wire.Message(id=str(uuid7()), source=source, name=what, data=data)
+        self.publish(*wire.encode(message), key, exchange)
+
+    def confirm(self, stopping: threading.Event) -> bool:
+        """Wait until the broker has all that was published; False: it is time to stop.
+
+        Raises:
+            OperationalError: it refused some of it, or did not answer.
+        """
+        deadline = time.monotonic() + CONFIRM
+        while self._unconfirmed:
+            if stopping.is_set():
+                return False
+            if time.monotonic() > deadline:
+                raise OperationalError("it confirms nothing")
+            self.drain(1.0)
+        if self._refused:
+            raise OperationalError("it refused a message")
+        self.note_well()
+        return True
+
+    def drain(self, timeout: float) -> bool:
+        """Take what comes next; False: nothing did."""
+        try:
+            self._connection.drain_events(timeout=timeout)
+        except TimeoutError:
+            self._connection.heartbeat_tick()
+            return False
+        return True
+
+    def _note_confirmed(self, tag: int, multiple: bool) -> None:
+        self._unconfirmed -= {each for each in self._unconfirmed if each <= tag} if multiple else {tag}
+
+    def _note_refused(self, tag: int, multiple: bool) -> None:
+        self._refused += 1
+        self._note_confirmed(tag, multiple)

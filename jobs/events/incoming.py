@@ -1,0 +1,244 @@
+"""Events of other services: kept as rows, and handed on to their handlers here, in the order of their numbers.
+
+A source numbers its events of a name without a gap. What comes before its turn is parked until what is missing has
+come (``jobs.events.gaps``), so nothing is lost between two services without being seen, and no shuffle is one here.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from celery import Celery
+from django.db import InterfaceError, OperationalError, ProgrammingError, transaction
+from django.db.models import Q
+from django.db.models.functions import Now
+
+from jobs.conf import conf
+from jobs.conf.logs import logger
+from jobs.conf.syncpoints import reach
+from jobs.events import amqp, relay, subscriptions, wire
+from jobs.events.outbox import service
+from jobs.events.relay import ARGS, HEADER, LIMIT
+from jobs.models import Event, Job, Position, Relay, Subscription
+
+#: What is said between services, and is no event.
+TALK = (amqp.HELLO, amqp.POSITION, amqp.RESEND, amqp.GONE)
+
+#: Characters of a message that is no event which are kept; and of a name.
+KEPT, NAME = 64 * 1024, 255
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A message as it arrived."""
+
+    body: bytes | str
+    properties: Mapping[str, Any]
+    routing_key: str = ""
+
+
+def store(app: Celery, using: str, deliveries: Sequence[Delivery]) -> list[wire.Message]:
+    """Write the events among the messages, each once, and hand on those whose turn it is, in one transaction.
+
+    What is no event is kept as a row that says why. What is said between services is returned.
+    """
+    talk: list[wire.Message] = []
+    events: dict[uuid.UUID, Event] = {}
+    replays: dict[str, list[uuid.UUID]] = defaultdict(list)
+    for each in deliveries:
+        try:
+            message = wire.decode(each.body, each.properties)
+            if message.name in TALK:
+                talk.append(message)
+                continue
+            event = _event(message)
+            if message.again is not None:
+                replays[message.again].append(event.uuid)
+        except Exception as exc:
+            event = _no_event(each, exc)
+        events.setdefault(event.uuid, event)
+    if not events:
+        return talk
+    try:
+        _store(app, using, events, replays)
+    except (OperationalError, InterfaceError, ProgrammingError):
+        # It is the database, and none of the messages.
+        raise
+    except Exception as exc:
+        if len(deliveries) > 1:
+            return [said for each in deliveries for said in store(app, using, [each])]
+        event = _no_event(deliveries[0], exc)
+        _store(app, using, {event.uuid: event}, {})
+    return talk
+
+
+def go_on(app: Celery, using: str, source: str, name: str, number: int = 0) -> bool:
+    """Hand on what is parked and whose turn it is, when nothing up to ``number`` will come; whether there was any."""
+    with transaction.atomic(using=using):
+        locked = _lock(using)
+        _, ready = _turn(using, source, name, number)
+        _hand_on(app, using, locked, ready)
+    return bool(ready)
+
+
+def _lock(using: str) -> Relay:
+    locked = relay.lock(using)
+    assert locked is not None
+    return locked
+
+
+def _event(message: wire.Message) -> Event:
+    # One of our own that is not here any more (an older database was restored) must not take a number of the new ones.
+    is_own = amqp.place_of(message.source)[0] == service()
+    return Event(
+        uuid=wire.key_of(message),
+        name=message.name,
+        version=message.version,
+        source=message.source,
+        order_key=message.key,
+        data=message.data,
+        headers={**message.trace, **({ARGS: message.args} if message.args else {})},
+        at=message.time or Now(),
+        number=None if is_own else message.number,
+        relayed_at=None if message.again is None else Now(),
+        received_at=Now(),
+    )
+
+
+def _no_event(delivery: Delivery, why: Exception) -> Event:
+    problem = str(why) if isinstance(why, wire.Malformed) else f"it cannot be kept: {type(why).__name__}: {why}"
+    body = delivery.body if isinstance(delivery.body, str) else delivery.body.decode(errors="replace")
+    key = "\0".join([delivery.routing_key, str(delivery.properties.get("message_id")), body])
+    logger.warning("a message is no event: %s", problem, extra={"action": "event_malformed"})
+    return Event(
+        # If it is delivered again it is the same one.
+        uuid=uuid.uuid5(uuid.NAMESPACE_OID, key.encode(errors="replace").decode()),
+        name=_clean(delivery.routing_key, NAME) or "?",
+        source=_clean(str(delivery.properties.get("app_id") or "?"), NAME),
+        data={"body": _clean(body, KEPT)},
+        relayed_at=Now(),
+        received_at=Now(),
+        problem=_clean(problem, KEPT),
+    )
+
+
+def _clean(text: str, length: int) -> str:
+    return text.encode(errors="replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")[:length]
+
+
+def _store(app: Celery, using: str, events: dict[uuid.UUID, Event], replays: Mapping[str, list[uuid.UUID]]) -> None:
+    with transaction.atomic(using=using):
+        locked = _lock(using)
+        known: set[uuid.UUID] = set()
+        for alias in conf().DATABASES:
+            known.update(Event.objects.using(alias).filter(uuid__in=events).values_list("uuid", flat=True))
+        new = [event for key, event in events.items() if key not in known]
+        _forget_taken_numbers(using, new)
+        Event.objects.using(using).bulk_create(new)
+        rows = Event.objects.using(using).filter(uuid__in=[event.uuid for event in new], relayed_at=None)
+        _hand_on(app, using, locked, _ready(using, list(rows.order_by("id"))))
+        for replay, keys in replays.items():
+            _hand_on(app, using, locked, _not_replayed(using, replay, keys), replay)
+        reach("before_store")
+    reach("after_store")
+
+
+def _forget_taken_numbers(using: str, events: Sequence[Event]) -> None:
+    """A source that counts anew, because it lost its database, gives numbers that others have here."""
+    places: dict[tuple[str, str], list[Event]] = defaultdict(list)
+    for event in events:
+        if event.number is not None:
+            places[event.source, event.name].append(event)
+    for (source, name), some in places.items():
+        numbers = [event.number for event in some]
+        rows = Event.objects.using(using).filter(source=source, name=name, number__in=numbers)
+        taken = set(rows.values_list("number", flat=True))
+        for event in some:
+            if event.number in taken:
+                event.number = None
+            else:
+                taken.add(event.number)
+
+
+def _ready(using: str, new: Sequence[Event]) -> list[Event]:
+    """Those whose turn it is, and those that were parked until now; names in the order in which they came."""
+    found = [(event.pk, event) for event in new if event.number is None]
+    for source, name in sorted({(event.source, event.name) for event in new if event.number is not None}):
+        before, ready = _turn(using, source, name)
+        late = [event for event in new if (event.source, event.name) == (source, name)]
+        last = 0
+        for event in [each for each in late if each.number is not None and each.number <= before] + ready:
+            last = max(last, event.pk)
+            found.append((last, event))
+    return [event for _, event in sorted(found, key=lambda pair: pair[0])]
+
+
+def _turn(using: str, source: str, name: str, missing: int = 0) -> tuple[int, list[Event]]:
+    """Go on from the position of a name as far as nothing is missing.
+
+    Parameters:
+        missing: up to this number nothing will come any more.
+
+    Returns:
+        Where it was, and what is to be handed on.
+    """
+    rows = Position.objects.using(using).filter(source=source, name=name)
+    position = rows.first() or Position(source=source, name=name)
+    before, ready, is_behind = position.number, [], False
+    events = Event.objects.using(using).filter(source=source, name=name, number__gt=before)
+    waiting = list(events.order_by("number")[:LIMIT])
+    for event in waiting:
+        assert event.number is not None
+        if event.number > max(position.number, missing) + 1:
+            is_behind = True
+            break
+        position.number = event.number
+        if event.relayed_at is None:
+            ready.append(event)
+    position.number = max(position.number, missing)
+    is_behind |= len(waiting) == LIMIT
+    if not is_behind:
+        position.gap_since = None
+    elif position.gap_since is None or position.number != before:
+        position.gap_since = Now()
+    position.save(using=using)
+    return before, ready
+
+
+def _not_replayed(using: str, replay: str, keys: Sequence[uuid.UUID]) -> list[Event]:
+    jobs = Job.objects.using(using).filter(parent_id__in=keys).only("parent_id", "options")
+    done = {job.parent_id for job in jobs if job.headers.get(HEADER, {}).get("again") == replay}
+    rows = {event.uuid: event for event in Event.objects.using(using).filter(uuid__in=keys, problem=None)}
+    return [rows[key] for key in dict.fromkeys(keys) if key in rows and key not in done]
+
+
+def _hand_on(app: Celery, using: str, locked: Relay, events: Sequence[Event], again: str | None = None) -> None:
+    if not events:
+        return
+    # A replay is for the service that asked for it, and not for others of its database.
+    found = relay.make_jobs(app, using, locked, events, to=service() if again else None, again=again)
+    rows = Event.objects.using(using)
+    rows.filter(pk__in=found).update(relayed_at=Now())
+    problems: dict[str, list[int]] = defaultdict(list)
+    for event in events:
+        if not found[event.pk]:
+            problems[_why_not(using, event)].append(event.pk)
+    for problem, keys in problems.items():
+        rows.filter(pk__in=keys).update(problem=problem)
+
+
+def _why_not(using: str, event: Event) -> str:
+    """Why nobody handles it, in words."""
+    versions = {
+        each.version
+        for each in Subscription.objects.using(using).filter(~Q(version=None))
+        if subscriptions.matches(each.pattern, event.name)
+    }
+    if versions:
+        said = ", ".join(map(str, sorted(versions, key=str)))
+        return f"no handler understands its version {event.version}: they handle version {said}"
+    return "no handler is there for it"

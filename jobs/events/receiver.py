@@ -1,0 +1,111 @@
+"""Read the service's queue, write what comes, and acknowledge it after that commit.
+
+All workers of a service read it, and the broker gives the messages to one of them at a time, so that they stay in
+their order.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from celery import Celery
+
+from jobs.conf.logs import logger
+from jobs.database import databases
+from jobs.events import amqp, incoming
+from jobs.events.gaps import Gaps
+from jobs.events.outbox import service
+from jobs.models import Subscription
+
+#: Messages of one transaction, and how many the broker sends ahead.
+BATCH, AHEAD = 200, 400
+
+#: Seconds for which messages are gathered after the first one, at the most; and without another one.
+GATHER, QUIET = 0.05, 0.005
+
+#: Seconds between two looks at what is missing and what the handlers want; and until all is declared again, because
+#: somebody may have taken it away.
+LOOK, RENEW = 1.0, 30.0
+
+
+class Receiver(amqp.Link):
+    who = "brings those of others"
+
+    def __init__(self, app: Celery) -> None:
+        super().__init__()
+        self._app, self._arrived = app, list[Any]()
+        self._patterns: set[str] = set()
+        self._queue = amqp.queue_of(service())
+        self._gaps = Gaps(app, databases.home(), self)
+        #: Whether messages come to this worker, or to another one of the service.
+        self._is_active = False
+
+    def work(self, stopping: threading.Event) -> None:
+        self.open()
+        self._arrived.clear()
+        self._is_active = False
+        self._declare()
+        self._greet()
+        self._channel.basic_qos(0, AHEAD, False)
+        self._channel.basic_consume(self._queue, callback=self._arrived.append)
+        self.note_well()
+        renew_at, look_at = time.monotonic() + RENEW, 0.0
+        while not stopping.is_set():
+            if time.monotonic() >= renew_at:
+                renew_at = time.monotonic() + RENEW
+                self._declare()
+                self._greet()
+            if self.drain(max(0.0, min(LOOK, look_at - time.monotonic()))):
+                self._gather()
+                self._store()
+            if time.monotonic() >= look_at:
+                look_at = time.monotonic() + LOOK
+                if self._wanted() != self._patterns:
+                    self._declare()
+                    self._greet()
+                if self._is_active:
+                    self._gaps.look()
+
+    def _wanted(self) -> set[str]:
+        rows = Subscription.objects.using(databases.home()).filter(service=service())
+        return set(rows.values_list("pattern", flat=True))
+
+    def _declare(self) -> None:
+        """Have the queue, and what the handlers want brought to it."""
+        wanted = self._wanted()
+        arguments = {"x-single-active-consumer": True}
+        self._channel.exchange_declare(amqp.EXCHANGE, "topic", durable=True, auto_delete=False)
+        self._channel.queue_declare(self._queue, durable=True, auto_delete=False, arguments=arguments)
+        for pattern in sorted({amqp.HELLO, *wanted}):
+            self._channel.queue_bind(self._queue, amqp.EXCHANGE, pattern)
+        for pattern in sorted(self._patterns - wanted):
+            self._channel.queue_unbind(self._queue, amqp.EXCHANGE, pattern)
+        for text, patterns in (("gets %s", wanted - self._patterns), ("gets %s no longer", self._patterns - wanted)):
+            if patterns:
+                about = {"action": "events_bound", "queue": self._queue}
+                logger.info(f"the queue %s {text}", self._queue, ", ".join(sorted(patterns)), extra=about)
+        self._patterns = wanted
+
+    def _greet(self) -> None:
+        self.say(amqp.HELLO, service(), amqp.HELLO, service=service(), patterns=sorted(self._patterns))
+
+    def _gather(self) -> None:
+        deadline = time.monotonic() + GATHER
+        while self._arrived and len(self._arrived) < BATCH and time.monotonic() < deadline and self.drain(QUIET):
+            pass
+
+    def _store(self) -> None:
+        """Write what has arrived, and acknowledge it. After an error it comes again."""
+        if not self._arrived:
+            return
+        messages, self._arrived[:] = self._arrived[:BATCH], self._arrived[BATCH:]
+        self._is_active = True
+        deliveries = [
+            incoming.Delivery(each.body, each.properties, each.delivery_info["routing_key"]) for each in messages
+        ]
+        for said in incoming.store(self._app, databases.home(), deliveries):
+            self._gaps.hear(said)
+        self._gaps.look()
+        self._channel.basic_ack(messages[-1].delivery_info["delivery_tag"], multiple=True)

@@ -1,0 +1,121 @@
+"""Publish the events of this service to the broker, in their order, and say how far they are.
+
+One worker does it at a time: ``Relay.node`` names it for as long as it lives. If it dies between the publishing of an
+event and the note of it, the next one publishes it again; services know it by its id.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+
+from django.db.models import Exists, OuterRef, Q
+from django.db.models.functions import Now
+
+from jobs.conf import conf
+from jobs.conf.syncpoints import reach
+from jobs.database import databases
+from jobs.events import amqp, wire
+from jobs.lifecycle.board import board
+from jobs.models import UNSENT, Event, Node, Position, Relay
+
+#: Events that are published before their confirms are awaited.
+BATCH = 200
+
+#: Seconds until the position of a name is told again, at first and at most; each pause is twice the one before.
+TELL, TELL_RARELY = 2.0, 600.0
+
+#: Somebody gave events their numbers, or wants some to be sent again.
+numbered = threading.Event()
+
+
+def may_send(using: str) -> bool:
+    """Whether it is this worker that sends. If nobody does who is alive, it is from now on."""
+    rows = Relay.objects.using(using).filter(pk=1)
+    alive = Node.objects.using(using).filter(dead_at=None)
+    if rows.filter(node=board.node).exists():
+        return True
+    is_free = Q(node=None) | ~Exists(alive.filter(pk=OuterRef("node")))
+    if not rows.filter(is_free).exists() or not alive.filter(pk=board.node).exists():
+        return False
+    return bool(rows.filter(is_free).update(node=board.node))
+
+
+def positions(using: str) -> Iterable[tuple[str, str, int]]:
+    """The source, the name and the last number of what was told here and is at the broker, all of it."""
+    told = Event.objects.using(using).filter(source=OuterRef("source"), name=OuterRef("name"), received_at=None)
+    last = told.filter(number=OuterRef("number"), sent_at__isnull=False)
+    rows = Position.objects.using(using).filter(Exists(last), ~Exists(told.filter(UNSENT)))
+    return rows.values_list("source", "name", "number")
+
+
+class Sender(amqp.Link):
+    who = "sends them"
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: Of each name the number that was told last, when it is told again, and the pause after that.
+        self._told: dict[tuple[str, str], tuple[int, float, float]] = {}
+
+    def work(self, stopping: threading.Event) -> None:
+        while not stopping.is_set():
+            numbered.clear()
+            mine = [alias for alias in conf().DATABASES if databases.everywhere(may_send, [alias])]
+            for alias in mine:
+                while self._send(alias, stopping):
+                    pass
+                self._tell(alias, stopping)
+            if not mine:
+                self.close()
+            elif self._connection is not None:
+                self.drain(0)
+            numbered.wait(conf().POLL_INTERVAL)
+
+    def open(self) -> bool:
+        is_new = super().open()
+        if is_new:
+            # The broker may have been emptied.
+            self._told.clear()
+        return is_new
+
+    def _send(self, using: str, stopping: threading.Event) -> int:
+        rows = list(Event.objects.using(using).filter(UNSENT).order_by("id")[:BATCH])
+        if not rows or stopping.is_set() or not may_send(using):
+            return 0
+        self.open()
+        reach("before_publish")
+        for row in rows:
+            self.publish(*wire.encode(_message(row, using)), row.name)
+        if not self.confirm(stopping):
+            return 0
+        reach("after_publish")
+        Event.objects.using(using).filter(pk__in=[row.pk for row in rows]).update(sent_at=Now())
+        return len(rows)
+
+    def _tell(self, using: str, stopping: threading.Event) -> None:
+        """Say how far the names are, so that whoever is behind hears of it: at once, and then more and more rarely."""
+        self.open()
+        for source, name, number in positions(using):
+            source = amqp.source_of(source, using)
+            last, due, pause = self._told.get((source, name), (0, 0.0, TELL))
+            if number != last:
+                due, pause = 0.0, TELL
+            if time.monotonic() >= due:
+                self.say(amqp.POSITION, source, name, name=name, number=number)
+                self._told[source, name] = (number, time.monotonic() + pause, min(2 * pause, TELL_RARELY))
+        self.confirm(stopping)
+
+
+def _message(row: Event, using: str) -> wire.Message:
+    return wire.Message(
+        id=str(row.uuid),
+        source=amqp.source_of(row.source, using),
+        name=row.name,
+        version=row.version,
+        time=row.at,
+        key=row.order_key,
+        number=row.number,
+        trace={name: row.headers[name] for name in wire.TRACE if name in row.headers},
+        data=row.data,
+    )

@@ -1,0 +1,385 @@
+"""Events between services with databases of their own, over RabbitMQ: nothing lost, nothing twice, in their order."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import uuid
+from collections.abc import Iterator
+
+import amqp
+import pytest
+from celery import current_app
+from django.apps import apps
+from django.db import connections
+from django.db.backends.base.base import NO_DB_ALIAS
+from django.db.utils import load_backend
+from django.utils import timezone
+
+from jobs.events import incoming, outbox, sender, subscriptions, wire
+from jobs.events.amqp import EXCHANGE, queue_of
+from jobs.events.incoming import Delivery
+from jobs.lifecycle.board import board
+from jobs.models import LIVE, PARKED, UNSENT, Event, Job, Node, Position, Relay, Subscription
+from jobs.testing import run_jobs
+from tests import event_tasks as told
+from tests.harness import Worker, database_url, wait_reached
+from tests.models import Effect
+from tests.servers import wait_for
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.servers]
+
+MOVED = "test.thing.moved"
+
+
+@pytest.fixture(params=["rabbitmq"])
+def broker(request, settings):
+    """The broker of the events, without a queue; this process tells of events as the service ``shop``."""
+    server = request.getfixturevalue("rabbitmq_server")
+    settings.JOBS = {**settings.JOBS, "SERVICE": "shop", "EVENT_BROKER": server.url}
+    forget(server)
+    yield server
+    if not server.is_running:
+        server.start()
+
+
+def forget(server, *queues: str) -> None:
+    """Delete these queues, or all that there is."""
+    with amqp.Connection(f"127.0.0.1:{server.port}") as connection:
+        channel = connection.channel()
+        for queue in queues or map(queue_of, ("shop", "loyalty")):
+            channel.queue_delete(queue)
+        if not queues:
+            channel.exchange_delete(EXCHANGE)
+
+
+@pytest.fixture
+def loyalty(tmp_path, transactional_db) -> Iterator[str]:
+    """The database of another service, on SQLite; the alias of this process for it."""
+    options = {"transaction_mode": "IMMEDIATE", "timeout": 20}
+    template = {**connections.settings["default"], "ENGINE": "django.db.backends.sqlite3", "OPTIONS": options}
+    connections.settings["loyalty"] = {**template, "NAME": str(tmp_path / "loyalty.sqlite3")}
+    backend = load_backend("django.db.backends.sqlite3")
+    wrapper = backend.DatabaseWrapper(connections.settings["loyalty"], NO_DB_ALIAS)
+    connections["loyalty"] = connections[NO_DB_ALIAS] = wrapper
+    try:
+        with wrapper.schema_editor() as editor:
+            for label in (Job._meta.app_label, "tests"):
+                for model in apps.get_app_config(label).get_models():
+                    if not model._meta.proxy:
+                        editor.create_model(model)
+        with wrapper.cursor() as cursor:
+            cursor.execute("PRAGMA journal_mode=WAL")
+        yield "loyalty"
+    finally:
+        wrapper.close()
+        del connections["loyalty"], connections[NO_DB_ALIAS]
+        del connections.settings["loyalty"]
+
+
+@contextlib.contextmanager
+def running(broker, alias: str, sync: str = "", concurrency: int = 2) -> Iterator[Worker]:
+    """A worker of the service whose database this is."""
+    from django.conf import settings
+
+    name, url = "shop", database_url()
+    if alias != "default":
+        name, url = alias, f"sqlite:///{connections[alias].settings_dict['NAME']}"
+    said = {**settings.JOBS, "SERVICE": name, "EVENT_BROKER": broker.url}
+    env = {"JOBS_TEST_SETTINGS": json.dumps(said), "DATABASE_URL": url}
+    with Worker(concurrency=concurrency, wait=False, sync=sync, **env) as worker:
+        wait_for(lambda: " ready." in worker.text(), 40, "the worker is ready")
+        yield worker
+
+
+def moved(alias: str) -> list[str]:
+    rows = Effect.objects.using(alias).order_by("pk").values_list("key", flat=True)
+    return [key for key in rows if key.startswith("moved:")]
+
+
+def move(names: list[str], count: int, first: int = 0) -> None:
+    for number in range(first, first + count):
+        for name in names:
+            told.thing_moved(name, number)
+
+
+def wait_bound(alias: str) -> None:
+    """The service has told what its handlers want: from then on it misses nothing."""
+    wait_for(lambda: Subscription.objects.using(alias).exists(), 20, "the handlers are known")
+
+
+def assert_handled(alias: str, names: list[str], count: int, timeout: float = 60) -> None:
+    """All is handled once, and that of each key in its order."""
+    wait_for(lambda: len(moved(alias)) >= len(names) * count, timeout, f"{alias} has handled all")
+    wait_for(lambda: not Job.objects.using(alias).filter(state__in=LIVE).exists(), 30, "all jobs have ended")
+    found = moved(alias)
+    assert sorted(found) == sorted(f"moved:{name}:{number}" for name in names for number in range(count))
+    for name in names:
+        assert [key for key in found if f":{name}:" in key] == [f"moved:{name}:{number}" for number in range(count)]
+
+
+# Two services
+
+
+def test_two_services_tell_each_other(broker, loyalty):
+    """What one tells the other handles once, and each its own without the broker."""
+    with running(broker, "default"), running(broker, loyalty):
+        wait_bound(loyalty)
+        move(["a", "b"], 10)
+        other = outbox_of(loyalty, 1)
+        assert_handled(loyalty, ["a", "b"], 10)
+        assert_handled("default", ["a", "b"], 10)
+        wait_for(lambda: Event.objects.filter(uuid=other).exclude(relayed_at=None).exists(), 20, "the other way")
+        wait_for(lambda: Effect.objects.filter(key="made:from loyalty").exists(), 20, "handled")
+    row = Event.objects.get(uuid=other)
+    assert (row.source, row.name, row.number) == ("loyalty", "test.thing.made", 1)
+    assert row.received_at is not None
+    assert row.sent_at is None
+    assert not Event.objects.filter(UNSENT).exists()
+    assert Effect.objects.filter(key="made:from loyalty").count() == 1
+    copies = Event.objects.using(loyalty).filter(name=MOVED)
+    assert list(copies.order_by("id").values_list("number", flat=True)) == list(range(1, 21))
+    assert {row.uuid for row in copies} == {row.uuid for row in Event.objects.filter(name=MOVED)}
+
+
+def outbox_of(alias: str, count: int) -> uuid.UUID:
+    """The other service tells of something."""
+    key = outbox.insert("test.thing.made", 1, {"name": "from loyalty"}, None, alias, {})
+    Event.objects.using(alias).filter(uuid=key).update(source="loyalty")
+    return key
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["before_publish", "after_publish", "before_relay", "after_relay"])
+def test_a_kill_of_the_one_that_tells(point, broker, loyalty):
+    with running(broker, loyalty):
+        wait_bound(loyalty)
+        with running(broker, "default", sync=f"{point}=pause") as worker:
+            move(["a"], 20)
+            wait_reached(worker.directory, point)
+            worker.kill()
+        with running(broker, "default"):
+            assert_handled(loyalty, ["a"], 20)
+            assert_handled("default", ["a"], 20)
+            wait_for(lambda: not Event.objects.filter(UNSENT).exists(), 20, "all is sent")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["before_store", "after_store"])
+def test_a_kill_of_the_one_that_receives(point, broker, loyalty):
+    with running(broker, "default"):
+        with running(broker, loyalty, sync=f"{point}=pause") as worker:
+            wait_bound(loyalty)
+            move(["a"], 20)
+            wait_reached(worker.directory, point)
+            worker.kill()
+        with running(broker, loyalty):
+            assert_handled(loyalty, ["a"], 20)
+
+
+@pytest.mark.slow
+def test_a_broker_that_is_stopped_keeps_nobody_waiting_and_loses_nothing(broker, loyalty):
+    with running(broker, "default") as shop, running(broker, loyalty) as other:
+        wait_bound(loyalty)
+        move(["a"], 5)
+        assert_handled(loyalty, ["a"], 5)
+        broker.kill()
+        move(["a"], 15, first=5)
+        assert_handled("default", ["a"], 20)
+        broker.start()
+        assert_handled(loyalty, ["a"], 20)
+        for worker in (shop, other):
+            assert worker.text().count("the broker of events amqp") <= 2, "once for each thread"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["wiped", "purged", "deleted", "exchange"])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_what_the_broker_lost_after_its_confirm_is_sent_again(how, is_first, broker, loyalty):
+    """Also if it was the first thing that the other service would have heard."""
+    with running(broker, "default"):
+        with running(broker, loyalty) as worker:
+            wait_for(lambda: "the queue events.loyalty gets" in worker.text(), 20, "bound")
+            if not is_first:
+                move(["a"], 5)
+                assert_handled(loyalty, ["a"], 5)
+        begin = 0 if is_first else 5
+        move(["a"], 10, first=begin)
+        wait_for(lambda: Event.objects.filter(sent_at__isnull=False).count() == begin + 10, 20, "confirmed")
+        if how == "wiped":
+            broker.kill()
+            broker.wipe()
+            broker.start()
+        elif how == "exchange":
+            forget(broker)
+        else:
+            forget(broker, queue_of("loyalty"))
+        with running(broker, loyalty):
+            assert_handled(loyalty, ["a"], begin + 10)
+
+
+@pytest.mark.slow
+def test_a_handler_that_is_added_while_a_backlog_runs_misses_nothing_from_then_on(broker, loyalty, settings):
+    plain = settings.JOBS
+    with running(broker, "default"):
+        settings.JOBS = {**plain, "EXCLUDE": ["tests.event_tasks.note_moved"]}
+        with running(broker, loyalty):
+            wait_bound(loyalty)
+            move(["a"], 300)
+            wait_for(lambda: Effect.objects.using(loyalty).exists(), 20, "the backlog runs")
+            settings.JOBS = plain
+            with running(broker, loyalty):
+                move(["a"], 300, first=300)
+                wait_for(lambda: f"moved:a:{599}" in moved(loyalty), 60, "the last one is handled")
+        wait_for(lambda: not Job.objects.using(loyalty).filter(state__in=LIVE).exists(), 30, "all jobs have ended")
+    numbers = [int(key.rpartition(":")[2]) for key in moved(loyalty)]
+    assert numbers == list(range(numbers[0], 600))
+    everything = Effect.objects.using(loyalty).filter(key__startswith="all:").values_list("key", flat=True)
+    assert sorted(everything) == sorted(f"all:a:{number}" for number in range(600))
+
+
+# What arrives, in this process
+
+
+@pytest.fixture
+def handlers(settings):
+    settings.JOBS = {**settings.JOBS, "SERVICE": "loyalty"}
+    subscriptions.register(current_app._get_current_object(), "default")
+
+
+def message(number: int | None, key: str = "a", **more) -> wire.Message:
+    values = {"id": f"{key}-{number}", "source": "shop", "name": MOVED, "key": key, "number": number}
+    data = {"name": key, "number": number or 0}
+    return wire.Message(**{**values, "data": data, "time": timezone.now(), **more})
+
+
+def delivered(message: wire.Message) -> Delivery:
+    body, properties = wire.encode(message)
+    return Delivery(body, properties, message.name)
+
+
+def receive(*messages: wire.Message | Delivery) -> list[wire.Message]:
+    found = [each if isinstance(each, Delivery) else delivered(each) for each in messages]
+    return incoming.store(current_app._get_current_object(), "default", found)
+
+
+def test_what_arrives_doubled_and_shuffled_is_handled_once_and_in_order(handlers):
+    random.seed(7)
+    messages = [message(place + 1, "ab"[place % 2], id=str(place)) for place in range(60)] * 2
+    random.shuffle(messages)
+    while messages:
+        size = random.randint(1, 9)
+        receive(*messages[:size])
+        messages = messages[size:]
+    assert not Event.objects.filter(PARKED).exists()
+    run_jobs()
+    found = [key.split(":") for key in moved("default")]
+    assert len(found) == 60
+    for name in "ab":
+        numbers = [int(number) for _, each, number in found if each == name]
+        assert numbers == list(range(1 if name == "a" else 2, 61, 2))
+    position = Position.objects.get()
+    assert (position.number, position.gap_since) == (60, None)
+
+
+def test_what_lies_behind_a_gap_is_parked_until_the_gap_is_closed(handlers):
+    receive(message(1), message(2), message(4), message(5))
+    assert numbers_of_jobs() == [1, 2]
+    assert Position.objects.get().gap_since is not None
+    receive(message(3))
+    assert numbers_of_jobs() == [1, 2, 3, 4, 5]
+    assert Position.objects.get().gap_since is None
+
+
+def test_what_is_late_or_has_no_number_is_handed_on_at_once(handlers):
+    incoming.go_on(current_app._get_current_object(), "default", "shop", MOVED, 10)
+    receive(message(7), message(None, "x"))
+    assert numbers_of_jobs() == [7, 0]
+
+
+def test_a_source_that_counts_anew_is_heard(handlers):
+    receive(message(1), message(2))
+    receive(message(1, id="new"), message(2, id="newer"), message(3))
+    assert numbers_of_jobs() == [1, 2, 1, 2, 3]
+
+
+def test_a_sequence_of_somebody_else_is_no_number(handlers):
+    """CloudEvents counts all events of a source together, or not without a gap."""
+    body, properties = wire.encode(message(5))
+    headers = {name: one for name, one in properties["headers"].items() if "eventversion" not in name}
+    receive(Delivery(body, {**properties, "headers": headers}, MOVED))
+    assert numbers_of_jobs() == [5]
+
+
+def numbers_of_jobs() -> list[int]:
+    jobs = Job.objects.filter(task="tests.event_tasks.note_moved").order_by("order_place", "id")
+    return [job.kwargs["number"] for job in sorted(jobs, key=lambda job: job.order_place or 0)]
+
+
+def test_a_poison_message_is_kept_and_stops_nobody(handlers):
+    bad = [
+        Delivery(b"\xff\x00not json", {"content_type": "application/json"}, "shop.odd"),
+        Delivery("{}", {"headers": {b"\xff": "x"}}),
+        Delivery("[1]", {"content_type": "text/plain", "headers": {}}, "a" * 300),
+        delivered(message(2, version=99_999)),
+        delivered(message(None, "y", source="s" * 300)),
+    ]
+    receive(message(1), *bad, message(2, "b"), message(3))
+    receive(*bad)
+    assert numbers_of_jobs()[:1] == [1]
+    assert {1, 2, 3} <= set(numbers_of_jobs())
+    rows = Event.objects.exclude(problem=None)
+    assert rows.filter(name="shop.odd").get().data["body"].endswith("not json")
+    assert rows.filter(name="?").exists()
+    assert not rows.filter(relayed_at=None).exists()
+    assert rows.filter(problem__contains="JSON").exists()
+
+
+def test_what_no_handler_understands_is_kept_and_says_why(handlers):
+    lost = "test.thing.lost"
+    Subscription.objects.exclude(pattern=lost).delete()
+    receive(message(1))
+    receive(wire.Message(id="1", source="shop", name=lost, version=2, number=1, data={"name": "a"}))
+    assert Event.objects.get(name=MOVED).problem == "no handler is there for it"
+    assert Event.objects.get(name=lost).problem == "no handler understands its version 2: they handle version 1"
+    assert not Event.objects.filter(relayed_at=None).exists()
+    assert not Job.objects.exists()
+
+
+def test_a_replay_is_handled_once_more_and_no_more(handlers):
+    receive(message(1), message(2))
+    for _ in range(2):
+        receive(message(1, again="r1"), message(1, again="r1"), message(3, again="r1"))
+    receive(message(3), message(4))
+    assert numbers_of_jobs() == [1, 2, 1, 3, 4]
+    receive(message(1, again="r2"))
+    assert numbers_of_jobs() == [1, 2, 1, 3, 4, 1]
+    assert Position.objects.get().number == 4
+
+
+def test_our_own_events_that_come_back_are_known(settings, transactional_db):
+    settings.JOBS = {**settings.JOBS, "SERVICE": "shop", "EVENT_BROKER": "amqp://nobody"}
+    told.thing_moved("a", 1)
+    run_jobs()
+    row = Event.objects.get()
+    receive(message(1, id=str(row.uuid)), message(2, id="gone with an older database"))
+    assert numbers_of_jobs() == [1, 2]
+    told.thing_moved("a", 3)
+    run_jobs()
+    assert sorted(moved("default")) == ["moved:a:1", "moved:a:2", "moved:a:3"]
+
+
+# Who sends
+
+
+def test_one_worker_sends_as_long_as_it_lives(node):
+    other = Node.objects.create(hostname="there", pid=2)
+    Relay.objects.create(pk=1)
+    assert sender.may_send("default")
+    board.node, mine = other.pk, board.node
+    assert not sender.may_send("default")
+    Node.objects.filter(pk=mine).update(dead_at=timezone.now())
+    assert sender.may_send("default")
+    board.node = mine
+    assert not sender.may_send("default"), "its node is dead"
