@@ -99,7 +99,9 @@ def metrics() -> list[str]:
     labels, families = {}, []
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "(one, node, call)":
-            labels = dict(zip(("one", "node", "call"), map(ast.literal_eval, node.value.elts), strict=True))
+            labels |= dict(zip(("one", "node", "call"), map(ast.literal_eval, node.value.elts), strict=True))
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "handler":
+            labels["handler"] = ast.literal_eval(node.value)
         if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) in ("gauges", "counters"):
             suffix = "_total" if ast.unparse(node.target) == "counters" else ""
             families += [(suffix, family.elts) for family in node.value.elts]

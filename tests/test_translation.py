@@ -34,11 +34,12 @@ from jobs.inspection import census, remarks, schedules
 from jobs.inspection.verify import verify
 from jobs.lifecycle import queues, transitions
 from jobs.lifecycle.limits import set_by_hand
-from jobs.models import Action, Cancellation, Effect, Instance, Job, Marker, Node, Schedule
+from jobs.models import Action, Cancellation, Effect, Event, Instance, Job, Marker, Node, Schedule, Subscription
 from jobs.operations.actions import OPERATIONS
 from tests.conftest import not_installed
 from tests.rows import ERROR, beats, make, make_node
 from tests.test_dashboard import MINUTE, tally
+from tests.test_event_pages import open_ones
 
 APP = Path(jobs.__file__).parent
 CATALOGUE = Path("locale/de/LC_MESSAGES/django.po")
@@ -392,6 +393,37 @@ def test_lists_nodes_markers_and_calls(in_german, german):
         row = Effect.objects.create(name="charge", key=state, job=job.pk, lease=job.lease, state=state)
         look(german, in_german, admin("effect_change", row.pk))
     look(german, in_german, admin("effect_changelist"), "geparkt", "Ist geschehen: Der Job macht keinen Aufruf")
+
+
+@pytest.mark.django_db
+def test_the_events(in_german, german):
+    look(german, in_german, admin("event_changelist"), "Noch keine Einträge: Ereignisse.")
+    rows = open_ones()
+    words = ("wartet auf ein früheres (1)", "wartet darauf, veröffentlicht zu werden (1)", "nicht behandelt")
+    look(german, in_german, admin("event_changelist"), *words)
+    look(german, in_german, admin("event_changelist"), "unter den neuesten 10,000 Ereignissen", way="sent")
+    Subscription.objects.create(service="shop", handler="shop.tasks.award", pattern="shop.#", queue="celery")
+    job = make("failed", task="shop.tasks.award", parent_id=rows["sent"].uuid)
+    Event.objects.create(name="shop.more", source="shop", job=job.pk)
+    Action.objects.create(job=rows["sent"].uuid, what="replay", by="ada", why="to shop")
+    words = ("Was daraus folgte", "Nachliefern", "An welchen Dienst:", "0 Versuche", "Eingriffe von Hand")
+    look(german, in_german, admin("event_change", rows["sent"].pk), *words)
+    look(german, in_german, admin("job_change", job.pk), "das Ereignis shop.order.paid", "Ereignisse, die er gemeldet")
+    look(german, in_german, admin("subscription_changelist"), "Rückstand", "Wartend")
+    look(german, in_german, admin("subscription_change", Subscription.objects.get().pk), "Behandler")
+    Event.objects.update(at=ago(7200))
+    Event.objects.filter(received_at__isnull=False).update(received_at=ago(7200))
+    words = (
+        "1 Ereignis wartet seit",
+        "2 Ereignisse warten darauf",
+        "1 empfangenes Ereignis",
+        "Ereignis hat ein Problem",
+    )
+    look(german, in_german, admin("dashboard"), *words)
+    form = {"keys": json.dumps([str(rows["sent"].uuid)]), "to": "shop"}
+    page = in_german.post(admin("event_replay"), form, follow=True).content.decode()
+    assert "1 nachgeliefert: 0 Jobs angelegt" in page
+    assert english(german, page) == []
 
 
 # What people do

@@ -2,11 +2,13 @@
 
 from jobs.admin.batch import BatchAdmin
 from jobs.admin.dashboard import NodeAdmin, OverviewAdmin
+from jobs.admin.event import EventAdmin, SubscriptionAdmin
 from jobs.admin.idempotency import EffectAdmin, MarkerAdmin
 from jobs.admin.job import JobAdmin
 from jobs.admin.limit import LimitAdmin
 from jobs.admin.schedule import ScheduleAdmin
 
 __all__ = [
-    "BatchAdmin", "EffectAdmin", "JobAdmin", "LimitAdmin", "MarkerAdmin", "NodeAdmin", "OverviewAdmin", "ScheduleAdmin"
+    "BatchAdmin", "EffectAdmin", "EventAdmin", "JobAdmin", "LimitAdmin", "MarkerAdmin", "NodeAdmin", "OverviewAdmin",
+    "ScheduleAdmin", "SubscriptionAdmin",
 ]  # fmt: skip

@@ -12,6 +12,7 @@ from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ORDER_VAR, PAGE_VAR, ChangeList
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.core.paginator import Paginator
+from django.db import connections, transaction
 from django.db.models import Model, Q, QuerySet, Subquery
 from django.http import HttpRequest
 from django.template.response import TemplateResponse
@@ -24,7 +25,7 @@ from django.views.decorators.http import require_POST
 
 from jobs.arguments import scrub
 from jobs.inspection.times import duration
-from jobs.models import Job, State
+from jobs.models import Event, Job, State
 from jobs.operations.redaction import Shown
 from jobs.operations.selection import DIGITS
 
@@ -166,6 +167,13 @@ class ReadOnlyAdmin(admin.ModelAdmin):
         return TemplateResponse(request, f"jobs/admin/{template}", {**shared, **context})
 
 
+def apart(view: Any) -> Any:
+    """Each job in a transaction of its own, also with ATOMIC_REQUESTS: rows of jobs must not stay locked for long."""
+    for alias in connections:
+        view = transaction.non_atomic_requests(using=alias)(view)
+    return view
+
+
 def may(request: HttpRequest, codename: str) -> bool:
     """Whether somebody has a permission of this app, whatever label the project gave it."""
     return bool(request.user.has_perm(f"{Job._meta.app_label}.{codename}"))
@@ -240,6 +248,10 @@ def link(row: Model, key: uuid.UUID | None) -> str:
         return gettext("this job")
     other = Job.objects.using(row._state.db).filter(pk=key).only("id", "task", "state").first()
     if other is None:
+        event = Event.objects.using(row._state.db).filter(uuid=key).only("id", "uuid", "name").first()
+        if event is not None:
+            label = gettext("the event %(name)s") % {"name": event.name}
+            return format_html('<a href="{}">{} {}</a>', url_of("event_change", event.pk), label, key)
         return gettext("%(id)s (not a job here, or deleted)") % {"id": key}
     html = '<a href="{}">{} {}</a> ({})'
     return format_html(html, url_of("job_change", key), other.task, key, State(other.state).label)

@@ -244,6 +244,8 @@ def _ways(request: HttpRequest, remark: Remark) -> tuple[Any, Any]:
         link = gettext("Show them"), f"{url_of('node_changelist')}?dead_at__isempty=0"
     elif kind == "limited":
         link = gettext("Show them"), url_of("limit_changelist")
+    elif kind.startswith("events_"):
+        link = gettext("Show them"), f"{url_of('event_changelist')}?{urlencode({'way': about})}"
     elif kind.startswith("schedule_"):
         link = gettext("Show it"), url_of("schedule_change", quote(about))
     entry = {"_selected_action": about, "index": "0"}

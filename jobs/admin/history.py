@@ -2,6 +2,7 @@
 
 import datetime
 import re
+import uuid
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,6 @@ def of(job: Job) -> dict[str, Any]:
     """For the template: the row says in English what people did, and the button in the reader's language."""
     kept = job.errors if isinstance(job.errors, list) else [job.errors]
     earlier = kept[:-1] if kept and kept[-1] == job.error else kept
-    labels = {name: each.label for name, each in OPERATIONS.items()}
     known: list[Any] = [(at, label) for name, label in MOMENTS.items() if (at := getattr(job, name)) is not None]
     moments = sorted(known, key=lambda pair: pair[0])
     return {
@@ -50,13 +50,19 @@ def of(job: Job) -> dict[str, Any]:
             (label, time_tag(at), (at - before).total_seconds() if before else None)
             for (before, _), (at, label) in pairwise([(None, ""), *moments])
         ],
-        "actions": [
-            {"at": time_tag(row.at), "what": labels.get(row.what, row.what), "by": row.by, "why": row.why}
-            for row in Action.objects.using(job._state.db).filter(job=job.pk).order_by("pk")
-        ],
+        "actions": actions(job.pk, job._state.db),
         "error": _error(job.error),
         "earlier_errors": [_error(entry) for entry in reversed(earlier)],
     }
+
+
+def actions(key: uuid.UUID, using: str | None) -> list[dict[str, Any]]:
+    """What people did to a job, or to an event."""
+    labels = {"replay": _("Replay"), **{name: each.label for name, each in OPERATIONS.items()}}
+    return [
+        {"at": time_tag(row.at), "what": labels.get(row.what, row.what), "by": row.by, "why": row.why}
+        for row in Action.objects.using(using).filter(job=key).order_by("pk")
+    ]
 
 
 def _timeline(job: Job, errors: list[Any]) -> dict[str, Any]:

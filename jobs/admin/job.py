@@ -17,7 +17,6 @@ from django.contrib.admin.options import IS_POPUP_VAR, IncorrectLookupParameters
 from django.contrib.admin.views.main import ORDER_VAR, PAGE_VAR, ChangeList
 from django.core.exceptions import PermissionDenied
 from django.core.signing import BadSignature, Signer
-from django.db import connections, transaction
 from django.db.models import Q, QuerySet
 from django.db.models.fields.json import KeyTextTransform
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
@@ -37,6 +36,7 @@ from jobs.admin.base import (
     ReadOnlyAdmin,
     UncountedChangeList,
     ago_tag,
+    apart,
     arguments,
     badge,
     column,
@@ -46,12 +46,13 @@ from jobs.admin.base import (
     pretty,
     url_of,
 )
+from jobs.admin.event import event_link
 from jobs.admin.idempotency import may_settle, status_badge
 from jobs.arguments import parse_uuid, scrub
 from jobs.calling import progress
 from jobs.calling.options import says_how_to_retry
 from jobs.conf import celery_app, conf
-from jobs.inspection import why
+from jobs.inspection import events, why
 from jobs.inspection.census import LIVE, MOST, Live, at_least
 from jobs.inspection.times import duration
 from jobs.models import WAITING, Batch, Job, State
@@ -209,13 +210,6 @@ def _fault(job: Any) -> str:
     return Truncator(scrub(says, 500)).chars(90)
 
 
-def _apart(view: Any) -> Any:
-    """Each job in a transaction of its own, also with ATOMIC_REQUESTS: rows of jobs must not stay locked for long."""
-    for alias in connections:
-        view = transaction.non_atomic_requests(using=alias)(view)
-    return view
-
-
 @admin.register(Job)
 class JobAdmin(ReadOnlyAdmin):
     actions = ()
@@ -348,6 +342,9 @@ class JobAdmin(ReadOnlyAdmin):
             "view": view,
             "family": _tree(job, *view.family),
             "markers": view.markers if may(request, "view_marker") else [],
+            "told": [event_link(each) for each in events.told_by(view.using, [job.pk])]
+            if may(request, "view_event")
+            else [],
             "calls": [(row, status_badge(row), may_settle(request, row)) for row in calls],
             "lock_left": duration(held.left) if held is not None and held.left is not None else "",
         }
@@ -406,7 +403,7 @@ class JobAdmin(ReadOnlyAdmin):
             back=request.get_full_path(),
         )
 
-    @_apart
+    @apart
     def operate(self, request: HttpRequest, key: uuid.UUID | None = None) -> HttpResponse:
         """Do it to one job and go back to its page, or to many and go back to the list."""
         operation = OPERATIONS.get(request.POST.get("operation", ""))

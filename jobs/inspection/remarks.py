@@ -11,7 +11,7 @@ from django.utils import timezone
 from django.utils.translation import gettext, ngettext, ngettext_lazy
 
 from jobs.conf import conf
-from jobs.inspection import census, limits, tallies
+from jobs.inspection import census, events, limits, tallies
 from jobs.inspection.times import duration
 from jobs.models import LIVE, Batch, Job, State
 
@@ -35,6 +35,14 @@ KINDS: dict[str, tuple[str, Any]] = {
     "schedule_overdue": (
         ERROR,
         ngettext_lazy("%(number)s schedule is overdue", "%(number)s schedules are overdue", "number"),
+    ),
+    "events_waiting": (
+        ERROR,
+        ngettext_lazy("%(number)s event does not get on", "%(number)s events do not get on", "number"),
+    ),
+    "events_problem": (
+        WARNING,
+        ngettext_lazy("%(number)s event has a problem", "%(number)s events have problems", "number"),
     ),
     "failed": (WARNING, ngettext_lazy("%(number)s failed this hour", "%(number)s failed this hour", "number")),
     "dead": (WARNING, ngettext_lazy("%(number)s worker died", "%(number)s workers died", "number")),
@@ -132,6 +140,7 @@ def of(
         *_stuck(census.running_now() if running is None else running),
         *_batches(),
         *of_schedules(found["schedules"]),
+        *_events(),
     ]
     order = [*KINDS]
     return sorted(every, key=lambda each: (SEVERITIES.index(each.severity), order.index(each.kind)))
@@ -323,6 +332,40 @@ def _batches() -> Iterator[Remark]:
                 since = (timezone.now() - batch.made_at).total_seconds()
                 command = f"manage.py jobs why {batch.last}"
                 yield _remark("batch", says, means, command=command, about=batch.last, since=since)
+
+
+def _events() -> Iterator[Remark]:
+    """What does not get on, of each kind; one remark for all databases."""
+    meanings = {
+        "unrelayed": gettext("Every worker hands events on: none is alive, or the database is very slow."),
+        "unsent": gettext("The broker cannot be reached, or no worker of this service is alive. Nothing is lost."),
+        "parked": gettext("An earlier event of the same service and name has not arrived."),
+        "problem": gettext("They are kept: the page of each says why nobody handled it."),
+    }
+    for name, found in events.summed().items():
+        number, since, means = found.number, found.seconds, meanings[name]
+        words = {"number": census.at_least(number, number >= census.MOST), "time": duration(since)}
+        texts = {
+            "unrelayed": ngettext(
+                "%(number)s event waits to be handed on, for %(time)s",
+                "%(number)s events wait to be handed on, the oldest for %(time)s",
+                number,
+            ),
+            "unsent": ngettext(
+                "%(number)s event waits to be published, for %(time)s",
+                "%(number)s events wait to be published, the oldest for %(time)s",
+                number,
+            ),
+            "parked": ngettext(
+                "%(number)s received event waits for an earlier one, for %(time)s",
+                "%(number)s received events wait for earlier ones, the oldest for %(time)s",
+                number,
+            ),
+            "problem": ngettext("%(number)s event has a problem", "%(number)s events have problems", number),
+        }
+        if number and (name == "problem" or since > census.late_after()):
+            kind = "events_problem" if name == "problem" else "events_waiting"
+            yield _remark(kind, texts[name] % words, means, about=name, since=since, number=number)
 
 
 def of_schedules(found: list[dict[str, Any]]) -> Iterator[Remark]:

@@ -606,6 +606,10 @@ class Migration(migrations.Migration):
             model_name='event',
             index=models.Index(condition=models.Q(('problem__isnull', False)), fields=['id'], name='jobs_event_problem'),
         ),
+        migrations.AddIndex(
+            model_name='event',
+            index=models.Index(condition=models.Q(('job__isnull', False)), fields=['job'], name='jobs_event_job'),
+        ),
         migrations.AddConstraint(
             model_name='event',
             constraint=models.UniqueConstraint(condition=models.Q(('number__isnull', False)), fields=('source', 'name', 'number'), name='jobs_event_number'),

@@ -63,6 +63,8 @@ class Event(models.Model):
             models.Index(name="jobs_event_unsent", fields=["id"], condition=UNSENT),
             models.Index(name="jobs_event_name", fields=["name", "id"]),
             models.Index(name="jobs_event_problem", fields=["id"], condition=Q(problem__isnull=False)),
+            # For people who ask what a job told of.
+            models.Index(name="jobs_event_job", fields=["job"], condition=Q(job__isnull=False)),
         ]
 
     def __str__(self) -> str:

@@ -67,6 +67,11 @@ class Shown:
             return HIDDEN
 
 
+def event_data(event: Event) -> dict[str, Any]:
+    """The fields of an event, redacted as arguments of a task of its name."""
+    return Shown(Job(pk=event.uuid, task=event.name, kwargs=event.data)).kwargs
+
+
 def _without(values: Any, *names: str) -> Any:
     if not isinstance(values, dict):
         return HIDDEN

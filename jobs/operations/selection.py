@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import product
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 from django.db import connections
-from django.db.models import Q, QuerySet, TextField
+from django.db.models import Model, Q, QuerySet, TextField
 from django.db.models.functions import Cast
 from django.db.models.lookups import IContains
 from django.utils import timezone
@@ -28,6 +28,8 @@ from jobs.models.fields import created_before, created_since, first_id
 DIGITS = 8
 NAMED = 5  #: Of several that are meant so many are named.
 SEARCHED = 10_000  #: Jobs, the newest of those that fit otherwise, that are searched for what no index has.
+
+M = TypeVar("M", bound=Model)
 
 
 class Unreadable(ValueError):
@@ -111,8 +113,8 @@ class Selection:
                 page = list(rows.filter(pk__gt=page[-1])[: conf().BATCH])
 
 
-def newest(rows: QuerySet[Job]) -> QuerySet[Job]:
-    """The newest of the jobs: those that are searched."""
+def newest(rows: QuerySet[M]) -> QuerySet[M]:
+    """The newest of the rows: those that are searched."""
     last = list(rows.order_by("-pk").values_list("pk", flat=True)[SEARCHED - 1 : SEARCHED])
     return rows.filter(pk__gte=last[0]) if last else rows
 

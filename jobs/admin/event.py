@@ -1,0 +1,309 @@
+"""The events: what was told and received, how far each is and where it led; and who handles what."""
+
+import json
+import uuid
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from django.contrib import admin, messages
+from django.contrib.admin.views.main import ChangeList
+from django.core.exceptions import PermissionDenied
+from django.db.models import Q, QuerySet
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.utils.functional import cached_property
+from django.utils.html import format_html, format_html_join
+from django.utils.http import urlencode
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+from kombu.exceptions import OperationalError
+
+from jobs.admin import history
+from jobs.admin.base import (
+    NOTHING,
+    ReadOnlyAdmin,
+    UncountedChangeList,
+    ago_tag,
+    apart,
+    badge,
+    column,
+    link,
+    may,
+    pretty,
+    time_column,
+    url_of,
+)
+from jobs.arguments import parse_uuid, scrub
+from jobs.events.replay import services
+from jobs.events.subscriptions import matches
+from jobs.inspection import events
+from jobs.inspection.census import MOST, at_least
+from jobs.inspection.times import duration
+from jobs.models import Event, Job, State, Subscription
+from jobs.operations import redaction
+from jobs.operations.events import replay
+from jobs.operations.selection import DIGITS, SEARCHED, newest
+
+#: Of each way: what it is called, and which events it means. Those of ``events.OPEN`` have an index of their own; the
+#: others are looked for among the newest.
+WAYS: dict[str, tuple[Any, Q]] = {
+    "unrelayed": (_("waits to be handed on"), events.OPEN["unrelayed"]),
+    "unsent": (_("waits to be published"), events.OPEN["unsent"]),
+    "parked": (_("waits for an earlier one"), events.OPEN["parked"]),
+    "problem": (_("has a problem"), events.OPEN["problem"]),
+    "sent": (_("published"), Q(sent_at__isnull=False)),
+    "received": (_("received"), Q(received_at__isnull=False)),
+}
+
+
+class NameFilter(admin.SimpleListFilter):
+    title = _("name")
+    parameter_name = "name"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(name, name) for name in events.names(Event.objects.db)]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        return queryset.filter(name=name) if (name := self.value()) else queryset
+
+
+class WayFilter(admin.SimpleListFilter):
+    title = _("status")
+    parameter_name = "way"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return [(name, label) for name, (label, condition) in WAYS.items()]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        if (way := self.value()) not in WAYS:
+            return queryset
+        return (queryset if way in events.OPEN else newest(queryset)).filter(WAYS[way][1])
+
+    def choices(self, changelist: Any) -> Iterator[Any]:
+        """With how many there are of those that somebody may have to look at."""
+        for choice, name in zip(super().choices(changelist), [None, *WAYS], strict=False):
+            found = changelist.backlog.get(name)
+            number = f" ({at_least(found.number, found.number >= MOST)})" if found else ""
+            yield {**choice, "display": f"{choice['display']}{number}"}
+
+
+class EventChangeList(UncountedChangeList):
+    def get_results(self, request: HttpRequest) -> None:
+        super().get_results(request)
+        if self.query or self.params:
+            says = _("Order keys, services, and what has no number in the filter, are of the newest %(number)s events.")
+            self.search_help_text = says % {"number": f"{SEARCHED:,}"}
+
+    @cached_property
+    def backlog(self) -> dict[str, events.Backlog]:
+        return events.backlog(self.queryset.db)
+
+
+def status(event: Event) -> str:
+    """How far it is, as a badge."""
+    states = (
+        (event.problem is not None, "failed", _("not handled") if event.received_at else _("refused")),
+        (event.relayed_at is None and event.received_at is not None, "scheduled", WAYS["parked"][0]),
+        (event.relayed_at is None, "ready", WAYS["unrelayed"][0]),
+        (event.received_at is not None, "succeeded", WAYS["received"][0]),
+        (event.sent_at is not None, "succeeded", WAYS["sent"][0]),
+        (event.number is not None, "ready", WAYS["unsent"][0]),
+        (True, "succeeded", _("handed on")),
+    )
+    return next(badge(f"job-{look}", label) for is_so, look, label in states if is_so)
+
+
+@admin.register(Event)
+class EventAdmin(ReadOnlyAdmin):
+    list_display = ("short_id", "name", "version", "status", "source", "order_key", "when")
+    #: The data may be large.
+    list_only = (
+        "id", "uuid", "name", "version", "source", "order_key", "at", "relayed_at", "number", "sent_at", "received_at",
+        "problem",
+    )  # fmt: skip
+    list_filter = (NameFilter, WayFilter)
+    actions = ("ask",)
+    lookups = frozenset({"name"})
+    search_fields = ("uuid", "name")
+    search_help_text = _("An ID, a name or its beginning, an order key or a service.")
+    change_form_template = "jobs/admin/event/change_form.html"
+    fieldsets = (
+        (None, {"fields": ("problem", "shown_data", "told_by")}),
+        (_("Moments"), {"fields": ("happened", "handed_on", "published", "received")}),
+        (_("On the wire"), {"fields": ("uuid", "name", "version", "source", "order_key", "number", "trace")}),
+    )
+
+    short_id = column(_("ID"), lambda event: str(event.uuid)[-DIGITS:])
+    status = column(_("status"), status)
+    when = column(_("when"), lambda event: ago_tag(event.at))
+    shown_data = column(_("data"), lambda event: pretty(redaction.event_data(event)))
+    trace = column(_("trace context"), lambda event: pretty(event.headers) if event.headers else NOTHING)
+    told_by = column(_("told by the job"), lambda event: link(event, event.job))
+    happened = time_column(_("happened at"), "at")
+    handed_on = time_column(_("handed on at"), "relayed_at")
+    published = time_column(_("published at"), "sent_at")
+    received = time_column(_("received at"), "received_at")
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return EventChangeList
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        """What says nothing of an event is left out."""
+        kept = {"problem": "problem", "told_by": "job", "published": "sent_at", "received": "received_at"}
+        kept |= {"order_key": "order_key", "number": "number", "trace": "headers"}
+        return [
+            (title, {"fields": [n for n in options["fields"] if n not in kept or getattr(obj, kept[n], None)]})
+            for title, options in self.fieldsets
+        ]
+
+    def search(self, rows: QuerySet[Any], term: str) -> QuerySet[Any]:
+        """An id, the end of one as the list shows it, a name, or what stands in the newest events."""
+        if (key := parse_uuid(term)) is not None:
+            return rows.filter(uuid=key)
+        if found := [name for name in events.names(rows.db) if name.startswith(term)]:
+            return rows.filter(name__in=found)
+        return newest(rows).filter(Q(order_key=term) | Q(source=term) | Q(uuid__endswith=term.lower()))
+
+    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        event = context["original"]
+        using = event._state.db
+        way = events.way(event, using)
+        context |= {
+            "status": status(event),
+            "way": _tree(event, event.uuid, way),
+            "is_cut": way.is_cut,
+            "actions": history.actions(event.uuid, using),
+            **self._form([event]),
+            "may_replay": self.has_replay_permission(request),
+        }
+        return super().render_change_form(request, context, *args, **kwargs)
+
+    # The button
+
+    def get_urls(self) -> list[Any]:
+        return [self.path("replay/", "event_replay", self.replay, posts=True), *super().get_urls()]
+
+    def has_replay_permission(self, request: HttpRequest) -> bool:
+        return may(request, "replay_event")
+
+    def _form(self, rows: Iterable[Event]) -> dict[str, Any]:
+        keys = [str(event.uuid) for event in rows]
+        return {"keys": json.dumps(keys), "number": len(keys), "services": services(Event.objects.db)}
+
+    @admin.action(description=_("Replay"), permissions=["replay"])
+    def ask(self, request: HttpRequest, rows: QuerySet[Event]) -> HttpResponse:
+        """To which service? Never to all by mistake."""
+        chosen = rows.order_by("pk")[: self.list_per_page]
+        return self.render(request, "event/replay.html", gettext("Replay"), **self._form(chosen))
+
+    @apart
+    def replay(self, request: HttpRequest) -> HttpResponse:
+        if not self.has_replay_permission(request):
+            raise PermissionDenied
+        try:
+            asked = [uuid.UUID(str(key)) for key in json.loads(request.POST.get("keys", "[]"))]
+        except (TypeError, ValueError):
+            raise PermissionDenied from None
+        rows = list(self.get_queryset(request).filter(uuid__in=asked[: self.list_per_page]))
+        back = url_of("event_change", rows[0].pk) if len(rows) == 1 else url_of("event_changelist")
+        to, why = (scrub(request.POST.get(name, "").strip(), 1000) for name in ("to", "why"))
+        by, again = request.user.get_username(), "again" in request.POST
+        try:
+            if not to:
+                raise ValueError(gettext("Name the service."))
+            done = replay(Event.objects.db, [event.uuid for event in rows], to, again, by, why)
+        except (ValueError, OperationalError) as exc:
+            self.message_user(request, str(exc), messages.ERROR)
+            return HttpResponseRedirect(back)
+        for event in rows:
+            self.log_change(request, event, f"replay to {to} {why}".strip())
+        says = gettext("%(events)s replayed: %(jobs)s jobs made, %(sent)s messages sent.")
+        self.message_user(request, says % done, messages.SUCCESS)
+        return HttpResponseRedirect(back)
+
+
+def _tree(event: Event, key: uuid.UUID, way: events.Way) -> list[Any]:
+    """What an event, or a job, has led to, as Django's ``unordered_list`` takes it."""
+    lines: list[Any] = []
+    for job in way.jobs.get(key, ()):
+        says = gettext("%(number)s attempts") % {"number": job.lease}
+        html = '<a href="{}">{} {}</a> {} {}'
+        state = badge(f"job-{job.state}", State(job.state).label)
+        lines.append(format_html(html, url_of("job_change", job.pk), job.task, str(job.pk)[-DIGITS:], state, says))
+        if below := _tree(event, job.pk, way):
+            lines.append(below)
+    for told in way.events.get(key, ()):
+        lines.append(event_link(told))
+        if below := _tree(told, told.uuid, way):
+            lines.append(below)
+    return lines
+
+
+def event_link(event: Event) -> str:
+    html = '<a href="{}">{} {}</a> {}'
+    return format_html(html, url_of("event_change", event.pk), event.name, str(event.uuid)[-DIGITS:], status(event))
+
+
+# Who handles what
+
+
+class SubscriptionChangeList(ChangeList):
+    def get_results(self, request: HttpRequest) -> None:
+        super().get_results(request)
+        look_at(self.result_list)
+
+
+def look_at(rows: Any) -> None:
+    """Give each what its row does not say: how late its handler is."""
+    rows = list(rows)
+    found = events.lags(Job.objects.db, [(row.handler, row.queue) for row in rows])
+    for row in rows:
+        row.lag = found.get(row.handler, events.Lag())
+
+
+@admin.register(Subscription)
+class SubscriptionAdmin(ReadOnlyAdmin):
+    list_display = ("handler", "pattern", "version", "service", "queue", "waiting", "lag", "failed", "registered")
+    list_per_page = 100
+    list_filter = ("service",)
+    lookups = frozenset({"service__exact"})
+    search_fields = ("handler", "pattern")
+    search_help_text = _("The beginning of a handler, or of the name of its events.")
+    ordering = ("service", "handler")
+    fields = (
+        "handler", "pattern", "version", "service", "queue", "in_order", "waiting", "lag", "failed", "registered",
+        "told",
+    )  # fmt: skip
+
+    registered = time_column(_("since"), "since")
+    lag = column(_("lag"), lambda row: duration(row.lag.seconds) if row.lag.waiting else NOTHING)
+    waiting = column(_("waiting"), lambda row: _count(row, row.lag.waiting, {}))
+    failed = column(_("failed"), lambda row: _count(row, row.lag.failed, {"state__exact": State.FAILED.value}))
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return SubscriptionChangeList
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Subscription | None:
+        row = super().get_object(request, object_id, from_field)
+        if row is not None:
+            look_at([row])
+        return row
+
+    @admin.display(description=_("in order"), boolean=True)
+    def in_order(self, row: Subscription) -> bool:
+        return row.is_ordered
+
+    @admin.display(description=_("events"))
+    def told(self, row: Subscription) -> str:
+        """The events of this database that it names."""
+        found = [name for name in events.names(Event.objects.db) if matches(row.pattern, name)]
+        url = url_of("event_changelist")
+        parts = [format_html('<a href="{}?{}">{}</a>', url, urlencode({"name": name}), name) for name in found]
+        return format_html_join(", ", "{}", ((each,) for each in parts)) or NOTHING
+
+    def search(self, rows: QuerySet[Any], term: str) -> QuerySet[Any]:
+        return rows.filter(handler__startswith=term) | rows.filter(pattern__startswith=term)
+
+
+def _count(row: Subscription, number: int, query: dict[str, str]) -> str:
+    url = f"{url_of('job_changelist')}?{urlencode({**query, 'task': row.handler})}"
+    return format_html('<a href="{}">{}</a>', url, at_least(number, number >= MOST))

@@ -1,0 +1,190 @@
+"""How far events are, how late their handlers, and where one of them has led."""
+
+from __future__ import annotations
+
+import datetime
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import connections
+from django.db.models import Q
+from django.utils import timezone
+
+from jobs.arguments import parse_uuid
+from jobs.conf import conf
+from jobs.database import databases
+from jobs.inspection.census import MOST
+from jobs.models import PARKED, UNRELAYED, UNSENT, Event, Job, Subscription
+from jobs.models.fields import time_of
+
+#: What people look for: each has an index of its own.
+OPEN: dict[str, Q] = {
+    "unrelayed": UNRELAYED,
+    "unsent": UNSENT,
+    "parked": PARKED,
+    "problem": Q(problem__isnull=False),
+}
+
+#: How many there are of each, and since when, read along those indexes.
+_BACKLOG = " UNION ALL ".join(
+    f"SELECT '{name}', count(*), min({{seconds}}) FROM (SELECT {since} AS since FROM jobs_event WHERE {condition}"
+    f" ORDER BY id LIMIT {MOST}) AS {name}"
+    for name, since, condition in (
+        ("unrelayed", "at", "relayed_at IS NULL AND received_at IS NULL"),
+        ("unsent", "at", "number IS NOT NULL AND received_at IS NULL AND sent_at IS NULL"),
+        ("parked", "received_at", "received_at IS NOT NULL AND relayed_at IS NULL"),
+        ("problem", "at", "problem IS NOT NULL"),
+    )
+)
+#: Of a moment, as ``databases.EPOCH_NOW``.
+_SECONDS = {"sqlite": "(julianday(since) - 2440587.5) * 86400.0", "postgresql": "EXTRACT(EPOCH FROM since)"}
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """Of the events of a kind: how many (:data:`MOST` are counted), and for how many seconds the oldest is there."""
+
+    number: int
+    seconds: float
+
+
+def backlog(using: str) -> dict[str, Backlog]:
+    """Of each kind of :data:`OPEN`, in one statement."""
+    vendor = connections[using].vendor
+    sql = _BACKLOG.replace("{seconds}", _SECONDS[vendor])
+    sql = f"SELECT found.*, {databases.EPOCH_NOW[vendor]} FROM ({sql}) AS found"
+    return {
+        name: Backlog(number, max(0.0, float(now - since)) if number else 0.0)
+        for name, number, since, now in databases.ask(using, sql)
+    }
+
+
+def summed() -> dict[str, Backlog]:
+    """The same over all job databases: how many, and of the oldest."""
+    every = [backlog(alias) for alias in conf().DATABASES]
+    return {
+        name: Backlog(sum(each[name].number for each in every), max(each[name].seconds for each in every))
+        for name in OPEN
+    }
+
+
+#: The names of events, one step through their index for each.
+_NAMES = """
+WITH RECURSIVE known (name) AS (
+    SELECT min(name) FROM jobs_event
+    UNION ALL
+    SELECT (SELECT min(name) FROM jobs_event WHERE name > known.name) FROM known WHERE known.name IS NOT NULL
+)
+SELECT name FROM known WHERE name IS NOT NULL LIMIT %s
+"""
+NAMED = 100  #: So many are read.
+
+
+def names(using: str) -> list[str]:
+    return [name for (name,) in databases.ask(using, _NAMES, NAMED)]
+
+
+# The handlers
+
+_PART = "SELECT * FROM (SELECT task, id, state FROM jobs_job WHERE {} LIMIT {}) AS part{}"
+_LIVE = (
+    "state = 'ready' AND held IS NOT NULL ORDER BY queue, id",
+    "state = 'scheduled' ORDER BY run_at",
+    "state = 'running'",
+    "state IN ('failed', 'cancelled') ORDER BY id DESC",
+)
+_READY = "state = 'ready' AND held IS NULL AND queue = %s ORDER BY queue, rank, run_at, id"
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """Of a handler's jobs: how many have not ended, for how many seconds the oldest is there, how many failed."""
+
+    waiting: int = 0
+    seconds: float = 0.0
+    failed: int = 0
+
+
+def lags(using: str, handlers: Iterable[tuple[str, str]]) -> dict[str, Lag]:
+    """Of each handler, by the name of its task, in one statement.
+
+    It reads :data:`MOST` jobs at the most: of each queue, of those that are held back, of those that are scheduled, of
+    those that run, and of the newest that ended without success.
+
+    Parameters:
+        handlers: the name of the task and its queue.
+    """
+    pairs = list(handlers)
+    if not pairs:
+        return {}
+    tasks, queues = ({each[place] for each in pairs} for place in (0, 1))
+    parts = [*[_READY] * len(queues), *_LIVE]
+    union = " UNION ALL ".join(_PART.format(sql, MOST, number) for number, sql in enumerate(parts))
+    marks = ", ".join(["%s"] * len(tasks))
+    # Ids are in the order of time; PostgreSQL has no least one of UUIDs.
+    sql = f"""SELECT task, state = 'failed', count(*), min(CAST(id AS text)) FROM ({union}) AS found
+        WHERE task IN ({marks}) AND state <> 'cancelled' GROUP BY 1, 2"""
+    found: dict[str, Lag] = defaultdict(Lag)
+    now = timezone.now()
+    for task, is_failed, number, first in databases.ask(using, sql, *queues, *tasks):
+        old = found[task]
+        key = parse_uuid(first)
+        at = (key and time_of(key)) or now
+        age = max(datetime.timedelta(), now - at).total_seconds()
+        found[task] = Lag(old.waiting, old.seconds, number) if is_failed else Lag(number, age, old.failed)
+    return found
+
+
+def all_lags() -> dict[tuple[str, str], Lag]:
+    """Of every handler that is known in any job database, by its service and name."""
+    found: dict[tuple[str, str], Lag] = {}
+    for alias in conf().DATABASES:
+        rows = (
+            Subscription.objects.using(alias).order_by("service", "handler").values_list("service", "handler", "queue")
+        )
+        known = list(rows)
+        late = lags(alias, [(handler, queue) for _, handler, queue in known])
+        found |= {(service, handler): late.get(handler, Lag()) for service, handler, _ in known}
+    return found
+
+
+# One event's way
+
+DEPTH, SHOWN = 5, 100  #: So many steps, and so many rows of each, are told.
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """What an event has led to: jobs by what made them (an event or a job), and events by the job that told of them."""
+
+    jobs: dict[Any, list[Job]]
+    events: dict[Any, list[Event]]
+    #: There is more than was read.
+    is_cut: bool
+
+
+def way(event: Event, using: str) -> Way:
+    jobs: dict[Any, list[Job]] = defaultdict(list)
+    events: dict[Any, list[Event]] = defaultdict(list)
+    level, is_cut = {event.uuid}, False
+    for _ in range(DEPTH):
+        if not level:
+            break
+        rows = Job.objects.using(using).only("id", "task", "state", "lease", "parent_id", "queue")
+        called = list(rows.filter(parent_id__in=level).order_by("pk")[: SHOWN + 1])
+        told = told_by(using, [job.pk for job in called])
+        is_cut = is_cut or len(called) > SHOWN or len(told) > SHOWN
+        for job in called[:SHOWN]:
+            jobs[job.parent_id].append(job)
+        for each in told[:SHOWN]:
+            events[each.job].append(each)
+        level = {job.pk for job in called[:SHOWN]} | {each.uuid for each in told[:SHOWN]}
+    return Way(jobs, events, is_cut or bool(level))
+
+
+def told_by(using: str, jobs: list[Any]) -> list[Event]:
+    """The events that the bodies of these jobs told of, without their data."""
+    rows = Event.objects.using(using).filter(job__in=jobs).order_by("id").defer("data", "headers")
+    return list(rows[: SHOWN + 1]) if jobs else []
