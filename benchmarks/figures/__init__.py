@@ -4,6 +4,7 @@ from benchmarks.figures.bulk import Bulk
 from benchmarks.figures.disk import Disk
 from benchmarks.figures.drain import Drain
 from benchmarks.figures.enqueue import Enqueue
+from benchmarks.figures.events import Events
 from benchmarks.figures.figure import Column, Figure
 from benchmarks.figures.held import Held
 from benchmarks.figures.idle import Idle
@@ -18,5 +19,18 @@ __all__ = ["FIGURES", "Column", "Figure"]
 #: In the order of the report.
 FIGURES: dict[str, Figure] = {
     figure.name: figure
-    for figure in (Enqueue(), Bulk(), Drain(), Latency(), Sqlite(), Size(), Held(), Limits(), Many(), Idle(), Disk())
+    for figure in (
+        Enqueue(),
+        Bulk(),
+        Drain(),
+        Latency(),
+        Events(),
+        Sqlite(),
+        Size(),
+        Held(),
+        Limits(),
+        Many(),
+        Idle(),
+        Disk(),
+    )
 }

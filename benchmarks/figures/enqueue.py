@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -76,8 +77,8 @@ class Enqueue(Figure):
 
 def warm_up(scene: Scene, number: int = 20) -> None:
     for _ in range(number):
-        _unit(scene, calls=True)
-        _unit(scene, calls=False)
+        unit(scene, _call(scene))
+        unit(scene)
 
 
 def compare(scene: Scene, number: int, block: int = BLOCK, pace: float = 0.0) -> dict[str, float | None]:
@@ -88,14 +89,14 @@ def compare(scene: Scene, number: int, block: int = BLOCK, pace: float = 0.0) ->
         block: how many in a row.
         pace: seconds from the start of one to that of the next; 0 is back to back.
     """
-    bare, called = _Used(), _Used()
+    bare, called, call = _Used(), _Used(), _call(scene)
     for _ in range(max(1, number // block)):
         for used in (bare, called):
             began, python, server = time.perf_counter(), time.process_time(), scene.server_cpu()
             for place in range(block):
                 if pace:
                     time.sleep(max(0.0, began + place * pace - time.perf_counter()))
-                used.seconds.append(_unit(scene, calls=used is called))
+                used.seconds.append(unit(scene, call if used is called else None))
             if pace:
                 time.sleep(pace)
             used.python.append((time.process_time() - python) / block)
@@ -110,8 +111,13 @@ def compare(scene: Scene, number: int, block: int = BLOCK, pace: float = 0.0) ->
     }
 
 
-def _unit(scene: Scene, calls: bool) -> float:
-    """Seconds of one transaction."""
+def _call(scene: Scene) -> Callable[[int], Any]:
+    task = scene.task("noop")
+    return lambda pk: scene.peer.enqueue(task, pk)
+
+
+def unit(scene: Scene, call: Callable[[int], Any] | None = None) -> float:
+    """Seconds of one transaction that makes a user, and with their key calls what is given."""
     from django.db import transaction
 
     from benchmarks.project.models import User
@@ -119,8 +125,8 @@ def _unit(scene: Scene, calls: bool) -> float:
     began = time.perf_counter()
     with transaction.atomic():
         user = User.objects.create(email="user@example.com")
-        if calls:
-            scene.peer.enqueue(scene.task("noop"), user.pk)
+        if call is not None:
+            call(user.pk)
     return time.perf_counter() - began
 
 

@@ -27,3 +27,6 @@ def idem(number: int) -> None:
 
 
 TASKS = {"noop": noop, "idem": idem}
+
+if "jobs" in settings.INSTALLED_APPS:
+    import benchmarks.project.events  # noqa: F401

@@ -1,0 +1,131 @@
+"""What an event costs, beside a job's call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+from benchmarks import completions, processes
+from benchmarks.figures.enqueue import BLOCK, unit
+from benchmarks.figures.figure import Column, Figure
+from benchmarks.goals import Goal
+from benchmarks.scene import Scene, quantile
+
+#: How many are told of in a transaction before the workers start.
+PART = 1_000
+
+
+class Events(Figure):
+    name = "events"
+    title = "Events"
+    about = (
+        "What an event adds to the transaction that tells of it, beside a job's call: blocks without any, with a "
+        "call, with an event, and with one that has an order key, in turn. Then *idem* is drained as above, of jobs "
+        "that were called, and of as many events, which are handed on to one handler meanwhile."
+    )
+    columns = (
+        Column(key="call_p50_ms", title="a call, added p50 ms", digits=3, better="less"),
+        Column(key="emit_p50_ms", title="emit, added p50 ms", digits=3, better="less"),
+        Column(key="ordered_p50_ms", title="with a key, added p50 ms", digits=3, better="less"),
+        Column(key="call_p99_ms", title="a call, added p99 ms", digits=2, better="less"),
+        Column(key="emit_p99_ms", title="emit, added p99 ms", digits=2, better="less"),
+        Column(key="ordered_p99_ms", title="with a key, added p99 ms", digits=2, better="less"),
+        Column(key="jobs_per_s", title="jobs/s", better="more"),
+        Column(key="events_per_s", title="events/s", better="more"),
+        Column(key="jobs_us", title="CPU µs/job"),
+        Column(key="events_us", title="CPU µs/event"),
+    )
+    goals = (
+        Goal(
+            figure="events",
+            key="emit_p50_ms",
+            against=("jobs",),
+            against_key="call_p50_ms",
+            most=1.0,
+            says="added p50 of an event, beside a job's call",
+        ),
+        Goal(
+            figure="events",
+            key="events_per_s",
+            against=("jobs",),
+            against_key="jobs_per_s",
+            least=0.8,
+            says="events handled, beside the same jobs called directly",
+        ),
+    )
+    peers = ("jobs",)
+    more_peers = ("jobs-rabbitmq", "jobs-alone")
+    quick_peers = ("jobs",)
+    parts = (
+        {"part": "emit", "number": 2_000},
+        {"part": "jobs", "number": 6_000, "seconds": 10},
+        {"part": "events", "number": 6_000, "seconds": 10},
+    )
+    quick_parts = (
+        {"part": "emit", "number": 600},
+        {"part": "jobs", "number": 2_000, "seconds": 4},
+        {"part": "events", "number": 2_000, "seconds": 4},
+    )
+
+    def measure(
+        self, scene: Scene, part: str = "", number: int = 0, seconds: float = 0, **options: Any
+    ) -> dict[str, float | None]:
+        scene.empty()
+        if part == "emit":
+            return _added(scene, number)
+        if part == "jobs":
+            scene.fill("idem", number)
+        else:
+            _tell(scene, number)
+        with scene.workers() as pids:
+            if not scene.wait(1, 1):
+                raise RuntimeError("nothing ran")
+            known, used = completions.count(), _cpu(scene, pids)
+            scene.wait(number, seconds)
+            more = completions.count() - known
+            used = _cpu(scene, pids) - used
+        return {
+            f"{part}_per_s": completions.rate(completions.read()),
+            f"{part}_us": 1e6 * used / more if more else None,
+        }
+
+
+def _cpu(scene: Scene, pids: list[int]) -> float:
+    return processes.cpu_seconds(pids) + scene.server_cpu()["postgres"]
+
+
+def _added(scene: Scene, number: int) -> dict[str, float | None]:
+    from benchmarks.project.events import user_came, user_came_in_order
+
+    ways: dict[str, Callable[[int], Any] | None] = {
+        "bare": None,
+        "call": lambda pk: scene.peer.enqueue(scene.task("noop"), pk),
+        "emit": user_came,
+        "ordered": user_came_in_order,
+    }
+    found: dict[str, list[float]] = {way: [] for way in ways}
+    for block in range(1 + number // BLOCK):
+        for way, call in ways.items():
+            seconds = [unit(scene, call) for _ in range(BLOCK)]
+            # The first one warms up.
+            found[way] += seconds if block else []
+    bare = found.pop("bare")
+    added: dict[str, float | None] = {}
+    for way, times in found.items():
+        added[f"{way}_p50_ms"] = 1e3 * (median(times) - median(bare))
+        added[f"{way}_p99_ms"] = 1e3 * (quantile(times, 0.99) - quantile(bare, 0.99))
+    return added
+
+
+def _tell(scene: Scene, number: int) -> None:
+    from django.db import transaction
+
+    from benchmarks.project.events import user_came
+
+    keys = scene.users(number)
+    for first in range(0, number, PART):
+        with transaction.atomic():
+            for pk in keys[first : first + PART]:
+                user_came(pk)
+    scene.settle()

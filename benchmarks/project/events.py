@@ -1,0 +1,21 @@
+"""The same work told of as an event."""
+
+from __future__ import annotations
+
+from benchmarks.project.tasks import idem
+from jobs.events import event, handler
+
+
+@event("user.came")
+def user_came(number: int) -> None:
+    pass
+
+
+@event("user.came_in_order", order_key="{number}")
+def user_came_in_order(number: int) -> None:
+    pass
+
+
+@handler("user.came")
+def welcome(number: int) -> None:
+    idem.run(number)
