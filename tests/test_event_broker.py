@@ -17,7 +17,7 @@ from django.db.backends.base.base import NO_DB_ALIAS
 from django.db.utils import load_backend
 from django.utils import timezone
 
-from jobs.events import incoming, outbox, sender, subscriptions, wire
+from jobs.events import incoming, outbox, relay, replay, sender, subscriptions, wire
 from jobs.events.amqp import EXCHANGE, queue_of
 from jobs.events.incoming import Delivery
 from jobs.lifecycle.board import board
@@ -141,6 +141,33 @@ def test_two_services_tell_each_other(broker, loyalty):
     copies = Event.objects.using(loyalty).filter(name=MOVED)
     assert list(copies.order_by("id").values_list("number", flat=True)) == list(range(1, 21))
     assert {row.uuid for row in copies} == {row.uuid for row in Event.objects.filter(name=MOVED)}
+
+
+def test_a_replay_goes_to_the_queue_of_the_one_service(broker, loyalty):
+    """To one that missed something, and with ``again`` to one that had it."""
+    app = current_app._get_current_object()
+    move(["a"], 2)
+    subscriptions.register(app, "default")
+    relay.hand_on(app, "default")
+    with pytest.raises(ValueError, match="no queue events.loyalty"):
+        replay.replay(app, replay.select("default", [MOVED]), "loyalty")
+    # It was told before loyalty was there.
+    Event.objects.update(sent_at=timezone.now())
+    with running(broker, loyalty):
+        wait_bound(loyalty)
+        wait_for(lambda: queue_is_read(broker, "loyalty"), 20, "its queue is read")
+        assert replay.replay(app, replay.select("default", [MOVED]), "loyalty")["sent"] == 2
+        assert_handled(loyalty, ["a"], 2)
+        assert replay.replay(app, replay.select("default", [MOVED]), "loyalty", True, "n1")["sent"] == 2
+        assert replay.replay(app, replay.select("default", [MOVED]), "loyalty", True, "n1")["sent"] == 2
+        wait_for(lambda: len(moved(loyalty)) >= 4, 20, "it handled them once more")
+        wait_for(lambda: not Job.objects.using(loyalty).filter(state__in=LIVE).exists(), 30, "all jobs have ended")
+    assert sorted(moved(loyalty)) == ["moved:a:0", "moved:a:0", "moved:a:1", "moved:a:1"]
+
+
+def queue_is_read(server, service: str) -> bool:
+    with amqp.Connection(f"127.0.0.1:{server.port}") as connection:
+        return bool(connection.channel().queue_declare(queue_of(service), passive=True).consumer_count)
 
 
 def outbox_of(alias: str, count: int) -> uuid.UUID:

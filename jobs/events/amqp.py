@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from amqp import Message
-from amqp.exceptions import AMQPError
+from amqp.exceptions import AMQPError, NotFound
 from kombu import Connection
 from kombu.exceptions import OperationalError
 from kombu.utils.url import maybe_sanitize_url
@@ -116,6 +116,14 @@ class Link:
         if self._is_away:
             logger.info("the broker of events is back, which %s", self.who, extra={"action": "event_broker_back"})
         self._is_away = False
+
+    def has_queue(self, name: str) -> bool:
+        """Whether there is a queue of the name. If not, the channel is closed."""
+        try:
+            self._channel.queue_declare(name, passive=True)
+        except NotFound:
+            return False
+        return True
 
     def publish(self, body: bytes, properties: Mapping[str, Any], key: str, exchange: str = EXCHANGE) -> None:
         headers = {name: value for name, value in properties.items() if name != "headers"}

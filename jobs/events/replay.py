@@ -12,7 +12,7 @@ from django.db.models import QuerySet
 from django.utils.translation import gettext
 
 from jobs.conf import conf, did_you_mean
-from jobs.events import relay, subscriptions
+from jobs.events import relay, sender, subscriptions
 from jobs.models import Event, Job, Subscription
 from jobs.models.fields import uuid7
 
@@ -71,6 +71,7 @@ def replay(
 
     Raises:
         ValueError: nobody knows the service; names the nearest.
+        OSError, amqp.exceptions.AMQPError, kombu.exceptions.OperationalError: the broker is away.
     """
     using = events.db
     is_here = to in services(using)
@@ -84,9 +85,8 @@ def replay(
         place = some[-1].pk
         done["events"] += len(some)
         if not is_here:
-            from jobs.events import amqp
-
-            done["sent"] += amqp.send_to(using, to, some, mark)
+            sender.send_to(to, some, using, mark)
+            done["sent"] += len(some)
             continue
         with transaction.atomic(using=using):
             locked = relay.lock(using)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from django.db.models import Exists, OuterRef, Q
 from django.db.models.functions import Now
+from django.utils.translation import gettext
 
 from jobs.conf import conf
 from jobs.conf.syncpoints import reach
@@ -119,3 +121,24 @@ def _message(row: Event, using: str) -> wire.Message:
         trace={name: row.headers[name] for name in wire.TRACE if name in row.headers},
         data=row.data,
     )
+
+
+def send_to(service: str, events: Sequence[Event], using: str, again: str | None) -> None:
+    """Publish events to one service alone, into its queue, and wait until the broker has them.
+
+    Raises:
+        ValueError: no service of that name has a queue.
+        OSError, amqp.exceptions.AMQPError, kombu.exceptions.OperationalError: the broker is away, or refuses.
+    """
+    link, queue = amqp.Link(), amqp.queue_of(service)
+    try:
+        link.open()
+        if not link.has_queue(queue):
+            raise ValueError(
+                gettext("the broker has no queue %(queue)s: no service of that name reads events") % {"queue": queue}
+            )
+        for row in events:
+            link.publish(*wire.encode(replace(_message(row, using), again=again)), queue, "")
+        link.confirm(threading.Event())
+    finally:
+        link.close()

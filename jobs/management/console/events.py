@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from jobs.arguments import parse_uuid
 from jobs.conf import celery_app, conf, import_tasks
-from jobs.events import declare, replay
+from jobs.events import amqp, declare, replay
 from jobs.management.console.base import DRY_RUN, JobsCommand, option, subcommand
 from jobs.management.console.look import table
 from jobs.models import Event, Job
@@ -142,6 +142,8 @@ def _replay(out: JobsCommand, args: Namespace) -> None:
                 done[name] += count
         except ValueError as exc:
             raise CommandError(str(exc)) from exc
+        except amqp.ERRORS as exc:
+            raise CommandError(f"The broker of events says: {exc}. Nothing is lost: do the same again.") from exc
     out.say_json({**done, "to": args.to, "dry_run": args.dry_run})
     if args.dry_run:
         out.say(f"{done['events']} events would be looked at for {args.to}")
