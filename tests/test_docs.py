@@ -61,6 +61,7 @@ def test_what_the_readme_says_runs_as_it_stands(tmp_path, database):
     project = Project(tmp_path, database)
     project.follow(ROOT / "README.md")
     project.manage("check", "--fail-level", "WARNING")
+    assert "Ran 1 test" in project.manage("test")
     project.manage("migrate", "-v0")
     key = project.manage("shell", "-v0", "-c", SIGN_UP).split()[-1]
     said = project.outcome(key)

@@ -10,6 +10,7 @@ import configparser
 import contextlib
 import importlib
 import io
+import os
 import re
 import shlex
 import sys
@@ -442,6 +443,7 @@ def test_ours_do_something(tmp_path):
     """Run them, in a database with one job: they may refuse what they are told to do, and not break."""
 
     def run_all() -> None:
+        os.chdir(tmp_path)  # where some write files
         job = new_job_that_ended()
         for page in PAGES:
             for words in commands(page):
