@@ -98,7 +98,7 @@ def audit(out: JobsCommand, args: Namespace) -> None:
         out.say(f"{style(f'{each.kind:8}')} {each.where}: {each.says}")
         out.say(f"         -> {each.cure}")
     kinds = ", ".join(f"{count[kind]} {kind}" for kind in (BREAKS, DIFFERS, NEEDLESS))
-    out.say(f"{len(tasks)} tasks and {len(files)} files were read: {kinds}.")
+    out.say(f"Files read: {len(files)}. Tasks: {len(tasks)}. Findings: {kinds}.")
     out.say(BLIND)
     out.say_json({"findings": [each._asdict() for each in found], "tasks": len(tasks), "files": len(files)})
     if args.strict and count[BREAKS]:
