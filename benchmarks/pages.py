@@ -46,7 +46,7 @@ class Page:
 
 
 #: Of the median, and of the statements on all connections.
-DASHBOARD = Bound(milliseconds=200, queries=15)
+DASHBOARD = Bound(milliseconds=200, queries=25)
 
 LIST, CHOSEN = "/admin/jobs/job/", {"_selected_action": "{failed}"}
 
@@ -72,6 +72,10 @@ PAGES = (
     Page("list: search by app", LIST + "?q=billing."),
     Page("list: search by task", LIST + "?q=webhooks.tasks.clean_up"),
     Page("list: search of no task", LIST + "?q=nothing.tasks"),
+    Page("list: search by a function", LIST + "?q=clean_up"),
+    Page("list: search by words of an error", LIST + "?q=it said 503"),
+    Page("list: search by an argument", LIST + "?q={argument}"),
+    Page("list: failed, search by nothing", LIST + "?state__exact=failed&q=nothing@example.com"),
     Page("list: of a task", LIST + "?task=webhooks.tasks.clean_up"),
     Page("list: of an app's tasks", LIST + "?task=billing.*"),
     Page("list: of no task", LIST + "?task=nothing.tasks.*"),
@@ -102,6 +106,9 @@ PAGES = (
     Page("worker", "/admin/jobs/node/{node}/change/"),
     Page("markers", "/admin/jobs/marker/"),
     Page("markers: search", "/admin/jobs/marker/?q={key}"),
+    Page("limits", "/admin/jobs/limit/"),
+    Page("schedules", "/admin/jobs/schedule/"),
+    Page("batches", "/admin/jobs/batch/"),
     Page("the promise, verified", "/admin/jobs/overview/verify/"),
     Page("health", "/jobs/health"),
     Page("metrics", "/jobs/metrics"),

@@ -16,6 +16,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
+from jobs.admin import job as job_admin
 from jobs.idempotency import locks
 from jobs.idempotency.locks import lock
 from jobs.models import Effect, Job, Marker, Node, State
@@ -353,6 +354,13 @@ def test_states_and_queues_are_counted(viewer):
     text = viewer.get(LIST).content.decode()
     for words in ("failed (1)", "ready (2)", "mail (2)"):
         assert words in text
+
+
+def test_of_the_failed_and_cancelled_the_newest_are_counted(viewer, monkeypatch):
+    monkeypatch.setattr(job_admin, "SEEN", 3)
+    for state in ("failed", "failed", "cancelled", "failed"):
+        make(state)
+    assert "failed (2+)" in viewer.get(LIST).content.decode()
 
 
 # The page of a job

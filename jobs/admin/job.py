@@ -55,7 +55,7 @@ from jobs.conf import celery_app, conf
 from jobs.inspection import events, why
 from jobs.inspection.census import LIVE, MOST, Live, at_least
 from jobs.inspection.times import duration
-from jobs.models import WAITING, Batch, Job, State
+from jobs.models import UNSUCCESSFUL, WAITING, Batch, Job, State
 from jobs.models.fields import created_since
 from jobs.operations.actions import OPERATIONS, Delete, Operation, Outcome
 from jobs.operations.redaction import Shown
@@ -75,6 +75,7 @@ BUDGET = 2.0  #: Seconds of work in one request; the next one goes on where it e
 STEP = 100  #: Rows of one query of it.
 NAMED = 10  #: Refusals that are named.
 COUNTED = 100_000  #: What is counted at the most before somebody is asked.
+SEEN = 1000  #: Of the failed and cancelled jobs the newest are counted for the filter.
 FIRST = str(uuid.UUID(int=0))  #: Before all ids.
 CALLS = ("effect_parked", "calling")  #: Reasons that name an external call.
 ID = re.compile(r"[0-9a-f]{8,32}")  #: An id, or the first digits of one, or the last ones.
@@ -93,8 +94,9 @@ class StateFilter(admin.ChoicesFieldListFilter):
             if state in LIVE:
                 number = at_least(live.total(state), live.is_capped)
             elif state == State.FAILED:
-                rows = Selection(states=[state]).narrow(Job.objects.all())[:MOST].count()
-                number = at_least(rows, rows >= MOST)
+                newest = Job.objects.filter(state__in=UNSUCCESSFUL).order_by("-pk").values_list("state", flat=True)
+                seen = list(newest[:SEEN])
+                number = at_least(seen.count(state), len(seen) == SEEN)
             yield {**choice, "display": f"{choice['display']} ({number})" if number else choice["display"]}
 
 

@@ -84,13 +84,18 @@ class Dashboard:
     def durations(self) -> list[dict[str, Any]]:
         """For each task, and for all: how long they ran and waited (seconds)."""
         found: dict[str, dict[str, Any]] = {}
+
+        def add(task: str, count: int, ran: Any, waited: Any) -> None:
+            each = found.setdefault(task, {"task": task, "count": 0, "ran": Counter(), "waited": Counter()})
+            each["count"] += count
+            each["ran"].update(ran)
+            each["waited"].update(waited)
+
         for row in self.tallies:
-            # First all of them, without a name.
-            for task in ("", row.task):
-                each = found.setdefault(task, {"task": task, "count": 0, "ran": Counter(), "waited": Counter()})
-                each["count"] += row.count
-                each["ran"].update(row.ran)
-                each["waited"].update(row.waited)
+            add(row.task, row.count, row.ran, row.waited)
+        for each in [*found.values()]:
+            # All of them, without a name.
+            add("", each["count"], each["ran"], each["waited"])
         tasks = sorted(found.values(), key=lambda each: (each["task"] != "", -each["count"]))
         for each, name in product(tasks, ("ran", "waited")):
             each[name] = {label: percentile(each[name], part) for label, part in PARTS.items()}

@@ -4,6 +4,7 @@ import datetime
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from django.db.models import OuterRef, Subquery
@@ -13,6 +14,7 @@ from django.utils.translation import gettext, ngettext, ngettext_lazy
 from jobs.conf import conf
 from jobs.inspection import census, events, limits, tallies
 from jobs.inspection.times import duration
+from jobs.lifecycle.limits import Limits
 from jobs.models import LIVE, Batch, Job, State
 
 #: Severities, the worst first. A remark of the last one is no problem.
@@ -175,13 +177,14 @@ def _copies(marks: dict[str, Any]) -> Iterator[Remark]:
 
 
 def _queues(found: dict[str, Any], rates: Mapping[str, tuple[float, float]]) -> Iterator[Remark]:
+    known = cache(limits.in_force)
     for name, queue in found["queues"].items():
         waited, workers = queue["oldest_ready_seconds"], queue["workers"]
         about = {"about": name, "since": waited}
         if queue["paused"]:
             yield _paused(name, queue, found["pauses"][name])
             continue
-        if waited is None or waited < census.late_after() or _is_limited(name):
+        if waited is None or waited < census.late_after() or _is_limited(name, known()):
             continue
         words = {"queue": name, "time": duration(waited), "workers": workers, "running": queue["running"]}
         enters, leaves = rates.get(name, (0.0, 0.0))
@@ -215,9 +218,8 @@ def _queues(found: dict[str, Any], rates: Mapping[str, tuple[float, float]]) -> 
             yield _remark("busy", says % words, gettext("It is being worked off."), **about)
 
 
-def _is_limited(queue: str) -> bool:
+def _is_limited(queue: str, known: Limits) -> bool:
     """Whether a limit keeps the first of the queue's ready jobs."""
-    known = limits.in_force()
     rows = [census.in_line(alias).filter(queue=queue) for alias in conf().DATABASES] if known.concern(queue) else []
     return any((job := each.first()) is not None and limits.keeps(job, known) is not None for each in rows)
 

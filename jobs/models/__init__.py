@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy as _
 from kombu.utils.imports import symbol_by_name
 
 from jobs.models.events import PARKED, UNRELAYED, UNSENT, Event, Position, Relay, Subscription  # noqa: F401
-from jobs.models.fields import JSONText, Sparse, Typed, time_of, uuid7
+from jobs.models.fields import JSONText, Sparse, Typed, Word, time_of, uuid7
 
 
 class State(models.TextChoices):
@@ -175,9 +175,7 @@ class Job(models.Model):
     priority = models.SmallIntegerField(_("priority"), null=True)
     #: The priority as the claim sorts it: the smallest first, whatever the broker calls first.
     rank = models.SmallIntegerField(default=0, db_default=0)
-    state = models.CharField(
-        _("state"), max_length=16, choices=State.choices, default=State.READY, db_default=State.READY
-    )
+    state = Word(_("state"), max_length=16, choices=State.choices, default=State.READY, db_default=State.READY)
     run_at = models.DateTimeField(_("run at"), default=Now, db_default=Now())
     expires_at = models.DateTimeField(_("expires at"), null=True)
     #: Only of a job whose id does not say it.
