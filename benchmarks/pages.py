@@ -46,7 +46,7 @@ class Page:
 
 
 #: Of the median, and of the statements on all connections.
-DASHBOARD = Bound(milliseconds=200, queries=25)
+DASHBOARD = Bound(milliseconds=200, queries=30)
 
 LIST, CHOSEN = "/admin/jobs/job/", {"_selected_action": "{failed}"}
 

@@ -177,5 +177,4 @@ def test_it_takes_few_queries_however_much_there_is(staff):
         make("ready", queue=f"queue{number}")
         make("running")
         tally(2 * MINUTE, 1, task=f"task{number}", state="failed", error="E")
-    # On SQLite three go to the second file.
-    assert queries() == few <= (27 if connection.vendor == "sqlite" else 30)
+    assert queries() == few <= 30
