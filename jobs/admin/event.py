@@ -33,7 +33,7 @@ from jobs.admin.base import (
     url_of,
 )
 from jobs.arguments import parse_uuid, scrub
-from jobs.events.replay import services
+from jobs.events.replay import names, services
 from jobs.events.subscriptions import matches
 from jobs.inspection import events
 from jobs.inspection.census import MOST, at_least
@@ -55,12 +55,15 @@ WAYS: dict[str, tuple[Any, Q]] = {
 }
 
 
+NAMED = 100  #: So many names of events are read.
+
+
 class NameFilter(admin.SimpleListFilter):
     title = _("name")
     parameter_name = "name"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [(name, name) for name in events.names(Event.objects.db)]
+        return [(name, name) for name in names(Event.objects.db, NAMED)]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         return queryset.filter(name=name) if (name := self.value()) else queryset
@@ -159,7 +162,7 @@ class EventAdmin(ReadOnlyAdmin):
         """An id, the end of one as the list shows it, a name, or what stands in the newest events."""
         if (key := parse_uuid(term)) is not None:
             return rows.filter(uuid=key)
-        if found := [name for name in events.names(rows.db) if name.startswith(term)]:
+        if found := [name for name in names(rows.db, NAMED) if name.startswith(term)]:
             return rows.filter(name__in=found)
         return newest(rows).filter(Q(order_key=term) | Q(source=term) | Q(uuid__endswith=term.lower()))
 
@@ -295,7 +298,7 @@ class SubscriptionAdmin(ReadOnlyAdmin):
     @admin.display(description=_("events"))
     def told(self, row: Subscription) -> str:
         """The events of this database that it names."""
-        found = [name for name in events.names(Event.objects.db) if matches(row.pattern, name)]
+        found = [name for name in names(Event.objects.db, NAMED) if matches(row.pattern, name)]
         url = url_of("event_changelist")
         parts = [format_html('<a href="{}?{}">{}</a>', url, urlencode({"name": name}), name) for name in found]
         return format_html_join(", ", "{}", ((each,) for each in parts)) or NOTHING

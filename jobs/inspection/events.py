@@ -70,22 +70,6 @@ def summed() -> dict[str, Backlog]:
     }
 
 
-#: The names of events, one step through their index for each.
-_NAMES = """
-WITH RECURSIVE known (name) AS (
-    SELECT min(name) FROM jobs_event
-    UNION ALL
-    SELECT (SELECT min(name) FROM jobs_event WHERE name > known.name) FROM known WHERE known.name IS NOT NULL
-)
-SELECT name FROM known WHERE name IS NOT NULL LIMIT %s
-"""
-NAMED = 100  #: So many are read.
-
-
-def names(using: str) -> list[str]:
-    return [name for (name,) in databases.ask(using, _NAMES, NAMED)]
-
-
 # The handlers
 
 _PART = "SELECT * FROM (SELECT task, id, state FROM jobs_job WHERE {} LIMIT {}) AS part{}"
