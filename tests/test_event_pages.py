@@ -216,6 +216,14 @@ def test_data_is_redacted_as_arguments_are(viewer, settings):
     assert '"***"' in found
     settings.JOBS = {**settings.JOBS, "REDACT": "tests.nowhere.redact"}
     assert "secret-7" not in text(viewer, page(event))
+    # What Celery's tasks have beside it, and the text of what is no event.
+    task = row(headers={"args": ["secret-8"], "traceparent": "00-ab"})
+    broken = row(data={"body": "secret-9"}, problem="its body is not JSON")
+    for each, secret in ((task, "secret-8"), (broken, "secret-9")):
+        assert secret not in text(viewer, page(each))
+    settings.JOBS = {**settings.JOBS, "REDACT": None}
+    assert "secret-9" in text(viewer, page(broken))
+    assert re.search(r"secret-8.*00-ab", text(viewer, page(task)), re.S)
 
 
 def test_nothing_that_an_event_says_becomes_markup(viewer):

@@ -33,8 +33,10 @@ from jobs.admin.base import (
     url_of,
 )
 from jobs.arguments import parse_uuid, scrub
+from jobs.events.relay import ARGS
 from jobs.events.replay import names, services
 from jobs.events.subscriptions import matches
+from jobs.events.wire import TRACE
 from jobs.inspection import events
 from jobs.inspection.census import MOST, at_least
 from jobs.inspection.times import duration
@@ -115,6 +117,10 @@ def status(event: Event) -> str:
     return next(badge(f"job-{look}", label) for is_so, look, label in states if is_so)
 
 
+def trace_of(event: Event) -> dict[str, Any]:
+    return {name: event.headers[name] for name in TRACE if name in event.headers}
+
+
 @admin.register(Event)
 class EventAdmin(ReadOnlyAdmin):
     list_display = ("short_id", "name", "version", "status", "source", "order_key", "when")
@@ -130,7 +136,7 @@ class EventAdmin(ReadOnlyAdmin):
     search_help_text = _("An ID, a name or its beginning, an order key or a service.")
     change_form_template = "jobs/admin/event/change_form.html"
     fieldsets = (
-        (None, {"fields": ("problem", "shown_data", "told_by")}),
+        (None, {"fields": ("problem", "shown_data", "shown_args", "told_by")}),
         (_("Moments"), {"fields": ("happened", "handed_on", "published", "received")}),
         (_("On the wire"), {"fields": ("uuid", "name", "version", "source", "order_key", "number", "trace")}),
     )
@@ -138,8 +144,9 @@ class EventAdmin(ReadOnlyAdmin):
     short_id = column(_("ID"), lambda event: str(event.uuid)[-DIGITS:])
     status = column(_("status"), status)
     when = column(_("when"), lambda event: ago_tag(event.at))
-    shown_data = column(_("data"), lambda event: pretty(redaction.event_data(event)))
-    trace = column(_("trace context"), lambda event: pretty(event.headers) if event.headers else NOTHING)
+    shown_data = column(_("data"), lambda event: pretty(redaction.data_of(event)))
+    shown_args = column(_("arguments"), lambda event: pretty(redaction.args_of(event)))
+    trace = column(_("trace context"), lambda event: pretty(trace_of(event)))
     told_by = column(_("told by the job"), lambda event: link(event, event.job))
     happened = time_column(_("happened at"), "at")
     handed_on = time_column(_("handed on at"), "relayed_at")
@@ -151,12 +158,12 @@ class EventAdmin(ReadOnlyAdmin):
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         """What says nothing of an event is left out."""
-        kept = {"problem": "problem", "told_by": "job", "published": "sent_at", "received": "received_at"}
-        kept |= {"order_key": "order_key", "number": "number", "trace": "headers"}
-        return [
-            (title, {"fields": [n for n in options["fields"] if n not in kept or getattr(obj, kept[n], None)]})
-            for title, options in self.fieldsets
-        ]
+        said = {name: getattr(obj, name, None) for name in ("problem", "order_key", "number")}
+        said |= {"told_by": getattr(obj, "job", None), "published": getattr(obj, "sent_at", None)}
+        said |= {"received": getattr(obj, "received_at", None), "trace": obj and trace_of(obj)}
+        said |= {"shown_args": obj and obj.headers.get(ARGS)}
+        found: Any = ((title, options["fields"]) for title, options in self.fieldsets)
+        return [(title, {"fields": [each for each in fields if said.get(each, 1)]}) for title, fields in found]
 
     def search(self, rows: QuerySet[Any], term: str) -> QuerySet[Any]:
         """An id, the end of one as the list shows it, a name, or what stands in the newest events."""

@@ -19,7 +19,15 @@ ARGUMENTS, TEXTS = ("link", "link_error", "chain", "chord", "stamps"), ("argsrep
 
 def data_of(event: Event) -> dict[str, Any]:
     """An event's data: the redaction gets its name in place of a task's."""
+    if event.problem is not None and conf().REDACT is not None and set(event.data) == {"body"}:
+        # The whole text of a message that is no event: nobody knows what is in it.
+        return {"body": HIDDEN}
     return Shown(Job.of({"task": event.name, "kwargs": event.data})).kwargs
+
+
+def args_of(event: Event) -> list[Any]:
+    """The values without a name that came with an event of Celery's message format."""
+    return Shown(Job.of({"task": event.name, "args": event.headers.get("args", [])})).args
 
 
 class Shown:
@@ -65,11 +73,6 @@ class Shown:
             # Neither shown nor a reason to have no page.
             logger.exception("JOBS['REDACT'] failed", extra={"action": "redact_failed", "job": str(self.job.pk)})
             return HIDDEN
-
-
-def event_data(event: Event) -> dict[str, Any]:
-    """The fields of an event, redacted as arguments of a task of its name."""
-    return Shown(Job(pk=event.uuid, task=event.name, kwargs=event.data)).kwargs
 
 
 def _without(values: Any, *names: str) -> Any:
