@@ -1,11 +1,12 @@
 from django.db import transaction
 
+from shop.events import customer_signed_up
 from shop.models import Customer, CustomerFile, Order
 from shop.tasks import charge_order, collect_data, import_customers, send_welcome_email
 
 
 def sign_up(customer: Customer) -> Customer:
-    """Save a new customer together with the job that welcomes them: both, or neither.
+    """Save a new customer together with the job that welcomes them, and tell other services: all of it, or nothing.
 
     Raises:
         django.db.IntegrityError: the e-mail address is taken. Nothing is saved then, and an outer
@@ -15,6 +16,7 @@ def sign_up(customer: Customer) -> Customer:
         customer.save()
         customer.welcome_job = send_welcome_email.delay(customer.pk).id
         customer.save(update_fields=["welcome_job"])
+        customer_signed_up(customer.public_id, customer.email)
     return customer
 
 

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import dj_database_url
 
@@ -51,17 +52,20 @@ TIME_ZONE = "UTC"
 USE_TZ = True
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
-DATABASES = {
-    "default": dj_database_url.parse(os.environ.get("DATABASE_URL") or f"sqlite:///{BASE_DIR / 'shop.sqlite3'}")
-}
-if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
-    # Writers wait for each other instead of failing; readers never wait.
-    DATABASES["default"]["OPTIONS"] = {
-        "transaction_mode": "IMMEDIATE",
-        "timeout": 20,
-        "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
-    }
-DATABASES["default"]["CONN_MAX_AGE"] = 60
+
+def database(url: str) -> dict[str, Any]:
+    found: dict[str, Any] = {**dj_database_url.parse(url), "CONN_MAX_AGE": 60}
+    if found["ENGINE"].endswith("sqlite3"):
+        # Writers wait for each other instead of failing; readers never wait.
+        found["OPTIONS"] = {
+            "transaction_mode": "IMMEDIATE",
+            "timeout": 20,
+            "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
+        }
+    return found
+
+
+DATABASES = {"default": database(os.environ.get("DATABASE_URL") or f"sqlite:///{BASE_DIR / 'shop.sqlite3'}")}
 
 # Safe settings for the broker in use; your own CELERY_... settings go below this line and win.
 globals().update(celery_settings(os.environ.get("CELERY_BROKER_URL") or "jobs://", prefix="CELERY_"))
@@ -85,7 +89,8 @@ PAYMENT_TIMEOUT = 5
 
 DEFAULT_FROM_EMAIL = "The shop <shop@example.com>"
 
-JOBS: dict[str, object] = {}
+#: With a RabbitMQ for events the services have a database each; without one they share the shop's.
+JOBS: dict[str, object] = {"SERVICE": "shop", "EVENT_BROKER": os.environ.get("EVENT_BROKER_URL") or None}
 #: Tasks of django.tasks are jobs, too.
 TASKS = {"default": {"BACKEND": "jobs.django_tasks.JobsBackend"}}
 

@@ -21,6 +21,7 @@ except ImportError:  # Django 5.2: the package django-tasks
 
 from jobs import effect, guard
 from shop import payments
+from shop.events import order_paid
 from shop.models import Customer, CustomerFile, DailySummary, Import, Order, WelcomeEffect
 
 
@@ -93,7 +94,7 @@ def charge_order(self, order_id):
     Whoever dies where (this worker, the provider, the line between them), the next run knows from the ledger that
     the order may be paid already.
     """
-    order = Order.objects.filter(pk=order_id).first()
+    order = Order.objects.select_related("customer").filter(pk=order_id).first()
     if order is None or order.charge:
         return
     with effect("charge", str(order.public_id)) as call:
@@ -106,7 +107,11 @@ def charge_order(self, order_id):
                 call.not_sent()
                 raise
     # A person who says that it happened need not know its id.
-    Order.objects.filter(pk=order_id).update(charge=call.answer["id"] if call.answer else "by hand")
+    charge = call.answer["id"] if call.answer else "by hand"
+    with transaction.atomic():
+        # Other services are told once, by the run that notes it.
+        if Order.objects.filter(pk=order_id, charge="").update(charge=charge):
+            order_paid(order.public_id, order.customer.public_id, order.cents)
 
 
 @shared_task(

@@ -55,13 +55,16 @@ def environment(**more: str) -> dict[str, str]:
 class Worker:
     """``celery -A shop worker`` in a process group of its own."""
 
+    #: The project's app.
+    app = "shop"
+
     def __init__(self, *options: str, concurrency: int = 2, wait: bool = True, sync: str = "", **env: str) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="jobs-worker-"))
         if sync:
             env |= {"JOBS_SYNC_POINTS": sync, "JOBS_SYNC_DIR": str(self.directory)}
         self.log = self.directory / "log"
         known = set(Node.objects.values_list("pk", flat=True)) if wait else set()
-        command = [sys.executable, "-m", "celery", "-A", "shop", "worker", "-l", "INFO", "-c", str(concurrency)]
+        command = [sys.executable, "-m", "celery", "-A", self.app, "worker", "-l", "INFO", "-c", str(concurrency)]
         command += ["-n", f"{self.directory.name}@%h", "--without-mingle", "--without-gossip", *options]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(

@@ -16,7 +16,7 @@ from jobs import Snooze, effect
 from jobs.conf import syncpoints
 from jobs.idempotency import effects
 from jobs.lifecycle import transitions
-from jobs.models import Effect, Job
+from jobs.models import Effect, Event, Job
 from shop import payments
 from shop.models import Customer
 from shop.services import place_order
@@ -584,6 +584,7 @@ def test_the_shop_charges_an_order_once(provider, settings, node):
     order.refresh_from_db()
     assert (provider.requests, provider.charges) == ({key: 2}, {key: 1})
     assert order.charge == payments_of(provider) == payments.find_charge(key)["id"]
+    assert Event.objects.get().data["order"] == str(order.public_id), "told of once"
 
 
 def test_the_shop_knows_when_nothing_was_charged(provider, settings, node):

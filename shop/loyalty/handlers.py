@@ -1,0 +1,31 @@
+"""What the service does about the shop's events. Each handler is a job: its effects are committed exactly once."""
+
+import uuid
+
+from django.db.models import F
+
+from jobs.events import handler
+from shop.loyalty.models import Account, Award
+
+#: Points for a sign-up.
+WELCOME = 100
+
+
+@handler("shop.customer.signed_up", bind=True)
+def welcome(self, customer: uuid.UUID, email: str) -> None:
+    """Open the account, with some points to begin with."""
+    award(customer, self.event.id, WELCOME)
+    Account.objects.filter(customer=customer).update(email=email)
+
+
+@handler("shop.order.paid", bind=True)
+def award_points(self, customer: uuid.UUID, cents: int) -> None:
+    """A point for each whole euro."""
+    award(customer, self.event.id, cents // 100)
+
+
+def award(customer: uuid.UUID, event: uuid.UUID, points: int) -> None:
+    # Only events of one name are in order: an order may be handled before the sign-up.
+    account, _ = Account.objects.get_or_create(customer=customer)
+    Award.objects.create(account=account, event=event, points=points)
+    Account.objects.filter(pk=account.pk).update(points=F("points") + points)
