@@ -15,7 +15,7 @@ from typing import Any
 
 from django.core.management import call_command
 from django.db import connections, transaction
-from django.db.models import Count, F, Sum
+from django.db.models import Count, F, QuerySet, Sum
 from django.test import Client
 from django.urls import reverse
 from kombu.exceptions import OperationalError
@@ -24,8 +24,10 @@ from tqdm import tqdm
 from jobs.idempotency import effects
 from jobs.models import Effect, Job, Node
 from shop.celery import app
+from shop.demo.loyalty import Loyalty, queue
 from shop.demo.mail_server import MailServer
 from shop.demo.payment_provider import PaymentProvider
+from shop.demo.rabbitmq import RabbitMQ
 from shop.demo.worker import Worker
 from shop.models import Customer, Order, WelcomeEffect
 from shop.services import place_order
@@ -58,10 +60,13 @@ class Show:
         signups: how many customers sign up for good.
         seed: decides which deliveries fail, who rolls back, and who orders.
         directory: for the workers' logs.
+        broker: between the two services; None: they share a database.
         progress: whether to draw progress bars; None: only on a terminal.
     """
 
-    def __init__(self, signups: int, seed: int, directory: Path, progress: bool | None = None) -> None:
+    def __init__(
+        self, signups: int, seed: int, directory: Path, broker: RabbitMQ | None = None, progress: bool | None = None
+    ) -> None:
         self.signups = signups
         self.seed = seed
         self.directory = directory
@@ -84,6 +89,7 @@ class Show:
         self.rolled_back = {email: f"undecided-{email}" for email in before}
         self.ordering = set(choice.sample(self.emails, share(signups, ORDERING)))
         self.payments = PaymentProvider(every=UNANSWERED)
+        self.loyalty = Loyalty(signups, seed, self._name, directory, broker)
         self.mail = MailServer({email: choice.randint(1, 2) for email in refused}, hold_at=signups // 4 + 2)
 
     def run(self) -> dict[str, Any]:
@@ -99,41 +105,56 @@ class Show:
         try:
             self._start_worker()
             self._start_worker()
+            self.loyalty.start()
             self._wait_for_workers()
+            self.loyalty.strike()
             for kill, killed in zip((self._kill_at_commit, self._kill_in_mid_work), self._killed, strict=True):
                 threading.Thread(target=self._kill, args=(kill, killed), daemon=True).start()
             self._sign_everybody_up()
             self._wait_for_jobs()
-            for worker in self.workers:
+            self._wait_for_loyalty()
+            for worker in self.all_workers:
                 worker.ask_to_stop()
-            for worker in self.workers:
+            for worker in self.all_workers:
                 worker.wait(10)
             return self._count()
         finally:
             with self._lock:
                 self._over = True
+            self.loyalty.end()
             for worker in self.workers:
                 worker.kill()
             self.mail.stop()
             self.payments.stop()
-            forget_queue()
+            for name in (app.conf.task_default_queue, queue()):
+                forget_queue(name)
 
     # Workers
+
+    @property
+    def all_workers(self) -> list[Worker]:
+        """Those of both services."""
+        return [*self.workers, *self.loyalty.workers]
 
     def _start_worker(self) -> None:
         with self._lock:
             if not self._over:
                 name = f"{self._name}-{len(self.workers) + 1}"
-                env = {"EMAIL_HOST": self.mail.host, "EMAIL_PORT": str(self.mail.port)}
-                env["PAYMENT_URL"] = self.payments.url
-                env |= {"JOBS_SYNC_POINTS": f"{LAST_MOMENT}=pause", "JOBS_SYNC_DIR": str(self.directory)}
+                env = {
+                    "DJANGO_SETTINGS_MODULE": "shop.settings",
+                    "EMAIL_HOST": self.mail.host,
+                    "EMAIL_PORT": str(self.mail.port),
+                    "PAYMENT_URL": self.payments.url,
+                    "JOBS_SYNC_POINTS": f"{LAST_MOMENT}=pause",
+                    "JOBS_SYNC_DIR": str(self.directory),
+                }
                 self.workers.append(Worker(name, self.directory, **env))
 
     def _wait_for_workers(self) -> None:
         pids = [worker.pid for worker in self.workers]
         deadline = time.monotonic() + PATIENCE
-        while Node.objects.filter(pid__in=pids, dead_at=None).count() < len(pids):
-            for worker in self.workers:
+        while Node.objects.filter(pid__in=pids, dead_at=None).count() < len(pids) or not self.loyalty.is_ready:
+            for worker in self.all_workers:
                 if not worker.is_running():
                     raise Stuck(f"The worker {worker.name} ended with the exit status {worker.process.returncode}.")
             if time.monotonic() > deadline:
@@ -221,11 +242,11 @@ class Show:
         with self._bar(None, "welcoming", total=self.signups + len(self.ordering)) as bar:
             moved = time.monotonic()
             while True:
-                ended = Job.objects.filter(finished_at__isnull=False).count()
+                ended = jobs().filter(finished_at__isnull=False).count()
                 if ended > bar.n:
                     moved = time.monotonic()
                 bar.update(ended - bar.n)
-                waiting = Job.objects.filter(finished_at=None).count()
+                waiting = jobs().filter(finished_at=None).count()
                 if not waiting and all(killed.done() for killed in self._killed):
                     break
                 if time.monotonic() - moved > PATIENCE:
@@ -233,6 +254,13 @@ class Show:
                 self._pause(0.1)
         for killed in self._killed:
             killed.result()
+
+    def _wait_for_loyalty(self) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not self.loyalty.is_done:
+            if time.monotonic() > deadline:
+                raise Stuck(f"The second service was not done within {PATIENCE:.0f} s: {self.loyalty.count()}")
+            self._pause(0.1)
 
     def _count(self) -> dict[str, Any]:
         customers = list(Customer.objects.annotate(effects=Count("welcome_effects")))
@@ -259,11 +287,13 @@ class Show:
             "charged_twice": len(self.payments.charged_twice()),
             "lost": len(lost),
             "twice": len(twice),
+            **self.loyalty.count(),
             "seconds": round(time.monotonic() - self.started, 1),
             "seed": self.seed,
             "problems": [
                 *self._problems(customers, lost, twice, undecided & set(recipients)),
                 *self._problems_of_payments(unpaid),
+                *self.loyalty.problems(),
             ],
         }
 
@@ -283,7 +313,7 @@ class Show:
         if mails:
             found.append(f"Rolled back, and yet welcomed: {', '.join(sorted(mails))}.")
         known = [c.welcome_job for c in customers] + list(Order.objects.values_list("payment_job", flat=True))
-        if strangers := Job.objects.exclude(pk__in=known).count():
+        if strangers := jobs().exclude(pk__in=known).count():
             found.append(f"{strangers} jobs belong to no customer.")
         unfinished = Job.objects.exclude(state=Job.State.SUCCEEDED)
         return [*found, *(f"{job} is {job.state}: {job.error}" for job in unfinished)]
@@ -308,6 +338,11 @@ class Show:
         return tqdm(iterable, desc=f"{text:10}", unit="", disable=disable, **options)
 
 
+def jobs() -> QuerySet[Job]:
+    """Those of the shop; the second service may have its own in the same table."""
+    return Job.objects.exclude(queue=queue())
+
+
 def share(number: int, one_in: int) -> int:
     """At least one, so that a small demo shows everything as well."""
     return max(1, number // one_in)
@@ -326,15 +361,15 @@ def sign_up_on_the_site(email: str) -> None:
         )
 
 
-def forget_queue() -> None:
-    """The queue has this demo's own name; a broker that is shared must not keep it."""
+def forget_queue(name: str) -> None:
+    """The queue has a name of this demo's own; a broker that is shared must not keep it."""
     try:
         with app.connection_for_write(connect_timeout=2) as connection:
-            queue = app.amqp.queues[app.conf.task_default_queue](connection.default_channel)
+            found = app.amqp.queues[name](connection.default_channel)
             # kombu's virtual transports remove only the bindings that this connection knows of.
-            queue.declare()
-            queue.delete()
-            queue.exchange.delete()
+            found.declare()
+            found.delete()
+            found.exchange.delete()
     except (OSError, OperationalError, *app.connection_for_write().connection_errors):
         # The broker is away.
         pass

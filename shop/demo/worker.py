@@ -1,4 +1,4 @@
-"""A real ``celery -A shop worker``, in a process group of its own."""
+"""A real ``celery -A shop worker``, or that of another service, in a process group of its own."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from django.conf import settings
 
 
 class Worker:
-    def __init__(self, name: str, directory: Path, **env: str) -> None:
+    def __init__(self, name: str, directory: Path, app: str = "shop", **env: str) -> None:
         self.name = name
         self.log = directory / f"{name}.log"
-        command = [sys.executable, "-m", "celery", "-A", "shop", "worker", "-l", "INFO", "-c", "2", "-n", f"{name}@%h"]
+        command = [sys.executable, "-m", "celery", "-A", app, "worker", "-l", "INFO", "-c", "2", "-n", f"{name}@%h"]
         command += ["--without-gossip", "--without-mingle"]
         # What is killed leaves temporary files behind: in the directory, they go with it.
         env = {**os.environ, "LOG_LEVEL": "INFO", "TMPDIR": str(directory), **env}
@@ -59,7 +59,7 @@ class Worker:
 
 
 def kill_orphans(directory: Path) -> None:
-    """End the workers of a demo that was itself killed."""
+    """End the processes of a demo that was itself killed."""
     for file in directory.glob("*.pid"):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(int(file.read_text()), signal.SIGKILL)

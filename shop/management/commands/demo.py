@@ -20,10 +20,14 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError, connection
 
+from shop.demo.rabbitmq import RabbitMQ, free_ports
 from shop.demo.worker import kill_orphans
 
 #: Set for the process that runs on the throw-away database: a directory of its own.
 DIRECTORY = "SHOP_DEMO_DIRECTORY"
+
+#: The ports of its RabbitMQ.
+PORTS = "SHOP_DEMO_PORTS"
 
 #: How many of the last lines of each worker's log are shown when something went wrong.
 TAIL = 40
@@ -45,6 +49,13 @@ ROWS = (
     ("charged_twice", "orders charged twice"),
     ("lost", "lost"),
     ("twice", "effects committed twice"),
+    ("events", "events told by the shop: signed up, paid"),
+    ("handled", "events handled by the second service"),
+    ("points", "points that it gave for them"),
+    ("loyalty_killed", "its workers killed with SIGKILL"),
+    ("broker_killed", "RabbitMQ killed with SIGKILL, and started again"),
+    ("events_lost", "events lost"),
+    ("events_twice", "events handled twice"),
     ("seconds", "seconds"),
 )
 
@@ -57,7 +68,8 @@ WHY_MORE_MAILS = (
 class Command(BaseCommand):
     help = (
         "Signs customers up while deliveries fail, transactions roll back and workers are killed, charges orders at a "
-        "payment provider that forgets to answer, then counts: nobody is lost, and nothing is done twice. "
+        "payment provider that forgets to answer, while a second service gives points for what the shop tells it, "
+        "then counts: nobody is lost, and nothing is done twice. "
         "It needs nothing but requirements.txt: the database (a file, or a new one on the PostgreSQL server of "
         "DATABASE_URL), the mail server and the payment provider are made for the demo and removed at its end; the "
         "broker is that of CELERY_BROKER_URL, or the database; it may be away. The exit status is 1 when the promise "
@@ -95,14 +107,22 @@ class Command(BaseCommand):
             signal.signal(number, pass_on)
         with (
             tempfile.TemporaryDirectory(prefix="shop-demo-", ignore_cleanup_errors=True) as directory,
-            throw_away_database(Path(directory)) as url,
+            throw_away_database(Path(directory), "demo") as url,
+            throw_away_database(Path(directory), "loyalty") as loyalty_url,
+            rabbitmq(Path(directory)) as broker,
         ):
+            # On a broker that is shared, this demo's messages are nobody else's.
+            queue = f"demo-{uuid.uuid4().hex[:12]}"
             env = {
                 **os.environ,
                 DIRECTORY: directory,
+                PORTS: json.dumps(broker.ports if broker else None),
+                "DJANGO_SETTINGS_MODULE": "shop.demo.settings",
                 "DATABASE_URL": url,
-                # On a broker that is shared, this demo's messages are nobody else's.
-                "CELERY_TASK_DEFAULT_QUEUE": f"demo-{uuid.uuid4().hex[:12]}",
+                "CELERY_TASK_DEFAULT_QUEUE": queue,
+                "LOYALTY_QUEUE": f"{queue}-loyalty",
+                "LOYALTY_DATABASE_URL": loyalty_url,
+                "EVENT_BROKER_URL": broker.url if broker else "",
             }
             command = [sys.executable, "-m", "django", "demo", *arguments]
             process = subprocess.Popen(command, env=env, cwd=settings.BASE_DIR)
@@ -117,7 +137,9 @@ class Command(BaseCommand):
     def show(self, directory: Path, signups: int, seed: int, as_json: bool) -> None:
         from shop.demo.show import Show, Stuck
 
-        show = Show(signups, seed, directory, progress=False if as_json else None)
+        ports = json.loads(os.environ[PORTS])
+        broker = RabbitMQ(directory, ports) if ports else None
+        show = Show(signups, seed, directory, broker, progress=False if as_json else None)
 
         def interrupt(number: int, frame: Any) -> None:
             # A terminal sends it to us, and our parent passes it on: the second one must not disturb the clearing up.
@@ -150,13 +172,13 @@ class Command(BaseCommand):
         self.stdout.write("")
         for key, text in ROWS:
             line = f"{text:{width}}  {result[key]:>6}"
-            if key in ("half_done", "charged_twice", "lost", "twice"):
+            if key in ("half_done", "charged_twice", "lost", "twice", "events_lost", "events_twice"):
                 line = self.style.ERROR(line) if result[key] else self.style.SUCCESS(line)
             self.stdout.write(line)
-        self.stdout.write(f"\n{WHY_MORE_MAILS}")
+        self.stdout.write(f"\nThe events went over {result['between']}.\n{WHY_MORE_MAILS}")
 
     def print_logs(self, show: Any) -> None:
-        for worker in show.workers:
+        for worker in show.all_workers:
             self.stderr.write("\n".join([f"--- the log of {worker.name} ends with", *worker.lines()[-TAIL:]]))
 
 
@@ -168,20 +190,20 @@ def _positive(text: str) -> int:
 
 
 @contextmanager
-def throw_away_database(directory: Path) -> Iterator[str]:
+def throw_away_database(directory: Path, name: str) -> Iterator[str]:
     """The URL of an empty database, which is gone afterwards.
 
     Raises:
         CommandError: no server at DATABASE_URL, or of another kind.
     """
     if connection.vendor == "sqlite":
-        yield f"sqlite:///{directory / 'demo.sqlite3'}"
+        yield f"sqlite:///{directory / name}.sqlite3"
         return
     if connection.vendor != "postgresql":
         raise CommandError(
             f"The demo runs on SQLite and PostgreSQL, not on {connection.display_name}: unset DATABASE_URL."
         )
-    name = f"shop_demo_{uuid.uuid4().hex[:12]}"
+    name = f"shop_{name}_{uuid.uuid4().hex[:12]}"
     quoted = connection.ops.quote_name(name)
     try:
         with connection.cursor() as cursor:
@@ -194,3 +216,16 @@ def throw_away_database(directory: Path) -> Iterator[str]:
         connection.close()
         with connection.cursor() as cursor:
             cursor.execute(f"DROP DATABASE IF EXISTS {quoted} WITH (FORCE)")
+
+
+@contextmanager
+def rabbitmq(directory: Path) -> Iterator[RabbitMQ | None]:
+    """One of the demo's own; None if it is not installed, or does not start here."""
+    if not RabbitMQ.is_installed():
+        yield None
+        return
+    server = RabbitMQ(directory, free_ports())
+    try:
+        yield server if server.start() else None
+    finally:
+        server.stop()
