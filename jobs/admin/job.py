@@ -53,7 +53,7 @@ from jobs.calling import progress
 from jobs.calling.options import says_how_to_retry
 from jobs.conf import celery_app, conf
 from jobs.inspection import events, why
-from jobs.inspection.census import LIVE, MOST, Live, at_least
+from jobs.inspection.census import LIVE, Live, at_least
 from jobs.inspection.times import duration
 from jobs.models import UNSUCCESSFUL, WAITING, Batch, Job, State
 from jobs.models.fields import created_since
