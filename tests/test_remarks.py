@@ -50,12 +50,27 @@ def test_a_task_that_only_fails_is_worse_than_one_that_fails_at_times():
     tally(9 * MINUTE, 100)
     tally(5 * MINUTE, 20, state="failed", error="PaymentError")
     [remark] = noted()
-    assert (remark.kind, remark.severity, remark.about, remark.number) == ("failed", "error", "shop.mail", 20)
+    assert (remark.kind, remark.severity, remark.about, remark.number) == ("failing", "error", "shop.mail", 1)
     assert "fails every time, 20 of 120 this hour, mostly with PaymentError" in remark.text
     assert 240 <= remark.since <= 420
     tally(3 * MINUTE, 1)
     [remark] = noted()
     assert (remark.severity, "20 of 121 failed this hour" in remark.text) == ("warning", True)
+
+
+def test_a_deploy_is_named_if_the_task_worked_before_and_failed_after_it():
+    """Tallies are by the minute."""
+    tally(20 * MINUTE, 100)
+    tally(5 * MINUTE, 20, state="failed", error="PaymentError")
+    now, starts = timezone.now(), (30, 10, 2)
+    for minutes in starts:
+        alive(hostname=f"web{minutes}", version=f"shop-{minutes}", started_at=now - minutes * MINUTE)
+    [remark] = noted()
+    assert "since the deploy of version shop-10, 20 of 120" in remark.text
+    assert "since web10 was started" in remark.meaning
+    assert remark.since == pytest.approx(600, abs=30)
+    Node.objects.filter(hostname="web10").delete()
+    assert "deploy of" not in noted()[0].text, "one was there before, and one came after"
 
 
 def test_a_dead_worker_is_told_of_until_somebody_has_seen_it(staff):
@@ -84,13 +99,13 @@ def test_a_paused_queue_is_a_problem_if_jobs_wait(admin_client):
     alive()
     [remark] = noted()
     assert (remark.kind, remark.severity, remark.line) == (
-        "paused", "info", "mail: is paused (ada: moving); manage.py jobs resume mail"
+        "paused", "info", "the queue mail is paused by ada (moving); manage.py jobs resume mail"
     )  # fmt: skip
     assert "1 problem" not in remarks.sentence([remark])
     make("ready", queue="mail")
     [remark] = noted()
-    assert (remark.severity, "and 1 job waits" in remark.text) == ("warning", True)
-    assert 'aria-label="Resume: mail: is paused, and 1 job waits' in admin_client.get(URL).content.decode()
+    assert (remark.severity, remark.text) == ("warning", "the queue mail is paused by ada (moving); 1 job waits")
+    assert 'aria-label="Resume: the queue mail is paused by ada' in admin_client.get(URL).content.decode()
 
 
 def test_a_queue_that_grows_faster_than_it_drains():
@@ -131,7 +146,13 @@ def test_an_unknown_task_is_named():
     alive()
     make("scheduled", age=-60, task="shop.old", error={"type": "NotRegistered", "message": "no"})
     [remark] = noted()
-    assert (remark.kind, remark.about) == ("unknown_task", "shop.old")
+    assert (remark.kind, remark.about, remark.since) == ("unknown_task", "shop.old", None)
+    for name, minutes, known in (("new", 5, []), ("last", 10, ["shop.old"]), ("first", 60, ["shop.old"])):
+        at = timezone.now() - minutes * MINUTE
+        make_node(hostname=name, version=f"{name}-1", tasks=known, dead_at=at, signed_off=True)
+    [remark] = noted()
+    assert remark.text.endswith("; the last one that knew it was last, version last-1")
+    assert remark.since == pytest.approx(600, abs=30)
 
 
 def test_failures_can_be_retried_and_seen_from_their_row(admin_client):

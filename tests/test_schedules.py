@@ -140,7 +140,7 @@ def test_a_missed_tick_runs_once_late_or_is_skipped(beat, options, made):
     assert [job.headers[TICK] for job in Job.objects.all()] == [row.missed_at.isoformat()] * made
     [each] = schedules.gather(True)
     assert each["status"] == "missed"
-    assert "missed its tick of" in noted()["schedule_missed"]
+    assert "missed its time" in noted()["schedule_missed"]
     # The next one in time ends it.
     Schedule.objects.update(last_run=row.next_tick)
     assert schedules.gather(True)[0]["status"] == "fine"
@@ -417,7 +417,9 @@ def test_a_paused_entry_makes_no_job_and_misses_nothing(beat):
     [each] = schedules.gather(True)
     assert (each["status"], each["paused_by"], each["reason"]) == ("paused", "ann", "the warehouse is moved")
     [remark] = remarks.of(census.gather(live=True))
-    assert remark.line == "the schedule e: is paused; manage.py jobs schedule --resume 'e'"
+    assert (
+        remark.line == "the schedule e is paused by ann (the warehouse is moved); manage.py jobs schedule --resume 'e'"
+    )
     assert operations.resume("e")
     assert not operations.resume("e")
     assert worker.run_once() == {"ticks": 0, "missed": 0}

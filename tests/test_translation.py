@@ -506,4 +506,4 @@ def test_commands_speak_the_language_of_the_project_and_json_none(settings):
     assert json.loads(out.getvalue())["refused"][0]["why"] == "is failed: nothing to cancel"
     queues.pause("celery")
     [_, remark] = remarks.of(census.gather(live=True))
-    assert remark.line == "celery: ist angehalten; manage.py jobs resume celery"
+    assert remark.line == "die Queue celery ist angehalten; manage.py jobs resume celery"

@@ -5,6 +5,7 @@ import math
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from itertools import groupby
 from typing import Any
 
 from django.contrib import admin, messages
@@ -24,7 +25,7 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext, ngettext, pgettext_lazy
 from django.utils.translation import gettext_lazy as _
 
-from jobs.admin.base import NOTHING, ReadOnlyAdmin, arguments, badge, column, may, time_column, url_of
+from jobs.admin.base import NOTHING, ReadOnlyAdmin, ago_tag, arguments, badge, column, may, time_column, url_of
 from jobs.arguments import parse_uuid, scrub
 from jobs.calling import progress
 from jobs.conf import conf
@@ -41,7 +42,10 @@ from jobs.operations.actions import OPERATIONS
 from jobs.operations.selection import DIGITS
 
 #: Remarks on what waits in a queue.
-QUEUED = ("starving", "standing", "growing", "busy", "paused")
+QUEUED = ("starving", "growing", "busy", "paused")
+
+#: Remarks of one kind that stand open, and entries of the schedule: the first screen has room for all kinds.
+OF_A_KIND, NEXT = 2, 8
 
 LABELS = {"hour": _("last hour"), "day": _("last day"), "week": _("last week")}
 BY = {"state": _("state"), "task": _("task"), "queue": _("queue")}
@@ -68,6 +72,7 @@ class OverviewAdmin(ReadOnlyAdmin):
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         board = Dashboard(request.GET.get("span", "hour"), request.GET.get("by", "state"))
         chart, failures, found = board.chart(), board.failures(), board.found
+        entries = [each for each in found["schedules"] if each["next_tick"] and may(request, "view_schedule")]
         by_state, faults, said = board.by == "state", checks.run_checks(tags=["jobs"]), progress.of(board.running)
         names = {state.value: state.label for state in State} if by_state else {"": gettext("others")}
         # A state has colours of its own.
@@ -82,7 +87,13 @@ class OverviewAdmin(ReadOnlyAdmin):
             board=board,
             worst=next((each.severity for each in board.remarks if each.severity != INFO), "fine"),
             sentence=sentence(board.remarks, _settings(faults)),
-            problems=[(each, duration(each.since), *_ways(request, each)) for each in board.remarks],
+            problems=[
+                (rows[:OF_A_KIND], rows[OF_A_KIND:])
+                for kind, group in groupby(board.remarks, lambda each: (each.severity, each.kind))
+                if (rows := [(each, duration(each.since), *_ways(request, each)) for each in group])
+            ],
+            entries=[(entry, ago_tag(entry["next_tick"])) for entry in entries[:NEXT]],
+            later=max(0, len(entries) - NEXT),
             running=[
                 (job, duration(job.age.total_seconds()), said.get(job.pk), arguments(job)) for job in board.running
             ],
@@ -229,10 +240,13 @@ def _ways(request: HttpRequest, remark: Remark) -> tuple[Any, Any]:
     None stands for what there is not, or for what this reader may not.
     """
     about, kind = remark.about, remark.kind
+    failed = {"state__exact": "failed", "task": about, "since": "1h"}
     query: dict[str, Any] = {
+        "copied": {"state__exact": "ready"},
         "overdue": {"state__exact": "scheduled"},
         "unknown_task": {"state__exact": "scheduled", "task": about},
-        "failed": {"state__exact": "failed", "task": about, "since": "1h"},
+        "failing": failed,
+        "failed": failed,
         **{name: {"state__exact": "ready", "queue": about} for name in QUEUED},
     }.get(kind, {})
     link: Any = None
@@ -242,23 +256,27 @@ def _ways(request: HttpRequest, remark: Remark) -> tuple[Any, Any]:
         link = gettext("Show the job"), url_of("job_change", about)
     elif kind == "dead":
         link = gettext("Show them"), f"{url_of('node_changelist')}?dead_at__isempty=0"
-    elif kind == "limited":
+    elif kind in ("limited", "rated"):
         link = gettext("Show them"), url_of("limit_changelist")
     elif kind.startswith("events_"):
         link = gettext("Show them"), f"{url_of('event_changelist')}?{urlencode({'way': about})}"
+    elif kind == "standing":
+        link = gettext("Show the workers"), f"{url_of('node_changelist')}?dead_at__isempty=1"
     elif kind.startswith("schedule_"):
         link = gettext("Show it"), url_of("schedule_change", quote(about))
     entry = {"_selected_action": about, "index": "0"}
     kill = OPERATIONS["kill"]
+    retry = (
+        "retry_job",
+        _("Retry these"),
+        f"{url_of('job_operate')}?{urlencode(query)}",
+        {"operation": "retry", "scope": "all"},
+        _("All failed jobs of this task that were created in the last hour run again."),
+    )
     ways: dict[str, tuple[str, Any, str, dict[str, Any], Any]] = {
         "paused": ("pause_queue", _("Resume"), url_of("queue_switch"), {"verb": "resume", "queue": about}, ""),
-        "failed": (
-            "retry_job",
-            _("Retry these"),
-            f"{url_of('job_operate')}?{urlencode(query)}",
-            {"operation": "retry", "scope": "all"},
-            _("All failed jobs of this task that were created in the last hour run again."),
-        ),
+        "failing": retry,
+        "failed": retry,
         "dead": ("control_node", _("Seen"), url_of("node_seen"), {}, ""),
         "schedule_paused": (
             "operate_schedule", _("Resume"), url_of("schedule_changelist"), {**entry, "action": "resume"}, ""

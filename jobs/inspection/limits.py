@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from django.db.models import Count, Q
-from django.utils.translation import gettext
 
 from jobs.conf import conf, loaded_app
 from jobs.conf.rates import Limit
-from jobs.inspection.times import duration
 from jobs.lifecycle import limits
 from jobs.lifecycle.limited import clock, next_at
 from jobs.lifecycle.limits import Limits, name_of
@@ -92,16 +90,3 @@ def _note_use(using: str, of: Mapping[str, Limit], found: dict[str, dict[str, An
             if waits.values_list("pk")[:1]:
                 row["reached"] = "concurrency" if full else "rate"
                 row["next_in"] = round(seconds, 3) if seconds and not full else None
-
-
-def remarks(found: list[dict[str, Any]]) -> Iterator[str]:
-    """Of those that are reached: nothing is broken, and somebody may wonder why jobs wait."""
-    for row in found:
-        if row["reached"] == "concurrency":
-            says = gettext(
-                "%(name)s: limit reached: %(running)s run, of %(concurrency)s at once; others wait for a place"
-            )
-            yield says % row
-        elif row["reached"] == "rate":
-            says = gettext("%(name)s: rate reached: %(rate)s; the next job starts in %(time)s")
-            yield says % {**row, "time": duration(row["next_in"])}

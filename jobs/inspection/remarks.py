@@ -12,10 +12,12 @@ from django.utils import timezone
 from django.utils.translation import gettext, ngettext, ngettext_lazy
 
 from jobs.conf import conf
+from jobs.database import databases
 from jobs.inspection import census, events, limits, tallies
 from jobs.inspection.times import duration
 from jobs.lifecycle.limits import Limits
-from jobs.models import LIVE, Batch, Job, State
+from jobs.maintenance.tally import HOUR
+from jobs.models import LIVE, Batch, Job, Node, State
 
 #: Severities, the worst first. A remark of the last one is no problem.
 ERROR, WARNING, INFO = SEVERITIES = ("error", "warning", "info")
@@ -42,16 +44,22 @@ KINDS: dict[str, tuple[str, Any]] = {
         ERROR,
         ngettext_lazy("%(number)s event does not get on", "%(number)s events do not get on", "number"),
     ),
+    "failing": (
+        ERROR,
+        ngettext_lazy("%(number)s task fails every time", "%(number)s tasks fail every time", "number"),
+    ),
     "events_problem": (
         WARNING,
         ngettext_lazy("%(number)s event has a problem", "%(number)s events have problems", "number"),
     ),
     "failed": (WARNING, ngettext_lazy("%(number)s failed this hour", "%(number)s failed this hour", "number")),
     "dead": (WARNING, ngettext_lazy("%(number)s worker died", "%(number)s workers died", "number")),
-    "stuck": (WARNING, ngettext_lazy("%(number)s job runs for long", "%(number)s jobs run for long", "number")),
+    "stuck": (WARNING, ngettext_lazy("%(number)s job seems stuck", "%(number)s jobs seem stuck", "number")),
     "growing": (
         WARNING,
-        ngettext_lazy("%(number)s queue grows", "%(number)s queues grow", "number"),
+        ngettext_lazy(
+            "%(number)s queue grows faster than it drains", "%(number)s queues grow faster than they drain", "number"
+        ),
     ),
     "paused": (WARNING, ngettext_lazy("%(number)s queue is paused", "%(number)s queues are paused", "number")),
     "schedule_missed": (
@@ -61,6 +69,7 @@ KINDS: dict[str, tuple[str, Any]] = {
     "beat": (WARNING, ngettext_lazy("celery beat runs beside", "celery beat runs beside", "number")),
     "busy": (INFO, ngettext_lazy("%(number)s queue is behind", "%(number)s queues are behind", "number")),
     "limited": (INFO, ngettext_lazy("%(number)s limit is reached", "%(number)s limits are reached", "number")),
+    "rated": (INFO, ngettext_lazy("%(number)s rate is reached", "%(number)s rates are reached", "number")),
     "batch": (
         INFO,
         ngettext_lazy(
@@ -74,7 +83,10 @@ KINDS: dict[str, tuple[str, Any]] = {
 }
 
 #: What somebody wanted, what is only much, and what the project's own code does: the installation is sound.
-NO_FAULT = ("paused", "busy", "growing", "beat", "failed", "dead", "stuck", "limited", "batch", "schedule_paused")
+NO_FAULT = (
+    "paused", "busy", "growing", "beat", "failing", "failed", "dead", "stuck", "limited", "rated", "batch",
+    "schedule_paused",
+)  # fmt: skip
 
 #: Seconds after which a running body is looked at; and a batch whose last job does not end.
 LONG, LONG_BATCH = 1800.0, 600.0
@@ -131,13 +143,10 @@ def of(
     every = [
         *_copies(found["databases"]),
         *_queues(found, rates or {}),
-        *(
-            _remark("limited", text, gettext("Jobs wait for a place, as it was wanted."))
-            for text in limits.remarks(found["limits"])
-        ),
+        *_limited(found["limits"]),
         *_overdue(found["due"]),
         *_unknown(found["unknown_tasks"]),
-        *_failed(minutes),
+        *_failed(minutes, found["nodes"]),
         *_died(found["died"]),
         *_stuck(census.running_now() if running is None else running),
         *_batches(),
@@ -173,7 +182,8 @@ def _copies(marks: dict[str, Any]) -> Iterator[Remark]:
                 "the database %(database)r is marked as another one, %(mark)r, and it is %(is)r: workers refuse it "
                 "until `manage.py jobs adopt`"
             )
-            yield _remark("copied", says % {"database": alias, "mark": mark["marked_as"], "is": mark["is"]})
+            means = gettext("Its jobs may run at the original as well: here they wait until somebody adopts them.")
+            yield _remark("copied", says % {"database": alias, "mark": mark["marked_as"], "is": mark["is"]}, means)
 
 
 def _queues(found: dict[str, Any], rates: Mapping[str, tuple[float, float]]) -> Iterator[Remark]:
@@ -225,19 +235,33 @@ def _is_limited(queue: str, known: Limits) -> bool:
 
 
 def _paused(name: str, queue: dict[str, Any], pause: dict[str, Any]) -> Remark:
-    number = queue["ready"]
-    says = gettext("%(queue)s: is paused")
+    number, words = queue["ready"], {"queue": name, "by": _by(pause["by"], pause["reason"])}
+    says = gettext("the queue %(queue)s is paused%(by)s") % words
     if number:
-        says = ngettext(
-            "%(queue)s: is paused, and %(number)s job waits", "%(queue)s: is paused, and %(number)s jobs wait", number
-        )
-    says %= {"queue": name, "number": census.at_least(number, queue["capped"])}
-    if who := ": ".join(filter(None, (pause["by"], pause["reason"]))):
-        says += f" ({who})"
-    severity, since = WARNING if number else INFO, (timezone.now() - pause["at"]).total_seconds()
+        waits = ngettext("%(number)s job waits", "%(number)s jobs wait", number)
+        says += "; " + waits % {"number": census.at_least(number, queue["capped"])}
+    severity, since = WARNING if number else INFO, _ago(pause["at"])
     means = gettext("No worker takes a job of this queue until somebody resumes it.")
     command = f"manage.py jobs resume {name}"
     return _remark("paused", says, means, severity=severity, command=command, since=since, about=name)
+
+
+def _by(who: str, why: str) -> str:
+    return (gettext(" by %s") % who if who else "") + (f" ({why})" if why else "")
+
+
+def _limited(found: list[dict[str, Any]]) -> Iterator[Remark]:
+    """Of those that are reached: nothing is broken, and somebody may wonder why jobs wait."""
+    for row in found:
+        if row["reached"] == "concurrency":
+            says = gettext(
+                "%(name)s: limit reached: %(running)s run, of %(concurrency)s at once; others wait for a place"
+            )
+            yield _remark("limited", says % row, gettext("Jobs wait for a place, as it was wanted."))
+        elif row["reached"]:
+            says = gettext("%(name)s: rate reached: %(rate)s; the next job starts in %(time)s")
+            means = gettext("Jobs wait for their turn, as it was wanted.")
+            yield _remark("rated", says % {**row, "time": duration(row["next_in"])}, means)
 
 
 def _overdue(due: dict[str, Any]) -> Iterator[Remark]:
@@ -252,7 +276,10 @@ def _overdue(due: dict[str, Any]) -> Iterator[Remark]:
 
 
 def _unknown(tasks: dict[str, int]) -> Iterator[Remark]:
+    ended = Node.objects.using(databases.home()).filter(dead_at__isnull=False).order_by("-dead_at")
+    found = list(ended.only("hostname", "version", "dead_at", "tasks")[:NAMED]) if tasks else []
     for task, number in tasks.items():
+        knew = next((node for node in found if task in node.tasks), None)
         says = ngettext(
             "%(task)s: %(number)s job waits for a worker that knows this task",
             "%(task)s: %(number)s jobs wait for a worker that knows this task",
@@ -262,10 +289,23 @@ def _unknown(tasks: dict[str, int]) -> Iterator[Remark]:
             "A deploy renamed or removed the task, or workers with the older code are still there. The jobs are kept, "
             "and run as soon as a worker knows it."
         )
-        yield _remark("unknown_task", says, means, about=task, number=number)
+        more: dict[str, Any] = {"about": task, "number": number}
+        if knew is not None:
+            last = gettext("; the last one that knew it was %(worker)s, version %(version)s")
+            says += last % {"worker": knew.hostname, "version": knew.version or "?"}
+            means = gettext(
+                "The deploy since then renamed or removed the task. The jobs are kept, and run as soon as a worker "
+                "knows it."
+            )
+            more["since"] = _ago(knew.dead_at)
+        yield _remark("unknown_task", says, means, **more)
 
 
-def _failed(minutes: Iterable[Any]) -> Iterator[Remark]:
+def _ago(at: Any) -> float:
+    return max(0.0, (timezone.now() - at).total_seconds())
+
+
+def _failed(minutes: Iterable[Any], nodes: list[dict[str, Any]]) -> Iterator[Remark]:
     """Of each task, those with the most failures first."""
     ended: Counter[str] = Counter()
     worked: dict[str, datetime.datetime] = {}
@@ -284,15 +324,25 @@ def _failed(minutes: Iterable[Any]) -> Iterator[Remark]:
         latest = [row for row in failures[task] if task not in worked or row.begin > worked[task]]
         words = {"task": task, "number": number, "all": ended[task], "error": errors.most_common(1)[0][0] or "?"}
         since = min(row.begin for row in latest or failures[task])
-        more = {"since": max(0.0, (timezone.now() - since).total_seconds()), "about": task, "number": number}
+        more: dict[str, Any] = {"since": _ago(since), "about": task}
         if sum(row.count for row in latest) >= EVERY_TIME:
             says = gettext("%(task)s: fails every time, %(number)s of %(all)s this hour, mostly with %(error)s")
             means = gettext("It has not succeeded once since then. Look at what was deployed or changed at that time.")
-            yield _remark("failed", says % words, means, severity=ERROR, **more)
+            # The worker that started last between its last success and its first failure: tallies are by the minute.
+            least, most = _ago(since) - 60, _ago(worked[task]) if task in worked else HOUR.total_seconds()
+            if new := [node for node in nodes if least <= node["age_seconds"] <= most][-1:]:
+                words |= {"worker": new[0]["hostname"], "version": new[0]["version"] or "?"}
+                says = gettext(
+                    "%(task)s: fails every time since the deploy of version %(version)s, %(number)s of %(all)s this "
+                    "hour, mostly with %(error)s"
+                )
+                means = gettext("It has not succeeded once since %(worker)s was started. Roll back, or mend the task.")
+                more["since"] = new[0]["age_seconds"]
+            yield _remark("failing", says % words, means % words, **more)
         else:
             says = gettext("%(task)s: %(number)s of %(all)s failed this hour, mostly with %(error)s")
             means = gettext("They stay until somebody runs them again.")
-            yield _remark("failed", says % words, means, **more)
+            yield _remark("failed", says % words, means, number=number, **more)
 
 
 def _died(found: list[dict[str, Any]]) -> Iterator[Remark]:
@@ -331,9 +381,8 @@ def _batches() -> Iterator[Remark]:
             if batch.made_at < begin and batch.last is not None and batch.other is None:
                 says = gettext("the batch %(name)s waits for its last job") % {"name": batch.name}
                 means = gettext("All others have ended. What follows the batch is called when this one has.")
-                since = (timezone.now() - batch.made_at).total_seconds()
                 command = f"manage.py jobs why {batch.last}"
-                yield _remark("batch", says, means, command=command, about=batch.last, since=since)
+                yield _remark("batch", says, means, command=command, about=batch.last, since=_ago(batch.made_at))
 
 
 def _events() -> Iterator[Remark]:
@@ -372,10 +421,10 @@ def _events() -> Iterator[Remark]:
 
 def of_schedules(found: list[dict[str, Any]]) -> Iterator[Remark]:
     texts = {
-        "paused": gettext("the schedule %(name)s: is paused"),
+        "paused": gettext("the schedule %(name)s is paused%(by)s"),
         "error": gettext("the schedule %(name)s: the job of its last tick could not be made: %(error)s"),
-        "overdue": gettext("the schedule %(name)s: is due since %(time)s, and no worker has made its job"),
-        "missed": gettext("the schedule %(name)s: missed its tick of %(at)s (it missed %(missed)s so far)"),
+        "overdue": gettext("the schedule %(name)s is due since %(time)s, and no worker has made its job"),
+        "missed": gettext("the schedule %(name)s missed its time, %(at)s (%(missed)s missed so far)"),
     }
     meanings = {
         "paused": gettext("Its times pass without jobs until somebody resumes it."),
@@ -383,14 +432,14 @@ def of_schedules(found: list[dict[str, Any]]) -> Iterator[Remark]:
         "overdue": gettext("No worker is alive that has this schedule in its code."),
         "missed": gettext("No worker was there at that time. It is said until a job is made in time again."),
     }
-    now = timezone.now()
     for each in found:
         status = each["status"]
         if status in texts:
             at = each["missed_at"] and f"{timezone.localtime(each['missed_at']):%Y-%m-%d %H:%M:%S}"
-            says = texts[status] % {**each, "time": duration(each["overdue_seconds"]), "at": at}
+            by = _by(each["paused_by"], each["reason"])
+            says = texts[status] % {**each, "time": duration(each["overdue_seconds"]), "at": at, "by": by}
             since = {"paused": each["paused_at"], "overdue": each["next_tick"], "missed": each["missed_at"]}.get(status)
-            more: dict[str, Any] = {"about": each["name"], "since": since and (now - since).total_seconds()}
+            more: dict[str, Any] = {"about": each["name"], "since": since and _ago(since)}
             if status == "paused":
                 more["command"] = f"manage.py jobs schedule --resume {each['name']!r}"
             yield _remark(f"schedule_{status}", says, meanings[status], **more)

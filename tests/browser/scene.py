@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from jobs.lifecycle import queues
 from jobs.maintenance.tally import HOUR, MINUTE, bucket, clock, floor
-from jobs.models import Effect, Job, Marker, Node, Pause, Tally
+from jobs.models import Batch, Effect, Job, Marker, Node, Pause, Schedule, Tally
 from jobs.models.fields import first_id
 from tests.rows import beats
 
@@ -41,6 +41,7 @@ class Scene:
     """
     Attributes:
         job: failed twice, and waits for its third attempt in a paused queue.
+        batch: all but two of its jobs have ended.
     """
 
     @transaction.atomic
@@ -52,6 +53,10 @@ class Scene:
             self.put(state, task, ago, **more)
         self.job = self.retried()
         self.calls()
+        self.schedules()
+        self.batch = Batch.objects.create(name="import 7", made_at=self.now - seconds(80))
+        for state, ago in (*[("succeeded", 70)] * 7, ("failed", 60), ("running", 20), ("ready", 2)):
+            self.put(state, IMPORT, ago, [f"part {self.number}"], batch=self.batch)
         Marker.objects.create(key="welcome:4710", kind="task", job=Job.objects.filter(task=WELCOME).first().pk)
         Marker.objects.create(key="newsletter:2026-11", kind="once")
         self.history()
@@ -63,7 +68,7 @@ class Scene:
         return uuid.uuid5(uuid.NAMESPACE_URL, f"{name}/{self.number}")
 
     def node(self, hostname: str, up: float) -> Node:
-        values = {"version": "0.1.0", "pool": "prefork", "concurrency": 4, "queues": [*QUEUES.values()]}
+        values = {"version": "shop-2.4", "pool": "prefork", "concurrency": 4, "queues": [*QUEUES.values()]}
         node = Node.objects.create(
             id=self.key("node"),
             hostname=hostname,
@@ -107,6 +112,21 @@ class Scene:
             "scheduled", WELCOME, -95, [4711], lease=2, retries=2, errors=errors, error=errors[-1],
             marker_key="welcome:4711", **times,
         )  # fmt: skip
+
+    def schedules(self) -> None:
+        paused = {"paused_at": self.now - seconds(4000), "paused_by": "ada"}
+        missed = {"missed": 1, "missed_at": self.now - seconds(7200), "last_run": self.now - seconds(90000)}
+        for name, task, timing, ago, due, more in (
+            ("report", SUMMARY, "0 16 * * 1-5", 60000, 26000, {}),
+            ("import", IMPORT, "every 5 min", 75, 225, {}),
+            ("clean up", SUMMARY, "30 7 * * *", 7200, 79200, missed),
+            ("newsletter", WELCOME, "0 9 * * 2", 200000, 86400, paused),
+        ):
+            last = self.now - seconds(ago)
+            Schedule.objects.create(**{
+                "name": name, "task": task, "timing": timing, "definition": "x", "defined_at": last, "last_tick": last,
+                "next_tick": self.now + seconds(due), "last_run": last, **more
+            })  # fmt: skip
 
     def calls(self) -> None:
         charged = Job.objects.filter(task=CHARGE, state="failed").first()

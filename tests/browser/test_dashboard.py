@@ -9,6 +9,7 @@ from playwright.sync_api import expect
 
 from jobs.models import Job
 from tests.browser.pages import DASHBOARD
+from tests.browser.scene import IMPORT, Scene
 from tests.rows import make
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -39,6 +40,36 @@ def test_it_renews_itself_unless_somebody_is_at_a_control(visit):
     page.locator(":focus").blur()
     page.clock.run_for(10_000)
     expect(ready).to_have_text("3")
+
+
+#: Is it healthy, what is stuck, what fails most, who paused mail, and when does the report run next?
+ANSWERS = {
+    "en": (
+        "5 problems: 114 failed this hour · 1 job seems stuck",
+        "shop.tasks.import_orders: runs for 2.0 h",
+        "shop.tasks.send_welcome_email: 75 of 3630 failed this hour",
+        "the queue mail is paused by ada (the mail server is moved); 2 jobs wait",
+        "report in 7.2 h",
+    ),
+    "de": (
+        "5 Probleme: 114 in dieser Stunde fehlgeschlagen · 1 Job scheint zu hängen",
+        "shop.tasks.import_orders: läuft seit 2,0 h",
+        "shop.tasks.send_welcome_email: 75 von 3630",
+        "die Queue mail ist angehalten von ada (the mail server is moved); 2 Jobs warten",
+        "report in 7,2 h",
+    ),
+}
+
+
+@pytest.mark.parametrize("language", ANSWERS)
+def test_the_first_screen_answers_what_people_ask(visit, settings, language):
+    settings.LANGUAGE_CODE = language
+    make("running", node=Scene().nodes[0], age=7200, task=IMPORT)
+    page = visit("*", viewport={"width": 1280, "height": 800})
+    page.goto(DASHBOARD)
+    parts = page.locator(".jobs-sentence, .jobs-problems li strong, .jobs-next li")
+    for answer in ANSWERS[language]:
+        expect(parts.filter(has_text=answer)).to_be_in_viewport(ratio=1)
 
 
 def test_it_says_what_verify_says(visit):
