@@ -3,24 +3,26 @@
 import datetime
 import json
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any, ClassVar
 
 from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
+from django.contrib.admin.utils import label_for_field
 from django.contrib.admin.views.main import ORDER_VAR, PAGE_VAR, ChangeList
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.core.paginator import Paginator
 from django.db import connections, transaction
 from django.db.models import Model, Q, QuerySet, Subquery
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.text import Truncator
 from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_POST
 
 from jobs.arguments import scrub
@@ -110,6 +112,22 @@ class UncountedChangeList(ChangeList):
         return beyond
 
 
+def whether(title: Any, without: Any, given: Any) -> type[admin.EmptyFieldListFilter]:
+    """A filter of a column that is null or not, in words."""
+
+    class Whether(admin.EmptyFieldListFilter):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            self.title = title
+
+        def choices(self, changelist: Any) -> Iterator[Any]:
+            every, *found = super().choices(changelist)
+            yield every
+            yield from ({**each, "display": label} for each, label in zip(found, (without, given), strict=True))
+
+    return Whether
+
+
 class ReadOnlyAdmin(admin.ModelAdmin):
     """The view permission suffices, and nobody edits a field: so Django shows all of them as text."""
 
@@ -141,6 +159,11 @@ class ReadOnlyAdmin(admin.ModelAdmin):
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return UncountedChangeList
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        # On a phone a row is a card, and each of its values has its column's name before it.
+        labels = [(name, label_for_field(name, self.model, self)) for name in self.list_display[1:]]
+        return super().changelist_view(request, {"labels": labels, **(extra_context or {})})
 
     def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[QuerySet[Any], bool]:
         term = search_term.strip()
@@ -185,6 +208,12 @@ def may(request: HttpRequest, codename: str) -> bool:
 def column(description: Any, show: Callable[[Any], Any]) -> Any:
     """What ``show`` makes of a row."""
     return admin.display(lambda admin, row: show(row), description=description)
+
+
+#: Of a job, or of an entry of the schedule: the function, and the whole name on hover.
+short_task = column(
+    _("task"), lambda row: format_html('<span title="{}">{}</span>', row.task, row.task.rpartition(".")[2])
+)
 
 
 def time_column(description: Any, name: str) -> Any:

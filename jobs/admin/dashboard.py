@@ -25,7 +25,18 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext, ngettext, pgettext_lazy
 from django.utils.translation import gettext_lazy as _
 
-from jobs.admin.base import NOTHING, ReadOnlyAdmin, ago_tag, arguments, badge, column, may, time_column, url_of
+from jobs.admin.base import (
+    NOTHING,
+    ReadOnlyAdmin,
+    ago_tag,
+    arguments,
+    badge,
+    column,
+    may,
+    time_column,
+    url_of,
+    whether,
+)
 from jobs.arguments import parse_uuid, scrub
 from jobs.calling import progress
 from jobs.conf import conf
@@ -319,9 +330,9 @@ class NodeChangeList(ChangeList):
 @admin.register(Node)
 class NodeAdmin(ReadOnlyAdmin):
     list_display = (
-        "hostname", "status", "short_id", "pid", "beat", "running", "processes", "served", "started", "died",
+        "hostname", "status", "running", "beat", "started", "served", "processes", "version", "pid", "short_id", "died",
     )  # fmt: skip
-    list_filter = (("dead_at", admin.EmptyFieldListFilter),)
+    list_filter = (("dead_at", whether(_("status"), _("not dead"), _("stopped or died"))),)
     list_per_page = 100
     show_full_result_count = True
     lookups = frozenset({"dead_at__isempty"})

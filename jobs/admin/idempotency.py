@@ -32,7 +32,10 @@ class MarkerAdmin(ReadOnlyAdmin):
     list_filter = ("kind",)
     lookups = frozenset({"kind__exact"})
     search_fields = ("key", "job")
-    search_help_text = _("The beginning of a key, or the ID of a job.")
+    search_help_text = _(
+        "A marker says that work was done, so that nobody does it again. Search: the beginning of a key, or the ID of "
+        "a job."
+    )
     actions = ()
     fieldsets = ((None, {"fields": ("key", "kind", "linked_job", "created", "expires"), "description": EXPLAINED}),)
     has_delete_permission = admin.ModelAdmin.has_delete_permission
@@ -100,9 +103,10 @@ class EffectAdmin(ReadOnlyAdmin):
     change_form_template = "jobs/admin/effect/change_form.html"
     action_form = AnswerForm
     actions = ("mark_happened", "mark_not_happened")
-    fields = ("call", "badge", "calls", "linked_job", "lease", "created", "sent", "shown_answer")
+    fields = ("call", "badge", "calls", "linked_job", "attempt", "created", "sent", "shown_answer")
 
     call = column(_("call"), str)
+    attempt = column(_("attempt of the job"), lambda row: row.lease)
     badge = column(_("status"), status_badge)
     job_link = column(_("job"), lambda row: link_in_list(row.job))
     linked_job = column(_("job"), lambda row: link(row, row.job))

@@ -44,6 +44,7 @@ from jobs.admin.base import (
     may,
     preformatted,
     pretty,
+    short_task,
     url_of,
 )
 from jobs.admin.event import event_link
@@ -235,7 +236,7 @@ class JobAdmin(ReadOnlyAdmin):
     #: What says nothing of a job is left out (:data:`SOURCES`); what the head of the page says as well.
     fieldsets = (
         (_("Call"), {"fields": ("arguments", "keyword_arguments", "shown_result", "as_call", "priority")}),
-        (_("Attempts"), {"fields": (("lease", "retries", "snoozes"), ("crashes", "node_losses"), "shown_cursor")}),
+        (_("Attempts"), {"fields": (("lease", "retries", "snoozes"), ("crashes", "lost"), "shown_cursor")}),
         (_("Keys"), {"fields": ("marker_key", "replayed", ("unique_key", "unique_until"))}),
         (_("Family"), {"fields": ("parent", "root_job", "linked_batch")}),
         (_("Options of the call"), {"fields": ("shown_options",), "classes": ("collapse",)}),
@@ -245,9 +246,7 @@ class JobAdmin(ReadOnlyAdmin):
     badge = column(
         _("state"), lambda job: format_html("{}{}", badge(f"job-{job.state}", State(job.state).label), _bar(job))
     )
-    short_task = column(
-        _("task"), lambda job: format_html('<span title="{}">{}</span>', job.task, job.task.rpartition(".")[2])
-    )
+    short_task = short_task
     given = column(_("arguments"), lambda job: format_html("<code>{}</code>", arguments(job)))
     attempt = column(_("attempts"), lambda job: job.lease or NOTHING)
     took = column(_("duration"), lambda job: _took(job))
@@ -257,6 +256,7 @@ class JobAdmin(ReadOnlyAdmin):
     keyword_arguments = column(_("keyword arguments"), lambda job: pretty(Shown(job).kwargs))
     shown_result = column(_("result"), lambda job: pretty(Shown(job).result) if job.state == "succeeded" else NOTHING)
     shown_cursor = column(_("cursor"), lambda job: NOTHING if job.cursor is None else pretty(Shown(job).cursor))
+    lost = column(_("lost with a worker"), lambda job: job.node_losses)
     shown_options = column(_("options"), lambda job: pretty(Shown(job).options))
     parent = column(_("parent"), lambda job: link(job, job.parent_id))
     replayed = column(_("did the work before"), lambda job: link(job, job.replay_of))
@@ -543,7 +543,7 @@ class _Progress:
 SOURCES = {
     "arguments": "args", "keyword_arguments": "kwargs", "shown_result": "result", "shown_cursor": "cursor",
     "shown_options": "options", "parent": "parent_id", "replayed": "replay_of", "root_job": "root",
-    "linked_batch": "batch_id", "as_call": "task",
+    "linked_batch": "batch_id", "as_call": "task", "lost": "node_losses",
 }  # fmt: skip
 
 

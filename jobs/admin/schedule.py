@@ -11,7 +11,7 @@ from django.utils.html import format_html
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from jobs.admin.base import NOTHING, ReadOnlyAdmin, badge, link_in_list, may, time_column
+from jobs.admin.base import NOTHING, ReadOnlyAdmin, badge, link_in_list, may, short_task, time_column, whether
 from jobs.inspection import census, schedules
 from jobs.models import Schedule, State
 from jobs.operations import schedules as operations
@@ -32,19 +32,21 @@ class ScheduleChangeList(ChangeList):
 
 @admin.register(Schedule)
 class ScheduleAdmin(ReadOnlyAdmin):
-    list_display = ("name", "task", "timing", "status", "next", "last", "last_job_link", "missed")
-    list_filter = (("paused_at", admin.EmptyFieldListFilter),)
+    list_display = ("name", "status", "next", "last", "last_job_link", "missed", "timing", "short_task")
+    list_filter = (("paused_at", whether(_("status"), _("not paused"), _("paused"))),)
     lookups = frozenset({"paused_at__isempty"})
     list_per_page = 100
     search_fields = ("name", "task")
     search_help_text = _("The beginning of a name, or of a task's name.")
     ordering = ("name",)
     actions = ("pause", "resume", "run_now")
+    change_form_template = "jobs/admin/schedule/change_form.html"
     fields = (
         "name", "task", "timing", "status", "next", "last", "last_job_link", "missed", "last_missed", "error",
         "paused", "paused_by", "reason", "seen", "beat",
     )  # fmt: skip
 
+    short_task = short_task
     next = time_column(_("next run"), "next_tick")
     last = time_column(_("last run"), "last_run")
     last_missed = time_column(_("last missed tick"), "missed_at")
@@ -69,6 +71,14 @@ class ScheduleAdmin(ReadOnlyAdmin):
 
     def has_operate_permission(self, request: HttpRequest) -> bool:
         return may(request, "operate_schedule")
+
+    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """With those of the list's actions that mean something to it."""
+        other = "pause" if context["original"].paused_at else "resume"
+        context["verbs"] = [
+            each for name, each in self.get_actions(request).items() if name in self.actions and name != other
+        ]
+        return super().render_change_form(request, context, *args, **kwargs)
 
     @admin.display(description=_("status"))
     def status(self, row: Any) -> str:

@@ -424,7 +424,7 @@ def of_schedules(found: list[dict[str, Any]]) -> Iterator[Remark]:
         "paused": gettext("the schedule %(name)s is paused%(by)s"),
         "error": gettext("the schedule %(name)s: the job of its last tick could not be made: %(error)s"),
         "overdue": gettext("the schedule %(name)s is due since %(time)s, and no worker has made its job"),
-        "missed": gettext("the schedule %(name)s missed its time, %(at)s (%(missed)s missed so far)"),
+        "missed": gettext("the schedule %(name)s missed its time %(time)s ago (%(missed)s missed so far)"),
     }
     meanings = {
         "paused": gettext("Its times pass without jobs until somebody resumes it."),
@@ -435,11 +435,10 @@ def of_schedules(found: list[dict[str, Any]]) -> Iterator[Remark]:
     for each in found:
         status = each["status"]
         if status in texts:
-            at = each["missed_at"] and f"{timezone.localtime(each['missed_at']):%Y-%m-%d %H:%M:%S}"
-            by = _by(each["paused_by"], each["reason"])
-            says = texts[status] % {**each, "time": duration(each["overdue_seconds"]), "at": at, "by": by}
-            since = {"paused": each["paused_at"], "overdue": each["next_tick"], "missed": each["missed_at"]}.get(status)
-            more: dict[str, Any] = {"about": each["name"], "since": since and _ago(since)}
+            at = {"paused": each["paused_at"], "overdue": each["next_tick"], "missed": each["missed_at"]}.get(status)
+            since, by = at and _ago(at), _by(each["paused_by"], each["reason"])
+            says = texts[status] % {**each, "time": duration(since), "by": by}
+            more: dict[str, Any] = {"about": each["name"], "since": since}
             if status == "paused":
                 more["command"] = f"manage.py jobs schedule --resume {each['name']!r}"
             yield _remark(f"schedule_{status}", says, meanings[status], **more)

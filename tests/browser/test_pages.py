@@ -5,6 +5,8 @@ A page is opened once, and looked at in all these ways.
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from playwright.sync_api import Page
 
@@ -65,9 +67,12 @@ def _step_by_step(monkeypatch):
 
 
 def faults(page: Page, name: str) -> list[str]:
-    """By day at a desk, and at night on a phone; and times that are not exact."""
+    """By day at a desk, and at night on a phone; times that are not exact, and words that are only ours."""
     found = [f"{name}, light: {each}" for each in violations(page)]
     found += [f"{name}, {each}, which is no exact <time>" for each in page.evaluate(INEXACT)]
+    text = page.get_by_role("main").inner_text()
+    if "a node is one start of a worker" not in text:
+        found += [f"{name}, says {word!r}" for word in re.findall(r"(?i)\b(?:nodes?|lease|token|in common)\b", text)]
     page.emulate_media(color_scheme="dark")
     page.set_viewport_size(PHONE)
     found += [f"{name}, dark, on a phone: {each}" for each in violations(page)]
