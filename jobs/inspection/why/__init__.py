@@ -185,7 +185,8 @@ def failed(view: View) -> Iterator[Reason]:
         yield from _parked(view)
     if error["type"] in ("WorkerLostError", "NodeLost"):
         says = gettext(
-            "It failed %(ago)s ago: it was lost too often (%(crashes)s crashes, %(losses)s node losses). %(error)s."
+            "It failed %(ago)s ago: it was lost too often (%(crashes)s crashes, %(losses)s times with its worker). "
+            "%(error)s."
         )
     elif job.retries:
         says = ngettext(
