@@ -5,7 +5,6 @@ from typing import Any
 from django.contrib import admin, messages
 from django.contrib.admin.views.main import ChangeList
 from django.db.models import QuerySet
-from django.db.models.functions import Now
 from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.translation import gettext
@@ -55,7 +54,7 @@ class ScheduleAdmin(ReadOnlyAdmin):
     beat = time_column(_("called by celery beat"), "beat_at")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Schedule]:
-        return super().get_queryset(request).annotate(now=Now())
+        return schedules.known(super().get_queryset(request))
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return ScheduleChangeList

@@ -9,7 +9,18 @@ from functools import partial
 from typing import Any
 
 from django.db import connections
-from django.db.models import Count, DurationField, ExpressionWrapper, F, OuterRef, Q, QuerySet, Subquery
+from django.db.models import (
+    Count,
+    DurationField,
+    ExpressionWrapper,
+    F,
+    IntegerField,
+    OuterRef,
+    Q,
+    QuerySet,
+    Subquery,
+)
+from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 
 from jobs.conf import conf
@@ -78,14 +89,16 @@ WITH RECURSIVE head(id) AS (
     )
     FROM head JOIN jobs_job AS job ON job.id = head.id
 )
-SELECT job.id, (
-    SELECT count(*) FROM (
-        SELECT 1 FROM jobs_job AS ready
-        WHERE ready.state = 'ready' AND ready.held IS NULL AND ready.queue = job.queue AND ready.rank = job.rank
-        ORDER BY ready.queue, ready.rank, ready.run_at, ready.id LIMIT %s
-    ) AS counted
-)
-FROM head JOIN jobs_job AS job ON job.id = head.id
+SELECT id FROM head
+"""
+
+#: How many there are beside a head, up to a number.
+_BESIDE = """
+SELECT count(*) FROM (
+    SELECT 1 FROM jobs_job AS ready
+    WHERE ready.state = 'ready' AND ready.held IS NULL AND ready.queue = jobs_job.queue AND ready.rank = jobs_job.rank
+    ORDER BY ready.queue, ready.rank, ready.run_at, ready.id LIMIT %s
+) AS counted
 """
 
 
@@ -94,10 +107,10 @@ Head = namedtuple("Head", "queue rank seconds number")
 
 
 def heads(using: str) -> list[Head]:
-    counts = {uuid.UUID(str(key)): count for key, count in databases.ask(using, _HEADS, MOST)}
-    rows = Job.objects.using(using).filter(pk__in=counts).annotate(age=_age("run_at"))
-    found = rows.values_list("pk", "queue", "rank", "age")
-    return [Head(queue, rank, _seconds(age), counts[key]) for key, queue, rank, age in found]
+    rows = Job.objects.using(using).filter(pk__in=RawSQL(_HEADS, ()))
+    rows = rows.annotate(age=_age("run_at"), number=RawSQL(_BESIDE, (MOST,), IntegerField()))
+    found = rows.values_list("queue", "rank", "age", "number")
+    return [Head(queue, rank, _seconds(age), number) for queue, rank, age, number in found]
 
 
 def in_line(using: str) -> QuerySet[Job]:
@@ -217,10 +230,12 @@ def gather(live: bool) -> dict[str, Any]:
         for alias in conf().DATABASES:
             rows = Job.objects.using(alias).filter(state__in=ENDED)
             ended.update(dict(rows.values_list("state").annotate(Count("pk"))))
-    listed, day = nodes(counted.running), datetime.timedelta(days=1)
-    lost = Node.objects.using(databases.home()).filter(dead_at__isnull=False, signed_off=False)
-    lost = lost.filter(Q(seen_at=None) | Q(dead_at__gt=Now() - day)).annotate(age=_age("dead_at")).order_by("-dead_at")
-    died = list(lost.only("hostname", "seen_at"))
+    day = datetime.timedelta(days=1)
+    lost = Q(signed_off=False) & (Q(seen_at=None) | Q(dead_at__gt=Now() - day))
+    told = Node.objects.using(databases.home()).filter(Q(dead_at=None) | lost).defer("tasks")
+    found = workers(told.annotate(dead=_age("dead_at")))
+    listed = [_told(node, counted.running) for node in found if node.dead_at is None]
+    died = sorted((node for node in found if node.dead_at), key=lambda node: node.dead)
     pauses = paused_queues()
     # Idle queues are listed too: a queue without jobs is still there.
     for name in pauses:
@@ -237,9 +252,9 @@ def gather(live: bool) -> dict[str, Any]:
         "queues": dict(sorted(queues.items())),
         "pauses": {name: {"at": row.at, "by": row.by, "reason": row.reason} for name, row in pauses.items()},
         "nodes": listed,
-        "dead_nodes": sum(node.age < day for node in died),
+        "dead_nodes": sum(node.dead < day for node in died),
         "died": [
-            {"id": str(node.pk), "hostname": node.hostname, "dead_seconds": _seconds(node.age)}
+            {"id": str(node.pk), "hostname": node.hostname, "dead_seconds": _seconds(node.dead)}
             for node in died
             if node.seen_at is None
         ],
@@ -256,24 +271,24 @@ def at_least(count: int, capped: bool) -> str:
     return f"{count}+" if capped and count else str(count)
 
 
-def nodes(running: Counter[uuid.UUID] | None = None) -> list[dict[str, Any]]:
+def nodes() -> list[dict[str, Any]]:
     """The workers that nobody declared dead, oldest first."""
-    running = running_by_node() if running is None else running
-    living = Node.objects.using(databases.home()).filter(dead_at=None).defer("tasks")
+    living, running = Node.objects.using(databases.home()).filter(dead_at=None).defer("tasks"), running_by_node()
+    return [_told(node, running) for node in workers(living)]
+
+
+def _told(node: Any, running: Counter[uuid.UUID]) -> dict[str, Any]:
     names = ("hostname", "pid", "version", "pool", "concurrency", "queues")
-    return [
-        {
-            "id": str(node.pk),
-            **{name: getattr(node, name) for name in names},
-            "age_seconds": _seconds(node.age),
-            "beat_seconds": round(node.silence, 3) if math.isfinite(node.silence) else None,
-            "alive": node.is_alive,
-            "stopping": node.stopping_at is not None,
-            "takes_jobs": node.takes_jobs,
-            "running": running[node.pk],
-        }
-        for node in workers(living)
-    ]
+    return {
+        "id": str(node.pk),
+        **{name: getattr(node, name) for name in names},
+        "age_seconds": _seconds(node.age),
+        "beat_seconds": round(node.silence, 3) if math.isfinite(node.silence) else None,
+        "alive": node.is_alive,
+        "stopping": node.stopping_at is not None,
+        "takes_jobs": node.takes_jobs,
+        "running": running[node.pk],
+    }
 
 
 def _age(since: str) -> Any:

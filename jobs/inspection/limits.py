@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -71,19 +71,20 @@ def usage() -> list[dict[str, Any]]:
 
 def _note_use(using: str, of: Mapping[str, Limit], found: dict[str, dict[str, Any]]) -> None:
     """In as many statements for many limits as for one; one more for each that is reached."""
-    jobs, used = Job.objects.using(using), defaultdict[str, dict[str, int]](dict)
-    placed = jobs.filter(state=State.RUNNING, limit_key__isnull=False)
-    for task, key, count in placed.values_list("task", "limit_key").annotate(Count("pk")):
-        used[task][str(key)] = count
-    for queue, count in jobs.filter(SEATED).values_list("queue").annotate(Count("pk")):
-        used[name_of(queue)][queue] = count
+    jobs, used = Job.objects.using(using), defaultdict[str, Counter[str]](Counter)
+    placed = jobs.filter(Q(limit_key__isnull=False) | SEATED, state=State.RUNNING)
+    # A count of a column leaves out where it is null.
+    counts = placed.values_list("task", "queue", "limit_key").annotate(Count("limit_key"), Count("queue_place"))
+    for task, queue, key, of_task, of_queue in counts:
+        used[task][str(key)] += of_task
+        used[name_of(queue)][queue] += of_queue
     gates = {gate.pk: gate for gate in Gate.objects.using(using).filter(pk__in=[*of])}
     now = clock(using) if gates else 0.0
     for name, limit in of.items():
-        row, counts = found[name], used[name]
-        row["running"] += sum(counts.values())
+        row, places = found[name], used[name]
+        row["running"] += places.total()
         seconds = _opens_in(gates.get(name), limit, now)
-        full = [key for key, count in counts.items() if limit.places is not None and count >= limit.places]
+        full = [key for key, count in places.items() if limit.places is not None and count >= limit.places]
         if full or seconds:
             in_line = Q(LINED, limit_key__in=[*full, name])
             waits = jobs.filter(Q(CLAIMABLE, queue=row["name"]) if row["kind"] == "queue" else in_line)

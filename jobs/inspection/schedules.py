@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
+from django.db.models import OuterRef, QuerySet, Subquery
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
@@ -43,14 +44,16 @@ def status(row: Any, has_workers: bool) -> str:
     return next(name for name, is_so in found if is_so)
 
 
-def look_at(rows: Any, has_workers: bool) -> list[Any]:
-    """Give each row its ``status``, and the ``state`` of its last job, if that is still there."""
+def known(rows: QuerySet[Schedule]) -> QuerySet[Any]:
+    """With ``now`` by the database's clock, and the ``state`` of the last job, if that is still there."""
+    return rows.annotate(now=Now(), state=Subquery(Job.objects.filter(pk=OuterRef("last_job")).values("state")))
+
+
+def look_at(rows: QuerySet[Any], has_workers: bool) -> list[Any]:
+    """Give each of the :func:`known` its ``status``."""
     found = list(rows)
-    using = found[0]._state.db if found else None
-    jobs = Job.objects.using(using).filter(pk__in=[row.last_job for row in found if row.last_job])
-    states = dict(jobs.values_list("pk", "state"))
     for row in found:
-        row.status, row.state = status(row, has_workers), states.get(row.last_job)
+        row.status = status(row, has_workers)
     return found
 
 
@@ -59,7 +62,7 @@ def gather(has_workers: bool) -> list[dict[str, Any]]:
     names = "name task timing next_tick last_run last_job missed missed_at error paused_at paused_by reason beat_at"
     rows: list[Any] = []
     for alias in conf().DATABASES:
-        rows += look_at(Schedule.objects.using(alias).annotate(now=Now()), has_workers)
+        rows += look_at(known(Schedule.objects.using(alias)), has_workers)
     rows.sort(key=lambda row: (row.next_tick is None, row.next_tick or row.last_tick, row.name))
     more = ("status", "state")
     return [
