@@ -5,14 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from django.urls import reverse
 
-from tests.browser.pages import DASHBOARD, LIST, change
+from tests.browser.pages import DASHBOARD, EFFECTS, LIST, NODES, change
 from tests.browser.scene import Scene
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 #: Bytes.
-LARGEST = 120_000
+LARGEST = 140_000
+
+#: What the name of a picture ends with, and how the page is looked at.
+WAYS = {
+    "": {"color_scheme": "light", "viewport": {"width": 1200, "height": 800}},
+    "-dark": {"color_scheme": "dark", "viewport": {"width": 1200, "height": 800}},
+    "-phone": {"color_scheme": "light", "viewport": {"width": 390, "height": 844}},
+}
 
 
 @pytest.fixture
@@ -20,14 +28,24 @@ def directory(request, tmp_path) -> Path:
     return Path(request.config.option.screenshots or tmp_path)
 
 
-def test_pictures_of_the_readme(visit, directory):
-    job = Scene().job
-    page = visit("*")
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way or "-light")
+def test_pictures_of_all_pages(visit, directory, way):
+    scene = Scene()
+    pages = {
+        "dashboard": DASHBOARD,
+        "jobs": LIST,
+        "job": change(scene.job),
+        "workers": NODES,
+        "worker": change(scene.nodes[0]),
+        "schedules": reverse("admin:jobs_schedule_changelist"),
+        "schedule": reverse("admin:jobs_schedule_change", args=["clean up"]),
+        "batch": reverse("admin:jobs_batch_change", args=[scene.batch.pk]),
+        "effects": EFFECTS,
+    }
+    page = visit("*", **WAYS[way])
     page.add_init_script("localStorage.setItem('django.admin.navSidebarIsOpen', 'false')")
-    sizes = {"dashboard": (1000, 900), "job": (1000, 740), "jobs": (1080, 720)}
-    for name, path in {"dashboard": DASHBOARD, "job": change(job), "jobs": LIST}.items():
-        page.set_viewport_size(dict(zip(("width", "height"), sizes[name], strict=True)))
+    for name, path in pages.items():
         page.goto(path)
-        picture = directory / f"{name}.png"
+        picture = directory / f"{name}{way}.png"
         page.screenshot(path=picture)
-        assert 10_000 < picture.stat().st_size < LARGEST, name
+        assert 8_000 < picture.stat().st_size < LARGEST, name
