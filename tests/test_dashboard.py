@@ -7,6 +7,7 @@ import re
 import uuid
 
 import pytest
+from django.contrib.admin.models import LogEntry
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
@@ -16,7 +17,7 @@ from jobs.inspection import census, remarks, tallies
 from jobs.inspection.dashboard import FAILURES, Dashboard
 from jobs.lifecycle import queues
 from jobs.maintenance.tally import HOUR, MINUTE, Count, clock, floor
-from jobs.models import Job, Tally
+from jobs.models import Job, Pause, Tally
 from tests.rows import beats, make, make_node
 from tests.test_tally import ended
 
@@ -178,3 +179,62 @@ def test_it_takes_few_queries_however_much_there_is(staff):
         make("running")
         tally(2 * MINUTE, 1, task=f"task{number}", state="failed", error="E")
     assert queries() == few <= 30
+
+
+def test_nothing_becomes_markup(staff):
+    make("ready", queue=EVIL)
+    make("running", node=make_node(hostname=EVIL, queues=[EVIL]))
+    tally(2 * MINUTE, 1, task=EVIL, queue=EVIL, state="failed", error=EVIL)
+    client = staff("view_job", "pause_queue")
+    for by in ("state", "task", "queue"):
+        text = client.get(f"{URL}?by={by}").content.decode()
+        assert "<script>alert" not in text
+        assert "&lt;script&gt;alert(1)" in text
+
+
+# Pause and resume
+
+
+def test_the_promise_is_verified_on_a_page_of_its_own(staff):
+    client = staff("view_job")
+    url = reverse("admin:jobs_verify")
+    assert f'href="{url}"' in client.get(URL).content.decode()
+    assert "0 violations." in client.get(url).content.decode()
+    job = make("running", age=3600)
+    Job.objects.update(node_id=uuid.uuid4())
+    text = client.get(url).content.decode()
+    assert '<span class="job-state job-failed">1</span>' in text
+    assert f'<a href="{reverse("admin:jobs_job_change", args=[job.pk])}">{job.pk}</a>' in text
+    # A node is not a job.
+    assert reverse("admin:jobs_job_change", args=[job.node_id]) not in text
+    client.logout()
+    assert client.get(url).status_code == 302
+
+
+def test_pause_and_resume(staff):
+    client = staff("view_job", "pause_queue")
+    make("ready", queue="mail")
+    assert "Pause mail" in client.get(URL).content.decode()
+    text = client.post(SWITCH, {"queue": "mail", "verb": "pause", "why": "moving"}, follow=True).content.decode()
+    assert "Paused: mail" in text
+    assert "Resume mail" in text
+    assert (Pause.objects.get().by, Pause.objects.get().reason) == ("ada", "moving")
+    assert "Paused already" in client.post(SWITCH, {"queue": "mail", "verb": "pause"}, follow=True).content.decode()
+    assert "Resumed: mail" in client.post(SWITCH, {"queue": "mail", "verb": "resume"}, follow=True).content.decode()
+    assert not Pause.objects.exists()
+    assert [entry.object_repr for entry in LogEntry.objects.all()] == ["mail", "mail"]
+
+
+@pytest.mark.parametrize("codenames", [["view_job", "change_job", "retry_job"], ["pause_queue"]])
+def test_who_may_not_cannot(staff, codenames):
+    client = staff(*codenames)
+    assert client.post(SWITCH, {"queue": "mail", "verb": "pause"}).status_code == 403
+    assert client.get(SWITCH).status_code == 405
+    assert not Pause.objects.exists()
+    assert not LogEntry.objects.exists()
+
+
+def test_who_may_not_look_sees_nothing(staff):
+    client = staff("pause_queue")
+    assert client.get(URL).status_code == 403
+    assert "Dashboard" not in client.get(reverse("admin:index")).content.decode()
