@@ -209,6 +209,13 @@ def test_a_task_that_cannot_be_declared_is_an_error_of_manage_py_check(monkeypat
     assert "concurency" in message.msg
 
 
+def test_a_service_that_others_hear_has_a_name(settings):
+    settings.JOBS = {"EVENT_BROKER": "amqp://rabbit"}
+    assert "jobs.E020" in ids(checks.check_settings())
+    settings.JOBS = {"EVENT_BROKER": "amqp://rabbit", "SERVICE": "billing"}
+    assert ids(checks.check_settings()) == []
+
+
 def test_the_checks_import_the_tasks_once(monkeypatch):
     """Celery's fixup for Django runs all checks each time before it imports, and one of them imports."""
     loader, seen = current_app.loader, []

@@ -217,7 +217,7 @@ def test_a_broker_that_is_stopped_keeps_nobody_waiting_and_loses_nothing(broker,
         broker.start()
         assert_handled(loyalty, ["a"], 20)
         for worker in (shop, other):
-            assert worker.text().count("the broker of events amqp") <= 2, "once for each thread"
+            assert worker.text().count("MainProcess] the broker of events amqp") <= 2, "once for each thread"
 
 
 @pytest.mark.slow

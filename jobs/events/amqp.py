@@ -60,8 +60,8 @@ class Link:
     who = ""
 
     def __init__(self) -> None:
-        self._connection: Any = None
-        self._channel: Any = None
+        self.connection: Any = None
+        self.channel: Any = None
         #: The number of the last message that was published, and those of which nothing is known yet.
         self._last = 0
         self._unconfirmed: set[int] = set()
@@ -90,23 +90,23 @@ class Link:
 
     def open(self) -> bool:
         """Connect, unless it is; whether it was not."""
-        if self._connection is not None:
+        if self.connection is not None:
             return False
         options = {"read_timeout": ANSWER, "write_timeout": ANSWER}
         made = Connection(conf().EVENT_BROKER, heartbeat=HEARTBEAT, connect_timeout=CONNECT, transport_options=options)
         # kombu's own object would connect again unasked, and without our channel.
-        self._connection = made.connect()
-        self._channel = self._connection.channel()
-        self._channel.exchange_declare(EXCHANGE, "topic", durable=True, auto_delete=False)
-        self._channel.confirm_select()
-        self._channel.events["basic_ack"].add(self._note_confirmed)
-        self._channel.events["basic_nack"].add(self._note_refused)
+        self.connection = made.connect()
+        self.channel = self.connection.channel()
+        self.channel.exchange_declare(EXCHANGE, "topic", durable=True, auto_delete=False)
+        self.channel.confirm_select()
+        self.channel.events["basic_ack"].add(self._note_confirmed)
+        self.channel.events["basic_nack"].add(self._note_refused)
         self._last = self._refused = 0
         self._unconfirmed.clear()
         return True
 
     def close(self) -> None:
-        connection, self._connection = self._connection, None
+        connection, self.connection = self.connection, None
         if connection is not None:
             with suppress(Exception):
                 connection.collect()
@@ -130,7 +130,7 @@ class Link:
         message = Message(body, application_headers=properties["headers"], **headers)
         self._last += 1
         self._unconfirmed.add(self._last)
-        self._channel.basic_publish(message, exchange=exchange, routing_key=key)
+        self.channel.basic_publish(message, exchange=exchange, routing_key=key)
 
     def say(self, what: str, source: str, key: str, exchange: str = EXCHANGE, /, **data: Any) -> None:
         """Say something to other services that is no event."""
@@ -158,9 +158,9 @@ class Link:
     def drain(self, timeout: float) -> bool:
         """Take what comes next; False: nothing did."""
         try:
-            self._connection.drain_events(timeout=timeout)
+            self.connection.drain_events(timeout=timeout)
         except TimeoutError:
-            self._connection.heartbeat_tick()
+            self.connection.heartbeat_tick()
             return False
         return True
 

@@ -48,8 +48,8 @@ class Receiver(amqp.Link):
         self._is_active = False
         self._declare()
         self._greet()
-        self._channel.basic_qos(0, AHEAD, False)
-        self._channel.basic_consume(self._queue, callback=self._arrived.append)
+        self.channel.basic_qos(0, AHEAD, False)
+        self.channel.basic_consume(self._queue, callback=self._arrived.append)
         self.note_well()
         renew_at, look_at = time.monotonic() + RENEW, 0.0
         while not stopping.is_set():
@@ -76,12 +76,12 @@ class Receiver(amqp.Link):
         """Have the queue, and what the handlers want brought to it."""
         wanted = self._wanted()
         arguments = {"x-single-active-consumer": True}
-        self._channel.exchange_declare(amqp.EXCHANGE, "topic", durable=True, auto_delete=False)
-        self._channel.queue_declare(self._queue, durable=True, auto_delete=False, arguments=arguments)
+        self.channel.exchange_declare(amqp.EXCHANGE, "topic", durable=True, auto_delete=False)
+        self.channel.queue_declare(self._queue, durable=True, auto_delete=False, arguments=arguments)
         for pattern in sorted({amqp.HELLO, *wanted}):
-            self._channel.queue_bind(self._queue, amqp.EXCHANGE, pattern)
+            self.channel.queue_bind(self._queue, amqp.EXCHANGE, pattern)
         for pattern in sorted(self._patterns - wanted):
-            self._channel.queue_unbind(self._queue, amqp.EXCHANGE, pattern)
+            self.channel.queue_unbind(self._queue, amqp.EXCHANGE, pattern)
         for text, patterns in (("gets %s", wanted - self._patterns), ("gets %s no longer", self._patterns - wanted)):
             if patterns:
                 about = {"action": "events_bound", "queue": self._queue}
@@ -108,4 +108,4 @@ class Receiver(amqp.Link):
         for said in incoming.store(self._app, databases.home(), deliveries):
             self._gaps.hear(said)
         self._gaps.look()
-        self._channel.basic_ack(messages[-1].delivery_info["delivery_tag"], multiple=True)
+        self.channel.basic_ack(messages[-1].delivery_info["delivery_tag"], multiple=True)

@@ -70,7 +70,7 @@ class Sender(amqp.Link):
                 self._tell(alias, stopping)
             if not mine:
                 self.close()
-            elif self._connection is not None:
+            elif self.connection is not None:
                 self.drain(0)
             numbered.wait(conf().POLL_INTERVAL)
 
