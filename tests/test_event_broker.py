@@ -220,6 +220,28 @@ def test_a_broker_that_is_stopped_keeps_nobody_waiting_and_loses_nothing(broker,
             assert worker.text().count("MainProcess] the broker of events amqp") <= 2, "once for each thread"
 
 
+def publish(broker, *messages: wire.Message, queue: str = "", **properties: object) -> None:
+    """As some other program does."""
+    with amqp.Connection(f"127.0.0.1:{broker.port}", confirm_publish=True) as connection:
+        channel = connection.channel()
+        for each in messages:
+            body, about = wire.encode(each)
+            about = {**about, "application_headers": about.pop("headers"), **properties}
+            channel.basic_publish(amqp.Message(body, **about), "" if queue else EXCHANGE, queue or each.name)
+
+
+def test_a_message_that_its_protocol_cannot_read_stops_nobody(broker, loyalty):
+    with running(broker, loyalty) as worker:
+        wait_for(lambda: "the queue events.loyalty gets" in worker.text(), 20, "bound")
+        publish(broker, message(1), message(2))
+        publish(broker, message(2, "odd"), content_type="\udcff")
+        publish(broker, message(3), message(4))
+        publish(broker, message(1), message(1, again="r1"), message(5), queue=queue_of("loyalty"))
+        wait_for(lambda: len(moved(loyalty)) == 6, 30, "all that are events are handled, and one once more")
+        wait_for(lambda: Event.objects.using(loyalty).exclude(problem=None).count() == 1, 30, "and it is noted")
+    assert sorted(moved(loyalty)) == [f"moved:a:{number}" for number in (1, 1, 2, 3, 4, 5)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["wiped", "purged", "deleted", "exchange"])
 @pytest.mark.parametrize("is_first", [True, False])
@@ -383,6 +405,21 @@ def test_a_replay_is_handled_once_more_and_no_more(handlers):
     receive(message(1, again="r2"))
     assert numbers_of_jobs() == [1, 2, 1, 3, 4, 1]
     assert Position.objects.get().number == 4
+
+
+def test_a_replay_gives_a_handler_what_it_did_not_have(handlers):
+    """And what it had, or will have after what is before it, no second time."""
+    mine = Subscription.objects.filter(handler="tests.event_tasks.note_moved")
+    mine.update(pattern="nothing")
+    receive(message(1), message(2))
+    mine.update(pattern=MOVED, since=timezone.now())
+    receive(message(3), message(5))
+    direct = [Delivery(*wire.encode(message(number)), is_direct=True) for number in (1, 2, 3, 5)]
+    receive(*direct)
+    receive(*direct)
+    assert numbers_of_jobs() == [3, 1, 2]
+    receive(message(4))
+    assert numbers_of_jobs() == [3, 1, 2, 4, 5]
 
 
 def test_our_own_events_that_come_back_are_known(settings, transactional_db):

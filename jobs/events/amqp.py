@@ -120,7 +120,7 @@ class Link:
     def has_queue(self, name: str) -> bool:
         """Whether there is a queue of the name. If not, the channel is closed."""
         try:
-            self._channel.queue_declare(name, passive=True)
+            self.channel.queue_declare(name, passive=True)
         except NotFound:
             return False
         return True

@@ -20,10 +20,10 @@ from django.db.models.functions import Now
 from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.conf.syncpoints import reach
-from jobs.events import amqp, relay, subscriptions, wire
+from jobs.events import amqp, relay, replay, subscriptions, wire
 from jobs.events.outbox import service
-from jobs.events.relay import ARGS, HEADER, LIMIT
-from jobs.models import Event, Job, Position, Relay, Subscription
+from jobs.events.relay import ARGS, LIMIT
+from jobs.models import Event, Position, Relay, Subscription
 
 #: What is said between services, and is no event.
 TALK = (amqp.HELLO, amqp.POSITION, amqp.RESEND, amqp.GONE)
@@ -39,6 +39,8 @@ class Delivery:
     body: bytes | str
     properties: Mapping[str, Any]
     routing_key: str = ""
+    #: It was sent to this service alone: a replay.
+    is_direct: bool = False
 
 
 def store(app: Celery, using: str, deliveries: Sequence[Delivery]) -> list[wire.Message]:
@@ -48,7 +50,7 @@ def store(app: Celery, using: str, deliveries: Sequence[Delivery]) -> list[wire.
     """
     talk: list[wire.Message] = []
     events: dict[uuid.UUID, Event] = {}
-    replays: dict[str, list[uuid.UUID]] = defaultdict(list)
+    replays: dict[str | None, list[uuid.UUID]] = defaultdict(list)
     for each in deliveries:
         try:
             message = wire.decode(each.body, each.properties)
@@ -56,7 +58,7 @@ def store(app: Celery, using: str, deliveries: Sequence[Delivery]) -> list[wire.
                 talk.append(message)
                 continue
             event = _event(message)
-            if message.again is not None:
+            if message.again is not None or each.is_direct:
                 replays[message.again].append(event.uuid)
         except Exception as exc:
             event = _no_event(each, exc)
@@ -74,6 +76,12 @@ def store(app: Celery, using: str, deliveries: Sequence[Delivery]) -> list[wire.
         event = _no_event(deliveries[0], exc)
         _store(app, using, {event.uuid: event}, {})
     return talk
+
+
+def put_aside(app: Celery, using: str, why: Exception) -> None:
+    """Note that a message came which even its protocol cannot read."""
+    event = _no_event(Delivery(b"", {"message_id": str(uuid.uuid4())}), why)
+    _store(app, using, {event.uuid: event}, {})
 
 
 def go_on(app: Celery, using: str, source: str, name: str, number: int = 0) -> bool:
@@ -130,7 +138,9 @@ def _clean(text: str, length: int) -> str:
     return text.encode(errors="replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")[:length]
 
 
-def _store(app: Celery, using: str, events: dict[uuid.UUID, Event], replays: Mapping[str, list[uuid.UUID]]) -> None:
+def _store(
+    app: Celery, using: str, events: dict[uuid.UUID, Event], replays: Mapping[str | None, list[uuid.UUID]]
+) -> None:
     with transaction.atomic(using=using):
         locked = _lock(using)
         known: set[uuid.UUID] = set()
@@ -141,8 +151,11 @@ def _store(app: Celery, using: str, events: dict[uuid.UUID, Event], replays: Map
         Event.objects.using(using).bulk_create(new)
         rows = Event.objects.using(using).filter(uuid__in=[event.uuid for event in new], relayed_at=None)
         _hand_on(app, using, locked, _ready(using, list(rows.order_by("id"))))
-        for replay, keys in replays.items():
-            _hand_on(app, using, locked, _not_replayed(using, replay, keys), replay)
+        for again, keys in replays.items():
+            found = Event.objects.using(using).filter(uuid__in=keys, problem=None).exclude(relayed_at=None)
+            some = sorted(found, key=lambda event: keys.index(event.uuid))
+            had = replay.handled(using, some, service(), again)
+            relay.make_jobs(app, using, locked, some, service(), again, had)
         reach("before_store")
     reach("after_store")
 
@@ -209,18 +222,10 @@ def _turn(using: str, source: str, name: str, missing: int = 0) -> tuple[int, li
     return before, ready
 
 
-def _not_replayed(using: str, replay: str, keys: Sequence[uuid.UUID]) -> list[Event]:
-    jobs = Job.objects.using(using).filter(parent_id__in=keys).only("parent_id", "options")
-    done = {job.parent_id for job in jobs if job.headers.get(HEADER, {}).get("again") == replay}
-    rows = {event.uuid: event for event in Event.objects.using(using).filter(uuid__in=keys, problem=None)}
-    return [rows[key] for key in dict.fromkeys(keys) if key in rows and key not in done]
-
-
-def _hand_on(app: Celery, using: str, locked: Relay, events: Sequence[Event], again: str | None = None) -> None:
+def _hand_on(app: Celery, using: str, locked: Relay, events: Sequence[Event]) -> None:
     if not events:
         return
-    # A replay is for the service that asked for it, and not for others of its database.
-    found = relay.make_jobs(app, using, locked, events, to=service() if again else None, again=again)
+    found = relay.make_jobs(app, using, locked, events)
     rows = Event.objects.using(using)
     rows.filter(pk__in=found).update(relayed_at=Now())
     problems: dict[str, list[int]] = defaultdict(list)

@@ -6,10 +6,12 @@ their order.
 
 from __future__ import annotations
 
+import struct
 import threading
 import time
 from typing import Any
 
+from amqp.exceptions import FrameSyntaxError
 from celery import Celery
 
 from jobs.conf.logs import logger
@@ -29,6 +31,9 @@ GATHER, QUIET = 0.05, 0.005
 #: somebody may have taken it away.
 LOOK, RENEW = 1.0, 30.0
 
+#: What py-amqp raises on properties that are not as its protocol says, or times out of range.
+UNREADABLE = (ValueError, ArithmeticError, LookupError, struct.error, FrameSyntaxError)
+
 
 class Receiver(amqp.Link):
     who = "brings those of others"
@@ -41,15 +46,17 @@ class Receiver(amqp.Link):
         self._gaps = Gaps(app, databases.home(), self)
         #: Whether messages come to this worker, or to another one of the service.
         self._is_active = False
+        #: The number of the last message that came over this connection.
+        self._tag = 0
 
     def work(self, stopping: threading.Event) -> None:
         self.open()
         self._arrived.clear()
-        self._is_active = False
+        self._is_active, self._tag = False, 0
         self._declare()
         self._greet()
         self.channel.basic_qos(0, AHEAD, False)
-        self.channel.basic_consume(self._queue, callback=self._arrived.append)
+        self.channel.basic_consume(self._queue, callback=self._note)
         self.note_well()
         renew_at, look_at = time.monotonic() + RENEW, 0.0
         while not stopping.is_set():
@@ -57,8 +64,13 @@ class Receiver(amqp.Link):
                 renew_at = time.monotonic() + RENEW
                 self._declare()
                 self._greet()
-            if self.drain(max(0.0, min(LOOK, look_at - time.monotonic()))):
-                self._gather()
+            try:
+                if self.drain(max(0.0, min(LOOK, look_at - time.monotonic()))):
+                    self._gather()
+            except UNREADABLE as exc:
+                self._put_aside(exc)
+                return
+            while self._arrived:
                 self._store()
             if time.monotonic() >= look_at:
                 look_at = time.monotonic() + LOOK
@@ -91,6 +103,17 @@ class Receiver(amqp.Link):
     def _greet(self) -> None:
         self.say(amqp.HELLO, service(), amqp.HELLO, service=service(), patterns=sorted(self._patterns))
 
+    def _note(self, message: Any) -> None:
+        self._arrived.append(message)
+        self._tag = message.delivery_info["delivery_tag"]
+
+    def _put_aside(self, exc: Exception) -> None:
+        """A message that cannot be read would come again and again. It is the one after the last that could."""
+        while self._arrived:
+            self._store()
+        incoming.put_aside(self._app, databases.home(), exc)
+        self.channel.basic_ack(self._tag + 1)
+
     def _gather(self) -> None:
         deadline = time.monotonic() + GATHER
         while self._arrived and len(self._arrived) < BATCH and time.monotonic() < deadline and self.drain(QUIET):
@@ -98,14 +121,14 @@ class Receiver(amqp.Link):
 
     def _store(self) -> None:
         """Write what has arrived, and acknowledge it. After an error it comes again."""
-        if not self._arrived:
-            return
         messages, self._arrived[:] = self._arrived[:BATCH], self._arrived[BATCH:]
         self._is_active = True
-        deliveries = [
-            incoming.Delivery(each.body, each.properties, each.delivery_info["routing_key"]) for each in messages
-        ]
-        for said in incoming.store(self._app, databases.home(), deliveries):
+        for said in incoming.store(self._app, databases.home(), [_delivery(each) for each in messages]):
             self._gaps.hear(said)
         self._gaps.look()
         self.channel.basic_ack(messages[-1].delivery_info["delivery_tag"], multiple=True)
+
+
+def _delivery(message: Any) -> incoming.Delivery:
+    about = message.delivery_info
+    return incoming.Delivery(message.body, message.properties, about["routing_key"], is_direct=not about["exchange"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from celery import Celery
@@ -100,12 +100,12 @@ def replay(
         with transaction.atomic(using=using):
             locked = relay.lock(using)
             assert locked is not None
-            had = _handled(using, some, to, mark)
+            had = handled(using, some, to, mark)
             done["jobs"] += sum(relay.make_jobs(app, using, locked, some, to, mark, had).values())
     return done
 
 
-def _handled(using: str, events: list[Event], to: str, mark: str | None) -> set[tuple[uuid.UUID | None, str]]:
+def handled(using: str, events: Sequence[Event], to: str, mark: str | None) -> set[tuple[uuid.UUID | None, str]]:
     """Which of the events a handler had already: each by its id and the handler."""
     jobs = Job.objects.using(using).filter(parent_id__in=[event.uuid for event in events])
     if mark is not None:
