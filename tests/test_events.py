@@ -239,6 +239,15 @@ def test_with_again_all_is_handled_once_more_and_once_for_each_number():
     assert effects() == {"made:a": 3, "all:a:": 3}
 
 
+def test_a_replay_leaves_out_what_comes_by_itself():
+    subscriptions.register(current_app._get_current_object(), "default")
+    told.thing_made("a")
+    for more in ((), ("--again",)):
+        assert command("replay", "--to", "shop", "--type", "test.#", *more)["jobs"] == 0
+    run_jobs()
+    assert effects() == {"made:a": 1, "all:a:": 1}
+
+
 def test_a_replay_is_for_one_service_that_there_is():
     told.thing_made("a")
     run_jobs()

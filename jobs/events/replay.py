@@ -70,6 +70,7 @@ def replay(
     """Give the events to a service's handlers: those that it did not have yet, or with ``again`` all of them.
 
     Each batch is one transaction. After a kill the same call goes on; with ``again`` if it gets the same ``number``.
+    What was not handed on yet is left out: it comes by itself.
 
     Parameters:
         to: the service. Handlers of its own database get jobs; another service gets messages.
@@ -89,7 +90,7 @@ def replay(
         raise ValueError(says % {"name": to, "hint": did_you_mean(to, services(using))})
     mark = (number or str(uuid7())) if again else None
     done = {"events": 0, "jobs": 0, "sent": 0}
-    place = 0
+    events, place = events.filter(relayed_at__isnull=False), 0
     while some := list(events.filter(pk__gt=place)[: relay.LIMIT]):
         place = some[-1].pk
         done["events"] += len(some)
