@@ -41,7 +41,7 @@ from kombu.utils.uuid import uuid
 from jobs import signals
 from jobs.conf import problems
 from jobs.management.commands.jobs import Command
-from jobs.models import Batch, Effect, Job
+from jobs.models import Batch, Effect, Event, Job
 from jobs.testing import run_jobs
 from jobs.testing.child import Children
 from shop.models import Customer, CustomerFile, Import, Order
@@ -174,6 +174,26 @@ def django_tasks(examples: Examples) -> None:
     assert b"ann@example.com" in views.answer(request, key).content
     examples.run()
     assert [job.result for job in run_jobs()] == [3]
+
+
+@reads("docs/howto/events.md")
+def events(examples: Examples) -> None:
+    told = examples.run()
+    with pytest.raises(ValueError, match="nobody pays nothing"):
+        told.order_paid(1, 0, "ada@example.com")
+    examples.run()
+    examples.run()
+    with override_settings():
+        examples.run_settings()
+        examples.run_settings()
+    settings.JOBS = {**settings.JOBS, "SERVICE": "shop", "EVENT_BROKER": None}
+    celery.current_app.conf.task_default_queue = "celery"
+    newer = examples.run()
+    newer.order_paid(1, 2, "ada@example.com")
+    [job] = [job for job in run_jobs() if job.task.endswith("award_voucher_in")]
+    assert job.kwargs["currency"] == "EUR"
+    Event.objects.all().delete()
+    examples.run().PaidTest("test_a_large_order_brings_a_voucher").debug()
 
 
 @reads("docs/howto/external-effects.md")
@@ -445,6 +465,7 @@ def test_ours_do_something(tmp_path):
     def run_all() -> None:
         os.chdir(tmp_path)  # where some write files
         job = new_job_that_ended()
+        os.chdir(tmp_path)
         for page in PAGES:
             for words in commands(page):
                 words = [str(job.pk) if word == STANDS_FOR["ID"] else word for word in words]
