@@ -19,7 +19,7 @@ from jobs.database import databases
 from jobs.events import event, handler, relay, subscriptions
 from jobs.lifecycle import order
 from jobs.maintenance.prune import Prune
-from jobs.models import LIVE, Event, Job, Subscription
+from jobs.models import LIVE, Action, Event, Job, Subscription
 from jobs.testing import run_jobs
 from tests import event_tasks as told
 from tests import test_why
@@ -288,8 +288,11 @@ def test_events_are_forgotten_when_they_are_old_and_were_handed_on(settings):
     told.thing_made("waits")
     Event.objects.update(at=timezone.now() - datetime.timedelta(hours=2))
     told.thing_made("new")
+    Action.objects.bulk_create(Action(job=row.uuid, what="replay") for row in Event.objects.all())
     Prune(databases.SideDatabase()).run_once()
     assert [row.data["name"] for row in Event.objects.order_by("id")] == ["waits", "new"]
+    kept = set(Event.objects.values_list("uuid", flat=True))
+    assert set(Action.objects.values_list("job", flat=True)) == kept, "what people did goes with them"
 
 
 def test_of_what_a_handler_failed_at_the_newest_are_kept():

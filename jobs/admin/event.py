@@ -15,7 +15,6 @@ from django.utils.html import format_html, format_html_join
 from django.utils.http import urlencode
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
-from kombu.exceptions import OperationalError
 
 from jobs.admin import history
 from jobs.admin.base import (
@@ -33,6 +32,7 @@ from jobs.admin.base import (
     url_of,
 )
 from jobs.arguments import parse_uuid, scrub
+from jobs.events.amqp import ERRORS
 from jobs.events.relay import ARGS
 from jobs.events.replay import names, services
 from jobs.events.subscriptions import matches
@@ -221,7 +221,7 @@ class EventAdmin(ReadOnlyAdmin):
             if not to:
                 raise ValueError(gettext("Name the service."))
             done = replay(Event.objects.db, [event.uuid for event in rows], to, again, by, why)
-        except (ValueError, OperationalError) as exc:
+        except (ValueError, *ERRORS) as exc:
             self.message_user(request, str(exc), messages.ERROR)
             return HttpResponseRedirect(back)
         for event in rows:

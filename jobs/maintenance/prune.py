@@ -108,7 +108,9 @@ def _prune_events(using: str) -> None:
         # The time has no index: only the first rows are looked at.
         first = list(rows.order_by("id").values_list("pk", flat=True)[: 10 * conf().BATCH])
         old = rows.filter(pk__lte=first[-1] if first else 0, at__lt=now_plus(-age), relayed_at__isnull=False)
-        old.exclude(UNSENT)._raw_delete(using)
+        old = old.exclude(UNSENT)
+        Action.objects.using(using).filter(job__in=old.values("uuid"))._raw_delete(using)
+        old._raw_delete(using)
     keep = Subscription.objects.using(using).filter(keep_failed__isnull=False)
     for task, number in keep.values_list("handler", "keep_failed"):
         failed = Job.objects.using(using).filter(task=task, state=State.FAILED).order_by("-pk")
