@@ -1,37 +1,58 @@
-"""The second service of the example, as the tests run it."""
+"""The example's second service, as the tests run it."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from django.conf import settings
+from django.db import connections
+from django.db.backends.base.base import NO_DB_ALIAS
+from django.db.utils import load_backend
 
+from shop.settings import database
 from tests import harness
+from tests.faults.worker import Worker
 
-SETTINGS = "tests.loyalty_settings"
+#: The alias of this process for its database, where that is not the shop's.
+ALIAS = "loyalty"
 
 
-class LoyaltyWorker(harness.Worker):
-    """``celery -A shop.loyalty worker``: over RabbitMQ with a database of its own, else with the shop's."""
+class LoyaltyWorker(Worker):
+    """``celery -A shop.loyalty worker``, on the database of the URL; without one on the shop's."""
 
     app = "shop.loyalty"
 
-    def __init__(self, *options: str, url: str = "", wait: bool = False, **more: Any) -> None:
-        super().__init__(*options, wait=wait, **environment(url), **more)
+    def __init__(self, *options: str, url: str = "", **more: Any) -> None:
+        super().__init__(*options, **{"wait": False, **environment(url), **more})
 
 
 def environment(url: str = "") -> dict[str, str]:
-    broker = settings.JOBS.get("EVENT_BROKER") or ""
-    return {"DJANGO_SETTINGS_MODULE": SETTINGS, "EVENT_BROKER_URL": broker, "LOYALTY_DATABASE_URL": url}
+    return {
+        "DJANGO_SETTINGS_MODULE": "tests.loyalty_settings",
+        "EVENT_BROKER_URL": settings.JOBS.get("EVENT_BROKER") or "",
+        "LOYALTY_DATABASE_URL": url,
+    }
 
 
-def migrated(directory: Path) -> str:
-    """The URL of a database of its own."""
-    url = f"sqlite:///{directory / 'loyalty.sqlite3'}"
-    env = {**os.environ, **environment(url)}
+def migrate(url: str) -> None:
+    env = harness.environment(**environment(url))
     subprocess.run([sys.executable, "manage.py", "migrate", "-v0"], env=env, cwd=harness.ROOT, check=True)
-    return url
+
+
+@contextmanager
+def alias_of(url: str) -> Iterator[str]:
+    """An alias of this process for another service's database."""
+    connections.settings[ALIAS] = {**connections.settings["default"], **database(url)}
+    # Django's tests refuse to open a database that they did not make, unless it goes by this name.
+    backend = load_backend(connections.settings[ALIAS]["ENGINE"])
+    wrapper = backend.DatabaseWrapper(connections.settings[ALIAS], NO_DB_ALIAS)
+    connections[ALIAS] = connections[NO_DB_ALIAS] = wrapper
+    try:
+        yield ALIAS
+    finally:
+        wrapper.close()
+        del connections[ALIAS], connections[NO_DB_ALIAS], connections.settings[ALIAS]

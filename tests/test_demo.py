@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from shop.demo.rabbitmq import RabbitMQ
+from tests.conftest import not_installed
 from tests.servers import wait_for
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -47,8 +49,12 @@ def workers_in(directory: Path) -> list[int]:
 
 
 @pytest.mark.slow
-def test_demo_loses_nobody_and_does_nothing_twice(tmp_path):
-    run = demo(tmp_path, "--signups", "40", "--seed", "1", "--json")
+@pytest.mark.parametrize("between", ["RabbitMQ", "the database that both share"])
+def test_demo_loses_nobody_and_does_nothing_twice(tmp_path, between):
+    if between == "RabbitMQ" and not RabbitMQ.is_installed():
+        not_installed("rabbitmq-server (Debian: rabbitmq-server)")
+    own = [] if between == "RabbitMQ" else ["--without-rabbitmq"]
+    run = demo(tmp_path, "--signups", "40", "--seed", "1", "--json", *own)
     assert run.returncode == 0, run.stderr
     result = json.loads(run.stdout.splitlines()[-1])
     assert (result["lost"], result["twice"], result["problems"]) == (0, 0, [])
@@ -63,6 +69,11 @@ def test_demo_loses_nobody_and_does_nothing_twice(tmp_path):
     assert result["payments"] == result["charged"] == 10
     assert result["ambiguous"] >= result["unanswered"] > 0
     assert result["charged_twice"] == 0
+    # The second service has heard of all of it, once, whoever died:
+    assert (result["between"], result["broker_killed"]) == (between, 0 if own else 1)
+    assert result["events"] == result["handled"] == 50
+    assert result["points"] == 40 * 100 + 10 * 19
+    assert (result["loyalty_killed"], result["events_lost"], result["events_twice"]) == (2, 0, 0)
     assert result["mails"] > result["distinct_mails"], "those of the killed workers were accepted twice"
     assert result["seconds"] < 60
     assert list(tmp_path.iterdir()) == []

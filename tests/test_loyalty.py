@@ -13,7 +13,7 @@ from shop.loyalty.models import Account, Award
 from shop.models import Customer
 from shop.services import sign_up
 from tests.harness import Worker
-from tests.loyalty import LoyaltyWorker
+from tests.loyalty import LoyaltyWorker, alias_of, migrate
 from tests.servers import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -34,13 +34,33 @@ def test_who_is_not_signed_up_is_not_told_of():
 def test_points_are_given_in_a_database_that_both_share():
     """The service's jobs are for its own workers, whoever hands the events on."""
     with Worker(concurrency=1), LoyaltyWorker(concurrency=1):
-        wait_for(lambda: Subscription.objects.filter(service="loyalty").count() == 2, 40, "the service subscribed")
-        customers = [sign_up(Customer(name="Ada", email=f"{number}@example.com")) for number in range(5)]
-        paid = [order_paid(uuid.uuid4(), each.public_id, 1990) for each in customers for _ in range(2)]
-        wait_for(lambda: Award.objects.count() >= 15, 60, "points are given")
-        wait_for(lambda: not Job.objects.filter(queue="loyalty", state__in=LIVE).exists(), 30, "all jobs have ended")
-    assert set(Account.objects.values_list("points", flat=True)) == {100 + 2 * 19}
-    assert Account.objects.get(email="0@example.com").customer == customers[0].public_id
-    events = list(Award.objects.values_list("event", flat=True))
+        assert_points("default")
+
+
+@pytest.mark.servers
+def test_points_are_given_in_a_database_of_its_own(rabbitmq_server, settings, tmp_path):
+    """The same code, over RabbitMQ."""
+    settings.JOBS = {**settings.JOBS, "SERVICE": "shop", "EVENT_BROKER": rabbitmq_server.url}
+    url = f"sqlite:///{tmp_path / 'loyalty.sqlite3'}"
+    migrate(url)
+    with alias_of(url) as alias, Worker(concurrency=1), LoyaltyWorker(concurrency=1, url=url) as worker:
+        worker.said("the queue events.loyalty gets")
+        assert_points(alias)
+        assert not Job.objects.filter(task__startswith="shop.loyalty").exists()
+
+
+def assert_points(using: str) -> None:
+    """Of customers that sign up and pay."""
+    subscribed = Subscription.objects.using(using).filter(service="loyalty")
+    wait_for(lambda: subscribed.count() == 2, 40, "the service has subscribed")
+    customers = [sign_up(Customer(name="Ada", email=f"{number}@example.com")) for number in range(5)]
+    paid = [order_paid(uuid.uuid4(), each.public_id, 1990) for each in customers for _ in range(2)]
+    awards, jobs = Award.objects.using(using), Job.objects.using(using).filter(queue="loyalty")
+    wait_for(lambda: awards.count() >= 15, 60, "points are given")
+    wait_for(lambda: not jobs.filter(state__in=LIVE).exists(), 30, "all jobs have ended")
+    accounts = Account.objects.using(using)
+    assert set(accounts.values_list("points", flat=True)) == {100 + 2 * 19}
+    assert accounts.get(email="0@example.com").customer == customers[0].public_id
+    events = list(awards.values_list("event", flat=True))
     assert len(events) == len(set(events)) == 15
     assert set(paid) < set(events)

@@ -1,4 +1,4 @@
-"""``manage.py demo``: the promise of jobs, shown on this machine within half a minute."""
+"""``manage.py demo``: the promise of jobs, shown on this machine within a minute."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tempfile
 import uuid
 from argparse import ArgumentTypeError
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -72,8 +72,9 @@ class Command(BaseCommand):
         "then counts: nobody is lost, and nothing is done twice. "
         "It needs nothing but requirements.txt: the database (a file, or a new one on the PostgreSQL server of "
         "DATABASE_URL), the mail server and the payment provider are made for the demo and removed at its end; the "
-        "broker is that of CELERY_BROKER_URL, or the database; it may be away. The exit status is 1 when the promise "
-        "was broken."
+        "broker is that of CELERY_BROKER_URL, or the database; it may be away. Between the two services is a RabbitMQ "
+        "of the demo's own, where it is installed; else they share the database. The exit status is 1 when the "
+        "promise was broken."
     )
 
     def add_arguments(self, parser: Any) -> None:
@@ -83,18 +84,21 @@ class Command(BaseCommand):
         parser.add_argument(
             "--seed", type=int, default=1, metavar="N", help="decides what fails, and when (default: 1)"
         )
+        parser.add_argument(
+            "--without-rabbitmq", action="store_true", help="let both services share a database, as where there is none"
+        )
         parser.add_argument("--json", action="store_true", help="print one JSON object, without progress bars")
 
-    def handle(self, *, signups: int, seed: int, json: bool, **options: Any) -> None:
+    def handle(self, *, signups: int, seed: int, json: bool, without_rabbitmq: bool, **options: Any) -> None:
         if directory := os.environ.get(DIRECTORY):
             self.show(Path(directory), signups, seed, json)
         else:
             arguments = [f"--signups={signups}", f"--seed={seed}", *(["--json"] if json else [])]
-            self.run_apart([*arguments, *(["--no-color"] if options["no_color"] else [])])
+            self.run_apart([*arguments, *(["--no-color"] if options["no_color"] else [])], not without_rabbitmq)
 
     # The outer process: prepares, and clears away
 
-    def run_apart(self, arguments: list[str]) -> None:
+    def run_apart(self, arguments: list[str], with_rabbitmq: bool) -> None:
         """Run this command again, in a process whose settings know only throw-away things."""
         process: subprocess.Popen[bytes] | None = None
 
@@ -109,7 +113,7 @@ class Command(BaseCommand):
             tempfile.TemporaryDirectory(prefix="shop-demo-", ignore_cleanup_errors=True) as directory,
             throw_away_database(Path(directory), "demo") as url,
             throw_away_database(Path(directory), "loyalty") as loyalty_url,
-            rabbitmq(Path(directory)) as broker,
+            rabbitmq(Path(directory)) if with_rabbitmq else nullcontext() as broker,
         ):
             # On a broker that is shared, this demo's messages are nobody else's.
             queue = f"demo-{uuid.uuid4().hex[:12]}"
