@@ -40,8 +40,8 @@ def run_cell(name: str, marks: str) -> None:
         env["CELERY_BROKER_URL"] = server(broker).url
     command = [sys.executable, "-m", "pytest", "-n0", "-m", marks, "-q", "-p", "no:randomly", "--tb=short", "-x"]
     if "JOBS_TEST_REQUIRE_SERVERS" in os.environ:
-        # As .ci/run does it: the machine may be busy, and what fails twice has failed.
-        command += ["--reruns", "1", "--reruns-delay", "2"]
+        # As .ci/run does it: the machine may be busy, and what fails three times has failed.
+        command += ["--reruns", "2", "--reruns-delay", "5"]
     log = Path(tempfile.mkdtemp(prefix=f"jobs-cell-{name}-")) / "log"
     with log.open("wb") as out:
         code = subprocess.run(
