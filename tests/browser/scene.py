@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from jobs.lifecycle import queues
 from jobs.maintenance.tally import HOUR, MINUTE, bucket, clock, floor
-from jobs.models import Batch, Effect, Job, Marker, Node, Pause, Schedule, Tally
+from jobs.models import Batch, Effect, Job, Limit, Marker, Node, Pause, Schedule, Tally
 from jobs.models.fields import first_id
 from tests.rows import beats
 
@@ -53,10 +53,11 @@ class Scene:
             self.put(state, task, ago, **more)
         self.job = self.retried()
         self.calls()
-        self.schedules()
+        Limit.objects.create(name="@payments", concurrency=5, rate="100/m", by="ada")
         self.batch = Batch.objects.create(name="import 7", made_at=self.now - seconds(80))
         for state, ago in (*[("succeeded", 70)] * 7, ("failed", 60), ("running", 20), ("ready", 2)):
             self.put(state, IMPORT, ago, [f"part {self.number}"], batch=self.batch)
+        self.schedules()
         Marker.objects.create(key="welcome:4710", kind="task", job=Job.objects.filter(task=WELCOME).first().pk)
         Marker.objects.create(key="newsletter:2026-11", kind="once")
         self.history()
@@ -123,9 +124,10 @@ class Scene:
             ("newsletter", WELCOME, "0 9 * * 2", 200000, 86400, paused),
         ):
             last = self.now - seconds(ago)
+            job = Job.objects.filter(task=task, state="succeeded").order_by("pk")[0]
             Schedule.objects.create(**{
                 "name": name, "task": task, "timing": timing, "definition": "x", "defined_at": last, "last_tick": last,
-                "next_tick": self.now + seconds(due), "last_run": last, **more
+                "next_tick": self.now + seconds(due), "last_run": last, "last_job": job.pk, **more
             })  # fmt: skip
 
     def calls(self) -> None:
@@ -178,6 +180,6 @@ LINES: list[tuple[str, str, float, dict]] = [
     ("ready", WELCOME, 60, {}),
     ("ready", WELCOME, 45, {}),
     ("ready", CHARGE, 3, {}),
-    ("running", CHARGE, 1, {}),
+    ("running", CHARGE, 1, {"queue_place": 1}),
     ("scheduled", SUMMARY, -7 * 3600, {"args": ["2026-11-21"]}),
 ]
