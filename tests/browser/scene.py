@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from jobs.lifecycle import queues
 from jobs.maintenance.tally import HOUR, MINUTE, bucket, clock, floor
-from jobs.models import Batch, Effect, Job, Limit, Marker, Node, Pause, Schedule, Tally
+from jobs.models import Action, Batch, Effect, Job, Limit, Marker, Node, Pause, Schedule, Tally
 from jobs.models.fields import first_id
 from tests.rows import beats
 
@@ -52,6 +52,9 @@ class Scene:
         for state, task, ago, more in LINES:
             self.put(state, task, ago, **more)
         self.job = self.retried()
+        Action.objects.create(
+            job=self.job.pk, at=self.now - seconds(140), what="run", by="ada", why="the mail server is back"
+        )
         self.calls()
         Limit.objects.create(name="@payments", concurrency=5, rate="100/m", by="ada")
         self.batch = Batch.objects.create(name="import 7", made_at=self.now - seconds(80))

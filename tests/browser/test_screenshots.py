@@ -39,6 +39,7 @@ def test_pictures_of_all_pages(visit, directory, way, monkeypatch):
         "dashboard": DASHBOARD,
         "jobs": LIST,
         "job": change(scene.job),
+        "history": f"{change(scene.job)}#job-history",
         "workers": NODES,
         "worker": change(scene.nodes[0]),
         "schedules": reverse("admin:jobs_schedule_changelist"),
