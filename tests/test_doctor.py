@@ -104,7 +104,7 @@ def test_what_is_worth_a_look_and_no_fault_is_a_note(monkeypatch):
     with pytest.raises(CommandError):
         call_command("jobs", "doctor", "--no-probe", stdout=out, no_color=True)
     lines = out.getvalue().splitlines()
-    assert any(line.startswith("note  mail: is paused") for line in lines), lines
+    assert any(line.startswith("note  the queue mail is paused by ada") for line in lines), lines
     assert any(line.startswith("WRONG nobody: the oldest ready job has waited") for line in lines)
     assert any(line.startswith("ok    settings: ") for line in lines)
     if connection.vendor == "postgresql":
