@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import uuid
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from celery import Celery
-from django.db import InterfaceError, OperationalError, ProgrammingError, transaction
+from django.db import InterfaceError, OperationalError, ProgrammingError, connections, transaction
 from django.db.models import Q
 from django.db.models.functions import Now
+from django.utils import timezone
 
 from jobs.conf import conf
 from jobs.conf.logs import logger
@@ -110,7 +111,7 @@ def _event(message: wire.Message) -> Event:
         order_key=message.key,
         data=message.data,
         headers={**message.trace, **({ARGS: message.args} if message.args else {})},
-        at=message.time or Now(),
+        at=message.time or timezone.now(),
         number=None if is_own else message.number,
         relayed_at=None if message.again is None else Now(),
         received_at=Now(),
@@ -148,9 +149,13 @@ def _store(
             known.update(Event.objects.using(alias).filter(uuid__in=events).values_list("uuid", flat=True))
         new = [event for key, event in events.items() if key not in known]
         _forget_taken_numbers(using, new)
+        at_once = _next(using, new)
         Event.objects.using(using).bulk_create(new)
-        rows = Event.objects.using(using).filter(uuid__in=[event.uuid for event in new], relayed_at=None)
-        _hand_on(app, using, locked, _ready(using, list(rows.order_by("id"))))
+        rest = [event.uuid for event in new if event.relayed_at is None]
+        rows = list(Event.objects.using(using).filter(uuid__in=rest).order_by("id")) if rest else []
+        ready = [(event.pk, event) for event in at_once] + _ready(using, rows)
+        # Names in the order in which they came.
+        _hand_on(app, using, locked, [event for _, event in sorted(ready, key=lambda pair: pair[0])])
         for again, keys in replays.items():
             found = Event.objects.using(using).filter(uuid__in=keys, problem=None).exclude(relayed_at=None)
             some = sorted(found, key=lambda event: keys.index(event.uuid))
@@ -160,13 +165,9 @@ def _store(
     reach("after_store")
 
 
-def _forget_taken_numbers(using: str, events: Sequence[Event]) -> None:
+def _forget_taken_numbers(using: str, new: Sequence[Event]) -> None:
     """A source that counts anew, because it lost its database, gives numbers that others have here."""
-    places: dict[tuple[str, str], list[Event]] = defaultdict(list)
-    for event in events:
-        if event.number is not None:
-            places[event.source, event.name].append(event)
-    for (source, name), some in places.items():
+    for (source, name), some in _by_place(new).items():
         numbers = [event.number for event in some]
         rows = Event.objects.using(using).filter(source=source, name=name, number__in=numbers)
         taken = set(rows.values_list("number", flat=True))
@@ -177,17 +178,42 @@ def _forget_taken_numbers(using: str, events: Sequence[Event]) -> None:
                 taken.add(event.number)
 
 
-def _ready(using: str, new: Sequence[Event]) -> list[Event]:
-    """Those whose turn it is, and those that were parked until now; names in the order in which they came."""
+def _next(using: str, new: Sequence[Event]) -> list[Event]:
+    """The usual case, in few statements: events whose turn it is, of names of which nothing is missing or parked."""
+    if not connections[using].features.can_return_rows_from_bulk_insert:
+        return []
+    found = [event for event in new if event.number is None and event.relayed_at is None]
+    for (source, name), some in _by_place(new).items():
+        rows = Position.objects.using(using).filter(source=source, name=name, gap_since=None)
+        for position in rows:
+            first = position.number + 1
+            if [event.number for event in some] == list(range(first, first + len(some))):
+                rows.update(number=some[-1].number)
+                found += some
+    for event in found:
+        event.relayed_at = Now()
+    return found
+
+
+def _by_place(events: Iterable[Event]) -> dict[tuple[str, str], list[Event]]:
+    """Those with a number that are to be handed on, by what numbers them."""
+    found: dict[tuple[str, str], list[Event]] = defaultdict(list)
+    for event in events:
+        if event.number is not None and event.relayed_at is None:
+            found[event.source, event.name].append(event)
+    return found
+
+
+def _ready(using: str, new: Sequence[Event]) -> list[tuple[int, Event]]:
+    """Those whose turn it is, and those that were parked until now; with the place of the last that it waited for."""
     found = [(event.pk, event) for event in new if event.number is None]
-    for source, name in sorted({(event.source, event.name) for event in new if event.number is not None}):
+    for (source, name), some in _by_place(new).items():
         before, ready = _turn(using, source, name)
-        late = [event for event in new if (event.source, event.name) == (source, name)]
         last = 0
-        for event in [each for each in late if each.number is not None and each.number <= before] + ready:
+        for event in [each for each in some if each.number is not None and each.number <= before] + ready:
             last = max(last, event.pk)
             found.append((last, event))
-    return [event for _, event in sorted(found, key=lambda pair: pair[0])]
+    return found
 
 
 def _turn(using: str, source: str, name: str, missing: int = 0) -> tuple[int, list[Event]]:
@@ -227,7 +253,8 @@ def _hand_on(app: Celery, using: str, locked: Relay, events: Sequence[Event]) ->
         return
     found = relay.make_jobs(app, using, locked, events)
     rows = Event.objects.using(using)
-    rows.filter(pk__in=found).update(relayed_at=Now())
+    if parked := [event.pk for event in events if event.relayed_at is None]:
+        rows.filter(pk__in=parked).update(relayed_at=Now())
     problems: dict[str, list[int]] = defaultdict(list)
     for event in events:
         if not found[event.pk]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from celery import Celery
 from django.db import connections, transaction
+from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 
 from jobs.calling import outbox
@@ -52,7 +53,10 @@ def hand_on(app: Celery, using: str, limit: int = LIMIT) -> int | None:
         if conf().EVENT_BROKER is not None:
             _number(using, events)
         make_jobs(app, using, relay, events)
-        Event.objects.using(using).filter(pk__in=[event.pk for event in events]).update(relayed_at=Now())
+        values: dict[str, Any] = {"relayed_at": Now()}
+        if numbers := " ".join(f"WHEN {event.pk} THEN {event.number}" for event in events if event.number):
+            values["number"] = RawSQL(f"CASE id {numbers} END", [])
+        Event.objects.using(using).filter(pk__in=[event.pk for event in events]).update(**values)
         reach("before_relay")
     reach("after_relay")
     return len(events)
@@ -81,7 +85,6 @@ def _number(using: str, events: Sequence[Event]) -> None:
         for number, event in enumerate(mine, position.number + 1):
             event.number = number
         rows.update(number=position.number + count)
-    Event.objects.using(using).bulk_update(events, ["number"])
 
 
 def make_jobs(
