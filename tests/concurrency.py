@@ -62,6 +62,8 @@ def somebody_waits(seconds: float = 0.0) -> bool:
     if connection.vendor != "postgresql":
         return True
     with connection.cursor() as cursor:
+        # In a transaction the first look would be repeated.
+        cursor.execute("SELECT pg_stat_clear_snapshot()")
         cursor.execute(
             "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' "
             "AND clock_timestamp() - query_start >= make_interval(secs => %s)",

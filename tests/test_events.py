@@ -17,9 +17,11 @@ from django.utils import timezone
 
 from jobs.database import databases
 from jobs.events import event, handler, relay, subscriptions
+from jobs.events.post import Post
 from jobs.lifecycle import order
+from jobs.maintenance import rescue
 from jobs.maintenance.prune import Prune
-from jobs.models import LIVE, Action, Event, Job, Subscription
+from jobs.models import LIVE, Action, Event, Job, Node, Subscription
 from jobs.testing import run_jobs
 from tests import event_tasks as told
 from tests import test_why
@@ -187,6 +189,49 @@ def test_one_that_hands_on_and_stands_still_keeps_the_others_from_it_for_a_momen
             still.signal(signal.SIGCONT)
             wait_for(lambda: not Job.objects.filter(state__in=LIVE).exists(), 30, "all jobs have ended")
     assert sorted(effects().items()) == [("all:a:", 1), ("made:a", 1)]
+
+
+def test_a_worker_that_was_taken_for_dead_tells_of_its_handlers_again():
+    """Others may have forgotten them meanwhile."""
+    with Worker(concurrency=1) as worker:
+        wait_for(Subscription.objects.exists, 20, "it has told of them")
+        Subscription.objects.all().delete()
+        rescue.bury(worker.node.pk)
+        wait_for(Subscription.objects.exists, 20, "it tells of them again")
+
+
+def test_a_handler_is_forgotten_when_no_worker_has_known_it_for_long():
+    subscriptions.register(current_app._get_current_object(), "default")
+    Node.objects.create(tasks=[ALL], pid=1)
+    away = Node.objects.create(tasks=[NOTE], pid=2, dead_at=timezone.now() - datetime.timedelta(minutes=30))
+    subscriptions.forget_gone("default")
+    assert set(Subscription.objects.values_list("handler", flat=True)) == {ALL, NOTE}
+    Node.objects.filter(pk=away.pk).update(dead_at=timezone.now() - datetime.timedelta(hours=2))
+    subscriptions.forget_gone("default")
+    assert set(Subscription.objects.values_list("handler", flat=True)) == {ALL}
+
+
+@pytest.mark.database
+def test_a_handler_that_is_told_of_while_others_get_their_events_can_have_them_replayed(monkeypatch):
+    if connection.vendor != "postgresql":
+        pytest.skip("SQLite has one writer")
+    app, others = current_app._get_current_object(), []
+    subscriptions.register(app, "default")
+    Subscription.objects.filter(handler=NOTE).delete()
+    told.thing_made("a")
+
+    def make_jobs(*args: Any, make_jobs: Any = relay.make_jobs) -> Any:
+        found = make_jobs(*args)
+        others.append(Elsewhere(Post().run_once))
+        wait_for(lambda: somebody_waits() or others[0].outcome, 10, "it has told of them, or waits")
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(relay, "make_jobs", make_jobs)
+        relay.hand_on(app, "default")
+    others[0].result()
+    assert not Job.objects.filter(task=NOTE).exists()
+    assert command("replay", "--to", "shop", "--type", "test.#")["jobs"] == 1
 
 
 def command(*args: str) -> Any:

@@ -9,12 +9,17 @@ from typing import Any
 
 from celery import Celery
 from django.db import transaction
+from django.db.models import Q
 from kombu.transport.virtual.exchange import TopicExchange
 
 from jobs.calling.calls import rank_of
 from jobs.conf.logs import logger
 from jobs.events.outbox import service
+from jobs.lifecycle.transitions import now_plus
 from jobs.models import Node, Subscription
+
+#: Seconds for which a worker may be away, until events are lost to handlers that only it knows.
+GRACE = 3600.0
 
 #: What of a subscription may change with a deploy.
 _CHANGES = ("pattern", "version", "queue", "rank", "is_ordered", "keep_failed")
@@ -73,15 +78,18 @@ def register(app: Celery, using: str) -> None:
 
 
 def forget_gone(using: str) -> None:
-    """Delete the subscriptions of handlers that no worker knows which is alive. In a deploy the old ones are, still."""
-    known: set[str] = set()
-    for tasks in Node.objects.using(using).filter(dead_at=None).values_list("tasks", flat=True):
-        known.update(tasks)
-    rows = Subscription.objects.using(using).filter(service=service())
-    if not rows.filter(handler__in=known).exists():
+    """Delete the subscriptions of handlers that no worker knows which is alive, or was within the last :data:`GRACE`.
+
+    Race: a worker that starts writes its node before its subscriptions, so they are read in the other order.
+    """
+    rows = list(Subscription.objects.using(using).filter(service=service()))
+    nodes = Node.objects.using(using).filter(Q(dead_at=None) | Q(dead_at__gt=now_plus(-GRACE)))
+    known = {name for tasks in nodes.values_list("tasks", flat=True) for name in tasks}
+    gone = [row for row in rows if row.handler not in known]
+    if len(gone) == len(rows):
         # No worker of this service is there to say.
         return
-    for row in rows.exclude(handler__in=known):
+    for row in gone:
         row.delete(using=using)
         logger.info("%s handles %s no longer", row.handler, row.pattern, extra={"action": "unsubscribed"})
 

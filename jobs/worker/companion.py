@@ -358,6 +358,8 @@ class _Process:
         if not rescue.beat(self._side, board.node):
             rescue.first_beat(self._side, board.node)
         self._registered = True
+        # The handlers of events are written once more for this node.
+        told.set()
         logger.info("node %s is up", board.node, extra=board.about("node_up"))
         os.write(self._ready, REGISTERED)
 
