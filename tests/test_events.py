@@ -13,15 +13,17 @@ import pytest
 from celery import current_app
 from django.core.management import CommandError, call_command
 from django.db import connection, transaction
+from django.db.models import F
 from django.utils import timezone
 
 from jobs.database import databases
 from jobs.events import event, handler, relay, subscriptions
 from jobs.events.post import Post
-from jobs.lifecycle import order
+from jobs.lifecycle import order, transitions
 from jobs.maintenance import rescue
 from jobs.maintenance.prune import Prune
 from jobs.models import LIVE, Action, Event, Job, Node, Subscription
+from jobs.operations.actions import RunNow
 from jobs.testing import run_jobs
 from tests import event_tasks as told
 from tests import test_why
@@ -255,6 +257,49 @@ def test_what_waits_behind_others_of_its_key_says_so():
     assert order.let_in_stuck("default") == 1
     second.refresh_from_db()
     assert (second.state, second.order_place) == ("ready", None)
+
+
+def in_line() -> list[Job]:
+    """Three jobs of one order key, the first of which is let in."""
+    for number in range(3):
+        told.thing_moved("a", number)
+    app = current_app._get_current_object()
+    subscriptions.register(app, "default")
+    relay.hand_on(app, "default")
+    return list(Job.objects.filter(task=MOVED).order_by(F("order_place").asc(nulls_first=True)))
+
+
+def out() -> list[Any]:
+    return list(Job.objects.filter(task=MOVED, state__in=["ready", "running"]).values_list("pk", flat=True))
+
+
+def test_what_waits_behind_others_is_not_run_now_by_hand():
+    first, _, third = in_line()
+    assert not RunNow().attempt(third.pk).is_done
+    assert out() == [first.pk]
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_retry_by_hand_waits_for_its_turn_and_is_the_next(which):
+    jobs = in_line()
+    transitions.cancel(jobs[which].pk, "default")
+    order.let_in_stuck("default")
+    is_out = out()
+    transitions.replay(jobs[which].pk, "default")
+    assert out() == is_out, "no second one of its key"
+    run_jobs()
+    assert moved() == [f"moved:a:{number}" for number in ([1, 0, 2] if which == 0 else [0, 1, 2])]
+
+
+def test_a_retry_by_hand_that_nobody_is_before_runs_at_once():
+    jobs = in_line()
+    for job in jobs:
+        transitions.cancel(job.pk, "default")
+    for job in jobs[::-1]:
+        transitions.replay(job.pk, "default")
+    assert out() == [jobs[2].pk]
+    run_jobs()
+    assert moved() == ["moved:a:2", "moved:a:0", "moved:a:1"]
 
 
 def test_a_replay_gives_a_new_handler_what_it_missed_and_nobody_else_anything():

@@ -24,7 +24,7 @@ from jobs.arguments import scrub
 from jobs.conf import conf, has_results_elsewhere
 from jobs.database import databases
 from jobs.errors import UniqueBusy, UniqueTaken
-from jobs.lifecycle import ring, unique
+from jobs.lifecycle import order, ring, unique
 from jobs.lifecycle.claims import owned
 from jobs.models import CLAIMABLE, ENDED, LIVE, UNSUCCESSFUL, WAITING, Batch, Cancellation, Job, Node, State
 
@@ -284,13 +284,17 @@ def redirect(job_id: uuid.UUID, using: str, columns: dict[str, Any], states: Seq
 
 
 def run_now(job_id: uuid.UUID, using: str) -> bool:
-    """A scheduled job waits no longer for its time."""
-    ready = Job.objects.using(using).filter(pk=job_id, state=State.READY)
-    return redirect(job_id, using, _waiting(None), (State.SCHEDULED,)) or ready.exists()
+    """A scheduled job waits no longer for its time. One that waits behind others of its order key still does."""
+    rows = Job.objects.using(using).filter(pk=job_id)
+    if rows.filter(order_place__isnull=False).exists():
+        return False
+    return redirect(job_id, using, _waiting(None), (State.SCHEDULED,)) or rows.filter(state=State.READY).exists()
 
 
 def replay(job_id: uuid.UUID, using: str) -> bool:
     """Run a failed or cancelled job again, its counts at zero. ``lease`` stays: it is the fence.
+
+    With an order key it waits until no other one of the key is out.
 
     Raises:
         UniqueTaken: another job has its unique key; says which.
@@ -305,7 +309,11 @@ def replay(job_id: uuid.UUID, using: str) -> bool:
     try:
         with databases.bounded(using, conf().UNIQUE_WAIT):
             ended.update(ended_at=None)
-            return redirect(job_id, using, _waiting(None) | anew, UNSUCCESSFUL)
+            key = over.values_list("order_key", flat=True).first()
+            if key is None:
+                return redirect(job_id, using, _waiting(None) | anew, UNSUCCESSFUL)
+            transaction.on_commit(partial(order.let_in, using, [key]), using=using, robust=True)
+            return redirect(job_id, using, _waiting(None) | order.behind(job_id) | anew, UNSUCCESSFUL)
     except IntegrityError:
         raise UniqueTaken(unique.describe(Job.objects.using(using).get(pk=job_id))) from None
     except OperationalError as exc:
@@ -334,13 +342,13 @@ def is_known_elsewhere(job: Job) -> bool:
     return any(job.task in tasks and job.queue in queues for tasks, queues in others.values_list("tasks", "queues"))
 
 
-def make_due(using: str, limit: int, order: str = "run_at", at: Any = None) -> list[str]:
+def make_due(using: str, limit: int, first: str = "run_at", at: Any = None) -> list[str]:
     """Move scheduled jobs whose time has come to ``ready``; returns the queue of each. A locked row is skipped.
 
     Parameters:
         at: the time, if it is not now by the database's clock; only tests move it.
     """
-    late = Job.objects.using(using).filter(state=State.SCHEDULED, run_at__lte=at or Now()).order_by(order)
+    late = Job.objects.using(using).filter(state=State.SCHEDULED, run_at__lte=at or Now()).order_by(first)
     if not late.values_list("pk")[:1]:
         return []
     with transaction.atomic(using=using):
