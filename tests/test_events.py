@@ -302,6 +302,15 @@ def test_a_retry_by_hand_that_nobody_is_before_runs_at_once():
     assert moved() == ["moved:a:2", "moved:a:0", "moved:a:1"]
 
 
+def test_a_service_that_was_renamed_handles_each_event_once(settings):
+    subscriptions.register(current_app._get_current_object(), "default")
+    settings.JOBS = {**settings.JOBS, "SERVICE": "renamed"}
+    told.thing_made("a")
+    run_jobs()
+    assert {row.service for row in Subscription.objects.all()} == {"shop", "renamed"}
+    assert effects() == {"made:a": 1, "all:a:": 1}
+
+
 def test_a_replay_gives_a_new_handler_what_it_missed_and_nobody_else_anything():
     told.thing_made("a")
     told.thing_made("b")

@@ -111,13 +111,14 @@ def make_jobs(
     plain: list[Job] = []
     ordered: dict[str, list[Job]] = defaultdict(list)
     for event in events:
-        handlers = [
-            each
+        # A service that was renamed has two subscriptions for one handler, and the same workers run both.
+        handlers = {
+            (each.handler, each.queue): each
             for each in subscriptions.wanted(known, event.name, event.version)
             if (event.uuid, each.handler) not in without
-        ]
+        }
         found[event.pk] = len(handlers)
-        for each in handlers:
+        for each in handlers.values():
             job = _job(event, each, again)
             if event.order_key is not None and each.is_ordered:
                 job.order_key = named(each.handler, event.order_key)
