@@ -23,8 +23,9 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from jobs.calling import tracing
 from jobs.lifecycle import claims, transitions
-from jobs.models import Job
-from tests import tasks
+from jobs.models import Event, Job
+from jobs.testing import run_jobs
+from tests import event_tasks, tasks
 from tests.concurrency import autocommit_off
 from tests.harness import ROOT, Worker, deliver, effects, environment, wait_ended
 from tests.servers import wait_for
@@ -497,7 +498,7 @@ import shop.celery
 from jobs.calling import tracing
 from jobs.lifecycle.board import board
 from jobs.models import Job, Node
-from tests import tasks
+from tests import event_tasks, tasks
 from tests.harness import deliver
 board.node = Node.objects.create(pk=uuid.uuid4(), hostname="x", pid=1).pk
 result = tasks.effect.delay("a")
@@ -507,3 +508,22 @@ print(tracing.is_installed, deliver(result)[0], "traceparent" in Job.objects.get
     done = subprocess.run(command, cwd=ROOT, env=environment(**env), capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == ["False", "SUCCESS", "False"], done.stderr
     assert done.stderr.count("OpenTelemetry cannot be imported") == said
+
+
+# Events
+
+
+def test_a_handlers_run_is_tied_to_what_told_of_the_event(spans):
+    with spans.span("request") as request:
+        event_tasks.thing_lost("a")
+    assert list(Event.objects.get().headers) == ["traceparent"]
+    [job] = run_jobs()
+    assert job.parent_id == Event.objects.get().uuid
+    assert links(spans.only("process")) == [key_of(request)]
+
+
+def test_without_opentelemetry_an_event_has_no_headers():
+    event_tasks.thing_lost("a")
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT headers FROM jobs_event")
+        assert cursor.fetchall() == [(None,)]

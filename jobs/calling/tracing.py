@@ -95,6 +95,15 @@ def create(job: Job, given: Mapping[str, Any] | None, caller: Any) -> None:
             job.options["headers"] = {**job.headers, **storable(carrier, "the context")}
 
 
+def carried() -> dict[str, Any]:
+    """The context that is current, for the headers of an event: the runs of its handlers are tied to it."""
+    carrier: dict[str, Any] = {}
+    if _is_on(None):
+        with _harmless():
+            propagate.inject(carrier)
+    return storable(carrier, "the context") if carrier else carrier
+
+
 def created(job: Job) -> None:
     """The call was committed. Its span is not ended before: one that is rolled back leaves no trace."""
     if job.span is not None:
