@@ -5,7 +5,7 @@ import json
 import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import product
 from typing import Any, NamedTuple, Self, TypeVar
@@ -21,7 +21,7 @@ from django.utils.translation import gettext_lazy as _
 
 from jobs.arguments import parse_uuid
 from jobs.conf import celery_app, conf, import_tasks
-from jobs.models import UNSUCCESSFUL, Job, Node, Tally
+from jobs.models import CLAIMABLE, HELD, UNSUCCESSFUL, Job, Node, State, Tally
 from jobs.models.fields import created_before, created_since, first_id
 
 #: How many digits of an id lists show: the first of a worker's, the last of a job's, whose first ones are the time.
@@ -74,11 +74,15 @@ class Selection:
         return self.narrow(Job.objects.using(using))
 
     def narrow(self, rows: QuerySet[Job]) -> QuerySet[Job]:
-        if self.states:
-            rows = rows.filter(state=self.states[0]) if len(self.states) == 1 else rows.filter(state__in=self.states)
-            if connections[rows.db].vendor == "sqlite" and set(self.states) <= set(UNSUCCESSFUL):
-                # It takes the index only for its condition in the same words; others would count the condition twice.
-                rows = rows.filter(state__in=UNSUCCESSFUL)
+        if len(self.states) == 1:
+            # Two partial indexes have what is ready, and PostgreSQL takes both only for their own words.
+            is_ready = self.states[0] == State.READY
+            rows = rows.filter(CLAIMABLE | HELD if is_ready else Q(state=self.states[0]))
+        elif self.states:
+            rows = rows.filter(state__in=self.states)
+        if self.states and connections[rows.db].vendor == "sqlite" and set(self.states) <= set(UNSUCCESSFUL):
+            # It takes the index only for its condition in the same words; others would count the condition twice.
+            rows = rows.filter(state__in=UNSUCCESSFUL)
         if self.node is not None:
             rows = _on_node(rows, self.node)
         if self.key is not None:
@@ -105,8 +109,8 @@ class Selection:
         """The ids, each with its database's alias; each job once, whatever becomes of it meanwhile."""
         # One state at a time: together they could not use their partial indexes.
         for alias, state in product(conf().DATABASES, self.states or [""]):
-            rows = self.rows(alias).order_by("pk").values_list("pk", flat=True)
-            rows = rows.filter(state=state) if state else rows
+            one = replace(self, states=[state]) if state else self
+            rows = one.rows(alias).order_by("pk").values_list("pk", flat=True)
             page = list(rows[: conf().BATCH])
             while page:
                 yield from ((key, alias) for key in page)
