@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import uuid
+from pathlib import Path
 
 import pytest
+from django.conf import settings
 from django.db import transaction
 
 from jobs.models import LIVE, Event, Job, Subscription
-from shop.events import order_paid
+from jobs.testing import assert_fits
+from shop.events import customer_signed_up, order_paid
+from shop.loyalty.handlers import award_points, welcome
 from shop.loyalty.models import Account, Award
 from shop.models import Customer
 from shop.services import sign_up
@@ -47,6 +52,14 @@ def test_points_are_given_in_a_database_of_its_own(rabbitmq_server, settings, tm
         worker.said("the queue events.loyalty gets")
         assert_points(alias)
         assert not Job.objects.filter(task__startswith="shop.loyalty").exists()
+
+
+@pytest.mark.parametrize("told", [customer_signed_up, order_paid])
+def test_what_the_shop_tells_fits_the_handlers(told):
+    """A service keeps the schemas of what it handles, as the other one wrote them: ``jobs events schema --dir``."""
+    file = Path(settings.BASE_DIR, "shop", "loyalty", "schemas", f"{told.name}.v{told.version}.json")
+    assert json.loads(file.read_text()) == told.schema.json_schema(told.name, told.version), "write it again"
+    assert_fits({customer_signed_up: welcome, order_paid: award_points}[told], file)
 
 
 def assert_points(using: str) -> None:

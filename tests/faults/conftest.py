@@ -6,13 +6,17 @@ from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
+import amqp
 import pytest
 
+from jobs.events.amqp import queue_of
 from tests import servers
 from tests.conftest import faults_mode, server
 from tests.faults.broker import Broker
 from tests.faults.database import Database, PostgresTemplate, SqliteTemplate
 from tests.faults.ledger import Ledger
+from tests.faults.services import Services
+from tests.loyalty import alias_of
 
 DATABASES = {"postgres": servers.Postgres, "sqlite": None}
 BROKERS = {"redis": servers.Redis, "rabbitmq": servers.RabbitMQ, "jobs": None}
@@ -60,11 +64,11 @@ def pytest_collection_modifyitems(config, items) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem) -> Iterator[None]:
     result = yield
-    ledger = pyfuncitem.funcargs.get("ledger")
-    if ledger is not None:
-        assert ledger.recovered is not None, "a scenario ends with ledger.check(within=...)"
-        pyfuncitem.user_properties.append(("recovered", f"{ledger.recovered:.1f}"))
-        pyfuncitem.user_properties.append(("measured", ledger.measured))
+    books = pyfuncitem.funcargs.get("ledger") or pyfuncitem.funcargs.get("services")
+    if books is not None:
+        assert books.recovered is not None, "a scenario ends with check(within=...) of its ledger or its services"
+        pyfuncitem.user_properties.append(("recovered", f"{books.recovered:.1f}"))
+        pyfuncitem.user_properties.append(("measured", books.measured))
     return result
 
 
@@ -119,3 +123,22 @@ def broker(cell, database, use_broker) -> Iterator[Broker]:
 @pytest.fixture
 def ledger(broker) -> Ledger:
     return Ledger()
+
+
+@pytest.fixture(params=["shared", "rabbitmq"])
+def services(request, cell, broker, templates, tmp_path, settings) -> Iterator[Services]:
+    """Two services, with a database that they share, or with one each and RabbitMQ between them."""
+    settings.JOBS = {**settings.JOBS, "SERVICE": "shop"}
+    if request.param == "shared":
+        yield Services(None, "", "default")
+        return
+    rabbitmq = server(servers.RabbitMQ, "faults")
+    with amqp.Connection(f"127.0.0.1:{rabbitmq.port}") as connection:
+        for name in ("shop", "loyalty"):
+            connection.channel().queue_delete(queue_of(name))
+    settings.JOBS = {**settings.JOBS, "EVENT_BROKER": rabbitmq.url}
+    with templates(cell[0]).another(tmp_path) as url, alias_of(url) as alias:
+        yield Services(rabbitmq, url, alias)
+    rabbitmq.resume()
+    if not rabbitmq.is_running:
+        rabbitmq.start()

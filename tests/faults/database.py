@@ -309,6 +309,15 @@ class PostgresTemplate:
             database.mend()
             self.server.drop_database(name)
 
+    @contextmanager
+    def another(self, directory: Path) -> Iterator[str]:
+        """The URL of a second copy, for another service."""
+        url = self.server.create_database(f"another{self._copies}", template="template")
+        try:
+            yield url
+        finally:
+            self.server.drop_database(f"another{self._copies}")
+
 
 class SqliteTemplate:
     """A migrated file, of which every scenario gets a copy."""
@@ -323,6 +332,11 @@ class SqliteTemplate:
         file = shutil.copy(self.file, directory / "scenario.sqlite3")
         with use(f"sqlite:///{file}"):
             yield Database(f"sqlite:///{file}")
+
+    @contextmanager
+    def another(self, directory: Path) -> Iterator[str]:
+        """The URL of a second copy, for another service."""
+        yield f"sqlite:///{shutil.copy(self.file, directory / 'another.sqlite3')}"
 
 
 @contextmanager
