@@ -61,6 +61,7 @@ class Services:
         wait_for(lambda: rows.count() == handlers, 40, "it has subscribed")
         if self.rabbitmq is not None:
             worker.said("the queue events.loyalty gets")
+        worker.said(" ready.")
         return worker
 
     def subscribe(self) -> None:
