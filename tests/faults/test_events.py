@@ -81,8 +81,8 @@ def test_who_publishes_events_is_killed(services, point):
 @pytest.mark.parametrize("point", ["before_store", "after_store"])
 @guard(
     "jobs/events/receiver.py",
-    "self._channel.basic_consume(self._queue, callback=self._arrived.append)",
-    "self._channel.basic_consume(self._queue, no_ack=True, callback=self._arrived.append)",
+    "self.channel.basic_consume(self._queue, callback=self._note)",
+    "self.channel.basic_consume(self._queue, no_ack=True, callback=self._note)",
     also=[GAPS],
     case="before_store sqlite",
 )
