@@ -17,8 +17,8 @@ from django.db.backends.base.base import NO_DB_ALIAS
 from django.db.utils import load_backend
 from django.utils import timezone
 
-from jobs.events import incoming, outbox, relay, replay, sender, subscriptions, wire
-from jobs.events.amqp import EXCHANGE, queue_of
+from jobs.events import gaps, incoming, outbox, relay, replay, sender, subscriptions, wire
+from jobs.events.amqp import EXCHANGE, Link, queue_of
 from jobs.events.incoming import Delivery
 from jobs.lifecycle.board import board
 from jobs.models import LIVE, PARKED, UNSENT, Event, Job, Node, Position, Relay, Subscription
@@ -266,6 +266,40 @@ def test_what_the_broker_lost_after_its_confirm_is_sent_again(how, is_first, bro
             forget(broker, queue_of("loyalty"))
         with running(broker, loyalty):
             assert_handled(loyalty, ["a"], begin + 10)
+
+
+@pytest.mark.slow
+def test_what_was_lost_and_is_pruned_is_told_and_holds_up_nobody(broker, loyalty):
+    with running(broker, "default"):
+        with running(broker, loyalty):
+            wait_bound(loyalty)
+            move(["a"], 5)
+            assert_handled(loyalty, ["a"], 5)
+        move(["a"], 5, first=5)
+        wait_for(lambda: Event.objects.filter(sent_at__isnull=False).count() == 10, 20, "confirmed")
+        forget(broker, queue_of("loyalty"))
+        Event.objects.filter(number__in=(6, 7)).delete()
+        with running(broker, loyalty) as worker:
+            wait_for(lambda: "moved:a:9" in moved(loyalty), 60, "what is left is handled")
+            assert f"the events 6 to 7 of {MOVED} from shop are lost: shop has them no longer" in worker.text()
+    assert moved(loyalty) == [f"moved:a:{number}" for number in (0, 1, 2, 3, 4, 7, 8, 9)]
+
+
+def test_a_source_that_does_not_answer_holds_up_its_events_for_a_while_only(broker, handlers, monkeypatch, caplog):
+    monkeypatch.setattr(gaps, "OVERTAKEN", 0.0)
+    link = Link()
+    link.open()
+    heals = gaps.Gaps(current_app._get_current_object(), "default", link)
+    receive(message(1), message(3))
+    heals.look()
+    assert numbers_of_jobs() == [1], "it was asked, and has a while to answer"
+    monkeypatch.setattr(gaps, "PATIENCE", 0.0)
+    heals.look()
+    assert numbers_of_jobs() == [1, 3]
+    assert f"the events 2 to 2 of {MOVED} from shop are lost: shop did not answer" in caplog.text
+    receive(message(2))
+    assert numbers_of_jobs() == [1, 3, 2], "late, and not lost"
+    link.close()
 
 
 @pytest.mark.slow
