@@ -302,6 +302,28 @@ def test_a_retry_by_hand_that_nobody_is_before_runs_at_once():
     assert moved() == ["moved:a:2", "moved:a:0", "moved:a:1"]
 
 
+@pytest.mark.database
+def test_a_retry_by_hand_while_the_next_event_is_handed_on_lets_only_one_of_them_in(monkeypatch):
+    if connection.vendor != "postgresql":
+        pytest.skip("SQLite has one writer")
+    jobs, others = in_line(), []
+    for job in jobs:
+        transitions.cancel(job.pk, "default")
+    told.thing_moved("a", 3)
+
+    def make_jobs(*args: Any, make_jobs: Any = relay.make_jobs) -> Any:
+        found = make_jobs(*args)
+        others.append(Elsewhere(lambda: transitions.replay(jobs[0].pk, "default")))
+        wait_for(lambda: somebody_waits() or others[0].outcome, 10, "it is retried, or waits")
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(relay, "make_jobs", make_jobs)
+        relay.hand_on(current_app._get_current_object(), "default")
+    assert others[0].result() is True
+    assert len(out()) == 1
+
+
 def test_a_service_that_was_renamed_handles_each_event_once(settings):
     subscriptions.register(current_app._get_current_object(), "default")
     settings.JOBS = {**settings.JOBS, "SERVICE": "renamed"}

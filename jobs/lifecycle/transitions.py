@@ -26,7 +26,7 @@ from jobs.database import databases
 from jobs.errors import UniqueBusy, UniqueTaken
 from jobs.lifecycle import order, ring, unique
 from jobs.lifecycle.claims import owned
-from jobs.models import CLAIMABLE, ENDED, LIVE, UNSUCCESSFUL, WAITING, Batch, Cancellation, Job, Node, State
+from jobs.models import CLAIMABLE, ENDED, LIVE, UNSUCCESSFUL, WAITING, Batch, Cancellation, Job, Node, Relay, State
 
 #: What is counted, each apart.
 COUNTS = ("retries", "crashes", "node_losses", "snoozes")
@@ -312,6 +312,8 @@ def replay(job_id: uuid.UUID, using: str) -> bool:
             key = over.values_list("order_key", flat=True).first()
             if key is None:
                 return redirect(job_id, using, _waiting(None) | anew, UNSUCCESSFUL)
+            # Race: whoever hands an event of the key on lets it in at once if there is no other one.
+            Relay.objects.using(using).select_for_update().filter(pk=1).first()
             transaction.on_commit(partial(order.let_in, using, [key]), using=using, robust=True)
             return redirect(job_id, using, _waiting(None) | order.behind(job_id) | anew, UNSUCCESSFUL)
     except IntegrityError:
