@@ -274,6 +274,7 @@ def look_at(rows: Any) -> None:
 class SubscriptionAdmin(ReadOnlyAdmin):
     list_display = ("handler", "pattern", "version", "service", "queue", "waiting", "lag", "failed", "registered")
     list_per_page = 100
+    show_full_result_count = True
     list_filter = ("service",)
     lookups = frozenset({"service__exact"})
     search_fields = ("handler", "pattern")

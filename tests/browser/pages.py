@@ -7,13 +7,14 @@ from collections.abc import Callable
 from django.urls import reverse
 from playwright.sync_api import Page
 
-from jobs.models import Effect, Job, Marker, Node, State
+from jobs.models import Effect, Event, Job, Marker, Node, State, Subscription
 from shop.models import Customer
 from shop.services import sign_up
 
 LIST, EFFECTS, NODES, MARKERS, LIMITS = (
     reverse(f"admin:jobs_{name}_changelist") for name in ("job", "effect", "node", "marker", "limit")
 )
+EVENTS, SUBSCRIPTIONS = (reverse(f"admin:jobs_{name}_changelist") for name in ("event", "subscription"))
 DASHBOARD = reverse("admin:jobs_dashboard")
 VERIFY = reverse("admin:jobs_verify")
 
@@ -21,7 +22,7 @@ VERIFY = reverse("admin:jobs_verify")
 RUN = "button[name=index]"
 
 
-def change(row: Job | Effect | Marker | Node) -> str:
+def change(row: Job | Effect | Event | Marker | Node | Subscription) -> str:
     return reverse(f"admin:jobs_{row._meta.model_name}_change", args=[row.pk])
 
 
@@ -37,6 +38,8 @@ EMPTY = {
     "nodes": NODES,
     "markers": MARKERS,
     "limits": LIMITS,
+    "events": EVENTS,
+    "subscriptions": SUBSCRIPTIONS,
     "verify": VERIFY,
 }
 
@@ -54,6 +57,10 @@ SHOWN: dict[str, Callable[[], str]] = {
     "markers": lambda: MARKERS,
     "marker": lambda: change(Marker.objects.order_by("pk")[0]),
     "limits": lambda: LIMITS,
+    "events": lambda: EVENTS,
+    "event": lambda: change(Event.objects.order_by("pk")[0]),
+    "subscriptions": lambda: SUBSCRIPTIONS,
+    "subscription": lambda: change(Subscription.objects.order_by("pk")[0]),
     "verify": lambda: VERIFY,
     "sign-up": lambda: "/",
     "customer": lambda: sign_up(Customer(name="Ada", email="ada@example.com")).get_absolute_url(),
@@ -66,6 +73,14 @@ def confirmation(page: Page) -> None:
     page.get_by_label("Action:").select_option(label="Retry")
     page.locator(RUN).click()
     page.get_by_role("group", name="Which jobs?").wait_for()
+
+
+def replay(page: Page) -> None:
+    page.goto(EVENTS)
+    page.locator("input[name=_selected_action]").first.check()
+    page.get_by_label("Action:").select_option(label="Replay")
+    page.locator(RUN).click()
+    page.get_by_label("To which service:").wait_for()
 
 
 def progress(page: Page) -> None:
@@ -84,4 +99,4 @@ def refused(page: Page) -> None:
 
 
 #: In the scene; behind a button.
-STEPS = {"confirmation": confirmation, "progress": progress, "sign-up, refused": refused}
+STEPS = {"confirmation": confirmation, "replay": replay, "progress": progress, "sign-up, refused": refused}

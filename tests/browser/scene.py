@@ -11,7 +11,20 @@ from django.utils import timezone
 
 from jobs.lifecycle import queues
 from jobs.maintenance.tally import HOUR, MINUTE, bucket, clock, floor
-from jobs.models import Action, Batch, Effect, Job, Limit, Marker, Node, Pause, Schedule, Tally
+from jobs.models import (
+    Action,
+    Batch,
+    Effect,
+    Event,
+    Job,
+    Limit,
+    Marker,
+    Node,
+    Pause,
+    Schedule,
+    Subscription,
+    Tally,
+)
 from jobs.models.fields import first_id
 from tests.rows import beats
 
@@ -56,6 +69,7 @@ class Scene:
             job=self.job.pk, at=self.now - seconds(140), what="run", by="ada", why="the mail server is back"
         )
         self.calls()
+        self.events()
         Limit.objects.create(name="@payments", concurrency=5, rate="100/m", by="ada")
         self.batch = Batch.objects.create(name="import 7", made_at=self.now - seconds(80))
         for state, ago in (*[("succeeded", 70)] * 7, ("failed", 60), ("running", 20), ("ready", 2)):
@@ -132,6 +146,20 @@ class Scene:
                 "name": name, "task": task, "timing": timing, "definition": "x", "defined_at": last, "last_tick": last,
                 "next_tick": self.now + seconds(due), "last_run": last, "last_job": job.pk, **more
             })  # fmt: skip
+
+    def events(self) -> None:
+        """Told by a job, published, and handled; what the handler told of in turn."""
+        given = {"service": "shop", "pattern": "shop.order.*", "queue": "celery", "since": self.now - seconds(90000)}
+        Subscription.objects.create(handler=SUMMARY, **given)
+        cause = Job.objects.filter(task=CHARGE).first()
+        for number, name in enumerate(("shop.order.paid", "shop.customer.summarized"), 41):
+            event = Event.objects.create(
+                uuid=self.key("event"), name=name, source="shop", data={"order_id": 1041}, order_key="1041",
+                headers={"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}, number=number,
+                at=self.now - seconds(40), relayed_at=self.now - seconds(39), sent_at=self.now - seconds(38),
+                job=cause.pk,
+            )  # fmt: skip
+            cause = self.put("succeeded", SUMMARY, 30, parent_id=event.uuid)
 
     def calls(self) -> None:
         charged = Job.objects.filter(task=CHARGE, state="failed").first()

@@ -18,7 +18,7 @@ from tests.browser.scene import Scene
 pytestmark = pytest.mark.django_db(transaction=True)
 
 DESK, PHONE = {"width": 1200, "height": 900}, {"width": 390, "height": 844}
-LOOK = ("view_job", "view_node", "view_effect", "view_marker", "view_limit")
+LOOK = ("view_job", "view_node", "view_effect", "view_marker", "view_limit", "view_event", "view_subscription")
 
 #: Whether the page, and not only a part of it, scrolls sideways; then what sticks out.
 WIDE = """() => {

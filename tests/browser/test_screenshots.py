@@ -8,7 +8,7 @@ import pytest
 from celery import current_app
 from django.urls import reverse
 
-from tests.browser.pages import DASHBOARD, EFFECTS, LIMITS, LIST, NODES, change
+from tests.browser.pages import DASHBOARD, EFFECTS, EVENTS, LIMITS, LIST, NODES, SHOWN, SUBSCRIPTIONS, change
 from tests.browser.scene import Scene
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -47,6 +47,9 @@ def test_pictures_of_all_pages(visit, directory, way, monkeypatch):
         "batch": reverse("admin:jobs_batch_change", args=[scene.batch.pk]),
         "limits": LIMITS,
         "effects": EFFECTS,
+        "events": EVENTS,
+        "event": SHOWN["event"](),
+        "subscriptions": SUBSCRIPTIONS,
     }
     page = visit("*", **WAYS[way])
     page.add_init_script("localStorage.setItem('django.admin.navSidebarIsOpen', 'false')")
