@@ -32,7 +32,7 @@ STUCK = ("jobs/maintenance/clock.py", "order.let_in_stuck(using)", "pass")
 @pytest.mark.parametrize("point", ["before_relay", "after_relay"])
 @guard(
     "jobs/events/relay.py",
-    "Event.objects.using(using).filter(pk__in=[event.pk for event in events]).update(relayed_at=Now())",
+    "Event.objects.using(using).filter(pk__in=[event.pk for event in events]).update(**values)",
     "pass",
     case="shared sqlite after_relay",
 )
@@ -231,7 +231,7 @@ def test_an_event_that_does_not_fit_its_handler(services):
         services.check(within=WORK, failed={"shop.loyalty.handlers.award_points": 1})
 
 
-@guard("jobs/events/post.py", "subscriptions.register(self._app, alias)", "pass", case="shared sqlite")
+@guard("jobs/events/post.py", "subscriptions.register(self._app, using)", "pass", case="shared sqlite")
 def test_a_handler_is_added_while_the_backlog_runs(services):
     """It gets all that is told after its deploy; the one that was there before misses nothing.
 
