@@ -13,7 +13,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.functional import cached_property
 from django.utils.html import format_html, format_html_join
 from django.utils.http import urlencode
-from django.utils.translation import gettext
+from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from jobs.admin import history
@@ -235,7 +235,7 @@ def _tree(event: Event, key: uuid.UUID, way: events.Way) -> list[Any]:
     """What an event, or a job, has led to, as Django's ``unordered_list`` takes it."""
     lines: list[Any] = []
     for job in way.jobs.get(key, ()):
-        says = gettext("%(number)s attempts") % {"number": job.lease}
+        says = ngettext("%(number)s attempt", "%(number)s attempts", job.lease) % {"number": job.lease}
         html = '<a href="{}">{} {}</a> {} {}'
         state = badge(f"job-{job.state}", State(job.state).label)
         lines.append(format_html(html, url_of("job_change", job.pk), job.task, str(job.pk)[-DIGITS:], state, says))

@@ -151,7 +151,7 @@ class Scene:
         """Told by a job, published, and handled; what the handler told of in turn."""
         given = {"service": "shop", "pattern": "shop.order.*", "queue": "celery", "since": self.now - seconds(90000)}
         Subscription.objects.create(handler=SUMMARY, **given)
-        cause = Job.objects.filter(task=CHARGE).first()
+        cause = Job.objects.filter(task=CHARGE, state="succeeded")[0]
         for number, name in enumerate(("shop.order.paid", "shop.customer.summarized"), 41):
             event = Event.objects.create(
                 uuid=self.key("event"), name=name, source="shop", data={"order_id": 1041}, order_key="1041",
