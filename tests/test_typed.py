@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -105,15 +106,34 @@ task(unique_until="never")  # error: No overload variant of "task" matches
 """
 
 
+def expected() -> dict[int, str]:
+    """What mypy says of each line of ``CHECKED`` that it says something of."""
+    lines = enumerate(CHECKED.splitlines(), 1)
+    return {number: line.rpartition("  # ")[2] for number, line in lines if "  # " in line}
+
+
 def test_mypy_knows_what_a_task_takes_and_returns(tmp_path):
     path = tmp_path / "checked.py"
     path.write_text(CHECKED)
     # With what `mypy jobs` has left in its cache, or leaves there.
     command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "setup.cfg")]
     done = subprocess.run([*command, str(path)], cwd=ROOT, capture_output=True, text=True)
-    said = dict(reversed(re.findall(r"checked\.py:(\d+): (.*)", done.stdout)))
-    lines = enumerate(CHECKED.splitlines(), 1)
-    expected = {str(number): line.rpartition("  # ")[2] for number, line in lines if "  # " in line}
-    assert said.keys() == expected.keys(), done.stdout
-    for number, text in expected.items():
+    said = {int(number): text for number, text in reversed(re.findall(r"checked\.py:(\d+): (.*)", done.stdout))}
+    assert said.keys() == expected().keys(), done.stdout
+    for number, text in expected().items():
         assert text in said[number], done.stdout
+
+
+def test_pyright_knows_the_same(tmp_path):
+    (tmp_path / "checked.py").write_text(CHECKED)
+    settings = {"include": ["checked.py"], "extraPaths": [str(ROOT)], "typeCheckingMode": "standard"}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
+    command = [sys.executable, "-m", "basedpyright", "--outputjson", "--pythonpath", sys.executable]
+    done = subprocess.run([*command, "-p", str(tmp_path)], capture_output=True, text=True)
+    found = json.loads(done.stdout)["generalDiagnostics"]
+    said = {each["range"]["start"]["line"] + 1: f"{each['severity']}: {each['message']}" for each in found}
+    assert said.keys() == expected().keys(), done.stdout
+    for number, text in expected().items():
+        # Its errors have words of their own, and its types no modules.
+        text = "error: " if text.startswith("error: ") else re.sub(r"^def |jobs\.typed\.", "", text)
+        assert said[number].startswith(text) or said[number].endswith(f'is "{text}"'), done.stdout
