@@ -426,6 +426,9 @@ def test_a_poison_message_is_kept_and_stops_nobody(handlers):
     assert rows.filter(name="?").exists()
     assert not rows.filter(relayed_at=None).exists()
     assert rows.filter(problem__contains="JSON").exists()
+    no_events = replay.select("default").filter(name="shop.odd")
+    made = replay.replay(current_app._get_current_object(), no_events, outbox.service(), again=True)
+    assert made["jobs"] == 0, "a replay finds no event in it either"
 
 
 def test_what_no_handler_understands_is_kept_and_says_why(handlers):

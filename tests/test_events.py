@@ -83,7 +83,14 @@ def test_what_does_not_fit_is_refused_where_it_is_told():
     assert not Event.objects.exists()
 
 
-@pytest.mark.parametrize("name", ["", "with space", "a..b", ".a", "a.*", 5])
+def test_a_handler_with_retries_is_tried_again_after_any_exception(monkeypatch):
+    assert told.note_all.autoretry_for == (Exception,)
+    assert told.note_all.max_retries == 3
+    with pytest.raises(TypeError, match="expires= has no meaning"):
+        handler("a.b", expires=5)
+
+
+@pytest.mark.parametrize("name", ["", "ä.b", "x" * 201, "with space", "a..b", ".a", "a.*", 5])
 def test_a_name_that_no_exchange_routes_is_refused(name):
     with pytest.raises(ValueError, match="words with dots"):
         event(name)

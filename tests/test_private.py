@@ -46,7 +46,7 @@ def test_nothing_else_is_used():
     """An attribute that begins with ``_``, of something that is neither ours nor the object itself."""
     listed = {name.replace(":", ".").rpartition(".")[2] for name, _, _ in ENTRIES}
     # Django documents the first three; the others are Python's.
-    listed |= {"_meta", "_state", "_default_manager", "_exit", "_asdict", "_replace", "_fields", "_getframe"}
+    listed |= {"_meta", "_state", "_default_manager", "_exit", "_asdict", "_make", "_replace", "_fields", "_getframe"}
     found = {}
     for file in ROOT.joinpath("jobs").rglob("*.py"):
         nodes = list(ast.walk(ast.parse(file.read_text())))

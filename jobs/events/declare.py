@@ -24,8 +24,11 @@ from jobs.lifecycle.run import current_job
 from jobs.task import Task
 
 #: A name is words with dots between them, as a topic exchange routes them; a pattern has wildcards.
-_NAME = re.compile(r"[\w-]+(\.[\w-]+)*")
-_PATTERN = re.compile(r"([\w-]+|\*|#)(\.([\w-]+|\*|#))*")
+_NAME = re.compile(r"(?=.{1,200}$)[\w-]+(\.[\w-]+)*", re.ASCII)
+_PATTERN = re.compile(r"(?=.{1,200}$)([\w-]+|\*|#)(\.([\w-]+|\*|#))*", re.ASCII)
+
+#: What a call may say, and an event makes no call.
+_OF_CALLS = ("countdown", "eta", "expires", "unique", "unique_until", "unique_for", "every")
 
 #: What this code declares, by name and version.
 types: dict[tuple[str, int], EventType] = {}
@@ -41,16 +44,17 @@ def event(
     Parameters:
         name: for all services: words with dots between them, ``"shop.order.paid"``.
         version: raise it when handlers of the version before could not read it any more.
-        order_key: template (``"{order_id}"``) or callable. Events of the same key are sent and handled in the order of
-            their commits; and of two transactions that emit one of the same key, the second waits for the end of the
-            first.
+        order_key: template (``"{order_id}"``) or callable. Events of this name and the same key are sent and handled in
+            the order of their commits; and of two transactions that emit one of the same key, the second waits for the
+            end of the first.
         using: the database; by default that of the jobs.
 
     Raises:
         TypeError, ValueError: a name, or an annotation, that cannot be kept.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ValueError(f"@event({name!r}): a name is words with dots between them, such as 'shop.order.paid'")
+        says = "a name is ASCII words with dots between them, such as 'shop.order.paid', of 200 characters at the most"
+        raise ValueError(f"@event({name!r}): {says}")
     if isinstance(version, bool) or not isinstance(version, int) or not 0 < version < 2**15:
         raise ValueError(f"@event({name!r}): version={version!r} must be a whole number above 0")
 
@@ -179,7 +183,8 @@ def handler(
         pattern: the event's name; ``*`` stands for one word of it, ``#`` for any number.
         version: the only version that it understands; None: all.
         ordered: events of one order key are handled one after the other, also while one is tried again.
-        retries: as Celery's ``max_retries``.
+        retries: how often it is tried again after any exception, with growing pauses. None: as ``JOBS["RETRY"]`` says,
+            or as Celery's own options do.
         keep_failed: how many of its failed jobs are kept, the newest, for somebody who tries them again; None: all of
             them, as long as ``JOBS["RETENTION_FAILED"]`` says.
 
@@ -188,8 +193,10 @@ def handler(
     """
     if not isinstance(pattern, str) or not _PATTERN.fullmatch(pattern):
         raise ValueError(f"@handler({pattern!r}): give an event's name, such as 'shop.order.paid' or 'shop.order.*'")
+    if odd := [name for name in _OF_CALLS if name in options]:
+        raise TypeError(f"@handler({pattern!r}): {odd[0]}= has no meaning here: each event makes one job, at once")
     if retries is not None:
-        options["max_retries"] = retries
+        options = {"autoretry_for": (Exception,), "retry_backoff": True, **options, "max_retries": retries}
     if keep_failed is not None and (type(keep_failed) is not int or keep_failed < 0):
         raise ValueError(f"@handler({pattern!r}): keep_failed={keep_failed!r} must be a whole number, or None")
     subscribes = Subscribes(pattern, version, ordered, keep_failed)

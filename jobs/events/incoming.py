@@ -127,6 +127,8 @@ def _no_event(delivery: Delivery, why: Exception) -> Event:
         # If it is delivered again it is the same one.
         uuid=uuid.uuid5(uuid.NAMESPACE_OID, key.encode(errors="replace").decode()),
         name=_clean(delivery.routing_key, NAME) or "?",
+        # No handler is for it, also in a replay.
+        version=0,
         source=_clean(str(delivery.properties.get("app_id") or "?"), NAME),
         data={"body": _clean(body, KEPT)},
         relayed_at=Now(),

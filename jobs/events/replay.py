@@ -90,7 +90,7 @@ def replay(
         raise ValueError(says % {"name": to, "hint": did_you_mean(to, services(using))})
     mark = (number or str(uuid7())) if again else None
     done = {"events": 0, "jobs": 0, "sent": 0}
-    events, place = events.filter(relayed_at__isnull=False), 0
+    events, place = events.filter(relayed_at__isnull=False, version__gt=0), 0
     while some := list(events.filter(pk__gt=place)[: relay.LIMIT]):
         place = some[-1].pk
         done["events"] += len(some)

@@ -430,7 +430,7 @@ def of_schedules(found: list[dict[str, Any]]) -> Iterator[Remark]:
         "paused": gettext("Its times pass without jobs until somebody resumes it."),
         "error": gettext("Its task, or what it is called with, is not what the code expects."),
         "overdue": gettext("No worker is alive that has this schedule in its code."),
-        "missed": gettext("No worker was there at that time. It is said until a job is made in time again."),
+        "missed": gettext("No worker was there at that time. This stays until a job is made on time."),
     }
     for each in found:
         status = each["status"]
