@@ -234,6 +234,14 @@ def locks(examples: Examples) -> None:
     assert Import.objects.get().source == "moved"
 
 
+@reads("docs/howto/migrate-from-procrastinate.md")
+def migrate_from_procrastinate(examples: Examples) -> None:
+    examples.run().sign_up(1)
+    ran = run_jobs(until=timezone.now() + timedelta(minutes=2))
+    names = [job.task.removeprefix("accounts.tasks.") for job in ran]
+    assert sorted(names) == ["summarize", *3 * ["sync"], *2 * ["welcome"]]
+
+
 @reads("docs/howto/monitor.md")
 def monitor(examples: Examples) -> None:
     examples.run()
