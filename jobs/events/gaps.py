@@ -61,7 +61,8 @@ class Gaps:
                 key = (source, data["name"])
                 self._told[key] = max(int(data["number"]), self._told.get(key, 0))
         except (KeyError, TypeError, ValueError, AttributeError):
-            logger.warning("%s from %s is not understood", message.name, message.source, exc_info=True)
+            extra = {"action": "events_talk_refused"}
+            logger.warning("%s from %s is not understood", message.name, message.source, exc_info=True, extra=extra)
 
     def look(self) -> None:
         """See to what is missing."""

@@ -36,7 +36,7 @@ from jobs.lifecycle import order, transitions
 from jobs.lifecycle.board import board
 from jobs.lifecycle.claims import Claimer
 from jobs.maintenance import schedules
-from jobs.models import WAITING, Job, Node, Pause, Schedule, State
+from jobs.models import UNRELAYED, WAITING, Event, Job, Node, Pause, Schedule, State
 from jobs.worker.runner import Runner
 
 #: So many runs without a ``limit`` mean that it never ends.
@@ -137,8 +137,6 @@ class _Process:
         self.aliases = aliases
         self.app: Any = current_app._get_current_object()
         self.runner = Runner(self.app, "tests")
-        for alias in aliases:
-            subscriptions.register(self.app, alias)
         #: The time at which the jobs run, once it has been moved.
         self.at: datetime.datetime | None = None
         #: The entries of the schedule that take part.
@@ -212,7 +210,7 @@ class _Process:
             ready = Job.objects.using(alias).filter(_OF_OPEN_QUEUES, state=State.READY)
             first = ready.order_by("rank", "run_at", "pk").only("task", "queue").first()
             if first is None:
-                if relay.hand_on(self.app, alias) or order.let_in_stuck(alias):
+                if self._hand_on(alias) or order.let_in_stuck(alias):
                     return self._claim()
                 continue
             if first.task not in self.app.tasks:
@@ -224,6 +222,14 @@ class _Process:
             for job in Claimer().claim(alias, first.queue, board.node, 1):
                 return job
         return None
+
+    def _hand_on(self, alias: str) -> bool:
+        """Give the events that were told of to the handlers, of which all have to be known."""
+        if not Event.objects.using(alias).filter(UNRELAYED).exists():
+            return False
+        import_tasks(self.app)
+        subscriptions.register(self.app, alias)
+        return bool(relay.hand_on(self.app, alias))
 
     def _times(self) -> dict[tuple[str, uuid.UUID], tuple[Any, Any]]:
         """Once time has been moved: when each job that waits begins and expires."""
