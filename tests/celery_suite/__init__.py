@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-import tarfile
 import tempfile
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +18,8 @@ from uuid import uuid4
 
 import celery
 
-from tests.servers import Missing, Postgres, Redis, die_with_parent
+from tests.sdist import sdist, unpack
+from tests.servers import Postgres, Redis, die_with_parent
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -42,19 +42,8 @@ def differences() -> dict[str, dict[str, str]]:
 
 
 def source() -> Path:
-    """The source distribution of the Celery that is installed, downloaded once.
-
-    Raises:
-        Missing: there is no network, and it was not downloaded before.
-    """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "django-transactional-jobs"
-    release = f"celery=={celery.__version__}"
-    if not (found := list(cache.glob(f"celery-{celery.__version__}.tar.gz"))):
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        done = subprocess.run([*command, "--no-binary", "celery", "-d", cache, release], capture_output=True, text=True)
-        if not (found := list(cache.glob(f"celery-{celery.__version__}.tar.gz"))):
-            raise Missing(f"the source distribution of {release}: {done.stderr[-500:]}")
-    return found[0]
+    """The source distribution of the Celery that is installed; raises as ``sdist``."""
+    return sdist("celery", celery.__version__)
 
 
 def run(postgres: Postgres | None, *tests: str) -> dict[str, dict[str, str]]:
@@ -68,12 +57,9 @@ def run(postgres: Postgres | None, *tests: str) -> dict[str, dict[str, str]]:
     """
     tests = tests or TESTS
     with tempfile.TemporaryDirectory(prefix="jobs-celery-suite-") as folder:
-        with tarfile.open(source()) as archive:
-            top = f"celery-{celery.__version__}/"
-            wanted = [each for each in archive if each.name.startswith((f"{top}t/", f"{top}pyproject.toml"))]
-            archive.extractall(folder, wanted, filter="data")
+        top = unpack(Path(folder), "celery", celery.__version__, "t/", "pyproject.toml")
         with ThreadPoolExecutor(HANDS) as hands:
-            parts = hands.map(lambda hand: _run(hand, Path(folder) / top, postgres, tests), range(HANDS))
+            parts = hands.map(lambda hand: _run(hand, top, postgres, tests), range(HANDS))
         return {line["test"]: line for part in parts for line in part}
 
 

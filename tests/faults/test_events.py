@@ -12,7 +12,7 @@ from jobs.events.amqp import queue_of
 from jobs.models import Event
 from shop.events import order_paid
 from tests.faults.guards import guard
-from tests.faults.handlers import VARIABLE, other
+from tests.faults.handlers import HANDLERS, other
 from tests.faults.ledger import LEAST, LOST_CHILD, LOST_WORKER, WORK
 from tests.faults.manner import again
 from tests.servers import wait_for
@@ -205,7 +205,7 @@ def test_poison_among_good_events(services):
 
     Guard: ``max_crashes`` (``lifecycle._wait``).
     """
-    with services.shop(), services.loyalty(**{VARIABLE: "poison"}) as worker:
+    with services.shop(), services.loyalty(**{HANDLERS: "poison"}) as worker:
         services.subscribed(worker, 3)
         services.tell(150)
         order_paid(services.customers[0], services.customers[0], 0)
@@ -241,7 +241,7 @@ def test_a_handler_is_added_while_the_backlog_runs(services):
     services.tell(600)
     with services.shop(), services.loyalty() as old:
         services.wait_awards(50)
-        with services.loyalty(**{VARIABLE: "late"}) as new:
+        with services.loyalty(**{HANDLERS: "late"}) as new:
             services.subscribed(new, 3)
             assert old.stop() == 0
             missed = {key: len(numbers) for key, numbers in services.told.items()}
