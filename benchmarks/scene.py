@@ -80,7 +80,14 @@ class Scene:
     @contextmanager
     def workers(self, number: int = 2) -> Iterator[list[int]]:
         """The peer's workers, with so many processes for bodies; their ids. Killed in the end."""
-        started = [subprocess.Popen(die_with_parent(*each), stdout=2) for each in self.peer.workers(number)]
+        with self.running(self.peer.workers(number)) as pids:
+            yield pids
+
+    @contextmanager
+    def running(self, commands: Sequence[Sequence[str]], **environment: str) -> Iterator[list[int]]:
+        """These processes; their ids. Killed in the end."""
+        env = {**os.environ, **environment}
+        started = [subprocess.Popen(die_with_parent(*each), stdout=2, env=env) for each in commands]
         try:
             yield [process.pid for process in started]
         finally:

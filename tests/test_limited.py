@@ -103,6 +103,17 @@ def test_each_key_has_its_own_places():
     assert [job.args for job in claim()] == [["b", "2"]]
 
 
+def test_a_better_row_that_comes_late_is_claimed_before_the_claims_end(monkeypatch):
+    """Guard: a claim that finds nothing from its last start on looks from the beginning (PostgreSQL)."""
+    monkeypatch.setattr(limited, "LOOK", 1000.0)
+    claimer = LimitedClaimer()
+    for customer in "abc":
+        tasks.one_of_a_customer.apply_async((customer, "1"), priority=5)
+    assert take(1, claimer) == ["a"]
+    tasks.one_of_a_customer.delay("z", "1")
+    assert sorted(take(9, claimer)) == ["b", "c", "z"]
+
+
 def test_they_keep_their_turn():
     for key, priority in (("first", 5), ("late", 5), ("urgent", 0)):
         tasks.one_of_a_customer.apply_async(("a", key), priority=priority)

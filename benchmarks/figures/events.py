@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import time
+from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Any
 
@@ -10,10 +12,13 @@ from benchmarks import completions, processes
 from benchmarks.figures.enqueue import BLOCK, unit
 from benchmarks.figures.figure import Column, Figure
 from benchmarks.goals import Goal
-from benchmarks.scene import Scene, quantile
+from benchmarks.scene import START, Scene, quantile
 
 #: How many are told of in a transaction before the workers start.
 PART = 1_000
+
+#: Messages, at the most, that a worker sends to other services before the first event.
+GREETINGS = 10
 
 
 class Events(Figure):
@@ -22,7 +27,9 @@ class Events(Figure):
     about = (
         "What an event adds to the transaction that tells of it, beside a job's call: blocks without any, with a "
         "call, with an event, and with one that has an order key, in turn. Then *idem* is drained as above, of jobs "
-        "that were called, and of as many events, which are handed on to one handler meanwhile."
+        "that were called, and of as many events, which are handed on to one handler meanwhile. Two services do it in "
+        "turn, as if each had its own machine: one hands its events on to RabbitMQ, then the other one receives and "
+        "handles them."
     )
     columns = (
         Column(key="call_p50_ms", title="a call, added p50 ms", digits=3, better="less"),
@@ -35,6 +42,8 @@ class Events(Figure):
         Column(key="events_per_s", title="events/s", better="more"),
         Column(key="jobs_us", title="CPU µs/job"),
         Column(key="events_us", title="CPU µs/event"),
+        Column(key="told_per_s", title="to RabbitMQ/s", better="more"),
+        Column(key="handled_per_s", title="from RabbitMQ/s", better="more"),
     )
     goals = (
         Goal(
@@ -54,13 +63,14 @@ class Events(Figure):
             says="events handled, beside the same jobs called directly",
         ),
     )
-    peers = ("jobs",)
+    peers = ("jobs", "jobs-services")
     more_peers = ("jobs-rabbitmq", "jobs-alone")
     quick_peers = ("jobs",)
     parts = (
         {"part": "emit", "number": 2_000},
         {"part": "jobs", "number": 6_000, "seconds": 10},
         {"part": "events", "number": 6_000, "seconds": 10},
+        {"part": "services", "number": 6_000, "seconds": 20},
     )
     quick_parts = (
         {"part": "emit", "number": 600},
@@ -68,16 +78,21 @@ class Events(Figure):
         {"part": "events", "number": 2_000, "seconds": 4},
     )
 
+    def takes(self, peer: str, options: Mapping[str, Any]) -> bool:
+        return (peer == "jobs-services") == (options["part"] == "services")
+
     def measure(
         self, scene: Scene, part: str = "", number: int = 0, seconds: float = 0, **options: Any
     ) -> dict[str, float | None]:
         scene.empty()
         if part == "emit":
             return _added(scene, number)
+        if part == "services":
+            return _services(scene, number, seconds)
         if part == "jobs":
             scene.fill("idem", number)
         else:
-            _tell(scene, number)
+            _tell(scene, scene.users(number))
         with scene.workers() as pids:
             if not scene.wait(1, 1):
                 raise RuntimeError("nothing ran")
@@ -118,14 +133,56 @@ def _added(scene: Scene, number: int) -> dict[str, float | None]:
     return added
 
 
-def _tell(scene: Scene, number: int) -> None:
+def _tell(scene: Scene, keys: list[int]) -> None:
     from django.db import transaction
 
     from benchmarks.project.events import user_came
 
-    keys = scene.users(number)
-    for first in range(0, number, PART):
+    for first in range(0, len(keys), PART):
         with transaction.atomic():
             for pk in keys[first : first + PART]:
                 user_came(pk)
     scene.settle()
+
+
+def _services(scene: Scene, number: int, seconds: float) -> dict[str, float | None]:
+    """Another service, with a copy of this database, hears of what is told here."""
+    from django.db import connection
+
+    from benchmarks.project.celery import app
+
+    keys = scene.users(number)
+    here = connection.settings_dict["NAME"]
+    connection.close()
+    with connection._nodb_cursor() as cursor:
+        cursor.execute(f'DROP DATABASE IF EXISTS "{here}-there"')
+        cursor.execute(f'CREATE DATABASE "{here}-there" TEMPLATE "{here}"')
+    there = {"BENCH_SERVICE": "there", "BENCH_DATABASE_URL": f"{os.environ['BENCH_DATABASE_URL']}-there"}
+    with scene.workers(1), scene.running(scene.peer.workers(2), **there):
+        # What it hears of is what is told after its start.
+        deadline = time.monotonic() + START
+        while not completions.count() and time.monotonic() < deadline:
+            _tell(scene, keys[:1])
+            time.sleep(1)
+    _tell(scene, keys)
+    with app.connection_for_read() as broker:
+
+        def count() -> int:
+            return int(broker.default_channel.queue_declare("events.there", passive=True).message_count)
+
+        # Greetings are no events.
+        known = found = count() + GREETINGS
+        times = list[tuple[float, int]]()
+        # The first worker was killed, and has to be found dead before another one sends.
+        deadline = time.monotonic() + START + seconds
+        with scene.workers(1):
+            while found < known - GREETINGS + number and time.monotonic() < deadline:
+                found = count()
+                if found > known:
+                    times.append((time.monotonic(), found))
+                time.sleep(0.02)
+    completions.path().unlink()
+    with scene.running(scene.peer.workers(2), **there):
+        scene.wait(number, seconds)
+    (began, first), (ended, last) = times[0], times[-1]
+    return {"told_per_s": (last - first) / (ended - began), "handled_per_s": completions.rate(completions.read())}

@@ -109,10 +109,7 @@ class Size(Figure):
 
 
 def _fill(scene: Scene, rows: int) -> None:
-    try:
-        from jobs.operations.actions import queues
-    except ImportError:
-        from jobs.lifecycle import queues
+    from jobs.lifecycle import queues
 
     if WAITING in queues.paused():
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,11 +16,17 @@ class Jobs(Peer):
     is_transactional: ClassVar[bool] = True
     packages: ClassVar[tuple[str, ...]] = ("celery", "kombu", "psycopg")
 
+    #: Its events go over the broker.
+    is_service: bool = False
+
     def settings(self) -> dict[str, Any]:
         from jobs.conf import celery_settings
 
         url = broker_url(self.broker) if self.broker else "jobs://"
-        return {"INSTALLED_APPS": ["jobs"], **celery_settings(url, prefix="CELERY_")}
+        found = {"INSTALLED_APPS": ["jobs"], **celery_settings(url, prefix="CELERY_")}
+        if self.is_service:
+            found["JOBS"] = {"SERVICE": os.environ.get("BENCH_SERVICE", "here"), "EVENT_BROKER": url}
+        return found
 
     def app_options(self) -> dict[str, Any]:
         return {"task_cls": "jobs.task:Task"}
@@ -58,6 +65,7 @@ class Jobs(Peer):
 PEERS = (
     Jobs(name="jobs", broker="redis"),
     Jobs(name="jobs-rabbitmq", broker="rabbitmq"),
+    Jobs(name="jobs-services", broker="rabbitmq", is_service=True, about="two services, each with its own database"),
     Jobs(name="jobs-alone", about="without a broker"),
     Jobs(name="jobs-full", broker="redis", about="a table full of finished jobs, and of others that wait"),
     Jobs(name="jobs-sqlite", database="sqlite", about="without a broker", drained=5_000),

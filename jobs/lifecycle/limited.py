@@ -61,7 +61,7 @@ WITH found AS MATERIALIZED (
             SELECT id, limit_key, rank, run_at, array_position({tasks}::text[], task::text) AS own,
                 {places}::int[] AS places, {bursts}::int[] AS bursts, {pauses}::float8[] AS pauses
             FROM jobs_job
-            WHERE state = 'ready' AND held IS NULL AND queue = {queue}
+            WHERE state = 'ready' AND held IS NULL AND queue = {queue} {start}
               AND (expires_at IS NULL OR expires_at > statement_timestamp())
               AND EXISTS (SELECT 1 FROM jobs_node WHERE id = %(node)s AND dead_at IS NULL)
               AND NOT EXISTS (SELECT 1 FROM jobs_pause WHERE queue = {queue})
@@ -102,6 +102,9 @@ FROM {source}, (SELECT set_config('synchronous_commit', 'off', true)) AS unsynce
 WHERE jobs_job.id = {source}.id {passed}
 RETURNING {columns}
 """
+
+#: From the row on that was the first at the last look: the index entries of those before it may still be there.
+_START = "AND (rank, run_at, id) >= (%(rank)s::smallint, %(run_at)s::timestamptz, %(id)s::uuid)"
 
 #: From when on the next start is counted, as :func:`next_at`.
 _NEXT = """CASE WHEN last_at > {now} + 1 THEN {now}
@@ -208,6 +211,8 @@ class LimitedClaimer(claims.Claimer):
         self._plain_until: dict[tuple[str, str], float] = {}
         #: For each database and queue: when it looks after what is held.
         self._tidy_at: dict[tuple[str, str], float] = {}
+        #: For each database and queue: the place of the row that was the first when it looked last.
+        self._start: dict[tuple[str, str], tuple[Any, ...]] = {}
         #: For each database and queue: when a rate lets the next job start, on the monotonic clock.
         self._opens_at: dict[tuple[str, str], float] = {}
 
@@ -249,12 +254,16 @@ class LimitedClaimer(claims.Claimer):
         left = self._left.pop(using, None)
         if left and (board.holds or self._holds):
             for gate in Gate.objects.using(using).filter(pk__in=left, look_at__isnull=False):
-                _let_in(using, gate, known)
+                if _let_in(using, gate, known):
+                    self._start.clear()
         rows = []
         take = _take if connections[using].vendor == "postgresql" else _take_anywhere
         for _ in range(TRIES):
             try:
-                rows = take(using, queue, node, size, token, known)
+                start = self._start.get(spot, ())
+                rows = take(using, queue, node, size, token, known, start)
+                if start and not rows:
+                    rows = take(using, queue, node, size, token, known)
             except Error as exc:
                 is_behind = isinstance(exc, IntegrityError) or databases.sqlstate(exc) == claims.DIVISION_BY_ZERO
                 if not is_behind and not databases.is_conflict(exc):
@@ -285,6 +294,7 @@ class LimitedClaimer(claims.Claimer):
         self._holds = closed.exists()
         ready = Job.objects.using(using).filter(CLAIMABLE, queue=queue).order_by("rank", "run_at", "id")
         head = list(_rows(ready)[:WINDOW])
+        self._start[spot] = claims.PLACE(head[0]) if head else ()
         if queue not in known.queues and not any(row.limit_key or row.task in known.tasks for row in head):
             self._plain_until[spot] = time.monotonic() + LOOK
             return bool(done)
@@ -299,16 +309,22 @@ class LimitedClaimer(claims.Claimer):
         return bool(done)
 
 
-def _take(using: str, queue: str, node: uuid.UUID, size: int, token: int, known: Limits) -> list[Job]:
+def _take(
+    using: str, queue: str, node: uuid.UUID, size: int, token: int, known: Limits, start: tuple[Any, ...] = ()
+) -> list[Job]:
     """PostgreSQL: all in one statement, so that nothing is held while this process does something else."""
     session, own = session_of(using), known.queues.get(queue, Limit())
     values = {"node": node, "token": token, "backend": session.backend}
+    values |= dict(zip(("rank", "run_at", "id"), start, strict=False))
     limit = min(size, own.burst) if own.pause else size
-    return claims.jobs_of(session.fetch(_statement(queue, limit, own, tuple(known.tasks.items())), values), using)
+    sql = _statement(queue, limit, own, tuple(known.tasks.items()), bool(start))
+    return claims.jobs_of(session.fetch(sql, values), using)
 
 
 @lru_cache(maxsize=1000)
-def _statement(queue: str, limit: int, own: Limit, of_tasks: tuple[tuple[str, Limit], ...]) -> str:
+def _statement(
+    queue: str, limit: int, own: Limit, of_tasks: tuple[tuple[str, Limit], ...], is_started: bool = False
+) -> str:
     """What the limits are stands in it as well: they change seldom, and the planner sees them."""
 
     def literal(text: str) -> str:
@@ -330,6 +346,7 @@ def _statement(queue: str, limit: int, own: Limit, of_tasks: tuple[tuple[str, Li
     words["next"] = _NEXT.format(now=_NOW, burst="head.burst", pause="head.pause")
     return _CLAIM.format(
         queue=words["queue"],
+        start=_START if is_started else "",
         tasks=f"ARRAY[{', '.join(literal(name) for name, _ in of_tasks)}]",
         places=f"ARRAY[{', '.join(str(each.places or 'NULL') for _, each in of_tasks)}]",
         bursts=f"ARRAY[{', '.join(str(each.burst) for _, each in of_tasks)}]",
@@ -345,7 +362,9 @@ def _statement(queue: str, limit: int, own: Limit, of_tasks: tuple[tuple[str, Li
     )
 
 
-def _take_anywhere(using: str, queue: str, node: uuid.UUID, size: int, token: int, known: Limits) -> list[Job]:
+def _take_anywhere(
+    using: str, queue: str, node: uuid.UUID, size: int, token: int, known: Limits, start: tuple[Any, ...] = ()
+) -> list[Job]:
     """As SQL that every database knows, in one transaction."""
     jobs = Job.objects.using(using)
     ready = jobs.filter(
