@@ -144,7 +144,7 @@ def test_status_says_what_is_overdue_and_what_no_worker_knows():
     assert "shop.mail: 2 jobs wait for a worker that knows this task" in text
     assert "no worker has made" not in text, "it may take a moment"
     make("scheduled", age=300)
-    assert "2 jobs are due, the oldest since 5.0 min, and no worker has made them ready" in run("status")
+    assert "2 jobs are due, the oldest for 5.0 min, and no worker has made them ready" in run("status")
     assert json.loads(run("status", "--json"))["unknown_tasks"] == {"shop.mail": 2}
 
 

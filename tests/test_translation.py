@@ -354,7 +354,7 @@ def test_the_dashboard(in_german, german):
     tally(2 * MINUTE, 5, state="failed", error="ValueError")
     Instance.objects.update_or_create(pk=1, defaults={"mark": "another"})
     for by in ("state", "task", "queue"):
-        words = ("Probleme: ", "10,0 h", "seine Queue bedient", "ist angehalten", "Beendete Jobs, letzte")
+        words = ("Probleme: ", "10 h", "seine Queue bedient", "ist angehalten", "Beendete Jobs, letzte")
         look(german, in_german, admin("dashboard"), *words, by=by, span="day" if by == "task" else "hour")
 
 

@@ -379,7 +379,7 @@ def test_a_row_that_comes_back_under_another_lease_is_not_the_same(worker, short
 
 def test_a_node_that_is_dead_at_home_is_dead_everywhere(second, worker):
     """In the end: that database was away when the node was buried."""
-    buried, forgotten, alive = make_node(dead_at=ago(LONG)), make_node(dead_at=ago(LONG)), make_node()
+    buried, forgotten, alive = make_node(dead_at=ago(LONG)), make_node(dead_at=ago(LONG)), beats(make_node())
     late = make_node(dead_at=timezone.now())
     for node, dead_at in ((buried, timezone.now()), (forgotten, None), (alive, None), (late, None)):
         Node.objects.using(second).create(pk=node.pk, hostname="web1", pid=1, dead_at=dead_at)

@@ -163,7 +163,7 @@ def test_an_open_body_on_sqlite_keeps_idle_processes_from_claiming(tmp_path):
         # Not the page: to log in is to write.
         wait_for(lambda: codes(waiting.id)[0] == "write_lock", 20, "it says so")
         reason = ask(waiting.id)["reasons"][0]
-        assert reason["says"].startswith(f"The job {holder.id} (tests.tasks.gated) runs since ")
+        assert reason["says"].startswith(f"The job {holder.id} (tests.tasks.gated) has been running for ")
         assert "atomic=False" in reason["cure"]
         gate.touch()
         wait_ended(waiting.id)

@@ -267,8 +267,8 @@ def _limited(found: list[dict[str, Any]]) -> Iterator[Remark]:
 def _overdue(due: dict[str, Any]) -> Iterator[Remark]:
     if due["lag_seconds"] > census.late_after():
         says = ngettext(
-            "%(number)s job is due since %(time)s, and no worker has made it ready",
-            "%(number)s jobs are due, the oldest since %(time)s, and no worker has made them ready",
+            "%(number)s job has been due for %(time)s, and no worker has made it ready",
+            "%(number)s jobs are due, the oldest for %(time)s, and no worker has made them ready",
             due["count"],
         ) % {"number": due["count"], "time": duration(due["lag_seconds"])}
         means = gettext("Every worker does this, every second: none is alive, or the database is very slow.")
@@ -423,7 +423,7 @@ def of_schedules(found: list[dict[str, Any]]) -> Iterator[Remark]:
     texts = {
         "paused": gettext("the schedule %(name)s is paused%(by)s"),
         "error": gettext("the schedule %(name)s: the job of its last tick could not be made: %(error)s"),
-        "overdue": gettext("the schedule %(name)s is due since %(time)s, and no worker has made its job"),
+        "overdue": gettext("the schedule %(name)s has been due for %(time)s, and no worker has made its job"),
         "missed": gettext("the schedule %(name)s missed its time %(time)s ago (%(missed)s missed so far)"),
     }
     meanings = {

@@ -8,5 +8,9 @@ def duration(seconds: float | None) -> str:
         return "-"
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
-            return f"{number_format(seconds / size, 1)} {unit}"
-    return f"{number_format(seconds, 1)} s"
+            return f"{_short(seconds / size)} {unit}"
+    return f"{_short(seconds)} s"
+
+
+def _short(value: float) -> str:
+    return str(number_format(value, 1 if value < 10 else 0))

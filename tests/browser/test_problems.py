@@ -216,7 +216,7 @@ OLD = [
     Situation(overdue, "1 job is overdue", "no worker has made it ready", (SHOW, "effect")),
     Situation(unknown_task, "1 job of an unknown task", "waits for a worker that knows", (SHOW, "charge")),
     Situation(schedule_error, "1 schedule makes no job", "TypeError: no argument", ("Show it", "TypeError")),
-    Situation(schedule_overdue, "1 schedule is overdue", "the schedule report is due since", ("Show it", "overdue")),
+    Situation(schedule_overdue, "1 schedule is overdue", "schedule report has been due for", ("Show it", "overdue")),
     Situation(failing, "1 task fails every time", "20 of 120 this hour, mostly with KeyError", (SHOW, "charge"), RETRY),
     Situation(failed, "20 failed this hour", "20 of 121 failed this hour, mostly with KeyError", (SHOW, "charge"),
               RETRY),

@@ -97,9 +97,11 @@ def dead_worker(view: View) -> Iterator[Reason]:
         yield Reason("node_dead", says, cure, node=view.job.node_id, others=others)
         return
     if worker.dead_at is not None:
-        says = gettext("The worker that ran it, %(worker)s, is dead since %(ago)s.")
+        says = gettext("The worker that ran it, %(worker)s, has been dead for %(ago)s.")
     else:
-        says = gettext("The worker that ran it, %(worker)s, is silent since %(silence)s, and dead after %(dead)s.")
+        says = gettext(
+            "The worker that ran it, %(worker)s, has been silent for %(silence)s, and is dead after %(dead)s."
+        )
     words = {"ago": view.ago(worker.dead_at), "dead": duration(conf().DEAD_AFTER)}
     words["silence"] = duration(worker.silence) if math.isfinite(worker.silence) else "?"
     evidence = {"node": worker.pk, "worker": str(worker), "silent_seconds": worker.silence, "others": others}
@@ -119,7 +121,7 @@ def asked_to_end(view: View) -> Iterator[Reason]:
 def blocked(view: View) -> Iterator[Reason]:
     if (backend := view.job.backend) is not None:
         says = gettext(
-            "It waits for a lock of the database process %(pid)s (%(state)s, its transaction open since %(since)s)."
+            "It waits for a lock of the database process %(pid)s (%(state)s, its transaction open for %(since)s)."
         )
         yield from waiting.held_up(view, "database_lock", says, _BLOCKING, backend, backend=backend)
 
@@ -136,7 +138,7 @@ def runs(view: View) -> Iterator[Reason]:
     worker, job = view.own_worker, view.job
     if worker is not None and worker.is_alive:
         says = gettext(
-            "It runs since %(since)s on %(worker)s, whose last beat was %(silence)s ago (attempt %(lease)s)."
+            "It has been running for %(since)s on %(worker)s, whose last beat was %(silence)s ago (attempt %(lease)s)."
         )
         cure = gettext("To end it: manage.py jobs cancel %(id)s. If it hangs: manage.py jobs kill %(id)s")
         words = {"since": view.ago(job.started_at), "silence": duration(worker.silence), "lease": job.lease}

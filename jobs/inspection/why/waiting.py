@@ -97,7 +97,7 @@ def _behind(view: View) -> Reason:
 
 def paused(view: View) -> Iterator[Reason]:
     if (pause := view.pause) is not None:
-        says = gettext("The queue %(queue)s is paused since %(ago)s%(by)s%(why)s.")
+        says = gettext("The queue %(queue)s has been paused for %(ago)s%(by)s%(why)s.")
         cure, by = f"manage.py jobs resume {pause.queue}", gettext(", by %s") % pause.by if pause.by else ""
         words = {"ago": view.ago(pause.at), "by": by, "why": f": {pause.reason}" if pause.reason else ""}
         yield Reason("queue_paused", says, cure, words, queue=pause.queue, at=pause.at, by=pause.by)
@@ -223,7 +223,7 @@ def due(view: View) -> Iterator[Reason]:
         return
     yield from locked(view)
     says = gettext(
-        "Its row is locked by the database process %(pid)s (%(state)s, its transaction open since %(since)s): no "
+        "Its row is locked by the database process %(pid)s (%(state)s, its transaction open for %(since)s): no "
         "worker can claim it."
     )
     yield from held_up(view, "row_locked", says, _LOCKING, view.job.pk)
@@ -243,8 +243,8 @@ def _write_lock(view: View) -> Iterator[Reason]:
     for job in running.order_by("started_at", "rank", "run_at", "pk")[:SHOWN]:
         if getattr(view.task_of(job), "atomic", False) and (seconds := view.since(job.started_at)) > LONG:
             says = gettext(
-                "The job %(job)s (%(task)s) runs since %(since)s in a transaction. On SQLite that holds the one write "
-                "lock: no worker can take another job until it ends."
+                "The job %(job)s (%(task)s) has been running for %(since)s in a transaction. On SQLite that holds the "
+                "one write lock: no worker can take another job until it ends."
             )
             cure = gettext(
                 "Keep bodies short on SQLite, and declare those that sleep or wait for the network with atomic=False. "
@@ -270,9 +270,9 @@ def _in_line(view: View) -> Iterator[Reason]:
     evidence = {"due_seconds": since, "running": running, "processes": processes}
     is_late, cure = since > late_after(), ""
     if job.state == State.SCHEDULED:
-        code, says = "due", gettext("It is due since %(ago)s, and a worker makes it ready in a moment.")
+        code, says = "due", gettext("It has been due for %(ago)s, and a worker makes it ready in a moment.")
         if is_late:
-            code, says = "overdue", gettext("It is due since %(ago)s, and no worker has made it ready.")
+            code, says = "overdue", gettext("It has been due for %(ago)s, and no worker has made it ready.")
             cure = gettext("Every worker does that: look at their logs.")
         yield Reason(code, says, cure, words, **evidence)
         return
@@ -284,28 +284,28 @@ def _in_line(view: View) -> Iterator[Reason]:
         words["ahead"] = at_least(ahead, ahead == MOST)
         code = "in_line"
         says = ngettext(
-            "It is ready since %(ago)s and waits for its turn: %(ahead)s ready job of its queue comes before it. Its "
-            "workers have %(processes)s processes; running: %(running)s.",
-            "It is ready since %(ago)s and waits for its turn: %(ahead)s ready jobs of its queue come before it. Its "
-            "workers have %(processes)s processes; running: %(running)s.",
+            "It has been ready for %(ago)s and waits for its turn: %(ahead)s ready job of its queue comes before it. "
+            "Its workers have %(processes)s processes; running: %(running)s.",
+            "It has been ready for %(ago)s and waits for its turn: %(ahead)s ready jobs of its queue come before it. "
+            "Its workers have %(processes)s processes; running: %(running)s.",
             ahead,
         )
     elif 0 < processes <= running:
         code = "busy_workers"
         says = gettext(
-            "It is ready since %(ago)s and the next of its queue, and its workers are busy: they have %(processes)s "
-            "processes; running: %(running)s."
+            "It has been ready for %(ago)s, is the next of its queue, and its workers are busy: they have "
+            "%(processes)s processes; running: %(running)s."
         )
     elif is_late:
         code = "not_taken"
-        says = gettext("It is ready since %(ago)s and the next of its queue, and no worker takes it.")
+        says = gettext("It has been ready for %(ago)s, is the next of its queue, and no worker takes it.")
         cure = gettext("Look at the workers' logs: manage.py jobs doctor")
     else:
-        code, says = "next", gettext("It is ready since %(ago)s, and a worker takes it in a moment.")
+        code, says = "next", gettext("It has been ready for %(ago)s, and a worker takes it in a moment.")
     yield Reason(code, says, cure, words, **evidence)
     if is_late:
         says = gettext(
-            "The database process %(pid)s (%(state)s) keeps a transaction open since %(since)s: each claim steps over "
+            "The database process %(pid)s (%(state)s) keeps a transaction open for %(since)s: each claim steps over "
             "all jobs that were ready since then."
         )
         yield from held_up(view, "old_transaction", says, _OLDEST, OLD)
