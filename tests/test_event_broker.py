@@ -123,6 +123,33 @@ def assert_handled(alias: str, names: list[str], count: int, timeout: float = 60
 # Two services
 
 
+def test_services_with_celery_amqp_events_are_on_either_side(broker, loyalty, settings):
+    """Declared as that package does it: a queue of each handler, bound to its exchange."""
+    settings.JOBS = {**settings.JOBS, "EVENT_CELERY_EXCHANGE": "events"}
+    with amqp.Connection(f"127.0.0.1:{broker.port}") as connection:
+        channel = connection.channel()
+        channel.exchange_declare("events", "topic", durable=True, auto_delete=False)
+        queue = channel.queue_declare("billing.test.thing.moved", exclusive=True).queue
+        channel.queue_bind(queue, "events", "test.thing.moved")
+        with running(broker, "default"), running(broker, loyalty):
+            wait_bound(loyalty)
+            move(["a"], 2)
+            assert_handled(loyalty, ["a"], 2)
+            sent = [wait_for(lambda: channel.basic_get(queue, no_ack=True), 20, "it is sent") for _ in range(2)]
+            assert [message.headers["task"] for message in sent] == [MOVED] * 2
+            assert [json.loads(message.body)[:2] for message in sent] == [
+                [[], {"name": "a", "number": n}] for n in (0, 1)
+            ]
+            # Theirs, of a service that neither numbers nor names it.
+            task = current_app.amqp.as_task_v2(str(uuid.uuid4()), MOVED, ("a", 2), {})
+            properties = {"application_headers": task.headers, "content_type": "application/json"}
+            channel.basic_publish(amqp.Message(json.dumps(task.body), **properties), "events", MOVED)
+            for alias in ("default", loyalty):
+                assert_handled(alias, ["a"], 3)
+        assert channel.basic_get(queue, no_ack=True) is not None
+        assert channel.basic_get(queue, no_ack=True) is None
+
+
 def test_two_services_tell_each_other(broker, loyalty):
     """What one tells the other handles once, and each its own without the broker."""
     with running(broker, "default"), running(broker, loyalty):

@@ -105,6 +105,9 @@ class Settings:
     #: The RabbitMQ over which services with databases of their own tell each other of events: an ``amqp://`` URL. None:
     #: events reach the handlers of all services that share this database.
     EVENT_BROKER: str | None = None
+    #: The topic exchange at that broker of services which run celery-amqp-events: ``"events"``. Events are sent as they
+    #: read them, as Celery tasks, and theirs are received. None: there are no such services.
+    EVENT_CELERY_EXCHANGE: str | None = None
     #: Events are deleted after this time; until then they can be replayed, and a second copy is recognized. None keeps
     #: them.
     RETENTION_EVENTS: float | None = 30 * 86400.0
@@ -142,6 +145,7 @@ RULES = {
     "SCHEDULES": ("all|code", "'all' or 'code', or None, not {!r}"),
     "SERVICE": (r"[\w-]+(\.[\w-]+)*", "a name of letters, digits, '-' and '.', or None, not {!r}"),
     "EVENT_BROKER": ("amqps?://.*", "the URL of a RabbitMQ, amqp://..., or None"),
+    "EVENT_CELERY_EXCHANGE": (r"[\w.:-]{1,255}", "the name of an exchange, 'events', or None, not {!r}"),
     "REDACT": (".*", "the dotted path of a function, or None, not {!r}"),
     "ISOLATION": ("raise|warn", "'raise' or 'warn', or None, not {!r}"),
     "METRICS_TOKEN": (".+", "text that nobody guesses, or None"),

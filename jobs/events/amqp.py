@@ -98,6 +98,9 @@ class Link:
         self.connection = made.connect()
         self.channel = self.connection.channel()
         self.channel.exchange_declare(EXCHANGE, "topic", durable=True, auto_delete=False)
+        if celery := conf().EVENT_CELERY_EXCHANGE:
+            self.channel.exchange_declare(celery, "topic", durable=True, auto_delete=False)
+            self.channel.exchange_bind(EXCHANGE, celery, "#")
         self.channel.confirm_select()
         self.channel.events["basic_ack"].add(self._note_confirmed)
         self.channel.events["basic_nack"].add(self._note_refused)

@@ -209,7 +209,9 @@ def handler(
         @functools.wraps(function)
         def run(*args: Any, **data: Any) -> Any:
             # A plain call, and a job that somebody called by hand, has the types that it was given.
-            return function(*args, **(schema.load(data) if _handled() else data))
+            if _handled():
+                args, data = args[:own], schema.load(data, args=args[own:])
+            return function(*args, **data)
 
         # Whoever calls the task by hand is told of a wrong argument; an event may have more fields than the handler.
         signature = inspect.signature(function)

@@ -87,8 +87,11 @@ class Sender(amqp.Link):
             return 0
         self.open()
         reach("before_publish")
+        # What is published there comes to ours as well, and what is no event does not come to theirs.
+        celery = conf().EVENT_CELERY_EXCHANGE
+        encode, exchange = (wire.encode_celery, celery) if celery else (wire.encode, amqp.EXCHANGE)
         for row in rows:
-            self.publish(*wire.encode(_message(row, using)), row.name)
+            self.publish(*encode(_message(row, using)), row.name, exchange)
         if not self.confirm(stopping):
             return 0
         reach("after_publish")

@@ -62,7 +62,8 @@ def let_in(using: str, keys: Iterable[str]) -> int:
         wanted -= set(rows.order_by().values_list("order_key", flat=True))
     for key in sorted(wanted):
         jobs = Job.objects.using(using).filter(order_key=key)
-        line = jobs.filter(order_place__isnull=False, state=State.SCHEDULED)
+        # SQLite takes the index by the states that it is of, and not by one of them.
+        line = jobs.filter(order_place__isnull=False, state=State.SCHEDULED, state__in=LIVE)
         first = line.order_by("order_place").values_list("pk", "queue").first()
         if first is None:
             continue
