@@ -64,7 +64,9 @@ RETURNING {columns}
 
 #: Behind the row that this process claimed last. The rows before it are gone, but their index entries stay as long as
 #: somebody keeps an old transaction open, and a claim would step over all of them.
-_AFTER = "AND (rank, run_at, id) > (%(rank)s::smallint, %(run_at)s::timestamptz, %(id)s::uuid)"
+#: The planner does not see the place: else it expects one row there, and plans each claim anew.
+GIVEN = "((SELECT %(rank)s::smallint), (SELECT %(run_at)s::timestamptz), (SELECT %(id)s::uuid))"
+_AFTER = f"AND (rank, run_at, id) > {GIVEN}"
 
 #: Those whose limits another claim heeds (``lifecycle.limited``).
 _WITHOUT = "AND task <> ALL (%(without)s)"
