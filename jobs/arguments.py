@@ -59,13 +59,18 @@ def normalize(args: Any, kwargs: Any, is_bounded: bool = True) -> tuple[list[Any
     if not isinstance(kwargs, Mapping | None):
         raise TypeError(f"kwargs must be a dict, not {type(kwargs).__name__}")
     plain: tuple[list[Any], dict[str, Any]] = jsonable(list(args or ()), "args"), jsonable(dict(kwargs or {}), "kwargs")
-    size = len(json.dumps(plain, ensure_ascii=False).encode()) if is_bounded else 0
-    if size > conf().MAX_ARGS_BYTES:
-        raise ValueError(
-            f"the arguments are {size} bytes of JSON, more than JOBS['MAX_ARGS_BYTES'] ({conf().MAX_ARGS_BYTES}): "
-            "store the data and pass its key"
-        )
+    if is_bounded:
+        check_size(json.dumps(plain, ensure_ascii=False), "the arguments are")
     return plain
+
+
+def check_size(text: str, what: str) -> None:
+    """Raise ValueError if the JSON is more than ``JOBS["MAX_ARGS_BYTES"]`` bytes."""
+    size, most = len(text.encode()), conf().MAX_ARGS_BYTES
+    if size > most:
+        raise ValueError(
+            f"{what} {size} bytes of JSON, more than JOBS['MAX_ARGS_BYTES'] ({most}): store the data and pass its key"
+        )
 
 
 def jsonable(value: Any, where: str) -> Any:

@@ -6,6 +6,8 @@ import contextlib
 import datetime
 import json
 import random
+import threading
+import time
 import uuid
 from collections.abc import Iterator
 
@@ -13,13 +15,14 @@ import amqp
 import pytest
 from celery import current_app
 from django.apps import apps
-from django.db import connections
+from django.db import Error, connections
 from django.db.backends.base.base import NO_DB_ALIAS
 from django.db.utils import load_backend
 from django.utils import timezone
+from kombu.exceptions import OperationalError
 
 from jobs.events import gaps, incoming, outbox, relay, replay, sender, subscriptions, wire
-from jobs.events.amqp import EXCHANGE, Link, queue_of
+from jobs.events.amqp import EXCHANGE, Voice, queue_of
 from jobs.events.incoming import Delivery
 from jobs.lifecycle.board import board
 from jobs.models import LIVE, PARKED, UNSENT, Event, Job, Node, Position, Relay, Subscription
@@ -123,6 +126,7 @@ def assert_handled(alias: str, names: list[str], count: int, timeout: float = 60
 # Two services
 
 
+@pytest.mark.slow
 def test_services_with_celery_amqp_events_are_on_either_side(broker, loyalty, settings):
     """Declared as that package does it: a queue of each handler, bound to its exchange."""
     settings.JOBS = {**settings.JOBS, "EVENT_CELERY_EXCHANGE": "events"}
@@ -323,9 +327,8 @@ def test_what_was_lost_and_is_pruned_is_told_and_holds_up_nobody(broker, loyalty
 
 def test_a_source_that_does_not_answer_holds_up_its_events_for_a_while_only(broker, handlers, monkeypatch, caplog):
     monkeypatch.setattr(gaps, "OVERTAKEN", 0.0)
-    link = Link()
-    link.open()
-    heals = gaps.Gaps(current_app._get_current_object(), "default", link)
+    voice = Voice()
+    heals = gaps.Gaps(current_app._get_current_object(), "default", voice)
     receive(message(1), message(3))
     heals.look()
     assert numbers_of_jobs() == [1], "it was asked, and has a while to answer"
@@ -335,7 +338,101 @@ def test_a_source_that_does_not_answer_holds_up_its_events_for_a_while_only(brok
     assert f"the events 2 to 2 of {MOVED} from shop are lost: shop did not answer" in caplog.text
     receive(message(2))
     assert numbers_of_jobs() == [1, 3, 2], "late, and not lost"
-    link.close()
+    voice.close()
+
+
+def test_what_was_asked_for_is_not_asked_for_again_while_it_comes(broker, handlers):
+    """Each question has the source go back to where it began."""
+    asked: list[int] = []
+
+    class Asking(Voice):
+        def say(self, *said: str, **data: object) -> None:
+            asked.append(data["from"])
+
+    heals = gaps.Gaps(current_app._get_current_object(), "default", Asking())
+    heals.hear(wire.Message(id="p", source="shop", name="jobs.events.position", data={"name": MOVED, "number": 50}))
+    for first in range(1, 51, 10):
+        heals.look()
+        receive(*[message(number) for number in range(first, first + 10)])
+    heals.look()
+    assert asked == [1]
+    assert Position.objects.get().number == 50
+
+
+@pytest.fixture
+def listening(broker) -> Iterator[amqp.Channel]:
+    """Another program's channel."""
+    with amqp.Connection(f"127.0.0.1:{broker.port}") as connection:
+        channel = connection.channel()
+        channel.exchange_declare(EXCHANGE, "topic", durable=True, auto_delete=False)
+        yield channel
+
+
+def numbered(node) -> sender.Sender:
+    """All that was told is handed on; and who sends it."""
+    subscriptions.register(current_app._get_current_object(), "default")
+    relay.hand_on(current_app._get_current_object(), "default")
+    return sender.Sender()
+
+
+def test_what_is_sent_again_is_sent_to_those_that_know_it_by_its_id(node, listening, settings):
+    settings.JOBS = {**settings.JOBS, "EVENT_CELERY_EXCHANGE": "events"}
+    listening.exchange_declare("events", "topic", durable=True, auto_delete=False)
+    queues = {}
+    for exchange in ("events", EXCHANGE):
+        queues[exchange] = listening.queue_declare(exclusive=True).queue
+        listening.queue_bind(queues[exchange], exchange, MOVED)
+    move(["a"], 3)
+    sends = numbered(node)
+    assert sends._send("default", threading.Event()) == 3
+    heals = gaps.Gaps(current_app._get_current_object(), "default", Voice())
+    heals._resend("shop", MOVED, 2, 3, "loyalty", None)
+    assert sends._send("default", threading.Event()) == 2
+    counts = {name: listening.queue_declare(queue, passive=True).message_count for name, queue in queues.items()}
+    assert counts == {"events": 3, EXCHANGE: 5}
+    sends.close()
+
+
+def test_what_the_broker_refuses_holds_up_no_other_event(node, listening):
+    full = listening.queue_declare(exclusive=True, arguments={"x-max-length": 0, "x-overflow": "reject-publish"}).queue
+    listening.queue_bind(full, EXCHANGE, MOVED)
+    move(["a"], 2)
+    told.thing_made("b")
+    move(["a"], 1, first=2)
+    sends = numbered(node)
+    for _ in range(2):
+        with pytest.raises(OperationalError, match="refused"):
+            sends._send("default", threading.Event())
+        sends.close()
+    assert [row.name for row in Event.objects.exclude(sent_at=None)] == ["test.thing.made"]
+    listening.queue_delete(full)
+    assert sends._send("default", threading.Event()) == 3
+    assert not Event.objects.filter(sent_at=None).exists()
+    sends.close()
+
+
+def test_values_without_names_are_replayed_to_another_service(node, listening):
+    """They came from Celery."""
+    task = current_app.amqp.as_task_v2(str(uuid.uuid4()), MOVED, ("a", 2), {})
+    receive(Delivery(json.dumps(task.body), {"headers": task.headers, "content_type": "application/json"}, MOVED))
+    queue = listening.queue_declare(queue_of("loyalty"), auto_delete=False).queue
+    sender.send_to("loyalty", list(Event.objects.all()), "default", None)
+    sent = wait_for(lambda: listening.basic_get(queue, no_ack=True), 20, "it is sent")
+    assert wire.decode(sent.body, sent.properties).args == ["a", 2]
+
+
+@pytest.mark.slow
+def test_a_broker_that_takes_nothing_still_gives_what_it_has(broker, loyalty):
+    """Short of memory it reads nothing from connections that have published."""
+    with running(broker, loyalty) as worker:
+        wait_for(lambda: "the queue events.loyalty gets" in worker.text(), 20, "bound")
+    publish(broker, *[message(number + 1) for number in range(1500)])
+    broker.control("set_vm_memory_high_watermark", "0")
+    try:
+        with running(broker, loyalty):
+            wait_for(lambda: Event.objects.using(loyalty).count() == 1500, 60, "all of it came")
+    finally:
+        broker.control("set_vm_memory_high_watermark", "0.4")
 
 
 @pytest.mark.slow
@@ -383,6 +480,7 @@ def receive(*messages: wire.Message | Delivery) -> list[wire.Message]:
     return incoming.store(current_app._get_current_object(), "default", found)
 
 
+@pytest.mark.slow
 def test_what_arrives_doubled_and_shuffled_is_handled_once_and_in_order(handlers):
     random.seed(7)
     messages = [message(place + 1, "ab"[place % 2], id=str(place)) for place in range(60)] * 2
@@ -456,6 +554,17 @@ def test_a_poison_message_is_kept_and_stops_nobody(handlers):
     no_events = replay.select("default").filter(name="shop.odd")
     made = replay.replay(current_app._get_current_object(), no_events, outbox.service(), again=True)
     assert made["jobs"] == 0, "a replay finds no event in it either"
+
+
+def test_no_event_is_put_aside_because_the_server_ended_a_session_that_stood_still(handlers, monkeypatch):
+    if connections["default"].vendor != "postgresql":
+        pytest.skip("PostgreSQL only")
+    monkeypatch.setattr(relay, "STILL", 1)
+    pauses = [1.5]
+    monkeypatch.setattr(incoming, "reach", lambda point: pauses and time.sleep(pauses.pop()))
+    with pytest.raises(Error, match="idle-in-transaction"):
+        receive(message(None))
+    assert not Event.objects.exists()
 
 
 def test_what_no_handler_understands_is_kept_and_says_why(handlers):

@@ -27,7 +27,7 @@ from jobs.operations.actions import RunNow
 from jobs.testing import run_jobs
 from tests import event_tasks as told
 from tests import test_why
-from tests.concurrency import Elsewhere, somebody_waits
+from tests.concurrency import Elsewhere, open_transaction, somebody_waits
 from tests.harness import Worker, effects, wait_reached
 from tests.models import Effect
 from tests.rows import make
@@ -102,6 +102,10 @@ def test_a_pattern_is_that_of_a_topic_exchange():
         ("a.*", "a.b", True),
         ("a.*", "a.b.c", False),
         ("a.#", "a.b.c", True),
+        ("a.#", "a", True),
+        ("a.#", "ab", False),
+        ("#.c", "a.b.c", True),
+        ("a.#.c", "a.c", True),
         ("#", "a", True),
         ("*.b", "a.b", True),
         ("a.b", "a.bc", False),
@@ -171,6 +175,7 @@ def test_workers_handle_each_event_once_and_those_of_a_key_in_their_order():
     assert sum(count for key, count in effects().items() if key.startswith("all:")) == 100
 
 
+@pytest.mark.slow
 @pytest.mark.database
 @pytest.mark.parametrize("point", ["before_relay", "after_relay", "before_commit", "after_completion", "after_commit"])
 def test_a_kill_loses_no_event_and_handles_none_twice(point):
@@ -185,6 +190,7 @@ def test_a_kill_loses_no_event_and_handles_none_twice(point):
     assert_in_order(["a"], 5)
 
 
+@pytest.mark.slow
 @pytest.mark.database
 def test_one_that_hands_on_and_stands_still_keeps_the_others_from_it_for_a_moment_only():
     with Worker(concurrency=1, sync="before_relay=stop") as still:
@@ -249,6 +255,33 @@ def command(*args: str) -> Any:
     return json.loads(out.getvalue())
 
 
+def test_a_plain_call_in_a_handler_has_the_types_that_it_was_given():
+    now, seen = timezone.now(), []
+
+    @handler("test.thing.never", bind=True)
+    def typed(self, at: datetime.datetime) -> None:
+        seen.append((at, self.event))
+
+    @handler("test.thing.lost")
+    def calls(name: str) -> None:
+        typed(at=now)
+
+    try:
+        told.thing_lost("a")
+        run_jobs()
+    finally:
+        for task in (typed, calls):
+            current_app.tasks.unregister(task.name)
+    assert seen == [(now, None)]
+
+
+def test_an_event_that_is_too_large_is_refused_when_it_is_told(settings):
+    settings.JOBS = {**settings.JOBS, "MAX_ARGS_BYTES": 100}
+    with pytest.raises(ValueError, match=r"the event test.thing.made has \d+ bytes of JSON, more than JOBS"):
+        told.thing_made("x" * 100)
+    assert not Event.objects.exists()
+
+
 def test_what_waits_behind_others_of_its_key_says_so():
     for number in range(3):
         told.thing_moved("a", number)
@@ -284,6 +317,17 @@ def test_what_waits_behind_others_is_not_run_now_by_hand():
     first, _, third = in_line()
     assert not RunNow().attempt(third.pk).is_done
     assert out() == [first.pk]
+
+
+def test_one_that_is_tried_again_is_not_let_in_beside_the_one_that_just_was():
+    """Two look at the same moment, each at another one."""
+    first, second, _ = in_line()
+    transitions.cancel(first.pk, "default")
+    with open_transaction(lambda: order.let_in("default", [second.order_key])):
+        other = Elsewhere(lambda: transitions.replay(first.pk, "default"))
+        wait_for(lambda: somebody_waits() or other.outcome, 20, "it looks as well")
+    other.result()
+    assert out() == [second.pk]
 
 
 @pytest.mark.parametrize("which", [0, 1])

@@ -43,7 +43,7 @@ class Settings:
     #: Options of a task, or of a call, that other code reads: ``["tenant"]``. Without it an option that nobody knows is
     #: taken for a typo, and raises.
     TASK_OPTIONS: Sequence[str] = ()
-    #: A job's arguments, as JSON, may be this long.
+    #: A job's arguments, or an event's data, as JSON, may be this long.
     MAX_ARGS_BYTES: int = 256 * 1024
 
     #: How many jobs a process claims in one statement, at the most. It claims as many as it expects to run in 50 ms.

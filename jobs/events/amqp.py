@@ -8,8 +8,8 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from amqp import Message
@@ -65,7 +65,7 @@ class Link:
         #: The number of the last message that was published, and those of which nothing is known yet.
         self._last = 0
         self._unconfirmed: set[int] = set()
-        self._refused = 0
+        self._refused: set[int] = set()
         self._is_away = False
 
     def work(self, stopping: threading.Event) -> None:
@@ -104,8 +104,9 @@ class Link:
         self.channel.confirm_select()
         self.channel.events["basic_ack"].add(self._note_confirmed)
         self.channel.events["basic_nack"].add(self._note_refused)
-        self._last = self._refused = 0
+        self._last = 0
         self._unconfirmed.clear()
+        self._refused.clear()
         return True
 
     def close(self) -> None:
@@ -128,12 +129,14 @@ class Link:
             return False
         return True
 
-    def publish(self, body: bytes, properties: Mapping[str, Any], key: str, exchange: str = EXCHANGE) -> None:
+    def publish(self, body: bytes, properties: Mapping[str, Any], key: str, exchange: str = EXCHANGE) -> int:
+        """Returns the number by which the broker confirms it."""
         headers = {name: value for name, value in properties.items() if name != "headers"}
         message = Message(body, application_headers=properties["headers"], **headers)
         self._last += 1
         self._unconfirmed.add(self._last)
         self.channel.basic_publish(message, exchange=exchange, routing_key=key)
+        return self._last
 
     def say(self, what: str, source: str, key: str, exchange: str = EXCHANGE, /, **data: Any) -> None:
         """Say something to other services that is no event."""
@@ -167,9 +170,40 @@ class Link:
             return False
         return True
 
+    def is_confirmed(self, number: int) -> bool:
+        """Whether the broker has what was published with this number over the last connection."""
+        return number not in self._unconfirmed and number not in self._refused
+
     def _note_confirmed(self, tag: int, multiple: bool) -> None:
         self._unconfirmed -= {each for each in self._unconfirmed if each <= tag} if multiple else {tag}
 
     def _note_refused(self, tag: int, multiple: bool) -> None:
-        self._refused += 1
+        self._refused |= {each for each in self._unconfirmed if each <= tag} if multiple else {tag}
         self._note_confirmed(tag, multiple)
+
+
+class Voice(Link):
+    """Says what is no event, over a connection of its own. What gets lost is said again.
+
+    While RabbitMQ is short of memory or disk it reads nothing from connections that have published, and so no
+    acknowledgements of a consumer either.
+    """
+
+    def say(self, what: str, source: str, key: str, exchange: str = EXCHANGE, /, **data: Any) -> None:
+        with self._trying():
+            self.open()
+            super().say(what, source, key, exchange, **data)
+
+    def listen(self) -> None:
+        """Take what the broker answers."""
+        with self._trying():
+            while self.connection is not None and self.drain(0):
+                pass
+
+    @contextmanager
+    def _trying(self) -> Iterator[None]:
+        try:
+            yield
+        except ERRORS:
+            logger.debug("the broker of events does not hear", exc_info=True, extra={"action": "event_talk_lost"})
+            self.close()

@@ -141,12 +141,6 @@ class Handled:
     again: str | None = None
 
 
-def _handled() -> dict[str, Any] | None:
-    """What the job that runs here was told of its event."""
-    job = current_job()
-    return None if job is None else job.headers.get(HEADER)
-
-
 class Handler(Task):
     """A job that handles one event: its arguments are the event's data."""
 
@@ -157,8 +151,9 @@ class Handler(Task):
     @property
     def event(self) -> Handled | None:
         """The event that is handled; None in a plain call."""
-        about = _handled()
-        if about is None:
+        job = None if self.request.called_directly else current_job()
+        about = job and job.headers.get(HEADER)
+        if not about:
             return None
         key, at = uuid.UUID(about["id"]), datetime.datetime.fromisoformat(about["at"])
         said = (about.get(name) for name in ("order_key", "again"))
@@ -208,8 +203,9 @@ def handler(
 
         @functools.wraps(function)
         def run(*args: Any, **data: Any) -> Any:
-            # A plain call, and a job that somebody called by hand, has the types that it was given.
-            if _handled():
+            # A plain call, also in another handler, and a job that somebody called by hand, has the types that it was
+            # given.
+            if made.event is not None:
                 args, data = args[:own], schema.load(data, args=args[own:])
             return function(*args, **data)
 
@@ -221,6 +217,7 @@ def handler(
         run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         run.schema = schema  # type: ignore[attr-defined]
         del run.__wrapped__
-        return celery.shared_task(base=base, **options)(run)
+        made = celery.shared_task(base=base, **options)(run)
+        return made
 
     return declare

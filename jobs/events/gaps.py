@@ -39,8 +39,8 @@ class Question:
 class Gaps:
     """Sees to the gaps of this service; of one consumer's thread."""
 
-    def __init__(self, app: Celery, using: str, link: amqp.Link) -> None:
-        self._app, self._using, self._link = app, using, link
+    def __init__(self, app: Celery, using: str, voice: amqp.Voice) -> None:
+        self._app, self._using, self._voice = app, using, voice
         #: What sources said of themselves, while we are behind it.
         self._told: dict[tuple[str, str], int] = {}
         self._questions: dict[tuple[str, str], Question] = {}
@@ -96,8 +96,9 @@ class Gaps:
             return
         question = self._questions.get(key)
         if question is None or question.number != row.number:
-            # What the source has said, and whatever it may have sent before we heard of it, cannot be on its way.
-            is_sure = told > row.number or row.number == 0
+            # What the source has said, and whatever it may have sent before we heard of it, cannot be on its way; but
+            # what was asked for is, as long as some of it comes.
+            is_sure = question is None and (told > row.number or row.number == 0)
             question = self._questions[key] = Question(row.number, now if is_sure else now + OVERTAKEN)
         if question.since is not None and now > question.since + PATIENCE:
             self._skip(*key, last, f"{row.source} did not answer for {PATIENCE:g} s")
@@ -105,7 +106,7 @@ class Gaps:
             question.next_at, question.since = now + AGAIN, question.since or now
             queue = amqp.queue_of(amqp.place_of(row.source)[0])
             asked = {"source": row.source, "name": row.name, "from": row.number + 1, "to": last}
-            self._link.say(amqp.RESEND, service(), queue, "", **asked, service=service(), since=since.isoformat())
+            self._voice.say(amqp.RESEND, service(), queue, "", **asked, service=service(), since=since.isoformat())
 
     def _since(self, name: str) -> datetime | None:
         """Since when there is a handler for the name; None: there is none."""
@@ -134,7 +135,7 @@ class Gaps:
             for source, name, number in sender.positions(alias):
                 if any(subscriptions.matches(pattern, name) for pattern in patterns):
                     told = {"name": name, "number": number}
-                    self._link.say(amqp.POSITION, amqp.source_of(source, alias), amqp.queue_of(to), "", **told)
+                    self._voice.say(amqp.POSITION, amqp.source_of(source, alias), amqp.queue_of(to), "", **told)
 
     def _resend(self, source: str, name: str, first: int, last: int, to: str, since: datetime | None) -> None:
         """Have it sent again from the first number on that was told since then; say that nothing is before it."""
@@ -145,11 +146,12 @@ class Gaps:
         oldest = rows.aggregate(number=Min("number"))["number"]
         begin = (rows.filter(at__gte=since) if since else rows).aggregate(number=Min("number"))["number"]
         if begin is not None:
-            count = rows.filter(number__gte=begin).update(sent_at=None)
+            # What is not sent yet is on its way.
+            count = rows.filter(number__gte=begin, sent_at__isnull=False).update(sent_at=None, is_resent=True)
             sender.numbered.set()
             text = "%d events %s are sent again, which %s misses"
             logger.info(text, count, name, to, extra={"action": "events_resent"})
         gone = last if begin is None else begin - 1
         if gone >= first:
             is_lost = oldest is None or oldest > first
-            self._link.say(amqp.GONE, source, amqp.queue_of(to), "", name=name, number=gone, is_lost=is_lost)
+            self._voice.say(amqp.GONE, source, amqp.queue_of(to), "", name=name, number=gone, is_lost=is_lost)

@@ -21,6 +21,7 @@ from django.utils import timezone
 from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.conf.syncpoints import reach
+from jobs.database import databases
 from jobs.events import amqp, relay, replay, subscriptions, wire
 from jobs.events.outbox import service
 from jobs.events.relay import ARGS, LIMIT
@@ -68,10 +69,10 @@ def store(app: Celery, using: str, deliveries: Sequence[Delivery]) -> list[wire.
         return talk
     try:
         _store(app, using, events, replays)
-    except (OperationalError, InterfaceError, ProgrammingError):
-        # It is the database, and none of the messages.
-        raise
     except Exception as exc:
+        if isinstance(exc, OperationalError | InterfaceError | ProgrammingError) or databases.is_lost(exc, using):
+            # It is the database, and none of the messages.
+            raise
         if len(deliveries) > 1:
             return [said for each in deliveries for said in store(app, using, [each])]
         event = _no_event(deliveries[0], exc)

@@ -8,6 +8,7 @@ from typing import Any
 
 from django.db import connections
 
+from jobs.arguments import check_size
 from jobs.calling import outbox
 from jobs.conf import celery_app, conf
 from jobs.lifecycle.ring import EVENTS
@@ -32,15 +33,20 @@ def insert(
     """Write the event into the caller's transaction; returns its id.
 
     With an order key no other transaction writes one of the same key until this one ends. (SQLite has one writer.)
+
+    Raises:
+        ValueError: it is too large.
     """
     connection, key, job = connections[using], uuid7(), current_job()
+    text = json.dumps(data)
+    check_size(text, f"the event {name} has")
     is_native = connection.features.has_native_uuid_field
     values: list[Any] = [
         key if is_native else key.hex,
         name,
         version,
         service(),
-        json.dumps(data),
+        text,
         order_key,
         json.dumps(headers) if headers else None,
         job and (job.pk if is_native else job.pk.hex),

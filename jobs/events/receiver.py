@@ -43,7 +43,8 @@ class Receiver(amqp.Link):
         self._app, self._arrived = app, list[Any]()
         self._patterns: set[str] = set()
         self._queue = amqp.queue_of(service())
-        self._gaps = Gaps(app, databases.home(), self)
+        self._voice = amqp.Voice()
+        self._gaps = Gaps(app, databases.home(), self._voice)
         #: Whether messages come to this worker, or to another one of the service.
         self._is_active = False
         #: The number of the last message that came over this connection.
@@ -74,11 +75,16 @@ class Receiver(amqp.Link):
                 self._store()
             if time.monotonic() >= look_at:
                 look_at = time.monotonic() + LOOK
+                self._voice.listen()
                 if self._wanted() != self._patterns:
                     self._declare()
                     self._greet()
                 if self._is_active:
                     self._gaps.look()
+
+    def close(self) -> None:
+        super().close()
+        self._voice.close()
 
     def _wanted(self) -> set[str]:
         rows = Subscription.objects.using(databases.home()).filter(service=service())
@@ -101,7 +107,7 @@ class Receiver(amqp.Link):
         self._patterns = wanted
 
     def _greet(self) -> None:
-        self.say(amqp.HELLO, service(), amqp.HELLO, service=service(), patterns=sorted(self._patterns))
+        self._voice.say(amqp.HELLO, service(), amqp.HELLO, service=service(), patterns=sorted(self._patterns))
 
     def _note(self, message: Any) -> None:
         self._arrived.append(message)

@@ -125,7 +125,10 @@ def make_jobs(
                 ordered[job.order_key].append(job)
             else:
                 plain.append(job)
-    busy = order.out(using, ordered) if ordered else set()
+    busy = set()
+    if ordered:
+        order.lock(using, ordered)
+        busy = order.out(using, ordered)
     behind = []
     for key, jobs in ordered.items():
         first, rest = (None, jobs) if key in busy else (jobs[0], jobs[1:])

@@ -19,6 +19,7 @@ from jobs.conf import conf
 from jobs.conf.syncpoints import reach
 from jobs.database import databases
 from jobs.events import amqp, wire
+from jobs.events.relay import ARGS
 from jobs.lifecycle.board import board
 from jobs.models import UNSENT, Event, Node, Position, Relay
 
@@ -87,16 +88,21 @@ class Sender(amqp.Link):
             return 0
         self.open()
         reach("before_publish")
-        # What is published there comes to ours as well, and what is no event does not come to theirs.
+        # What is published there comes to ours as well. Theirs know no event by its id, and would do it once more.
         celery = conf().EVENT_CELERY_EXCHANGE
-        encode, exchange = (wire.encode_celery, celery) if celery else (wire.encode, amqp.EXCHANGE)
-        for row in rows:
-            self.publish(*encode(_message(row, using)), row.name, exchange)
-        if not self.confirm(stopping):
-            return 0
-        reach("after_publish")
-        Event.objects.using(using).filter(pk__in=[row.pk for row in rows]).update(sent_at=Now())
-        return len(rows)
+        published: dict[int, int] = {}
+        try:
+            for row in rows:
+                exchange = amqp.EXCHANGE if row.is_resent or not celery else celery
+                encode = wire.encode_celery if exchange == celery else wire.encode
+                published[self.publish(*encode(_message(row, using)), row.name, exchange)] = row.pk
+            self.confirm(stopping)
+            reach("after_publish")
+        finally:
+            # What it refuses is published again, and the others are not.
+            done = [pk for number, pk in published.items() if self.is_confirmed(number)]
+            Event.objects.using(using).filter(pk__in=done).update(sent_at=Now())
+        return len(done)
 
     def _tell(self, using: str, stopping: threading.Event) -> None:
         """Say how far the names are, so that whoever is behind hears of it: at once, and then more and more rarely."""
@@ -123,6 +129,7 @@ def _message(row: Event, using: str) -> wire.Message:
         number=row.number,
         trace={name: row.headers[name] for name in wire.TRACE if name in row.headers},
         data=row.data,
+        args=row.headers.get(ARGS, []),
     )
 
 
@@ -141,7 +148,10 @@ def send_to(service: str, events: Sequence[Event], using: str, again: str | None
                 gettext("the broker has no queue %(queue)s: no service of that name reads events") % {"queue": queue}
             )
         for row in events:
-            link.publish(*wire.encode(replace(_message(row, using), again=again)), queue, "")
+            message = replace(_message(row, using), again=again)
+            # What came from Celery without names goes on as it came.
+            encode = wire.encode_celery if message.args else wire.encode
+            link.publish(*encode(message), queue, "")
         link.confirm(threading.Event())
     finally:
         link.close()

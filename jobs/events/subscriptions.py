@@ -10,7 +10,6 @@ from typing import Any
 from celery import Celery
 from django.db import transaction
 from django.db.models import Q
-from kombu.transport.virtual.exchange import TopicExchange
 
 from jobs.calling.calls import rank_of
 from jobs.conf.logs import logger
@@ -27,12 +26,13 @@ _CHANGES = ("pattern", "version", "queue", "rank", "is_ordered", "keep_failed")
 
 @cache
 def _matcher(pattern: str) -> re.Pattern[str]:
-    return re.compile(TopicExchange.key_to_pattern(TopicExchange, pattern))
+    words = {"*": r"\.[^.]+", "#": r"(\.[^.]+)*"}
+    return re.compile("".join(words.get(word, r"\." + re.escape(word)) for word in pattern.split(".")))
 
 
 def matches(pattern: str, name: str) -> bool:
     """Whether a pattern (``shop.order.*``, ``shop.#``) names the event, as RabbitMQ's topic exchanges do."""
-    return pattern == name or _matcher(pattern).match(name) is not None
+    return pattern == name or _matcher(pattern).fullmatch(f".{name}") is not None
 
 
 def declared(app: Celery) -> list[Subscription]:

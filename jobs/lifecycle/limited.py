@@ -261,8 +261,9 @@ class LimitedClaimer(claims.Claimer):
         for _ in range(TRIES):
             try:
                 start = self._start.get(spot, ())
-                rows = take(using, queue, node, size, token, known, start)
-                if start and not rows:
+                if start:
+                    rows = _take(using, queue, node, size, token, known, start)
+                if not rows:
                     rows = take(using, queue, node, size, token, known)
             except Error as exc:
                 is_behind = isinstance(exc, IntegrityError) or databases.sqlstate(exc) == claims.DIVISION_BY_ZERO
@@ -294,7 +295,8 @@ class LimitedClaimer(claims.Claimer):
         self._holds = closed.exists()
         ready = Job.objects.using(using).filter(CLAIMABLE, queue=queue).order_by("rank", "run_at", "id")
         head = list(_rows(ready)[:WINDOW])
-        self._start[spot] = claims.PLACE(head[0]) if head else ()
+        if connections[using].vendor == "postgresql":
+            self._start[spot] = claims.PLACE(head[0]) if head else ()
         if queue not in known.queues and not any(row.limit_key or row.task in known.tasks for row in head):
             self._plain_until[spot] = time.monotonic() + LOOK
             return bool(done)
@@ -362,9 +364,7 @@ def _statement(
     )
 
 
-def _take_anywhere(
-    using: str, queue: str, node: uuid.UUID, size: int, token: int, known: Limits, start: tuple[Any, ...] = ()
-) -> list[Job]:
+def _take_anywhere(using: str, queue: str, node: uuid.UUID, size: int, token: int, known: Limits) -> list[Job]:
     """As SQL that every database knows, in one transaction."""
     jobs = Job.objects.using(using)
     ready = jobs.filter(

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 from functools import partial
 from typing import Any
 
-from django.db import transaction
+from django.db import connections, transaction
 from django.db.models import Exists, OuterRef
 from django.db.models.functions import Now
 
@@ -37,6 +37,9 @@ SELECT key FROM line WHERE key IS NOT NULL AND NOT EXISTS (
     SELECT 1 FROM jobs_job WHERE order_key = line.key AND order_place IS NULL AND {live}
 ) LIMIT {keys}
 """
+#: In this order, so that two who lock several do not wait for each other.
+_LOCK = "SELECT pg_advisory_xact_lock(hashtextextended(key, 7216)) FROM unnest(%s::text[]) AS key"
+
 _LIVE = "state IN ('scheduled', 'ready', 'running')"
 #: Whether a job waits behind another one.
 WAITS = f"order_key IS NOT NULL AND order_place IS NOT NULL AND {_LIVE} AND state = 'scheduled'"
@@ -49,10 +52,17 @@ def out(using: str, keys: Collection[str]) -> set[Any]:
     return set(rows.order_by().values_list("order_key", flat=True).distinct())
 
 
+def lock(using: str, keys: Iterable[str]) -> None:
+    """Until the end of the transaction nobody else lets a job of these keys out. (SQLite has one writer.)"""
+    if connections[using].vendor == "postgresql":
+        databases.ask(using, _LOCK, sorted(keys))
+
+
 def let_in(using: str, keys: Iterable[str]) -> int:
     """Let in the first job of each key of which none is out; returns how many were let in.
 
-    Race: several may let in the same one. Each changes that row only while it waits and none is out, so one does.
+    Race: two may see none that is out and let in two, if one that is tried again comes before the first between their
+    looks. So the second waits for the first, and looks then.
     """
     done = 0
     wanted: set[Any] = set(keys)
@@ -64,14 +74,17 @@ def let_in(using: str, keys: Iterable[str]) -> int:
         jobs = Job.objects.using(using).filter(order_key=key)
         # SQLite takes the index by the states that it is of, and not by one of them.
         line = jobs.filter(order_place__isnull=False, state=State.SCHEDULED, state__in=LIVE)
-        first = line.order_by("order_place").values_list("pk", "queue").first()
-        if first is None:
+        first = line.order_by("order_place").values_list("pk", "queue")
+        if not first[:1]:
             continue
-        others = Job.objects.using(using).filter(order_key=OuterRef("order_key"), order_place=None, state__in=LIVE)
-        mine = line.filter(~Exists(others), pk=first[0])
-        if mine.update(state=State.READY, run_at=Now(), order_place=None):
-            done += 1
-            transaction.on_commit(partial(ring.ring, using, {first[1]}), using=using, robust=True)
+        with transaction.atomic(using=using):
+            lock(using, [key])
+            others = Job.objects.using(using).filter(order_key=OuterRef("order_key"), order_place=None, state__in=LIVE)
+            for pk, queue in first[:1]:
+                mine = line.filter(~Exists(others), pk=pk)
+                if mine.update(state=State.READY, run_at=Now(), order_place=None):
+                    done += 1
+                    transaction.on_commit(partial(ring.ring, using, {queue}), using=using, robust=True)
     return done
 
 

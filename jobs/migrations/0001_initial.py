@@ -518,6 +518,7 @@ class Migration(migrations.Migration):
                 ('relayed_at', models.DateTimeField(null=True, verbose_name='handed on at')),
                 ('number', models.BigIntegerField(null=True, verbose_name='number')),
                 ('sent_at', models.DateTimeField(null=True, verbose_name='published at')),
+                ('is_resent', models.BooleanField(db_default=False, default=False)),
                 ('received_at', models.DateTimeField(null=True, verbose_name='received at')),
                 ('problem', models.TextField(null=True, verbose_name='problem')),
             ],

@@ -41,6 +41,8 @@ class Event(models.Model):
     number = models.BigIntegerField(_("number"), null=True)
     #: The broker has confirmed it.
     sent_at = models.DateTimeField(_("published at"), null=True)
+    #: A service asked for it once more: only those that know it by its id may get it.
+    is_resent = models.BooleanField(default=False, db_default=False)
     #: It came from another database.
     received_at = models.DateTimeField(_("received at"), null=True)
     #: Why nobody handles it, in words.
