@@ -35,10 +35,10 @@ from jobs.lifecycle.claims import COLUMNS, SIZES, session_of
 from jobs.lifecycle.limits import Limits, name_of
 from jobs.models import CLAIMABLE, HELD, LINED, PLACED, SEATED, Gate, Job, Node, Pause, State
 
-#: Rows that a claim looks at, if it has to, beyond those that it asks for.
-WINDOW = 200
 #: So many jobs that stand in the way are held; and of the limit that most of them have, so many in one statement.
 CROWD, KIN = 50, 1000
+#: Rows that a claim looks at beyond those that it asks for: as many as may stand in the way; if it finds none, so many.
+WINDOW = 200
 #: Seconds between two looks at what is held, or stands in the way, while claims find something.
 LOOK = 1.0
 #: How many times a claim goes on after it has moved others out of its way.
@@ -56,7 +56,8 @@ _CLAIM = """
 WITH found AS MATERIALIZED (
     SELECT job.id, head.rank, head.run_at, head.limit_key, spot.place, head.burst, coalesce(head.pause, 0) AS pause
     FROM (
-        SELECT id, limit_key, rank, run_at, own, places[own] AS places, bursts[own] AS burst, pauses[own] AS pause
+        SELECT id, limit_key, rank, run_at, own, places[own] AS places, bursts[own] AS burst, pauses[own] AS pause,
+            row_number() OVER (PARTITION BY limit_key ORDER BY rank, run_at, id) AS number
         FROM (
             SELECT id, limit_key, rank, run_at, array_position({tasks}::text[], task::text) AS own,
                 {places}::int[] AS places, {bursts}::int[] AS bursts, {pauses}::float8[] AS pauses
@@ -68,6 +69,7 @@ WITH found AS MATERIALIZED (
             ORDER BY rank, run_at, id
             LIMIT {window}
         ) AS first
+        ORDER BY rank, run_at, id
     ) AS head
     LEFT JOIN LATERAL (
         SELECT number AS place FROM generate_series(0, head.places - 1) AS number
@@ -86,11 +88,14 @@ WITH found AS MATERIALIZED (
     WHERE head.own IS NULL OR (
         -- One that was called before its task had a limit has no key yet.
         head.limit_key IS NOT NULL AND (head.places IS NULL OR spot.place IS NOT NULL)
-        AND NOT EXISTS (
-            SELECT 1 FROM jobs_job AS earlier
-            WHERE earlier.state = 'ready' AND earlier.limit_key = head.limit_key AND earlier.queue = {queue}
-              AND (earlier.rank, earlier.run_at, earlier.id) < (head.rank, head.run_at, head.id)
-        ) {open}
+        AND head.number = 1
+        -- Its line may begin with some that are held.
+        AND CASE WHEN (SELECT NOT EXISTS (SELECT 1 FROM jobs_gate WHERE look_at IS NOT NULL)) THEN true
+            ELSE NOT EXISTS (
+                SELECT 1 FROM jobs_job AS earlier
+                WHERE earlier.state = 'ready' AND earlier.limit_key = head.limit_key AND earlier.queue = {queue}
+                  AND (earlier.rank, earlier.run_at, earlier.id) < (head.rank, head.run_at, head.id)
+            ) END {open}
     )
     ORDER BY head.rank, head.run_at, head.id
     LIMIT {limit}
@@ -354,7 +359,7 @@ def _statement(
         bursts=f"ARRAY[{', '.join(str(each.burst) for _, each in of_tasks)}]",
         pauses=f"ARRAY[{', '.join(str(each.pause) for _, each in of_tasks)}]",
         limit=limit,
-        window=limit + WINDOW,
+        window=limit + (CROWD if is_started else WINDOW),
         open=_OPEN.format(**words) if is_paced else "",
         picked=picked,
         source="picked" if is_several else "found",
@@ -548,7 +553,8 @@ def _let_in(using: str, gate: Gate, known: Limits) -> int:
         ids = [pk for pk, is_held in line[:most] if is_held]
         done += Job.objects.using(using).filter(HELD, pk__in=ids).update(held=None) if ids else 0
         first = held.filter(queue__gt=first.queue).only("queue", "task").first()
-    is_over = most > 0 and not held.exists()
+    # Those that were just let in may stand before the place from which other claims go on; so there is one more look.
+    is_over = not done and most > 0 and not held.exists()
     Gate.objects.using(using).filter(pk=gate.pk, look_at=gate.look_at).update(look_at=None if is_over else look_at)
     return done
 
