@@ -168,6 +168,7 @@ def test_a_call_by_name_becomes_a_job():
     assert effects() == {"a": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.core
 def test_the_same_message_many_times_at_once_runs_once():
     keys = [str(uuid.uuid4()) for _ in range(10)]
@@ -182,6 +183,7 @@ def test_the_same_message_many_times_at_once_runs_once():
     assert set(Job.objects.values_list("retries", "crashes", "node_losses")) == {(0, 0, 0)}
 
 
+@pytest.mark.slow
 @pytest.mark.core
 @pytest.mark.parametrize("point", ["before_adopt", "after_adopt"])
 def test_a_message_whose_process_dies_runs_in_the_end(point):
@@ -191,6 +193,7 @@ def test_a_message_whose_process_dies_runs_in_the_end(point):
     assert effects() == {"a": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.core
 def test_a_task_that_no_worker_knows_waits_for_one_that_does():
     """A rolling deploy: the old worker meets the new task first."""

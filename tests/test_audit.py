@@ -137,6 +137,7 @@ post_save.connect(saved, User)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_what_changes_is_named_at_its_place_and_nothing_else(tmp_path):
     project = Project(tmp_path)

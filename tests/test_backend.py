@@ -483,6 +483,7 @@ def test_in_a_task_nobody_waits_for_a_row():
 # With real workers
 
 
+@pytest.mark.slow
 @pytest.mark.core
 def test_results_of_a_worker(tmp_path):
     started, gate = tmp_path / "started", tmp_path / "gate"

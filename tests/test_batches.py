@@ -88,6 +88,7 @@ def test_a_callback_is_a_signature(callback):
         pass
 
 
+@pytest.mark.slow
 def test_another_thread_does_not_join(node):
     with batch("mine") as found:
         thread = threading.Thread(target=lambda: (tasks.effect.apply(("x",)), connections.close_all()))

@@ -392,6 +392,7 @@ def test_loop_process_works_and_stops_without_waiting_for_its_next_turn(number, 
         process.kill()
 
 
+@pytest.mark.slow
 def test_rescue_once_watches_and_gives_back_the_jobs_of_the_dead_only():
     alive, dead = make_node(), make_node(hostname="gone")
     kept, lost = make("running", node=alive), make("running", node=dead)

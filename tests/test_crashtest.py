@@ -105,6 +105,7 @@ def arguments(name, row):
     return (row.pk, other.pk), {"beside": (other.pk, row.pk)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("module", "name"), MISTAKES, ids=lambda each: getattr(each, "__name__", each))
 def test_each_mistake_is_found_at_its_line(module, name, row, provider):
     if name in MEETING and connection.vendor == "sqlite":
@@ -117,6 +118,7 @@ def test_each_mistake_is_found_at_its_line(module, name, row, provider):
     assert (first.file, first.line) == (str(Path(module.__file__).relative_to(ROOT)), line_of(task)), first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("module", "name"), MISTAKES, ids=lambda each: getattr(each, "__name__", each))
 def test_each_corrected_twin_passes(module, name, row, provider):
     args, options = arguments(name, row)
@@ -135,6 +137,7 @@ def test_without_guard_it_is_found(row, monkeypatch):
     assert finding.says == [f"tests.Imported {row.pk}.fence: expected 2, found 1"]
 
 
+@pytest.mark.slow
 def test_without_once_it_is_found(row, monkeypatch):
     monkeypatch.setattr(rows, "once", lambda *key: contextlib.nullcontext(True))
     finding = found_in(rows.adds_up_mended, row.pk)[0]
@@ -142,6 +145,7 @@ def test_without_once_it_is_found(row, monkeypatch):
     assert "once()" in finding.cure
 
 
+@pytest.mark.slow
 def test_without_the_idempotency_key_it_is_found(row, monkeypatch):
     assert_idempotent(rows.marked, row.pk)
     monkeypatch.setattr(pipeline, "_leave_marker", lambda run: None)
@@ -149,12 +153,14 @@ def test_without_the_idempotency_key_it_is_found(row, monkeypatch):
     assert (finding.kind, finding.line) == ("again", inspect.getsourcelines(rows.marked.run)[1])
 
 
+@pytest.mark.slow
 def test_without_the_lock_it_is_found(row, monkeypatch):
     assert_idempotent(rows.locked, row.pk)
     monkeypatch.setattr(pipeline, "lock", lambda key, ttl: contextlib.nullcontext(1))
     assert f"tests.Imported {row.pk}.fence: expected 2, found 1" in found_in(rows.locked, row.pk)[0].says
 
 
+@pytest.mark.slow
 def test_without_the_ledger_it_is_found(row, provider, monkeypatch):
     def ledgerless(*key):
         call = types.SimpleNamespace(done=False, key="", answer=None)
@@ -182,6 +188,7 @@ def customer():
     return customer
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_tasks_of_the_shop_pass(customer, provider, tmp_path):
     order = place_order(customer, cents=1000)
@@ -250,6 +257,7 @@ def calls_stock(pk):
     stock.delay()
 
 
+@pytest.mark.slow
 def test_a_message_to_a_stock_task_is_seen_and_not_sent(row):
     [finding] = found_in(calls_stock, row.pk, budget=(0, 0))
     assert finding.says == ["call of the stock task tests.test_crashtest.stock: 2 times, and not 1, without a key"]
@@ -266,6 +274,7 @@ def test_a_database_that_others_use_is_not_copied(row):
             assert_idempotent(mails.without_key, row.pk)
 
 
+@pytest.mark.slow
 def test_nothing_of_it_is_left(row):
     cache.set("before", 1)
     found_in(mails.cache_as_guard, row.pk)
@@ -275,6 +284,7 @@ def test_nothing_of_it_is_left(row):
     assert Imported.objects.get().note == ""
 
 
+@pytest.mark.slow
 def test_other_jobs_do_not_take_part(row):
     mails.without_key.delay(row.pk)
     assert_idempotent(mails.without_key_mended, row.pk)
@@ -312,6 +322,7 @@ def waits_for_itself(self, pk):
     cache.delete("busy")
 
 
+@pytest.mark.slow
 def test_a_job_that_never_ends_after_a_crash_is_found(row):
     finding = found_in(waits_for_itself, row.pk, budget=(0, 0))[0]
     assert (finding.kind, finding.line) == ("failed", inspect.getsourcelines(waits_for_itself.run)[1] + 3)
@@ -349,6 +360,7 @@ def run(*args: str) -> str:
     return out.getvalue()
 
 
+@pytest.mark.slow
 def test_the_command_says_what_it_finds(row, tmp_path):
     out = StringIO()
     with pytest.raises(CommandError, match="1 found"):
@@ -370,6 +382,7 @@ def welcomes_nobody_twice(pk):
         Imported.objects.filter(pk=pk).update(note="welcome")
 
 
+@pytest.mark.slow
 def test_a_call_that_has_nothing_to_do_is_said_to_tell_little(row):
     told = "note: it wrote no row, and sent nothing"
     assert told not in str(crash.examine(welcomes_nobody_twice, [row.pk], budget=(0, 0)))
@@ -377,6 +390,7 @@ def test_a_call_that_has_nothing_to_do_is_said_to_tell_little(row):
     assert told in str(crash.examine(welcomes_nobody_twice, [row.pk], budget=(0, 0)))
 
 
+@pytest.mark.slow
 def test_the_command_makes_no_request_unless_it_may(row, provider):
     with pytest.raises(CommandError, match="HttpRefused.*--allow-http"):
         run("without_ledger_mended", str(row.pk))
@@ -395,6 +409,7 @@ def asks_by_httpx(path):
     httpx.Client().send(types.SimpleNamespace(method="POST", url="http://a.example.com/", headers={}, content=path))
 
 
+@pytest.mark.slow
 def test_the_command_refuses_clients_that_bring_a_way_of_their_own(row, monkeypatch, tmp_path):
     httpx, sent = types.ModuleType("httpx"), tmp_path / "sent"
     httpx.Client = type("Client", (), {"send": lambda client, request: Path(request.content).touch()})

@@ -18,6 +18,7 @@ from tests.servers import RabbitMQ, Redis, wait_for
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
+@pytest.mark.slow
 @pytest.mark.core
 def test_countdown_and_retry_come_back_when_their_time_has_come():
     with Worker():
@@ -59,6 +60,7 @@ with transaction.atomic():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.core
 @pytest.mark.parametrize(
     ("moment", "sync", "expected"),
@@ -94,6 +96,7 @@ def test_pool_smoke(pool):
     assert effects() == {**{f"k{n}": 1 for n in range(10)}, "r": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.servers
 @pytest.mark.parametrize("how", ["kill", "pause"])
 @pytest.mark.parametrize("kind", [Redis, RabbitMQ])
@@ -169,6 +172,7 @@ def test_a_connection_killed_in_mid_body_runs_the_job_again(tmp_path, queries):
     assert effects() == {"a": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.core
 def test_a_child_paused_at_the_commit_is_not_disturbed(tmp_path):
     """A paused process on a live node keeps its job: nobody runs it a second time."""

@@ -56,6 +56,7 @@ def database(request):
     return request.getfixturevalue("postgres_server").create_database(f"docs{os.getpid()}_{id(request)}")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_what_the_readme_says_runs_as_it_stands(tmp_path, database):
     project = Project(tmp_path, database)
@@ -69,6 +70,7 @@ def test_what_the_readme_says_runs_as_it_stands(tmp_path, database):
     assert "Hello ann!" in said
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_what_the_tutorial_says_runs_as_it_stands(tmp_path):
     project = Project(tmp_path)

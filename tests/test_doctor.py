@@ -60,6 +60,7 @@ def test_a_paused_queue_and_no_probe():
     assert "probe" not in found
 
 
+@pytest.mark.slow
 def test_a_broker_that_is_away(use_broker):
     use_broker(f"redis://127.0.0.1:{free_port()}/0")
     found, _ = examine("--no-probe")

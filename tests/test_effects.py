@@ -60,6 +60,7 @@ def say(*options: str) -> None:
 POINTS = {"before_call": 0, "in_call": 1, "after_call": 1, "after_sent": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.wide
 @pytest.mark.parametrize("policy", CHARGES)
 @pytest.mark.parametrize("point", POINTS)
@@ -102,6 +103,7 @@ def payments_of(provider: Provider) -> str | None:
     return next((line["charge"]["id"] for line in lines if line["kind"] == "charge"), None)
 
 
+@pytest.mark.slow
 @pytest.mark.wide
 @pytest.mark.parametrize("policy", CHARGES)
 def test_provider_killed_after_charging(provider, policy):
@@ -126,6 +128,7 @@ def test_provider_killed_after_charging(provider, policy):
     assert status() == "sent"
 
 
+@pytest.mark.slow
 def test_whole_worker_killed_in_the_call_and_another_one_goes_on(provider):
     provider.hold.touch()
     with Worker(concurrency=1, PAYMENT_URL=provider.url) as first:
@@ -139,6 +142,7 @@ def test_whole_worker_killed_in_the_call_and_another_one_goes_on(provider):
     assert provider.charges == {KEY: 1}
 
 
+@pytest.mark.slow
 @pytest.mark.database
 def test_zombie_that_gets_its_answer_late_writes_nothing(provider):
     """Paused in its call, its job run by another worker meanwhile: what it hears then belongs to nobody."""
@@ -160,6 +164,7 @@ def test_zombie_that_gets_its_answer_late_writes_nothing(provider):
     assert models.Effect.objects.exclude(key="calling").count() == 1
 
 
+@pytest.mark.slow
 @pytest.mark.database
 def test_two_jobs_with_the_same_key_at_once_make_one_call(provider):
     provider.hold.touch()

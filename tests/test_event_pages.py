@@ -122,6 +122,7 @@ def test_the_list_takes_the_same_statements_for_6_events_and_for_60(viewer):
     assert len(statements(viewer, LIST)) == len(few) <= 16
 
 
+@pytest.mark.slow
 @pytest.mark.database
 @pytest.mark.core
 @pytest.mark.django_db(transaction=True)

@@ -65,6 +65,7 @@ def history(monkeypatch):
         cursor.execute("ANALYZE")
 
 
+@pytest.mark.slow
 def test_every_hot_query_of_events_uses_an_index(history):
     app = current_app._get_current_object()
     hot = {

@@ -466,6 +466,7 @@ def test_each_command_is_one(page, capsys):
 ENDLESS = ("rescue", "prune", "doctor", "crashtest", "init", "audit")
 
 
+@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 def test_ours_do_something(tmp_path):
     """Run them, in a database with one job: they may refuse what they are told to do, and not break."""

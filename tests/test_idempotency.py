@@ -143,11 +143,13 @@ def test_repeatable_read(node):
     assert Job.objects.get(pk=result.id).lease == 1
 
 
+@pytest.mark.slow
 @pytest.mark.core
 def test_twenty_processes_deliver_one_key_fifty_times():
     deliver_fifty_times(tasks.welcomes)
 
 
+@pytest.mark.slow
 @pytest.mark.wide
 def test_twenty_processes_deliver_one_key_fifty_times_one_at_a_time(store):
     deliver_fifty_times(tasks.welcomes_alone, **store)

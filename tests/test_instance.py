@@ -71,6 +71,7 @@ def copied() -> Iterator[Callable[[], str]]:
             cursor.execute(f'DROP DATABASE IF EXISTS "{copy}" WITH (FORCE)')
 
 
+@pytest.mark.slow
 @on_one_broker
 @pytest.mark.core
 def test_a_copy_runs_nothing_until_it_is_adopted(copied):

@@ -76,6 +76,7 @@ def test_a_killed_job_ends_with_its_process_and_does_not_come_back(task, tmp_pat
     assert (action.what, action.why) == ("kill", "it hangs")
 
 
+@pytest.mark.slow
 def test_a_process_that_has_gone_on_to_another_job_is_not_killed(tmp_path, body):
     with Worker(concurrency=1) as worker:
         first = tasks.effect.delay("first")
@@ -92,6 +93,7 @@ def test_a_process_that_has_gone_on_to_another_job_is_not_killed(tmp_path, body)
     assert effects() == {"first": 1, "second": 1}
 
 
+@pytest.mark.slow
 def test_a_job_that_was_killed_before_its_body_began_does_nothing():
     """Race: its process has claimed it, and is about to begin."""
     with Worker(concurrency=1, sync="after_claim=pause") as worker:
@@ -104,6 +106,7 @@ def test_a_job_that_was_killed_before_its_body_began_does_nothing():
     assert effects() == {"after": 1}
 
 
+@pytest.mark.slow
 def test_the_worker_ends_the_job_if_whoever_killed_it_is_gone(tmp_path, body):
     with Worker(concurrency=1) as worker:
         result = tasks.gated.delay("a", *body)
@@ -283,6 +286,7 @@ def test_why_says_what_ends_a_body_that_hangs():
 # Workers
 
 
+@pytest.mark.slow
 @pytest.mark.core
 def test_a_quiet_worker_finishes_what_it_runs_and_claims_nothing_more(tmp_path, body):
     with Worker(concurrency=2) as worker:
@@ -300,6 +304,7 @@ def test_a_quiet_worker_finishes_what_it_runs_and_claims_nothing_more(tmp_path, 
     assert effects() == {"first": 1, "second": 1}
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_told_to_stop_finishes_what_it_runs_and_ends(tmp_path, body):
     with Worker(concurrency=1) as worker:
         result = tasks.waits.delay("a", *body)

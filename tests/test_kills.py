@@ -42,6 +42,7 @@ def test_whole_worker_killed_in_mid_task_a_second_worker_takes_over(tmp_path):
     assert effects() == {"a": 1}
 
 
+@pytest.mark.slow
 def test_whole_worker_killed_and_restarted(tmp_path):
     started, gate = tmp_path / "started", tmp_path / "gate"
     with Worker(concurrency=1) as first:
@@ -54,6 +55,7 @@ def test_whole_worker_killed_and_restarted(tmp_path):
     assert effects() == {"a": 1}
 
 
+@pytest.mark.slow
 def test_main_process_killed_alone(tmp_path):
     """The companion outlives it for a moment, and gives the job back without waiting for the heartbeat."""
     started, gate = tmp_path / "started", tmp_path / "gate"
@@ -111,6 +113,7 @@ def test_an_ugly_exception_fails_the_job_and_not_the_worker(kind, name):
     assert effects() == {"after": 1}
 
 
+@pytest.mark.slow
 def test_hard_time_limit_fails_the_job():
     with Worker(concurrency=1) as worker:
         [row] = wait_ended(tasks.never_ends.delay("never").id)
@@ -139,6 +142,7 @@ def _is_companion(pid: int, worker: Worker) -> bool:
     return parent not in (worker.process.pid, os.getpid()) and pid != worker.process.pid
 
 
+@pytest.mark.slow
 def test_warm_shutdown_lets_a_long_body_finish_and_nobody_rescues_it(tmp_path):
     started, gate = tmp_path / "started", tmp_path / "gate"
     with Worker(concurrency=1) as first, Worker(concurrency=1) as second:
@@ -185,6 +189,7 @@ def test_paused_worker_rolls_its_effects_back(tmp_path):
     assert Job.objects.get(pk=job.id).state == "succeeded"
 
 
+@pytest.mark.slow
 def test_cold_shutdown_counts_nowhere(tmp_path):
     """Three deploys that stop at once must not make poison of an innocent long job."""
     started, gate = tmp_path / "started", tmp_path / "gate"

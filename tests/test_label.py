@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.harness import ROOT
 from tests.servers import die_with_parent, wait_for
 
@@ -37,6 +39,7 @@ print(job.state)
 """
 
 
+@pytest.mark.slow
 def test_another_label(tmp_path):
     env = {
         **os.environ,

@@ -158,6 +158,7 @@ def test_a_newcomer_stands_behind_those_that_are_held():
     assert take() == [2]
 
 
+@pytest.mark.slow
 def test_all_that_was_held_runs_in_its_order():
     tasks.two_at_once.delay_many([(n,) for n in range(150)])
     claimer, order = LimitedClaimer(), []
@@ -394,6 +395,7 @@ def test_no_stretch_of_time_has_more_starts_than_the_rate(rate, number, seconds)
     assert seconds / limit.pause > 0.9 * number, "and few are lost"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", ["task", "queue"])
 def test_never_four_of_three_run_while_workers_are_killed(of, settings):
     """Sampled from the rows while processes, and whole workers, are killed at random."""
@@ -448,6 +450,7 @@ def test_a_rate_is_that_of_all_who_claim_together():
     assert_paced(0.2, 10)
 
 
+@pytest.mark.slow
 def test_workers_keep_a_rate_as_one():
     began = time.monotonic()
     results = tasks.five_a_second.delay_many([(n,) for n in range(10)])

@@ -24,6 +24,7 @@ def ends(worker: Worker, children: list[int]) -> None:
     assert effects()["after"] == 1
 
 
+@pytest.mark.slow
 def test_a_soft_limit_ends_the_body_and_not_its_process():
     with Worker(concurrency=1) as worker:
         children = [child.pid for child in worker.children]
@@ -33,6 +34,7 @@ def test_a_soft_limit_ends_the_body_and_not_its_process():
     assert effects() == {"after": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", [tasks.sleeps_softly, tasks.sleeps_hard], ids=["soft", "hard"])
 def test_a_limit_strikes_in_time_although_the_body_has_the_only_write_lock(task):
     """On SQLite, where its node cannot write as long as the body runs."""
@@ -51,6 +53,7 @@ def test_a_limit_of_the_call_wins_over_that_of_the_task(tmp_path):
         ends(worker, children)
 
 
+@pytest.mark.slow
 def test_a_hard_limit_fails_the_job_and_takes_none_along():
     with Worker(concurrency=1) as worker:
         results = [tasks.sleeps_hard.delay("late"), *tasks.effect.delay_many([(f"k{n}",) for n in range(20)])]
@@ -61,6 +64,7 @@ def test_a_hard_limit_fails_the_job_and_takes_none_along():
     assert "late" not in effects()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", ["after_claim", "before_commit", "after_completion", "after_commit"])
 def test_a_soft_limit_does_not_strike_beside_the_body(point):
     """The process stands beside the body for longer than the limit, and is not struck there."""
@@ -97,6 +101,7 @@ def test_a_body_without_a_limit_survives_the_signal(tmp_path):
         assert worker.process.poll() is None
 
 
+@pytest.mark.slow
 def test_a_stock_task_has_its_own_soft_limit():
     """It is Celery's, which knows of requests only."""
     with Worker(concurrency=1) as worker:
@@ -106,6 +111,7 @@ def test_a_stock_task_has_its_own_soft_limit():
         ends(worker, children)
 
 
+@pytest.mark.slow
 def test_a_retry_begins_its_time_anew(tmp_path):
     with Worker(concurrency=1):
         [job] = wait_ended(tasks.late_once.delay("a", str(tmp_path / "late")).id)

@@ -64,6 +64,7 @@ class Viewer:
         wait_for(lambda: time.time() - max([self.came, *self.heard]) > 2.5, 30, "it is quiet")
 
 
+@pytest.mark.slow
 def test_an_open_page_hears_of_an_end_within_two_seconds(asgi, tmp_path):
     started, gate = tmp_path / "started", tmp_path / "gate"
     with Worker(concurrency=1):
@@ -78,6 +79,7 @@ def test_an_open_page_hears_of_an_end_within_two_seconds(asgi, tmp_path):
         assert viewer.heard[known] - ended.finished_at.timestamp() < 2
 
 
+@pytest.mark.slow
 def test_many_viewers_share_what_looks_for_them(asgi):
     session = session_of("view_job")
     first = Viewer(asgi, session)
@@ -154,6 +156,7 @@ def test_a_stream_ends_by_itself_and_the_last_one_ends_the_look(monkeypatch):
     wait_for(lambda: sessions() == before, 10, "and its connections are closed")
 
 
+@pytest.mark.slow
 def test_a_database_that_was_away_is_looked_at_again(monkeypatch):
     monkeypatch.setattr(live, "LIFE", 6.0)
     real, failed = live.look, []

@@ -396,6 +396,7 @@ def another_holder(store, directory):
         process.kill()
 
 
+@pytest.mark.slow
 def test_a_holder_paused_past_its_ttl_writes_nothing(store, tmp_path):
     with another_holder(store, tmp_path) as (process, gate):
         assert is_held()
@@ -409,6 +410,7 @@ def test_a_holder_paused_past_its_ttl_writes_nothing(store, tmp_path):
     assert Imported.objects.get().note == "second"
 
 
+@pytest.mark.slow
 def test_a_write_that_comes_after_its_successors_changes_nothing(store, tmp_path):
     with another_holder(store, tmp_path) as (process, gate):
         process.send_signal(signal.SIGSTOP)
@@ -649,6 +651,7 @@ def test_a_plain_call_takes_no_lock(store):
 # Real workers
 
 
+@pytest.mark.slow
 def test_ten_jobs_of_one_key_run_one_by_one_and_nobody_starves(store, tmp_path):
     with Worker(concurrency=4, **store):
         results = [tasks.alone.delay("k", f"n{n}", str(tmp_path)) for n in range(10)]
@@ -660,6 +663,7 @@ def test_ten_jobs_of_one_key_run_one_by_one_and_nobody_starves(store, tmp_path):
     assert tokens == sorted(set(tokens))
 
 
+@pytest.mark.slow
 def test_the_job_of_a_killed_holder_continues_before_the_ttl(store, tmp_path):
     started, gate = tmp_path / "started", tmp_path / "gate"
     with Worker(**store):
@@ -675,6 +679,7 @@ def test_the_job_of_a_killed_holder_continues_before_the_ttl(store, tmp_path):
     assert effects() == {"a": 1, "b": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.servers
 def test_redis_killed_while_locks_are_held(redis_cache, redis_server, tmp_path):
     started, gate = tmp_path / "started", tmp_path / "gate"

@@ -60,6 +60,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+@pytest.mark.slow
 def test_the_lines_of_workers_carry_job_task_and_node(tmp_path):
     """Two workers, of which one is killed, and everything that can become of a run."""
     log = tmp_path / "log"
@@ -111,6 +112,7 @@ def test_the_lines_of_workers_carry_job_task_and_node(tmp_path):
     assert 0 < ran["runtime"] < 60
 
 
+@pytest.mark.slow
 def test_at_info_a_success_is_one_line():
     """Celery's own; ours would only repeat it."""
     with Worker(concurrency=1) as worker:

@@ -83,6 +83,7 @@ def test_show_has_everything():
         run("show", str(uuid.uuid4()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", [None, "shop-2.4"])
 def test_nodes_of_a_real_worker(settings, version):
     settings.JOBS = {**settings.JOBS, "VERSION": version}

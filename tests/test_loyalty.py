@@ -34,6 +34,7 @@ def test_who_is_not_signed_up_is_not_told_of():
     assert told.data == {"customer": str(ada.public_id), "email": "ada@example.com"}
 
 
+@pytest.mark.slow
 @pytest.mark.database
 def test_points_are_given_in_a_database_that_both_share():
     """The service's jobs are for its own workers, whoever hands the events on."""
@@ -41,6 +42,7 @@ def test_points_are_given_in_a_database_that_both_share():
         assert_points("default")
 
 
+@pytest.mark.slow
 @pytest.mark.servers
 def test_points_are_given_in_a_database_of_its_own(rabbitmq_server, settings, tmp_path):
     """The same code, over RabbitMQ."""

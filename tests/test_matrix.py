@@ -60,4 +60,6 @@ def test_what_a_database_decides_on_the_other_one():
 @pytest.mark.slow
 @pytest.mark.parametrize("cell", CELLS)
 def test_core_on(cell):
-    run_cell(cell, "core or wide" if os.environ.get("JOBS_TEST_MATRIX") == "wide" else "core")
+    marks = "core or wide" if os.environ.get("JOBS_TEST_MATRIX") == "wide" else "core"
+    # Those of the test above that take their time.
+    run_cell(cell, f"{marks} or (database and slow)" if cell == "postgres-jobs" else marks)

@@ -271,6 +271,7 @@ def test_all_means_what_the_command_means_unless_a_state_is_asked_for(staff):
     assert Job.objects.get(pk=cancelled.pk).state == "ready"
 
 
+@pytest.mark.slow
 def test_from_a_later_page_of_the_list(staff, monkeypatch):
     monkeypatch.setattr(job_admin, "BUDGET", 0.0)
     client = staff("retry_job")

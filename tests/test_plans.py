@@ -157,6 +157,7 @@ def test_every_hot_query_uses_an_index(history, admin_client, settings):
             assert not scans, f"{name}: {sql}\n{text}"
 
 
+@pytest.mark.slow
 def test_what_is_counted_before_a_confirmation_is_not_sorted(history, admin_client):
     key = str(Job.objects.filter(state="ready")[0].pk)
     with CaptureQueriesContext(connection) as queries:

@@ -92,6 +92,7 @@ def test_as_many_bodies_run_as_there_are_processes(broker, bodies):
     assert innocent()
 
 
+@pytest.mark.slow
 def test_the_autoscaler_counts_processes_that_run_jobs(broker, bodies):
     with Worker("--autoscale=3,1", AUTOSCALE_KEEPALIVE="1") as worker:
         bodies.begin("a", "b", "c")
@@ -106,6 +107,7 @@ def test_the_autoscaler_counts_processes_that_run_jobs(broker, bodies):
     assert innocent()
 
 
+@pytest.mark.slow
 def test_a_pool_that_shrinks_takes_no_process_from_a_body(broker, bodies):
     with Worker(concurrency=1) as worker:
         bodies.begin("a")
@@ -128,6 +130,7 @@ def test_a_pool_that_shrinks_takes_no_process_from_a_body(broker, bodies):
     assert innocent()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", ["worker_max_tasks_per_child", "worker_max_memory_per_child"])
 def test_a_process_that_has_done_its_share_is_replaced(broker, limit):
     value = {"worker_max_tasks_per_child": 5, "worker_max_memory_per_child": 1000}[limit]
@@ -143,6 +146,7 @@ def test_a_process_that_has_done_its_share_is_replaced(broker, limit):
     assert set(Job.objects.values_list("state", flat=True)) == {"succeeded"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pool", ["threads", "solo"])
 def test_a_pool_without_processes_runs_jobs_and_stock_tasks(broker, pool, bodies):
     with Worker("-P", pool) as worker:
@@ -163,6 +167,7 @@ def test_a_pool_without_processes_runs_jobs_and_stock_tasks(broker, pool, bodies
 # Queues
 
 
+@pytest.mark.slow
 def test_a_worker_claims_from_its_own_queues_and_none_of_them_starves():
     with Worker("-Q", "one,two", concurrency=1):
         many = tasks.lingers.delay_many([(f"one-{n}", 0.01) for n in range(200)], queue="one")
@@ -177,6 +182,7 @@ def test_a_worker_claims_from_its_own_queues_and_none_of_them_starves():
 # Stock tasks beside jobs
 
 
+@pytest.mark.slow
 def test_a_stock_task_does_not_wait_for_a_stream_of_jobs(broker):
     with Worker(concurrency=2):
         tasks.stock.delay("warm")
@@ -194,6 +200,7 @@ def test_a_stock_task_does_not_wait_for_a_stream_of_jobs(broker):
     assert set(effects().values()) == {1}
 
 
+@pytest.mark.slow
 def test_a_stream_of_stock_tasks_does_not_starve_jobs(broker):
     with Worker(concurrency=2):
         for number in range(300):
@@ -205,6 +212,7 @@ def test_a_stream_of_stock_tasks_does_not_starve_jobs(broker):
     assert set(effects().values()) == {1}
 
 
+@pytest.mark.slow
 def test_a_stock_task_goes_to_the_process_that_is_not_in_a_body(broker, bodies):
     with Worker(concurrency=2):
         bodies.begin("long")
@@ -216,6 +224,7 @@ def test_a_stock_task_goes_to_the_process_that_is_not_in_a_body(broker, bodies):
         bodies.end()
 
 
+@pytest.mark.slow
 def test_what_waits_behind_a_long_body_is_given_to_another_process(broker, tmp_path):
     """The claim expected short bodies, and one of them takes long."""
     started, gate = tmp_path / "started", tmp_path / "gate"
@@ -257,6 +266,7 @@ processes.join()
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_takes_no_lock_along():
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=60

@@ -93,6 +93,7 @@ def test_a_word_in_which_the_process_died_is_not_heard(slot):
 # From the body to people
 
 
+@pytest.mark.slow
 @pytest.mark.core
 def test_progress_is_seen_while_the_transaction_of_the_body_is_open(tmp_path, capsys):
     """On SQLite the body holds the only write lock meanwhile."""
@@ -347,6 +348,7 @@ def test_in_a_plain_call_the_cursor_is_only_set():
     assert not [query for query in queries if "jobs_job" in query["sql"]]
 
 
+@pytest.mark.slow
 @pytest.mark.core
 @pytest.mark.parametrize("how", ["crash", "kill and retry"])
 def test_the_next_run_goes_on_where_the_last_commit_was(how, tmp_path):

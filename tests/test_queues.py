@@ -52,6 +52,7 @@ def test_paused_and_resumed_under_a_worker():
     assert Job.objects.get(pk=other.id).state == "ready"
 
 
+@pytest.mark.slow
 @pytest.mark.core
 def test_moved_to_a_queue_that_has_a_worker():
     queue = current_app.conf.task_default_queue

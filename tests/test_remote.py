@@ -120,6 +120,7 @@ def test_a_revoked_job_that_runs_is_asked_to_end(body):
         assert worker.children[0].pid == body.pid
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", ["SIGTERM", "SIGKILL"])
 def test_a_terminated_job_ends_at_once(body, number):
     with Worker(concurrency=1) as worker:
@@ -204,6 +205,7 @@ class Receiver:
         return [event["type"] for event in self.heard[key]]
 
 
+@pytest.mark.slow
 def test_events_of_jobs_reach_a_monitor(broker):
     with Receiver() as monitor, Worker("-E", concurrency=1):
         done = tasks.effect.delay("done")
@@ -225,6 +227,7 @@ def test_events_of_jobs_reach_a_monitor(broker):
     assert "ValueError" in monitor.heard[failed.id][-1]["exception"]
 
 
+@pytest.mark.slow
 def test_without_a_wish_for_events_there_are_none():
     with Receiver() as monitor, Worker(concurrency=1):
         done = tasks.effect.delay("done")

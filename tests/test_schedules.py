@@ -600,6 +600,7 @@ def test_kills_neither_lose_nor_double_a_tick(seconds):
     each_tick_once("second", seconds * 2 // 3, SECOND)
 
 
+@pytest.mark.slow
 @pytest.mark.database
 @pytest.mark.parametrize("point", ["before_tick", "after_tick"])
 def test_a_process_that_dies_while_it_decides_leaves_the_tick_to_others(point):
@@ -624,6 +625,7 @@ def test_a_process_that_stands_still_while_it_decides_holds_nobody_up():
     each_tick_once("second", 16, SECOND)
 
 
+@pytest.mark.slow
 @pytest.mark.database
 def test_a_worker_that_was_paused_makes_up_for_what_it_missed_once():
     env = with_schedule(second=entry(1.0, "second"))
@@ -652,6 +654,7 @@ def test_clocks_that_differ_make_one_job_for_each_tick():
 # Beside celery beat
 
 
+@pytest.mark.slow
 @pytest.mark.database
 def test_celery_beat_beside_doubles_nothing(tmp_path):
     env = with_schedule(second=entry(1.0, "second"))

@@ -35,6 +35,7 @@ def add(project: Project, text: str) -> None:
         file.write(text)
 
 
+@pytest.mark.slow
 def test_init_is_enough_for_the_first_job(tmp_path):
     project = Project(tmp_path)
     begin(project, 'EMAIL_BACKEND = "django.core.mail.backends.console.EmailBackend"\n')
@@ -84,6 +85,7 @@ settings.CELERY_BROKER_URL, settings.CELERY_TASK_SOFT_TIME_LIMIT, settings.CELER
 """
 
 
+@pytest.mark.slow
 def test_init_adds_to_the_celery_app_that_there_is(tmp_path):
     project = Project(tmp_path)
     begin(project, SETTINGS)
@@ -130,6 +132,7 @@ for model, key in ((Job, Job.objects.get().pk), (jobs.models.Job, jobs.models.Jo
 """
 
 
+@pytest.mark.slow
 def test_beside_a_package_jobs_of_the_project_under_another_name(tmp_path):
     """The same code, built with ``JOBS_IMPORT_NAME``; both have a model ``Job``, and a table and pages for it."""
     library, directory = tmp_path / "library", tmp_path / "project"

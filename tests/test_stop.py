@@ -38,6 +38,7 @@ def assert_nothing_counted() -> None:
     assert not Job.objects.exclude(crashes=0, node_losses=0, retries=0).exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("broker", "pool", "how"),
     [(*pool, how) for pool in POOLS for how in ("warm", "soft", "cold") if how != "soft" or pool[1] == "prefork"],
@@ -62,6 +63,7 @@ def test_what_was_claimed_and_not_begun_is_given_back(on, broker, pool, how):
     assert_nothing_counted()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("broker", "pool"), POOLS)
 def test_a_soft_stop_waits_a_while_for_what_runs(on, broker, tmp_path, pool):
     on(broker)
@@ -81,6 +83,7 @@ def test_a_soft_stop_waits_a_while_for_what_runs(on, broker, tmp_path, pool):
     assert_nothing_counted()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [0, 1])
 def test_a_cold_stop_ends_what_runs_and_gives_it_back(tmp_path, stop):
     """At once, or after the time that a soft one waits; nobody has to be killed for it."""
@@ -94,6 +97,7 @@ def test_a_cold_stop_ends_what_runs_and_gives_it_back(tmp_path, stop):
     assert_nothing_counted()
 
 
+@pytest.mark.slow
 def test_a_worker_told_to_stop_by_remote_control_gives_back_the_rest():
     results = tasks.lingers.delay_many([(f"k{n}", 0.005) for n in range(300)])
     with Worker(wait=False) as worker:
@@ -108,6 +112,7 @@ def test_a_worker_told_to_stop_by_remote_control_gives_back_the_rest():
     assert set(effects().values()) == {1}
 
 
+@pytest.mark.slow
 def test_a_stop_begins_no_other_job(tmp_path):
     """While the last body runs, new jobs come in."""
     started, gate = tmp_path / "started", tmp_path / "gate"

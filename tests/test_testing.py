@@ -648,6 +648,7 @@ def pytest_in(directory, *options, **env):
     return subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, timeout=100)
 
 
+@pytest.mark.slow
 def test_the_plugin_has_fixtures_of_the_same_names(tmp_path):
     config = ConfigParser()
     config.read(ROOT / "setup.cfg")
@@ -658,6 +659,7 @@ def test_the_plugin_has_fixtures_of_the_same_names(tmp_path):
     assert "2 passed" in run.stdout, run.stdout + run.stderr
 
 
+@pytest.mark.slow
 def test_the_examples_of_the_documentation_run(tmp_path):
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "howto" / "test.md").read_text(), re.M | re.S)
     assert len(blocks) == 9

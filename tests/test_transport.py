@@ -173,6 +173,7 @@ def test_size_counts_what_waits(broker):
     assert queue.purge() == 3
 
 
+@pytest.mark.slow
 def test_killed_worker_loses_no_message_that_it_held():
     """Prefetched and running messages of a worker that was killed come back to another."""
     with Worker(concurrency=1) as first:
@@ -184,6 +185,7 @@ def test_killed_worker_loses_no_message_that_it_held():
     assert effects() == {f"k{n}": 1 for n in range(30)}
 
 
+@pytest.mark.slow
 def test_remote_control_reaches_a_worker(tmp_path):
     """``celery inspect ping`` and ``active``, ``celery control revoke`` and ``add_consumer``."""
     started, gate = tmp_path / "started", tmp_path / "gate"
@@ -226,6 +228,7 @@ def celery(*command: str) -> str:
     ).stdout
 
 
+@pytest.mark.slow
 def test_a_replaced_child_does_not_disturb_the_parents_connection(tmp_path):
     """The parent forks again after a child's death, while it holds the connection that it polls with."""
     with Worker(concurrency=2) as worker:

@@ -112,6 +112,7 @@ def expected() -> dict[int, str]:
     return {number: line.rpartition("  # ")[2] for number, line in lines if "  # " in line}
 
 
+@pytest.mark.slow
 def test_mypy_knows_what_a_task_takes_and_returns(tmp_path):
     path = tmp_path / "checked.py"
     path.write_text(CHECKED)

@@ -306,6 +306,7 @@ def short(monkeypatch):
     monkeypatch.setattr("jobs.inspection.verify.STEP", 0.05)
 
 
+@pytest.mark.slow
 def test_what_recovers_while_it_is_watched_is_not_broken(worker, short):
     """After an outage of the database all times are old."""
     job = make("scheduled", age=LONG)
@@ -377,6 +378,7 @@ def test_a_row_that_comes_back_under_another_lease_is_not_the_same(worker, short
 # Several databases
 
 
+@pytest.mark.slow
 def test_a_node_that_is_dead_at_home_is_dead_everywhere(second, worker):
     """In the end: that database was away when the node was buried."""
     buried, forgotten, alive = make_node(dead_at=ago(LONG)), make_node(dead_at=ago(LONG)), beats(make_node())
@@ -475,6 +477,7 @@ def test_an_index_that_was_dropped_is_named():
 # What it costs
 
 
+@pytest.mark.slow
 def test_history_is_read_back_to_the_window_or_all_of_it():
     make("failed", age=WINDOW + 60, crashes=1, lease=1)
     assert broken(verify()) == {}
@@ -495,6 +498,7 @@ def test_of_a_long_backlog_the_first_jobs_are_read_or_all_of_them(monkeypatch):
 READS = ("SELECT", "WITH RECURSIVE head", "PRAGMA", "BEGIN", "ROLLBACK")
 
 
+@pytest.mark.slow
 def test_it_only_reads_and_by_its_indexes(worker):
     template = succeeded(age=2 * WINDOW)
     names = ", ".join(field.column for field in Job._meta.concrete_fields if field.column != "id")
@@ -553,6 +557,7 @@ def test_a_line_for_each_rule_and_exit_status_0():
     assert lines[-1] == f"{len(lines) - 1} rules, 0 violations, 0 recovering, 0 workers: nothing recovers without one"
 
 
+@pytest.mark.slow
 def test_violations_are_counted_named_and_exit_status_1(worker):
     keys = {str(make("failed", crashes=1, lease=1).pk) for _ in range(7)}
     make("scheduled", age=1)
@@ -583,6 +588,7 @@ def test_a_database_that_is_away_is_exit_status_2(monkeypatch):
 # In a live system
 
 
+@pytest.mark.slow
 def test_a_busy_system_that_recovers_breaks_nothing(tmp_path):
     """Under load, with processes and a worker that are killed, and right after."""
     reports: list[Report] = []

@@ -108,6 +108,7 @@ def test_mail_server_that_is_away():
     assert reason["evidence"]["retries"] >= 2
 
 
+@pytest.mark.slow
 def test_dead_node(tmp_path):
     with Worker() as worker:
         job = tasks.slow.delay("a", seconds=30)
@@ -134,6 +135,7 @@ def test_unique_key_that_another_job_has_taken(node):
     assert codes(job.id)[1:] == ["failed"]
 
 
+@pytest.mark.slow
 def test_lock_that_another_job_holds(tmp_path, store):
     started, gate = tmp_path / "started", tmp_path / "gate"
     with Worker(**store):
@@ -209,6 +211,7 @@ def test_arguments_of_an_older_signature():
     assert "retry" in reason["cure"]
 
 
+@pytest.mark.slow
 def test_expired_job():
     job = tasks.effect.apply_async(("a",), expires=0.1)
     wait_for(lambda: first(job.id)["code"] == "expired", 10, "it is over")

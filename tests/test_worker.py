@@ -37,6 +37,7 @@ def start(*options: str, **env: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=ROOT, env=environment(**env), capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.slow
 @pytest.mark.core
 def test_a_main_process_that_hangs_at_its_very_end_ends():
     """After all was handed back and signed off: billiard joins a pool process that was started during the stop."""
@@ -47,6 +48,7 @@ def test_a_main_process_that_hangs_at_its_very_end_ends():
     assert not Node.objects.filter(dead_at=None).exists()
 
 
+@pytest.mark.slow
 def test_a_worker_refuses_unknown_settings():
     done = start(JOBS_TEST_SETTINGS=json.dumps({"RELAI": 1}))
     assert done.returncode != 0
@@ -105,6 +107,7 @@ def test_a_stopped_worker_signs_off():
         assert Node.objects.get(pk=worker.node.pk).dead_at is not None
 
 
+@pytest.mark.slow
 def test_a_worker_without_its_tables_says_so_and_can_be_stopped(tmp_path):
     env = {"DATABASE_URL": f"sqlite:///{tmp_path}/empty.sqlite3"}
     with Worker(concurrency=1, wait=False, **env) as worker:
@@ -114,6 +117,7 @@ def test_a_worker_without_its_tables_says_so_and_can_be_stopped(tmp_path):
         assert worker.text().count("run manage.py migrate") < 8, "not again and again"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(settings.CELERY_BROKER_URL != "jobs://", reason="the broker without a server")
 def test_celery_commands_work_without_django_being_set_up():
     with Worker(concurrency=1) as worker:
@@ -123,6 +127,7 @@ def test_celery_commands_work_without_django_being_set_up():
         assert worker.directory.name in done.stdout
 
 
+@pytest.mark.slow
 def test_a_revoked_job_is_cancelled(tmp_path):
     started, gate = tmp_path / "started", tmp_path / "gate"
     with Worker(concurrency=1) as worker:
@@ -137,6 +142,7 @@ def test_a_revoked_job_is_cancelled(tmp_path):
     assert (job.state, job.error["type"]) == ("cancelled", "Revoked")
 
 
+@pytest.mark.slow
 def test_celerys_own_signals_are_sent_around_jobs(tmp_path):
     path = tmp_path / "signals"
     with Worker(concurrency=1, JOBS_TEST_CELERY_SIGNALS=str(path)):
@@ -151,6 +157,7 @@ def test_celerys_own_signals_are_sent_around_jobs(tmp_path):
     assert again == ["task_prerun", "task_retry", "task_postrun", *done]
 
 
+@pytest.mark.slow
 def test_a_worker_that_stops_says_so(tmp_path):
     started, gate = tmp_path / "started", tmp_path / "gate"
     with Worker(concurrency=1) as worker:
@@ -169,6 +176,7 @@ def test_a_worker_that_stops_says_so(tmp_path):
         worker.process.wait(30)
 
 
+@pytest.mark.slow
 def test_a_worker_whose_main_process_is_killed_did_not_stop_in_good_order():
     with Worker() as worker:
         node = Node.objects.get(dead_at=None)

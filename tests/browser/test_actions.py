@@ -88,6 +88,7 @@ def said(hand):
     return expect(hand.page.locator(".messagelist"))
 
 
+@pytest.mark.slow
 def test_on_the_page_of_a_job(hand, deed):
     job, other = make(deed.state), make(deed.state)
     hand.page.goto(change(job))
@@ -118,6 +119,7 @@ def choose(hand, label: str, *keys: object) -> None:
     hand.press(hand.page.locator(RUN))
 
 
+@pytest.mark.slow
 def test_on_the_list_for_those_that_are_chosen(hand, deed):
     other, *chosen = [make(deed.state) for _ in range(3)]
     hand.page.goto(LIST)
@@ -129,6 +131,7 @@ def test_on_the_list_for_those_that_are_chosen(hand, deed):
     assert not deed.was_done_to(other)
 
 
+@pytest.mark.slow
 def test_on_the_list_for_all_that_match_step_by_step(hand, monkeypatch):
     # By a clock that goes on by a second with each job.
     monkeypatch.setattr(job_admin, "time", SimpleNamespace(monotonic=count().__next__))
@@ -201,6 +204,7 @@ def test_what_became_of_an_external_call_on_the_page_of_its_job(hand):
     assert (row.state, row.answer) == ("sent", {"id": "ch_1"})
 
 
+@pytest.mark.slow
 def test_the_list_is_narrowed_and_turned_over(hand):
     wanted = [make("failed", queue="mail") for _ in range(51)]
     for _ in range(3):
@@ -225,6 +229,7 @@ def test_a_marker_is_forgotten(hand):
     assert not Marker.objects.exists()
 
 
+@pytest.mark.slow
 def test_from_the_dashboard_to_a_worker_and_to_its_job(hand):
     job = make("running")
     hand.page.goto(DASHBOARD)

@@ -15,6 +15,7 @@ from tests.rows import make
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
+@pytest.mark.slow
 def test_it_renews_itself_unless_somebody_is_at_a_control(visit):
     make("ready", queue="mail")
     page, asked = visit("*"), []

@@ -27,6 +27,7 @@ def page(chromium, transactional_db):
     server.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["dashboard", "list", "job"])
 def test_a_page_follows_what_happens(page, where):
     job = make("running")

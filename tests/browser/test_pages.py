@@ -82,6 +82,7 @@ def faults(page: Page, name: str) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_pages_before_there_is_anything_are_for_everybody(visit):
     page, found = visit("*"), []
     for name, path in EMPTY.items():
@@ -90,6 +91,7 @@ def test_pages_before_there_is_anything_are_for_everybody(visit):
     assert not found, "\n".join(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["jobs", "others"])
 def test_pages_are_for_everybody(visit, kind):
     Scene()
@@ -102,6 +104,7 @@ def test_pages_are_for_everybody(visit, kind):
     assert not found, "\n".join(found)
 
 
+@pytest.mark.slow
 def test_pages_on_the_way_are_for_everybody(visit):
     Scene()
     page, found = visit("*"), []
@@ -111,6 +114,7 @@ def test_pages_on_the_way_are_for_everybody(visit):
     assert not found, "\n".join(found)
 
 
+@pytest.mark.slow
 def test_what_has_the_focus_looks_like_it(visit):
     Scene()
     page = visit("*")
@@ -126,6 +130,7 @@ def test_what_has_the_focus_looks_like_it(visit):
         assert stops > 2, name
 
 
+@pytest.mark.slow
 def test_who_may_only_look_sees_no_buttons(visit):
     Scene()
     page = visit(*LOOK)

@@ -254,6 +254,7 @@ def first_row(page: Page):
     return page.locator(".jobs-problems > li").first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("situation", [*OLD, *NEW], ids=lambda each: each.make.__name__)
 def test_it_stands_first_with_what_helps(visit, situation):
     situation.make()

@@ -62,6 +62,7 @@ def test_a_worker_is_told(hand, label):
     assert told.text.endswith("by ada (a test)")
 
 
+@pytest.mark.slow
 def test_a_batch_is_cancelled_as_a_whole(hand):
     found, other = made(3), make("ready")
     hand.page.goto(reverse("admin:jobs_batch_change", args=[found.pk]))

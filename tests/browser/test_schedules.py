@@ -37,6 +37,7 @@ def test_the_list_says_what_runs_when_and_how_it_went(visit):
     expect(page.locator(".field-status")).to_have_text("paused")
 
 
+@pytest.mark.slow
 def test_an_entry_is_paused_resumed_and_run_on_its_page(hand):
     worker()
     schedule()

@@ -29,6 +29,7 @@ def directory(request, tmp_path) -> Path:
     return Path(request.config.option.screenshots or tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way or "-light")
 def test_pictures_of_all_pages(visit, directory, way, monkeypatch):
     scene = Scene()
