@@ -257,23 +257,6 @@ def test_a_claim_does_not_step_over_what_was_claimed_before(node, held_open):
     assert buffers(Claimer()) > 200, "from the start it would"
 
 
-def test_the_server_plans_a_claim_a_few_times_and_not_each_time(node):
-    on_postgresql()
-    fill("succeeded", 20_000)
-    fill("ready", 20_000)
-    with connection.cursor() as cursor:
-        cursor.execute("ANALYZE jobs_job")
-        claimer = Claimer()
-        for _ in range(40):
-            assert claimer.claim("default", QUEUE, board.node, 100)
-        cursor.execute(
-            "SELECT custom_plans, generic_plans FROM pg_prepared_statements WHERE statement LIKE '%queue_place%'"
-        )
-        plans = cursor.fetchall()
-    assert sum(map(sum, plans)) == 40
-    assert all(anew <= 5 for anew, _ in plans), plans
-
-
 @pytest.mark.parametrize("is_held", [False, True])
 def test_a_better_row_that_comes_later_is_found_within_a_second(node, request, is_held):
     if is_held:

@@ -64,9 +64,8 @@ RETURNING {columns}
 
 #: Behind the row that this process claimed last. The rows before it are gone, but their index entries stay as long as
 #: somebody keeps an old transaction open, and a claim would step over all of them.
-#: The planner does not see the place: else it expects one row there, and plans each claim anew.
-GIVEN = "((SELECT %(rank)s::smallint), (SELECT %(run_at)s::timestamptz), (SELECT %(id)s::uuid))"
-_AFTER = f"AND (rank, run_at, id) > {GIVEN}"
+#: The planner sees the place, and plans each claim anew. A plan that is kept may be that of a table which was empty.
+_AFTER = "AND (rank, run_at, id) > (%(rank)s::smallint, %(run_at)s::timestamptz, %(id)s::uuid)"
 
 #: Those whose limits another claim heeds (``lifecycle.limited``).
 _WITHOUT = "AND task <> ALL (%(without)s)"

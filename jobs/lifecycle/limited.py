@@ -109,7 +109,7 @@ RETURNING {columns}
 """
 
 #: From the row on that was the first at the last look: the index entries of those before it may still be there.
-_START = f"AND (rank, run_at, id) >= {claims.GIVEN}"
+_START = "AND (rank, run_at, id) >= (%(rank)s::smallint, %(run_at)s::timestamptz, %(id)s::uuid)"
 
 #: From when on the next start is counted, as :func:`next_at`.
 _NEXT = """CASE WHEN last_at > {now} + 1 THEN {now}
