@@ -619,6 +619,7 @@ def test_a_busy_system_that_recovers_breaks_nothing(tmp_path):
             ended.set()
             verifier.join(60)
     assert not failures
+    assert len(reports) > 3
     assert [broken(report) for report in reports if report.violations] == []
     assert broken(verify(everything=True)) == {}
 

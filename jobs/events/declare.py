@@ -203,8 +203,8 @@ def handler(
 
         @functools.wraps(function)
         def run(*args: Any, **data: Any) -> Any:
-            # A plain call, also in another handler, and a job that somebody called by hand, has the types that it was
-            # given.
+            # An event's values are JSON. A plain call, also one in another handler, and a job that somebody called by
+            # hand have the types that they were given.
             if made.event is not None:
                 args, data = args[:own], schema.load(data, args=args[own:])
             return function(*args, **data)

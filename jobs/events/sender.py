@@ -88,7 +88,8 @@ class Sender(amqp.Link):
             return 0
         self.open()
         reach("before_publish")
-        # What is published there comes to ours as well. Theirs know no event by its id, and would do it once more.
+        # What is published to Celery's exchange comes to our services as well. Its own services do not know an event by
+        # its id: they would handle once more what is sent again.
         celery = conf().EVENT_CELERY_EXCHANGE
         published: dict[int, int] = {}
         try:

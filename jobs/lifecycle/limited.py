@@ -37,7 +37,7 @@ from jobs.models import CLAIMABLE, HELD, LINED, PLACED, SEATED, Gate, Job, Node,
 
 #: So many jobs that stand in the way are held; and of the limit that most of them have, so many in one statement.
 CROWD, KIN = 50, 1000
-#: Rows that a claim looks at beyond those that it asks for: as many as may stand in the way; if it finds none, so many.
+#: Rows that a claim reads beyond those that it asks for, if it found no job among the first ones and CROWD more.
 WINDOW = 200
 #: Seconds between two looks at what is held, or stands in the way, while claims find something.
 LOOK = 1.0
@@ -89,7 +89,7 @@ WITH found AS MATERIALIZED (
         -- One that was called before its task had a limit has no key yet.
         head.limit_key IS NOT NULL AND (head.places IS NULL OR spot.place IS NOT NULL)
         AND head.number = 1
-        -- Its line may begin with some that are held.
+        -- Jobs that are held are not among the rows that were read, and may stand before it in its line.
         AND CASE WHEN (SELECT NOT EXISTS (SELECT 1 FROM jobs_gate WHERE look_at IS NOT NULL)) THEN true
             ELSE NOT EXISTS (
                 SELECT 1 FROM jobs_job AS earlier

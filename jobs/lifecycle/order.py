@@ -37,7 +37,7 @@ SELECT key FROM line WHERE key IS NOT NULL AND NOT EXISTS (
     SELECT 1 FROM jobs_job WHERE order_key = line.key AND order_place IS NULL AND {live}
 ) LIMIT {keys}
 """
-#: In this order, so that two who lock several do not wait for each other.
+#: The keys come sorted, so that two who lock several do not wait for each other.
 _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended(key, 7216)) FROM unnest(%s::text[]) AS key"
 
 _LIVE = "state IN ('scheduled', 'ready', 'running')"
@@ -53,7 +53,7 @@ def out(using: str, keys: Collection[str]) -> set[Any]:
 
 
 def lock(using: str, keys: Iterable[str]) -> None:
-    """Until the end of the transaction nobody else lets a job of these keys out. (SQLite has one writer.)"""
+    """Nobody else lets in a job of these keys until the transaction ends. (SQLite has one writer.)"""
     if connections[using].vendor == "postgresql":
         databases.ask(using, _LOCK, sorted(keys))
 
@@ -61,8 +61,8 @@ def lock(using: str, keys: Iterable[str]) -> None:
 def let_in(using: str, keys: Iterable[str]) -> int:
     """Let in the first job of each key of which none is out; returns how many were let in.
 
-    Race: two may see none that is out and let in two, if one that is tried again comes before the first between their
-    looks. So the second waits for the first, and looks then.
+    Race: two callers may see that none is out, and each lets in another job: between their looks one that is tried
+    again came to the head of the line. So the second caller waits for the first one's commit, and looks after it.
     """
     done = 0
     wanted: set[Any] = set(keys)
@@ -74,17 +74,19 @@ def let_in(using: str, keys: Iterable[str]) -> int:
         jobs = Job.objects.using(using).filter(order_key=key)
         # SQLite takes the index by the states that it is of, and not by one of them.
         line = jobs.filter(order_place__isnull=False, state=State.SCHEDULED, state__in=LIVE)
-        first = line.order_by("order_place").values_list("pk", "queue")
-        if not first[:1]:
+        waiting = line.order_by("order_place").values_list("pk", "queue")
+        # Most lines are empty: no transaction for those.
+        if waiting.first() is None:
             continue
         with transaction.atomic(using=using):
             lock(using, [key])
+            if (first := waiting.first()) is None:
+                continue
             others = Job.objects.using(using).filter(order_key=OuterRef("order_key"), order_place=None, state__in=LIVE)
-            for pk, queue in first[:1]:
-                mine = line.filter(~Exists(others), pk=pk)
-                if mine.update(state=State.READY, run_at=Now(), order_place=None):
-                    done += 1
-                    transaction.on_commit(partial(ring.ring, using, {queue}), using=using, robust=True)
+            mine = line.filter(~Exists(others), pk=first[0])
+            if mine.update(state=State.READY, run_at=Now(), order_place=None):
+                done += 1
+                transaction.on_commit(partial(ring.ring, using, {first[1]}), using=using, robust=True)
     return done
 
 
