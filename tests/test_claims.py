@@ -675,6 +675,42 @@ def statements_of(action) -> list[str]:
     return [sql for sql in asked if "jobs_job" in sql and sql.lstrip().startswith(("SELECT", "UPDATE", "WITH"))]
 
 
+def test_a_plan_that_was_made_for_an_empty_table_is_given_up(node, monkeypatch):
+    """The server keeps it until the statistics are renewed, which takes a minute or longer."""
+    on_postgresql()
+
+    def claim_and_succeed() -> list[str]:
+        [job] = Claimer().claim("default", QUEUE, node.pk, 1)
+        with transaction.atomic():
+            Job.objects.filter(pk=node.pk).exists()
+            assert claims.succeed(job, None, 0.1)
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT name, cardinality(parameter_types) FROM pg_prepared_statements")
+            plans = []
+            for name, number in cursor.fetchall():
+                cursor.execute(f"EXPLAIN EXECUTE {name}({', '.join(['NULL'] * number)})")
+                plans.append("\n".join(row[0] for row in cursor.fetchall()))
+        return plans
+
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE jobs_job SET (autovacuum_enabled = false)")
+        cursor.execute("VACUUM ANALYZE jobs_job")
+    try:
+        monkeypatch.setattr(claims, "PLANNED", 3600.0)
+        fill("ready", 10)
+        for _ in range(10):
+            before = claim_and_succeed()
+        fill("ready", 20_000)
+        assert claim_and_succeed() == before
+        assert len(before) == 2
+        assert all("Seq Scan on jobs_job" in plan for plan in before)
+        claims.session_of("default")._plan_at = 0.0
+        assert not any("Seq Scan on jobs_job" in plan for plan in claim_and_succeed())
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("ALTER TABLE jobs_job RESET (autovacuum_enabled)")
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("statistics", ["fresh", "none", "old"])
 def test_no_hot_statement_scans_or_sorts_the_table(full, statistics):

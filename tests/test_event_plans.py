@@ -46,7 +46,7 @@ def history(monkeypatch):
     """100,000 events that were handed on, as many jobs of order keys that ended, and 2,000 that wait behind others."""
     now = timezone.now()
     node = Node.objects.create(hostname="h", pid=1)
-    before = {name: now - DAY for name in ("at", "relayed_at", "sent_at")}
+    before = dict.fromkeys(("at", "relayed_at", "sent_at"), now - DAY)
     Event.objects.create(name="test.thing.moved", source="shop", data={"name": "a"}, number=0, **before)
     Position.objects.create(source="shop", name="test.thing.moved", number=ROWS)
     jobs = {"task": "tests.event_tasks.note_moved", "queue": "celery"}
@@ -99,4 +99,6 @@ def test_every_hot_query_of_events_uses_an_index(history):
             # The first ones by their key are read from the table itself.
             is_first = sql.endswith("LIMIT 5000")
             # Another index would be read from its one end to the other.
-            assert is_first or all(re.search("jobs_event_un(relayed|sent)", line) for line in scans), f"{name}: {sql}\n{text}"
+            assert is_first or all(re.search("jobs_event_un(relayed|sent)", line) for line in scans), (
+                f"{name}: {sql}\n{text}"
+            )

@@ -32,6 +32,9 @@ LOOK = 1.0
 #: A look that takes longer than this, in seconds, is repeated after so many times its own length.
 SLOW_LOOK, RARELY = 0.02, 50
 
+#: Seconds for which the server keeps its plans: one that it made for an empty table reads all of a full one.
+PLANNED = 1.0
+
 #: PostgreSQL's code.
 DIVISION_BY_ZERO = "22012"
 
@@ -370,10 +373,18 @@ class Session:
         if self.is_direct and raw.prepare_threshold is None:
             # Django lets psycopg prepare nothing at all; now it does where it is asked to.
             raw.prepare_threshold = sys.maxsize
+        self._plan_at = 0.0
+        self._is_busy = False
 
     def fetch(self, sql: str, values: Any) -> list[Any]:
         with self.wrap:
-            return self.cursor.execute(sql, values, prepare=self.is_direct).fetchall()
+            # Not if the last look found nothing: a worker that waits costs as little as it can.
+            if self.is_direct and self._is_busy and time.monotonic() > self._plan_at:
+                self.send("DISCARD PLANS")
+                self._plan_at = time.monotonic() + PLANNED
+            rows = self.cursor.execute(sql, values, prepare=self.is_direct).fetchall()
+            self._is_busy = bool(rows)
+            return rows
 
     def execute(self, sql: str, values: Any) -> int:
         with self.wrap:
