@@ -9,10 +9,10 @@ from typing import Any
 
 from django.db import connection
 
+from jobs.database import identity
 from jobs.maintenance import tally
 from jobs.maintenance.tally import HOUR, MINUTE, QUARTER
 from jobs.models import Job, Node, Tally
-from jobs.operations import instance
 
 SPAN = datetime.timedelta(days=30)
 
@@ -146,7 +146,7 @@ def build(jobs: int, say: Callable[[str], None]) -> None:
         jobs: how many; of each state in its part.
         say: is told how far it is.
     """
-    instance.check_all()
+    identity.check_all()
     template = _template()
     values: dict[str, Any] = {
         "template": template.pk,

@@ -1,24 +1,15 @@
 """Transactional, idempotent background jobs for Django and Celery.
 
 The public names are loaded on first use: importing ``jobs`` imports no model, so it is safe in a
-``celery.py`` that runs before ``django.setup()``.
+``celery.py`` that runs before ``django.setup()``. What type checkers see is ``__init__.pyi``.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kombu.transport import TRANSPORT_ALIASES
 
 from jobs.errors import Busy, Cancel, EffectParked, IdempotencyMismatch, Snooze, UniqueBusy, UniqueTaken
-
-if TYPE_CHECKING:
-    from jobs import signals
-    from jobs.idempotency.effects import effect
-    from jobs.idempotency.guards import guard
-    from jobs.idempotency.locks import lock
-    from jobs.idempotency.markers import once
-    from jobs.task import Task
-    from jobs.typed import task
 
 __version__ = "0.1.0"
 

@@ -20,8 +20,6 @@ from django.utils.functional import Promise
 from kombu.exceptions import EncodeError
 from kombu.utils.json import dumps, object_hook, register_type
 
-from jobs.conf import conf
-
 #: What people pass that is not JSON, and what to pass in its place; the last one is for everything else.
 _CURES: tuple[tuple[type | tuple[type, ...], str], ...] = (
     (Model, "pass its primary key (.pk) and read the row again in the task: the object may be stale when it runs"),
@@ -44,7 +42,7 @@ register_type(datetime.timedelta, "timedelta", duration_iso_string, parse_durati
 register_type(Repr, "repr", str, Repr)
 
 
-def normalize(args: Any, kwargs: Any, is_bounded: bool = True) -> tuple[list[Any], dict[str, Any]]:
+def normalize(args: Any, kwargs: Any, most: int | None = None) -> tuple[list[Any], dict[str, Any]]:
     """Return the call's arguments as JSON-native values; :func:`decoded` makes them again what they were.
 
     Tuples become lists, subclasses of ``str``, ``int``, ``float`` and ``dict`` become the plain type,
@@ -52,22 +50,21 @@ def normalize(args: Any, kwargs: Any, is_bounded: bool = True) -> tuple[list[Any
 
     Raises:
         TypeError: a value of another type; names the argument and the cure.
-        ValueError: text or numbers that a database would refuse; more than ``JOBS["MAX_ARGS_BYTES"]`` bytes of JSON.
+        ValueError: text or numbers that a database would refuse; more than ``most`` bytes of JSON.
     """
     if not isinstance(args, list | tuple | None):
         raise TypeError(f"args must be a list or tuple, not {type(args).__name__}: write ({args!r},) for one argument")
     if not isinstance(kwargs, Mapping | None):
         raise TypeError(f"kwargs must be a dict, not {type(kwargs).__name__}")
     plain: tuple[list[Any], dict[str, Any]] = jsonable(list(args or ()), "args"), jsonable(dict(kwargs or {}), "kwargs")
-    if is_bounded:
-        check_size(json.dumps(plain, ensure_ascii=False), "the arguments are")
+    if most is not None:
+        check_size(json.dumps(plain, ensure_ascii=False), "the arguments are", most)
     return plain
 
 
-def check_size(text: str, what: str) -> None:
-    """Raise ValueError if the JSON is more than ``JOBS["MAX_ARGS_BYTES"]`` bytes."""
-    size, most = len(text.encode()), conf().MAX_ARGS_BYTES
-    if size > most:
+def check_size(text: str, what: str, most: int) -> None:
+    """Raise ValueError if the JSON is more than ``most`` bytes, which are ``JOBS["MAX_ARGS_BYTES"]``."""
+    if (size := len(text.encode())) > most:
         raise ValueError(
             f"{what} {size} bytes of JSON, more than JOBS['MAX_ARGS_BYTES'] ({most}): store the data and pass its key"
         )

@@ -20,14 +20,11 @@ nobody dies in between.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.dispatch import Signal
 
 from jobs.conf.logs import log
-
-if TYPE_CHECKING:
-    from jobs.models import Job
 
 
 class JobSignal(Signal):
@@ -44,7 +41,7 @@ class JobSignal(Signal):
     def disconnect(self, receiver: Any = None, sender: Any = None, *args: Any, **kwargs: Any) -> bool:
         return super().disconnect(receiver, _sender(sender), *args, **kwargs)
 
-    def tell(self, job: Job, using: str, **more: Any) -> None:
+    def tell(self, job: Any, using: str, **more: Any) -> None:
         """Call the receivers. Never raises what they raise; costs nothing where there are none."""
         if not self.receivers:
             return

@@ -33,7 +33,6 @@ from jobs.lifecycle.run import Run, current_job
 from jobs.lifecycle.transitions import now_plus
 from jobs.models import Job
 from jobs.models.fields import uuid7
-from jobs.worker import steps
 
 
 def is_stock_name(name: str | None) -> bool:
@@ -139,7 +138,10 @@ class Task(celery.Task):
             # Celery goes on with a task that is half made; no call of it may do without what it was to promise.
             cls.declared_wrong = type(exc)(f"{cls.name}: {exc}")
             raise cls.declared_wrong from None
-        steps.install(app)
+        # What workers of this app run of ours, by name, as Celery takes it: no other process needs it.
+        app.steps["worker"].add("jobs.worker.steps:NodeStep")
+        app.steps["consumer"].add("jobs.worker.consumer:ConsumerStep")
+        followups.install(app)
 
     @classmethod
     def _settle_limits(cls, app: Any) -> None:

@@ -9,10 +9,9 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from jobs.conf import conf
-from jobs.database import databases
+from jobs.database import databases, identity
 from jobs.inspection import census, public
 from jobs.models import Job, Node
-from jobs.operations import instance
 
 
 @never_cache
@@ -32,7 +31,7 @@ def health(request: HttpRequest) -> HttpResponse:
         first = [job.age for alias in aliases for job in census.scheduled(alias).only("pk")[:1]]
         if any(age.total_seconds() > census.late_after() for age in first):
             reasons.append("overdue")
-        if not all(mark["adopted"] for mark in map(instance.marks, aliases)):
+        if not all(mark["adopted"] for mark in map(identity.marks, aliases)):
             reasons.append("not_adopted")
     except Error:
         reasons = ["database"]

@@ -94,10 +94,10 @@ def test_what_is_decoded_shares_nothing_with_the_row():
 )
 def test_a_refusal_names_the_argument_and_the_cure(value, error, cure):
     with pytest.raises(error, match=cure) as caught:
-        normalize((1, value), {})
+        normalize((1, value), {}, 262_144)
     assert "args[1]" in str(caught.value) or "arguments are" in str(caught.value)
     with pytest.raises(error, match=cure) as caught:
-        normalize((), {"user": [value]})
+        normalize((), {"user": [value]}, 262_144)
     assert "user" in str(caught.value) or "arguments are" in str(caught.value)
 
 

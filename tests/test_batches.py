@@ -22,7 +22,7 @@ from jobs.lifecycle import transitions
 from jobs.maintenance import clock
 from jobs.maintenance.prune import Prune
 from jobs.models import Action, Batch, Job
-from jobs.operations import instance
+from jobs.operations import adoption
 from tests import tasks
 from tests.harness import Worker, claim, effects, run
 from tests.rows import make
@@ -356,7 +356,7 @@ def test_a_failure_is_not_deleted_out_of_an_open_batch(node, capsys):
 
 def test_in_a_copy_of_the_database_whose_jobs_are_cancelled_nobody_is_told(node):
     made()
-    assert instance.cancel_all("default") == 2
+    assert adoption.cancel_all("default") == 2
     assert ticked() == []
     assert Batch.objects.get().counts == {"cancelled": 2}
 

@@ -23,6 +23,7 @@ from django.utils import timezone
 
 from jobs import conf as project
 from jobs.conf import conf
+from jobs.database import identity
 from jobs.database.databases import SideDatabase
 from jobs.inspection import census
 from jobs.lifecycle import transitions
@@ -30,7 +31,6 @@ from jobs.maintenance import rescue
 from jobs.maintenance.rescue import Rescue
 from jobs.management.commands.jobs import Command
 from jobs.models import Cancellation, Instance, Job, Marker
-from jobs.operations import instance
 from tests.harness import ROOT, claim, environment
 from tests.rows import ERROR, beats, make, make_node
 from tests.servers import die_with_parent, wait_for
@@ -92,11 +92,11 @@ def test_status_as_json_counts_by_state_and_queue():
 def test_status_says_when_workers_refuse_the_database():
     make("ready")
     assert json.loads(run("status", "--json"))["databases"]["default"]["adopted"], "the first worker will mark it"
-    instance.check_all()
+    identity.check_all()
     assert "marked as another" not in run("status")
     Instance.objects.update(mark="production")
     found = json.loads(run("status", "--json"))["databases"]["default"]
-    assert found == {"marked_as": "production", "is": instance.mark_of("default"), "adopted": False}
+    assert found == {"marked_as": "production", "is": identity.mark_of("default"), "adopted": False}
     assert (
         f"the database 'default' is marked as another one, 'production', and it is {found['is']!r}: workers refuse it "
         "until `manage.py jobs adopt`"

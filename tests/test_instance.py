@@ -17,11 +17,11 @@ from django.conf import settings
 from django.core.management import CommandError, call_command
 from django.db import connection, connections, transaction
 
-from jobs.database import databases
+from jobs.database import databases, identity
+from jobs.database.identity import NotAdopted
 from jobs.lifecycle import claims, transitions
 from jobs.models import Instance, Job, Node
-from jobs.operations import instance
-from jobs.operations.instance import NotAdopted
+from jobs.operations import adoption
 from tests.harness import Worker, claim, effects, wait_ended
 from tests.tasks import effect, noop
 
@@ -94,7 +94,7 @@ def test_a_copy_runs_nothing_until_it_is_adopted(copied):
             wait_ended(waiting)
         assert effects() == {"mail": 1}
     assert Job.objects.get(pk=waiting).state == "ready", "the original was left alone"
-    instance.check_all()
+    identity.check_all()
 
 
 @pytest.mark.core
@@ -128,7 +128,7 @@ def test_workers_that_start_at_once_mark_a_fresh_database_once():
 
 def _check_with(mark: Any) -> None:
     local.mark = mark
-    instance.check_all()
+    identity.check_all()
 
 
 local = threading.local()
@@ -136,35 +136,35 @@ local = threading.local()
 
 @pytest.fixture(autouse=True)
 def _marks_of_threads(monkeypatch):
-    real = instance.mark_of
-    monkeypatch.setattr(instance, "mark_of", lambda alias: getattr(local, "mark", real)(alias))
+    real = identity.mark_of
+    monkeypatch.setattr(identity, "mark_of", lambda alias: getattr(local, "mark", real)(alias))
 
 
 def test_another_name_in_the_settings_is_another_instance(settings):
     settings.JOBS = {**settings.JOBS, "INSTANCE": "production"}
-    instance.check_all()
-    instance.check_all()
+    identity.check_all()
+    identity.check_all()
     settings.JOBS = {**settings.JOBS, "INSTANCE": "staging"}
     with pytest.raises(NotAdopted, match=r"'instance:production'.*'instance:staging'.*manage.py jobs adopt"):
-        instance.check_all()
-    instance.adopt("default")
-    instance.check_all()
+        identity.check_all()
+    adoption.adopt("default")
+    identity.check_all()
     assert Instance.objects.get().mark == "instance:staging"
 
 
 def test_a_name_for_the_first_time_is_another_instance_too(settings):
     """A snapshot has the server's identifiers of its original: the new name may be what tells them apart."""
-    instance.check_all()
+    identity.check_all()
     settings.JOBS = {**settings.JOBS, "INSTANCE": "staging"}
     with pytest.raises(NotAdopted):
-        instance.check_all()
+        identity.check_all()
 
 
 @pytest.mark.skipif(connection.vendor != "sqlite", reason="SQLite's own")
 def test_a_moved_file_is_the_same_database_and_a_copied_one_is_not(tmp_path, monkeypatch):
     def mark_of(path: Any) -> str:
         with in_database(str(path)):
-            return instance.mark_of("default")
+            return identity.mark_of("default")
 
     first, second, copy = tmp_path / "first", tmp_path / "second", tmp_path / "copy"
     mark = mark_of(first)
@@ -177,7 +177,7 @@ def test_a_moved_file_is_the_same_database_and_a_copied_one_is_not(tmp_path, mon
     copy.rename(first)
     assert mark_of(first) != mark
 
-    monkeypatch.setattr(instance, "_born", lambda path: None)
+    monkeypatch.setattr(identity, "_born", lambda path: None)
     assert mark_of(second).endswith(str(second)), "a system without times of birth"
     assert mark_of(":memory:") == "sqlite:memory"
 
@@ -186,16 +186,16 @@ def test_a_moved_file_is_the_same_database_and_a_copied_one_is_not(tmp_path, mon
 @pytest.mark.core
 def test_a_role_without_privileges_can_tell_the_database():
     with transaction.atomic(), connection.cursor() as cursor:
-        mark = instance.mark_of("default")
+        mark = identity.mark_of("default")
         cursor.execute("CREATE ROLE somebody")
         cursor.execute("SET LOCAL ROLE somebody")
-        assert instance.mark_of("default") == mark
+        assert identity.mark_of("default") == mark
         cursor.execute("RESET ROLE")
         cursor.execute("REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC")
         cursor.execute("SET LOCAL ROLE somebody")
-        fallback = instance.mark_of("default")
+        fallback = identity.mark_of("default")
         assert fallback.startswith("postgresql:oids:")
-        assert fallback == instance.mark_of("default")
+        assert fallback == identity.mark_of("default")
         transaction.set_rollback(True)
 
 
@@ -213,7 +213,7 @@ def test_maintenance_refuses_a_copy(subcommand, once):
 
 def test_maintenance_marks_a_fresh_database():
     call_command("jobs", "prune", "--once", stdout=StringIO())
-    assert Instance.objects.get().mark == instance.mark_of("default")
+    assert Instance.objects.get().mark == identity.mark_of("default")
 
 
 def adopt(*options: str) -> dict[str, Any]:
@@ -236,16 +236,16 @@ def test_adopt_says_what_will_run():
     assert "was marked as 'another', would be adopted as" in would
     assert "1 scheduled, 1 ready and 0 running jobs" in would
     with pytest.raises(NotAdopted):
-        instance.check_all()
+        identity.check_all()
     assert "is adopted as" in say()
-    instance.check_all()
+    identity.check_all()
     assert "is marked as itself already" in say()
     assert not adopt()["default"]["adopted"]
 
 
 def test_a_database_that_is_marked_as_itself_keeps_its_jobs():
     """Whoever types ``adopt --cancel`` into production's terminal loses nothing."""
-    instance.check_all()
+    identity.check_all()
     effect.delay("a")
     with pytest.raises(CommandError, match="nothing was cancelled"):
         call_command("jobs", "adopt", "--cancel")
@@ -277,8 +277,8 @@ def test_cancelling_a_copy_ends_what_its_original_runs():
     assert found["jobs"] == {"scheduled": 1, "ready": 1, "running": 1}
     assert found["messages"] == 1, "of a task that is no job"
     assert (found["cancelled"], found["adopted"]) == (3, True)
-    assert instance.survey("default")["jobs"] == {"scheduled": 0, "ready": 0, "running": 0}
-    assert instance.survey("default")["messages"] == 0
+    assert adoption.survey("default")["jobs"] == {"scheduled": 0, "ready": 0, "running": 0}
+    assert adoption.survey("default")["messages"] == 0
     for job in Job.objects.filter(pk__in=[running, *waiting]):
         assert (job.state, job.error["type"]) == ("cancelled", "Cancelled")
         assert "jobs adopt --cancel" in job.error["message"]

@@ -34,7 +34,7 @@ from jobs.admin.base import (
 from jobs.arguments import parse_uuid, scrub
 from jobs.events.amqp import ERRORS
 from jobs.events.relay import ARGS
-from jobs.events.replay import names, services
+from jobs.events.replay import names, replay_by, services
 from jobs.events.subscriptions import matches
 from jobs.events.wire import TRACE
 from jobs.inspection import events
@@ -42,7 +42,6 @@ from jobs.inspection.census import MOST, at_least
 from jobs.inspection.times import duration
 from jobs.models import Event, Job, State, Subscription
 from jobs.operations import redaction
-from jobs.operations.events import replay
 from jobs.operations.selection import DIGITS, SEARCHED, newest
 
 #: Of each way: what it is called, and which events it means. Those of ``events.OPEN`` have an index of their own; the
@@ -220,7 +219,7 @@ class EventAdmin(ReadOnlyAdmin):
         try:
             if not to:
                 raise ValueError(gettext("Name the service."))
-            done = replay(Event.objects.db, [event.uuid for event in rows], to, again, by, why)
+            done = replay_by(Event.objects.db, [event.uuid for event in rows], to, again, by, why)
         except (ValueError, *ERRORS) as exc:
             self.message_user(request, str(exc), messages.ERROR)
             return HttpResponseRedirect(back)

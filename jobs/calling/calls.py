@@ -26,7 +26,7 @@ from jobs.arguments import as_uuid, normalize, scrub, storable
 from jobs.calling import request, tracing
 from jobs.calling.options import KEPT, MOMENT, PLUMBING
 from jobs.calling.outbox import following
-from jobs.conf import celery_app
+from jobs.conf import celery_app, conf
 from jobs.conf.syncpoints import reach
 from jobs.database import databases
 from jobs.lifecycle import transitions
@@ -57,7 +57,7 @@ def compose(app: Celery, task: Any, args: Any, kwargs: Any, options: dict[str, A
     Raises:
         TypeError, ValueError: an argument or an option that cannot be kept; names it, and the cure.
     """
-    plain_args, plain_kwargs = normalize(args, kwargs, is_bounded=following.get() is None)
+    plain_args, plain_kwargs = normalize(args, kwargs, conf().MAX_ARGS_BYTES if following.get() is None else None)
     task_id = options.pop("task_id", None)
     try:
         key = uuid.UUID(str(task_id)) if task_id else uuid7()
@@ -268,7 +268,7 @@ def adopt(task: str, request: Any, args: Any, kwargs: Any) -> None:
         TypeError, ValueError: what it carries cannot be kept as JSON.
         django.db.Error: no database; nothing was written, or the row is there.
     """
-    plain_args, plain_kwargs = normalize(args, kwargs)
+    plain_args, plain_kwargs = normalize(args, kwargs, conf().MAX_ARGS_BYTES)
     app, delivery = celery_app(), request.delivery_info or {}
     key, root, priority = as_uuid(request.id) or uuid7(), as_uuid(request.root_id), delivery.get("priority")
     priority = _within(priority, -(2**15))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import celery.exceptions
@@ -28,8 +29,7 @@ from jobs.calling import chords, outbox, request
 from jobs.conf import has_results_elsewhere, reads_rows
 from jobs.database import databases
 from jobs.errors import for_celery
-from jobs.idempotency import isolation
-from jobs.lifecycle import claims, transitions
+from jobs.lifecycle import claims, isolation, transitions
 from jobs.lifecycle.run import Run, current_job
 from jobs.models import Job, State
 
@@ -142,6 +142,12 @@ def class_of(error: Mapping[str, Any]) -> tuple[str, str]:
         known = (each.__name__ for each in _MODULES if isinstance(getattr(each, kind, None), type))
         module, name = next(known, ""), kind
     return module, name
+
+
+def install(app: Celery) -> None:
+    """Let ``app.send_task`` heed transactions; done when the first of our tasks is bound to the app."""
+    if "send_task" not in vars(app):
+        app.send_task = partial(send, app, app.send_task)
 
 
 def send(

@@ -8,24 +8,21 @@ the row is known, ``queue`` and ``lease`` too. A line of a worker about itself h
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jobs.conf import sentry
-
-if TYPE_CHECKING:
-    from jobs.models import Job
 
 logger = logging.getLogger("jobs")
 
 
-def fields(job: Job) -> dict[str, Any]:
+def fields(job: Any) -> dict[str, Any]:
     """The fields of a line about this job."""
     node = None if job.node_id is None else str(job.node_id)
     return {"job": str(job.pk), "task": job.task, "queue": job.queue, "node": node, "lease": job.lease}
 
 
 def log(
-    level: int, job: Job, text: str, action: str, exc_info: Any = None, is_raised: bool = False, **more: Any
+    level: int, job: Any, text: str, action: str, exc_info: Any = None, is_raised: bool = False, **more: Any
 ) -> None:
     """One line about a job; it begins with the task's name and the job's id.
 

@@ -39,7 +39,7 @@ def insert(
     """
     connection, key, job = connections[using], uuid7(), current_job()
     text = json.dumps(data)
-    check_size(text, f"the event {name} has")
+    check_size(text, f"the event {name} has", conf().MAX_ARGS_BYTES)
     is_native = connection.features.has_native_uuid_field
     values: list[Any] = [
         key if is_native else key.hex,

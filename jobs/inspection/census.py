@@ -24,11 +24,10 @@ from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 
 from jobs.conf import conf
-from jobs.database import databases
+from jobs.database import databases, identity
 from jobs.inspection import limits, schedules
 from jobs.lifecycle.queues import paused as paused_queues
 from jobs.models import CLAIMABLE, ENDED, HELD, LINED, LIVE, Cancellation, Job, Node, State
-from jobs.operations import instance
 
 #: Nobody counts further: of a long backlog it matters that it is long.
 MOST = 10_000
@@ -245,7 +244,7 @@ def gather(live: bool) -> dict[str, Any]:
             queues[name]["workers"] += int(node["takes_jobs"])
     waited = [queue["oldest_ready_seconds"] for queue in queues.values() if queue["oldest_ready_seconds"] is not None]
     return {
-        "databases": {alias: instance.marks(alias) for alias in conf().DATABASES},
+        "databases": {alias: identity.marks(alias) for alias in conf().DATABASES},
         "jobs": {str(state): counted.total(state) for state in LIVE}
         | {str(state): None if live else ended[state] for state in ENDED},
         "capped": counted.is_capped,

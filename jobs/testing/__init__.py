@@ -3,7 +3,7 @@
 It needs neither a broker nor a worker. The path of a run is that of a worker: claim, body, completion, what follows.
 """
 
-from jobs.idempotency.isolation import isolation
+from jobs.lifecycle.isolation import isolation
 from jobs.testing.crash import NotIdempotent, assert_idempotent
 from jobs.testing.fits import assert_fits
 from jobs.testing.inline import Runs, assert_enqueued, assert_not_enqueued, capture_jobs, run_jobs

@@ -38,7 +38,7 @@ import jobs
 from jobs.conf import syncpoints
 from jobs.database import databases
 from jobs.execution import pipeline
-from jobs.idempotency import isolation
+from jobs.lifecycle import isolation
 from jobs.lifecycle.run import current_run
 
 #: What leaves, and no rollback takes back.

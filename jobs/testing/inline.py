@@ -366,7 +366,7 @@ def _matching(
     if run_at is not None:
         margin = datetime.timedelta(seconds=TOLERANCE)
         wanted &= Q(run_at__range=(run_at - margin, run_at + margin))
-    plain_args, plain_kwargs = normalize(args, kwargs)
+    plain_args, plain_kwargs = normalize(args, kwargs, conf().MAX_ARGS_BYTES)
     rows = (job for alias in _aliases() for job in Job.objects.using(alias).filter(wanted).order_by("pk"))
     return [
         job

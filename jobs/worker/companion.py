@@ -29,8 +29,9 @@ from jobs import __version__
 from jobs.calling import stored
 from jobs.conf import conf, loaded_app
 from jobs.conf.logs import logger
-from jobs.database import databases
+from jobs.database import databases, identity
 from jobs.database.databases import SideDatabase
+from jobs.database.identity import NotAdopted
 from jobs.events.post import Post
 from jobs.events.receiver import Receiver
 from jobs.events.sender import Sender, numbered
@@ -42,8 +43,6 @@ from jobs.maintenance.prune import Prune
 from jobs.maintenance.schedules import Schedules
 from jobs.maintenance.tally import Count
 from jobs.models import Node
-from jobs.operations import instance
-from jobs.operations.instance import NotAdopted
 from jobs.worker import listener
 
 #: Seconds between two looks at the pool's processes, at their deaths and at their time limits: while one is at work,
@@ -345,7 +344,7 @@ class _Process:
             self._said = says
 
     def _admit(self) -> None:
-        instance.check_all()
+        identity.check_all()
         self._admitted.set()
 
     def _register(self) -> None:

@@ -18,27 +18,17 @@ from celery.worker.state import maybe_shutdown
 from django.core.exceptions import ImproperlyConfigured
 
 from jobs import checks
-from jobs.calling import followups
 from jobs.conf.logs import logger
 from jobs.database import databases, turns
+from jobs.database.identity import NotAdopted
 from jobs.lifecycle.board import board
-from jobs.operations.instance import NotAdopted
 from jobs.worker import beat, control, pool, runner
 from jobs.worker.alarm import alarm
 from jobs.worker.companion import companion
-from jobs.worker.consumer import ConsumerStep
 
 #: Seconds between two complaints while the database cannot be reached at the start of a worker, and between two looks
 #: at the companion; between two looks of the autoscaler at the processes.
 PATIENCE, SCALE = 10.0, 1.0
-
-
-def install(app: Any) -> None:
-    """Let workers of this Celery app run our steps; done when the first of our tasks is bound to the app."""
-    app.steps["worker"].add(NodeStep)
-    app.steps["consumer"].add(ConsumerStep)
-    if "send_task" not in vars(app):
-        app.send_task = partial(followups.send, app, app.send_task)
 
 
 class NodeStep(bootsteps.StartStopStep):
@@ -141,7 +131,7 @@ def _close_for_stock(close: Callable[..., None], **kwargs: Any) -> None:
 
 @signals.worker_init.connect(dispatch_uid="jobs.worker.steps")
 def _on_init(sender: Any = None, **kwargs: Any) -> None:
-    if sender is None or NodeStep not in sender.app.steps["worker"]:
+    if sender is None or "jobs.worker.steps:NodeStep" not in sender.app.steps["worker"]:
         return
     if get_implementation(sender.pool_cls) is prefork.TaskPool:
         # ``-P prefork`` stays what people type.

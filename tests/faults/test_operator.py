@@ -26,7 +26,7 @@ from tests.servers import wait_for
 ELSEWHERE = {"CELERY_BROKER_URL": "jobs://"}
 
 #: A worker that never asks whose database it is, at its start and at every beat.
-ASKS = ("jobs/worker/companion.py", "        instance.check_all()\n", "")
+ASKS = ("jobs/worker/companion.py", "        identity.check_all()\n", "")
 
 
 def jobs(*command: str) -> str:
@@ -49,7 +49,7 @@ def ids(**where: object) -> list[str]:
 )
 @guard(*ASKS)
 @guard(
-    "jobs/operations/instance.py",
+    "jobs/operations/adoption.py",
     "while cancelled := transitions.cancel_waiting(alias, conf().BATCH, why):",
     "while cancelled := 0:",
     also=[("jobs/management/console/change.py", "            if left:\n", "            if False:\n")],
@@ -59,7 +59,7 @@ def test_restored_copy(ledger, database, tmp_path, how, cancel):
 
     The original goes on meanwhile. After ``adopt --cancel`` only new jobs run at the copy, after ``adopt`` all do.
 
-    Guard: the database bears its mark (``instance.check_all``, asked by each worker), and ``instance.cancel_all``.
+    Guard: the database bears its mark (``identity.check_all``, asked by each worker), and ``adoption.cancel_all``.
     """
     started, gate = tmp_path / "started", tmp_path / "gate"
     running = tasks.waits.delay("running", str(started), str(gate))

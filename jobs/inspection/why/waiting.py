@@ -7,14 +7,13 @@ from django.db import connections
 from django.db.models import QuerySet, Subquery
 from django.utils.translation import gettext, ngettext
 
-from jobs.database import databases
+from jobs.database import databases, identity
 from jobs.idempotency.keys import bind, signature_of
 from jobs.inspection import limits
 from jobs.inspection.census import MOST, UNKNOWN, at_least, in_line, late_after
 from jobs.inspection.times import duration
 from jobs.inspection.why.view import COUNTS, SHOWN, Reason, View
 from jobs.models import LINED, LIVE, Job, State
-from jobs.operations import instance
 
 #: Seconds after which an open transaction is worth a word; on SQLite, where it holds the only write lock, sooner.
 OLD = 60
@@ -30,7 +29,7 @@ def expired(view: View) -> Iterator[Reason]:
 
 
 def not_adopted(view: View) -> Iterator[Reason]:
-    marks = instance.marks(view.using)
+    marks = identity.marks(view.using)
     if not marks["adopted"]:
         says = gettext(
             "The database is marked as another one (%(mark)s): a copy of it, or it was moved. Workers refuse it."

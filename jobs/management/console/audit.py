@@ -145,7 +145,7 @@ def _beat(app: Celery) -> Iterator[Remark]:
         try:
             # The only option that is the schedule's.
             check_call({key: value for key, value in (entry.get("options") or {}).items() if key != "catch_up"})
-            normalize(entry.get("args"), entry.get("kwargs"))
+            normalize(entry.get("args"), entry.get("kwargs"), conf().MAX_ARGS_BYTES)
         except (TypeError, ValueError) as exc:
             yield Remark(where, BREAKS, str(exc), "Change the entry.")
 

@@ -23,7 +23,7 @@ from jobs.lifecycle import limits, queues
 from jobs.lifecycle.limits import name_of
 from jobs.management.console.base import DRY_RUN, ID, JobsCommand, Subcommand, me, option, subcommand
 from jobs.models import Pause, State, Tally
-from jobs.operations import instance, workers
+from jobs.operations import adoption, workers
 from jobs.operations.actions import OPERATIONS, Operation, Outcome
 from jobs.operations.selection import FIELDS, Selection, full_name, identify
 
@@ -333,7 +333,7 @@ def adopt(out: JobsCommand, args: Namespace) -> None:
       manage.py jobs adopt --dry-run
       manage.py jobs adopt --cancel
     """
-    found = {alias: instance.survey(alias) for alias in conf().DATABASES}
+    found = {alias: adoption.survey(alias) for alias in conf().DATABASES}
     others = [alias for alias, what in found.items() if what["marked_as"] != what["is"]]
     if args.cancel and not others:
         raise CommandError(
@@ -343,15 +343,15 @@ def adopt(out: JobsCommand, args: Namespace) -> None:
     for alias, what in found.items():
         what |= {"cancelled": 0, "adopted": alias in others and not args.dry_run}
         if what["adopted"] and args.cancel:
-            what["cancelled"] = done = instance.cancel_all(alias)
-            left = sum(instance.survey(alias)["jobs"].values())
+            what["cancelled"] = done = adoption.cancel_all(alias)
+            left = sum(adoption.survey(alias)["jobs"].values())
             if left:
                 raise CommandError(
                     f"{done} jobs of {alias!r} were cancelled, {left} were not: somebody runs or records them at this "
                     "moment. The database was not adopted. Stop who works on it, and try again."
                 )
         if what["adopted"]:
-            instance.adopt(alias)
+            adoption.adopt(alias)
     out.say_json(found)
     for alias, what in found.items():
         jobs = "{scheduled} scheduled, {ready} ready and {running} running jobs".format(**what["jobs"])

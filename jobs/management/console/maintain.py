@@ -17,7 +17,7 @@ from django.db.migrations.executor import MigrationExecutor
 
 from jobs.checks import driver
 from jobs.conf import celery_app, conf, import_tasks
-from jobs.database import databases
+from jobs.database import databases, identity
 from jobs.database.databases import SideDatabase
 from jobs.idempotency import locks
 from jobs.inspection import census, remarks, why
@@ -27,7 +27,6 @@ from jobs.maintenance.prune import Prune
 from jobs.maintenance.rescue import Rescue
 from jobs.management.console.base import DRY_RUN, JobsCommand, option, subcommand
 from jobs.models import ENDED, Job, State
-from jobs.operations import instance
 from jobs.operations.selection import find
 from jobs.worker import listener
 
@@ -91,9 +90,9 @@ def _repeat(
     with _stopped_by_signals() as stopping:
         while not stopping.is_set():
             try:
-                instance.check_all()
+                identity.check_all()
                 done = run_once()
-            except instance.NotAdopted as exc:
+            except identity.NotAdopted as exc:
                 raise CommandError(str(exc)) from exc
             except Exception as exc:
                 if args.once:
@@ -218,7 +217,7 @@ def _database(alias: str) -> Finding:
         executor = MigrationExecutor(connection)
         targets = [node for node in executor.loader.graph.leaf_nodes() if node[0] == Job._meta.app_label]
         missing = executor.migration_plan(targets)
-        marks = {} if missing else instance.marks(alias)
+        marks = {} if missing else identity.marks(alias)
     except Error as exc:
         return Finding(what, False, f"cannot be reached: {exc}".strip(), "Look at DATABASES, and at the server.")
     if missing:

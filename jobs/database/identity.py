@@ -10,12 +10,10 @@ import struct
 from typing import Any
 
 from django.db import connections
-from django.db.models.functions import Now
 
 from jobs.conf import conf
 from jobs.database import databases
-from jobs.lifecycle import transitions
-from jobs.models import LIVE, Batch, Instance, Job, Node, State
+from jobs.models import Instance
 
 
 class NotAdopted(Exception):
@@ -68,47 +66,6 @@ def marks(alias: str) -> dict[str, Any]:
     """What the database is marked as (None: no worker ever was here), what it is, and whether its jobs run."""
     marked, real = Instance.objects.using(alias).filter(pk=1).values_list("mark", flat=True).first(), mark_of(alias)
     return {"marked_as": marked, "is": real, "adopted": marked in (None, real)}
-
-
-def survey(alias: str) -> dict[str, Any]:
-    """What the database is marked as, what it is, and what would run if it were adopted."""
-    # One statement for each: together they could not use their partial indexes.
-    counts = {str(state): Job.objects.using(alias).filter(state=state).count() for state in LIVE}
-    messages = 0
-    if alias == databases.home():
-        with databases.side() as side:
-            [[messages]] = side.execute("SELECT count(*) FROM jobs_message")
-    return {**marks(alias), "jobs": counts, "messages": messages}
-
-
-def adopt(alias: str) -> None:
-    """Mark the database as this one: workers may start, and run what is in it."""
-    Instance.objects.using(alias).update_or_create(pk=1, defaults={"mark": mark_of(alias), "adopted_at": Now()})
-
-
-def cancel_all(alias: str) -> int:
-    """Cancel every job of a copy that has not ended, those that its original is running as well; return how many.
-
-    A running one whose row somebody holds locked is left: count again. The messages of a ``jobs://`` broker go too.
-    """
-    why = "cancelled by `manage.py jobs adopt --cancel`: the database is a copy"
-
-    def cancel(job: Job) -> bool:
-        return transitions.cancel_running(job, transitions.error_entry("Cancelled", why, attempt=job.lease))
-
-    for node in Node.objects.using(alias).filter(dead_at=None):
-        # It lives, if at all, beside the original. Here it may claim nothing.
-        transitions.bury(node.pk, alias)
-    running = list(Job.objects.using(alias).filter(state=State.RUNNING).values_list("pk", flat=True))
-    done = sum(transitions.settle_running(job_id, alias, cancel) for job_id in running)
-    # Nor is anybody told that a batch has ended so: its callback would be a new job.
-    Batch.objects.using(alias).filter(ended_at=None).update(on_success=None, on_failure=None)
-    while cancelled := transitions.cancel_waiting(alias, conf().BATCH, why):
-        done += cancelled
-    if alias == databases.home():
-        with databases.side() as side:
-            side.execute("DELETE FROM jobs_message")
-    return done
 
 
 def _identify_postgresql(alias: str) -> tuple[Any, ...]:

@@ -1,0 +1,60 @@
+"""The rooms of ``jobs`` (its packages, and its modules at the top): their imports go downwards, without a circle."""
+
+from __future__ import annotations
+
+import ast
+from functools import lru_cache
+from pathlib import Path
+
+import jobs
+
+HOME = Path(jobs.__file__).parent
+
+#: They are read as data, or import nothing of ours.
+NO_ROOMS = {"migrations", "locale", "templates"}
+
+#: So many rooms are read before the way through them is clear; so many stand above each other.
+ROOMS, FLOORS = 30, 11
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(HOME).parts[0].removesuffix(".py")
+
+
+def names_in(tree: ast.AST) -> set[str]:
+    """What of ours is imported, at the top or in a function, as dotted names."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert not node.level, "imports are absolute"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name for name in found if name.split(".")[0] == "jobs"}
+
+
+def house() -> dict[str, set[str]]:
+    """Of each room the rooms that it imports."""
+    found: dict[str, set[str]] = {}
+    for path in HOME.rglob("*.py"):
+        if (room := room_of(path)) in NO_ROOMS:
+            continue
+        below = found.setdefault(room, set())
+        for name in names_in(ast.parse(path.read_text())):
+            part = name.partition(".")[2].partition(".")[0]
+            is_room = part and ((HOME / part).is_dir() or (HOME / f"{part}.py").exists())
+            below.add(part if is_room else "__init__")
+    return {room: below - {room} for room, below in found.items()}
+
+
+def test_imports_between_rooms_go_downwards():
+    rooms = house()
+
+    @lru_cache(None)
+    def floor(room: str, *above: str) -> int:
+        assert room not in above, f"a circle: {' -> '.join([*above, room])}"
+        return 1 + max((floor(below, *above, room) for below in rooms[room]), default=0)
+
+    assert len(rooms) <= ROOMS, sorted(rooms)
+    floors = {room: floor(room) for room in rooms}
+    assert max(floors.values()) <= FLOORS, sorted(floors.items(), key=lambda pair: -pair[1])
