@@ -85,6 +85,8 @@ class OverviewAdmin(ReadOnlyAdmin):
         chart, failures, found = board.chart(), board.failures(), board.found
         entries = [each for each in found["schedules"] if each["next_tick"] and may(request, "view_schedule")]
         by_state, faults, said = board.by == "state", checks.run_checks(tags=["jobs"]), progress.of(board.running)
+        # One for all rows: Django takes 0.1 ms to find each.
+        base = url_of("job_changelist")
         names = {state.value: state.label for state in State} if by_state else {"": gettext("others")}
         # A state has colours of its own.
         series = [
@@ -106,7 +108,8 @@ class OverviewAdmin(ReadOnlyAdmin):
             entries=[(entry, ago_tag(entry["next_tick"])) for entry in entries[:NEXT]],
             later=max(0, len(entries) - NEXT),
             running=[
-                (job, duration(job.age.total_seconds()), said.get(job.pk), arguments(job)) for job in board.running
+                (job, duration(job.age.total_seconds()), said.get(job.pk), arguments(job), f"{base}{job.pk}/operate/")
+                for job in board.running
             ],
             names={node["id"]: node["hostname"] for node in found["nodes"]},
             may_kill=may(request, "kill_job"),
