@@ -86,7 +86,11 @@ def test_every_hot_query_of_events_uses_an_index(history):
         "handlings": lambda: list(Job.objects.filter(parent_id=uuid7())),
     }
     for name, query in hot.items():
-        for sql, params in asked_by(query):
+        statements = asked_by(query)
+        if name == "let in" and connection.vendor == "postgresql":
+            # Past Django.
+            statements.append((order._LET_IN.format(key="'k1'", now="now()"), None))
+        for sql, params in statements:
             if not sql.lstrip().startswith(("SELECT", "UPDATE", "DELETE", "WITH")):
                 continue
             text = plan(sql, params)

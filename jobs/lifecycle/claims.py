@@ -184,25 +184,25 @@ def _claim_statement(queue: str, limit: int, is_after: bool, is_without: bool) -
 
 
 #: SQLite's clock, in milliseconds, as Django writes it.
-_NOW = "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')"
+NOW_SQLITE = "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')"
 
 _READY_SQLITE = f"""
 FROM jobs_job
-WHERE state = 'ready' AND held IS NULL AND queue = %s AND (expires_at IS NULL OR expires_at > {_NOW})
+WHERE state = 'ready' AND held IS NULL AND queue = %s AND (expires_at IS NULL OR expires_at > {NOW_SQLITE})
   AND EXISTS (SELECT 1 FROM jobs_node WHERE id = %s AND dead_at IS NULL)
   AND NOT EXISTS (SELECT 1 FROM jobs_pause WHERE queue = %s) AND task NOT IN ({{without}})
 """
 
 _CLAIM_SQLITE = f"""
 UPDATE jobs_job
-SET state = 'running', lease = lease + 1, token = %s, node_id = %s, backend = NULL, started_at = {_NOW},
+SET state = 'running', lease = lease + 1, token = %s, node_id = %s, backend = NULL, started_at = {NOW_SQLITE},
     limit_place = NULL, queue_place = NULL
 WHERE id IN (SELECT id {_READY_SQLITE} ORDER BY rank, run_at, id LIMIT %s)
 RETURNING {", ".join(COLUMNS)}
 """
 
 _SUCCEED_SQLITE = f"""
-UPDATE jobs_job SET state = 'succeeded', finished_at = {_NOW}, result = %s, error = NULL
+UPDATE jobs_job SET state = 'succeeded', finished_at = {NOW_SQLITE}, result = %s, error = NULL
 WHERE id = %s AND state = 'running' AND lease = %s AND token = %s
   AND NOT EXISTS (SELECT 1 FROM jobs_cancellation WHERE job = %s)
 """
@@ -391,10 +391,7 @@ class Session:
             return self.cursor.execute(sql, values, prepare=self.is_direct).rowcount
 
     def notify(self, channel: str, payloads: Iterable[str]) -> None:
-        from psycopg import pq
-
-        quote = pq.Escaping(self.cursor.connection.pgconn).escape_literal
-        statements = (f"NOTIFY {channel}, {bytes(quote(each.encode())).decode()}" for each in payloads)
+        statements = (f"NOTIFY {channel}, {self.literal(each)}" for each in payloads)
         with self.wrap:
             self.send("; ".join(statements))
 
@@ -413,8 +410,17 @@ class Session:
             names[_SUCCEED_KEY] = b"jobs_succeed"
         return True
 
-    def send(self, sql: str) -> None:
-        """Execute statements without values, in one message, by the shortest way there is (as psycopg, it raises)."""
+    def literal(self, text: str) -> str:
+        from psycopg import pq
+
+        return bytes(pq.Escaping(self.cursor.connection.pgconn).escape_literal(text.encode())).decode()
+
+    def send(self, sql: str) -> Any:
+        """Execute statements without values, in one message, by the shortest way there is (as psycopg, it raises).
+
+        Returns:
+            psycopg.pq.PGresult: the last one's.
+        """
         from psycopg import errors, pq
 
         pgconn = self.cursor.connection.pgconn
@@ -423,6 +429,7 @@ class Session:
             if pgconn.status == pq.ConnStatus.BAD:
                 raise errors.OperationalError(pgconn.get_error_message())
             raise errors.error_from_result(result)
+        return result
 
 
 def session_of(using: str) -> Session:

@@ -17,6 +17,7 @@ from django.db.models.functions import Now
 
 from jobs.database import databases
 from jobs.lifecycle import ring
+from jobs.lifecycle.claims import NOW_SQLITE, has_begun, session_of
 from jobs.models import LIVE, Job, State
 
 #: When a job runs that waits behind another one: never, until it is let in.
@@ -38,12 +39,20 @@ SELECT key FROM line WHERE key IS NOT NULL AND NOT EXISTS (
 ) LIMIT {keys}
 """
 #: The keys come sorted, so that two who lock several do not wait for each other.
-_LOCK = "SELECT pg_advisory_xact_lock(hashtextextended(key, 7216)) FROM unnest(%s::text[]) AS key"
+_LOCK = "SELECT pg_advisory_xact_lock(hashtextextended(key, 7216)) FROM unnest({keys}::text[]) AS key"
 
 _LIVE = "state IN ('scheduled', 'ready', 'running')"
 #: Whether a job waits behind another one.
 WAITS = f"order_key IS NOT NULL AND order_place IS NOT NULL AND {_LIVE} AND state = 'scheduled'"
 STUCK = _STUCK.format(waits=WAITS, live=_LIVE, keys=KEYS)
+
+#: The first that waits, if none of its key is out.
+_LET_IN = f"""
+UPDATE jobs_job SET state = 'ready', run_at = {{now}}, order_place = NULL
+WHERE id = (SELECT id FROM jobs_job WHERE order_key = {{key}} AND {WAITS} ORDER BY order_place LIMIT 1) AND {WAITS}
+  AND NOT EXISTS (SELECT 1 FROM jobs_job WHERE order_key = {{key}} AND order_place IS NULL AND {_LIVE})
+RETURNING queue
+"""
 
 
 def out(using: str, keys: Collection[str]) -> set[Any]:
@@ -55,7 +64,7 @@ def out(using: str, keys: Collection[str]) -> set[Any]:
 def lock(using: str, keys: Iterable[str]) -> None:
     """Nobody else lets in a job of these keys until the transaction ends. (SQLite has one writer.)"""
     if connections[using].vendor == "postgresql":
-        databases.ask(using, _LOCK, sorted(keys))
+        databases.ask(using, _LOCK.format(keys="%s"), sorted(keys))
 
 
 def let_in(using: str, keys: Iterable[str]) -> int:
@@ -70,24 +79,43 @@ def let_in(using: str, keys: Iterable[str]) -> int:
         # Most of many have one that is out.
         rows = Job.objects.using(using).filter(order_key__in=wanted, order_place=None, state__in=LIVE)
         wanted -= set(rows.order_by().values_list("order_key", flat=True))
+    first_in = _FIRST_IN.get(connections[using].vendor, _first_in_anywhere)
     for key in sorted(wanted):
-        jobs = Job.objects.using(using).filter(order_key=key)
-        # SQLite takes the index by the states that it is of, and not by one of them.
-        line = jobs.filter(order_place__isnull=False, state=State.SCHEDULED, state__in=LIVE)
-        waiting = line.order_by("order_place").values_list("pk", "queue")
-        # Most lines are empty: no transaction for those.
-        if waiting.first() is None:
-            continue
-        with transaction.atomic(using=using):
-            lock(using, [key])
-            if (first := waiting.first()) is None:
-                continue
-            others = Job.objects.using(using).filter(order_key=OuterRef("order_key"), order_place=None, state__in=LIVE)
-            mine = line.filter(~Exists(others), pk=first[0])
-            if mine.update(state=State.READY, run_at=Now(), order_place=None):
-                done += 1
-                transaction.on_commit(partial(ring.ring, using, {first[1]}), using=using, robust=True)
+        queue = first_in(using, key)
+        if queue is not None:
+            done += 1
+            transaction.on_commit(partial(ring.ring, using, {queue}), using=using, robust=True)
     return done
+
+
+def _first_in_postgresql(using: str, key: str) -> str | None:
+    """In one message to the server. The second statement sees what was committed until it had the lock."""
+    session, connection = session_of(using), connections[using]
+    name = session.literal(key)
+    begin = "BEGIN; " if connection.in_atomic_block and not has_begun(connection) else ""
+    lock = _LOCK.format(keys=f"ARRAY[{name}]")
+    with session.wrap:
+        found = session.send(f"{begin}{lock}; {_LET_IN.format(key=name, now='statement_timestamp()')}")
+    return found.get_value(0, 0).decode() if found.ntuples else None
+
+
+def _first_in_sqlite(using: str, key: str) -> str | None:
+    # Without the write lock: most lines are empty.
+    if not databases.ask(using, f"SELECT 1 FROM jobs_job WHERE order_key = %s AND {WAITS} LIMIT 1", key):
+        return None
+    rows = databases.ask(using, _LET_IN.format(key="%s", now=NOW_SQLITE), key, key)
+    return rows[0][0] if rows else None
+
+
+def _first_in_anywhere(using: str, key: str) -> str | None:
+    line = Job.objects.using(using).filter(order_key=key, order_place__isnull=False, state=State.SCHEDULED)
+    others = Job.objects.using(using).filter(order_key=OuterRef("order_key"), order_place=None, state__in=LIVE)
+    with transaction.atomic(using=using):
+        first = line.select_for_update().order_by("order_place").values_list("pk", "queue").first()
+        if first is None:
+            return None
+        mine = line.filter(~Exists(others), pk=first[0])
+        return first[1] if mine.update(state=State.READY, run_at=Now(), order_place=None) else None
 
 
 def behind(job_id: uuid.UUID) -> dict[str, Any]:
@@ -101,3 +129,6 @@ def behind(job_id: uuid.UUID) -> dict[str, Any]:
 def let_in_stuck(using: str) -> int:
     """Let in where nobody did, because the process died that had ended the one before."""
     return let_in(using, [key for (key,) in databases.ask(using, STUCK)])
+
+
+_FIRST_IN = {"postgresql": _first_in_postgresql, "sqlite": _first_in_sqlite}

@@ -24,7 +24,7 @@ from jobs.calling import request
 from jobs.conf import conf
 from jobs.conf.logs import log, logger
 from jobs.conf.syncpoints import reach
-from jobs.database import databases
+from jobs.database import databases, turns
 from jobs.errors import NotSettled
 from jobs.execution import settlement
 from jobs.idempotency.keys import named
@@ -217,8 +217,9 @@ class Runner:
         """Of events of one order key one is handled after the other. Without a database a tick does it later."""
         about = job.headers.get("event") or {}
         if about.get("order_key") is not None:
-            with suppress(Error):
-                order.let_in(str(job._state.db), [named(job.task, about["order_key"])])
+            using = str(job._state.db)
+            with suppress(Error), turns.turn(using):
+                order.let_in(using, [named(job.task, about["order_key"])])
 
     def _name(self, task: Any, job: Job, batch: int) -> dict[str, Any]:
         """Say on the board what is run, and until when; returns the request.
