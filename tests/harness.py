@@ -21,7 +21,7 @@ from jobs.database import databases
 from jobs.lifecycle import transitions
 from jobs.lifecycle.board import BODY, board, is_alive
 from jobs.lifecycle.limited import LimitedClaimer
-from jobs.maintenance.rescue import read_beats
+from jobs.maintenance import beats
 from jobs.models import ENDED, Job, Node
 from jobs.worker.runner import Runner
 from tests.models import Effect
@@ -161,7 +161,7 @@ def wait_beats(node: object) -> None:
     with databases.side() as side:
 
         def count() -> int:
-            return read_beats(side)[node]  # type: ignore[index]
+            return beats.read(side)[node]  # type: ignore[index]
 
         enough = count() + round(2 * conf().DEAD_AFTER / conf().HEARTBEAT)
         wait_for(lambda: count() >= enough, 6 * conf().DEAD_AFTER, "the node beats on")

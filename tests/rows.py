@@ -10,7 +10,7 @@ from django.db.models import JSONField, Value
 from django.utils import timezone
 
 from jobs.database import databases
-from jobs.maintenance import rescue
+from jobs.maintenance import beats
 from jobs.models import Job, Node
 from jobs.models.fields import first_id
 
@@ -54,10 +54,10 @@ def make_node(**more) -> Node:
     return Node.objects.create(**{"hostname": "web1", "pid": 4711, "queues": ["celery", "mail"], **more})
 
 
-def beats(node: Node, silence: float = -600.0) -> Node:
+def let_beat(node: Node, silence: float = -600.0) -> Node:
     """Let a node beat, once. On a busy machine a test takes longer than a node may be silent, so it beats ahead."""
     with databases.side() as side:
-        rescue.first_beat(side, node.pk)
+        beats.first(side, node.pk)
         with side.cursor() as cursor:
             cursor.execute(f"UPDATE jobs_beat SET at = {side.now} - %s WHERE node = %s", [silence, node.pk.hex])
     return node

@@ -20,7 +20,7 @@ from jobs.admin import job as job_admin
 from jobs.idempotency import locks
 from jobs.idempotency.locks import lock
 from jobs.models import Effect, Job, Marker, Node, State
-from tests.rows import beats, make
+from tests.rows import let_beat, make
 from tests.tasks import locked, noop
 
 pytestmark = pytest.mark.django_db
@@ -554,7 +554,7 @@ def test_nodes_are_listed_with_what_each_does(viewer):
     }
     for name, node in nodes.items():
         if name != "silent":
-            beats(node)
+            let_beat(node)
     job = make("running", node=nodes["alive"])
     found = viewer.get(reverse("admin:jobs_node_changelist")).content.decode()
     for name in (*nodes, "died"):

@@ -27,12 +27,12 @@ from jobs.database import identity
 from jobs.database.databases import SideDatabase
 from jobs.inspection import census
 from jobs.lifecycle import transitions
-from jobs.maintenance import rescue
+from jobs.maintenance import beats
 from jobs.maintenance.rescue import Rescue
 from jobs.management.commands.jobs import Command
 from jobs.models import Cancellation, Instance, Job, Marker
 from tests.harness import ROOT, claim, environment
-from tests.rows import ERROR, beats, make, make_node
+from tests.rows import ERROR, let_beat, make, make_node
 from tests.servers import die_with_parent, wait_for
 from tests.test_plans import plan
 
@@ -110,7 +110,7 @@ def test_status_says_when_a_queue_stands_still():
     assert "slow: the oldest ready job has waited 5.0 min, and no worker consumes its queue" in run("status")
     nodes = [make_node(queues=["slow", "mail"]) for _ in range(2)]
     for node in nodes:
-        beats(node)
+        let_beat(node)
     text = run("status")
     assert "slow: the oldest ready job has waited 5.0 min although 2 workers consume its queue, and none of" in text
     assert "mail: " not in text
@@ -126,8 +126,8 @@ def test_status_tells_workers_that_beat_from_those_that_fell_silent():
     make_node(dead_at=timezone.now())
     make_node(dead_at=timezone.now(), signed_off=True)
     make_node(dead_at=timezone.now() - datetime.timedelta(days=2))
-    beats(beating)
-    beats(silent, 60.0)
+    let_beat(beating)
+    let_beat(silent, 60.0)
     found = json.loads(run("status", "--json"))
     seen = {node["id"]: node for node in found["nodes"]}
     assert (seen[str(beating.pk)]["alive"], seen[str(silent.pk)]["alive"]) == (True, False)
@@ -397,14 +397,14 @@ def test_rescue_once_watches_and_gives_back_the_jobs_of_the_dead_only():
     alive, dead = make_node(), make_node(hostname="gone")
     kept, lost = make("running", node=alive), make("running", node=dead)
     side, stop = SideDatabase(), threading.Event()
-    rescue.first_beat(side, alive.pk)
-    rescue.first_beat(side, dead.pk)
+    beats.first(side, alive.pk)
+    beats.first(side, dead.pk)
 
-    def beats() -> None:
+    def beat_on() -> None:
         while not stop.wait(0.2):
-            rescue.beat(side, alive.pk)
+            beats.beat(side, alive.pk)
 
-    thread = threading.Thread(target=beats)
+    thread = threading.Thread(target=beat_on)
     thread.start()
     try:
         out = run("rescue", "--once")

@@ -18,7 +18,7 @@ from jobs.inspection.dashboard import FAILURES, Dashboard
 from jobs.lifecycle import queues
 from jobs.maintenance.tally import HOUR, MINUTE, Count, clock, floor
 from jobs.models import Job, Pause, Tally
-from tests.rows import beats, make, make_node
+from tests.rows import let_beat, make, make_node
 from tests.test_tally import ended
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -45,7 +45,7 @@ def test_a_new_project_is_told_what_to_do_next(staff):
 
 def test_what_is_there_now(staff):
     node = make_node(version="9.9", pool="prefork", concurrency=7)
-    beats(node)
+    let_beat(node)
     make("running", node=node)
     make("ready", age=600)
     make("ready", queue="mail")
@@ -120,7 +120,7 @@ def test_rates_and_when_a_queue_is_drained():
     [queue] = Dashboard().queues()
     assert (queue["in"], queue["out"], queue["drained"]) == (0, 6.0, None), "nobody works on it"
     node = make_node(queues=["mail", "idle"])
-    beats(node)
+    let_beat(node)
     idle, queue = Dashboard().queues()
     assert queue["drained"] == pytest.approx(30.0)
     assert (idle["name"], idle["workers"], idle["ready"]) == ("idle", 1, 0)

@@ -21,7 +21,7 @@ from django.db.utils import load_backend
 from django.utils import timezone
 from kombu.exceptions import OperationalError
 
-from jobs.events import gaps, incoming, outbox, relay, replay, sender, subscriptions, wire
+from jobs.events import gaps, incoming, outbox, publisher, relay, replay, subscriptions, wire
 from jobs.events.amqp import EXCHANGE, Voice, queue_of
 from jobs.events.incoming import Delivery
 from jobs.lifecycle.board import board
@@ -368,11 +368,11 @@ def listening(broker) -> Iterator[amqp.Channel]:
         yield channel
 
 
-def numbered(node) -> sender.Sender:
+def numbered(node) -> publisher.Publisher:
     """All that was told is handed on; and who sends it."""
     subscriptions.register(current_app._get_current_object(), "default")
     relay.hand_on(current_app._get_current_object(), "default")
-    return sender.Sender()
+    return publisher.Publisher()
 
 
 def test_what_is_sent_again_is_sent_to_those_that_know_it_by_its_id(node, listening, settings):
@@ -416,7 +416,7 @@ def test_values_without_names_are_replayed_to_another_service(node, listening):
     task = current_app.amqp.as_task_v2(str(uuid.uuid4()), MOVED, ("a", 2), {})
     receive(Delivery(json.dumps(task.body), {"headers": task.headers, "content_type": "application/json"}, MOVED))
     queue = listening.queue_declare(queue_of("loyalty"), auto_delete=False).queue
-    sender.send_to("loyalty", list(Event.objects.all()), "default", None)
+    publisher.send_to("loyalty", list(Event.objects.all()), "default", None)
     sent = wait_for(lambda: listening.basic_get(queue, no_ack=True), 20, "it is sent")
     assert wire.decode(sent.body, sent.properties).args == ["a", 2]
 
@@ -622,10 +622,10 @@ def test_our_own_events_that_come_back_are_known(settings, transactional_db):
 def test_one_worker_sends_as_long_as_it_lives(node):
     other = Node.objects.create(hostname="there", pid=2)
     Relay.objects.create(pk=1)
-    assert sender.may_send("default")
+    assert publisher.may_send("default")
     board.node, mine = other.pk, board.node
-    assert not sender.may_send("default")
+    assert not publisher.may_send("default")
     Node.objects.filter(pk=mine).update(dead_at=timezone.now())
-    assert sender.may_send("default")
+    assert publisher.may_send("default")
     board.node = mine
-    assert not sender.may_send("default"), "its node is dead"
+    assert not publisher.may_send("default"), "its node is dead"

@@ -12,7 +12,7 @@ from django.db.models import Model
 from django.utils import timezone
 
 from jobs.database import databases
-from jobs.events import relay, replay, sender, subscriptions
+from jobs.events import publisher, relay, replay, subscriptions
 from jobs.lifecycle import order
 from jobs.maintenance import clock
 from jobs.maintenance.prune import Prune
@@ -80,7 +80,7 @@ def test_every_hot_query_of_events_uses_an_index(history):
         "let in many": lambda: order.let_in("default", [f"k{n}" for n in range(50)]),
         "stuck": lambda: order.let_in_stuck("default"),
         "out": lambda: order.out("default", ["k1", "k4999"]),
-        "positions": lambda: list(sender.positions("default")),
+        "positions": lambda: list(publisher.positions("default")),
         "prune": lambda: Prune(databases.SideDatabase()).run_once(),
         "list": lambda: list(replay.select("default", ["test.thing.made"])[:50]),
         "handlings": lambda: list(Job.objects.filter(parent_id=uuid7())),

@@ -32,7 +32,7 @@ from jobs.models import Gate, Job, Limit
 from tests import tasks
 from tests.faults.worker import Worker
 from tests.harness import wait_ended
-from tests.rows import beats
+from tests.rows import let_beat
 from tests.servers import wait_for
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("node")]
@@ -283,7 +283,7 @@ def alive(node):
     """This process's node is a worker."""
     node.queues, node.tasks, node.concurrency = [QUEUE, "mail"], list(current_app.tasks), 8
     node.save()
-    beats(node)
+    let_beat(node)
 
 
 def test_why_names_the_limit_and_who_has_its_places(alive):

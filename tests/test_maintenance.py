@@ -19,7 +19,7 @@ from jobs.database.databases import SideDatabase
 from jobs.lifecycle import transitions
 from jobs.lifecycle.board import BODY, BUSY, IDLE, LONG, NAMED, board
 from jobs.lifecycle.ring import Bell
-from jobs.maintenance import clock, rescue
+from jobs.maintenance import beats, clock, rescue
 from jobs.maintenance.prune import Prune
 from jobs.maintenance.zombies import end_backends
 from jobs.models import Cancellation, Job, Node, Pause
@@ -242,13 +242,13 @@ def test_a_row_that_cannot_be_given_back_is_told_of_once(monkeypatch, caplog):
 def test_a_node_whose_beat_stands_still_is_buried_and_its_jobs_go_back(side, settings):
     settings.JOBS = {**settings.JOBS, "HEARTBEAT": 0.05, "DEAD_AFTER": 0.3}
     job = run(tasks.effect.delay("a").id)
-    rescue.first_beat(side, job.node_id)
+    beats.first(side, job.node_id)
     alive = Node.objects.create(hostname="h", pid=2)
-    rescue.first_beat(side, alive.pk)
+    beats.first(side, alive.pk)
     watch = rescue.Rescue(side)
     began = time.monotonic()
     while not (done := watch.run_once()).get("nodes"):
-        rescue.beat(side, alive.pk)
+        beats.beat(side, alive.pk)
         assert time.monotonic() - began < 5
         time.sleep(0.05)
     assert time.monotonic() - began >= 0.3
@@ -257,7 +257,7 @@ def test_a_node_whose_beat_stands_still_is_buried_and_its_jobs_go_back(side, set
     assert (row.state, row.node_losses, row.crashes) == ("ready", 1, 0)
     assert row.errors[0]["type"] == "NodeLost"
     assert Node.objects.get(pk=alive.pk).dead_at is None
-    assert not rescue.beat(side, job.node_id), "the dead node notices at its next beat"
+    assert not beats.beat(side, job.node_id), "the dead node notices at its next beat"
 
 
 def test_a_rescuer_that_comes_second_leaves_the_next_run_alone(monkeypatch):
@@ -301,7 +301,7 @@ def test_only_the_connection_of_the_run_that_is_over_is_ended():
 def test_a_rescuer_that_was_away_calls_nobody_dead(side, settings):
     settings.JOBS = {**settings.JOBS, "HEARTBEAT": 0.05, "DEAD_AFTER": 0.3}
     node = Node.objects.create(hostname="h", pid=2)
-    rescue.first_beat(side, node.pk)
+    beats.first(side, node.pk)
     watch = rescue.Rescue(side)
     watch.run_once()
     time.sleep(0.4)
@@ -327,14 +327,14 @@ def test_a_rescuer_that_cannot_write_calls_nobody_dead(side, settings):
     settings.JOBS = {**settings.JOBS, "HEARTBEAT": 0.05, "DEAD_AFTER": 0.3}
     own, other = (Node.objects.create(hostname="h", pid=pid) for pid in (1, 2))
     for node in (own, other):
-        rescue.first_beat(side, node.pk)
+        beats.first(side, node.pk)
     watch = rescue.Rescue(side, lambda: own.pk)
     for _ in range(20):
         assert not watch.run_once()["nodes"]
         time.sleep(0.05)
     began = time.monotonic()
     while not watch.run_once()["nodes"]:
-        rescue.beat(side, own.pk)
+        beats.beat(side, own.pk)
         time.sleep(0.05)
         assert time.monotonic() - began < 5
     assert time.monotonic() - began >= 0.3, "the other one gets the full time again"
@@ -345,12 +345,12 @@ def test_a_node_that_beats_again_while_another_is_buried_lives(side, settings, m
     settings.JOBS = {**settings.JOBS, "HEARTBEAT": 0.05, "DEAD_AFTER": 0.3}
     nodes = [Node.objects.create(hostname="h", pid=pid) for pid in (1, 2)]
     for node in nodes:
-        rescue.first_beat(side, node.pk)
+        beats.first(side, node.pk)
     bury = rescue.bury
 
     def bury_at_last(node_id):
         for node in nodes:
-            rescue.beat(side, node.pk)
+            beats.beat(side, node.pk)
         return bury(node_id)
 
     monkeypatch.setattr(rescue, "bury", bury_at_last)
@@ -542,7 +542,7 @@ def test_a_stopped_worker_hands_back_what_its_processes_left(own):
 def test_a_second_database_that_is_away_keeps_nobody_from_being_rescued(second, side, settings, node):
     settings.JOBS = {**settings.JOBS, "HEARTBEAT": 0.05, "DEAD_AFTER": 0.3}
     job = run(tasks.effect.delay("a").id)
-    rescue.first_beat(side, job.node_id)
+    beats.first(side, job.node_id)
     with connections[second].cursor() as cursor:
         cursor.execute("ALTER TABLE jobs_job RENAME TO away")
         cursor.execute("ALTER TABLE jobs_node RENAME TO jobs_away")

@@ -23,7 +23,7 @@ from jobs.maintenance.tally import Count
 from jobs.models import Effect, Job
 from tests.conftest import not_installed
 from tests.harness import ROOT
-from tests.rows import beats, make, make_node
+from tests.rows import let_beat, make, make_node
 from tests.servers import Server, die_with_parent, wait_for
 from tests.test_tally import ended
 
@@ -151,7 +151,7 @@ class Prometheus(Server):
 def test_a_real_prometheus_scrapes_them_and_answers_each_panel(live_server, settings):
     binary("prometheus")
     settings.JOBS = {**settings.JOBS, "METRICS_TOKEN": "secret"}
-    make("running", node=beats(make_node(concurrency=4)))
+    make("running", node=let_beat(make_node(concurrency=4)))
     make(age=600)
     queues.pause("mail")
     Effect.objects.create(name="charge", key="7", job=make("failed").pk, lease=1, state="parked")

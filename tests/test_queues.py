@@ -17,7 +17,7 @@ from jobs.lifecycle import queues, transitions
 from jobs.models import Job, Pause
 from tests import tasks
 from tests.harness import Worker, claim, deliver, effects, wait_ended
-from tests.rows import beats, make, make_node
+from tests.rows import let_beat, make, make_node
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -105,7 +105,7 @@ def test_nobody_calls_it_late_that_a_paused_queue_waits(worker):
 def worker():
     """One that has been there for an hour, and does nothing."""
     node = make_node(concurrency=1, started_at=timezone.now() - datetime.timedelta(hours=1))
-    beats(node)
+    let_beat(node)
 
 
 def test_commands():

@@ -13,7 +13,7 @@ from jobs.inspection.dashboard import Dashboard
 from jobs.lifecycle import queues
 from jobs.maintenance.tally import MINUTE
 from jobs.models import Batch, Cancellation, Job, Node
-from tests.rows import beats, make, make_node
+from tests.rows import let_beat, make, make_node
 from tests.test_dashboard import URL, tally
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -25,7 +25,7 @@ def noted() -> list[remarks.Remark]:
 
 def alive(**more) -> Node:
     node = make_node(**more)
-    beats(node)
+    let_beat(node)
     return node
 
 

@@ -39,7 +39,7 @@ from jobs.testing import run_jobs
 from tests import tasks
 from tests.faults.clock import clock
 from tests.harness import ROOT, Worker, environment, wait_reached
-from tests.rows import beats, make_node
+from tests.rows import let_beat, make_node
 from tests.servers import die_with_parent, wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -515,7 +515,7 @@ def test_only_an_entry_that_no_worker_has_can_be_deleted(beat, staff):
     beat["e"] = entry(60)
     Schedules().run_once()
     node = make_node()
-    beats(node)
+    let_beat(node)
     client = staff("view_schedule", "delete_schedule")
     url = reverse("admin:jobs_schedule_delete", args=["e"])
     assert client.post(url, {"post": "yes"}).status_code == 403

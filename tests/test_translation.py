@@ -37,7 +37,7 @@ from jobs.lifecycle.limits import set_by_hand
 from jobs.models import Action, Cancellation, Effect, Event, Instance, Job, Marker, Node, Schedule, Subscription
 from jobs.operations.actions import OPERATIONS
 from tests.conftest import not_installed
-from tests.rows import ERROR, beats, make, make_node
+from tests.rows import ERROR, let_beat, make, make_node
 from tests.test_dashboard import MINUTE, tally
 from tests.test_event_pages import open_ones
 
@@ -204,7 +204,7 @@ def admin(name: str, *args: object) -> str:
 
 def alive(**more) -> Node:
     node = make_node(**{"tasks": ["tests.tasks.effect"], "concurrency": 2, **more})
-    beats(node)
+    let_beat(node)
     return node
 
 

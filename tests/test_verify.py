@@ -22,12 +22,12 @@ from django.utils import timezone
 from jobs.database import databases
 from jobs.inspection.verify import RULES, SHAPES, WINDOW, Finding, Report, Unverifiable, verify
 from jobs.lifecycle import queues, transitions
-from jobs.maintenance import clock, rescue
+from jobs.maintenance import beats, clock
 from jobs.maintenance.rescue import Rescue
 from jobs.models import Batch, Cancellation, Effect, Gate, Job, Marker, Node
 from tests import tasks
 from tests.harness import Worker, wait_ended
-from tests.rows import ERROR, beats, make, make_node
+from tests.rows import ERROR, let_beat, make, make_node
 from tests.servers import wait_for
 from tests.test_plans import plan
 
@@ -43,7 +43,7 @@ def ago(seconds: float) -> datetime.datetime:
 @pytest.fixture
 def worker() -> Node:
     """One that has been there for an hour, and whose only process does nothing."""
-    return beats(make_node(started_at=ago(3600), concurrency=1))
+    return let_beat(make_node(started_at=ago(3600), concurrency=1))
 
 
 @contextmanager
@@ -103,11 +103,11 @@ def _running_on_no_node() -> object:
 
 
 def _silent_node_that_runs() -> object:
-    return make("running", node=beats(make_node(started_at=ago(2 * LONG)), LONG)).pk
+    return make("running", node=let_beat(make_node(started_at=ago(2 * LONG)), LONG)).pk
 
 
 def _silent_node() -> object:
-    return beats(make_node(started_at=ago(2 * LONG)), LONG).pk
+    return let_beat(make_node(started_at=ago(2 * LONG)), LONG).pk
 
 
 def _node_that_never_beat() -> object:
@@ -115,7 +115,7 @@ def _node_that_never_beat() -> object:
 
 
 def _dead_node_with_a_beat() -> object:
-    return beats(make_node(dead_at=ago(LONG))).pk
+    return let_beat(make_node(dead_at=ago(LONG))).pk
 
 
 def _note(state: str, **more) -> object:
@@ -261,7 +261,7 @@ WITH_A_BOUND = {rule.id for rule in RULES if rule.bound()}
 def test_nothing_is_broken_as_long_as_nobody_could_put_it_right(rule, break_it, age):
     """Without a worker, or with one that has just come."""
     if age is not None:
-        beats(make_node(started_at=ago(age)))
+        let_beat(make_node(started_at=ago(age)))
     break_it()
     report = verify()
     assert broken(report) == {}
@@ -381,7 +381,7 @@ def test_a_row_that_comes_back_under_another_lease_is_not_the_same(worker, short
 @pytest.mark.slow
 def test_a_node_that_is_dead_at_home_is_dead_everywhere(second, worker):
     """In the end: that database was away when the node was buried."""
-    buried, forgotten, alive = make_node(dead_at=ago(LONG)), make_node(dead_at=ago(LONG)), beats(make_node())
+    buried, forgotten, alive = make_node(dead_at=ago(LONG)), make_node(dead_at=ago(LONG)), let_beat(make_node())
     late = make_node(dead_at=timezone.now())
     for node, dead_at in ((buried, timezone.now()), (forgotten, None), (alive, None), (late, None)):
         Node.objects.using(second).create(pk=node.pk, hostname="web1", pid=1, dead_at=dead_at)
@@ -522,7 +522,7 @@ def test_it_only_reads_and_by_its_indexes(worker):
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE")
     with databases.side() as side:
-        rescue.beat(side, worker.pk)
+        beats.beat(side, worker.pk)
     assert len(broken(verify(patient=False))) == 5
     with CaptureQueriesContext(connection) as queries:
         verify(patient=False)

@@ -16,7 +16,7 @@ from jobs.database import databases
 from jobs.inspection import census
 from jobs.maintenance.tally import HOUR, Count, floor
 from jobs.models import Effect, Instance, Tally
-from tests.rows import ERROR, beats, make, make_node
+from tests.rows import ERROR, let_beat, make, make_node
 from tests.test_tally import ended
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -27,7 +27,7 @@ HEALTH, METRICS = "/jobs/health", "/jobs/metrics"
 @pytest.fixture
 def worker():
     node = make_node(concurrency=4)
-    beats(node)
+    let_beat(node)
     return node
 
 

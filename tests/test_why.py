@@ -29,7 +29,7 @@ from tests import tasks
 from tests.concurrency import Elsewhere, open_transaction, somebody_waits
 from tests.harness import Worker, deliver, in_body, wait_ended, wait_state
 from tests.models import Effect
-from tests.rows import ERROR, beats, make, make_node
+from tests.rows import ERROR, let_beat, make, make_node
 from tests.servers import free_port, wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -260,7 +260,7 @@ def test_its_own_time():
 
 
 def test_running(node):
-    beats(node)
+    let_beat(node)
     job = make("running", node=node)
     assert codes(job.pk) == ["running"]
     Cancellation.objects.create(job=job.pk, reason="by hand")
@@ -276,7 +276,7 @@ def test_running(node):
 def test_running_and_blocked_in_the_database(node, settings):
     if connection.vendor != "postgresql":
         pytest.skip("SQLite does not say")
-    beats(node)
+    let_beat(node)
     effect = Effect.objects.create(key="a")
     result = tasks.touches.delay(effect.pk)
 
@@ -292,7 +292,7 @@ def test_running_and_blocked_in_the_database(node, settings):
 
 @pytest.fixture
 def worker(node):
-    beats(node)
+    let_beat(node)
     Node.objects.update(queues=["celery", "mail"], tasks=["tests.tasks.effect"], concurrency=2)
     return Node.objects.get()
 

@@ -16,7 +16,7 @@ from django.db.models import Min, Q
 
 from jobs.conf import conf
 from jobs.conf.logs import logger
-from jobs.events import amqp, incoming, sender, subscriptions
+from jobs.events import amqp, incoming, publisher, subscriptions
 from jobs.events.outbox import service
 from jobs.events.wire import Message
 from jobs.models import PARKED, Event, Position, Subscription
@@ -132,7 +132,7 @@ class Gaps:
         if to == service():
             return
         for alias in conf().DATABASES:
-            for source, name, number in sender.positions(alias):
+            for source, name, number in publisher.positions(alias):
                 if any(subscriptions.matches(pattern, name) for pattern in patterns):
                     told = {"name": name, "number": number}
                     self._voice.say(amqp.POSITION, amqp.source_of(source, alias), amqp.queue_of(to), "", **told)
@@ -148,7 +148,7 @@ class Gaps:
         if begin is not None:
             # What is not sent yet is on its way.
             count = rows.filter(number__gte=begin, sent_at__isnull=False).update(sent_at=None, is_resent=True)
-            sender.numbered.set()
+            publisher.numbered.set()
             text = "%d events %s are sent again, which %s misses"
             logger.info(text, count, name, to, extra={"action": "events_resent"})
         gone = last if begin is None else begin - 1

@@ -7,7 +7,7 @@ from django.db import connections, transaction
 
 from jobs.conf import conf, loaded_app
 from jobs.database import databases
-from jobs.events import relay, sender, subscriptions
+from jobs.events import publisher, relay, subscriptions
 from jobs.lifecycle.board import board
 from jobs.lifecycle.ring import told
 from jobs.models import Node
@@ -64,5 +64,5 @@ class Post:
                 # Perhaps it has looked already when this event was committed.
                 time.sleep(SOON)
             done += count or 0
-            sender.numbered.set()
+            publisher.numbered.set()
         return done

@@ -15,7 +15,7 @@ from django.utils.translation import gettext
 from jobs.arguments import scrub
 from jobs.conf import conf, did_you_mean
 from jobs.database import databases
-from jobs.events import relay, sender, subscriptions
+from jobs.events import publisher, relay, subscriptions
 from jobs.models import Action, Event, Job, Subscription
 from jobs.models.fields import uuid7
 
@@ -97,7 +97,7 @@ def replay(
         place = some[-1].pk
         done["events"] += len(some)
         if not is_here:
-            sender.send_to(to, some, using, mark)
+            publisher.send_to(to, some, using, mark)
             done["sent"] += len(some)
             continue
         with transaction.atomic(using=using):

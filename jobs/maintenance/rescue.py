@@ -20,6 +20,7 @@ from jobs.lifecycle import transitions
 from jobs.lifecycle.board import BODY, Occupied, board, is_alive
 from jobs.lifecycle.ring import bell
 from jobs.lifecycle.run import report
+from jobs.maintenance import beats
 from jobs.maintenance.zombies import end_backends
 from jobs.models import Job, Node, State
 
@@ -49,23 +50,23 @@ class Rescue:
         done = {"nodes": 0, "jobs": 0}
         for node_id in self._silent():
             # Race: the last burial may have waited for as long as nobody could write, and now all beat again.
-            if read_beats(self.side).get(node_id, -1) == self._seen[node_id][0]:
+            if beats.read(self.side).get(node_id, -1) == self._seen[node_id][0]:
                 done["nodes"] += bury(node_id)
         done["jobs"] = databases.everywhere(give_back_all)
         # A beat of a node that is dead must miss its row, so that the node notices.
-        if beats := set(read_beats(self.side)) - {VISITOR}:
-            dead = Node.objects.using(databases.home()).filter(pk__in=beats, dead_at__isnull=False)
+        if beating := set(beats.read(self.side)) - {VISITOR}:
+            dead = Node.objects.using(databases.home()).filter(pk__in=beating, dead_at__isnull=False)
             for node_id in dead.values_list("pk", flat=True):
-                delete_beat(self.side, node_id)
+                beats.delete(self.side, node_id)
         return done
 
     def _silent(self) -> list[uuid.UUID]:
-        if self._node() == VISITOR and not beat(self.side, VISITOR):
+        if self._node() == VISITOR and not beats.beat(self.side, VISITOR):
             with suppress(IntegrityError):  # Another visitor was faster.
-                first_beat(self.side, VISITOR)
+                beats.first(self.side, VISITOR)
         now = time.monotonic()
-        beats = read_beats(self.side)
-        own = beats.get(self._node(), -1)
+        counts = beats.read(self.side)
+        own = counts.get(self._node(), -1)
         written = max(0, own - self._own) * conf().HEARTBEAT
         if now - self._last_write - written > conf().DEAD_AFTER / 2:
             # We were away ourselves, or nobody could write: nothing is known of the others.
@@ -75,7 +76,7 @@ class Rescue:
         alive = set(Node.objects.using(databases.home()).filter(dead_at=None).values_list("pk", flat=True))
         silent = []
         for node_id in alive:
-            count = beats.get(node_id, -1)
+            count = counts.get(node_id, -1)
             seen = self._seen.get(node_id)
             if seen is None or seen[0] != count:
                 self._seen[node_id] = (count, now)
@@ -267,24 +268,3 @@ class OwnJobs:
 
     def _running(self, alias: str) -> QuerySet[Job]:
         return Job.objects.using(alias).filter(state=State.RUNNING, node_id=board.node)
-
-
-# Beats
-
-
-def read_beats(side: SideDatabase) -> dict[uuid.UUID, int]:
-    return {uuid.UUID(str(node)): count for node, count in side.execute("SELECT node, count FROM jobs_beat")}
-
-
-def first_beat(side: SideDatabase, node_id: uuid.UUID) -> None:
-    side.execute("INSERT INTO jobs_beat (node, count, at) VALUES (%s, 0, {now})", node_id.hex)
-
-
-def beat(side: SideDatabase, node_id: uuid.UUID) -> bool:
-    """Prove to be alive; False: this node was declared dead and has to take a new id."""
-    changed = side.execute("UPDATE jobs_beat SET count = count + 1, at = {now} WHERE node = %s", node_id.hex)
-    return bool(changed == 1)
-
-
-def delete_beat(side: SideDatabase, node_id: uuid.UUID) -> None:
-    side.execute("DELETE FROM jobs_beat WHERE node = %s", node_id.hex)

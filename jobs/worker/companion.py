@@ -33,12 +33,12 @@ from jobs.database import databases, identity
 from jobs.database.databases import SideDatabase
 from jobs.database.identity import NotAdopted
 from jobs.events.post import Post
+from jobs.events.publisher import Publisher, numbered
 from jobs.events.receiver import Receiver
-from jobs.events.sender import Sender, numbered
 from jobs.lifecycle import limits, orders, transitions
 from jobs.lifecycle.board import BODY, IDLE, Occupied, board, is_alive
 from jobs.lifecycle.ring import told
-from jobs.maintenance import clock, rescue
+from jobs.maintenance import beats, clock, rescue
 from jobs.maintenance.prune import Prune
 from jobs.maintenance.schedules import Schedules
 from jobs.maintenance.tally import Count
@@ -327,7 +327,7 @@ class _Process:
     def _beat(self) -> None:
         if not self._registered:
             self._register()
-        elif not rescue.beat(self._side, board.node):
+        elif not beats.beat(self._side, board.node):
             # Somebody declared this node dead: under the old id it may neither claim nor settle again.
             board.node = uuid.uuid4()
             self._register()
@@ -354,8 +354,8 @@ class _Process:
         row = {"hostname": socket.gethostname(), **self._node, "pid": self._main, "version": version}
         for alias in conf().DATABASES:
             Node.objects.using(alias).get_or_create(pk=board.node, defaults={**row, "queues": board.queues})
-        if not rescue.beat(self._side, board.node):
-            rescue.first_beat(self._side, board.node)
+        if not beats.beat(self._side, board.node):
+            beats.first(self._side, board.node)
         self._registered = True
         # The handlers of events are written once more for this node.
         told.set()
@@ -378,7 +378,7 @@ class _Process:
         self._try(lambda: rescue.bury(board.node, by_itself=is_stopping))
         for alias in conf().DATABASES:
             self._try(partial(rescue.give_back_all, alias))
-        self._try(lambda: rescue.delete_beat(self._side, board.node))
+        self._try(lambda: beats.delete(self._side, board.node))
 
     # The thread that watches: time limits are kept while a beat hangs, behind a dead link, or on SQLite behind a body
 
@@ -513,7 +513,7 @@ class _Process:
 
     def _send(self) -> None:
         self._admitted.wait()
-        Sender().run(self._stopping)
+        Publisher().run(self._stopping)
 
     def _receive(self) -> None:
         self._admitted.wait()

@@ -15,7 +15,7 @@ from celery.worker import state
 
 from jobs.conf.logs import logger
 from jobs.lifecycle.board import board
-from jobs.worker import events
+from jobs.worker import celery_events
 from jobs.worker.alarm import BrokerSilent, call_to_broker
 from jobs.worker.companion import REPLACE
 from jobs.worker.pool import AsynPool
@@ -140,8 +140,8 @@ class ConsumerStep(bootsteps.StartStopStep):
     def start(self, c: Any) -> None:
         board.queues = list(c.app.amqp.queues.consume_from)
         # The dispatcher is another one after each connection.
-        self.timer = c.timer.call_repeatedly(FORWARD, lambda: events.forward(c.event_dispatcher))
-        events.forward(c.event_dispatcher)
+        self.timer = c.timer.call_repeatedly(FORWARD, lambda: celery_events.forward(c.event_dispatcher))
+        celery_events.forward(c.event_dispatcher)
 
     def stop(self, c: Any) -> None:
         if self.timer is not None:

@@ -34,7 +34,7 @@ from jobs.lifecycle.limited import LimitedClaimer
 from jobs.lifecycle.ring import bell
 from jobs.lifecycle.run import Run, claimed
 from jobs.models import Job
-from jobs.worker import events
+from jobs.worker import celery_events
 
 #: Seconds that a claim is expected to take to run: nobody waits longer behind its first jobs. It is known by a task's
 #: moving mean, in which the last run has this weight.
@@ -241,7 +241,7 @@ class Runner:
             tracer = build_tracer(task.name, task, self.app.loader, self.hostname, app=self.app)
             self._tracers[task.name] = tracer
         began = time.monotonic()
-        events.send_start(job, made)
+        celery_events.send_start(job, made)
         claimed.set((job, self.slot))
         try:
             follows = dict.fromkeys(request.embedded({}))
@@ -261,7 +261,7 @@ class Runner:
         elif outcome.info and outcome.info.state == states.REJECTED and not made["ignore_result"]:
             # The body's Reject(requeue=False). It is Celery's worker that calls this a failure, and not its tracer.
             task.backend.store_result(made["id"], outcome.info.retval, states.FAILURE, request=Context(made))
-        events.send_outcome(made, outcome, time.monotonic() - began)
+        celery_events.send_outcome(made, outcome, time.monotonic() - began)
         return outcome
 
     def _settle_unbegun(self, task: Any, job: Job, exc: BaseException) -> None:

@@ -22,7 +22,7 @@ from jobs.conf.logs import logger
 from jobs.database import databases, turns
 from jobs.database.identity import NotAdopted
 from jobs.lifecycle.board import board
-from jobs.worker import beat, control, pool, runner
+from jobs.worker import celery_beat, control, pool, runner
 from jobs.worker.alarm import alarm
 from jobs.worker.companion import companion
 
@@ -153,7 +153,7 @@ def _on_init(sender: Any = None, **kwargs: Any) -> None:
 @signals.beat_init.connect(dispatch_uid="jobs.worker.steps")
 def _on_beat(sender: Any = None, **kwargs: Any) -> None:
     if (scheduler := getattr(sender, "scheduler", None)) is not None:
-        scheduler.apply_async = beat.Beside(scheduler)
+        scheduler.apply_async = celery_beat.Beside(scheduler)
 
 
 @signals.worker_shutdown.connect(dispatch_uid="jobs.worker.steps")

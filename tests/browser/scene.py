@@ -26,7 +26,7 @@ from jobs.models import (
     Tally,
 )
 from jobs.models.fields import first_id
-from tests.rows import beats
+from tests.rows import let_beat
 
 WELCOME, CHARGE = "shop.tasks.send_welcome_email", "shop.tasks.charge_order"
 IMPORT, SUMMARY = "shop.tasks.import_orders", "shop.tasks.summarize"
@@ -95,7 +95,7 @@ class Scene:
             started_at=self.now - seconds(up),
             **values,
         )
-        beats(node)
+        let_beat(node)
         return node
 
     def put(self, state: str, task: str, ago: float, args: list | None = None, ran: float = 0.4, **more) -> Job:

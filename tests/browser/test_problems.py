@@ -16,7 +16,7 @@ from jobs.lifecycle import queues
 from jobs.maintenance.tally import MINUTE
 from jobs.models import Batch, Cancellation, Gate, Instance, Job, Limit, Node, Pause, Schedule
 from tests.browser.pages import DASHBOARD
-from tests.rows import beats, make, make_node
+from tests.rows import let_beat, make, make_node
 from tests.test_dashboard import tally
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -29,7 +29,7 @@ def ago(seconds: float) -> datetime.datetime:
 
 
 def worker(**more) -> Node:
-    return beats(make_node(started_at=ago(86400), **more))
+    return let_beat(make_node(started_at=ago(86400), **more))
 
 
 @pytest.fixture(autouse=True)
@@ -100,7 +100,7 @@ def failing() -> None:
 
 def failing_since_a_deploy() -> None:
     failing()
-    beats(make_node(hostname="bulk@web2", version="shop-2.4", started_at=ago(600)))
+    let_beat(make_node(hostname="bulk@web2", version="shop-2.4", started_at=ago(600)))
 
 
 def failed() -> None:

@@ -54,7 +54,7 @@ def test_who_hands_events_on_is_killed(services, point):
 @over_rabbitmq
 @pytest.mark.parametrize("point", ["before_publish", "after_publish"])
 @guard(
-    "jobs/events/sender.py",
+    "jobs/events/publisher.py",
     'reach("before_publish")',
     "Event.objects.using(using).filter(pk__in=[row.pk for row in rows]).update(sent_at=Now())\n"
     '        reach("before_publish")',
@@ -64,8 +64,8 @@ def test_who_hands_events_on_is_killed(services, point):
 def test_who_publishes_events_is_killed(services, point):
     """After the confirms and before the note of them all is published again.
 
-    Guard: an event counts as sent after the broker's confirm (``sender.Sender._send``); behind it, the numbers, by
-    which the other side sees what it misses (``gaps.Gaps``).
+    Guard: an event counts as sent after the broker's confirm (``publisher.Publisher._send``); behind it, the numbers,
+    by which the other side sees what it misses (``gaps.Gaps``).
     """
     services.subscribe()
     services.tell()

@@ -55,7 +55,7 @@ def positions(using: str) -> list[tuple[str, str, int]]:
     return [row for row in rows.values_list("source", "name", "number") if row[:2] not in unsent]
 
 
-class Sender(amqp.Link):
+class Publisher(amqp.Link):
     who = "sends them"
 
     def __init__(self) -> None:
