@@ -50,8 +50,8 @@ celery.concurrency.prefork:TaskPool.Pool -              | pool.py: our pool in p
 celery.concurrency.prefork:TaskPool.BlockingPool -      | pool.py: the same, for transports without an event loop
 celery.worker.autoscale:Autoscaler.qty -                | steps.py: processes that run jobs are busy
 celery.worker.autoscale:Autoscaler.maybe_scale self     | steps.py: the autoscaler looks without messages, too
-celery.beat:Scheduler.apply_async self entry producer advance | beat.py: beat makes no calls beside the workers
-celery.beat:Scheduler.reserve self entry                | beat.py: the same
+celery.beat:Scheduler.apply_async self entry producer advance | celery_beat.py: beat makes no calls beside the workers
+celery.beat:Scheduler.reserve self entry                | celery_beat.py: the same
 celery.schedules:crontab.remaining_delta self last_run_at tz | ticks.py: the hour that comes twice
 celery.fixups.django:DjangoWorkerFixup.close_database self | steps.py: connections are kept between jobs
 celery._state:get_current_task                          | steps.py: whether a stock task runs
