@@ -7,9 +7,9 @@ import json
 import threading
 
 import pytest
-from celery import chain
+from celery import chain, shared_task
 from django.core.management import CommandError, call_command
-from django.db import connection, connections
+from django.db import connection, connections, transaction
 from django.template import Context, Template
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
@@ -19,9 +19,9 @@ from jobs.calling import batches
 from jobs.database import databases
 from jobs.inspection import public, why
 from jobs.lifecycle import transitions
-from jobs.maintenance import clock
+from jobs.maintenance import clock, prune
 from jobs.maintenance.prune import Prune
-from jobs.models import Action, Batch, Job
+from jobs.models import Action, Batch, Job, Subscription
 from jobs.operations import adoption
 from tests import tasks
 from tests.harness import Worker, claim, effects, run
@@ -398,3 +398,58 @@ def test_in_a_test_of_a_project_the_callback_runs(node):
     made(1)
     run_jobs()
     assert effects()["succeeded"] == 1
+
+
+@shared_task(bind=True, ignore_result=True)
+def adds_after_its_commit(self):
+    def later() -> None:
+        other = threading.Thread(target=lambda: (batches.close_ended("default", 10), connections.close_all()))
+        other.start()
+        other.join()
+        with self.job.batch.adding():
+            tasks.part.delay("late")
+
+    transaction.on_commit(later)
+
+
+def test_what_is_added_after_the_commit_joins_no_batch_that_has_ended(node):
+    """Another worker closes it between the commit and the hook."""
+    with batch("grows", tasks.effect.si("succeeded")) as found:
+        adds_after_its_commit.delay()
+    finish(keys_of(found)[0])
+    assert Batch.objects.get().ended_at
+    assert not Job.objects.filter(batch=found.pk, state="ready").exists()
+
+
+def test_what_is_kept_of_failures_takes_none_out_of_an_open_batch(node):
+    found = made(2)
+    first, second = keys_of(found)
+    finish(first, failing=True)
+    Subscription.objects.create(handler=tasks.part.name, pattern="x", keep_failed=0)
+    prune._prune_events("default")
+    finish(second)
+    assert ticked() == ["failed"]
+
+
+def test_callbacks_that_cannot_be_called_hold_up_no_other_batch(node):
+    broken, sound = made(0), made(0)
+    Batch.objects.filter(pk=broken.pk).update(on_success={"task": 5})
+    for _ in range(5):
+        batches.close_ended("default", 1)
+    batches._later.clear()
+    assert Batch.objects.get(pk=sound.pk).ended_at
+    assert Batch.objects.get(pk=broken.pk).ended_at is None
+
+
+@shared_task(bind=True, ignore_result=True)
+def retries_twice(self, key):
+    if self.request.retries == 0:
+        self.retry(args=("one",), throw=False, countdown=0)
+        self.retry(args=("two",), throw=False, countdown=0)
+
+
+def test_all_that_a_retry_sends_is_of_the_batch(node):
+    with batch("twice", tasks.effect.si("succeeded")) as found:
+        retries_twice.delay("a")
+    run(claim(keys_of(found)[0]))
+    assert Job.objects.filter(task=retries_twice.name, batch=found.pk).count() == 2

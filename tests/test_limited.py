@@ -152,7 +152,7 @@ def test_a_newcomer_stands_behind_those_that_are_held():
     assert Job.objects.filter(held=True).count() == 98
     tasks.two_at_once.delay("new")
     end(0)
-    Gate.objects.update(look_at=9e9)
+    Gate.objects.update(look_at=limited.clock("default") + 30)
     assert take() == [], "they are not let in yet, and it is not its turn"
     Gate.objects.update(look_at=1.0)
     assert take() == [2]
@@ -594,3 +594,79 @@ def test_what_was_claimed_is_run_although_the_look_after_it_failed(monkeypatch):
     assert [job.args for job in claimer.claim("default", QUEUE, board.node, 1)] == [["a"]]
     with pytest.raises(OperationalError):
         claimer.claim("default", QUEUE, board.node, 1)
+
+
+on_postgresql = pytest.mark.skipif(
+    "connection.vendor != 'postgresql'", reason="SQLite has one writer, and looks from the start"
+)
+
+
+def by_hand(name, concurrency=None, rate=None) -> None:
+    limits.set_by_hand(name, concurrency, rate)
+    clock.tick()
+
+
+@pytest.mark.parametrize("of", ["task", "queue"])
+def test_a_lowered_limit_lets_nobody_in_until_fewer_run(of):
+    name = tasks.effect.name if of == "task" else "@celery"
+    by_hand(name, 5)
+    tasks.effect.delay_many([(number,) for number in range(10)])
+    assert take(10) == [0, 1, 2, 3, 4]
+    by_hand(name, 2)
+    end(0, 1)
+    assert take(10) == []
+    end(2, 3)
+    assert take(10) == [5]
+
+
+@on_postgresql
+@pytest.mark.parametrize("of", ["held", "unmarked"])
+def test_no_claim_waits_for_somebody_elses_lock(of):
+    by_hand(tasks.effect.name, 1)
+    tasks.effect.delay_many([(number,) for number in range(100)])
+    if of == "held":
+        assert (take(1), take(1)) == ([0], [])
+        end(0)
+        Gate.objects.update(look_at=1.0)
+    first = Job.objects.filter(state="ready").order_by("run_at", "id").first()
+    queue = "mail" if of == "held" else QUEUE
+    tasks.noop.apply_async(queue=queue)
+
+    def apart():
+        try:
+            return LimitedClaimer().claim("default", queue, board.node, 1)
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(1) as pool, transaction.atomic():
+        assert transitions.cancel(first.pk, "default")
+        # Waits for ever if the claim does.
+        assert pool.submit(apart).result(20)
+
+
+def test_a_clock_that_is_put_back_forgets_nobody_who_is_held():
+    by_hand(tasks.effect.name, 1)
+    tasks.effect.delay_many([(number,) for number in range(100)])
+    assert (take(1), take(1)) == ([0], [])
+    Gate.objects.update(look_at=limited.clock("default") + 3600)
+    end(0)
+    claimer, found = LimitedClaimer(), []
+
+    def again() -> bool:
+        clock.tick()
+        found.extend(take(1, claimer))
+        return bool(found)
+
+    wait_for(again, 20, "the next one is let in")
+    assert found == [1]
+
+
+@on_postgresql
+def test_who_was_busy_for_long_looks_from_the_beginning():
+    for number in range(3):
+        tasks.one_of_a_customer.apply_async((f"c{number}", "later"), priority=5)
+    claimer = LimitedClaimer()
+    assert take(1, claimer) == ["c0"]
+    tasks.one_of_a_customer.apply_async(("c1", "urgent"), priority=0)
+    claimer._tidy_at.clear()
+    assert [job.args for job in claimer.claim("default", QUEUE, board.node, 1)] == [["c1", "urgent"]]

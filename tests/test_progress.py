@@ -366,3 +366,16 @@ def test_the_next_run_goes_on_where_the_last_commit_was(how, tmp_path):
     assert (job.state, job.result, job.cursor, job.lease) == ("succeeded", 5, 5, 2)
     assert effects() == {f"part-{n}": 1 for n in range(5)}
     connections.close_all()
+
+
+@pytest.mark.parametrize("letter", ["ж", "\U0001f69a"])
+def test_progress_in_other_letters_costs_no_statement(node, monkeypatch, letter):
+    board.note_beat()
+    written = []
+    monkeypatch.setattr(stored.Store, "write", lambda self, *args: written.append(args))
+    run = type("Run", (), {"slot": board.take(), "job": Job(id=uuid.uuid4(), lease=1)})()
+    try:
+        progress.say(run, 1, 1000, letter * 500)
+        assert not written
+    finally:
+        run.slot.free()

@@ -144,3 +144,24 @@ def test_years_of_absence_are_counted_fast(app):
     due = Ticks(crontab(), app).due(since, now)
     assert (due.missed, due.in_time, due.next) == (MOST, [utc(2026, 1, 1)], utc(2026, 1, 1, 0, 1))
     assert Ticks(1, app).due(since, now).missed > 300_000_000
+
+
+@pytest.mark.parametrize(
+    ("zone", "given", "begins", "ticks"),
+    [
+        ("Europe/Berlin", crontab(hour=2, minute="0,30"), utc(2026, 3, 28, 12), ["29 01:00", "29 01:30", "30 00:00"]),
+        (
+            "America/New_York",
+            crontab(hour="*/2", minute="*/30"),
+            utc(2026, 3, 8, 5, 30),
+            ["08 07:00", "08 07:30", "08 08:00", "08 08:30", "08 10:00"],
+        ),
+    ],
+)
+def test_all_times_that_do_not_exist_are_due_an_hour_later(app, zone, given, begins, ticks):
+    app.conf.timezone = zone
+    entry, at, found = Ticks(given, app), begins, []
+    while len(found) < len(ticks):
+        at = entry.after(at)
+        found.append(f"{at:%d %H:%M}")
+    assert found == ticks

@@ -77,7 +77,8 @@ def adding(to: Batch) -> Iterator[None]:
     using = str(to._state.db)
     run = current_run()
     with transaction.atomic(using=using):
-        if run is None or run.job.batch_id != to.pk:
+        # What the body had called after its commit comes too late for that.
+        if run is None or run.job.batch_id != to.pk or (run.task.atomic and run.phase != "body"):
             # Race: whoever closes it holds this lock. As long as a job of it runs nobody does.
             open_ones = Batch.objects.using(using).select_for_update().filter(pk=to.pk, ended_at=None)
             if not open_ones.exists():
@@ -121,10 +122,11 @@ def close_ended(using: str, limit: int) -> int:
     """Close the open batches of which no job may run any more, and call what is to be called; returns how many."""
     live = Job.objects.using(using).filter(batch=OuterRef("pk"), state__in=LIVE)
     over = Batch.objects.using(using).filter(~Exists(live), ended_at=None)
-    done = 0
-    for key in list(over.values_list("pk", flat=True)[:limit]):
-        if time.monotonic() < _later.get(key, 0.0):
-            continue
+    done, now = 0, time.monotonic()
+    # They keep no other batch from its end.
+    for key in [key for key, at in _later.items() if at <= now]:
+        del _later[key]
+    for key in list(over.exclude(pk__in=list(_later)).values_list("pk", flat=True)[:limit]):
         try:
             done += _close(key, using)
         except Exception as exc:

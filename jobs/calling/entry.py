@@ -66,6 +66,10 @@ class Entry:
         """Differs if the entry does; its beginning differs if its ticks do."""
         return self._digests
 
+    def is_newer_than(self, definition: str) -> bool:
+        """Whether it is the newer one of the two, whichever worker began first."""
+        return False
+
     def call(self, tick: datetime.datetime | None) -> uuid.UUID | None:
         """Make the job of a tick (None: somebody wants it now) in the current transaction; returns its id."""
         headers = {**(self.options.get("headers") or {}), NAME: self.name}

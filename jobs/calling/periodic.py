@@ -40,6 +40,10 @@ class PeriodicEntry(Entry):
         # What was edited, or enabled again, begins anew.
         return f"{self._row.date_changed:%Y%m%d%H%M%S%f}{super().definition}"
 
+    def is_newer_than(self, definition: str) -> bool:
+        when, other = self.definition[:20], definition[:20]
+        return other.isdigit() and when > other
+
     def note_run(self, tick: datetime.datetime, number: int) -> None:
         # Without a signal: nobody need read them all again for it.
         rows = _model("PeriodicTask").objects.filter(pk=self._row.pk)

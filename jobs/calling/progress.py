@@ -16,6 +16,9 @@ from jobs.models import Job, State
 #: Celery's own word in its manual, which packages that draw bars look for; and seconds for which it is kept.
 PROGRESS, KEPT = "PROGRESS", 86400.0
 
+#: Bytes of its text that are kept.
+MOST = 1000
+
 
 class Progress(NamedTuple):
     done: float
@@ -41,9 +44,10 @@ def say(run: Run, done: float, total: float | None, text: str) -> None:
             raise TypeError(f"progress: {name} must be a number, and not {value!r}")
         if not math.isfinite(value):
             raise ValueError(f"progress: {name} must be finite, and not {value!r}")
-    said = Progress(done, total, scrub(str(text), 500))
+    # What is longer would cost a statement each time.
+    said = Progress(done, total, scrub(str(text), 500).encode()[:MOST].decode(errors="ignore"))
     result = {"current": done, "total": total, "percent": said.percent, "description": said.text}
-    meta = json.dumps({"status": PROGRESS, "result": result, "traceback": None, "children": []})
+    meta = json.dumps({"status": PROGRESS, "result": result, "traceback": None, "children": []}, ensure_ascii=False)
     key, lease = run.job.task_id, run.job.lease
     if not stored.say(run.slot, key, meta, KEPT, lease):
         stored.Store().write(key, meta, KEPT, lease)

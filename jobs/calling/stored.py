@@ -32,7 +32,7 @@ _COMPARE = ("sqlite", "postgresql")
 
 def say(slot: Slot, key: str, meta: str, expires: float | None, lease: int) -> bool:
     """Let the worker's companion write what a run says of itself: it costs no statement. False: write it yourself."""
-    return slot.say(json.dumps([key, meta, expires, lease]).encode())
+    return slot.say(json.dumps([key, meta, expires, lease], ensure_ascii=False).encode())
 
 
 def write_said(side: SideDatabase, text: bytes) -> None:

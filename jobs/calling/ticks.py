@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
+from collections.abc import Iterator
 from copy import copy
 from typing import Any, NamedTuple
 
@@ -14,6 +15,9 @@ from celery.utils.time import remaining
 #: For so long a tick is in time. Ticks that were missed by less get their jobs, one each; of older ones the last one
 #: may be made up for.
 IN_TIME = datetime.timedelta(seconds=30)
+
+#: Clocks are put forward by less.
+GAP = datetime.timedelta(hours=3)
 
 #: After so many ticks nobody counts further.
 MOST = 10_000
@@ -115,11 +119,26 @@ class Ticks:
             if len(self._schedule.hour) == 24:
                 # What is due in every hour is due in both.
                 tick = min(tick, self._in_second_hour(self._schedule, at) or tick)
+            else:
+                tick = min([tick, *self._in_gap(self._schedule, at, tick)])
         return tick.astimezone(datetime.UTC)
 
     def _estimate(self, at: datetime.datetime) -> datetime.datetime:
         self._at = at
         return at + self._schedule.remaining_estimate(at)
+
+    def _in_gap(self, found: crontab, at: datetime.datetime, until: datetime.datetime) -> Iterator[datetime.datetime]:
+        """Ticks at times that do not exist, because clocks are put forward: they come as if clocks were not."""
+        self._at = at
+        offsets = {each.astimezone(found.tz).utcoffset() for each in (at - GAP, at, until)}
+        for offset in offsets if len(offsets) > 1 else ():
+            zone = datetime.timezone(offset or datetime.timedelta())
+            tick = at + remaining(*found.remaining_delta(at, tz=zone))
+            wall = tick.astimezone(zone).replace(tzinfo=found.tz)
+            exists = wall.astimezone(datetime.UTC).astimezone(found.tz) == wall
+            # By the clock before.
+            if tick > at and not exists and tick.astimezone(found.tz).utcoffset() != offset == wall.utcoffset():
+                yield tick
 
     def _in_second_hour(self, found: crontab, at: datetime.datetime) -> datetime.datetime | None:
         """The next tick as if no clock were put back, if that is a tick by the clocks of the place, too."""

@@ -123,7 +123,7 @@ def _retry(run: Run, error: dict[str, Any]) -> bool:
     if not others:
         return transitions.retry(job, run_at, error, changes)
     for other in others:
-        other.__dict__.update(id=uuid7(), made_at=None, parent_id=job.pk, root=job.root_id)
+        other.__dict__.update(id=uuid7(), made_at=None, parent_id=job.pk, root=job.root_id, batch_id=job.batch_id)
         # The id that the first call was given is this job's.
         other.options.pop("task_id", None)
     with transaction.atomic(using=run.using):

@@ -73,9 +73,13 @@ WITH found AS MATERIALIZED (
     ) AS head
     LEFT JOIN LATERAL (
         SELECT number AS place FROM generate_series(0, head.places - 1) AS number
-        WHERE NOT EXISTS (
+        WHERE head.number = 1 AND NOT EXISTS (
             SELECT 1 FROM jobs_job AS other
             WHERE other.state = 'running' AND other.limit_key = head.limit_key AND other.limit_place = number
+        -- The limit may have been higher when those began that run.
+        ) AND head.places > (
+            SELECT count(*) FROM jobs_job AS other
+            WHERE other.state = 'running' AND other.limit_key = head.limit_key AND other.limit_place IS NOT NULL
         )
         LIMIT 1
     ) AS spot ON true
@@ -156,6 +160,10 @@ _OF_QUEUE = """JOIN (
             SELECT 1 FROM jobs_job AS other
             WHERE other.state = 'running' AND other.queue = {queue} AND other.queue_place = place
         )
+        ORDER BY place LIMIT greatest(0, {places} - (
+            SELECT count(*) FROM jobs_job AS other
+            WHERE other.state = 'running' AND other.queue = {queue} AND other.queue_place IS NOT NULL
+        ))
     ) AS spots USING (number)"""
 
 #: Of a queue with a rate: so many may start now.
@@ -265,7 +273,8 @@ class LimitedClaimer(claims.Claimer):
         take = _take if connections[using].vendor == "postgresql" else _take_anywhere
         for _ in range(TRIES):
             try:
-                start = self._start.get(spot, ())
+                # Behind the place of an old look somebody better may have come.
+                start = self._start.get(spot, ()) if time.monotonic() < self._tidy_at.get(spot, 0.0) else ()
                 if start:
                     rows = _take(using, queue, node, size, token, known, start)
                 if not rows:
@@ -295,7 +304,8 @@ class LimitedClaimer(claims.Claimer):
         spot = (using, queue)
         now = clock(using)
         closed = Gate.objects.using(using).filter(look_at__isnull=False)
-        due = closed.filter(look_at__lte=now).order_by("look_at")[:GATES]
+        # A time that is too far off was written before the clock was put back.
+        due = closed.filter(Q(look_at__lte=now) | Q(look_at__gt=now + LONGEST_LOOK + LOOK)).order_by("look_at")[:GATES]
         done = sum([_let_in(using, gate, known) for gate in due])
         self._holds = closed.exists()
         ready = Job.objects.using(using).filter(CLAIMABLE, queue=queue).order_by("rank", "run_at", "id")
@@ -460,7 +470,7 @@ def _sort(using: str, queue: str, rows: Sequence[Any], size: int, known: Limits,
                 found.unmarked.append(row)
                 continue
             place = next((n for n in range(limit.places or 0) if n not in taken[key]), None)
-            is_full = limit.places is not None and place is None
+            is_full = limit.places is not None and (place is None or len(taken[key]) >= limit.places)
             opens = base.get(key, now) - now - (limit.burst - 1) * limit.pause if limit.pause else 0.0
             held = first_held.get(key)
             if key in taken_now:
@@ -501,7 +511,7 @@ def _free_places(using: str, queue: str, own: Limit) -> list[int] | None:
         return None
     rows = Job.objects.using(using).filter(SEATED, queue=queue)
     taken = set(rows.values_list("queue_place", flat=True))
-    return [place for place in range(own.places) if place not in taken]
+    return [place for place in range(own.places) if place not in taken][: max(0, own.places - len(taken))]
 
 
 def _line(using: str, key: str, queue: str) -> QuerySet[Job]:
@@ -551,7 +561,9 @@ def _let_in(using: str, gate: Gate, known: Limits) -> int:
         # The workers of one queue may not look at another: each queue has a line of its own.
         line = _line(using, gate.pk, first.queue).values_list("pk", "held")
         ids = [pk for pk, is_held in line[:most] if is_held]
-        done += Job.objects.using(using).filter(HELD, pk__in=ids).update(held=None) if ids else 0
+        with transaction.atomic(using=using):
+            ids = list(databases.free(Job.objects.using(using).filter(HELD, pk__in=ids)).values_list("pk", flat=True))
+            done += Job.objects.using(using).filter(HELD, pk__in=ids).update(held=None) if ids else 0
         first = held.filter(queue__gt=first.queue).only("queue", "task").first()
     # Those that were just let in may stand before the place from which other claims go on; so there is one more look.
     is_over = not done and most > 0 and not held.exists()
@@ -568,7 +580,9 @@ def _mark(using: str, rows: Sequence[Any], app: Celery | None) -> int:
         except Exception:
             # The arguments do not fit, which its run will say.
             key = job.task
-        done += Job.objects.using(using).filter(pk=job.pk, state=State.READY).update(limit_key=key or job.task)
+        with transaction.atomic(using=using):
+            if databases.free(Job.objects.using(using).filter(pk=job.pk, state=State.READY)).values_list("pk").first():
+                done += Job.objects.using(using).filter(pk=job.pk).update(limit_key=key or job.task)
     return done
 
 

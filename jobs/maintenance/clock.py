@@ -31,7 +31,8 @@ SELECT (SELECT 1 FROM jobs_job WHERE state = 'scheduled' AND run_at <= {now} ORD
        EXISTS (SELECT 1 FROM jobs_batch WHERE ended_at IS NULL),
        EXISTS (SELECT 1 FROM jobs_limit),
        EXISTS (SELECT 1 FROM jobs_gate WHERE look_at IS NOT NULL),
-       (SELECT 1 FROM jobs_gate WHERE look_at <= {epoch} ORDER BY look_at LIMIT 1) IS NOT NULL,
+       (SELECT 1 FROM jobs_gate WHERE look_at <= {epoch} ORDER BY look_at LIMIT 1) IS NOT NULL
+       OR (SELECT 1 FROM jobs_gate WHERE look_at > {epoch} + 61 ORDER BY look_at DESC LIMIT 1) IS NOT NULL,
        EXISTS (SELECT 1 FROM jobs_job WHERE {behind}),
        EXISTS (SELECT 1 FROM jobs_event WHERE {untold}),
        {ready}

@@ -114,6 +114,8 @@ def _prune_events(using: str) -> None:
     keep = Subscription.objects.using(using).filter(keep_failed__isnull=False)
     for task, number in keep.values_list("handler", "keep_failed"):
         failed = Job.objects.using(using).filter(task=task, state=State.FAILED).order_by("-pk")
+        # A batch that is open counts them when it ends.
+        failed = failed.exclude(batch__in=Batch.objects.using(using).filter(ended_at=None).values("pk"))
         delete(list(failed.values_list("pk", flat=True)[number or 0 :][: conf().BATCH]), using)
 
 

@@ -61,6 +61,8 @@ class Schedules:
         self._changed: datetime.datetime | None = None
         #: For each database when this last noted what is defined; by its clock.
         self._noted: dict[str, datetime.datetime] = {}
+        #: For each database when this worker began, by its clock.
+        self._began: dict[str, datetime.datetime] = {}
         #: What their schedules raised last, by the entries' names.
         self._wrong: dict[str, str] = {}
         #: Seconds until the next look.
@@ -91,8 +93,8 @@ class Schedules:
         mine = {name: entry for name, entry in found.items() if entry.using == using}
         rows: dict[str, Any] = {row.name: row for row in Schedule.objects.using(using).annotate(now=Now())}
         now = next((row.now for row in rows.values()), None) or clock(using)
-        # Of a companion that was started again this is the beginning of its worker.
-        began = now - datetime.timedelta(seconds=time.monotonic() - self._since)
+        # Once: each time it would be another moment, by what the answer took.
+        began = self._began.setdefault(using, now - datetime.timedelta(seconds=time.monotonic() - self._since))
         for name, entry in mine.items():
             row = rows.get(name)
             if row is None or row.definition != entry.definition:
@@ -143,6 +145,9 @@ class Schedules:
                 logger.error(text, entry.name, exc_info=exc, extra=_about("schedule_wrong", entry))
 
 
+#: A companion that is started again reckons the beginning of its worker anew.
+SAME = datetime.timedelta(seconds=1)
+
 BEFORE = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
@@ -166,7 +171,7 @@ def define(entry: Entry, row: Any, began: datetime.datetime, now: datetime.datet
         begins = {"last_tick": now, "next_tick": entry.ticks.after(now)}
         return rows.get_or_create(pk=entry.name, defaults={**says, **begins})[0]
     is_stale = row.seen_at < now - datetime.timedelta(seconds=GONE)
-    if row.definition and row.defined_at > began and not is_stale:
+    if row.definition and row.defined_at > began + SAME and not is_stale and not entry.is_newer_than(row.definition):
         # Of a newer worker. This one makes no jobs of the entry as it was before.
         return row
     if row.next_tick is None or row.definition.partition(" ")[0] != entry.definition.partition(" ")[0]:
