@@ -670,3 +670,29 @@ def test_who_was_busy_for_long_looks_from_the_beginning():
     tasks.one_of_a_customer.apply_async(("c1", "urgent"), priority=0)
     claimer._tidy_at.clear()
     assert [job.args for job in claimer.claim("default", QUEUE, board.node, 1)] == [["c1", "urgent"]]
+
+
+@pytest.mark.parametrize(
+    ("task", "rate", "rows"),
+    [
+        (tasks.five_a_second, "26/s", [(number,) for number in range(300)]),
+        (tasks.one_of_a_customer, "31/m", [(str(number), "") for number in range(60)] * 5),
+    ],
+    ids=["a fast one", "one of many customers"],
+)
+def test_what_a_rate_lets_in_is_not_held_again_at_once(task, rate, rows, monkeypatch):
+    by_hand(task.name, None, rate)
+    task.delay_many(rows)
+    claimer, held = LimitedClaimer(), []
+    for _ in range(60 if task is tasks.one_of_a_customer else 1):
+        assert claimer.claim("default", QUEUE, board.node, 1)
+    end()
+    hold = limited._hold
+    monkeypatch.setattr(limited, "_hold", lambda *args: held.append(hold(*args)) or held[-1])
+    if task is tasks.five_a_second:
+        # Its time does not come in the whole claim.
+        monkeypatch.setattr(limited, "next_at", lambda gate, limit, now: now + 1.0)
+        monkeypatch.setattr(limited, "_take", lambda *args: [])
+        monkeypatch.setattr(limited, "_take_anywhere", lambda *args: [])
+    claimer.claim("default", QUEUE, board.node, 1)
+    assert len(held) <= 1

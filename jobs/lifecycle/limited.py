@@ -22,7 +22,7 @@ from typing import Any
 
 from celery import Celery
 from django.db import Error, IntegrityError, connections, transaction
-from django.db.models import Exists, F, Q, QuerySet
+from django.db.models import Exists, F, Min, Q, QuerySet
 from django.db.models.functions import Now
 
 from jobs.conf import celery_app, conf
@@ -43,8 +43,11 @@ WINDOW = 200
 LOOK = 1.0
 #: How many times a claim goes on after it has moved others out of its way.
 TRIES = 200
-#: Gates that are looked at together; seconds before its time at which a job is let in; and how many at the most.
-GATES, AHEAD, LET_IN = 100, 2.0, 100
+#: Gates that are looked at together; seconds before its time at which a job is let in; and how many at the most, of all
+#: gates. They stand in the way until their time comes, so they are far fewer than those that would be held again.
+GATES, AHEAD, LET_IN = 100, 2.0, CROWD // 2
+#: Seconds between two looks at a gate, however fast its rate is.
+SHORTEST_LOOK = 0.05
 #: Seconds between two looks at what is held, however far off its rate's time is: the rate may be another one by then.
 LONGEST_LOOK = 60.0
 
@@ -185,7 +188,8 @@ WITH held AS (
 ), noted AS (
     INSERT INTO jobs_gate AS gate (key, look_at)
     SELECT limit_key, EXTRACT(EPOCH FROM clock_timestamp()) FROM held GROUP BY limit_key ORDER BY limit_key
-    ON CONFLICT (key) DO UPDATE SET look_at = EXCLUDED.look_at
+    -- Of a rate that is used up nobody can be let in before its time.
+    ON CONFLICT (key) DO UPDATE SET look_at = greatest(EXCLUDED.look_at, least(gate.next_at, EXCLUDED.look_at + 1))
 )
 SELECT count(*) FROM held
 """
@@ -306,7 +310,7 @@ class LimitedClaimer(claims.Claimer):
         closed = Gate.objects.using(using).filter(look_at__isnull=False)
         # A time that is too far off was written before the clock was put back.
         due = closed.filter(Q(look_at__lte=now) | Q(look_at__gt=now + LONGEST_LOOK + LOOK)).order_by("look_at")[:GATES]
-        done = sum([_let_in(using, gate, known) for gate in due])
+        done = sum([_let_in(using, gate, known) for gate in due if _take_gate(using, gate, now)])
         self._holds = closed.exists()
         ready = Job.objects.using(using).filter(CLAIMABLE, queue=queue).order_by("rank", "run_at", "id")
         head = list(_rows(ready)[:WINDOW])
@@ -317,6 +321,8 @@ class LimitedClaimer(claims.Claimer):
             return bool(done)
         self._plain_until[spot] = 0.0
         found = _sort(using, queue, head, 1, known, is_exact=False)
+        if self._holds and (look_at := closed.filter(next_at__gt=now).aggregate(Min("look_at"))["look_at__min"]):
+            found.wait(max(SHORTEST_LOOK, look_at - now))
         if found.opens_in is not None:
             self._opens_at[spot] = time.monotonic() + found.opens_in
         done += _mark(using, found.unmarked, self._app or celery_app())
@@ -536,8 +542,17 @@ def _hold(using: str, queue: str, blocked: Sequence[Any]) -> int:
         rows = databases.free(Job.objects.using(using).filter(CLAIMABLE, pk__in=ids)).values_list("pk", "limit_key")
         for pk, key in sorted(rows, key=lambda row: str(row[1])):
             done += Job.objects.using(using).filter(CLAIMABLE, pk=pk).update(held=True)
-            Gate.objects.using(using).update_or_create(pk=key, defaults={"look_at": clock(using)})
+            gate, now = Gate.objects.using(using).get_or_create(pk=key)[0], clock(using)
+            gate.look_at = max(now, min(gate.next_at, now + 1))
+            gate.save(update_fields=["look_at"])
     return done
+
+
+def _take_gate(using: str, gate: Gate, now: float) -> bool:
+    """Of all that find a gate due one looks at it, and it is due again if that one dies."""
+    mine = Gate.objects.using(using).filter(pk=gate.pk, look_at=gate.look_at)
+    gate.look_at = now + LOOK
+    return bool(mine.update(look_at=gate.look_at))
 
 
 def _let_in(using: str, gate: Gate, known: Limits) -> int:
@@ -554,8 +569,13 @@ def _let_in(using: str, gate: Gate, known: Limits) -> int:
         most = limit.places - len(running_in(using, [gate.pk])[gate.pk])
     if limit is not None and limit.pause:
         opens_in = next_at(gate, limit, now) - now - (limit.burst - 1) * limit.pause
-        most = min(most, min(LET_IN, max(limit.burst, int(AHEAD / limit.pause))) if opens_in < AHEAD else 0)
-        look_at = now + min(max(LOOK, opens_in - AHEAD), LONGEST_LOOK)
+        closed = Gate.objects.using(using).filter(look_at__isnull=False)[: LET_IN + 1].count()
+        ahead = min(LET_IN // max(1, closed), int(AHEAD / limit.pause))
+        soon = (limit.burst if opens_in <= 0 else 0) + (ahead if opens_in < AHEAD else 0)
+        most = min(most, soon)
+        # When half of those that may be let in ahead have begun.
+        used_up = max(0.0, opens_in) + soon * limit.pause
+        look_at = now + min(max(SHORTEST_LOOK, used_up - ahead * limit.pause / 2), LONGEST_LOOK)
     done = 0
     while first is not None and most > 0:
         # The workers of one queue may not look at another: each queue has a line of its own.
