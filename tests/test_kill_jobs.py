@@ -6,10 +6,11 @@ import signal
 import threading
 import time
 import uuid
+from contextlib import suppress
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import DatabaseError, OperationalError, connection, transaction
+from django.db import DatabaseError, OperationalError, connection, connections, transaction
 from django.db.models.functions import Now
 from django.urls import reverse
 
@@ -20,7 +21,7 @@ from jobs.lifecycle.board import is_alive
 from jobs.models import Action, Job, Node
 from jobs.operations import kill
 from tests import tasks
-from tests.harness import Worker, effects, in_body, wait_ended, wait_reached, wait_state
+from tests.harness import Worker, claim, effects, in_body, wait_ended, wait_reached, wait_state
 from tests.models import Order
 from tests.rows import make, make_node
 from tests.servers import wait_for
@@ -255,6 +256,31 @@ def test_the_connection_of_a_job_whose_row_somebody_else_holds_is_not_ended(monk
         killed(job.pk)
         with pytest.raises(OperationalError):
             run.execute("COMMIT")
+
+
+def test_a_run_that_saved_its_cursor_at_a_savepoint_is_killed(node):
+    """The row is locked by a part of its transaction, of which the server's lists of locks say nothing."""
+    if connection.vendor != "postgresql":
+        pytest.skip("SQLite has one writer")
+    job, answers = claim(tasks.part.delay("x").id), []
+
+    def killer() -> None:
+        try:
+            answers.append(kill.kill(job.pk, "default", "it hangs"))
+        except Exception as exc:
+            answers.append(exc)
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=killer)
+    with suppress(DatabaseError), transaction.atomic():
+        Job.objects.exists()
+        with transaction.atomic():
+            job.save_cursor(1)
+        thread.start()
+        thread.join(30)
+    connection.close()
+    assert answers == [True]
 
 
 def test_the_job_of_a_thread_ends_and_its_body_is_rolled_back_when_it_ends(tmp_path, body):

@@ -1,8 +1,12 @@
 """End a running job from outside: first its row, which makes its run a zombie; then its process and transaction."""
 
 import logging
+import threading
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 from django.db import OperationalError, connections, transaction
 from django.utils.translation import gettext
@@ -20,11 +24,8 @@ PATIENCE = 2.0
 TRIES = 3
 
 
-#: Whether the run's own transaction has locked its row.
-_HOLDS = """
-SELECT 1 FROM jobs_job j JOIN pg_locks l ON l.transactionid = j.xmax AND l.pid = j.backend
-WHERE j.id = %s AND l.locktype = 'transactionid' AND l.granted
-"""
+#: Whether it is the run's own transaction that a server's process waits for, at a savepoint of it or not.
+_HOLDS = "SELECT 1 FROM jobs_job WHERE id = %s AND backend = ANY(pg_blocking_pids(%s))"
 
 
 class Held(Exception):
@@ -63,28 +64,43 @@ def kill(key: uuid.UUID, using: str, why: str) -> bool:
 
 def _end(job: Job, using: str, why: str) -> bool:
     error = transitions.error_entry("Killed", why, attempt=job.lease)
-    for end_holder in (_end_holder, _give_up):
+    held_by_run: list[Any] = []
+    for is_last in (False, True):
         try:
-            with databases.bounded(using, PATIENCE):
+            with databases.bounded(using, PATIENCE), _watched(job, using) as held_by_run:
                 return transitions.cancel_running(job, error)
         except OperationalError as exc:
             if not databases.gave_up(exc):
                 raise
-        end_holder(job, using)
-    raise AssertionError
-
-
-def _end_holder(job: Job, using: str) -> None:
-    """The run is paused between its completion and its commit, or saved its cursor; if it is that which holds the row.
-
-    Else its connection may be at another job of the same claim, which has nothing to do with this one.
-    """
-    if databases.ask(using, _HOLDS, job.pk):
-        end_backends([(job.pk, job.lease)], using)
-
-
-def _give_up(*args: object) -> None:
+        if held_by_run and not is_last:
+            end_backends([(job.pk, job.lease)], using)
     raise Held(gettext("its row is locked by a transaction that does not end; try again in a moment"))
+
+
+@contextmanager
+def _watched(job: Job, using: str) -> Iterator[list[Any]]:
+    """Not empty if the block waits for the run: it is paused before its commit, or saved its cursor.
+
+    Else the run's connection may be at another job of the same claim, which has nothing to do with this one.
+    """
+    found: list[Any] = []
+    if connections[using].vendor != "postgresql":
+        yield found
+        return
+    [[waiter]] = databases.ask(using, "SELECT pg_backend_pid()")
+
+    def look() -> None:
+        with databases.apart(using) as connection, connection.cursor() as cursor:
+            cursor.execute(_HOLDS, [job.pk, waiter])
+            found.extend(cursor.fetchall())
+
+    timer = threading.Timer(PATIENCE / 3, look)
+    timer.start()
+    try:
+        yield found
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 def _follow(job: Job, using: str, why: str) -> None:
