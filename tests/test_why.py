@@ -20,6 +20,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from jobs.conf import syncpoints
+from jobs.inspection.why import waiting
 from jobs.lifecycle import queues, transitions
 from jobs.models import Cancellation, Instance, Job, Node
 from jobs.models import Effect as Call
