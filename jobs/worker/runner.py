@@ -189,9 +189,7 @@ class Runner:
             # Somebody edited the row by hand.
             self._settle_unbegun(task, job, exc)
             return exc
-        # What cannot roll back must not run under a claim that a crash of the database may forget.
-        must_renew = time.monotonic() - claimed_at > OLD or not task.atomic or "lock" in task.key_templates
-        if must_renew and not self._renew(job):
+        if not self._may_begin(task, job, claimed_at):
             return None
         began = time.monotonic()
         error: BaseException | None = None
@@ -273,6 +271,12 @@ class Runner:
         except Exception as told:
             # It raises what Celery is to be told; here nobody listens.
             log(logging.DEBUG, job, f"was not begun: {told!r}", "not_begun")
+
+    def _may_begin(self, task: Any, job: Job, claimed_at: float) -> bool:
+        """Whether a claimed row is still this process's. A claim that is not young any more is renewed first."""
+        # What cannot roll back must not run under a claim that a crash of the database may forget.
+        must_renew = time.monotonic() - claimed_at > OLD or not task.atomic or "lock" in task.key_templates
+        return not must_renew or self._renew(job)
 
     def _renew(self, job: Job) -> bool:
         try:

@@ -10,7 +10,7 @@ from jobs.lifecycle.board import LONG
 from jobs.models import Job, Node
 from jobs.worker.runner import UNKNOWN_PAUSES
 from tests import tasks
-from tests.faults.guards import guard
+from tests.faults.guards import Without, guard
 from tests.faults.ledger import LOST_CHILD, WORK
 from tests.faults.manner import again
 from tests.faults.strike import Strike
@@ -19,17 +19,13 @@ from tests.models import Order
 from tests.servers import wait_for
 
 #: The rest of a claim goes back when its process died; what no process has goes back as well, but as lost.
-REST = ("jobs/maintenance/rescue.py", "done += transitions.give_back(alias, board.node, slot.batch, begun)", "pass")
+REST = Without("jobs.maintenance.rescue:OwnJobs._settle_in", "0", call="transitions.give_back")
 #: A row of a claim that is not young any more is renewed before it is begun.
-RENEWAL = ("jobs/worker/runner.py", "must_renew = time.monotonic() - claimed_at > OLD or", "must_renew = False and")
+RENEWAL = Without("jobs.worker.runner:Runner._may_begin", "True")
 #: Behind it, the fence of the completion.
-FENCE = (
-    "jobs/lifecycle/claims.py",
-    "WHERE id = {{2}} AND {_OWNED} AND lease = {{3}} AND token = {{4}}",
-    "WHERE id = {{2}}",
-)
+FENCE = Without("jobs.lifecycle.claims:_SUCCEED", "", clause=" AND {_OWNED} AND lease = {{3}} AND token = {{4}}")
 #: What waits behind a long body is given back.
-WAITING = ("jobs/worker/companion.py", "self._try(self._own.give_back_waiting)", "pass")
+WAITING = "jobs.maintenance.rescue:OwnJobs.give_back_waiting"
 
 
 def counts(*keys: str) -> set[tuple[int, int, int]]:
@@ -46,8 +42,8 @@ def assert_nobody_else_counts(struck: Strike, crashes: int = 0, losses: int = 0)
 
 @pytest.mark.quick
 @pytest.mark.parametrize("place", ["first", "middle", "last"])
-@guard(*REST, case="first")
-@guard("jobs/maintenance/rescue.py", "if slot.phase != BODY:", "if True:", case="middle")
+@guard(REST, case="first")
+@guard(Without("jobs.lifecycle.transitions:crash", "lose(job, error, limit)"), case="middle")
 def test_body_that_kills_its_process(ledger, tmp_path, place):
     """SIGKILL in the body of the first, a middle, the last row of a claim.
 
@@ -83,9 +79,9 @@ def test_body_that_kills_its_process(ledger, tmp_path, place):
         again("after_commit", "last"),
     ],
 )
-@guard(*REST, case="between middle postgres")
-@guard(*REST, case="after_claim first postgres")
-@guard(*REST, case="after_commit middle postgres")
+@guard(REST, case="between middle postgres")
+@guard(REST, case="after_claim first postgres")
+@guard(REST, case="after_commit middle postgres")
 def test_process_killed_beside_a_body(ledger, tmp_path, point, place):
     """SIGKILL at each other step of a claim: nobody's fault, and the one row that it hit is lost, no more than that.
 
@@ -102,9 +98,9 @@ def test_process_killed_beside_a_body(ledger, tmp_path, point, place):
 
 @pytest.mark.parametrize("task", [tasks.effect, tasks.slow], ids=["atomic", "bare"])
 @pytest.mark.parametrize("point", ["body", "named"])
-@guard(*WAITING, case="body atomic")
-@guard(*RENEWAL, case="body bare")
-@guard(*RENEWAL, also=[FENCE], case="named atomic")
+@guard(WAITING, case="body atomic")
+@guard(RENEWAL, case="body bare")
+@guard(RENEWAL, FENCE, case="named atomic")
 def test_process_paused_in_a_batch(ledger, tmp_path, point, task):
     """For so long that others have run what waited behind it; then it goes on.
 
@@ -124,11 +120,7 @@ def test_process_paused_in_a_batch(ledger, tmp_path, point, task):
     assert set(Job.objects.filter(pk__in=struck.behind).values_list("lease", flat=True)) == {2}
 
 
-@guard(
-    "jobs/worker/runner.py",
-    "        if must_renew and not self._renew(job):\n            return None",
-    "        self._renew(job)",
-)
+@guard(Without("jobs.worker.runner:Runner._may_begin", "self._renew(job) or True"))
 def test_batch_given_back_and_taken_by_nobody_else(ledger, tmp_path):
     """The only process is paused: when it goes on, what waited behind its body is not its own any more.
 
@@ -146,7 +138,7 @@ def test_batch_given_back_and_taken_by_nobody_else(ledger, tmp_path):
 
 
 @pytest.mark.quick
-@guard(*WAITING)
+@guard(WAITING)
 def test_body_that_takes_long_for_once(ledger, tmp_path):
     """A task that was fast before, with others behind it: they do not wait for it.
 
@@ -165,7 +157,7 @@ def test_body_that_takes_long_for_once(ledger, tmp_path):
     assert Job.objects.get(pk=struck.job).lease == 1
 
 
-@guard("jobs/worker/companion.py", "if status == 0:\n            return", "return")
+@guard(Without("jobs.worker.companion:_supervise", "True", clause="status == 0"))
 def test_companion_killed_in_a_batch(ledger, tmp_path):
     """The next one finds on the board what waits behind whom.
 
@@ -185,8 +177,8 @@ def test_companion_killed_in_a_batch(ledger, tmp_path):
 
 
 @pytest.mark.parametrize("how", ["warm", "cold", again("soft")])
-@guard("jobs/worker/runner.py", "if index and (board.stopping_for", "if False and (board.stopping_for", case="warm")
-@guard(*REST, also=[("jobs/worker/companion.py", "self._try(self._own.hand_back_all)", "pass")], case="cold")
+@guard(Without("jobs.worker.runner:Runner._run_all", "False", clause="board.stopping_for is not None"), case="warm")
+@guard(REST, "jobs.maintenance.rescue:OwnJobs.hand_back_all", case="cold")
 def test_stopped_in_a_batch(ledger, tmp_path, how):
     """Warm: the body that runs is finished, and the rest of its claim goes back at once. Cold: all of it goes back.
 
@@ -211,7 +203,7 @@ def test_stopped_in_a_batch(ledger, tmp_path, how):
     assert_nobody_else_counts(struck)
 
 
-@guard(*REST)
+@guard(REST)
 def test_hard_time_limit_in_a_batch(ledger, tmp_path):
     """It ends one body, and its process with it; not what waits behind that.
 
@@ -228,7 +220,7 @@ def test_hard_time_limit_in_a_batch(ledger, tmp_path):
     assert Job.objects.get(pk=struck.job).error["type"] == "TimeLimitExceeded"
 
 
-@guard("jobs/worker/runner.py", "count = transitions.postpone_unknown(job, pause, UNKNOWN_BATCH)", "count = 0")
+@guard(Without("jobs.lifecycle.transitions:postpone_unknown", "0"))
 def test_unknown_tasks_at_the_head_of_a_queue(ledger):
     """More of them than one statement puts aside; a worker that knows them comes later.
 

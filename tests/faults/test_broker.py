@@ -9,7 +9,7 @@ from celery import current_app
 
 from jobs.models import Job
 from tests import tasks
-from tests.faults.guards import guard
+from tests.faults.guards import Without, guard
 from tests.faults.ledger import LOST_CHILD, WORK
 from tests.faults.manner import again
 from tests.faults.worker import Worker
@@ -54,8 +54,8 @@ def give_back(broker, how: str) -> None:
 @pytest.mark.quick
 @pytest.mark.brokers("redis", "rabbitmq")
 @pytest.mark.parametrize("how", ["refuses", again("hangs")])
-@guard("jobs/worker/consumer.py", "pool.maintain_without_hub()", "pass", case="refuses")
-@guard("jobs/worker/consumer.py", "signal.signal(REPLACE, partial(_replace_in_call, c))", "pass", case="hangs")
+@guard("jobs.worker.consumer:_replace_dead", case="refuses")
+@guard("jobs.worker.consumer:_replace_in_call", case="hangs")
 def test_broker_away_from_the_start(ledger, broker, how):
     """It refuses connections, or takes them and never answers.
 
@@ -73,7 +73,7 @@ def test_broker_away_from_the_start(ledger, broker, how):
 
 @pytest.mark.brokers("redis", "rabbitmq")
 @pytest.mark.parametrize("how", ["refuses", again("hangs")])
-@guard("jobs/worker/consumer.py", "pool.maintain_without_hub()", "pass", case="refuses")
+@guard("jobs.worker.consumer:_replace_dead", case="refuses")
 def test_broker_away_during_the_run(ledger, broker, how):
     """As above; with a stock task before and after it.
 
@@ -109,7 +109,7 @@ def test_broker_restarted_again_and_again(ledger, broker):
 
 
 @pytest.mark.brokers("redis", "rabbitmq")
-@guard("jobs/worker/consumer.py", "c.create_task_handler = create_task_handler", "pass", case="redis")
+@guard(Without("jobs.worker.consumer:_despite_leftovers", "action"), case="redis")
 def test_broker_restarted_while_a_stock_body_runs(ledger, broker, tmp_path):
     """The body's message cannot be acknowledged any more, on a connection that is gone; RabbitMQ delivers it again.
 
@@ -149,7 +149,7 @@ def test_broker_emptied(ledger, broker):
 
 
 @pytest.mark.brokers("redis", "rabbitmq")
-@guard("jobs/worker/consumer.py", "pool.maintain_without_hub()", "pass")
+@guard("jobs.worker.consumer:_replace_dead")
 def test_broker_that_refuses_the_worker(ledger, broker):
     """The worker looks for a virtual host that is not there, and says so.
 
@@ -170,8 +170,8 @@ def elsewhere(broker) -> str:
 
 @pytest.mark.quick
 @pytest.mark.parametrize("point", ["before_adopt", again("after_adopt")])
-@guard("jobs/task.py", "reject_on_worker_lost = True", "reject_on_worker_lost = False", case="before_adopt")
-@guard("jobs/calling/calls.py", "bulk_create([job], ignore_conflicts=True)", "bulk_create([job])", case="after_adopt")
+@guard(Without("jobs.task:Task.on_bound", "_lost = False", clause="_lost = True"), case="before_adopt")
+@guard(Without("jobs.calling.calls:adopt", "", clause=", ignore_conflicts=True"), case="after_adopt")
 def test_process_killed_while_it_adopts_a_call_by_name(ledger, point):
     """The message is acknowledged only after its row is committed, and then comes again: the row is there.
 

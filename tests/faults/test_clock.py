@@ -11,7 +11,7 @@ from django.db.models import F
 from jobs.models import Job
 from tests import tasks
 from tests.faults.clock import clock
-from tests.faults.guards import guard
+from tests.faults.guards import Without, guard
 from tests.faults.ledger import WORK
 from tests.faults.manner import again
 from tests.faults.producer import Producer
@@ -19,7 +19,8 @@ from tests.faults.worker import Worker, workers
 from tests.models import Order
 from tests.servers import wait_for
 
-SECONDS = 'transitions.now_plus(_span(expires, "expires")) if is_span else _moment'
+#: The database's clock, and not the machine's, says what is now.
+CLOCK = Without("jobs.lifecycle.transitions:now_plus", "timezone.now() + datetime.timedelta(seconds=seconds)")
 
 
 def assert_all_on_time() -> None:
@@ -30,12 +31,7 @@ def assert_all_on_time() -> None:
     assert not started.filter(started_at__gt=F("expires_at")).exists()
 
 
-@guard(
-    "jobs/lifecycle/transitions.py",
-    "return Now() + datetime.timedelta",
-    "return timezone.now() + datetime.timedelta",
-    case="ahead",
-)
+@guard(CLOCK, case="ahead")
 @pytest.mark.parametrize("hours", [1, -1], ids=["ahead", "behind"])
 def test_worker_with_a_wrong_clock(ledger, hours):
     """It claims, polls and rescues beside one whose clock is right.
@@ -62,13 +58,8 @@ def test_worker_with_a_wrong_clock(ledger, hours):
         assert_all_on_time()
 
 
-@guard(
-    "jobs/calling/calls.py",
-    "return transitions.now_plus(seconds) if seconds > 0 else None",
-    "return timezone.now() + datetime.timedelta(seconds=seconds)",
-    case="ahead",
-)
-@guard("jobs/calling/calls.py", SECONDS, "_moment", case="behind")
+@guard(CLOCK, case="ahead")
+@guard(CLOCK, case="behind")
 @pytest.mark.parametrize("hours", [again(1), -1], ids=["ahead", "behind"])
 def test_producer_with_a_wrong_clock(ledger, hours):
     """What it says in seconds is meant from now on, and not from its own idea of now.
@@ -83,7 +74,7 @@ def test_producer_with_a_wrong_clock(ledger, hours):
         assert_all_on_time()
 
 
-@guard("jobs/calling/calls.py", SECONDS, "_moment", case="ahead")
+@guard(CLOCK, case="ahead")
 @pytest.mark.parametrize("hours", [1, again(-1)], ids=["ahead", "behind"])
 def test_producer_with_a_wrong_clock_whose_jobs_expire(ledger, hours):
     """Nobody works while they could be run.

@@ -14,7 +14,7 @@ from jobs.lifecycle.run import RECONNECT
 from jobs.models import Job, Node
 from tests import tasks
 from tests.faults.database import AWAY
-from tests.faults.guards import guard
+from tests.faults.guards import Without, guard
 from tests.faults.ledger import LOST_CHILD, LOST_WORKER, WORK
 from tests.faults.manner import again
 from tests.faults.proxy import Proxy
@@ -25,6 +25,9 @@ from tests.servers import wait_for
 
 #: Seconds that a database is away: 40 with the clocks that users get.
 OUTAGE = 2.7 * conf().DEAD_AFTER
+
+#: A run whose connection died has lost its database, and did not fail.
+LOST = Without("jobs.execution.pipeline:_transaction", "False", call="databases.is_lost")
 
 #: Seconds that a busy machine takes on top of any wait.
 SLACK = 1.5
@@ -37,7 +40,7 @@ def assert_nobody_is_blamed() -> None:
     assert not Job.objects.filter(node_losses__gte=conf().MAX_NODE_LOSSES / 2).exists()
 
 
-@guard("jobs/execution/pipeline.py", "databases.is_lost(exc, run.using)", "False")
+@guard(LOST)
 def test_all_connections_terminated_once_a_second(ledger, database):
     """``pg_terminate_backend``, as by an administrator or a pooler, in whatever statement they are.
 
@@ -54,7 +57,7 @@ def test_all_connections_terminated_once_a_second(ledger, database):
         assert_nobody_is_blamed()
 
 
-@guard("jobs/execution/pipeline.py", "databases.is_lost(exc, run.using)", "False")
+@guard(LOST)
 @pytest.mark.quick
 def test_database_killed_and_restarted_under_load(ledger, database):
     """As with ``pg_ctl restart -m immediate``: all transactions are lost, in the middle or inside their COMMIT.
@@ -72,7 +75,7 @@ def test_database_killed_and_restarted_under_load(ledger, database):
         assert_nobody_is_blamed()
 
 
-@guard("jobs/maintenance/rescue.py", "self._seen.clear()", "pass", case="killed")
+@guard(Without("jobs.maintenance.rescue:Rescue._silent", call="self._seen.clear"), case="killed")
 @pytest.mark.parametrize("how", ["killed", again("paused")])
 def test_database_away_for_longer_than_it_takes_to_be_dead(ledger, database, how):
     """Nobody could beat, and one finds the database again later than the others; a worker was started meanwhile.
@@ -97,7 +100,7 @@ def test_database_away_for_longer_than_it_takes_to_be_dead(ledger, database, how
             assert Node.objects.filter(pid=new.process.pid).exists()
 
 
-@guard("jobs/execution/pipeline.py", "databases.is_lost(exc, run.using)", "False")
+@guard(LOST)
 def test_idle_connections_exhaust_the_server(ledger, database):
     """Everybody loses the connection he has, and cannot open another: "sorry, too many clients already".
 
@@ -113,11 +116,7 @@ def test_idle_connections_exhaust_the_server(ledger, database):
         assert not Job.objects.filter(crashes__gt=0).exists()
 
 
-@guard(
-    "jobs/lifecycle/claims.py",
-    "self.is_direct = pid is not None and pid[0] == raw.info.backend_pid",
-    "self.is_direct = True",
-)
+@guard(Without("jobs.lifecycle.claims:Session.__init__", "True", clause="pid[0] == raw.info.backend_pid"))
 def test_dead_worker_behind_a_pooler(ledger, database, tmp_path):
     """The server processes that it used serve others by now, who are not to be hurt.
 
@@ -136,12 +135,10 @@ def test_dead_worker_behind_a_pooler(ledger, database, tmp_path):
         ledger.check(within=LOST_WORKER)
 
 
+@guard(Without("jobs.execution.pipeline:_is_conflict", "False"))
 @guard(
-    "jobs/execution/pipeline.py",
-    "is_conflict = run.task.atomic and _is_conflict(_what_struck(exc))",
-    "is_conflict = False",
+    Without("jobs.lifecycle.claims:Session.has_prepared", "vars(self)", clause='getattr(known, "_names", None)'),
 )
-@guard("jobs/lifecycle/claims.py", 'names[_SUCCEED_KEY] = b"jobs_succeed"', "self.has_prepared = lambda: True")
 def test_deadlocks(ledger):
     """Two kinds of bodies lock the same two rows in opposite order, again and again.
 
@@ -158,11 +155,7 @@ def test_deadlocks(ledger):
         assert_nobody_is_blamed()
 
 
-@guard(
-    "jobs/execution/pipeline.py",
-    "is_conflict = run.task.atomic and _is_conflict(_what_struck(exc))",
-    "is_conflict = False",
-)
+@guard(Without("jobs.execution.pipeline:_is_conflict", "False"))
 @pytest.mark.parametrize("level", [again("repeatable read"), "serializable"])
 def test_serialization_failures(ledger, level):
     """Bodies that read what others write; all transactions of the workers, and not only theirs, are on a higher level.
@@ -177,11 +170,7 @@ def test_serialization_failures(ledger, level):
         assert_nobody_is_blamed()
 
 
-@guard(
-    "jobs/database/databases.py",
-    "if sqlstate(exc) in REFUSES or not connection.is_usable():",
-    "if not connection.is_usable():",
-)
+@guard(Without("jobs.database.databases:REFUSES", "()"))
 def test_failover_to_a_reader_and_back(ledger, database):
     """For a moment the name leads to a server that takes no writes. Its connections are sound, and stay.
 
@@ -199,7 +188,7 @@ def test_failover_to_a_reader_and_back(ledger, database):
         assert_nobody_is_blamed()
 
 
-@guard("jobs/database/databases.py", "if sqlstate(exc) in REFUSES:\n        return True", "pass")
+@guard(Without("jobs.database.databases:REFUSES", "()"))
 def test_server_takes_no_writes(ledger, database):
     """For a moment, and from one transaction to the next: also of jobs that were claimed before.
 
@@ -214,7 +203,7 @@ def test_server_takes_no_writes(ledger, database):
         assert_nobody_is_blamed()
 
 
-@guard("jobs/execution/pipeline.py", "databases.is_lost(exc, run.using)", "False")
+@guard(LOST)
 def test_idle_in_a_transaction_for_longer_than_the_server_allows(ledger, tmp_path):
     """The server ends the connection of a body that computes for too long; the next run is faster.
 
@@ -237,7 +226,7 @@ def test_idle_in_a_transaction_for_longer_than_the_server_allows(ledger, tmp_pat
     "point",
     ["before_claim", again("after_claim"), again("before_commit"), "after_completion", again("after_commit")],
 )
-@guard("jobs/execution/pipeline.py", "databases.is_lost(exc, run.using)", "False", case="after_completion")
+@guard(LOST, case="after_completion")
 def test_connection_ended_at(ledger, database, point):
     """``pg_terminate_backend`` in each phase of a run.
 
@@ -252,7 +241,7 @@ def test_connection_ended_at(ledger, database, point):
         assert_nobody_is_blamed()
 
 
-@guard("jobs/worker/listener.py", "            stopping.wait(RECONNECT)", "            return")
+@guard(Without("jobs.worker.listener:_forever", "run(alias, stopping)"))
 def test_listener_cut(ledger, database, settings):
     """No ring is heard for a moment.
 
@@ -272,7 +261,7 @@ def test_listener_cut(ledger, database, settings):
 
 
 @pytest.mark.quick
-@guard("jobs/maintenance/clock.py", "    if is_ready:\n        bell.ring()", "    pass")
+@guard(Without("jobs.maintenance.clock:_tick", call="bell.ring"))
 def test_rings_lost(ledger, monkeypatch):
     """Every one of them.
 
@@ -288,11 +277,7 @@ def test_rings_lost(ledger, monkeypatch):
         assert ledger.longest_wait() < conf().POLL_INTERVAL + SLACK
 
 
-@guard(
-    "jobs/migrations/0001_initial.py",
-    "name='jobs_job_ready'",
-    "name='jobs_job_ready_not'",
-)
+@guard(Without("jobs.lifecycle.claims:Claimer.claim", "False", clause="after is not None"))
 def test_a_transaction_left_idle_in_another_session(ledger, database):
     """As long as it is open nothing can be vacuumed that jobs leave behind: here three versions of 20,000 rows.
 
@@ -308,8 +293,8 @@ def test_a_transaction_left_idle_in_another_session(ledger, database):
         assert ledger.longest_wait(began) < SLACK
 
 
-@guard("jobs/database/databases.py", "rows.select_for_update(skip_locked=True)", "rows.select_for_update()")
-@guard("jobs/lifecycle/claims.py", "    FOR UPDATE SKIP LOCKED\n", "    FOR UPDATE\n")
+@guard(Without("jobs.database.databases:free", "rows.select_for_update()"))
+@guard(Without("jobs.lifecycle.claims:_CLAIM", "", clause=" SKIP LOCKED"))
 def test_a_transaction_left_idle_that_holds_jobs(ledger, database):
     """They have to wait for it, be they ready, due, expired, asked to end or old; nobody else has.
 
@@ -327,7 +312,7 @@ def test_a_transaction_left_idle_that_holds_jobs(ledger, database):
 
 
 @pytest.mark.long
-@guard("jobs/maintenance/clock.py", "        ring(using, set(queues))\n        bell.ring()", "        pass")
+@guard(*(Without("jobs.maintenance.clock:_make_due", call=call) for call in ("ring", "bell.ring")))
 def test_a_hundred_thousand_due_in_the_same_second(ledger):
     """Those of another queue do not wait for them, be they due or not; nor do those of their own that are urgent.
 
@@ -346,16 +331,8 @@ def test_a_hundred_thousand_due_in_the_same_second(ledger):
     assert ledger.longest_wait(others) < 1 + SLACK
 
 
-@guard("jobs/execution/pipeline.py", 'run.phase == "begin" or', "False or")
-@guard(
-    "jobs/execution/pipeline.py",
-    "            stack.enter_context(transaction.atomic(using=run.using))\n",
-    "            try:\n"
-    "                stack.enter_context(transaction.atomic(using=run.using))\n"
-    "            except Error:\n"
-    "                globals().setdefault('kept', []).append(stack.pop_all())\n"
-    "                raise\n",
-)
+@guard(Without("jobs.execution.pipeline:_perform", "False", clause='run.phase == "begin"'))
+@guard(Without("jobs.database.turns:Lock.__exit__", "exc[0] is None and self.release()"))
 @pytest.mark.databases("sqlite")
 def test_sqlite_locked_by_another_writer(ledger, database):
     """For a moment in which a body cannot begin, and for longer than a worker waits for its claim or for its end.

@@ -13,7 +13,7 @@ from jobs.execution.pipeline import NEWER_PAUSE
 from jobs.models import Job, Node
 from tests import tasks
 from tests.faults import release
-from tests.faults.guards import guard
+from tests.faults.guards import Without, guard
 from tests.faults.ledger import LOST_CHILD, WORK
 from tests.faults.manner import again
 from tests.faults.producer import Producer
@@ -23,10 +23,13 @@ from tests.models import Order
 from tests.servers import wait_for
 
 #: The worker declares its own node dead, when it stops in good order.
-SIGN_OFF = "self._try(lambda: rescue.bury(board.node, by_itself=is_stopping))"
+SIGN_OFF = Without("jobs.worker.companion:_Process._sign_off", call="rescue.bury")
 #: Before that it hands back what it ran; and whose process ended because the worker stops did not crash.
-HAND_BACK = ("jobs/worker/companion.py", "self._try(self._own.hand_back_all)", "pass")
-NO_CRASH = ("jobs/maintenance/rescue.py", "if board.stopping_for is not None:", "if False:")
+HAND_BACK = "jobs.maintenance.rescue:OwnJobs.hand_back_all"
+NO_CRASH = Without("jobs.maintenance.rescue:OwnJobs._end", "False", clause="board.stopping_for is not None")
+
+#: A cold stop tells the companion before Celery waits for its pool.
+SOFT_SHUTDOWN = Without("jobs.worker.consumer:ConsumerStep.__init__.end_soft_shutdown", "wait_for_soft_shutdown()")
 
 
 def counts() -> set[tuple[int, int, int]]:
@@ -44,8 +47,8 @@ def wait_signed_off() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT])
-@guard("jobs/worker/companion.py", SIGN_OFF, "None")
-@guard(*HAND_BACK, also=[NO_CRASH], case="3")
+@guard(SIGN_OFF)
+@guard(HAND_BACK, NO_CRASH, case="3")
 def test_stopped_once(ledger, number):
     """Warm: what runs is finished. Cold: it is handed back. In both cases nobody has to notice a death.
 
@@ -68,7 +71,7 @@ def test_stopped_once(ledger, number):
 
 
 @pytest.mark.brokers("redis", "rabbitmq")
-@guard("jobs/worker/steps.py", "alarm.stop_steps()", "pass", also=[("jobs/worker/steps.py", "alarm.start()", "pass")])
+@guard("jobs.worker.alarm:Alarm.start")
 def test_stopped_while_the_broker_says_nothing(ledger, broker):
     """It takes connections, and what is sent on them, and never answers: Celery waits for that without a bound.
 
@@ -89,7 +92,7 @@ def test_stopped_while_the_broker_says_nothing(ledger, broker):
     assert deaths() == 0
 
 
-@guard(*NO_CRASH, also=[HAND_BACK], case="quit")
+@guard(NO_CRASH, HAND_BACK, case="quit")
 @pytest.mark.parametrize(
     "numbers",
     [[signal.SIGTERM] * 2, [signal.SIGTERM] * 3, again([signal.SIGTERM, signal.SIGQUIT])],
@@ -118,7 +121,7 @@ def test_stopped_impatiently(ledger, tmp_path, numbers):
     assert counts() == {(0, 0, 0)}
 
 
-@guard(*NO_CRASH, also=[HAND_BACK])
+@guard(NO_CRASH, HAND_BACK)
 def test_stopped_as_a_group(ledger, tmp_path):
     """systemd's ``KillMode=control-group``: the processes of the pool get the SIGTERM at the same moment.
 
@@ -141,7 +144,7 @@ def test_stopped_as_a_group(ledger, tmp_path):
     assert deaths() == 0
 
 
-@guard("jobs/worker/companion.py", "signal.signal(getattr(signal, name), signal.SIG_IGN)", "pass")
+@guard(Without("jobs.worker.companion:_supervise", "signal.SIG_DFL", clause="signal.SIG_IGN"))
 def test_warm_shutdown_of_a_long_body_is_not_rescued(ledger, tmp_path):
     """It outlives any heartbeat by far; the worker beats until its last body has ended.
 
@@ -164,8 +167,8 @@ def test_warm_shutdown_of_a_long_body_is_not_rescued(ledger, tmp_path):
     assert counts() == {(0, 0, 0)}
 
 
-@guard("jobs/worker/companion.py", "pids.add(self._main)", "pass", case="stock")
-@guard("jobs/worker/consumer.py", "c.controller.wait_for_soft_shutdown = end_soft_shutdown", "pass")
+@guard(Without("jobs.worker.companion:_Process._give_up", call="pids.add"), case="stock")
+@guard(SOFT_SHUTDOWN)
 @pytest.mark.parametrize(
     "stubborn", [again(tasks.ignores_sigterm), tasks.ignores_sigterm_as_stock], ids=["job", "stock"]
 )
@@ -193,8 +196,8 @@ def test_stopped_cold_while_a_process_does_not_end(ledger, tmp_path, stubborn):
 
 @pytest.mark.brokers("rabbitmq")
 @pytest.mark.parametrize("pool", ["prefork", again("threads")])
-@guard("jobs/worker/consumer.py", "c.controller.wait_for_soft_shutdown = end_soft_shutdown", "pass", case="prefork")
-@guard("jobs/worker/consumer.py", "c.controller.wait_for_soft_shutdown = end_soft_shutdown", "pass", case="threads")
+@guard(SOFT_SHUTDOWN, case="prefork")
+@guard(SOFT_SHUTDOWN, case="threads")
 def test_stopped_cold_in_the_middle_of_a_write(ledger, tmp_path, settings, pool):
     """Celery's signal handler writes too, and waits for py-amqp's lock, which its own thread holds: for ever.
 
@@ -220,9 +223,9 @@ def test_stopped_cold_in_the_middle_of_a_write(ledger, tmp_path, settings, pool)
     assert deaths() == 0
 
 
-@guard("jobs/worker/companion.py", "            self._give_up()\n", "")
-@guard("jobs/worker/companion.py", "pids = {slot.pid for slot in board.at_work()}", "pids = set()")
-@guard(*NO_CRASH, also=[HAND_BACK])
+@guard("jobs.worker.companion:_Process._give_up")
+@guard(Without("jobs.worker.companion:_Process._give_up", "()", call="board.at_work"))
+@guard(NO_CRASH, HAND_BACK)
 def test_time_to_stop_is_over(ledger, tmp_path, settings):
     """A body that does not end in STOP_TIMEOUT: its process is killed, and its job goes back at once.
 
@@ -245,7 +248,7 @@ def test_time_to_stop_is_over(ledger, tmp_path, settings):
     assert counts() == {(0, 0, 0)}
 
 
-@guard(*NO_CRASH, also=[HAND_BACK])
+@guard(NO_CRASH, HAND_BACK)
 def test_soft_shutdown(ledger, tmp_path):
     """Celery waits a while before it goes cold; short bodies end in that time, long ones are handed back.
 
@@ -267,7 +270,7 @@ def test_soft_shutdown(ledger, tmp_path):
     assert counts() == {(0, 0, 0)}
 
 
-@guard("jobs/execution/pipeline.py", "stack.enter_context(transaction.atomic(using=run.using))", "pass", case="9")
+@guard(Without("jobs.execution.pipeline:_transaction", "nullcontext()", call="transaction.atomic"), case="9")
 @pytest.mark.parametrize("number", [signal.SIGQUIT, again(signal.SIGKILL)])
 def test_stopped_inside_a_commit(ledger, database, number):
     """Nobody heard the COMMIT's answer; the row knows it.
@@ -285,7 +288,7 @@ def test_stopped_inside_a_commit(ledger, database, number):
         ledger.check(within=2 * WORK)
 
 
-@guard("jobs/worker/steps.py", "while not companion.wait_until_registered(0.5):", "while False:")
+@guard(Without("jobs.worker.companion:Companion.wait_until_registered", "True"))
 def test_migration_applied_while_workers_run(ledger):
     """Workers of the new release wait for their tables, and run when they are there.
 
@@ -301,7 +304,7 @@ def test_migration_applied_while_workers_run(ledger):
         ledger.check(within=LOST_CHILD)
 
 
-@guard("jobs/worker/companion.py", SIGN_OFF, "None")
+@guard(SIGN_OFF)
 def test_every_worker_replaced_under_load(ledger):
     """A rolling deploy: one after the other stops warm, and its successor is up before that.
 
@@ -322,8 +325,8 @@ def test_every_worker_replaced_under_load(ledger):
     assert deaths() == 0
 
 
-@guard("jobs/execution/pipeline.py", "if calls.is_newer(job.options):", "if False:")
-@guard("jobs/calling/calls.py", 'kept["v"] = VERSION', "pass")
+@guard(Without("jobs.calling.calls:is_newer", "False"))
+@guard(Without("jobs.calling.calls:_kept", "False", clause="VERSION > 1"))
 def test_release_after_beside_this_one(ledger):
     """Its jobs are of a version that this worker does not know; they wait for a worker that does.
 

@@ -11,7 +11,7 @@ from jobs.events import outbox
 from jobs.events.amqp import queue_of
 from jobs.models import Event
 from shop.events import order_paid
-from tests.faults.guards import guard
+from tests.faults.guards import Without, guard
 from tests.faults.handlers import HANDLERS, other
 from tests.faults.ledger import LEAST, LOST_CHILD, LOST_WORKER, WORK
 from tests.faults.manner import again
@@ -22,20 +22,15 @@ pytestmark = [pytest.mark.databases("postgres", "sqlite"), pytest.mark.brokers("
 over_rabbitmq = pytest.mark.parametrize("services", ["rabbitmq"], indirect=True)
 
 #: What is missing between two services is seen, and sent again.
-GAPS = ("jobs/events/gaps.py", "behind = Q(gap_since__isnull=False)", "return")
+GAPS = "jobs.events.gaps:Gaps.look"
 #: Who ends a job lets in the next one of its order; or else a tick of the clock does.
-NEXT = ("jobs/worker/runner.py", "            self._let_in_next(job)", "            pass")
-STUCK = ("jobs/maintenance/clock.py", "order.let_in_stuck(using)", "pass")
+NEXT = "jobs.worker.runner:Runner._let_in_next"
+STUCK = "jobs.lifecycle.order:let_in_stuck"
 
 
 @pytest.mark.quick
 @pytest.mark.parametrize("point", ["before_relay", "after_relay"])
-@guard(
-    "jobs/events/relay.py",
-    "Event.objects.using(using).filter(pk__in=[event.pk for event in events]).update(**values)",
-    "pass",
-    case="shared sqlite after_relay",
-)
+@guard(Without("jobs.events.relay:hand_on", call="update"), case="shared sqlite after_relay")
 def test_who_hands_events_on_is_killed(services, point):
     """The jobs of the handlers, or the numbers of the messages, are written, and not committed; or just committed.
 
@@ -54,11 +49,12 @@ def test_who_hands_events_on_is_killed(services, point):
 @over_rabbitmq
 @pytest.mark.parametrize("point", ["before_publish", "after_publish"])
 @guard(
-    "jobs/events/publisher.py",
-    'reach("before_publish")',
-    "Event.objects.using(using).filter(pk__in=[row.pk for row in rows]).update(sent_at=Now())\n"
-    '        reach("before_publish")',
-    also=[GAPS],
+    Without(
+        "jobs.events.publisher:Publisher._send",
+        "self.open(), Event.objects.using(using).filter(pk__in=[row.pk for row in rows]).update(sent_at=Now())",
+        call="self.open",
+    ),
+    GAPS,
     case="before_publish sqlite",
 )
 def test_who_publishes_events_is_killed(services, point):
@@ -80,10 +76,12 @@ def test_who_publishes_events_is_killed(services, point):
 @over_rabbitmq
 @pytest.mark.parametrize("point", ["before_store", "after_store"])
 @guard(
-    "jobs/events/receiver.py",
-    "self.channel.basic_consume(self._queue, callback=self._note)",
-    "self.channel.basic_consume(self._queue, no_ack=True, callback=self._note)",
-    also=[GAPS],
+    Without(
+        "jobs.events.receiver:Receiver.work",
+        "self.channel.basic_consume(self._queue, callback=self._note, no_ack=True)",
+        call="self.channel.basic_consume",
+    ),
+    GAPS,
     case="before_store sqlite",
 )
 def test_who_receives_events_is_killed(services, point):
@@ -105,7 +103,7 @@ def test_who_receives_events_is_killed(services, point):
 @pytest.mark.parametrize(
     "point", ["before_commit", "after_completion", again("before_claim"), again("after_claim"), "after_commit"]
 )
-@guard(*STUCK, case="after_commit shared sqlite")
+@guard(STUCK, case="after_commit shared sqlite")
 def test_a_handlers_process_is_killed(services, point):
     """And what waits behind it in its order goes on, once it was done.
 
@@ -120,12 +118,7 @@ def test_a_handlers_process_is_killed(services, point):
 
 @pytest.mark.quick
 @pytest.mark.parametrize("side", ["shop", "loyalty"])
-@guard(
-    "jobs/maintenance/rescue.py",
-    'return _settle_all(rows, "rescued", _lose("NodeLost", "the worker died"))',
-    "return 0",
-    case="loyalty shared",
-)
+@guard("jobs.maintenance.rescue:give_back_all", case="loyalty shared")
 def test_workers_are_killed_at_any_moment(services, side):
     """Whole workers, again and again, while events are told.
 
@@ -143,7 +136,7 @@ def test_workers_are_killed_at_any_moment(services, side):
 
 
 @over_rabbitmq
-@guard("jobs/events/incoming.py", "if event.number > max(position.number, missing) + 1:", "if False:")
+@guard(Without("jobs.events.incoming:_turn", "False", clause="event.number > max(position.number, missing) + 1"))
 def test_messages_arrive_doubled_and_shuffled(services):
     """As after a redelivery, and of several senders.
 
@@ -174,7 +167,7 @@ def shuffle(port: int, queue: str) -> None:
 
 @over_rabbitmq
 @pytest.mark.parametrize("how", ["killed", "emptied"])
-@guard(*GAPS, case="emptied sqlite")
+@guard(GAPS, case="emptied sqlite")
 def test_the_broker_is_killed_after_its_confirm(services, how):
     """And comes back with what it had, or with nothing.
 
@@ -194,12 +187,7 @@ def test_the_broker_is_killed_after_its_confirm(services, how):
         assert shop.main.is_alive
 
 
-@guard(
-    "jobs/lifecycle/transitions.py",
-    "if limit is not None and getattr(job, count) + 1 >= limit:",
-    "if False:",
-    case="shared sqlite",
-)
+@guard(Without("jobs.lifecycle.transitions:_wait", "False", clause="limit is not None"), case="shared sqlite")
 def test_poison_among_good_events(services):
     """An event that always kills the process of one of its handlers: the other one, and all other events, go on.
 
@@ -216,7 +204,7 @@ def test_poison_among_good_events(services):
     assert services.awarded(good) == good
 
 
-@guard(*NEXT, also=[STUCK], case="shared sqlite")
+@guard(NEXT, STUCK, case="shared sqlite")
 def test_an_event_that_does_not_fit_its_handler(services):
     """Somebody wrote it past its declaration: its handling fails, and nobody else's.
 
@@ -231,7 +219,7 @@ def test_an_event_that_does_not_fit_its_handler(services):
         services.check(within=WORK, failed={"shop.loyalty.handlers.award_points": 1})
 
 
-@guard("jobs/events/post.py", "subscriptions.register(self._app, using)", "pass", case="shared sqlite")
+@guard("jobs.events.subscriptions:register", case="shared sqlite")
 def test_a_handler_is_added_while_the_backlog_runs(services):
     """It gets all that is told after its deploy; the one that was there before misses nothing.
 
@@ -260,12 +248,7 @@ def test_a_handler_is_added_while_the_backlog_runs(services):
         pytest.param(100_000, marks=[pytest.mark.long, pytest.mark.timeout(1800, method="signal")]),
     ],
 )
-@guard(
-    "jobs/events/relay.py",
-    "first, rest = (None, jobs) if key in busy else (jobs[0], jobs[1:])",
-    "first, rest = jobs[0], jobs[1:]",
-    case="2000 shared sqlite",
-)
+@guard(Without("jobs.lifecycle.order:out", "set()"), case="2000 shared sqlite")
 def test_many_events(services, orders):
     """Told before anybody is there to take them.
 

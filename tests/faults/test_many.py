@@ -17,17 +17,8 @@ from tests.models import Order
 from tests.servers import wait_for
 
 
-@guard(
-    "jobs/worker/companion.py",
-    "self._try(self._own.settle_dead)",
-    "pass",
-    also=[("jobs/worker/companion.py", "self._try(self._own.hand_back_orphans)", "pass")],
-)
-@guard(
-    "jobs/maintenance/rescue.py",
-    'return _settle_all(rows, "rescued", _lose("NodeLost", "the worker died"))',
-    "return 0",
-)
+@guard("jobs.maintenance.rescue:OwnJobs.settle_dead", "jobs.maintenance.rescue:OwnJobs.hand_back_orphans")
+@guard("jobs.maintenance.rescue:give_back_all")
 @pytest.mark.parametrize(("seconds", "kills"), [(20, 10), pytest.param(60, 12, marks=pytest.mark.long)])
 def test_many_processes_and_one_killed_every_few_seconds(ledger, seconds, kills):
     """Children, companions, whole workers and producers; three jobs run nearly all the time, innocent of it.

@@ -8,11 +8,14 @@ from jobs.conf import conf
 from jobs.inspection import census
 from jobs.models import Job, Node
 from tests import tasks
-from tests.faults.guards import guard
+from tests.faults.guards import Without, guard
 from tests.faults.ledger import LOST_WORKER, WORK
 from tests.faults.proxy import Proxy
 from tests.faults.worker import Worker, workers
 from tests.servers import wait_for
+
+#: A node whose beat finds no row has been declared dead, and goes on under another id.
+ANOTHER_ID = Without("jobs.worker.companion:_Process._beat", "[beats.beat(self._side, board.node)]", call="beats.beat")
 
 
 def dead(worker: Worker) -> bool:
@@ -24,11 +27,7 @@ def silence(worker: Worker) -> float:
 
 
 @pytest.mark.quick
-@guard(
-    "jobs/maintenance/rescue.py",
-    'done["jobs"] = databases.everywhere(give_back_all)',
-    "pass",
-)
+@guard("jobs.maintenance.rescue:give_back_all")
 def test_worker_killed_under_load(ledger):
     """SIGKILL to the whole group.
 
@@ -42,18 +41,8 @@ def test_worker_killed_under_load(ledger):
 
 
 @pytest.mark.parametrize("link_is", ["closed", "half-open"])
-@guard(
-    "jobs/maintenance/rescue.py",
-    "end_backends([(key, lease) for key, lease, _ in runs], rows.db)",
-    "pass",
-    case="half-open",
-)
-@guard(
-    "jobs/maintenance/rescue.py",
-    'done["jobs"] = databases.everywhere(give_back_all)',
-    "pass",
-    case="closed",
-)
+@guard("jobs.maintenance.zombies:end_backends", case="half-open")
+@guard("jobs.maintenance.rescue:give_back_all", case="closed")
 def test_all_workers_lose_power_at_once(ledger, database, link_is):
     """Their connections are closed, or stay open at the database server, in transactions that hold locks.
 
@@ -73,18 +62,8 @@ def test_all_workers_lose_power_at_once(ledger, database, link_is):
 
 
 @pytest.mark.parametrize("point", ["before_commit", "after_completion"])
-@guard(
-    "jobs/maintenance/rescue.py",
-    "end_backends([(key, lease) for key, lease, _ in runs], rows.db)",
-    "pass",
-    case="before_commit",
-)
-@guard(
-    "jobs/maintenance/rescue.py",
-    "end_backends([(key, lease) for key, lease, _ in runs], rows.db)",
-    "pass",
-    case="after_completion",
-)
+@guard("jobs.maintenance.zombies:end_backends", case="before_commit")
+@guard("jobs.maintenance.zombies:end_backends", case="after_completion")
 def test_zombie_paused_with_a_row_lock(ledger, point):
     """Suspended in mid-body, or between its fenced UPDATE and its COMMIT; it comes to itself when all is done.
 
@@ -101,7 +80,9 @@ def test_zombie_paused_with_a_row_lock(ledger, point):
         ledger.check(within=WORK)
 
 
-@guard("jobs/lifecycle/claims.py", "state=State.RUNNING, lease=job.lease, token=job.token)", "state=State.RUNNING)")
+@guard(
+    Without("jobs.lifecycle.claims:owned", "Job.objects.using(job._state.db).filter(pk=job.pk, state=State.RUNNING)")
+)
 def test_zombie_wakes_while_its_successor_runs(ledger, tmp_path):
     """Its connection was ended; what it writes on a new one must not touch the run of the other.
 
@@ -123,11 +104,7 @@ def test_zombie_wakes_while_its_successor_runs(ledger, tmp_path):
     assert Job.objects.values_list("lease", "node_losses").get(pk=job.id) == (2, 1)
 
 
-@guard(
-    "jobs/worker/companion.py",
-    "            board.node = uuid.uuid4()\n            self._register()",
-    "            pass",
-)
+@guard(ANOTHER_ID)
 def test_a_node_that_wakes_up_takes_another_id(ledger):
     """A node that was declared dead is dead; its worker goes on as another one.
 
@@ -145,9 +122,11 @@ def test_a_node_that_wakes_up_takes_another_id(ledger):
 
 
 @guard(
-    "jobs/worker/companion.py",
-    "uuid.uuid4()\n        board.wipe()",
-    "uuid.uuid5(uuid.NAMESPACE_DNS, socket.gethostname())\n        board.wipe()",
+    Without(
+        "jobs.worker.companion:Companion.start",
+        "uuid.uuid5(uuid.NAMESPACE_DNS, socket.gethostname())",
+        call="uuid.uuid4",
+    )
 )
 def test_hostname_is_used_again(ledger):
     """The next worker of that name is up before anybody has noticed the death of the first.
@@ -164,11 +143,7 @@ def test_hostname_is_used_again(ledger):
     assert set(Job.objects.filter(node_losses__gt=0).values_list("node_losses", flat=True)) == {1}
 
 
-@guard(
-    "jobs/worker/companion.py",
-    "            board.node = uuid.uuid4()\n            self._register()",
-    "            pass",
-)
+@guard(ANOTHER_ID)
 def test_worker_cut_off_from_its_database(ledger, database):
     """The network parts one machine from the database, for longer than it takes to be called dead.
 
@@ -186,7 +161,7 @@ def test_worker_cut_off_from_its_database(ledger, database):
         ledger.check(within=WORK)
 
 
-@guard("jobs/worker/runner.py", " or board.silence > conf().DEAD_AFTER / 2", "")
+@guard(Without("jobs.lifecycle.board:Board.silence", "0.0"))
 def test_a_node_that_cannot_beat_claims_nothing(ledger):
     """Its companion hangs, and its children are well: they must not take jobs that are given away in a moment.
 

@@ -13,7 +13,7 @@ from django.db import connection
 from jobs.lifecycle import transitions
 from jobs.models import Cancellation, Job
 from tests import tasks
-from tests.faults.guards import guard
+from tests.faults.guards import Without, guard
 from tests.faults.ledger import LOST_WORKER, WORK, Ledger
 from tests.faults.manner import again
 from tests.faults.producer import Producer
@@ -26,7 +26,7 @@ from tests.servers import wait_for
 ELSEWHERE = {"CELERY_BROKER_URL": "jobs://"}
 
 #: A worker that never asks whose database it is, at its start and at every beat.
-ASKS = ("jobs/worker/companion.py", "        identity.check_all()\n", "")
+ASKS = "jobs.database.identity:check_all"
 
 
 def jobs(*command: str) -> str:
@@ -47,12 +47,10 @@ def ids(**where: object) -> list[str]:
     [(True, "files"), (False, "dump"), again(True, "dump"), again(False, "files")],
     ids=["cancelled-files", "adopted-dump", "cancelled-dump", "adopted-files"],
 )
-@guard(*ASKS)
+@guard(ASKS)
 @guard(
-    "jobs/operations/adoption.py",
-    "while cancelled := transitions.cancel_waiting(alias, conf().BATCH, why):",
-    "while cancelled := 0:",
-    also=[("jobs/management/console/change.py", "            if left:\n", "            if False:\n")],
+    Without("jobs.lifecycle.transitions:cancel_waiting", "0"),
+    Without("jobs.management.console.change:adopt", "0", call="sum"),
 )
 def test_restored_copy(ledger, database, tmp_path, how, cancel):
     """A copy of a database at work, on another machine with its own broker: nothing runs there until it is adopted.
@@ -97,11 +95,13 @@ def refused_by_the_copy(states: dict[str, int]) -> None:
 
 @pytest.mark.quick
 @guard(
-    "jobs/lifecycle/claims.py",
-    "\n      AND NOT EXISTS (SELECT 1 FROM jobs_cancellation WHERE job = {{2}})",
-    "",
+    Without(
+        "jobs.lifecycle.claims:_SUCCEED",
+        "",
+        clause="AND NOT EXISTS (SELECT 1 FROM jobs_cancellation WHERE job = {{2}})",
+    )
 )
-@guard("jobs/lifecycle/transitions.py", "filter(pk__in=ids, state__in=WAITING)", "filter(pk__in=ids)")
+@guard(Without("jobs.lifecycle.transitions:_cancel", "", clause=", state__in=WAITING"))
 def test_jobs_cancelled_under_load(ledger, tmp_path):
     """Scheduled, ready, running and ended ones, from lists that are old when the operator comes to their end.
 
@@ -130,11 +130,7 @@ def test_jobs_cancelled_under_load(ledger, tmp_path):
     assert Job.objects.filter(state="cancelled", lease=0).exists()
 
 
-@guard(
-    "jobs/lifecycle/transitions.py",
-    "_waiting(None) | anew, UNSUCCESSFUL",
-    "_waiting(None) | anew, State.values",
-)
+@guard(Without("jobs.lifecycle.transitions:redirect", "", clause="state__in=states"))
 def test_failed_jobs_replayed_in_bulk(ledger, tmp_path):
     """By two operators at once, from lists that are old by then.
 

@@ -6,20 +6,20 @@ import pytest
 
 from jobs.models import Job
 from tests import tasks
-from tests.faults.guards import guard
+from tests.faults.guards import Without, guard
 from tests.faults.ledger import LOST_CHILD, LOST_WORKER
 from tests.faults.manner import again
 from tests.faults.worker import Worker, workers
 from tests.servers import wait_for
 
 #: The companion settles what its process died with; and behind it, it gives back what no process has.
-SETTLE_DEAD = ("jobs/worker/companion.py", "self._try(self._own.settle_dead)", "pass")
-ORPHANS = ("jobs/worker/companion.py", "self._try(self._own.hand_back_orphans)", "pass")
+SETTLE_DEAD = "jobs.maintenance.rescue:OwnJobs.settle_dead"
+ORPHANS = "jobs.maintenance.rescue:OwnJobs.hand_back_orphans"
 
 
 @pytest.mark.parametrize("point", ["before_claim", "after_claim", "before_commit", "after_completion", "after_commit"])
-@guard(*SETTLE_DEAD, also=[ORPHANS], case="after_claim")
-@guard(*SETTLE_DEAD, also=[ORPHANS], case="after_completion")
+@guard(SETTLE_DEAD, ORPHANS, case="after_claim")
+@guard(SETTLE_DEAD, ORPHANS, case="after_completion")
 def test_process_killed_at(ledger, point):
     """SIGKILL in each phase of a run.
 
@@ -33,11 +33,7 @@ def test_process_killed_at(ledger, point):
     assert sum(Job.objects.values_list("crashes", flat=True)) <= 1
 
 
-@guard(
-    "jobs/maintenance/rescue.py",
-    'return _settle_all(rows, "rescued", _lose("NodeLost", "the worker died"))',
-    "return 0",
-)
+@guard("jobs.maintenance.rescue:give_back_all")
 def test_main_process_killed(ledger):
     """And with it the worker, in the middle of a body. Its companion lives, and says so.
 
@@ -53,14 +49,9 @@ def test_main_process_killed(ledger):
 
 @pytest.mark.quick
 @pytest.mark.parametrize("how", ["segfault", again("abort"), "ended", "ended_in_conflict"])
-@guard("jobs/maintenance/rescue.py", "return transitions.crash(", "return transitions.lose(")
-@guard("jobs/execution/settlement.py", "each = each.__context__", "return", case="ended")
-@guard(
-    "jobs/execution/pipeline.py",
-    "settlement.shutdown_behind(exc) or (_what_struck(exc) if is_sent else exc)",
-    "exc",
-    case="ended_in_conflict",
-)
+@guard(Without("jobs.lifecycle.transitions:crash", "lose(job, error, limit)"))
+@guard(Without("jobs.execution.settlement:chain", "iter([exc])"), case="ended")
+@guard(Without("jobs.execution.pipeline:_perform", call="settlement.shutdown_behind"), case="ended_in_conflict")
 def test_a_body_that_kills_its_process_now_and_then(ledger, tmp_path, how):
     """The crash of one is not the crash of its neighbours, and the next time it goes well.
 
@@ -80,8 +71,8 @@ def test_a_body_that_kills_its_process_now_and_then(ledger, tmp_path, how):
 
 @pytest.mark.databases("sqlite")
 @pytest.mark.parametrize("where", ["rollback", "function"])
-@guard("jobs/database/databases.py", "connections[alias]._rollback()", "pass", case="rollback")
-@guard("jobs/execution/settlement.py", "return SystemExit()", "pass", case="function")
+@guard(Without("jobs.database.databases:roll_back", call="_rollback"), case="rollback")
+@guard(Without("jobs.execution.settlement:shutdown_behind", call="SystemExit"), case="function")
 def test_process_ended_inside_sqlite(ledger, tmp_path, where):
     """A SIGTERM between the failure of a body and its ROLLBACK, or in a function that SQLite calls.
 
@@ -98,7 +89,7 @@ def test_process_ended_inside_sqlite(ledger, tmp_path, where):
 
 
 @pytest.mark.parametrize("how", ["segfault", again("abort")])
-@guard("jobs/lifecycle/transitions.py", "if limit is not None and getattr(job, count) + 1 >= limit:", "if False:")
+@guard(Without("jobs.lifecycle.transitions:_wait", "False", clause="limit is not None"))
 def test_poison_ends_failed(ledger, how):
     """A body that always kills its process, among innocent ones.
 
@@ -112,8 +103,8 @@ def test_poison_ends_failed(ledger, how):
 
 
 @pytest.mark.parametrize("how", ["memory", "exit", "recursion"])
-@guard("jobs/execution/settlement.py", "final, more = for_celery(exc), {", "final, more = exc, {", case="memory")
-@guard("jobs/execution/settlement.py", "final, more = for_celery(exc), {", "final, more = exc, {", case="exit")
+@guard(Without("jobs.execution.settlement:_meant", "exc", call="for_celery"), case="memory")
+@guard(Without("jobs.execution.settlement:_meant", "exc", call="for_celery"), case="exit")
 def test_an_exception_that_ends_a_process_ends_only_the_job(ledger, how):
     """``MemoryError`` and ``SystemExit`` out of a stock task stop the worker, or look like its death.
 
@@ -131,8 +122,8 @@ def test_an_exception_that_ends_a_process_ends_only_the_job(ledger, how):
 
 
 @pytest.mark.parametrize("where", ["python", "query", "commit"])
-@guard(*SETTLE_DEAD, case="query")
-@guard("jobs/maintenance/rescue.py", 'if kind == "TimeLimitExceeded":', "if False:", case="python")
+@guard(SETTLE_DEAD, case="query")
+@guard("jobs.maintenance.rescue:OwnJobs.expect_end", case="python")
 def test_hard_time_limit(ledger, database, where):
     """The process is killed in mid-body, while the database works for it, or while it commits.
 
@@ -149,7 +140,7 @@ def test_hard_time_limit(ledger, database, where):
 
 
 @pytest.mark.parametrize("where", ["python", "query", "commit", again("autocommit")])
-@guard("jobs/database/databases.py", "connection.connection.cancel_safe(timeout=2.0)", "pass", case="query")
+@guard("jobs.database.databases:cancel_query", case="query")
 def test_soft_time_limit(ledger, database, where):
     """An exception in mid-body, in mid-query, or in a query without a transaction; the connection serves the next job,
     and the locks are free for all the others. Inside the COMMIT it is too late: the work is done.
@@ -169,13 +160,11 @@ def test_soft_time_limit(ledger, database, where):
 
 
 @pytest.mark.parametrize("how", ["queries", "returns", "conflict"])
-@guard("jobs/database/databases.py", "not is_interrupted(alias) and not", "not", case="queries")
-@guard(
-    "jobs/execution/pipeline.py", "        if databases.is_interrupted(run.using):", "        if False:", case="returns"
-)
-@guard("jobs/execution/pipeline.py", "elif not databases.is_idle(run.using):", "elif False:", case="returns")
-@guard("jobs/database/databases.py", "        if is_interrupted(alias):\n", "        if False:\n", case="returns")
-@guard("jobs/execution/pipeline.py", "_is_conflict(_what_struck(exc))", "_is_conflict(exc)", case="conflict")
+@guard(Without("jobs.database.databases:is_lost", "False", call="is_interrupted"), case="queries")
+@guard(Without("jobs.execution.pipeline:_look_after", "False", call="databases.is_interrupted"), case="returns")
+@guard(Without("jobs.execution.pipeline:_look_after", "True", call="databases.is_idle"), case="returns")
+@guard(Without("jobs.database.databases:roll_back", "False", call="is_interrupted"), case="returns")
+@guard(Without("jobs.execution.pipeline:_what_struck", "exc"), case="conflict")
 def test_soft_time_limit_that_the_body_handles(ledger, how):
     """In mid-query: it goes on over a connection that takes no other query. That is its own failure, and one time is
     enough; a body without a transaction that just returns has done its work. One that fails in the middle of a query
@@ -197,7 +186,7 @@ def test_soft_time_limit_that_the_body_handles(ledger, how):
         assert message.get(how, "40001") in error["message"] + error["traceback"]
 
 
-@guard("jobs/worker/companion.py", "if status == 0:\n            return", "return")
+@guard(Without("jobs.worker.companion:_supervise", "True", clause="status == 0"))
 def test_companion_killed_under_load(ledger):
     """Who watches the watcher: its supervisor.
 

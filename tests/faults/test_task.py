@@ -9,7 +9,7 @@ from jobs.lifecycle import transitions
 from jobs.models import Job
 from jobs.worker.runner import UNKNOWN_PAUSES
 from tests import tasks
-from tests.faults.guards import guard
+from tests.faults.guards import Without, guard
 from tests.faults.ledger import LOST_CHILD, WORK
 from tests.faults.worker import Worker, workers
 from tests.models import Order
@@ -17,13 +17,8 @@ from tests.servers import wait_for
 
 
 @pytest.mark.parametrize("how", ["deadline", "nul", "unspeakable"])
-@guard("jobs/lifecycle/transitions.py", '"message": scrub(message, 4000)', '"message": message', case="nul")
-@guard(
-    "jobs/execution/settlement.py",
-    "    except Exception:\n        message = safe_repr(exc)",
-    "    finally:\n        pass",
-    case="unspeakable",
-)
+@guard(Without("jobs.arguments:scrub", "text"), case="nul")
+@guard(Without("jobs.execution.settlement:_entry", "str(exc)", call="safe_repr"), case="unspeakable")
 def test_exception_rolls_back_and_is_kept(ledger, how):
     """Also one that cannot be pickled and has no text, and one whose text no database stores.
 
@@ -36,7 +31,7 @@ def test_exception_rolls_back_and_is_kept(ledger, how):
     assert all(error["type"] and error["traceback"] for error in failed().values_list("error", flat=True))
 
 
-@guard("jobs/lifecycle/transitions.py", '"expires_at": None, **dict.fromkeys(COUNTS, 0)', '"expires_at": None')
+@guard(Without("jobs.lifecycle.transitions:COUNTS", "()"))
 def test_retries_exhausted_and_replayed(ledger, tmp_path):
     """Kept in ``failed`` with every attempt's error. Replayed too early it has all attempts again, and fails again;
     replayed when the cause is gone, it succeeds once.
@@ -57,7 +52,7 @@ def test_retries_exhausted_and_replayed(ledger, tmp_path):
         ledger.check(within=WORK)
 
 
-@guard("jobs/execution/pipeline.py", "= settlement.storable(run, run.result), followups", "= run.result, followups")
+@guard(Without("jobs.execution.settlement:storable", "result"))
 def test_result_that_cannot_be_stored(ledger):
     """The work is done: the job succeeds, and keeps the result's repr.
 
@@ -71,9 +66,9 @@ def test_result_that_cannot_be_stored(ledger):
     assert all("lock" in result["__value__"] for result in results)
 
 
-@guard("jobs/database/databases.py", "elif connection.connection is not None and (", "elif False and (")
-@guard("jobs/execution/pipeline.py", "elif databases.has_transaction(run.using):", "elif False:")
-@guard("jobs/execution/pipeline.py", "elif not databases.is_idle(run.using):", "elif False:")
+@guard("jobs.database.databases:tidy")
+@guard(Without("jobs.execution.pipeline:_look_after", "False", call="databases.has_transaction"))
+@guard(Without("jobs.execution.pipeline:_look_after", "True", call="databases.is_idle"))
 def test_connection_left_behind(ledger):
     """A body switches autocommit off, or begins a transaction, and returns: its work is rolled back, its job failed,
     and the next one is well. One that only lost its link, and returns, has done its work.
@@ -92,7 +87,7 @@ def test_connection_left_behind(ledger):
 
 
 @pytest.mark.quick
-@guard("jobs/worker/runner.py", "count = transitions.postpone_unknown(job, pause, UNKNOWN_BATCH)", "count = 0")
+@guard(Without("jobs.lifecycle.transitions:postpone_unknown", "0"))
 def test_unknown_task_during_a_rolling_deploy(ledger):
     """Half of the workers do not know the new task yet, and claim its jobs as well.
 
@@ -108,11 +103,7 @@ def test_unknown_task_during_a_rolling_deploy(ledger):
     assert set(Job.objects.values_list("node_losses", "crashes", "retries")) == {(0, 0, 0)}
 
 
-@guard(
-    "jobs/execution/settlement.py",
-    "partial(transitions.fail, job, error)",
-    "partial(transitions.hand_back, job, 1.0)",
-)
+@guard(Without("jobs.lifecycle.transitions:fail", "hand_back(job, 1.0)"))
 def test_arguments_of_an_older_signature(ledger):
     """Enqueued by yesterday's code, run by today's: failed at once, with an error that says why, and replayable.
 
@@ -127,7 +118,7 @@ def test_arguments_of_an_older_signature(ledger):
     assert set(failed().values_list("error__type", "lease")) == {("TypeError", 1)}
 
 
-@guard("jobs/execution/pipeline.py", "return _adopt(task, context, args, kwargs)", "return task.run(*args, **kwargs)")
+@guard(Without("jobs.execution.pipeline:_adopt", "task.run(*args, **kwargs)"))
 def test_messages_sent_by_name(ledger):
     """From another service, or from before the switch: jobs as all others, each delivered twice.
 
@@ -142,9 +133,7 @@ def test_messages_sent_by_name(ledger):
         ledger.check(within=LOST_CHILD)
 
 
-@guard(
-    "jobs/execution/pipeline.py", "with settlement.unmasked():\n                calls", "if 1:\n                calls"
-)
+@guard(Without("jobs.execution.settlement:unmasked", "(yield)"))
 def test_process_ended_while_it_adopts(ledger, tmp_path):
     """A SIGTERM before the row of a message sent by name is committed: the broker has the message again.
 
