@@ -1,9 +1,6 @@
-"""What all pages share: they are for reading, lead to each other, and show times to the second."""
+"""What all pages share: they are for reading, and nothing of a row is edited in them."""
 
-import datetime
-import json
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from typing import Any, ClassVar
 
@@ -14,25 +11,26 @@ from django.contrib.admin.views.main import ORDER_VAR, PAGE_VAR, ChangeList
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.core.paginator import Paginator
 from django.db import connections, transaction
-from django.db.models import Model, Q, QuerySet, Subquery
+from django.db.models import Q, QuerySet, Subquery
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
-from django.urls import path, reverse
-from django.utils import timezone
-from django.utils.html import format_html
-from django.utils.text import Truncator
-from django.utils.translation import gettext
-from django.utils.translation import gettext_lazy as _
+from django.urls import path
 from django.views.decorators.http import require_POST
 
 from jobs.arguments import scrub
-from jobs.inspection.times import duration
-from jobs.models import Event, Job, State
-from jobs.operations.redaction import Shown
-from jobs.operations.selection import DIGITS
+from jobs.models import Job
 
-NOTHING = "-"  #: What stands for a value that is not there.
 LAST = "last"  #: In the URL, beside ``after,...`` and ``before,...``: the page with the oldest rows.
+
+
+class CountedChangeList(ChangeList):
+    """Django's own, for a small table."""
+
+    model_admin: Any
+
+    def get_results(self, request: HttpRequest) -> None:
+        super().get_results(request)
+        self.model_admin.look_at(self.result_list)
 
 
 class UncountedChangeList(ChangeList):
@@ -94,6 +92,7 @@ class UncountedChangeList(ChangeList):
         self.multi_page = has_older or has_newer
         self.show_full_result_count = self.can_show_all = False
         self.show_admin_actions = True
+        self.model_admin.look_at(self.result_list)
 
     def _beyond(self, cursor: str, is_back: bool) -> Q:
         """The rows that come after the one of the cursor, or, on the way back, before it."""
@@ -128,6 +127,25 @@ def whether(title: Any, without: Any, given: Any) -> type[admin.EmptyFieldListFi
     return Whether
 
 
+def numbered(choices: Iterable[Any], names: Iterable[str], numbers: dict[str, str]) -> Iterator[Any]:
+    """The choices of a filter, after the one for all of them, with how many rows there are of a name."""
+    for choice, name in zip(choices, ["", *names], strict=False):
+        yield {**choice, "display": f"{choice['display']} ({numbers[name]})"} if name in numbers else choice
+
+
+def page(route: str, name: str, permission: str = "", posts: bool = True) -> Callable[[Any], Any]:
+    """Make a method a page beside Django's own, or what a button ``posts`` to.
+
+    It is for who may view the model and has the permission of this app, if one is named.
+    """
+
+    def mark(view: Any) -> Any:
+        view.page = route, name, permission, posts
+        return view
+
+    return mark
+
+
 class ReadOnlyAdmin(admin.ModelAdmin):
     """The view permission suffices, and nobody edits a field: so Django shows all of them as text."""
 
@@ -137,6 +155,9 @@ class ReadOnlyAdmin(admin.ModelAdmin):
     sorts: ClassVar[dict[str, tuple[Any, tuple[str, ...]]]] = {"": ("", ("-pk",))}
     #: The columns that the list reads; all if none is named.
     list_only: tuple[str, ...] = ()
+    #: Fields of a page that are left out where they say nothing, and what of the row each is made of.
+    sources: ClassVar[dict[str, Callable[[Any], Any]]] = {}
+    changelist: type[ChangeList] = UncountedChangeList
 
     actions: Any = None
     list_per_page = 50
@@ -157,13 +178,18 @@ class ReadOnlyAdmin(admin.ModelAdmin):
 
     has_change_permission = has_delete_permission = has_add_permission
 
+    # The list
+
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
-        return UncountedChangeList
+        return self.changelist
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         # On a phone a row is a card, and each of its values has its column's name before it.
         labels = [(name, label_for_field(name, self.model, self)) for name in self.list_display[1:]]
         return super().changelist_view(request, {"labels": labels, **(extra_context or {})})
+
+    def look_at(self, rows: Iterable[Any]) -> None:
+        """Give each row what its columns do not say."""
 
     def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[QuerySet[Any], bool]:
         term = search_term.strip()
@@ -173,17 +199,53 @@ class ReadOnlyAdmin(admin.ModelAdmin):
         """Only conditions that an index answers: nothing that starts with a wildcard."""
         return rows
 
-    def path(self, route: str, name: str, view: Callable[..., Any], posts: bool = False) -> Any:
-        """The path of a page beside Django's own, or of what a button ``posts`` to; for who may view the model."""
+    # The page of a row
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
+        row = super().get_object(request, object_id, from_field)
+        if row is not None:
+            self.look_at([row])
+        return row
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        def says(name: str) -> bool:
+            return name not in self.sources or self.sources[name](obj) not in (None, "", 0, [], {})
+
+        found = []
+        for title, options in super().get_fieldsets(request, obj):
+            lines = [[each] if isinstance(each, str) else each for each in options["fields"]]
+            lines = [kept for line in lines if (kept := [*filter(says, line)])]
+            if lines:
+                found.append((title, {**options, "fields": lines}))
+        return found
+
+    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        context |= self.about(request, context["original"])
+        return super().render_change_form(request, context, *args, **kwargs)
+
+    def about(self, request: HttpRequest, row: Any) -> dict[str, Any]:
+        """What the template shows beside the fields."""
+        return {}
+
+    # Pages beside Django's own
+
+    def get_urls(self) -> list[Any]:
+        return [*self.own_urls(), *super().get_urls()]
+
+    def own_urls(self) -> list[Any]:
+        return [self._path(getattr(self, name)) for name, each in vars(type(self)).items() if hasattr(each, "page")]
+
+    def _path(self, view: Any) -> Any:
+        route, name, permission, posts = view.page
 
         @wraps(view)
         def allowed(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-            if not self.has_view_permission(request):
+            if not self.has_view_permission(request) or (permission and not may(request, permission)):
                 raise PermissionDenied
             return view(request, *args, **kwargs)
 
-        page = self.admin_site.admin_view(require_POST(allowed) if posts else allowed)
-        return path(route, page, name=f"{self.opts.app_label}_{name}")
+        shown = self.admin_site.admin_view(require_POST(allowed) if posts else allowed)
+        return path(route, shown, name=f"{self.opts.app_label}_{name}")
 
     def render(self, request: HttpRequest, template: str, title: str, **context: Any) -> TemplateResponse:
         shared = {**self.admin_site.each_context(request), "opts": self.opts, "media": self.media, "title": title}
@@ -202,91 +264,6 @@ def may(request: HttpRequest, codename: str) -> bool:
     return bool(request.user.has_perm(f"{Job._meta.app_label}.{codename}"))
 
 
-# Columns of lists, and fields of pages
-
-
-def column(description: Any, show: Callable[[Any], Any]) -> Any:
-    """What ``show`` makes of a row."""
-    return admin.display(lambda admin, row: show(row), description=description)
-
-
-#: Of a job, or of an entry of the schedule: the function, and the whole name on hover.
-short_task = column(
-    _("task"), lambda row: format_html('<span title="{}">{}</span>', row.task, row.task.rpartition(".")[2])
-)
-
-
-def time_column(description: Any, name: str) -> Any:
-    return column(description, lambda row: time_tag(getattr(row, name)))
-
-
-def time_tag(value: datetime.datetime | None) -> str:
-    """In the reader's time zone, to the second, and exactly on hover; Django's own format leaves the seconds out."""
-    if value is None:
-        return NOTHING
-    local = timezone.localtime(value) if timezone.is_aware(value) else value
-    html = '<time datetime="{0}" title="{0}"><span>{1}</span> <span>{2}</span></time>'
-    return format_html(html, local.isoformat(), f"{local:%Y-%m-%d}", f"{local:%H:%M:%S}")
-
-
-def ago_tag(value: datetime.datetime | None) -> str:
-    """How long ago, or in what time; and exactly on hover."""
-    if value is None:
-        return NOTHING
-    local = timezone.localtime(value) if timezone.is_aware(value) else value
-    seconds = (timezone.now() - (value if timezone.is_aware(value) else timezone.make_aware(value))).total_seconds()
-    says = gettext("%(time)s ago") if seconds >= 0 else gettext("in %(time)s")
-    return format_html(
-        '<time datetime="{0}" title="{0}">{1}</time>', local.isoformat(), says % {"time": duration(abs(seconds))}
-    )
-
-
-def badge(look: str, label: Any) -> str:
-    return format_html('<span class="job-state {}">{}</span>', look, label)
-
-
-def pretty(value: Any) -> str:
-    return preformatted(json.dumps(value, indent=2, ensure_ascii=False, default=str))
-
-
-def arguments(job: Job, length: int = 80) -> str:
-    """Of the call, in one line; with what people may not see left out."""
-    seen = Shown(job)
-    given = [*map(_brief, seen.args), *(f"{name}={_brief(value)}" for name, value in seen.kwargs.items())]
-    return Truncator(scrub(", ".join(given), 1000)).chars(length)
-
-
-def _brief(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def preformatted(text: str) -> str:
-    return format_html('<pre class="job-json">{}</pre>', scrub(text, 100_000))
-
-
-def url_of(page: str, *args: Any) -> str:
-    """``job_change``, and the job's key; whatever label the project gave the app."""
-    return reverse(f"admin:{Job._meta.app_label}_{page}", args=args)
-
-
-def link(row: Model, key: uuid.UUID | None) -> str:
-    """The other job that a row names, if it is (still) one of ours."""
-    if key is None:
-        return NOTHING
-    if key == row.pk:
-        return gettext("this job")
-    other = Job.objects.using(row._state.db).filter(pk=key).only("id", "task", "state").first()
-    if other is None:
-        event = Event.objects.using(row._state.db).filter(uuid=key).only("id", "uuid", "name").first()
-        if event is not None:
-            label = gettext("the event %(name)s") % {"name": event.name}
-            return format_html('<a href="{}">{} {}</a>', url_of("event_change", event.pk), label, key)
-        return gettext("%(id)s (not a job here, or deleted)") % {"id": key}
-    html = '<a href="{}">{} {}</a> ({})'
-    return format_html(html, url_of("job_change", key), other.task, key, State(other.state).label)
-
-
-def link_in_list(key: uuid.UUID | None) -> str:
-    if key is None:
-        return NOTHING
-    return format_html('<a href="{}">{}</a>', url_of("job_change", key), str(key)[-DIGITS:])
+def why_of(request: HttpRequest) -> str:
+    """The reason that somebody wrote beside a button."""
+    return scrub(request.POST.get("why", "").strip(), 1000)

@@ -10,7 +10,6 @@ from typing import Any
 
 from django.contrib import admin, messages
 from django.contrib.admin.utils import quote
-from django.contrib.admin.views.main import ChangeList
 from django.core import checks
 from django.core.exceptions import PermissionDenied
 from django.core.handlers.asgi import ASGIRequest
@@ -18,26 +17,16 @@ from django.db.models import Count, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import get_object_or_404
+from django.urls import path
 from django.utils import timezone
 from django.utils.formats import date_format
-from django.utils.html import format_html
-from django.utils.http import urlencode
 from django.utils.translation import gettext, ngettext, pgettext_lazy
 from django.utils.translation import gettext_lazy as _
 
-from jobs.admin.base import (
-    NOTHING,
-    ReadOnlyAdmin,
-    ago_tag,
-    arguments,
-    badge,
-    column,
-    may,
-    time_column,
-    url_of,
-    whether,
-)
-from jobs.arguments import parse_uuid, scrub
+from jobs.admin import html
+from jobs.admin.base import CountedChangeList, ReadOnlyAdmin, may, page, whether, why_of
+from jobs.admin.html import column, time_column, url_of
+from jobs.arguments import parse_uuid
 from jobs.calling import progress
 from jobs.conf import conf
 from jobs.inspection import census, live
@@ -52,11 +41,10 @@ from jobs.operations import workers
 from jobs.operations.actions import OPERATIONS
 from jobs.operations.selection import DIGITS
 
-#: Remarks on what waits in a queue.
-QUEUED = ("starving", "growing", "busy", "paused")
-
 #: Remarks of one kind that stand open, and entries of the schedule: the first screen has room for all kinds.
 OF_A_KIND, NEXT = 2, 8
+
+THEM = _("Show them")
 
 LABELS = {"hour": _("last hour"), "day": _("last day"), "week": _("last week")}
 BY = {"state": _("state"), "task": _("task"), "queue": _("queue")}
@@ -70,29 +58,19 @@ class OverviewAdmin(ReadOnlyAdmin):
         return may(request, "view_job")
 
     def get_urls(self) -> list[Any]:
-        return [
-            self.path("", "dashboard", self.changelist_view),
-            # The name by which the admin's index knows it. No page of a row: this model's rows are jobs, unredacted.
-            self.path("", "overview_changelist", self.changelist_view),
-            self.path("verify/", "verify", self.verify),
-            self.path("live/", "live", self.live),
-            self.path("queue/", "queue_switch", self.switch, posts=True),
-            self.path("seen/", "node_seen", self.seen, posts=True),
-        ]
+        """No page of a row: this model's rows are jobs, unredacted."""
+        board, *others = self.own_urls()
+        # The name by which the admin's index knows it.
+        return [board, path("", board.callback, name=f"{self.opts.app_label}_overview_changelist"), *others]
 
+    @page("", "dashboard", posts=False)
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         board = Dashboard(request.GET.get("span", "hour"), request.GET.get("by", "state"))
-        chart, failures, found = board.chart(), board.failures(), board.found
+        failures, found = board.failures(), board.found
         entries = [each for each in found["schedules"] if each["next_tick"] and may(request, "view_schedule")]
-        by_state, faults, said = board.by == "state", checks.run_checks(tags=["jobs"]), progress.of(board.running)
+        faults, said = checks.run_checks(tags=["jobs"]), progress.of(board.running)
         # One for all rows: Django takes 0.1 ms to find each.
         base = url_of("job_changelist")
-        names = {state.value: state.label for state in State} if by_state else {"": gettext("others")}
-        # A state has colours of its own.
-        series = [
-            (name if by_state else number, names.get(name, name), counts)
-            for number, (name, counts) in enumerate(chart.series.items())
-        ]
         return self.render(
             request,
             "dashboard.html",
@@ -103,25 +81,16 @@ class OverviewAdmin(ReadOnlyAdmin):
             problems=[
                 (rows[:OF_A_KIND], rows[OF_A_KIND:])
                 for kind, group in groupby(board.remarks, lambda each: (each.severity, each.kind))
-                if (rows := [(each, duration(each.since), *_ways(request, each)) for each in group])
+                if (rows := [(each, _place(each), _button(request, each)) for each in group])
             ],
-            entries=[(entry, ago_tag(entry["next_tick"])) for entry in entries[:NEXT]],
+            entries=[(entry, html.ago(entry["next_tick"])) for entry in entries[:NEXT]],
             later=max(0, len(entries) - NEXT),
-            running=[
-                (job, duration(job.age.total_seconds()), said.get(job.pk), arguments(job), f"{base}{job.pk}/operate/")
-                for job in board.running
-            ],
+            running=[(job, said.get(job.pk), html.arguments(job), f"{base}{job.pk}/operate/") for job in board.running],
             names={node["id"]: node["hostname"] for node in found["nodes"]},
             may_kill=may(request, "kill_job"),
             kill=OPERATIONS["kill"],
             killing={"operation": "kill"},
-            chart=chart,
-            bars=_bars(chart, series),
-            hours=_hours(chart.begins),
-            cuts=[(_place(place + 0.5, chart.begins), count) for place, count in chart.cut.items()],
-            chart_label=gettext("Ended jobs, %(span)s, by %(by)s")
-            % {"span": LABELS[board.span.name], "by": BY[board.by]},
-            legend=[(look, label, sum(counts)) for look, label, counts in series],
+            **_chart(board),
             tiles=[
                 *((state, state.label, at_least(found["jobs"][state], found["capped"])) for state in LIVE),
                 *((state, State(state).label, count) for state, count in board.ended().items()),
@@ -138,20 +107,12 @@ class OverviewAdmin(ReadOnlyAdmin):
             ],
             failures=failures[:FAILURES],
             rarer=max(0, len(failures) - FAILURES),
-            queues=[
-                each
-                | {state: at_least(each[state], each["capped"]) for state in LIVE}
-                | {name: duration(each[name]) for name in ("oldest", "drained")}
-                for each in board.queues()
-            ],
-            nodes=[
-                {**node, "up": duration(node["age_seconds"]), "beat": duration(node["beat_seconds"])}
-                for node in found["nodes"]
-            ],
+            queues=[each | {state: at_least(each[state], each["capped"]) for state in LIVE} for each in board.queues()],
             checks=faults,
             may_pause=may(request, "pause_queue"),
         )
 
+    @page("verify/", "verify", posts=False)
     def verify(self, request: HttpRequest) -> HttpResponse:
         """What ``manage.py jobs verify --no-watch`` finds, now."""
         # Imported late: it imports the transport, and that import may be what made Celery import the admin.
@@ -168,6 +129,7 @@ class OverviewAdmin(ReadOnlyAdmin):
         findings = [(each, [(key, keys[key] in known) for key in each.examples]) for each in report.findings]
         return self.render(request, "verify.html", title, report=report, findings=findings)
 
+    @page("live/", "live", posts=False)
     def live(self, request: HttpRequest) -> HttpResponseBase:
         """Tells a page that something changed. Under WSGI a stream would hold a thread: there pages only poll."""
         if not isinstance(request, ASGIRequest):
@@ -180,20 +142,19 @@ class OverviewAdmin(ReadOnlyAdmin):
         told = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", "Content-Encoding": "identity"}
         return StreamingHttpResponse(live.stream(since), content_type="text/event-stream", headers=told)
 
+    @page("seen/", "node_seen", "control_node")
     def seen(self, request: HttpRequest) -> HttpResponse:
         """Somebody has seen which workers died."""
-        if not may(request, "control_node"):
-            raise PermissionDenied
         for node in workers.seen():
             self.log_change(request, node, "seen")
         return HttpResponseRedirect(url_of("dashboard"))
 
+    @page("queue/", "queue_switch", "pause_queue")
     def switch(self, request: HttpRequest) -> HttpResponse:
         """Pause a queue, or resume it."""
-        name, verb = request.POST.get("queue", ""), request.POST.get("verb")
-        if verb not in ("pause", "resume") or not may(request, "pause_queue"):
+        name, verb, why = request.POST.get("queue", ""), request.POST.get("verb"), why_of(request)
+        if verb not in ("pause", "resume"):
             raise PermissionDenied
-        why = scrub(request.POST.get("why", "").strip(), 1000)
         try:
             if verb == "pause":
                 done = queues.pause(name, request.user.get_username(), why)
@@ -202,12 +163,31 @@ class OverviewAdmin(ReadOnlyAdmin):
                 done = queues.resume(name)
                 said = gettext("Resumed: %s") if done else gettext("Not paused: %s")
         except ValueError as exc:
-            self.message_user(request, str(exc), messages.ERROR)
+            messages.error(request, str(exc))
         else:
             if done:
                 self.log_change(request, Pause(queue=name), f"{verb} {why}".strip())
-            self.message_user(request, said % name, messages.SUCCESS if done else messages.WARNING)
+            messages.add_message(request, messages.SUCCESS if done else messages.WARNING, said % name)
         return HttpResponseRedirect(url_of("dashboard"))
+
+
+def _chart(board: Dashboard) -> dict[str, Any]:
+    chart, is_by_state = board.chart(), board.by == "state"
+    names = {state.value: state.label for state in State} if is_by_state else {"": gettext("others")}
+    # A state has colours of its own.
+    series = [
+        (name if is_by_state else number, names.get(name, name), counts)
+        for number, (name, counts) in enumerate(chart.series.items())
+    ]
+    label = gettext("Ended jobs, %(span)s, by %(by)s") % {"span": LABELS[board.span.name], "by": BY[board.by]}
+    return {
+        "chart": chart,
+        "chart_label": label,
+        "bars": _bars(chart, series),
+        "hours": _hours(chart.begins),
+        "cuts": [(_percent(place + 0.5, chart.begins), count) for place, count in chart.cut.items()],
+        "legend": [(look, label, sum(counts)) for look, label, counts in series],
+    }
 
 
 def _bars(chart: Chart, series: list[tuple[Any, Any, list[int]]]) -> Iterator[Any]:
@@ -223,7 +203,7 @@ def _bars(chart: Chart, series: list[tuple[Any, Any, list[int]]]) -> Iterator[An
         yield number, ", ".join(says), parts
 
 
-def _place(number: float, begins: list[datetime.datetime]) -> float:
+def _percent(number: float, begins: list[datetime.datetime]) -> float:
     """In percent of the chart's width."""
     return round(100 * number / len(begins), 2)
 
@@ -239,7 +219,7 @@ def _hours(begins: list[datetime.datetime]) -> Iterator[tuple[float, str]]:
         else:
             is_round, text = begin.hour < 6, date_format(begin, "D j.n.")
         if is_round:
-            yield _place(number, begins), text
+            yield _percent(number, begins), text
 
 
 def _settings(faults: list[Any]) -> list[str]:
@@ -248,62 +228,64 @@ def _settings(faults: list[Any]) -> list[str]:
     return [says % {"number": number}] if faults else []
 
 
-def _ways(request: HttpRequest, remark: Remark) -> tuple[Any, Any]:
-    """Where somebody can see it: a label and a URL; and the button that mends it: a label, a URL, fields and a warning.
+def _place(remark: Remark) -> tuple[Any, str] | None:
+    """Where somebody can see what the remark is about: a label and a URL."""
+    about = remark.about
+    match remark.kind:
+        case "copied":
+            return THEM, url_of("job_changelist", state__exact="ready")
+        case "overdue":
+            return THEM, url_of("job_changelist", state__exact="scheduled")
+        case "unknown_task":
+            return THEM, url_of("job_changelist", state__exact="scheduled", task=about)
+        case "failing" | "failed":
+            return THEM, url_of("job_changelist", **_failed(about))
+        case "starving" | "growing" | "busy" | "paused":
+            return THEM, url_of("job_changelist", state__exact="ready", queue=about)
+        case "stuck" | "batch":
+            return _("Show the job"), url_of("job_change", about)
+        case "dead":
+            return THEM, url_of("node_changelist", dead_at__isempty=0)
+        case "standing":
+            return _("Show the workers"), url_of("node_changelist", dead_at__isempty=1)
+        case "limited" | "rated":
+            return THEM, url_of("limit_changelist")
+        case "events_waiting" | "events_problem":
+            return THEM, url_of("event_changelist", way=about)
+        case "schedule_error" | "schedule_overdue" | "schedule_missed" | "schedule_paused":
+            return _("Show it"), url_of("schedule_change", quote(about))
+    return None
 
-    None stands for what there is not, or for what this reader may not.
-    """
-    about, kind = remark.about, remark.kind
-    failed = {"state__exact": "failed", "task": about, "since": "1h"}
-    query: dict[str, Any] = {
-        "copied": {"state__exact": "ready"},
-        "overdue": {"state__exact": "scheduled"},
-        "unknown_task": {"state__exact": "scheduled", "task": about},
-        "failing": failed,
-        "failed": failed,
-        **{name: {"state__exact": "ready", "queue": about} for name in QUEUED},
-    }.get(kind, {})
-    link: Any = None
-    if query:
-        link = gettext("Show them"), f"{url_of('job_changelist')}?{urlencode(query)}"
-    elif kind in ("stuck", "batch"):
-        link = gettext("Show the job"), url_of("job_change", about)
-    elif kind == "dead":
-        link = gettext("Show them"), f"{url_of('node_changelist')}?dead_at__isempty=0"
-    elif kind in ("limited", "rated"):
-        link = gettext("Show them"), url_of("limit_changelist")
-    elif kind.startswith("events_"):
-        link = gettext("Show them"), f"{url_of('event_changelist')}?{urlencode({'way': about})}"
-    elif kind == "standing":
-        link = gettext("Show the workers"), f"{url_of('node_changelist')}?dead_at__isempty=1"
-    elif kind.startswith("schedule_"):
-        link = gettext("Show it"), url_of("schedule_change", quote(about))
-    entry = {"_selected_action": about, "index": "0"}
-    kill = OPERATIONS["kill"]
-    retry = (
-        "retry_job",
-        _("Retry these"),
-        f"{url_of('job_operate')}?{urlencode(query)}",
-        {"operation": "retry", "scope": "all"},
-        _("All failed jobs of this task that were created in the last hour run again."),
-    )
-    ways: dict[str, tuple[str, Any, str, dict[str, Any], Any]] = {
-        "paused": ("pause_queue", _("Resume"), url_of("queue_switch"), {"verb": "resume", "queue": about}, ""),
-        "failing": retry,
-        "failed": retry,
-        "dead": ("control_node", _("Seen"), url_of("node_seen"), {}, ""),
-        "schedule_paused": (
-            "operate_schedule", _("Resume"), url_of("schedule_changelist"), {**entry, "action": "resume"}, ""
-        ),
-        "schedule_missed": (
-            "operate_schedule", _("Run now"), url_of("schedule_changelist"), {**entry, "action": "run_now"}, ""
-        ),
-    }  # fmt: skip
-    if kind == "stuck":
-        url = url_of("job_operate_one", about)
-        ways["stuck"] = ("kill_job", kill.label, url, {"operation": "kill"}, kill.warns)
-    permission, *button = ways.get(kind, ("", None))
-    return link, button if permission and may(request, permission) else None
+
+def _button(request: HttpRequest, remark: Remark) -> tuple[Any, str, dict[str, Any], Any] | None:
+    """What mends it, if there is such a thing and this reader may: a label, a URL, fields and a warning."""
+    about = remark.about
+    warns: Any = ""
+    match remark.kind:
+        case "paused":
+            permission, label, url = "pause_queue", _("Resume"), url_of("queue_switch")
+            fields = {"verb": "resume", "queue": about}
+        case "failing" | "failed":
+            permission, label, url = "retry_job", _("Retry these"), url_of("job_operate", **_failed(about))
+            fields = {"operation": "retry", "scope": "all"}
+            warns = _("All failed jobs of this task that were created in the last hour run again.")
+        case "dead":
+            permission, label, url, fields = "control_node", _("Seen"), url_of("node_seen"), {}
+        case "stuck":
+            kill = OPERATIONS["kill"]
+            permission, label, url = kill.permission, kill.label, url_of("job_operate_one", about)
+            fields, warns = {"operation": "kill"}, kill.warns
+        case "schedule_paused" | "schedule_missed":
+            permission, url = "operate_schedule", url_of("schedule_changelist")
+            label, action = (_("Resume"), "resume") if remark.kind == "schedule_paused" else (_("Run now"), "run_now")
+            fields = {"_selected_action": about, "index": "0", "action": action}
+        case _:
+            return None
+    return (label, url, fields, warns) if may(request, permission) else None
+
+
+def _failed(task: str) -> dict[str, str]:
+    return {"state__exact": "failed", "task": task, "since": "1h"}
 
 
 def _short(seconds: float | None) -> str:
@@ -313,21 +295,25 @@ def _short(seconds: float | None) -> str:
 # The workers
 
 
-def look_at(nodes: Iterable[Any]) -> None:
-    """Give each what its row does not say: its silence, and how many jobs it runs."""
-    running: dict[Any, Counter[str]] = defaultdict(Counter)
-    for alias in conf().DATABASES:
-        rows = Job.objects.using(alias).filter(state=State.RUNNING).values_list("node_id", "task")
-        for key, task, number in rows.annotate(Count("pk")):
-            running[key][task.rpartition(".")[2]] += number
-    for node in census.look_at(nodes):
-        node.running = running[node.pk]
+def _status(node: Any) -> str:
+    is_dead = node.dead_at is not None
+    return html.first_badge(
+        (is_dead and node.signed_off, "cancelled", gettext("stopped")),
+        (is_dead, "failed", gettext("died")),
+        (not node.is_alive, "failed", gettext("silent")),
+        (node.stopping_at is not None, "cancelled", gettext("stopping")),
+        (not node.queues, "cancelled", gettext("quiet")),
+        (True, "succeeded", gettext("alive")),
+    )
 
 
-class NodeChangeList(ChangeList):
-    def get_results(self, request: HttpRequest) -> None:
-        super().get_results(request)
-        look_at(self.result_list)
+def _beat(node: Any) -> str:
+    return gettext("%(time)s ago") % {"time": duration(node.silence)} if math.isfinite(node.silence) else html.NOTHING
+
+
+def _running(node: Any) -> str:
+    named = ", ".join(f"{number} {task}" if number > 1 else task for task, number in node.running.items())
+    return html.link(f"{node.running.total()} {named}", "job_changelist", state__exact="running", node=node.pk)
 
 
 @admin.register(Node)
@@ -338,6 +324,7 @@ class NodeAdmin(ReadOnlyAdmin):
     list_filter = (("dead_at", whether(_("status"), _("not dead"), _("stopped or died"))),)
     list_per_page = 100
     show_full_result_count = True
+    changelist = CountedChangeList
     lookups = frozenset({"dead_at__isempty"})
     search_fields = ("hostname",)
     ordering = ("-started_at",)
@@ -348,65 +335,42 @@ class NodeAdmin(ReadOnlyAdmin):
     )  # fmt: skip
 
     short_id = column(_("ID"), lambda node: str(node.pk)[:DIGITS])
-    processes = column(_("processes"), lambda node: f"{node.pool} {node.concurrency}" if node.pool else NOTHING)
+    status = column(_("status"), _status)
+    beat = column(_("last beat"), _beat)
+    running = column(pgettext_lazy("how many jobs", "running"), _running)
+    processes = column(_("processes"), lambda node: f"{node.pool} {node.concurrency}" if node.pool else html.NOTHING)
     started = time_column(_("started"), "started_at")
     died = time_column(_("dead since"), "dead_at")
-    served = column(_("queues"), lambda node: ", ".join(map(str, node.queues)) or NOTHING)
-    known_tasks = column(_("tasks"), lambda node: ", ".join(map(str, node.tasks)) or NOTHING)
+    served = column(_("queues"), lambda node: ", ".join(map(str, node.queues)) or html.NOTHING)
+    known_tasks = column(_("tasks"), lambda node: ", ".join(map(str, node.tasks)) or html.NOTHING)
 
-    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
-        return NodeChangeList
-
-    def get_urls(self) -> list[Any]:
-        return [self.path("<uuid:key>/tell/", "node_tell", self.tell, posts=True), *super().get_urls()]
-
-    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        is_told = context["original"].dead_at is None and may(request, "control_node")
-        context["verbs"] = workers.LABELS.items() if is_told else ()
-        return super().render_change_form(request, context, *args, **kwargs)
-
-    def tell(self, request: HttpRequest, key: uuid.UUID) -> HttpResponse:
-        """Tell the worker to be quiet, to claim again, or to stop, and go back to its page."""
-        verb = request.POST.get("verb", "")
-        if verb not in workers.LABELS or not may(request, "control_node"):
-            raise PermissionDenied
-        node = get_object_or_404(self.get_queryset(request), pk=key)
-        why = scrub(request.POST.get("why", "").strip(), 1000)
-        if workers.tell(key, verb, request.user.get_username(), why):
-            self.log_change(request, node, f"{verb} {why}".strip())
-            self.message_user(request, gettext("%s was told; it obeys within a second or so.") % node, messages.SUCCESS)
-        else:
-            self.message_user(request, gettext("%s is dead.") % node, messages.WARNING)
-        return HttpResponseRedirect(url_of("node_change", key))
-
-    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Node | None:
-        node = super().get_object(request, object_id, from_field)
-        if node is not None:
-            look_at([node])
-        return node
-
-    @admin.display(description=_("status"))
-    def status(self, node: Any) -> str:
-        is_dead = node.dead_at is not None
-        states = (
-            (is_dead and node.signed_off, "cancelled", gettext("stopped")),
-            (is_dead, "failed", gettext("died")),
-            (not node.is_alive, "failed", gettext("silent")),
-            (node.stopping_at is not None, "cancelled", gettext("stopping")),
-            (not node.queues, "cancelled", gettext("quiet")),
-            (True, "succeeded", gettext("alive")),
-        )
-        return next(badge(f"job-{look}", label) for is_so, look, label in states if is_so)
-
-    @admin.display(description=_("last beat"))
-    def beat(self, node: Any) -> str:
-        return gettext("%(time)s ago") % {"time": duration(node.silence)} if math.isfinite(node.silence) else NOTHING
-
-    @admin.display(description=pgettext_lazy("how many jobs", "running"))
-    def running(self, node: Any) -> str:
-        html = '<a href="{}?state__exact=running&amp;node={}">{} {}</a>'
-        named = ", ".join(f"{number} {task}" if number > 1 else task for task, number in node.running.items())
-        return format_html(html, url_of("job_changelist"), node.pk, node.running.total(), named)
+    def look_at(self, rows: Iterable[Any]) -> None:
+        """How long each was silent, and which jobs it runs."""
+        running: dict[Any, Counter[str]] = defaultdict(Counter)
+        for alias in conf().DATABASES:
+            jobs = Job.objects.using(alias).filter(state=State.RUNNING).values_list("node_id", "task")
+            for key, task, number in jobs.annotate(Count("pk")):
+                running[key][task.rpartition(".")[2]] += number
+        for node in census.look_at(rows):
+            node.running = running[node.pk]
 
     def search(self, rows: QuerySet[Any], term: str) -> QuerySet[Any]:
         return rows.filter(hostname__startswith=term) | rows.filter(hostname__endswith=f"@{term}")
+
+    def about(self, request: HttpRequest, row: Node) -> dict[str, Any]:
+        is_told = row.dead_at is None and may(request, "control_node")
+        return {"verbs": workers.LABELS.items() if is_told else ()}
+
+    @page("<uuid:key>/tell/", "node_tell", "control_node")
+    def tell(self, request: HttpRequest, key: uuid.UUID) -> HttpResponse:
+        """Tell the worker to be quiet, to claim again, or to stop, and go back to its page."""
+        verb, why = request.POST.get("verb", ""), why_of(request)
+        if verb not in workers.LABELS:
+            raise PermissionDenied
+        node = get_object_or_404(self.get_queryset(request), pk=key)
+        if workers.tell(key, verb, request.user.get_username(), why):
+            self.log_change(request, node, f"{verb} {why}".strip())
+            messages.success(request, gettext("%s was told; it obeys within a second or so.") % node)
+        else:
+            messages.warning(request, gettext("%s is dead.") % node)
+        return HttpResponseRedirect(url_of("node_change", key))

@@ -3,34 +3,29 @@
 import json
 import uuid
 from collections.abc import Iterable, Iterator
+from operator import attrgetter
 from typing import Any
 
 from django.contrib import admin, messages
-from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.utils.functional import cached_property
 from django.utils.html import format_html, format_html_join
-from django.utils.http import urlencode
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from jobs.admin import history
+from jobs.admin import history, html
 from jobs.admin.base import (
-    NOTHING,
+    CountedChangeList,
     ReadOnlyAdmin,
     UncountedChangeList,
-    ago_tag,
     apart,
-    badge,
-    column,
-    link,
     may,
-    pretty,
-    time_column,
-    url_of,
+    numbered,
+    page,
+    why_of,
 )
+from jobs.admin.html import column, time_column, url_of
 from jobs.arguments import parse_uuid, scrub
 from jobs.events.amqp import ERRORS
 from jobs.events.relay import ARGS
@@ -54,7 +49,6 @@ WAYS: dict[str, tuple[Any, Q]] = {
     "sent": (_("published"), Q(sent_at__isnull=False)),
     "received": (_("received"), Q(received_at__isnull=False)),
 }
-
 
 NAMED = 100  #: So many names of events are read.
 
@@ -84,10 +78,9 @@ class WayFilter(admin.SimpleListFilter):
 
     def choices(self, changelist: Any) -> Iterator[Any]:
         """With how many there are of those that somebody may have to look at."""
-        for choice, name in zip(super().choices(changelist), [None, *WAYS], strict=False):
-            found = changelist.backlog.get(name)
-            number = f" ({at_least(found.number, found.number >= MOST)})" if found else ""
-            yield {**choice, "display": f"{choice['display']}{number}"}
+        found = events.backlog(changelist.queryset.db).items()
+        numbers = {name: at_least(each.number, each.number >= MOST) for name, each in found}
+        return numbered(super().choices(changelist), WAYS, numbers)
 
 
 class EventChangeList(UncountedChangeList):
@@ -97,14 +90,10 @@ class EventChangeList(UncountedChangeList):
             says = _("Order keys, services, and what has no number in the filter, are of the newest %(number)s events.")
             self.search_help_text = says % {"number": f"{SEARCHED:,}"}
 
-    @cached_property
-    def backlog(self) -> dict[str, events.Backlog]:
-        return events.backlog(self.queryset.db)
-
 
 def status(event: Event) -> str:
     """How far it is, as a badge."""
-    states = (
+    return html.first_badge(
         (event.problem is not None, "failed", _("not handled") if event.received_at else _("refused")),
         (event.relayed_at is None and event.received_at is not None, "scheduled", WAYS["parked"][0]),
         (event.relayed_at is None, "ready", WAYS["unrelayed"][0]),
@@ -113,7 +102,6 @@ def status(event: Event) -> str:
         (event.number is not None, "ready", WAYS["unsent"][0]),
         (True, "succeeded", _("handed on")),
     )
-    return next(badge(f"job-{look}", label) for is_so, look, label in states if is_so)
 
 
 def trace_of(event: Event) -> dict[str, Any]:
@@ -140,29 +128,27 @@ class EventAdmin(ReadOnlyAdmin):
         (_("On the wire"), {"fields": ("uuid", "name", "version", "source", "order_key", "number", "trace")}),
     )
 
+    sources = {
+        **{name: attrgetter(name) for name in ("problem", "order_key", "number")},
+        "shown_args": lambda event: event.headers.get(ARGS),
+        "told_by": attrgetter("job"),
+        "published": attrgetter("sent_at"),
+        "received": attrgetter("received_at"),
+        "trace": trace_of,
+    }
+    changelist = EventChangeList
+
     short_id = column(_("ID"), lambda event: str(event.uuid)[-DIGITS:])
     status = column(_("status"), status)
-    when = column(_("when"), lambda event: ago_tag(event.at))
-    shown_data = column(_("data"), lambda event: pretty(redaction.data_of(event)))
-    shown_args = column(_("arguments"), lambda event: pretty(redaction.args_of(event)))
-    trace = column(_("trace context"), lambda event: pretty(trace_of(event)))
-    told_by = column(_("told by the job"), lambda event: link(event, event.job))
+    when = column(_("when"), lambda event: html.ago(event.at))
+    shown_data = column(_("data"), lambda event: html.pretty(redaction.data_of(event)))
+    shown_args = column(_("arguments"), lambda event: html.pretty(redaction.args_of(event)))
+    trace = column(_("trace context"), lambda event: html.pretty(trace_of(event)))
+    told_by = column(_("told by the job"), lambda event: html.link_to(event, event.job))
     happened = time_column(_("happened at"), "at")
     handed_on = time_column(_("handed on at"), "relayed_at")
     published = time_column(_("published at"), "sent_at")
     received = time_column(_("received at"), "received_at")
-
-    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
-        return EventChangeList
-
-    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
-        """What says nothing of an event is left out."""
-        said = {name: getattr(obj, name, None) for name in ("problem", "order_key", "number")}
-        said |= {"told_by": getattr(obj, "job", None), "published": getattr(obj, "sent_at", None)}
-        said |= {"received": getattr(obj, "received_at", None), "trace": obj and trace_of(obj)}
-        said |= {"shown_args": obj and obj.headers.get(ARGS)}
-        found: Any = ((title, options["fields"]) for title, options in self.fieldsets)
-        return [(title, {"fields": [each for each in fields if said.get(each, 1)]}) for title, fields in found]
 
     def search(self, rows: QuerySet[Any], term: str) -> QuerySet[Any]:
         """An id, the end of one as the list shows it, a name, or what stands in the newest events."""
@@ -172,24 +158,19 @@ class EventAdmin(ReadOnlyAdmin):
             return rows.filter(name__in=found)
         return newest(rows).filter(Q(order_key=term) | Q(source=term) | Q(uuid__endswith=term.lower()))
 
-    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        event = context["original"]
-        using = event._state.db
-        way = events.way(event, using)
-        context |= {
-            "status": status(event),
-            "way": _tree(event, event.uuid, way),
+    def about(self, request: HttpRequest, row: Event) -> dict[str, Any]:
+        using: Any = row._state.db
+        way = events.way(row, using)
+        return {
+            "status": status(row),
+            "way": _tree(row.uuid, way),
             "is_cut": way.is_cut,
-            "actions": history.actions(event.uuid, using),
-            **self._form([event]),
+            "actions": history.actions(row.uuid, using),
+            **self._form([row]),
             "may_replay": self.has_replay_permission(request),
         }
-        return super().render_change_form(request, context, *args, **kwargs)
 
     # The button
-
-    def get_urls(self) -> list[Any]:
-        return [self.path("replay/", "event_replay", self.replay, posts=True), *super().get_urls()]
 
     def has_replay_permission(self, request: HttpRequest) -> bool:
         return may(request, "replay_event")
@@ -204,69 +185,61 @@ class EventAdmin(ReadOnlyAdmin):
         chosen = rows.order_by("pk")[: self.list_per_page]
         return self.render(request, "event/replay.html", gettext("Replay"), **self._form(chosen))
 
+    @page("replay/", "event_replay", "replay_event")
     @apart
     def replay(self, request: HttpRequest) -> HttpResponse:
-        if not self.has_replay_permission(request):
-            raise PermissionDenied
         try:
             asked = [uuid.UUID(str(key)) for key in json.loads(request.POST.get("keys", "[]"))]
         except (TypeError, ValueError):
             raise PermissionDenied from None
         rows = list(self.get_queryset(request).filter(uuid__in=asked[: self.list_per_page]))
         back = url_of("event_change", rows[0].pk) if len(rows) == 1 else url_of("event_changelist")
-        to, why = (scrub(request.POST.get(name, "").strip(), 1000) for name in ("to", "why"))
+        to, why = scrub(request.POST.get("to", "").strip(), 1000), why_of(request)
         by, again = request.user.get_username(), "again" in request.POST
         try:
             if not to:
                 raise ValueError(gettext("Name the service."))
             done = replay_by(Event.objects.db, [event.uuid for event in rows], to, again, by, why)
         except (ValueError, *ERRORS) as exc:
-            self.message_user(request, str(exc), messages.ERROR)
+            messages.error(request, str(exc))
             return HttpResponseRedirect(back)
         for event in rows:
             self.log_change(request, event, f"replay to {to} {why}".strip())
         says = gettext("%(events)s replayed: %(jobs)s jobs made, %(sent)s messages sent.")
-        self.message_user(request, says % done, messages.SUCCESS)
+        messages.success(request, says % done)
         return HttpResponseRedirect(back)
 
 
-def _tree(event: Event, key: uuid.UUID, way: events.Way) -> list[Any]:
+def _tree(key: uuid.UUID, way: events.Way) -> list[Any]:
     """What an event, or a job, has led to, as Django's ``unordered_list`` takes it."""
     lines: list[Any] = []
     for job in way.jobs.get(key, ()):
+        label = f"{job.task} {str(job.pk)[-DIGITS:]}"
         says = ngettext("%(number)s attempt", "%(number)s attempts", job.lease) % {"number": job.lease}
-        html = '<a href="{}">{} {}</a> {} {}'
-        state = badge(f"job-{job.state}", State(job.state).label)
-        lines.append(format_html(html, url_of("job_change", job.pk), job.task, str(job.pk)[-DIGITS:], state, says))
-        if below := _tree(event, job.pk, way):
-            lines.append(below)
+        shown = html.link(label, "job_change", job.pk), html.state(job.state), says
+        lines += [format_html("{} {} {}", *shown), _tree(job.pk, way)]
     for told in way.events.get(key, ()):
-        lines.append(event_link(told))
-        if below := _tree(told, told.uuid, way):
-            lines.append(below)
-    return lines
+        lines += [event_link(told), _tree(told.uuid, way)]
+    return [line for line in lines if line]
 
 
 def event_link(event: Event) -> str:
-    html = '<a href="{}">{} {}</a> {}'
-    return format_html(html, url_of("event_change", event.pk), event.name, str(event.uuid)[-DIGITS:], status(event))
+    label = f"{event.name} {str(event.uuid)[-DIGITS:]}"
+    return format_html("{} {}", html.link(label, "event_change", event.pk), status(event))
 
 
 # Who handles what
 
 
-class SubscriptionChangeList(ChangeList):
-    def get_results(self, request: HttpRequest) -> None:
-        super().get_results(request)
-        look_at(self.result_list)
+def _told(row: Subscription) -> str:
+    """The events of this database that it names."""
+    found = [name for name in names(Event.objects.db, NAMED) if matches(row.pattern, name)]
+    links = ((html.link(name, "event_changelist", name=name),) for name in found)
+    return format_html_join(", ", "{}", links) or html.NOTHING
 
 
-def look_at(rows: Any) -> None:
-    """Give each what its row does not say: how late its handler is."""
-    rows = list(rows)
-    found = events.lags(Job.objects.db, [(row.handler, row.queue) for row in rows])
-    for row in rows:
-        row.lag = found.get(row.handler, events.Lag())
+def _count(row: Subscription, number: int, **query: str) -> str:
+    return html.link(at_least(number, number >= MOST), "job_changelist", **query, task=row.handler)
 
 
 @admin.register(Subscription)
@@ -274,6 +247,7 @@ class SubscriptionAdmin(ReadOnlyAdmin):
     list_display = ("handler", "pattern", "version", "service", "queue", "waiting", "lag", "failed", "registered")
     list_per_page = 100
     show_full_result_count = True
+    changelist = CountedChangeList
     list_filter = ("service",)
     lookups = frozenset({"service__exact"})
     search_fields = ("handler", "pattern")
@@ -284,36 +258,21 @@ class SubscriptionAdmin(ReadOnlyAdmin):
         "told",
     )  # fmt: skip
 
+    lag = column(_("lag"), lambda row: duration(row.lag.seconds) if row.lag.waiting else html.NOTHING)
+    waiting = column(_("waiting"), lambda row: _count(row, row.lag.waiting))
+    failed = column(_("failed"), lambda row: _count(row, row.lag.failed, state__exact=State.FAILED.value))
+    told = column(_("events"), _told)
     registered = time_column(_("since"), "since")
-    lag = column(_("lag"), lambda row: duration(row.lag.seconds) if row.lag.waiting else NOTHING)
-    waiting = column(_("waiting"), lambda row: _count(row, row.lag.waiting, {}))
-    failed = column(_("failed"), lambda row: _count(row, row.lag.failed, {"state__exact": State.FAILED.value}))
-
-    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
-        return SubscriptionChangeList
-
-    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Subscription | None:
-        row = super().get_object(request, object_id, from_field)
-        if row is not None:
-            look_at([row])
-        return row
 
     @admin.display(description=_("in order"), boolean=True)
     def in_order(self, row: Subscription) -> bool:
         return row.is_ordered
 
-    @admin.display(description=_("events"))
-    def told(self, row: Subscription) -> str:
-        """The events of this database that it names."""
-        found = [name for name in names(Event.objects.db, NAMED) if matches(row.pattern, name)]
-        url = url_of("event_changelist")
-        parts = [format_html('<a href="{}?{}">{}</a>', url, urlencode({"name": name}), name) for name in found]
-        return format_html_join(", ", "{}", ((each,) for each in parts)) or NOTHING
+    def look_at(self, rows: Iterable[Any]) -> None:
+        """How late each handler is."""
+        found = events.lags(Job.objects.db, [(row.handler, row.queue) for row in rows])
+        for row in rows:
+            row.lag = found.get(row.handler, events.Lag())
 
     def search(self, rows: QuerySet[Any], term: str) -> QuerySet[Any]:
         return rows.filter(handler__startswith=term) | rows.filter(pattern__startswith=term)
-
-
-def _count(row: Subscription, number: int, query: dict[str, str]) -> str:
-    url = f"{url_of('job_changelist')}?{urlencode({**query, 'task': row.handler})}"
-    return format_html('<a href="{}">{}</a>', url, at_least(number, number >= MOST))

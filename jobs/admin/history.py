@@ -12,7 +12,7 @@ from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from jobs.admin.base import time_tag
+from jobs.admin import html
 from jobs.inspection.times import duration
 from jobs.models import Action, Job
 from jobs.operations.actions import OPERATIONS
@@ -47,7 +47,7 @@ def of(job: Job) -> dict[str, Any]:
         "timeline": _timeline(job, kept),
         # Each with the seconds since the one before.
         "times": [
-            (label, time_tag(at), (at - before).total_seconds() if before else None)
+            (label, html.time(at), (at - before).total_seconds() if before else None)
             for (before, _), (at, label) in pairwise([(None, ""), *moments])
         ],
         "actions": actions(job.pk, job._state.db),
@@ -60,7 +60,7 @@ def actions(key: uuid.UUID, using: str | None) -> list[dict[str, Any]]:
     """What people did to a job, or to an event."""
     labels = {"replay": _("Replay"), **{name: each.label for name, each in OPERATIONS.items()}}
     return [
-        {"at": time_tag(row.at), "what": labels.get(row.what, row.what), "by": row.by, "why": row.why}
+        {"at": html.time(row.at), "what": labels.get(row.what, row.what), "by": row.by, "why": row.why}
         for row in Action.objects.using(using).filter(job=key).order_by("pk")
     ]
 
@@ -118,7 +118,7 @@ def _error(entry: Any) -> dict[str, Any] | None:
     if not isinstance(entry, dict):
         return {"type": "", "message": entry}
     at = _when(entry)
-    return {**entry, "at": time_tag(at) if at else "", "own": own_frames(str(entry.get("traceback") or ""))}
+    return {**entry, "at": html.time(at) if at else "", "own": own_frames(str(entry.get("traceback") or ""))}
 
 
 def _when(entry: Any) -> datetime.datetime | None:

@@ -13,7 +13,9 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from jobs.admin.base import ReadOnlyAdmin, badge, column, link, link_in_list, may, pretty, time_column, url_of
+from jobs.admin import html
+from jobs.admin.base import ReadOnlyAdmin, may, page
+from jobs.admin.html import column, time_column, url_of
 from jobs.arguments import jsonable, parse_uuid
 from jobs.idempotency import effects
 from jobs.models import Effect, Marker
@@ -40,8 +42,8 @@ class MarkerAdmin(ReadOnlyAdmin):
     fieldsets = ((None, {"fields": ("key", "kind", "linked_job", "created", "expires"), "description": EXPLAINED}),)
     has_delete_permission = admin.ModelAdmin.has_delete_permission
 
-    job_link = column(_("job"), lambda row: link_in_list(row.job))
-    linked_job = column(_("job"), lambda row: link(row, row.job))
+    job_link = column(_("job"), lambda row: html.short_link(row.job))
+    linked_job = column(_("job"), lambda row: html.link_to(row, row.job))
     created = time_column(_("created"), "created_at")
     expires = time_column(_("expires"), "expires_at")
 
@@ -86,7 +88,7 @@ class AnswerForm(ActionForm):
 
 def status_badge(row: Effect) -> str:
     status = effects.status(row)
-    return badge(f"effect-{status}", STATUSES[status][0])
+    return html.badge(f"effect-{status}", STATUSES[status][0])
 
 
 def may_settle(request: HttpRequest, row: Effect) -> bool:
@@ -108,11 +110,11 @@ class EffectAdmin(ReadOnlyAdmin):
     call = column(_("call"), str)
     attempt = column(_("attempt of the job"), lambda row: row.lease)
     badge = column(_("status"), status_badge)
-    job_link = column(_("job"), lambda row: link_in_list(row.job))
-    linked_job = column(_("job"), lambda row: link(row, row.job))
+    job_link = column(_("job"), lambda row: html.short_link(row.job))
+    linked_job = column(_("job"), lambda row: html.link_to(row, row.job))
     created = time_column(_("begun"), "created_at")
     sent = time_column(_("sent"), "sent_at")
-    shown_answer = column(_("answer"), lambda row: pretty(row.answer))
+    shown_answer = column(_("answer"), lambda row: html.pretty(row.answer))
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Effect]:
         return effects.with_makers(super().get_queryset(request))
@@ -123,14 +125,10 @@ class EffectAdmin(ReadOnlyAdmin):
             return rows.filter(job=job)
         return rows.filter(name=name, key__startswith=key) if colon else rows.filter(name__startswith=term)
 
-    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        context["may_settle"] = may_settle(request, context["original"])
-        return super().render_change_form(request, context, *args, **kwargs)
+    def about(self, request: HttpRequest, row: Effect) -> dict[str, Any]:
+        return {"may_settle": may_settle(request, row)}
 
     # What a person says
-
-    def get_urls(self) -> list[Any]:
-        return [self.path("<int:key>/settle/", "effect_settle", self.settle, posts=True), *super().get_urls()]
 
     def has_settle_permission(self, request: HttpRequest) -> bool:
         """The change permission; it allows nothing else here."""
@@ -144,10 +142,11 @@ class EffectAdmin(ReadOnlyAdmin):
     def mark_not_happened(self, request: HttpRequest, queryset: QuerySet[Effect]) -> None:
         self._say(request, queryset, False)
 
+    @page("<int:key>/settle/", "effect_settle", "change_effect")
     def settle(self, request: HttpRequest, key: int) -> HttpResponse:
         """Say of one call whether it happened, and go back to the page of it or of its job."""
         verb = request.POST.get("verb")
-        if verb not in ("happened", "not-happened") or not self.has_settle_permission(request):
+        if verb not in ("happened", "not-happened"):
             raise PermissionDenied
         rows = self.get_queryset(request).filter(pk=key)
         row = rows.first()
@@ -157,7 +156,7 @@ class EffectAdmin(ReadOnlyAdmin):
         return HttpResponseRedirect(url_of("effect_change", key) if rows.exists() else url_of("effect_changelist"))
 
     def _say(self, request: HttpRequest, queryset: QuerySet[Effect], happened: bool) -> None:
-        answer, using = None, queryset.db
+        answer = None
         # For the log, which is English, as all that is stored.
         said = "Said that it did not happen"
         if happened:
@@ -166,18 +165,19 @@ class EffectAdmin(ReadOnlyAdmin):
                 answer = jsonable(json.loads(text), "the answer") if text else None
             except ValueError as exc:
                 says = gettext("The answer is not JSON, and nothing was changed: %(error)s")
-                self.message_user(request, says % {"error": exc}, messages.ERROR)
+                messages.error(request, says % {"error": exc})
                 return
             said = f"Said that it happened; the answer: {json.dumps(answer)}"
-        calls: dict[bool, list[str]] = {True: [], False: []}
+        done: list[str] = []
+        refused: list[str] = []
         for row in queryset:
             with transaction.atomic():
-                if is_done := effects.clear_up(row.pk, using, happened, answer):
+                if is_done := effects.clear_up(row.pk, queryset.db, happened, answer):
                     self.log_change(request, row, said)
-            calls[is_done].append(str(row))
-        if done := ", ".join(calls[True]):
+            (done if is_done else refused).append(str(row))
+        if done:
             text = gettext("Noted: %(calls)s. Retry the jobs that failed because of it.")
-            self.message_user(request, text % {"calls": done}, messages.SUCCESS)
-        if refused := ", ".join(calls[False]):
+            messages.success(request, text % {"calls": ", ".join(done)})
+        if refused:
             text = gettext("Neither ambiguous nor parked, and left alone: %(calls)s.")
-            self.message_user(request, text % {"calls": refused}, messages.WARNING)
+            messages.warning(request, text % {"calls": ", ".join(refused)})

@@ -6,15 +6,16 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from django.contrib import admin, messages
 from django.contrib.admin.models import CHANGE, DELETION, LogEntry
 from django.contrib.admin.options import IS_POPUP_VAR, IncorrectLookupParameters
-from django.contrib.admin.views.main import ORDER_VAR, PAGE_VAR, ChangeList
+from django.contrib.admin.views.main import ORDER_VAR, PAGE_VAR
 from django.core.exceptions import PermissionDenied
 from django.core.signing import BadSignature, Signer
 from django.db.models import Q, QuerySet
@@ -24,30 +25,15 @@ from django.shortcuts import get_object_or_404
 from django.utils import timezone, translation
 from django.utils.functional import cached_property
 from django.utils.html import escape, format_html
-from django.utils.http import urlencode
 from django.utils.safestring import mark_safe
 from django.utils.text import Truncator
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from jobs.admin import history
-from jobs.admin.base import (
-    NOTHING,
-    ReadOnlyAdmin,
-    UncountedChangeList,
-    ago_tag,
-    apart,
-    arguments,
-    badge,
-    column,
-    link,
-    may,
-    preformatted,
-    pretty,
-    short_task,
-    url_of,
-)
+from jobs.admin import history, html
+from jobs.admin.base import ReadOnlyAdmin, UncountedChangeList, apart, may, numbered, page, why_of
 from jobs.admin.event import event_link
+from jobs.admin.html import NOTHING, column, url_of
 from jobs.admin.idempotency import may_settle, status_badge
 from jobs.arguments import parse_uuid, scrub
 from jobs.calling import progress
@@ -58,19 +44,10 @@ from jobs.inspection.census import LIVE, Live, at_least
 from jobs.inspection.times import duration
 from jobs.models import UNSUCCESSFUL, WAITING, Batch, Job, State
 from jobs.models.fields import created_since
+from jobs.operations import selection
 from jobs.operations.actions import OPERATIONS, Delete, Operation, Outcome
 from jobs.operations.redaction import Shown
-from jobs.operations.selection import (
-    DIGITS,
-    FIELDS,
-    SEARCHED,
-    Selection,
-    Unreadable,
-    moment,
-    newest,
-    said,
-    tasks_like,
-)
+from jobs.operations.selection import DIGITS, FIELDS, Selection, newest
 
 BUDGET = 2.0  #: Seconds of work in one request; the next one goes on where it ended.
 STEP = 100  #: Rows of one query of it.
@@ -90,15 +67,11 @@ class StateFilter(admin.ChoicesFieldListFilter):
     def choices(self, changelist: Any) -> Iterator[Any]:
         """With how many there are of each that lives, or that somebody may have to look at."""
         live = changelist.live
-        for choice, state in zip(super().choices(changelist), [None, *State.values], strict=False):
-            number = ""
-            if state in LIVE:
-                number = at_least(live.total(state), live.is_capped)
-            elif state == State.FAILED:
-                newest = Job.objects.filter(state__in=UNSUCCESSFUL).order_by("-pk").values_list("state", flat=True)
-                seen = list(newest[:SEEN])
-                number = at_least(seen.count(state), len(seen) == SEEN)
-            yield {**choice, "display": f"{choice['display']} ({number})" if number else choice["display"]}
+        numbers: dict[str, str] = {state: at_least(live.total(state), live.is_capped) for state in LIVE}
+        ended = Job.objects.filter(state__in=UNSUCCESSFUL).order_by("-pk").values_list("state", flat=True)
+        seen = list(ended[:SEEN])
+        numbers[State.FAILED] = at_least(seen.count(State.FAILED), len(seen) == SEEN)
+        return numbered(super().choices(changelist), State.values, numbers)
 
 
 class Created(admin.SimpleListFilter):
@@ -110,7 +83,7 @@ class Created(admin.SimpleListFilter):
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         age = self.value()
-        return queryset.filter(created_since(moment(age))) if age in dict(self.lookup_choices) else queryset
+        return queryset.filter(created_since(selection.moment(age))) if age in dict(self.lookup_choices) else queryset
 
 
 class Narrow(admin.ListFilter):
@@ -134,7 +107,7 @@ class Narrow(admin.ListFilter):
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
         try:
             return Selection.of(self.asked).narrow(queryset)
-        except Unreadable as exc:
+        except selection.Unreadable as exc:
             messages.error(request, f"{FIELDS[exc.field].label}: {exc.why}")
             return queryset.none()
 
@@ -183,20 +156,14 @@ class JobChangeList(UncountedChangeList):
         super().get_results(request)
         if self.query:
             says = _("Searched: IDs, tasks; and words in errors and arguments of the newest %(number)s jobs.")
-            self.search_help_text = says % {"number": f"{SEARCHED:,}"}
-        running = [job for job in self.result_list if job.state == State.RUNNING]
-        found = progress.of(running)
-        for job in running:
-            job.progress = found.get(job.pk)
+            self.search_help_text = says % {"number": f"{selection.SEARCHED:,}"}
 
 
-def _bar(job: Any) -> str:
-    """What the body said of its progress; empty if it said nothing, or nobody asked."""
+def _badge(job: Any) -> str:
+    """Its state, and what its body said of its progress, if it said anything."""
     said = getattr(job, "progress", None)
-    if said is None:
-        return ""
-    html = ' <progress class="job-bar" max="100" value="{}" aria-label="{}"></progress> {}'
-    return format_html(html, said.percent or 0, gettext("Progress"), said)
+    bar = "" if said is None else html.progress(said.percent, said)
+    return format_html("{} {}", html.state(job.state), bar) if bar else html.state(job.state)
 
 
 def _took(job: Job) -> str:
@@ -211,6 +178,24 @@ def _fault(job: Any) -> str:
         return ""
     says = ": ".join(filter(None, (job.error_type, (job.error_message or "").partition("\n")[0])))
     return Truncator(scrub(says, 500)).chars(90)
+
+
+def _as_call(job: Job) -> str:
+    """To paste into a shell; with what people may not see left out."""
+    seen = Shown(job)
+    given = [*map(repr, seen.args), *(f"{name}={value!r}" for name, value in seen.kwargs.items())]
+    app = celery_app()
+    task = app and app.tasks.get(job.task)
+    # Its name in Celery may be another one.
+    path = job.task if task is None else f"{task.__module__}.{task.__name__}"
+    module, _, name = path.rpartition(".")
+    call = f"from {module} import {name}\n{name}.delay({', '.join(given)})" if module else f"{name}.delay(...)"
+    return html.preformatted(call)
+
+
+def _batch(job: Job) -> str:
+    batch = Batch.objects.using(job._state.db).filter(pk=job.batch_id).first() if job.batch_id else None
+    return html.link(batch, "batch_change", batch.pk) if batch else NOTHING
 
 
 @admin.register(Job)
@@ -233,7 +218,7 @@ class JobAdmin(ReadOnlyAdmin):
     search_fields = ("id", "task")
     search_help_text = _("An ID (or its last 8 digits), a task or its function, or words of an error or an argument.")
     change_form_template = "jobs/admin/job/change_form.html"
-    #: What says nothing of a job is left out (:data:`SOURCES`); what the head of the page says as well.
+    #: Without what the head of the page says.
     fieldsets = (
         (_("Call"), {"fields": ("arguments", "keyword_arguments", "shown_result", "as_call", "priority")}),
         (_("Attempts"), {"fields": (("lease", "retries", "snoozes"), ("crashes", "lost"), "shown_cursor")}),
@@ -242,71 +227,55 @@ class JobAdmin(ReadOnlyAdmin):
         (_("Options of the call"), {"fields": ("shown_options",), "classes": ("collapse",)}),
     )
 
-    short_id = column(_("ID"), lambda job: str(job.pk)[-DIGITS:])
-    badge = column(
-        _("state"), lambda job: format_html("{}{}", badge(f"job-{job.state}", State(job.state).label), _bar(job))
-    )
-    short_task = short_task
-    given = column(_("arguments"), lambda job: format_html("<code>{}</code>", arguments(job)))
-    attempt = column(_("attempts"), lambda job: job.lease or NOTHING)
-    took = column(_("duration"), lambda job: _took(job))
-    when = column(_("when"), lambda job: ago_tag(job.run_at if job.state == State.SCHEDULED else job.created_at))
-    fault = column(_("error"), lambda job: _fault(job))
-    arguments = column(_("arguments"), lambda job: pretty(Shown(job).args))
-    keyword_arguments = column(_("keyword arguments"), lambda job: pretty(Shown(job).kwargs))
-    shown_result = column(_("result"), lambda job: pretty(Shown(job).result) if job.state == "succeeded" else NOTHING)
-    shown_cursor = column(_("cursor"), lambda job: NOTHING if job.cursor is None else pretty(Shown(job).cursor))
-    lost = column(_("lost with a worker"), lambda job: job.node_losses)
-    shown_options = column(_("options"), lambda job: pretty(Shown(job).options))
-    parent = column(_("parent"), lambda job: link(job, job.parent_id))
-    replayed = column(_("did the work before"), lambda job: link(job, job.replay_of))
-    root_job = column(_("root"), lambda job: link(job, job.root_id))
+    sources = {
+        **{name: attrgetter(name) for name in ("priority", "lease", "retries", "snoozes", "crashes", "marker_key")},
+        **{name: attrgetter(name) for name in ("unique_key", "unique_until")},
+        "arguments": attrgetter("args"),
+        "keyword_arguments": attrgetter("kwargs"),
+        "shown_result": attrgetter("result"),
+        "shown_cursor": attrgetter("cursor"),
+        "shown_options": attrgetter("options"),
+        "lost": attrgetter("node_losses"),
+        "replayed": attrgetter("replay_of"),
+        "parent": attrgetter("parent_id"),
+        "root_job": attrgetter("root"),
+        "linked_batch": attrgetter("batch_id"),
+    }
+    changelist = JobChangeList
 
-    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
-        return JobChangeList
+    short_id = column(_("ID"), lambda job: str(job.pk)[-DIGITS:])
+    badge = column(_("state"), _badge)
+    short_task = html.short_task
+    given = column(_("arguments"), lambda job: format_html("<code>{}</code>", html.arguments(job)))
+    attempt = column(_("attempts"), lambda job: job.lease or NOTHING)
+    took = column(_("duration"), _took)
+    when = column(_("when"), lambda job: html.ago(job.run_at if job.state == State.SCHEDULED else job.created_at))
+    fault = column(_("error"), _fault)
+    arguments = column(_("arguments"), lambda job: html.pretty(Shown(job).args))
+    keyword_arguments = column(_("keyword arguments"), lambda job: html.pretty(Shown(job).kwargs))
+    shown_result = column(
+        _("result"), lambda job: html.pretty(Shown(job).result) if job.state == State.SUCCEEDED else NOTHING
+    )
+    as_call = column(_("as a call"), _as_call)
+    shown_cursor = column(_("cursor"), lambda job: html.pretty(Shown(job).cursor))
+    lost = column(_("lost with a worker"), lambda job: job.node_losses)
+    shown_options = column(_("options"), lambda job: html.pretty(Shown(job).options))
+    parent = column(_("parent"), lambda job: html.link_to(job, job.parent_id))
+    replayed = column(_("did the work before"), lambda job: html.link_to(job, job.replay_of))
+    root_job = column(_("root"), lambda job: html.link_to(job, job.root_id))
+    linked_batch = column(_("batch"), _batch)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Job]:
         # Without its traceback, which may be long.
         kind, message = (KeyTextTransform(name, "error") for name in ("type", "message"))
         return super().get_queryset(request).annotate(error_type=kind, error_message=message)
 
-    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
-        job: Any = super().get_object(request, object_id, from_field)
-        if job is not None:
-            job.progress = progress.of([job]).get(job.pk)
-        return job
-
-    @admin.display(description=_("batch"))
-    def linked_batch(self, job: Job) -> str:
-        batch = job.batch_id and Batch.objects.using(job._state.db).filter(pk=job.batch_id).first()
-        return format_html('<a href="{}">{}</a>', url_of("batch_change", batch.pk), batch) if batch else NOTHING
-
-    @admin.display(description=_("as a call"))
-    def as_call(self, job: Job) -> str:
-        """To paste into a shell; with what people may not see left out."""
-        seen = Shown(job)
-        given = [*map(repr, seen.args), *(f"{name}={value!r}" for name, value in seen.kwargs.items())]
-        app = celery_app()
-        task = app and app.tasks.get(job.task)
-        # Its name in Celery may be another one.
-        path = job.task if task is None else f"{task.__module__}.{task.__name__}"
-        module, _, name = path.rpartition(".")
-        call = f"from {module} import {name}\n{name}.delay({', '.join(given)})" if module else f"{name}.delay(...)"
-        return preformatted(call)
-
-    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
-        def said(names: Any) -> Any:
-            kept = (said(each) if isinstance(each, tuple) else each for each in names)
-            return tuple(each for each in kept if (each if isinstance(each, tuple) else _says(obj, each)))
-
-        found = ((title, {**options, "fields": said(options["fields"])}) for title, options in self.fieldsets)
-        return [(title, options) for title, options in found if options["fields"]]
-
-    def ran_on(self, view: why.View) -> str:
-        node = view.own_worker
-        if node is None:
-            return gettext("%(id)s (no longer known)") % {"id": view.job.node_id}
-        return format_html('<a href="{}">{}</a>', url_of("node_change", node.pk), node)
+    def look_at(self, rows: Iterable[Any]) -> None:
+        """How far those are that run."""
+        running = [job for job in rows if job.state == State.RUNNING]
+        found = progress.of(running)
+        for job in running:
+            job.progress = found.get(job.pk)
 
     def search(self, rows: QuerySet[Any], term: str) -> QuerySet[Any]:
         """An id, the end of one as the list shows it, a task, or words that stand in the newest jobs."""
@@ -316,41 +285,39 @@ class JobAdmin(ReadOnlyAdmin):
         if ID.fullmatch(digits):
             first, last = [uuid.UUID(digits.ljust(32, digit)) for digit in "0f"]
             return rows.filter(pk=first) if first == last else rows.filter(pk__range=(first, last))
-        if tasks := tasks_like(term):
+        if tasks := selection.tasks_like(term):
             return rows.filter(task__in=tasks)
         words = Q(task__icontains=term) | Q(error_type__icontains=term) | Q(error_message__icontains=term)
         # Who may not see an argument may not find it out by a search either.
-        return newest(rows).filter(words | said(term) if conf().REDACT is None else words)
+        return newest(rows).filter(words | selection.said(term) if conf().REDACT is None else words)
 
-    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        job = context["original"]
-        view, reasons = why.explain(job.pk)
+    def about(self, request: HttpRequest, row: Job) -> dict[str, Any]:
+        view, reasons = why.explain(row.pk)
         if view is None:
             # Race: it was deleted a moment ago.
             raise Http404
         sees_calls = may(request, "view_effect")
-        calls = view.effects if sees_calls else []
+        told = events.told_by(view.using, [row.pk]) if may(request, "view_event") else []
         _, held = view.lock or ("", None)
-        context |= {
-            "history": history.of(job),
-            "state_badge": self.badge(job),
+        return {
+            "history": history.of(row),
+            "state_badge": _badge(row),
             "facts": self._facts(view),
-            "resuming": {"verb": "resume", "queue": job.queue},
+            "resuming": {"verb": "resume", "queue": row.queue},
             "reasons": [(each, _in_words(each.cure)) for each in reasons if sees_calls or each.code not in CALLS],
-            "pause": view.pause if job.state in WAITING and may(request, "pause_queue") else None,
+            "pause": view.pause if row.state in WAITING and may(request, "pause_queue") else None,
             "operations": [
-                each for each in OPERATIONS.values() if job.state in each.states and may(request, each.permission)
+                each for each in OPERATIONS.values() if row.state in each.states and may(request, each.permission)
             ],
             "view": view,
-            "family": _tree(job, *view.family),
+            "family": _tree(row, *view.family),
             "markers": view.markers if may(request, "view_marker") else [],
-            "told": [event_link(each) for each in events.told_by(view.using, [job.pk])]
-            if may(request, "view_event")
-            else [],
-            "calls": [(row, status_badge(row), may_settle(request, row)) for row in calls],
+            "told": [event_link(each) for each in told],
+            "calls": [
+                (each, status_badge(each), may_settle(request, each)) for each in (view.effects if sees_calls else [])
+            ],
             "lock_left": duration(held.left) if held is not None and held.left is not None else "",
         }
-        return super().render_change_form(request, context, *args, **kwargs)
 
     def _facts(self, view: why.View) -> Iterator[str]:
         """What the head of the page says, beside the state."""
@@ -367,15 +334,12 @@ class JobAdmin(ReadOnlyAdmin):
         elif job.state == State.SCHEDULED and not view.is_due:
             yield gettext("due in %(time)s") % {"time": duration(-view.since(job.run_at))}
         if job.node_id is not None:
-            yield format_html("{} {}", gettext("worker"), self.ran_on(view))
-        url = f"{url_of('job_changelist')}?{urlencode({'queue': job.queue})}"
-        yield format_html('{} <a href="{}">{}</a>', gettext("queue"), url, job.queue)
+            node = view.own_worker
+            known = gettext("%(id)s (no longer known)") % {"id": job.node_id}
+            yield format_html("{} {}", gettext("worker"), html.link(node, "node_change", node.pk) if node else known)
+        yield format_html("{} {}", gettext("queue"), html.link(job.queue, "job_changelist", queue=job.queue))
 
     # The buttons: one job, or many at once, with a confirmation before, and an honest count after
-
-    def get_urls(self) -> list[Any]:
-        one = self.path("<uuid:key>/operate/", "job_operate_one", self.operate, posts=True)
-        return [self.path("operate/", "job_operate", self.operate, posts=True), one, *super().get_urls()]
 
     def get_actions(self, request: HttpRequest) -> dict[str, Any]:
         """The operations, beside actions that are not ours and have permissions of their own."""
@@ -405,30 +369,27 @@ class JobAdmin(ReadOnlyAdmin):
             back=request.get_full_path(),
         )
 
+    @page("<uuid:key>/operate/", "job_operate_one")
     @apart
-    def operate(self, request: HttpRequest, key: uuid.UUID | None = None) -> HttpResponse:
-        """Do it to one job and go back to its page, or to many and go back to the list."""
-        operation = OPERATIONS.get(request.POST.get("operation", ""))
-        if operation is None or not may(request, operation.permission):
-            raise PermissionDenied
-        back = url_of("job_change", key) if key else f"{url_of('job_changelist')}?{request.GET.urlencode()}"
-        try:
-            why = scrub(request.POST.get("why", "").strip(), 1000)
-            operation = operation.told(request.POST.get("value", ""), request.user.get_username(), why)
-        except ValueError as exc:
-            self.message_user(request, str(exc), messages.ERROR)
+    def operate_one(self, request: HttpRequest, key: uuid.UUID) -> HttpResponse:
+        """Do it to one job, and go back to its page."""
+        back = url_of("job_change", key)
+        if (operation := self._asked(request)) is None:
             return HttpResponseRedirect(back)
-        if key is None:
-            return self._many(request, operation, back)
         job = get_object_or_404(self.get_queryset(request), pk=key)
         outcome = self._attempt(request, operation, job)
         level = messages.SUCCESS if outcome.is_done else messages.WARNING
-        self.message_user(request, f"{job}: {outcome.says}", level)
+        messages.add_message(request, level, f"{job}: {outcome.says}")
         is_gone = outcome.is_done and isinstance(operation, Delete)
         return HttpResponseRedirect(url_of("job_changelist") if is_gone else back)
 
-    def _many(self, request: HttpRequest, operation: Operation, back: str) -> HttpResponse:
-        """Work for two seconds. Then a page goes on by itself, or the list says what was done."""
+    @page("operate/", "job_operate")
+    @apart
+    def operate(self, request: HttpRequest) -> HttpResponse:
+        """Do it to many, and go back to the list: work for two seconds, and let a page go on by itself."""
+        back = f"{url_of('job_changelist')}?{request.GET.urlencode()}"
+        if (operation := self._asked(request)) is None:
+            return HttpResponseRedirect(back)
         progress = _Progress.of(request)
         if progress.keys is None:
             groups = list(self.matching(request, operation).values())
@@ -447,9 +408,20 @@ class JobAdmin(ReadOnlyAdmin):
                     state=Signer(salt="jobs.admin").sign_object(vars(progress)),
                     action=_next(request),
                 )
-        said = progress.end(operation)
-        self.message_user(request, said, messages.WARNING if progress.refused else messages.SUCCESS)
+        level = messages.WARNING if progress.refused else messages.SUCCESS
+        messages.add_message(request, level, progress.end(operation))
         return HttpResponseRedirect(back)
+
+    def _asked(self, request: HttpRequest) -> Operation | None:
+        """What is to be done; None if it was told something that cannot be, which a message says."""
+        operation = OPERATIONS.get(request.POST.get("operation", ""))
+        if operation is None or not may(request, operation.permission):
+            raise PermissionDenied
+        try:
+            return operation.told(request.POST.get("value", ""), request.user.get_username(), why_of(request))
+        except ValueError as exc:
+            messages.error(request, str(exc))
+            return None
 
     def _attempt(self, request: HttpRequest, operation: Operation, job: Job) -> Outcome:
         def log(outcome: Outcome) -> None:
@@ -539,18 +511,6 @@ class _Progress:
         return text
 
 
-#: What a field of the page is made of, if it is called otherwise: without it there is nothing to show.
-SOURCES = {
-    "arguments": "args", "keyword_arguments": "kwargs", "shown_result": "result", "shown_cursor": "cursor",
-    "shown_options": "options", "parent": "parent_id", "replayed": "replay_of", "root_job": "root",
-    "linked_batch": "batch_id", "as_call": "task", "lost": "node_losses",
-}  # fmt: skip
-
-
-def _says(job: Any, name: str) -> bool:
-    return job is None or getattr(job, SOURCES.get(name, name)) not in (None, "", 0, [], {})
-
-
 #: What a page has a button or a link for.
 COMMAND = re.compile(r"manage\.py jobs (run|retry|cancel|kill|resume|schedule --resume|why) ([^\s,;)]+)")
 
@@ -561,7 +521,7 @@ def _in_words(cure: str) -> str:
     def word(found: re.Match[str]) -> str:
         verb, of = found.groups()
         if verb == "why" and (key := parse_uuid(of)) is not None:
-            return format_html('<a href="{}">{}</a>', url_of("job_change", key), gettext("Show the job"))
+            return html.link(gettext("Show the job"), "job_change", key)
         label = OPERATIONS[verb].label if verb in OPERATIONS else gettext("Resume")
         return format_html("<strong>{}</strong>", label)
 
@@ -572,9 +532,11 @@ def _tree(own: Job, job: Job, called: dict[Any, list[Job]]) -> list[Any]:
     """A job and those that it called, as Django's ``unordered_list`` takes them; empty without any other."""
     below = [part for each in called.get(job.pk, ()) for part in _tree(own, each, called)]
     place = job.options.get("group_index") if isinstance(job.options, dict) else None
-    label = str(State(job.state).label)
+    state = str(State(job.state).label)
     if place is not None:
-        label += ", " + gettext("part %(number)s") % {"number": place + 1}
-    html = "<strong>{1} {2}</strong> ({3})" if job.pk == own.pk else '<a href="{0}">{1} {2}</a> ({3})'
-    line = format_html(html, url_of("job_change", job.pk), job.task, job.pk, label)
+        state += ", " + gettext("part %(number)s") % {"number": place + 1}
+    label = f"{job.task} {job.pk}"
+    is_own = job.pk == own.pk
+    shown = format_html("<strong>{}</strong>", label) if is_own else html.link(label, "job_change", job.pk)
+    line = format_html("{} ({})", shown, state)
     return [line, below] if below else [line]

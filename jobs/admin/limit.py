@@ -10,7 +10,8 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from jobs.admin.base import ReadOnlyAdmin, may, time_column, url_of
+from jobs.admin.base import ReadOnlyAdmin, may, page, why_of
+from jobs.admin.html import time_column, url_of
 from jobs.conf import import_tasks, loaded_app
 from jobs.conf.rates import MOST, limit_of
 from jobs.inspection import census
@@ -67,13 +68,6 @@ class LimitAdmin(ReadOnlyAdmin):
 
     set_at = time_column(_("set at"), "at")
 
-    def get_urls(self) -> list[Any]:
-        return [
-            self.path("set/", "limit_set", self.set, posts=True),
-            self.path("remove/", "limit_remove", self.remove, posts=True),
-            *super().get_urls(),
-        ]
-
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         if not self.has_view_permission(request):
             raise PermissionDenied
@@ -92,9 +86,8 @@ class LimitAdmin(ReadOnlyAdmin):
         title = gettext("Limits")
         return self.render(request, "limits.html", title, rows=rows, form=form, may_set=may(request, "set_limit"))
 
+    @page("set/", "limit_set", "set_limit")
     def set(self, request: HttpRequest) -> HttpResponse:
-        if not may(request, "set_limit"):
-            raise PermissionDenied
         form = LimitForm(request.POST)
         if not form.is_valid():
             return self._page(request, form)
@@ -103,18 +96,17 @@ class LimitAdmin(ReadOnlyAdmin):
         limits.set_by_hand(of, concurrency, rate, request.user.get_username(), why)
         said = ", ".join(filter(None, [concurrency and f"concurrency={concurrency}", rate and f"rate={rate}", why]))
         self.log_change(request, Limit(name=of), f"set {said}")
-        self.message_user(request, gettext("Set: %s. Workers heed it within a second or so.") % of, messages.SUCCESS)
+        messages.success(request, gettext("Set: %s. Workers heed it within a second or so.") % of)
         return HttpResponseRedirect(url_of("limit_changelist"))
 
+    @page("remove/", "limit_remove", "set_limit")
     def remove(self, request: HttpRequest) -> HttpResponse:
         """What the settings and the code say holds again."""
-        if not may(request, "set_limit"):
-            raise PermissionDenied
         row = self.get_queryset(request).filter(pk=request.POST.get("name", "").replace("\0", "")).first()
         if row is None:
-            self.message_user(request, gettext("Nothing was changed."), messages.WARNING)
+            messages.warning(request, gettext("Nothing was changed."))
         else:
             limits.set_by_hand(row.name, None, None)
-            self.log_change(request, row, f"remove {request.POST.get('why', '').strip()[:1000]}".strip())
-            self.message_user(request, gettext("Removed: %s") % row.name, messages.SUCCESS)
+            self.log_change(request, row, f"remove {why_of(request)}".strip())
+            messages.success(request, gettext("Removed: %s") % row.name)
         return HttpResponseRedirect(url_of("limit_changelist"))

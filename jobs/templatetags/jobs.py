@@ -10,9 +10,11 @@ from django.urls import NoReverseMatch, reverse
 
 from jobs.arguments import as_uuid
 from jobs.inspection import public
+from jobs.inspection.times import duration
 from jobs.models import Batch, Job
 
 register = template.Library()
+register.filter(duration)
 
 
 @register.inclusion_tag("jobs/progress.html", takes_context=True)

@@ -1,0 +1,128 @@
+"""What the pages draw: times, badges, values and links."""
+
+import datetime
+import json
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from django.contrib import admin
+from django.db.models import Model
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.http import urlencode
+from django.utils.text import Truncator
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from jobs.arguments import scrub
+from jobs.inspection.times import duration
+from jobs.models import Event, Job, State
+from jobs.operations.redaction import Shown
+from jobs.operations.selection import DIGITS
+
+NOTHING = "-"  #: What stands for a value that is not there.
+
+
+def column(description: Any, show: Callable[[Any], Any]) -> Any:
+    """A column of a list, or a field of a page: what ``show`` makes of a row."""
+    return admin.display(lambda admin, row: show(row), description=description)
+
+
+def time_column(description: Any, name: str) -> Any:
+    return column(description, lambda row: time(getattr(row, name)))
+
+
+#: Of a job, or of an entry of the schedule: the function, and the whole name on hover.
+short_task = column(
+    _("task"), lambda row: format_html('<span title="{}">{}</span>', row.task, row.task.rpartition(".")[2])
+)
+
+
+def time(value: datetime.datetime | None) -> str:
+    """In the reader's time zone, to the second, and exactly on hover; Django's own format leaves the seconds out."""
+    if value is None:
+        return NOTHING
+    local = timezone.localtime(value)
+    html = '<time datetime="{0}" title="{0}"><span>{1}</span> <span>{2}</span></time>'
+    return format_html(html, local.isoformat(), f"{local:%Y-%m-%d}", f"{local:%H:%M:%S}")
+
+
+def ago(value: datetime.datetime | None) -> str:
+    """How long ago, or in what time; and exactly on hover."""
+    if value is None:
+        return NOTHING
+    seconds = (timezone.now() - value).total_seconds()
+    says = gettext("%(time)s ago") if seconds >= 0 else gettext("in %(time)s")
+    html = '<time datetime="{0}" title="{0}">{1}</time>'
+    return format_html(html, timezone.localtime(value).isoformat(), says % {"time": duration(abs(seconds))})
+
+
+def badge(look: str, label: Any) -> str:
+    return format_html('<span class="job-state {}">{}</span>', look, label)
+
+
+def state(name: str) -> str:
+    """The state of a job, as a badge."""
+    return badge(f"job-{name}", State(name).label)
+
+
+def first_badge(*cases: tuple[Any, str, Any]) -> str:
+    """The badge of the first case that holds. A case: its condition, the state whose colour it has, and its label."""
+    return next(badge(f"job-{look}", label) for holds, look, label in cases if holds)
+
+
+def progress(percent: float | None, says: Any) -> str:
+    html = '<progress class="job-bar" max="100" value="{}" aria-label="{}"></progress> {}'
+    return format_html(html, percent or 0, gettext("Progress"), says)
+
+
+def pretty(value: Any) -> str:
+    return preformatted(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+def preformatted(text: str) -> str:
+    return format_html('<pre class="job-json">{}</pre>', scrub(text, 100_000))
+
+
+def arguments(job: Job) -> str:
+    """Of the call, in one line; with what people may not see left out."""
+    seen = Shown(job)
+    given = [*map(_brief, seen.args), *(f"{name}={_brief(value)}" for name, value in seen.kwargs.items())]
+    return Truncator(scrub(", ".join(given), 1000)).chars(80)
+
+
+def _brief(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def url_of(page: str, *args: Any, **query: Any) -> str:
+    """``job_change``, and the job's key; whatever label the project gave the app."""
+    url = reverse(f"admin:{Job._meta.app_label}_{page}", args=args)
+    return f"{url}?{urlencode(query)}" if query else url
+
+
+def link(label: Any, page: str, *args: Any, **query: Any) -> str:
+    return format_html('<a href="{}">{}</a>', url_of(page, *args, **query), label)
+
+
+def link_to(row: Model, key: uuid.UUID | None) -> str:
+    """The other job, or the event, that a row names, if it is (still) here."""
+    if key is None:
+        return NOTHING
+    if key == row.pk:
+        return gettext("this job")
+    other = Job.objects.using(row._state.db).filter(pk=key).only("id", "task", "state").first()
+    if other is not None:
+        return format_html("{} ({})", link(f"{other.task} {key}", "job_change", key), State(other.state).label)
+    event = Event.objects.using(row._state.db).filter(uuid=key).only("id", "uuid", "name").first()
+    if event is not None:
+        label = gettext("the event %(name)s") % {"name": event.name}
+        return link(f"{label} {key}", "event_change", event.pk)
+    return gettext("%(id)s (not a job here, or deleted)") % {"id": key}
+
+
+def short_link(key: uuid.UUID | None) -> str:
+    """A job, in a list."""
+    return NOTHING if key is None else link(str(key)[-DIGITS:], "job_change", key)
