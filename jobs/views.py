@@ -9,9 +9,9 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from jobs.conf import conf
-from jobs.database import databases, identity
+from jobs.database import identity
 from jobs.inspection import census, public
-from jobs.models import Job, Node
+from jobs.models import Job
 
 
 @never_cache
@@ -25,8 +25,7 @@ def health(request: HttpRequest) -> HttpResponse:
     """
     reasons, aliases = [], conf().DATABASES
     try:
-        alive = Node.objects.using(databases.home()).filter(dead_at=None).defer("tasks", "queues")
-        if not any(worker.takes_jobs for worker in census.workers(alive)):
+        if not census.has_workers():
             reasons.append("no_worker")
         first = [job.age for alias in aliases for job in census.scheduled(alias).only("pk")[:1]]
         if any(age.total_seconds() > census.late_after() for age in first):

@@ -62,7 +62,7 @@ class ScheduleAdmin(ReadOnlyAdmin):
         return schedules.known(super().get_queryset(request))
 
     def look_at(self, rows: Any) -> None:
-        schedules.look_at(rows, any(node["takes_jobs"] for node in census.nodes()))
+        schedules.look_at(rows, census.has_workers())
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Of an entry that no worker has: any other would come back at once."""

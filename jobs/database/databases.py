@@ -142,6 +142,11 @@ def everywhere(part: Callable[[str], int | None], aliases: Iterable[str] | None 
     return done
 
 
+def each(rows: QuerySet[M]) -> Iterator[QuerySet[M]]:
+    """The same rows of each job database."""
+    return (rows.using(alias) for alias in conf().DATABASES)
+
+
 def patiently(alias: str, action: Callable[[], T]) -> T:
     """Do it; and once more over a new connection, if the old one turns out to be dead outside of a transaction."""
     try:

@@ -9,17 +9,7 @@ from functools import partial
 from typing import Any
 
 from django.db import connections
-from django.db.models import (
-    Count,
-    DurationField,
-    ExpressionWrapper,
-    F,
-    IntegerField,
-    OuterRef,
-    Q,
-    QuerySet,
-    Subquery,
-)
+from django.db.models import Count, DurationField, ExpressionWrapper, F, IntegerField, OuterRef, Q, QuerySet, Subquery
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 
@@ -36,15 +26,47 @@ MOST = 10_000
 UNKNOWN = "NotRegistered"
 
 
-def workers(nodes: QuerySet[Node]) -> list[Any]:
-    """The nodes, oldest first: each looked at, and with the time since its start as ``age``."""
+def late_after() -> float:
+    """Seconds that a job may wait for a free worker, or a due one for the maintenance, before somebody should look."""
+    return max(10.0, 5 * conf().POLL_INTERVAL)
+
+
+def at_least(count: int, capped: bool) -> str:
+    """A count, for people; with a plus sign if nobody counted further."""
+    return f"{count}+" if capped and count else str(count)
+
+
+def _age(since: str) -> Any:
+    """By the database's clock."""
+    return ExpressionWrapper(Now() - F(since), output_field=DurationField())
+
+
+def _seconds(age: Any) -> float:
+    return round(max(0.0, age.total_seconds()), 3)
+
+
+# The workers
+
+
+def workers(nodes: QuerySet[Node] | None = None) -> list[Any]:
+    """The nodes, oldest first, as :func:`look_at` gives them, and with the time since their start as ``age``.
+
+    Parameters:
+        nodes: by default those that nobody declared dead, the silent ones among them.
+    """
+    if nodes is None:
+        nodes = Node.objects.using(databases.home()).filter(dead_at=None).defer("tasks")
     return look_at(nodes.annotate(age=_age("started_at")).order_by("started_at"))
+
+
+def has_workers() -> bool:
+    return any(node.takes_jobs for node in workers())
 
 
 def look_at(nodes: Iterable[Any]) -> list[Any]:
     """Give each node what its row does not say: its ``silence``, and whether it ``is_alive`` and ``takes_jobs``.
 
-    The one answer for every page, command and rule. The silence is in seconds, and infinite if it never beat.
+    This decides it for every page, command and rule. The silence is in seconds, and infinite if it never beat.
     """
     # Race with a node that registers itself: first its row, then its beat. So it is read the other way round.
     known = silence()
@@ -56,6 +78,9 @@ def look_at(nodes: Iterable[Any]) -> list[Any]:
     return found
 
 
+_beats = databases.SideDatabase()
+
+
 def silence() -> dict[uuid.UUID, float]:
     """Seconds since the last beat of each node that ever beat."""
     vendor = connections[databases.home()].vendor
@@ -65,12 +90,45 @@ def silence() -> dict[uuid.UUID, float]:
     return {uuid.UUID(str(node)): max(0.0, float(seconds)) for node, seconds in found}
 
 
-_beats = databases.SideDatabase()
+def nodes() -> list[dict[str, Any]]:
+    """The workers that nobody declared dead, oldest first, as JSON."""
+    running = running_by_node()
+    return [_told(node, running) for node in workers()]
 
 
-def late_after() -> float:
-    """Seconds that a job may wait for a free worker, or a due one for the maintenance, before somebody should look."""
-    return max(10.0, 5 * conf().POLL_INTERVAL)
+def _told(node: Any, running: Counter[uuid.UUID]) -> dict[str, Any]:
+    names = ("hostname", "pid", "version", "pool", "concurrency", "queues")
+    return {
+        "id": str(node.pk),
+        **{name: getattr(node, name) for name in names},
+        "age_seconds": _seconds(node.age),
+        "beat_seconds": round(node.silence, 3) if math.isfinite(node.silence) else None,
+        "alive": node.is_alive,
+        "stopping": node.stopping_at is not None,
+        "takes_jobs": node.takes_jobs,
+        "running": running[node.pk],
+    }
+
+
+def running_by_node() -> Counter[uuid.UUID]:
+    running: Counter[uuid.UUID] = Counter()
+    for rows in databases.each(Job.objects.filter(state=State.RUNNING)):
+        running.update(dict(rows.values_list("node_id").annotate(Count("pk"))))
+    return running
+
+
+#: So many running jobs are told one by one, the oldest.
+OLDEST = 20
+
+
+def running_now() -> list[Any]:
+    """The oldest jobs that run: each with its ``age``, and since when it is ``asked`` to end, or None."""
+    asked = Cancellation.objects.filter(job=OuterRef("pk")).annotate(age=_age("at")).values("age")
+    jobs = Job.objects.filter(state=State.RUNNING).defer("result", "errors", "error").order_by("started_at")
+    found: list[Any] = []
+    for rows in databases.each(jobs.annotate(age=_age("started_at"), asked=Subquery(asked))):
+        found += rows[:OLDEST]
+    return sorted(found, key=lambda job: job.started_at)[:OLDEST]
 
 
 # What waits
@@ -100,7 +158,6 @@ SELECT count(*) FROM (
 ) AS counted
 """
 
-
 #: The ready jobs of a queue and a rank: for how many seconds the oldest has waited, and how many they are, up to MOST.
 Head = namedtuple("Head", "queue rank seconds number")
 
@@ -112,31 +169,26 @@ def heads(using: str) -> list[Head]:
     return [Head(queue, rank, _seconds(age), number) for queue, rank, age, number in found]
 
 
-def in_line(using: str) -> QuerySet[Job]:
+def in_line(using: str | None = None) -> QuerySet[Job]:
     """The ready jobs in the order in which they are claimed; so the planner takes their index, even to count a few."""
     return Job.objects.using(using).filter(CLAIMABLE).order_by("queue", "rank", "run_at", "pk")
 
 
 def ready(queue: str) -> str:
     """How many jobs of the queue are ready, for people."""
-    rows = [in_line(alias).filter(queue=queue) for alias in conf().DATABASES]
-    counts = [each[:MOST].count() for each in rows]
+    counts = [rows[:MOST].count() for rows in databases.each(in_line().filter(queue=queue))]
     return at_least(sum(counts), MOST in counts)
 
 
 def lines() -> Callable[[str], str]:
     """How many jobs of a task with a limit are ready, for people: of the first :data:`MOST`, or of its one line."""
-    seen: Counter[str] = Counter()
-    for alias in conf().DATABASES:
-        rows = Job.objects.using(alias).filter(LINED).order_by("limit_key", "queue", "rank", "run_at", "pk")
-        seen.update(rows.values_list("task", flat=True)[:MOST])
-    if seen.total() < MOST:
-        return lambda task: str(seen[task])
+    rows = Job.objects.filter(LINED).order_by("limit_key", "queue", "rank", "run_at", "pk")
+    seen = Counter(task for each in databases.each(rows) for task in each.values_list("task", flat=True)[:MOST])
+    capped = seen.total() >= MOST
 
     def number(task: str) -> str:
-        rows = (Job.objects.using(alias).filter(LINED, limit_key=task) for alias in conf().DATABASES)
-        count = max(seen[task], sum(each[:MOST].count() for each in rows))
-        return at_least(count, True)
+        own = databases.each(rows.filter(limit_key=task)) if capped else ()
+        return at_least(max(seen[task], sum(each[:MOST].count() for each in own)), capped)
 
     return number
 
@@ -146,31 +198,9 @@ def scheduled(using: str) -> QuerySet[Any]:
     return Job.objects.using(using).filter(state=State.SCHEDULED).order_by("run_at").annotate(age=_age("run_at"))
 
 
-def running_by_node() -> Counter[uuid.UUID]:
-    running: Counter[uuid.UUID] = Counter()
-    for alias in conf().DATABASES:
-        rows = Job.objects.using(alias).filter(state=State.RUNNING)
-        running.update(dict(rows.values_list("node_id").annotate(Count("pk"))))
-    return running
-
-
-#: So many running jobs are told one by one, the oldest.
-OLDEST = 20
-
-
-def running_now() -> list[Any]:
-    """The oldest jobs that run: each with its ``age``, and since when it is ``asked`` to end, or None."""
-    asked = Cancellation.objects.filter(job=OuterRef("pk")).annotate(age=_age("at")).values("age")
-    found: list[Any] = []
-    for alias in conf().DATABASES:
-        rows = Job.objects.using(alias).filter(state=State.RUNNING).defer("result", "errors", "error")
-        found += rows.annotate(age=_age("started_at"), asked=Subquery(asked)).order_by("started_at")[:OLDEST]
-    return sorted(found, key=lambda job: job.started_at)[:OLDEST]
-
-
-#: What is told of a queue: here of one without jobs and workers.
+#: What is told of a queue: here of one without jobs and workers. ``held``: those of the ready ones that wait for their
+#: limit, and that no claim looks at.
 IDLE: dict[str, Any] = {str(state): 0 for state in LIVE} | {"capped": False, "oldest_ready_seconds": None}
-#: ``held``: those of the ready ones that wait for their limit, and that no claim looks at.
 IDLE |= {"workers": 0, "paused": False, "held": 0}
 
 
@@ -194,16 +224,13 @@ class Live:
             queue["ready"] += head.number
             queue["oldest_ready_seconds"] = max(queue["oldest_ready_seconds"] or 0.0, head.seconds)
             queue["capped"] |= head.number >= MOST
-        # Those that wait for their limit are ready, and no claim looks at them.
         held = rows.filter(HELD).order_by("queue", "id").values_list("queue", flat=True)[:MOST]
-        for name, count in Counter(held).items():
-            queues[name]["ready"] += count
-            queues[name]["held"] += count
-            queues[name]["capped"] |= len(held) >= MOST
-        first = list(scheduled(using).values_list("queue", "age", "task", "error__type")[:MOST])
-        for name, count in Counter(name for name, *_ in first).items():
-            queues[name]["scheduled"] += count
-            queues[name]["capped"] |= len(first) >= MOST
+        first = scheduled(using).values_list("queue", "age", "task", "error__type")[:MOST]
+        for names, keys in (([*held], ("ready", "held")), ([name for name, *_ in first], ("scheduled",))):
+            for name, count in Counter(names).items():
+                for key in keys:
+                    queues[name][key] += count
+                queues[name]["capped"] |= len(names) >= MOST
         self.late += [seconds for _, age, *_ in first if (seconds := age.total_seconds()) >= 0]
         self.unknown.update(task for _, _, task, error in first if error == UNKNOWN)
         for name, node, count in rows.filter(state=State.RUNNING).values_list("queue", "node_id").annotate(Count("pk")):
@@ -223,12 +250,13 @@ def gather(live: bool) -> dict[str, Any]:
 
     Of a queue's scheduled and ready jobs :data:`MOST` are counted; ``capped`` says that there may be more.
     """
-    counted, ended = Live(), Counter[str]()
+    counted = Live()
     queues, late = counted.queues, counted.late
-    if not live:
-        for alias in conf().DATABASES:
-            rows = Job.objects.using(alias).filter(state__in=ENDED)
-            ended.update(dict(rows.values_list("state").annotate(Count("pk"))))
+    jobs: dict[str, Any] = {str(state): counted.total(state) for state in LIVE}
+    jobs |= {str(state): None if live else 0 for state in ENDED}
+    for rows in () if live else databases.each(Job.objects.filter(state__in=ENDED)):
+        for state, count in rows.values_list("state").annotate(Count("pk")):
+            jobs[state] += count
     day = datetime.timedelta(days=1)
     lost = Q(signed_off=False) & (Q(seen_at=None) | Q(dead_at__gt=Now() - day))
     told = Node.objects.using(databases.home()).filter(Q(dead_at=None) | lost).defer("tasks")
@@ -236,7 +264,7 @@ def gather(live: bool) -> dict[str, Any]:
     listed = [_told(node, counted.running) for node in found if node.dead_at is None]
     died = sorted((node for node in found if node.dead_at), key=lambda node: node.dead)
     pauses = paused_queues()
-    # Idle queues are listed too: a queue without jobs is still there.
+    # Queues without jobs are listed too: somebody paused them, or a worker serves them.
     for name in pauses:
         queues[name]["paused"] = True
     for node in listed:
@@ -245,8 +273,7 @@ def gather(live: bool) -> dict[str, Any]:
     waited = [queue["oldest_ready_seconds"] for queue in queues.values() if queue["oldest_ready_seconds"] is not None]
     return {
         "databases": {alias: identity.marks(alias) for alias in conf().DATABASES},
-        "jobs": {str(state): counted.total(state) for state in LIVE}
-        | {str(state): None if live else ended[state] for state in ENDED},
+        "jobs": jobs,
         "capped": counted.is_capped,
         "queues": dict(sorted(queues.items())),
         "pauses": {name: {"at": row.at, "by": row.by, "reason": row.reason} for name, row in pauses.items()},
@@ -263,37 +290,3 @@ def gather(live: bool) -> dict[str, Any]:
         "schedules": schedules.gather(any(node["takes_jobs"] for node in listed)),
         "limits": limits.usage(),
     }
-
-
-def at_least(count: int, capped: bool) -> str:
-    """A count, for people; with a plus sign if nobody counted further."""
-    return f"{count}+" if capped and count else str(count)
-
-
-def nodes() -> list[dict[str, Any]]:
-    """The workers that nobody declared dead, oldest first."""
-    living, running = Node.objects.using(databases.home()).filter(dead_at=None).defer("tasks"), running_by_node()
-    return [_told(node, running) for node in workers(living)]
-
-
-def _told(node: Any, running: Counter[uuid.UUID]) -> dict[str, Any]:
-    names = ("hostname", "pid", "version", "pool", "concurrency", "queues")
-    return {
-        "id": str(node.pk),
-        **{name: getattr(node, name) for name in names},
-        "age_seconds": _seconds(node.age),
-        "beat_seconds": round(node.silence, 3) if math.isfinite(node.silence) else None,
-        "alive": node.is_alive,
-        "stopping": node.stopping_at is not None,
-        "takes_jobs": node.takes_jobs,
-        "running": running[node.pk],
-    }
-
-
-def _age(since: str) -> Any:
-    """By the database's clock."""
-    return ExpressionWrapper(Now() - F(since), output_field=DurationField())
-
-
-def _seconds(age: Any) -> float:
-    return round(max(0.0, age.total_seconds()), 3)

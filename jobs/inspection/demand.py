@@ -6,9 +6,8 @@ from typing import Any
 
 from django.utils import timezone
 
-from jobs.conf import conf
-from jobs.maintenance.tally import HOUR, mean
-from jobs.models import Tally
+from jobs.inspection import tallies
+from jobs.maintenance.tally import HOUR, MINUTE, mean
 
 #: Seconds in which what is ready should be worked off.
 DRAIN = 60
@@ -22,11 +21,8 @@ def processes(found: dict[str, Any]) -> dict[str, int]:
     What is held, and what a pause or the queue's limit keeps, needs none. There are never more than there are jobs.
     """
     ran: dict[str, Counter[str]] = defaultdict(Counter)
-    begin = timezone.now() - HOUR
-    for alias in conf().DATABASES:
-        rows = Tally.objects.using(alias).filter(length=60, begin__gte=begin)
-        for queue, each in rows.values_list("queue", "ran"):
-            ran[queue].update(each)
+    for row in tallies.of(MINUTE, timezone.now() - HOUR):
+        ran[row.queue].update(row.ran)
     most = {row["name"]: row["concurrency"] for row in found["limits"] if row["kind"] == "queue"}
     needed = {}
     for name, queue in found["queues"].items():

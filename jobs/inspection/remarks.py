@@ -9,77 +9,56 @@ from typing import Any
 
 from django.db.models import OuterRef, Subquery
 from django.utils import timezone
-from django.utils.translation import gettext, ngettext, ngettext_lazy
+from django.utils.translation import gettext, gettext_lazy, ngettext, ngettext_lazy
 
-from jobs.conf import conf
 from jobs.database import databases
 from jobs.inspection import census, events, limits, tallies
 from jobs.inspection.times import duration
-from jobs.lifecycle.limits import Limits
 from jobs.maintenance.tally import HOUR
 from jobs.models import LIVE, Batch, Job, Node, State
 
 #: Severities, the worst first. A remark of the last one is no problem.
 ERROR, WARNING, INFO = SEVERITIES = ("error", "warning", "info")
 
-#: Of each kind: its severity, and what the sentence says of so many.
-KINDS: dict[str, tuple[str, Any]] = {
-    "copied": (ERROR, ngettext_lazy("%(number)s database is a copy", "%(number)s databases are copies", "number")),
-    "starving": (ERROR, ngettext_lazy("no worker for %(number)s queue", "no worker for %(number)s queues", "number")),
-    "standing": (ERROR, ngettext_lazy("%(number)s queue stands still", "%(number)s queues stand still", "number")),
-    "overdue": (ERROR, ngettext_lazy("%(number)s job is overdue", "%(number)s jobs are overdue", "number")),
-    "unknown_task": (
-        ERROR,
-        ngettext_lazy("%(number)s job of an unknown task", "%(number)s jobs of unknown tasks", "number"),
+#: The severity of each kind. This is the order in which they are listed.
+KINDS: dict[str, str] = {
+    **dict.fromkeys(("copied", "starving", "standing", "overdue", "unknown_task"), ERROR),
+    **dict.fromkeys(("schedule_error", "schedule_overdue", "events_waiting", "failing"), ERROR),
+    **dict.fromkeys(("events_problem", "failed", "dead", "stuck", "growing"), WARNING),
+    **dict.fromkeys(("paused", "schedule_missed", "beat"), WARNING),
+    **dict.fromkeys(("busy", "limited", "rated", "batch", "schedule_paused"), INFO),
+}
+
+#: What the sentence says of so many of a kind.
+MANY: dict[str, Any] = {
+    "copied": ngettext_lazy("%(number)s database is a copy", "%(number)s databases are copies", "number"),
+    "starving": ngettext_lazy("no worker for %(number)s queue", "no worker for %(number)s queues", "number"),
+    "standing": ngettext_lazy("%(number)s queue stands still", "%(number)s queues stand still", "number"),
+    "overdue": ngettext_lazy("%(number)s job is overdue", "%(number)s jobs are overdue", "number"),
+    "unknown_task": ngettext_lazy("%(number)s job of an unknown task", "%(number)s jobs of unknown tasks", "number"),
+    "schedule_error": ngettext_lazy("%(number)s schedule makes no job", "%(number)s schedules make no jobs", "number"),
+    "schedule_overdue": ngettext_lazy("%(number)s schedule is overdue", "%(number)s schedules are overdue", "number"),
+    "events_waiting": ngettext_lazy("%(number)s event does not get on", "%(number)s events do not get on", "number"),
+    "failing": ngettext_lazy("%(number)s task fails every time", "%(number)s tasks fail every time", "number"),
+    "events_problem": ngettext_lazy("%(number)s event has a problem", "%(number)s events have problems", "number"),
+    "failed": ngettext_lazy("%(number)s failed this hour", "%(number)s failed this hour", "number"),
+    "dead": ngettext_lazy("%(number)s worker died", "%(number)s workers died", "number"),
+    "stuck": ngettext_lazy("%(number)s job seems stuck", "%(number)s jobs seem stuck", "number"),
+    "growing": ngettext_lazy(
+        "%(number)s queue grows faster than it drains", "%(number)s queues grow faster than they drain", "number"
     ),
-    "schedule_error": (
-        ERROR,
-        ngettext_lazy("%(number)s schedule makes no job", "%(number)s schedules make no jobs", "number"),
+    "paused": ngettext_lazy("%(number)s queue is paused", "%(number)s queues are paused", "number"),
+    "schedule_missed": ngettext_lazy(
+        "%(number)s schedule missed its time", "%(number)s schedules missed their time", "number"
     ),
-    "schedule_overdue": (
-        ERROR,
-        ngettext_lazy("%(number)s schedule is overdue", "%(number)s schedules are overdue", "number"),
+    "beat": ngettext_lazy("celery beat runs beside", "celery beat runs beside", "number"),
+    "busy": ngettext_lazy("%(number)s queue is behind", "%(number)s queues are behind", "number"),
+    "limited": ngettext_lazy("%(number)s limit is reached", "%(number)s limits are reached", "number"),
+    "rated": ngettext_lazy("%(number)s rate is reached", "%(number)s rates are reached", "number"),
+    "batch": ngettext_lazy(
+        "%(number)s batch waits for its last job", "%(number)s batches wait for their last job", "number"
     ),
-    "events_waiting": (
-        ERROR,
-        ngettext_lazy("%(number)s event does not get on", "%(number)s events do not get on", "number"),
-    ),
-    "failing": (
-        ERROR,
-        ngettext_lazy("%(number)s task fails every time", "%(number)s tasks fail every time", "number"),
-    ),
-    "events_problem": (
-        WARNING,
-        ngettext_lazy("%(number)s event has a problem", "%(number)s events have problems", "number"),
-    ),
-    "failed": (WARNING, ngettext_lazy("%(number)s failed this hour", "%(number)s failed this hour", "number")),
-    "dead": (WARNING, ngettext_lazy("%(number)s worker died", "%(number)s workers died", "number")),
-    "stuck": (WARNING, ngettext_lazy("%(number)s job seems stuck", "%(number)s jobs seem stuck", "number")),
-    "growing": (
-        WARNING,
-        ngettext_lazy(
-            "%(number)s queue grows faster than it drains", "%(number)s queues grow faster than they drain", "number"
-        ),
-    ),
-    "paused": (WARNING, ngettext_lazy("%(number)s queue is paused", "%(number)s queues are paused", "number")),
-    "schedule_missed": (
-        WARNING,
-        ngettext_lazy("%(number)s schedule missed its time", "%(number)s schedules missed their time", "number"),
-    ),
-    "beat": (WARNING, ngettext_lazy("celery beat runs beside", "celery beat runs beside", "number")),
-    "busy": (INFO, ngettext_lazy("%(number)s queue is behind", "%(number)s queues are behind", "number")),
-    "limited": (INFO, ngettext_lazy("%(number)s limit is reached", "%(number)s limits are reached", "number")),
-    "rated": (INFO, ngettext_lazy("%(number)s rate is reached", "%(number)s rates are reached", "number")),
-    "batch": (
-        INFO,
-        ngettext_lazy(
-            "%(number)s batch waits for its last job", "%(number)s batches wait for their last job", "number"
-        ),
-    ),
-    "schedule_paused": (
-        INFO,
-        ngettext_lazy("%(number)s schedule is paused", "%(number)s schedules are paused", "number"),
-    ),
+    "schedule_paused": ngettext_lazy("%(number)s schedule is paused", "%(number)s schedules are paused", "number"),
 }
 
 #: What somebody wanted, what is only much, and what the project's own code does: the installation is sound.
@@ -167,12 +146,12 @@ def sentence(remarks: Iterable[Remark], more: Iterable[str] = ()) -> str:
     says = gettext("All is well")
     if problems:
         says = ngettext("%(number)s problem", "%(number)s problems", problems) % {"number": problems}
-    parts = [*(KINDS[kind][1] % {"number": number} for kind, number in total.items()), *more]
+    parts = [*(MANY[kind] % {"number": number} for kind, number in total.items()), *more]
     return f"{says}: {' · '.join(parts)}" if parts else f"{says}."
 
 
 def _remark(kind: str, text: str, meaning: str = "", **more: Any) -> Remark:
-    return Remark(**{"kind": kind, "severity": KINDS[kind][0], "text": text, "meaning": meaning, **more})
+    return Remark(**{"kind": kind, "severity": KINDS[kind], "text": text, "meaning": meaning, **more})
 
 
 def _copies(marks: dict[str, Any]) -> Iterator[Remark]:
@@ -183,26 +162,31 @@ def _copies(marks: dict[str, Any]) -> Iterator[Remark]:
                 "until `manage.py jobs adopt`"
             )
             means = gettext("Its jobs may run at the original as well: here they wait until somebody adopts them.")
-            yield _remark("copied", says % {"database": alias, "mark": mark["marked_as"], "is": mark["is"]}, means)
+            yield _remark("copied", says % {**mark, "database": alias, "mark": mark["marked_as"]}, means)
 
 
 def _queues(found: dict[str, Any], rates: Mapping[str, tuple[float, float]]) -> Iterator[Remark]:
     known = cache(limits.in_force)
     for name, queue in found["queues"].items():
         waited, workers = queue["oldest_ready_seconds"], queue["workers"]
-        about = {"about": name, "since": waited}
         if queue["paused"]:
             yield _paused(name, queue, found["pauses"][name])
             continue
-        if waited is None or waited < census.late_after() or _is_limited(name, known()):
+        if waited is None or waited < census.late_after():
+            continue
+        # A limit may keep the first one, and then nothing is wrong.
+        rows = databases.each(census.in_line().filter(queue=name)) if known().concern(name) else ()
+        if any((job := each.first()) is not None and limits.keeps(job, known()) for each in rows):
             continue
         words = {"queue": name, "time": duration(waited), "workers": workers, "running": queue["running"]}
         enters, leaves = rates.get(name, (0.0, 0.0))
+        command = ""
         if not workers:
+            kind, command = "starving", f"celery -A proj worker -Q {name}"
             says = gettext("%(queue)s: the oldest ready job has waited %(time)s, and no worker consumes its queue")
             means = gettext("Its jobs wait until a worker is started with this queue in its option -Q.")
-            yield _remark("starving", says % words, means, command=f"celery -A proj worker -Q {name}", **about)
         elif not queue["running"]:
+            kind = "standing"
             says = ngettext(
                 "%(queue)s: the oldest ready job has waited %(time)s although %(workers)s worker consumes its queue, "
                 "and none of its jobs is running",
@@ -211,13 +195,13 @@ def _queues(found: dict[str, Any], rates: Mapping[str, tuple[float, float]]) -> 
                 workers,
             )
             means = gettext("The workers are busy with other queues, or hang. Look at what they run.")
-            yield _remark("standing", says % words, means, **about)
         elif enters > leaves:
+            kind = "growing"
             says = gettext("%(queue)s: %(in)s jobs a minute come, and %(out)s are done; the oldest waits %(time)s")
             means = gettext("It will not catch up by itself: start more workers, or make the task faster.")
             words |= {"in": f"{enters:.1f}", "out": f"{leaves:.1f}"}
-            yield _remark("growing", says % words, means, **about)
         else:
+            kind = "busy"
             says = ngettext(
                 "%(queue)s: the oldest ready job has waited %(time)s; %(workers)s worker consumes its queue "
                 "(%(running)s running)",
@@ -225,13 +209,8 @@ def _queues(found: dict[str, Any], rates: Mapping[str, tuple[float, float]]) -> 
                 "(%(running)s running)",
                 workers,
             )
-            yield _remark("busy", says % words, gettext("It is being worked off."), **about)
-
-
-def _is_limited(queue: str, known: Limits) -> bool:
-    """Whether a limit keeps the first of the queue's ready jobs."""
-    rows = [census.in_line(alias).filter(queue=queue) for alias in conf().DATABASES] if known.concern(queue) else []
-    return any((job := each.first()) is not None and limits.keeps(job, known) is not None for each in rows)
+            means = gettext("It is being worked off.")
+        yield _remark(kind, says % words, means, command=command, since=waited, about=name)
 
 
 def _paused(name: str, queue: dict[str, Any], pause: dict[str, Any]) -> Remark:
@@ -265,21 +244,21 @@ def _limited(found: list[dict[str, Any]]) -> Iterator[Remark]:
 
 
 def _overdue(due: dict[str, Any]) -> Iterator[Remark]:
-    if due["lag_seconds"] > census.late_after():
+    number, since = due["count"], due["lag_seconds"]
+    if since > census.late_after():
         says = ngettext(
             "%(number)s job has been due for %(time)s, and no worker has made it ready",
             "%(number)s jobs are due, the oldest for %(time)s, and no worker has made them ready",
-            due["count"],
-        ) % {"number": due["count"], "time": duration(due["lag_seconds"])}
+            number,
+        ) % {"number": number, "time": duration(since)}
         means = gettext("Every worker does this, every second: none is alive, or the database is very slow.")
-        yield _remark("overdue", says, means, since=due["lag_seconds"], number=due["count"])
+        yield _remark("overdue", says, means, since=since, number=number)
 
 
 def _unknown(tasks: dict[str, int]) -> Iterator[Remark]:
     ended = Node.objects.using(databases.home()).filter(dead_at__isnull=False).order_by("-dead_at")
     found = list(ended.only("hostname", "version", "dead_at", "tasks")[:NAMED]) if tasks else []
     for task, number in tasks.items():
-        knew = next((node for node in found if task in node.tasks), None)
         says = ngettext(
             "%(task)s: %(number)s job waits for a worker that knows this task",
             "%(task)s: %(number)s jobs wait for a worker that knows this task",
@@ -289,16 +268,16 @@ def _unknown(tasks: dict[str, int]) -> Iterator[Remark]:
             "A deploy renamed or removed the task, or workers with the older code are still there. The jobs are kept, "
             "and run as soon as a worker knows it."
         )
-        more: dict[str, Any] = {"about": task, "number": number}
-        if knew is not None:
+        since = None
+        if (knew := next((node for node in found if task in node.tasks), None)) is not None:
             last = gettext("; the last one that knew it was %(worker)s, version %(version)s")
             says += last % {"worker": knew.hostname, "version": knew.version or "?"}
             means = gettext(
                 "The deploy since then renamed or removed the task. The jobs are kept, and run as soon as a worker "
                 "knows it."
             )
-            more["since"] = _ago(knew.dead_at)
-        yield _remark("unknown_task", says, means, **more)
+            since = _ago(knew.dead_at)
+        yield _remark("unknown_task", says, means, about=task, number=number, since=since)
 
 
 def _ago(at: Any) -> float:
@@ -307,42 +286,38 @@ def _ago(at: Any) -> float:
 
 def _failed(minutes: Iterable[Any], nodes: list[dict[str, Any]]) -> Iterator[Remark]:
     """Of each task, those with the most failures first."""
-    ended: Counter[str] = Counter()
-    worked: dict[str, datetime.datetime] = {}
-    failures: dict[str, list[Any]] = defaultdict(list)
+    tasks: dict[str, list[Any]] = defaultdict(list)
+    numbers: Counter[str] = Counter()
     for row in minutes:
-        if row.state == State.FAILED:
-            failures[row.task].append(row)
-        elif row.state == State.SUCCEEDED:
-            worked[row.task] = max(row.begin, worked.get(row.task, row.begin))
-        ended[row.task] += row.count
-    numbers = Counter({task: sum(row.count for row in rows) for task, rows in failures.items()})
-    for task, number in numbers.most_common(NAMED):
+        tasks[row.task].append(row)
+        numbers[row.task] += row.count if row.state == State.FAILED else 0
+    for task, number in (+numbers).most_common(NAMED):
+        failures = [row for row in tasks[task] if row.state == State.FAILED]
+        worked = max((row.begin for row in tasks[task] if row.state == State.SUCCEEDED), default=None)
+        latest = [row for row in failures if worked is None or row.begin > worked]
         errors: Counter[str] = Counter()
-        for row in failures[task]:
+        for row in failures:
             errors[row.error] += row.count
-        latest = [row for row in failures[task] if task not in worked or row.begin > worked[task]]
-        words = {"task": task, "number": number, "all": ended[task], "error": errors.most_common(1)[0][0] or "?"}
-        since = min(row.begin for row in latest or failures[task])
-        more: dict[str, Any] = {"since": _ago(since), "about": task}
+        words = {"task": task, "number": number, "all": sum(row.count for row in tasks[task])}
+        words["error"] = errors.most_common(1)[0][0] or "?"
+        kind, since = "failed", _ago(min(row.begin for row in latest or failures))
+        says = gettext("%(task)s: %(number)s of %(all)s failed this hour, mostly with %(error)s")
+        means = gettext("They stay until somebody runs them again.")
         if sum(row.count for row in latest) >= EVERY_TIME:
+            kind, number = "failing", 1
             says = gettext("%(task)s: fails every time, %(number)s of %(all)s this hour, mostly with %(error)s")
             means = gettext("It has not succeeded once since then. Look at what was deployed or changed at that time.")
             # The worker that started last between its last success and its first failure: tallies are by the minute.
-            least, most = _ago(since) - 60, _ago(worked[task]) if task in worked else HOUR.total_seconds()
+            least, most = since - 60, HOUR.total_seconds() if worked is None else _ago(worked)
             if new := [node for node in nodes if least <= node["age_seconds"] <= most][-1:]:
+                since = new[0]["age_seconds"]
                 words |= {"worker": new[0]["hostname"], "version": new[0]["version"] or "?"}
                 says = gettext(
                     "%(task)s: fails every time since the deploy of version %(version)s, %(number)s of %(all)s this "
                     "hour, mostly with %(error)s"
                 )
                 means = gettext("It has not succeeded once since %(worker)s was started. Roll back, or mend the task.")
-                more["since"] = new[0]["age_seconds"]
-            yield _remark("failing", says % words, means % words, **more)
-        else:
-            says = gettext("%(task)s: %(number)s of %(all)s failed this hour, mostly with %(error)s")
-            means = gettext("They stay until somebody runs them again.")
-            yield _remark("failed", says % words, means, number=number, **more)
+        yield _remark(kind, says % words, means % words, number=number, since=since, about=task)
 
 
 def _died(found: list[dict[str, Any]]) -> Iterator[Remark]:
@@ -374,10 +349,10 @@ def _stuck(running: Iterable[Any]) -> Iterator[Remark]:
 def _batches() -> Iterator[Remark]:
     """Of the oldest that have not ended."""
     begin = timezone.now() - datetime.timedelta(seconds=LONG_BATCH)
-    for alias in conf().DATABASES:
-        live = Job.objects.using(alias).filter(batch=OuterRef("pk"), state__in=LIVE).values("pk")
-        rows = Batch.objects.using(alias).filter(ended_at=None).order_by("pk")
-        for batch in rows.annotate(last=Subquery(live[:1]), other=Subquery(live[1:2]))[:NAMED]:
+    live = Job.objects.filter(batch=OuterRef("pk"), state__in=LIVE).values("pk")
+    batches = Batch.objects.filter(ended_at=None).order_by("pk")
+    for rows in databases.each(batches.annotate(last=Subquery(live[:1]), other=Subquery(live[1:2]))):
+        for batch in rows[:NAMED]:
             if batch.made_at < begin and batch.last is not None and batch.other is None:
                 says = gettext("the batch %(name)s waits for its last job") % {"name": batch.name}
                 means = gettext("All others have ended. What follows the batch is called when this one has.")
@@ -385,17 +360,21 @@ def _batches() -> Iterator[Remark]:
                 yield _remark("batch", says, means, command=command, about=batch.last, since=_ago(batch.made_at))
 
 
+#: What the events that do not get on wait for.
+_EVENTS = {
+    "unrelayed": gettext_lazy("Every worker hands events on: none is alive, or the database is very slow."),
+    "unsent": gettext_lazy("The broker cannot be reached, or no worker of this service is alive. Nothing is lost."),
+    "parked": gettext_lazy("An earlier event of the same service and name has not arrived."),
+    "problem": gettext_lazy("They are kept: the page of each says why nobody handled it."),
+}
+
+
 def _events() -> Iterator[Remark]:
     """What does not get on, of each kind; one remark for all databases."""
-    meanings = {
-        "unrelayed": gettext("Every worker hands events on: none is alive, or the database is very slow."),
-        "unsent": gettext("The broker cannot be reached, or no worker of this service is alive. Nothing is lost."),
-        "parked": gettext("An earlier event of the same service and name has not arrived."),
-        "problem": gettext("They are kept: the page of each says why nobody handled it."),
-    }
     for name, found in events.summed().items():
-        number, since, means = found.number, found.seconds, meanings[name]
-        words = {"number": census.at_least(number, number >= census.MOST), "time": duration(since)}
+        number, since = found.number, found.seconds
+        if not number or (name != "problem" and since <= census.late_after()):
+            continue
         texts = {
             "unrelayed": ngettext(
                 "%(number)s event waits to be handed on, for %(time)s",
@@ -414,9 +393,9 @@ def _events() -> Iterator[Remark]:
             ),
             "problem": ngettext("%(number)s event has a problem", "%(number)s events have problems", number),
         }
-        if number and (name == "problem" or since > census.late_after()):
-            kind = "events_problem" if name == "problem" else "events_waiting"
-            yield _remark(kind, texts[name] % words, means, about=name, since=since, number=number)
+        says = texts[name] % {"number": census.at_least(number, number >= census.MOST), "time": duration(since)}
+        kind = "events_problem" if name == "problem" else "events_waiting"
+        yield _remark(kind, says, str(_EVENTS[name]), about=name, since=since, number=number)
 
 
 def of_schedules(found: list[dict[str, Any]]) -> Iterator[Remark]:
@@ -443,5 +422,4 @@ def of_schedules(found: list[dict[str, Any]]) -> Iterator[Remark]:
                 more["command"] = f"manage.py jobs schedule --resume {each['name']!r}"
             yield _remark(f"schedule_{status}", says, meanings[status], **more)
     if any(each["beat"] for each in found):
-        says = gettext("celery beat runs beside the workers, who run the schedule themselves: stop it")
-        yield _remark("beat", says)
+        yield _remark("beat", gettext("celery beat runs beside the workers, who run the schedule themselves: stop it"))

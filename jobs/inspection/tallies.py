@@ -20,12 +20,12 @@ MOST = 2000
 #: A model of each would take most of the page's time.
 Row = namedtuple("Row", "begin task queue state error count ran waited")
 
-
 #: Many of them are the same, and to decode them took a third of the dashboard's time. Nobody changes them.
 _histogram = lru_cache(10_000)(json.loads)
 
 
 def of(stretch: datetime.timedelta, begin: datetime.datetime) -> list[Row]:
+    """The tallies of this length since then, of all job databases."""
     return [row for alias in conf().DATABASES for row in _of(alias, stretch, begin)]
 
 
@@ -39,9 +39,10 @@ def _of(using: str, stretch: datetime.timedelta, begin: datetime.datetime) -> It
 def last_hour() -> tuple[list[Row], list[Row]]:
     """By the minute: what was counted, and what was not; of very many of these the newest."""
     now, counted, rest = timezone.now(), [], []
+    begin = floor(now, MINUTE) - HOUR
     for alias in conf().DATABASES:
-        rows = list(_of(alias, MINUTE, floor(now, MINUTE) - HOUR))
-        since = max((row.begin for row in rows), default=floor(now, MINUTE) - HOUR - MINUTE) + MINUTE
+        rows = list(_of(alias, MINUTE, begin))
+        since = max((row.begin for row in rows), default=begin - MINUTE) + MINUTE
         counted += rows
         found = ended(alias, since, now + HOUR, MOST).values()
         rest += [Row(*(getattr(each, name) for name in Row._fields)) for each in found]

@@ -73,8 +73,8 @@ def verify(*, everything: bool = False, patient: bool = True, tell: Callable[[st
     Raises:
         Unverifiable: a database does not answer, or has not all tables.
     """
-    findings = {id: Finding(id, str(says)) for id, (says, _) in SHAPES.items()}
-    findings |= {rule.id: Finding(rule.id, str(rule.says)) for rule in RULES}
+    sentences = {id: says for id, (says, _) in SHAPES.items()} | {rule.id: rule.says for rule in RULES}
+    findings = {id: Finding(id, str(says)) for id, says in sentences.items()}
     view, suspicions = _look(), []
     for alias in conf().DATABASES:
         with _asking(alias):

@@ -74,7 +74,7 @@ class View:
 
     def __init__(self) -> None:
         #: Those that nobody has declared dead, and of them those that beat.
-        self.workers = workers(Node.objects.using(databases.home()).filter(dead_at=None).defer("tasks"))
+        self.workers = workers()
         self.working = [worker for worker in self.workers if worker.is_alive]
         #: For how many seconds there has been a worker.
         self.worked_for = max((worker.age.total_seconds() for worker in self.working), default=0.0)
@@ -82,8 +82,8 @@ class View:
     @cached_property
     def served(self) -> set[str]:
         """The queues that a worker consumes which has a free process."""
-        running, takers = running_by_node(), [worker for worker in self.working if worker.takes_jobs]
-        free = [worker for worker in takers if running[worker.pk] < (worker.concurrency or 0)]
+        running = running_by_node()
+        free = [each for each in self.working if each.takes_jobs and running[each.pk] < (each.concurrency or 0)]
         return {queue for worker in free for queue in worker.queues}
 
     def silent(self, seconds: float) -> list[uuid.UUID]:
@@ -104,8 +104,8 @@ class Rule:
     id: str
     #: A sentence, lazily translated.
     says: Any
-    #: How long somebody may take to put a row right, in seconds; 0: it is broken at once.
-    bound: Callable[[], float] = float
+    #: What puts such a row right (see :meth:`bound`); empty: it is broken at once.
+    within: str = ""
     #: The search for all that wait, if they are others than those that have waited for no time at all.
     waiting: Callable[[Search], Rows] | None = None
     #: About nodes and beats, which live in the first of the databases.
@@ -117,24 +117,19 @@ class Rule:
         RULES.append(self)
         return broken
 
+    def bound(self) -> float:
+        """How many seconds somebody may take to put a row right.
+
+        ``rescue``: from a node's death, as it was declared, until its jobs are given back. ``death``: the same from its
+        last beat. ``poll``: from the moment at which a worker should do something until it did.
+        """
+        beat, round = conf().HEARTBEAT, len(conf().DATABASES) * LONGEST_TICK
+        takes = {"rescue": 2 * beat, "death": conf().DEAD_AFTER + 3 * beat, "poll": conf().POLL_INTERVAL + 3 * round}
+        return takes[self.within] + SLACK if self.within else 0.0
+
 
 #: In the order of the report.
 RULES: list[Rule] = []
-
-
-def rescue_bound() -> float:
-    """From the death of a node, as it was declared, until its jobs are given back."""
-    return 2 * conf().HEARTBEAT + SLACK
-
-
-def death_bound() -> float:
-    """From the last beat of a node until it is declared dead and its jobs are given back."""
-    return conf().DEAD_AFTER + 3 * conf().HEARTBEAT + SLACK
-
-
-def poll_bound() -> float:
-    """From the moment at which a worker should do something until it did."""
-    return conf().POLL_INTERVAL + 3 * len(conf().DATABASES) * LONGEST_TICK + SLACK
 
 
 class Search:
@@ -158,23 +153,23 @@ class Search:
     def of_no_node(self) -> Rows:
         return [self.running.filter(~Exists(self.nodes.filter(pk=OuterRef("node_id"))), node_id__isnull=False)]
 
-    @Rule("dead-node-rescued", _("the jobs that a dead node was running are given back"), rescue_bound)
+    @Rule("dead-node-rescued", _("the jobs that a dead node was running are given back"), "rescue")
     def of_dead_nodes(self) -> Rows:
         return [self.running.filter(node__dead_at__lte=self.since)]
 
-    @Rule("silent-node-rescued", _("the jobs of a node that does not beat any more are given back"), death_bound)
+    @Rule("silent-node-rescued", _("the jobs of a node that does not beat any more are given back"), "death")
     def of_silent_nodes(self) -> Rows:
         return [self.running.filter(node_id__in=self.view.silent(self.seconds))]
 
-    @Rule("silent-node-dead", _("a node that does not beat any more is declared dead"), death_bound, at_home=True)
+    @Rule("silent-node-dead", _("a node that does not beat any more is declared dead"), "death", at_home=True)
     def silent_nodes(self) -> Rows:
         return [self.nodes.filter(pk__in=self.view.silent(self.seconds))]
 
-    @Rule("dead-node-silent", _("a dead node finds its beat gone, and takes a new id"), rescue_bound, at_home=True)
+    @Rule("dead-node-silent", _("a dead node finds its beat gone, and takes a new id"), "rescue", at_home=True)
     def dead_nodes_that_beat(self) -> Rows:
         return [self.nodes.filter(pk__in=silence(), dead_at__lte=self.since)]
 
-    @Rule("dead-everywhere", _("a node that is dead in the first database is dead in all"), rescue_bound)
+    @Rule("dead-everywhere", _("a node that is dead in the first database is dead in all"), "rescue")
     def dead_at_home_only(self) -> Rows:
         alive = self.nodes.filter(dead_at=None)
         if self.using == databases.home() or not (keys := list(alive.values_list("pk", flat=True))):
@@ -184,15 +179,14 @@ class Search:
 
     # Jobs that wait: they become ready when they are due, and a worker that is free takes them
 
-    @Rule("due-ready", _("a scheduled job that is due becomes ready"), poll_bound)
+    @Rule("due-ready", _("a scheduled job that is due becomes ready"), "poll")
     def overdue(self) -> Rows:
         return [self.jobs.filter(state=State.SCHEDULED, run_at__lte=self.since).order_by("run_at")]
 
     @Rule(
         "ready-taken",
         _("a worker that has a free process takes the ready jobs of its queues"),
-        poll_bound,
-        # Jobs wait in a long backlog, and nothing is wrong.
+        "poll",
         waiting=lambda search: [*search.ready(late_after()).values()],
     )
     def not_taken(self) -> Rows:
@@ -201,14 +195,13 @@ class Search:
         found = {head: rows for head, rows in self.ready(self.seconds).items() if head.queue in self.view.served}
         return [rows.filter(limit_key=None) for head, rows in found.items() if head.queue not in limited]
 
-    @Rule("expired-cancelled", _("a job that was not started before it expired is cancelled"), poll_bound)
+    @Rule("expired-cancelled", _("a job that was not started before it expired is cancelled"), "poll")
     def expired(self) -> Rows:
         waiting = self.jobs.filter(state__in=(State.SCHEDULED, State.READY))
         return [waiting.filter(expires_at__lte=self.since).order_by("expires_at")]
 
-    @Rule("cancellation-heeded", _("a job that was asked to end while it ran does not wait to run again"), poll_bound)
+    @Rule("cancellation-heeded", _("a job that was asked to end while it ran does not wait to run again"), "poll")
     def asked_to_end(self) -> Rows:
-        """Notes that ask a job to end that does not run."""
         notes = Cancellation.objects.using(self.using).filter(~Exists(self.running.filter(pk=OuterRef("pk"))))
         return [notes.filter(at__lte=self.since).order_by("at")]
 
@@ -220,7 +213,6 @@ class Search:
         waiting=lambda search: [effects.unsettled(search.using)],
     )
     def begun_by_no_run(self) -> Rows:
-        """Begun under a lease that its job never had."""
         later = self.jobs.filter(pk=OuterRef("job"), lease__lt=OuterRef("lease"))
         open_ones = Effect.objects.using(self.using).exclude(state=Effect.State.SENT)
         return [open_ones.filter(Q(lease__lt=1) | Exists(later))]
@@ -229,15 +221,11 @@ class Search:
 
     @Rule("one-marker-per-key", _("an idempotency key has one marker, so that its effects are committed once"))
     def twice(self) -> Rows:
-        """Only a lost constraint lets a key have two markers."""
         markers = Marker.objects.using(self.using).values("key", "kind").annotate(count=Count("*")).filter(count__gt=1)
         return [list(markers.order_by().values_list("key")[:MOST])]
 
-    # Limits: a place is had by one
-
     @Rule("one-job-per-place", _("no two running jobs have the same place of a limit, so no limit is exceeded"))
     def in_one_place(self) -> Rows:
-        """Only a lost constraint lets two jobs have a place."""
         found = []
         for key, place in (("limit_key", "limit_place"), ("queue", "queue_place")):
             rows = self.running.filter(**{f"{place}__isnull": False}).values(key, place).annotate(count=Count("*"))
@@ -249,15 +237,14 @@ class Search:
         """Nobody looks at what has no gate, or one at which nobody is said to be held."""
         held = self.jobs.filter(HELD)
         keys = set(held.order_by("queue", "id").values_list("limit_key", flat=True)[:MOST])
+        gates = Gate.objects.using(self.using).filter(pk__in=keys, look_at__isnull=False)
         # Race: what is let in meanwhile is not held any more when these rows are read.
-        keys.difference_update(
-            Gate.objects.using(self.using).filter(pk__in=keys, look_at__isnull=False).values_list("pk", flat=True)
-        )
-        return [held.filter(limit_key__in=keys - {None}), held.filter(limit_key=None)]
+        keys -= {*gates.values_list("pk", flat=True), None}
+        return [held.filter(limit_key__in=keys), held.filter(limit_key=None)]
 
     # Batches: each ends when its jobs have, and says how many there were
 
-    @Rule("batch-ended", _("a batch whose jobs have all ended is closed, and what follows it is called"), poll_bound)
+    @Rule("batch-ended", _("a batch whose jobs have all ended is closed, and what follows it is called"), "poll")
     def open_without_a_job(self) -> Rows:
         of_it = self.jobs.filter(batch=OuterRef("pk"))
         live, late = of_it.filter(state__in=LIVE), of_it.filter(finished_at__gt=self.since)
@@ -286,7 +273,6 @@ class Search:
 
     @Rule("schema-complete", _("the database has all constraints and indexes of the models"))
     def missing(self) -> Rows:
-        """Constraints and indexes that the models have, and the database has not."""
         connection, found = connections[self.using], []
         with connection.cursor() as cursor:
             for model in apps.get_app_config(Job._meta.app_label).get_models():

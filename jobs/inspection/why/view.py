@@ -3,6 +3,7 @@
 import datetime
 import math
 import uuid
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -77,7 +78,7 @@ class View:
 
     @cached_property
     def workers(self) -> list[Any]:
-        """Those that nobody declared dead, the silent ones among them."""
+        """Those that nobody declared dead, the silent ones among them; with the tasks that they know."""
         return workers(Node.objects.using(databases.home()).filter(dead_at=None))
 
     @property
@@ -94,13 +95,13 @@ class View:
         return Pause.objects.using(self.using).filter(pk=self.job.queue).first()
 
     @cached_property
-    def task(self) -> Any:
-        """The task as this process knows it, or None."""
-        return self.task_of(self.job)
+    def tasks(self) -> Mapping[str, Any]:
+        """Those that this process knows."""
+        return getattr(loaded_app(), "tasks", {})
 
-    def task_of(self, job: Job) -> Any:
-        app = loaded_app()
-        return app and app.tasks.get(job.task)
+    @property
+    def task(self) -> Any:
+        return self.tasks.get(self.job.task)
 
     @cached_property
     def lock(self) -> tuple[str, locks.Held | None] | None:

@@ -90,8 +90,9 @@ def _behind(view: View) -> Reason:
         "It waits behind others of its order key (%(key)s): %(out)s is %(state)s, and %(ahead)s more come before it."
     )
     words = {"key": job.order_key, "out": out.pk, "state": State(out.state).label}
-    words["ahead"], cure = at_least(ahead, ahead == MOST), f"manage.py jobs why {out.pk}"
-    return Reason("in_order", says, cure, words, order_key=job.order_key, job=out.pk, ahead=ahead)
+    words["ahead"] = at_least(ahead, ahead == MOST)
+    evidence = {"order_key": job.order_key, "job": out.pk, "ahead": ahead}
+    return Reason("in_order", says, f"manage.py jobs why {out.pk}", words, **evidence)
 
 
 def paused(view: View) -> Iterator[Reason]:
@@ -167,10 +168,8 @@ def limited(view: View) -> Iterator[Reason]:
     job = view.job
     if job.state != State.READY or (found := limits.keeps(job, limits.in_force())) is None:
         return
-    ahead = 0
-    if job.limit_key is not None:
-        mine = Job.objects.using(view.using).filter(LINED, limit_key=job.limit_key, queue=job.queue)
-        ahead = min(MOST, sum(part[:MOST].count() for part in _before(view, mine)))
+    mine = Job.objects.using(view.using).filter(LINED, limit_key=job.limit_key, queue=job.queue)
+    ahead = 0 if job.limit_key is None else _ahead(view, mine)
     words = {"ahead": at_least(ahead, ahead == MOST), "since": duration(max(0.0, view.since(job.run_at)))}
     if found["kind"] == "concurrency":
         says = gettext(
@@ -240,7 +239,7 @@ def _write_lock(view: View) -> Iterator[Reason]:
     alive = [worker for worker in view.workers if worker.is_alive]
     running = Job.objects.using(view.using).filter(state=State.RUNNING, node__in=alive)
     for job in running.order_by("started_at", "rank", "run_at", "pk")[:SHOWN]:
-        if getattr(view.task_of(job), "atomic", False) and (seconds := view.since(job.started_at)) > LONG:
+        if getattr(view.tasks.get(job.task), "atomic", False) and (seconds := view.since(job.started_at)) > LONG:
             says = gettext(
                 "The job %(job)s (%(task)s) has been running for %(since)s in a transaction. On SQLite that holds the "
                 "one write lock: no worker can take another job until it ends."
@@ -249,15 +248,8 @@ def _write_lock(view: View) -> Iterator[Reason]:
                 "Keep bodies short on SQLite, and declare those that sleep or wait for the network with atomic=False. "
                 "To end it: manage.py jobs kill %s"
             )
-            yield Reason(
-                "write_lock",
-                says,
-                cure % job.pk,
-                {"since": duration(seconds)},
-                job=job.pk,
-                task=job.task,
-                seconds=seconds,
-            )
+            evidence = {"job": job.pk, "task": job.task, "seconds": seconds}
+            yield Reason("write_lock", says, cure % job.pk, {"since": duration(seconds)}, **evidence)
             return
 
 
@@ -267,15 +259,16 @@ def _in_line(view: View) -> Iterator[Reason]:
     processes = sum(worker.concurrency or 0 for worker in view.consumers)
     words = {"ago": duration(max(0.0, since)), "processes": processes or "?"}
     evidence = {"due_seconds": since, "running": running, "processes": processes}
-    is_late, cure = since > late_after(), ""
-    if job.state == State.SCHEDULED:
-        code, says = "due", gettext("It has been due for %(ago)s, and a worker makes it ready in a moment.")
-        if is_late:
-            code, says = "overdue", gettext("It has been due for %(ago)s, and no worker has made it ready.")
-            cure = gettext("Every worker does that: look at their logs.")
-        yield Reason(code, says, cure, words, **evidence)
+    is_late = since > late_after()
+    if job.state == State.SCHEDULED and is_late:
+        says = gettext("It has been due for %(ago)s, and no worker has made it ready.")
+        yield Reason("overdue", says, gettext("Every worker does that: look at their logs."), words, **evidence)
         return
-    ahead = _ahead(view)
+    if job.state == State.SCHEDULED:
+        says = gettext("It has been due for %(ago)s, and a worker makes it ready in a moment.")
+        yield Reason("due", says, "", words, **evidence)
+        return
+    ahead, cure = _ahead(view, in_line(view.using).filter(queue=job.queue)), ""
     evidence |= {"ahead": ahead, "capped": ahead == MOST}
     if ahead or 0 < processes <= running:
         cure = gettext("If that takes too long: more workers, or more processes (--concurrency).")
@@ -310,23 +303,18 @@ def _in_line(view: View) -> Iterator[Reason]:
         yield from held_up(view, "old_transaction", says, _OLDEST, OLD)
 
 
-def _ahead(view: View) -> int:
-    """How many ready jobs of its queue are claimed before this one; nobody counts beyond ``census.MOST``."""
-    ready = in_line(view.using).filter(queue=view.job.queue)
-    return min(MOST, sum(part[:MOST].count() for part in _before(view, ready)))
-
-
-def _before(view: View, ready: QuerySet[Job]) -> tuple[QuerySet[Job], ...]:
-    """Those of these jobs whose turn comes before this one's."""
-    job = view.job
+def _ahead(view: View, ready: QuerySet[Job]) -> int:
+    """For how many of these jobs the turn comes before this one; nobody counts beyond ``census.MOST``."""
+    job, equal = view.job, ready.filter(rank=view.job.rank)
     # As the database has it: SQLite compares texts, and Django would write another one.
     run_at = Subquery(Job.objects.using(view.using).filter(pk=job.pk).values("run_at")[:1])
     # One by one, each is a stretch of the index; in one condition they would read all of the queue.
-    return (
+    parts = (
         ready.filter(rank__lt=job.rank),
-        ready.filter(rank=job.rank, run_at__lt=run_at),
-        ready.filter(rank=job.rank, run_at=run_at, pk__lt=job.pk),
+        equal.filter(run_at__lt=run_at),
+        equal.filter(run_at=run_at, pk__lt=job.pk),
     )
+    return min(MOST, sum(part[:MOST].count() for part in parts))
 
 
 def misfit(view: View) -> Iterator[Reason]:

@@ -39,8 +39,7 @@ def schedule(out: JobsCommand, args: Namespace) -> None:
     if asked:
         _change(out, *asked[0], args.reason)
         return
-    nodes = census.nodes()
-    found = schedule_rows.gather(any(node["takes_jobs"] for node in nodes))
+    found = schedule_rows.gather(census.has_workers())
     out.say_json(found)
     if not found:
         out.say("There is no entry: beat_schedule, add_periodic_task() or a task's every= make one.")
