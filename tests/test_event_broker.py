@@ -21,9 +21,10 @@ from django.db.utils import load_backend
 from django.utils import timezone
 from kombu.exceptions import OperationalError
 
-from jobs.events import gaps, incoming, outbox, publisher, relay, replay, subscriptions, wire
+from jobs.conf import service
+from jobs.events import declare, inbox, publisher, receiver, relay, replay, wire
 from jobs.events.amqp import EXCHANGE, Voice, queue_of
-from jobs.events.incoming import Delivery
+from jobs.events.inbox import Delivery
 from jobs.lifecycle.board import board
 from jobs.models import LIVE, PARKED, UNSENT, Event, Job, Node, Position, Relay, Subscription
 from jobs.testing import run_jobs
@@ -179,7 +180,7 @@ def test_a_replay_goes_to_the_queue_of_the_one_service(broker, loyalty):
     """To one that missed something, and with ``again`` to one that had it."""
     app = current_app._get_current_object()
     move(["a"], 2)
-    subscriptions.register(app, "default")
+    relay.subscribe(app, "default")
     relay.hand_on(app, "default")
     with pytest.raises(ValueError, match="no queue events.loyalty"):
         replay.replay(app, replay.select("default", [MOVED]), "loyalty")
@@ -204,7 +205,7 @@ def queue_is_read(server, service: str) -> bool:
 
 def outbox_of(alias: str, count: int) -> uuid.UUID:
     """The other service tells of something."""
-    key = outbox.insert("test.thing.made", 1, {"name": "from loyalty"}, None, alias, {})
+    key = declare.insert("test.thing.made", 1, {"name": "from loyalty"}, None, alias, {})
     Event.objects.using(alias).filter(uuid=key).update(source="loyalty")
     return key
 
@@ -326,13 +327,13 @@ def test_what_was_lost_and_is_pruned_is_told_and_holds_up_nobody(broker, loyalty
 
 
 def test_a_source_that_does_not_answer_holds_up_its_events_for_a_while_only(broker, handlers, monkeypatch, caplog):
-    monkeypatch.setattr(gaps, "OVERTAKEN", 0.0)
+    monkeypatch.setattr(receiver, "OVERTAKEN", 0.0)
     voice = Voice()
-    heals = gaps.Gaps(current_app._get_current_object(), "default", voice)
+    heals = receiver.Gaps(current_app._get_current_object(), "default", voice)
     receive(message(1), message(3))
     heals.look()
     assert numbers_of_jobs() == [1], "it was asked, and has a while to answer"
-    monkeypatch.setattr(gaps, "PATIENCE", 0.0)
+    monkeypatch.setattr(receiver, "PATIENCE", 0.0)
     heals.look()
     assert numbers_of_jobs() == [1, 3]
     assert f"the events 2 to 2 of {MOVED} from shop are lost: shop did not answer" in caplog.text
@@ -346,10 +347,10 @@ def test_what_was_asked_for_is_not_asked_for_again_while_it_comes(broker, handle
     asked: list[int] = []
 
     class Asking(Voice):
-        def say(self, *said: str, **data: object) -> None:
+        def say(self, what: str, source: str, data: dict, **to: object) -> None:
             asked.append(data["from"])
 
-    heals = gaps.Gaps(current_app._get_current_object(), "default", Asking())
+    heals = receiver.Gaps(current_app._get_current_object(), "default", Asking())
     heals.hear(wire.Message(id="p", source="shop", name="jobs.events.position", data={"name": MOVED, "number": 50}))
     for first in range(1, 51, 10):
         heals.look()
@@ -370,7 +371,7 @@ def listening(broker) -> Iterator[amqp.Channel]:
 
 def numbered(node) -> publisher.Publisher:
     """All that was told is handed on; and who sends it."""
-    subscriptions.register(current_app._get_current_object(), "default")
+    relay.subscribe(current_app._get_current_object(), "default")
     relay.hand_on(current_app._get_current_object(), "default")
     return publisher.Publisher()
 
@@ -385,7 +386,7 @@ def test_what_is_sent_again_is_sent_to_those_that_know_it_by_its_id(node, listen
     move(["a"], 3)
     sends = numbered(node)
     assert sends._send("default", threading.Event()) == 3
-    heals = gaps.Gaps(current_app._get_current_object(), "default", Voice())
+    heals = receiver.Gaps(current_app._get_current_object(), "default", Voice())
     heals._resend("shop", MOVED, 2, 3, "loyalty", None)
     assert sends._send("default", threading.Event()) == 2
     counts = {name: listening.queue_declare(queue, passive=True).message_count for name, queue in queues.items()}
@@ -461,7 +462,7 @@ def test_a_handler_that_is_added_while_a_backlog_runs_misses_nothing_from_then_o
 @pytest.fixture
 def handlers(settings):
     settings.JOBS = {**settings.JOBS, "SERVICE": "loyalty"}
-    subscriptions.register(current_app._get_current_object(), "default")
+    relay.subscribe(current_app._get_current_object(), "default")
 
 
 def message(number: int | None, key: str = "a", **more) -> wire.Message:
@@ -477,7 +478,7 @@ def delivered(message: wire.Message) -> Delivery:
 
 def receive(*messages: wire.Message | Delivery) -> list[wire.Message]:
     found = [each if isinstance(each, Delivery) else delivered(each) for each in messages]
-    return incoming.store(current_app._get_current_object(), "default", found)
+    return inbox.store(current_app._get_current_object(), "default", found)
 
 
 @pytest.mark.slow
@@ -510,7 +511,7 @@ def test_what_lies_behind_a_gap_is_parked_until_the_gap_is_closed(handlers):
 
 
 def test_what_is_late_or_has_no_number_is_handed_on_at_once(handlers):
-    incoming.go_on(current_app._get_current_object(), "default", "shop", MOVED, 10)
+    inbox.go_on(current_app._get_current_object(), "default", "shop", MOVED, 10)
     receive(message(7), message(None, "x"))
     assert numbers_of_jobs() == [7, 0]
 
@@ -552,7 +553,7 @@ def test_a_poison_message_is_kept_and_stops_nobody(handlers):
     assert not rows.filter(relayed_at=None).exists()
     assert rows.filter(problem__contains="JSON").exists()
     no_events = replay.select("default").filter(name="shop.odd")
-    made = replay.replay(current_app._get_current_object(), no_events, outbox.service(), again=True)
+    made = replay.replay(current_app._get_current_object(), no_events, service(), again=True)
     assert made["jobs"] == 0, "a replay finds no event in it either"
 
 
@@ -561,7 +562,7 @@ def test_no_event_is_put_aside_because_the_server_ended_a_session_that_stood_sti
         pytest.skip("PostgreSQL only")
     monkeypatch.setattr(relay, "STILL", 1)
     pauses = [1.5]
-    monkeypatch.setattr(incoming, "reach", lambda point: pauses and time.sleep(pauses.pop()))
+    monkeypatch.setattr(inbox, "reach", lambda point: pauses and time.sleep(pauses.pop()))
     with pytest.raises(Error, match="idle-in-transaction"):
         receive(message(None))
     assert not Event.objects.exists()

@@ -12,7 +12,7 @@ from django.db.models import Model
 from django.utils import timezone
 
 from jobs.database import databases
-from jobs.events import publisher, relay, replay, subscriptions
+from jobs.events import publisher, relay, replay
 from jobs.lifecycle import order
 from jobs.maintenance import clock
 from jobs.maintenance.prune import Prune
@@ -63,7 +63,7 @@ def history(monkeypatch):
     Job.objects.bulk_create([*heads, *behind], batch_size=5000)
     for number in range(20):
         told.thing_moved("a", number)
-    subscriptions.register(current_app._get_current_object(), "default")
+    relay.subscribe(current_app._get_current_object(), "default")
     # SQLite has none where nobody asks for it, and plans without.
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:

@@ -17,8 +17,8 @@ from django.db.models import F
 from django.utils import timezone
 
 from jobs.database import databases
-from jobs.events import event, handler, relay, subscriptions
-from jobs.events.post import Post
+from jobs.events import event, handler, relay
+from jobs.events.relay import Post
 from jobs.lifecycle import order, transitions
 from jobs.maintenance import rescue
 from jobs.maintenance.prune import Prune
@@ -111,7 +111,7 @@ def test_a_pattern_is_that_of_a_topic_exchange():
         ("a.b", "a.bc", False),
         ("a.b", "axb", False),
     ]:
-        assert subscriptions.matches(pattern, name) == fits, (pattern, name)
+        assert relay.matches(pattern, name) == fits, (pattern, name)
     with pytest.raises(ValueError, match="give an event's name"):
         handler("a b")
 
@@ -216,13 +216,13 @@ def test_a_worker_that_was_taken_for_dead_tells_of_its_handlers_again():
 
 
 def test_a_handler_is_forgotten_when_no_worker_has_known_it_for_long():
-    subscriptions.register(current_app._get_current_object(), "default")
+    relay.subscribe(current_app._get_current_object(), "default")
     Node.objects.create(tasks=[ALL], pid=1)
     away = Node.objects.create(tasks=[NOTE], pid=2, dead_at=timezone.now() - datetime.timedelta(minutes=30))
-    subscriptions.forget_gone("default")
+    relay.forget_gone("default")
     assert set(Subscription.objects.values_list("handler", flat=True)) == {ALL, NOTE}
     Node.objects.filter(pk=away.pk).update(dead_at=timezone.now() - datetime.timedelta(hours=2))
-    subscriptions.forget_gone("default")
+    relay.forget_gone("default")
     assert set(Subscription.objects.values_list("handler", flat=True)) == {ALL}
 
 
@@ -231,7 +231,7 @@ def test_a_handler_that_is_told_of_while_others_get_their_events_can_have_them_r
     if connection.vendor != "postgresql":
         pytest.skip("SQLite has one writer")
     app, others = current_app._get_current_object(), []
-    subscriptions.register(app, "default")
+    relay.subscribe(app, "default")
     Subscription.objects.filter(handler=NOTE).delete()
     told.thing_made("a")
 
@@ -286,7 +286,7 @@ def test_what_waits_behind_others_of_its_key_says_so():
     for number in range(3):
         told.thing_moved("a", number)
     app = current_app._get_current_object()
-    subscriptions.register(app, "default")
+    relay.subscribe(app, "default")
     relay.hand_on(app, "default")
     jobs = Job.objects.filter(task=MOVED)
     first, second, third = jobs.get(order_place=None), *jobs.exclude(order_place=None).order_by("order_place")
@@ -304,7 +304,7 @@ def in_line() -> list[Job]:
     for number in range(3):
         told.thing_moved("a", number)
     app = current_app._get_current_object()
-    subscriptions.register(app, "default")
+    relay.subscribe(app, "default")
     relay.hand_on(app, "default")
     return list(Job.objects.filter(task=MOVED).order_by(F("order_place").asc(nulls_first=True)))
 
@@ -376,7 +376,7 @@ def test_a_retry_by_hand_while_the_next_event_is_handed_on_lets_only_one_of_them
 
 
 def test_a_service_that_was_renamed_handles_each_event_once(settings):
-    subscriptions.register(current_app._get_current_object(), "default")
+    relay.subscribe(current_app._get_current_object(), "default")
     settings.JOBS = {**settings.JOBS, "SERVICE": "renamed"}
     told.thing_made("a")
     run_jobs()
@@ -412,7 +412,7 @@ def test_with_again_all_is_handled_once_more_and_once_for_each_number():
 
 
 def test_a_replay_leaves_out_what_comes_by_itself():
-    subscriptions.register(current_app._get_current_object(), "default")
+    relay.subscribe(current_app._get_current_object(), "default")
     told.thing_made("a")
     for more in ((), ("--again",)):
         assert command("replay", "--to", "shop", "--type", "test.#", *more)["jobs"] == 0
@@ -468,7 +468,7 @@ def test_events_are_forgotten_when_they_are_old_and_were_handed_on(settings):
 
 
 def test_of_what_a_handler_failed_at_the_newest_are_kept():
-    subscriptions.register(current_app._get_current_object(), "default")
+    relay.subscribe(current_app._get_current_object(), "default")
     Subscription.objects.filter(handler=NOTE).update(keep_failed=2)
     jobs = [make("failed", task=NOTE, age=10 - number) for number in range(5)]
     other = make("failed", task=ALL)

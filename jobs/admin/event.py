@@ -28,14 +28,13 @@ from jobs.admin.base import (
 from jobs.admin.html import column, time_column, url_of
 from jobs.arguments import parse_uuid, scrub
 from jobs.events.amqp import ERRORS
-from jobs.events.relay import ARGS
+from jobs.events.relay import matches
 from jobs.events.replay import names, replay_by, services
-from jobs.events.subscriptions import matches
 from jobs.events.wire import TRACE
 from jobs.inspection import events
 from jobs.inspection.census import MOST, at_least
 from jobs.inspection.times import duration
-from jobs.models import Event, Job, State, Subscription
+from jobs.models import ARGS, Event, Job, State, Subscription
 from jobs.operations import redaction
 from jobs.operations.selection import DIGITS, SEARCHED, newest
 

@@ -326,6 +326,12 @@ def celery_app() -> Celery | None:
     return None if app.main == "default" and not app.set_as_current else app
 
 
+def service() -> str:
+    """The name of this service for others (``jobs.events``)."""
+    app = celery_app()
+    return conf().SERVICE or (app and app.main) or "jobs"
+
+
 _imports = threading.RLock()
 _imported: weakref.WeakSet[Celery] = weakref.WeakSet()
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from amqp import Message
-from amqp.exceptions import AMQPError, NotFound
+from amqp.exceptions import AMQPError
 from kombu import Connection
 from kombu.exceptions import OperationalError
 from kombu.utils.url import maybe_sanitize_url
@@ -26,9 +26,9 @@ from jobs.models.fields import uuid7
 
 EXCHANGE = "jobs.events"
 
-#: What services say to each other beside the events (``jobs.events.gaps``): I am here, and read these names; the last
-#: number that I have sent of a name; send me these numbers again; up to this number there is nothing.
-HELLO, POSITION, RESEND, GONE = (f"{EXCHANGE}.{name}" for name in ("hello", "position", "resend", "gone"))
+#: What services say to each other beside the events (``jobs.events.receiver``): I am here, and read these names; the
+#: last number that I have sent of a name; send me these numbers again; up to this number there is nothing.
+HELLO, POSITION, RESEND, GONE = TALK = [f"{EXCHANGE}.{name}" for name in ("hello", "position", "resend", "gone")]
 
 #: Seconds: of silence after which each side takes the other for dead; for a connection; for one answer; until all that
 #: was published is confirmed; between two attempts, about.
@@ -62,7 +62,7 @@ class Link:
     def __init__(self) -> None:
         self.connection: Any = None
         self.channel: Any = None
-        #: The number of the last message that was published, and those of which nothing is known yet.
+        #: The number of the last message that was published, and those that the broker has not confirmed, or refused.
         self._last = 0
         self._unconfirmed: set[int] = set()
         self._refused: set[int] = set()
@@ -104,9 +104,7 @@ class Link:
         self.channel.confirm_select()
         self.channel.events["basic_ack"].add(self._note_confirmed)
         self.channel.events["basic_nack"].add(self._note_refused)
-        self._last = 0
-        self._unconfirmed.clear()
-        self._refused.clear()
+        self._last, self._unconfirmed, self._refused = 0, set(), set()
         return True
 
     def close(self) -> None:
@@ -121,30 +119,22 @@ class Link:
             logger.info("the broker of events is back, which %s", self.who, extra={"action": "event_broker_back"})
         self._is_away = False
 
-    def has_queue(self, name: str) -> bool:
-        """Whether there is a queue of the name. If not, the channel is closed."""
-        try:
-            self.channel.queue_declare(name, passive=True)
-        except NotFound:
-            return False
-        return True
-
     def publish(self, body: bytes, properties: Mapping[str, Any], key: str, exchange: str = EXCHANGE) -> int:
         """Returns the number by which the broker confirms it."""
-        headers = {name: value for name, value in properties.items() if name != "headers"}
-        message = Message(body, application_headers=properties["headers"], **headers)
+        rest = dict(properties)
+        message = Message(body, application_headers=rest.pop("headers"), **rest)
         self._last += 1
         self._unconfirmed.add(self._last)
         self.channel.basic_publish(message, exchange=exchange, routing_key=key)
         return self._last
 
-    def say(self, what: str, source: str, key: str, exchange: str = EXCHANGE, /, **data: Any) -> None:
-        """Say something to other services that is no event."""
-        message = wire.Message(id=str(uuid7()), source=source, name=what, data=data)
-        self.publish(*wire.encode(message), key, exchange)
+    def say(self, what: str, source: str, data: dict[str, Any], key: str = "", to: str | None = None) -> None:
+        """Say something that is no event: to one service, or to all that read ``key``."""
+        body, properties = wire.encode(wire.Message(id=str(uuid7()), source=source, name=what, data=data))
+        self.publish(body, properties, *((key,) if to is None else (queue_of(to), "")))
 
-    def confirm(self, stopping: threading.Event) -> bool:
-        """Wait until the broker has all that was published; False: it is time to stop.
+    def confirm(self, stopping: threading.Event) -> None:
+        """Wait until the broker has all that was published, or until it is time to stop.
 
         Raises:
             OperationalError: it refused some of it, or did not answer.
@@ -152,14 +142,13 @@ class Link:
         deadline = time.monotonic() + CONFIRM
         while self._unconfirmed:
             if stopping.is_set():
-                return False
+                return
             if time.monotonic() > deadline:
                 raise OperationalError("it confirms nothing")
             self.drain(1.0)
         if self._refused:
             raise OperationalError("it refused a message")
         self.note_well()
-        return True
 
     def drain(self, timeout: float) -> bool:
         """Take what comes next; False: nothing did."""
@@ -189,10 +178,10 @@ class Voice(Link):
     acknowledgements of a consumer either.
     """
 
-    def say(self, what: str, source: str, key: str, exchange: str = EXCHANGE, /, **data: Any) -> None:
+    def say(self, *said: Any, **to: Any) -> None:
         with self._trying():
             self.open()
-            super().say(what, source, key, exchange, **data)
+            super().say(*said, **to)
 
     def listen(self) -> None:
         """Take what the broker answers."""

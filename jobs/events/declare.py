@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import functools
 import inspect
+import json
 import re
 import uuid
 from collections.abc import Callable
@@ -13,14 +14,18 @@ from typing import Any
 
 import celery
 from asgiref.sync import sync_to_async
+from django.db import connections
 
-from jobs.calling import tracing
+from jobs.arguments import check_size
+from jobs.calling import outbox, tracing
+from jobs.conf import conf, service
 from jobs.database import databases
-from jobs.events import outbox
-from jobs.events.relay import HEADER
 from jobs.events.schema import Schema
 from jobs.idempotency.keys import KeyTemplate
+from jobs.lifecycle.ring import EVENTS
 from jobs.lifecycle.run import current_job
+from jobs.models import EVENT_HEADER
+from jobs.models.fields import uuid7
 from jobs.task import Task
 
 #: A name is words with dots between them, as a topic exchange routes them; a pattern has wildcards.
@@ -104,21 +109,54 @@ class EventType:
         self.function(**values)
         key = None if self._order_key is None else self._order_key.of((), values)
         using = databases.job_alias(self.using)
-        return outbox.insert(self.name, self.version, data, key, using, tracing.carried())
+        return insert(self.name, self.version, data, key, using, tracing.carried())
 
     async def aemit(self, *args: Any, **kwargs: Any) -> uuid.UUID:
         """The same for async code."""
         return await sync_to_async(self)(*args, **kwargs)
 
 
-@dataclass(frozen=True)
-class Subscribes:
-    """What a handler's task subscribes to."""
+#: With PostgreSQL's types, which it does not know in a SELECT.
+_COLUMNS = {
+    "uuid": "uuid",
+    "name": "text",
+    "version": "int",
+    "source": "text",
+    "data": "json",
+    "order_key": "text",
+    "headers": "jsonb",
+    "job": "uuid",
+}
 
-    pattern: str
-    version: int | None
-    is_ordered: bool
-    keep_failed: int | None = None
+#: The lock makes the order of the numbers that of the commits: who has the key's lock has it until then.
+_LOCKED = "FROM pg_advisory_xact_lock(hashtextextended(%s, 7215))"
+
+
+def insert(
+    name: str, version: int, data: dict[str, Any], order_key: str | None, using: str, headers: dict[str, Any]
+) -> uuid.UUID:
+    """Write an event into the caller's transaction; returns its id.
+
+    With an order key no other transaction writes one of the same key until this one ends. (SQLite has one writer.)
+
+    Raises:
+        ValueError: it is too large.
+    """
+    connection, key, job = connections[using], uuid7(), current_job()
+    text = json.dumps(data)
+    check_size(text, f"the event {name} has", conf().MAX_ARGS_BYTES)
+    said = json.dumps(headers) if headers else None
+    values: list[Any] = [key.hex, name, version, service(), text, order_key, said, job and job.pk.hex]
+    marks, source = ["%s"] * len(_COLUMNS), ""
+    if connection.vendor == "postgresql":
+        marks = [f"%s::{cast}" for cast in _COLUMNS.values()]
+        if order_key is not None:
+            source = _LOCKED
+            values.append(f"{name}\0{order_key}".replace("\0", " "))
+    with connection.cursor() as cursor:
+        cursor.execute(f"INSERT INTO jobs_event ({', '.join(_COLUMNS)}) SELECT {', '.join(marks)} {source}", values)
+    outbox.ring_after(using, EVENTS)
+    return key
 
 
 @dataclass(frozen=True)
@@ -146,13 +184,14 @@ class Handler(Task):
 
     abstract = True
 
-    subscribes: Subscribes | None = None
+    #: What of a subscription the code says (``models.Subscription``).
+    subscribes: dict[str, Any] | None = None
 
     @property
     def event(self) -> Handled | None:
         """The event that is handled; None in a plain call."""
         job = None if self.request.called_directly else current_job()
-        about = job and job.headers.get(HEADER)
+        about = job and job.headers.get(EVENT_HEADER)
         if not about:
             return None
         key, at = uuid.UUID(about["id"]), datetime.datetime.fromisoformat(about["at"])
@@ -194,7 +233,7 @@ def handler(
         options = {"autoretry_for": (Exception,), "retry_backoff": True, **options, "max_retries": retries}
     if keep_failed is not None and (type(keep_failed) is not int or keep_failed < 0):
         raise ValueError(f"@handler({pattern!r}): keep_failed={keep_failed!r} must be a whole number, or None")
-    subscribes = Subscribes(pattern, version, ordered, keep_failed)
+    subscribes = {"pattern": pattern, "version": version, "is_ordered": ordered, "keep_failed": keep_failed}
     base = type("Handler", (Handler,), {"abstract": True, "subscribes": subscribes, "__module__": __name__})
 
     def declare(function: Callable[..., Any]) -> Any:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from amqp.exceptions import NotFound
 from django.db.models import Exists, OuterRef, Q
 from django.db.models.functions import Now
 from django.utils.translation import gettext
@@ -19,9 +20,8 @@ from jobs.conf import conf
 from jobs.conf.syncpoints import reach
 from jobs.database import databases
 from jobs.events import amqp, wire
-from jobs.events.relay import ARGS
 from jobs.lifecycle.board import board
-from jobs.models import UNSENT, Event, Node, Position, Relay
+from jobs.models import ARGS, UNSENT, Event, Node, Position, Relay
 
 #: Events that are published before their confirms are awaited.
 BATCH = 200
@@ -116,7 +116,7 @@ class Publisher(amqp.Link):
             if number != last:
                 due, pause = 0.0, TELL
             if time.monotonic() >= due:
-                self.say(amqp.POSITION, source, name, name=name, number=number)
+                self.say(amqp.POSITION, source, {"name": name, "number": number}, name)
                 self._told[source, name] = (number, time.monotonic() + pause, min(2 * pause, TELL_RARELY))
         self.confirm(stopping)
 
@@ -146,10 +146,11 @@ def send_to(service: str, events: Sequence[Event], using: str, again: str | None
     link, queue = amqp.Link(), amqp.queue_of(service)
     try:
         link.open()
-        if not link.has_queue(queue):
-            raise ValueError(
-                gettext("the broker has no queue %(queue)s: no service of that name reads events") % {"queue": queue}
-            )
+        try:
+            link.channel.queue_declare(queue, passive=True)
+        except NotFound:
+            says = gettext("the broker has no queue %(queue)s: no service of that name reads events")
+            raise ValueError(says % {"queue": queue}) from None
         for row in events:
             message = replace(_message(row, using), again=again)
             # What came from Celery without names goes on as it came.

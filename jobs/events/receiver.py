@@ -1,7 +1,12 @@
-"""Read the service's queue, write what comes, and acknowledge it after that commit.
+"""Read the service's queue, write what comes, and acknowledge it after that commit; ask for what got lost.
 
-All workers of a service read it, and the broker gives the messages to one of them at a time, so that they stay in
-their order.
+All workers of a service read its queue, and the broker gives the messages to one of them at a time, so that they stay
+in their order.
+
+What got lost between two services, although the broker had confirmed it, is seen by the gap in the numbers. A sender
+says how far its names are (POSITION). Who is behind asks for what is missing (RESEND), and gets it as before, or hears
+that the source has it no longer (GONE). Who begins to read asks everybody how far they are (HELLO); what was told
+before its handlers were there is not missing.
 """
 
 from __future__ import annotations
@@ -9,17 +14,21 @@ from __future__ import annotations
 import struct
 import threading
 import time
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from amqp.exceptions import FrameSyntaxError
 from celery import Celery
+from django.db.models import Min, Q
 
+from jobs.conf import conf, service
 from jobs.conf.logs import logger
 from jobs.database import databases
-from jobs.events import amqp, incoming
-from jobs.events.gaps import Gaps
-from jobs.events.outbox import service
-from jobs.models import Subscription
+from jobs.events import amqp, inbox, publisher
+from jobs.events.relay import matches
+from jobs.events.wire import Message
+from jobs.models import PARKED, Event, Position, Subscription
 
 #: Messages of one transaction, and how many the broker sends ahead.
 BATCH, AHEAD = 200, 400
@@ -30,6 +39,10 @@ GATHER, QUIET = 0.05, 0.005
 #: Seconds between two looks at what is missing and what the handlers want; and until all is declared again, because
 #: somebody may have taken it away.
 LOOK, RENEW = 1.0, 30.0
+
+#: Seconds: for which an event may be overtaken by those after it, until it is asked for; between two questions while
+#: nothing comes; until the others go on without what is missing, if nobody answers.
+OVERTAKEN, AGAIN, PATIENCE = 2.0, 5.0, 60.0
 
 #: What py-amqp raises on properties that are not as its protocol says, or times out of range.
 UNREADABLE = (ValueError, ArithmeticError, LookupError, struct.error, FrameSyntaxError)
@@ -54,17 +67,12 @@ class Receiver(amqp.Link):
         self.open()
         self._arrived.clear()
         self._is_active, self._tag = False, 0
-        self._declare()
-        self._greet()
+        self._declare(self._wanted())
         self.channel.basic_qos(0, AHEAD, False)
         self.channel.basic_consume(self._queue, callback=self._note)
         self.note_well()
         renew_at, look_at = time.monotonic() + RENEW, 0.0
         while not stopping.is_set():
-            if time.monotonic() >= renew_at:
-                renew_at = time.monotonic() + RENEW
-                self._declare()
-                self._greet()
             try:
                 if self.drain(max(0.0, min(LOOK, look_at - time.monotonic()))):
                     self._gather()
@@ -76,9 +84,10 @@ class Receiver(amqp.Link):
             if time.monotonic() >= look_at:
                 look_at = time.monotonic() + LOOK
                 self._voice.listen()
-                if self._wanted() != self._patterns:
-                    self._declare()
-                    self._greet()
+                wanted = self._wanted()
+                if wanted != self._patterns or time.monotonic() >= renew_at:
+                    renew_at = time.monotonic() + RENEW
+                    self._declare(wanted)
                 if self._is_active:
                     self._gaps.look()
 
@@ -90,9 +99,8 @@ class Receiver(amqp.Link):
         rows = Subscription.objects.using(databases.home()).filter(service=service())
         return set(rows.values_list("pattern", flat=True))
 
-    def _declare(self) -> None:
-        """Have the queue, and what the handlers want brought to it."""
-        wanted = self._wanted()
+    def _declare(self, wanted: set[str]) -> None:
+        """Have the queue, and what the handlers want brought to it; and ask how far that is."""
         arguments = {"x-single-active-consumer": True}
         self.channel.exchange_declare(amqp.EXCHANGE, "topic", durable=True, auto_delete=False)
         self.channel.queue_declare(self._queue, durable=True, auto_delete=False, arguments=arguments)
@@ -105,9 +113,7 @@ class Receiver(amqp.Link):
                 about = {"action": "events_bound", "queue": self._queue}
                 logger.info(f"the queue %s {text}", self._queue, ", ".join(sorted(patterns)), extra=about)
         self._patterns = wanted
-
-    def _greet(self) -> None:
-        self._voice.say(amqp.HELLO, service(), amqp.HELLO, service=service(), patterns=sorted(self._patterns))
+        self._voice.say(amqp.HELLO, service(), {"service": service(), "patterns": sorted(wanted)}, amqp.HELLO)
 
     def _note(self, message: Any) -> None:
         self._arrived.append(message)
@@ -117,7 +123,7 @@ class Receiver(amqp.Link):
         """A message that cannot be read would come again and again. It is the one after the last that could."""
         while self._arrived:
             self._store()
-        incoming.put_aside(self._app, databases.home(), exc)
+        inbox.put_aside(self._app, databases.home(), exc)
         self.channel.basic_ack(self._tag + 1)
 
     def _gather(self) -> None:
@@ -129,12 +135,137 @@ class Receiver(amqp.Link):
         """Write what has arrived, and acknowledge it. After an error it comes again."""
         messages, self._arrived[:] = self._arrived[:BATCH], self._arrived[BATCH:]
         self._is_active = True
-        for said in incoming.store(self._app, databases.home(), [_delivery(each) for each in messages]):
+        for said in inbox.store(self._app, databases.home(), [_delivery(each) for each in messages]):
             self._gaps.hear(said)
         self._gaps.look()
         self.channel.basic_ack(messages[-1].delivery_info["delivery_tag"], multiple=True)
 
 
-def _delivery(message: Any) -> incoming.Delivery:
+def _delivery(message: Any) -> inbox.Delivery:
     about = message.delivery_info
-    return incoming.Delivery(message.body, message.properties, about["routing_key"], is_direct=not about["exchange"])
+    return inbox.Delivery(message.body, message.properties, about["routing_key"], is_direct=not about["exchange"])
+
+
+@dataclass
+class Question:
+    """What is missing after a number, and when it is asked for next."""
+
+    number: int
+    next_at: float
+    #: When it was asked for first.
+    since: float | None = None
+
+
+class Gaps:
+    """Sees to the gaps of this service, in its consumer's thread; and sends others again what they miss."""
+
+    def __init__(self, app: Celery, using: str, voice: amqp.Voice) -> None:
+        self._app, self._using, self._voice = app, using, voice
+        #: What sources said of themselves, while we are behind it.
+        self._told: dict[tuple[str, str], int] = {}
+        self._questions: dict[tuple[str, str], Question] = {}
+
+    def hear(self, message: Message) -> None:
+        try:
+            source, data = message.source, message.data
+            if message.name == amqp.HELLO:
+                self._introduce(data["service"], data["patterns"])
+            elif message.name == amqp.RESEND:
+                since = data["since"] and datetime.fromisoformat(data["since"])
+                self._resend(data["source"], data["name"], data["from"], data["to"], data["service"], since)
+            elif message.name == amqp.GONE:
+                why = f"{source} has them no longer" if data["is_lost"] else ""
+                self._skip(source, data["name"], int(data["number"]), why)
+            elif amqp.place_of(source)[0] != service():
+                key = (source, data["name"])
+                self._told[key] = max(int(data["number"]), self._told.get(key, 0))
+        except (KeyError, TypeError, ValueError, AttributeError):
+            extra = {"action": "events_talk_refused"}
+            logger.warning("%s from %s is not understood", message.name, message.source, exc_info=True, extra=extra)
+
+    def look(self) -> None:
+        """See to what is missing."""
+        behind = Q(gap_since__isnull=False)
+        if self._told:
+            sources, names = zip(*self._told, strict=True)
+            behind |= Q(source__in=sources, name__in=names)
+        rows = {(row.source, row.name): row for row in Position.objects.using(self._using).filter(behind)}
+        for key in self._told.keys() - rows.keys():
+            rows[key] = Position(source=key[0], name=key[1])
+        for key, row in rows.items():
+            if self._told.get(key, 0) <= row.number:
+                self._told.pop(key, None)
+            if row.gap_since is not None or key in self._told:
+                self._heal(row, self._told.get(key, 0))
+        for key in self._questions.keys() - rows.keys():
+            del self._questions[key]
+
+    def _heal(self, row: Position, told: int) -> None:
+        key, now = (row.source, row.name), time.monotonic()
+        events = Event.objects.using(self._using).filter(PARKED, source=row.source, name=row.name)
+        parked = events.aggregate(first=Min("number"))["first"]
+        last = told if parked is None else parked - 1
+        if last <= row.number:
+            inbox.go_on(self._app, self._using, *key)
+            return
+        handlers = Subscription.objects.using(self._using).values_list("pattern", "since")
+        since = min((since for pattern, since in handlers if matches(pattern, row.name)), default=None)
+        if since is None:
+            # No handler misses it.
+            self._skip(*key, last, "")
+            return
+        question = self._questions.get(key)
+        if question is None or question.number != row.number:
+            # What the source has said, and whatever it may have sent before we heard of it, cannot be on its way; but
+            # what was asked for is, as long as some of it comes.
+            is_sure = question is None and (told > row.number or row.number == 0)
+            question = self._questions[key] = Question(row.number, now if is_sure else now + OVERTAKEN)
+        if question.since is not None and now > question.since + PATIENCE:
+            self._skip(*key, last, f"{row.source} did not answer for {PATIENCE:g} s")
+        elif now >= question.next_at:
+            question.next_at, question.since = now + AGAIN, question.since or now
+            asked = {"source": row.source, "name": row.name, "from": row.number + 1, "to": last}
+            about = {**asked, "service": service(), "since": since.isoformat()}
+            self._voice.say(amqp.RESEND, service(), about, to=amqp.place_of(row.source)[0])
+
+    def _skip(self, source: str, name: str, number: int, why: str) -> None:
+        """Go on without what is missing up to the number."""
+        row = Position.objects.using(self._using).filter(source=source, name=name).first()
+        before = 0 if row is None else row.number
+        if number <= before:
+            return
+        if why and before:
+            text = "the events %d to %d of %s from %s are lost: %s"
+            logger.warning(text, before + 1, number, name, source, why, extra={"action": "events_lost"})
+        inbox.go_on(self._app, self._using, source, name, number)
+
+    # As a source
+
+    def _introduce(self, to: str, patterns: list[str]) -> None:
+        """Say how far what it reads is."""
+        if to == service():
+            return
+        for alias in conf().DATABASES:
+            for source, name, number in publisher.positions(alias):
+                if any(matches(pattern, name) for pattern in patterns):
+                    about = {"name": name, "number": number}
+                    self._voice.say(amqp.POSITION, amqp.source_of(source, alias), about, to=to)
+
+    def _resend(self, source: str, name: str, first: int, last: int, to: str, since: datetime | None) -> None:
+        """Have it sent again from the first number on that was told since then; say that nothing is before it."""
+        own, alias = amqp.place_of(source)
+        if alias not in conf().DATABASES:
+            return
+        rows = Event.objects.using(alias).filter(source=own, name=name, number__range=(first, last), received_at=None)
+        oldest = rows.aggregate(number=Min("number"))["number"]
+        begin = (rows.filter(at__gte=since) if since else rows).aggregate(number=Min("number"))["number"]
+        if begin is not None:
+            # What is not sent yet is on its way.
+            count = rows.filter(number__gte=begin, sent_at__isnull=False).update(sent_at=None, is_resent=True)
+            publisher.numbered.set()
+            text = "%d events %s are sent again, which %s misses"
+            logger.info(text, count, name, to, extra={"action": "events_resent"})
+        gone = last if begin is None else begin - 1
+        if gone >= first:
+            about = {"name": name, "number": gone, "is_lost": oldest is None or oldest > first}
+            self._voice.say(amqp.GONE, source, about, to=to)

@@ -1,31 +1,42 @@
-"""Hand events on to their handlers: one job for each, in one transaction with the note that it was done.
+"""Who handles which events; and a job for each handler, in one transaction with the note that it was made.
 
-One process of all workers does it at a time, whoever has locked the one row of ``Relay``. So jobs come in the order
-of the events, and no event is handed on twice.
+One process of all workers hands events on at a time: the one that has locked the one row of ``Relay``. So jobs come in
+the order of the events, and no event is handed on twice.
 """
 
 from __future__ import annotations
 
+import re
+import time
 import uuid
-from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Sequence
-from functools import partial
+from collections import defaultdict
+from collections.abc import Container, Iterable
+from functools import cache, partial
 from typing import Any
 
 from celery import Celery
 from django.db import connections, transaction
+from django.db.models import Q
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 
 from jobs.calling import outbox
-from jobs.conf import conf
+from jobs.calling.calls import rank_of
+from jobs.conf import conf, loaded_app, service
+from jobs.conf.logs import logger
 from jobs.conf.syncpoints import reach
 from jobs.database import databases
-from jobs.events import subscriptions
+from jobs.events import publisher
 from jobs.idempotency.keys import named
 from jobs.lifecycle import order
-from jobs.models import UNRELAYED, Event, Job, Position, Relay, State, Subscription
+from jobs.lifecycle.board import board
+from jobs.lifecycle.ring import told
+from jobs.lifecycle.transitions import now_plus
+from jobs.models import ARGS, EVENT_HEADER, UNRELAYED, Event, Job, Node, Position, Relay, State, Subscription
 from jobs.models.fields import uuid7
+
+#: Seconds for which a worker may be away, until events are lost to handlers that only it knows.
+GRACE = 3600.0
 
 #: Events of one transaction, at the most.
 LIMIT = 500
@@ -33,23 +44,100 @@ LIMIT = 500
 #: Seconds for which a process may hold the lock and do nothing.
 STILL = 5
 
-#: The header of a handler's job that says which event it handles.
-HEADER = "event"
+#: Seconds between two looks for new events on SQLite, where each write may be one; and until the next look while
+#: somebody else hands on.
+SOON = 0.05
 
-#: Among an event's headers: the values without names, of a Celery task that came as an event.
-ARGS = "args"
+#: Seconds between two looks for handlers that are gone.
+RARELY = 60.0
+
+#: What of a subscription may change with a deploy.
+_CHANGES = ("pattern", "version", "queue", "rank", "is_ordered", "keep_failed")
 
 
-def hand_on(app: Celery, using: str, limit: int = LIMIT) -> int | None:
+@cache
+def _matcher(pattern: str) -> re.Pattern[str]:
+    words = {"*": r"\.[^.]+", "#": r"(\.[^.]+)*"}
+    return re.compile("".join(words.get(word, r"\." + re.escape(word)) for word in pattern.split(".")))
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether a pattern (``shop.order.*``, ``shop.#``) names the event, as RabbitMQ's topic exchanges do."""
+    return pattern == name or _matcher(pattern).fullmatch(f".{name}") is not None
+
+
+def subscribe(app: Celery, using: str) -> None:
+    """Write what the handlers of this code subscribe to, and log what is new."""
+    rows = Subscription.objects.using(using)
+    known = {row.handler: row for row in rows.filter(service=service())}
+    new = []
+    for name, task in sorted(app.tasks.items()):
+        if (subscribes := getattr(task, "subscribes", None)) is None or task.is_stock():
+            continue
+        route = app.amqp.router.route({}, name, (), {}, task)
+        queue: Any = getattr(task, "queue", None) or route.get("queue")
+        each = Subscription(
+            service=service(),
+            handler=name,
+            queue=str(getattr(queue, "name", queue) or app.conf.task_default_queue),
+            rank=rank_of(app, getattr(task, "priority", None)),
+            **subscribes,
+        )
+        row = known.get(name)
+        if row is None or any(getattr(row, column) != getattr(each, column) for column in _CHANGES):
+            new.append(each)
+            logger.info("%s handles %s from now on", name, each.pattern, extra={"action": "subscribed"})
+    rows.bulk_create(new, update_conflicts=True, unique_fields=["service", "handler"], update_fields=_CHANGES)
+
+
+def forget_gone(using: str) -> None:
+    """Delete the subscriptions of handlers that no worker knows which is alive, or was within the last :data:`GRACE`.
+
+    Race: a worker that starts writes its node before its subscriptions, so they are read in the other order.
+    """
+    rows = list(Subscription.objects.using(using).filter(service=service()))
+    nodes = Node.objects.using(using).filter(Q(dead_at=None) | Q(dead_at__gt=now_plus(-GRACE)))
+    known = {name for tasks in nodes.values_list("tasks", flat=True) for name in tasks}
+    gone = [row for row in rows if row.handler not in known]
+    if len(gone) == len(rows):
+        # No worker of this service is there to say.
+        return
+    for row in gone:
+        row.delete(using=using)
+        logger.info("%s handles %s no longer", row.handler, row.pattern, extra={"action": "unsubscribed"})
+
+
+def lock(using: str, waits: bool = True) -> Relay:
+    """The row that lets events be handed on, locked until the end of the transaction.
+
+    Raises:
+        Relay.DoesNotExist: it is not to wait, and somebody else has it.
+    """
+    if connections[using].vendor == "postgresql" and not databases.in_test(using):
+        # A process that stands still would keep all others from it, until somebody finds its worker dead.
+        with connections[using].cursor() as cursor:
+            cursor.execute(f"SET LOCAL idle_in_transaction_session_timeout = '{STILL}s'")
+    rows = Relay.objects.using(using).filter(pk=1)
+    found = (rows.select_for_update() if waits else databases.free(rows)).first()
+    if found is None and not rows.exists():
+        Relay.objects.using(using).bulk_create([Relay(pk=1)], ignore_conflicts=True)
+        found = rows.select_for_update().first()
+    if found is None:
+        raise Relay.DoesNotExist
+    return found
+
+
+def hand_on(app: Celery, using: str) -> int | None:
     """Hand on the next events that were emitted here; returns how many. None: somebody else does it."""
     waiting = Event.objects.using(using).filter(UNRELAYED).order_by("id")
     if not waiting.exists():
         return 0
     with transaction.atomic(using=using):
-        relay = lock(using, waits=False)
-        if relay is None:
+        try:
+            relay = lock(using, waits=False)
+        except Relay.DoesNotExist:
             return None
-        events = list(waiting[:limit])
+        events = list(waiting[:LIMIT])
         if conf().EVENT_BROKER is not None:
             _number(using, events)
         make_jobs(app, using, relay, events)
@@ -62,29 +150,17 @@ def hand_on(app: Celery, using: str, limit: int = LIMIT) -> int | None:
     return len(events)
 
 
-def lock(using: str, waits: bool = True) -> Relay | None:
-    """The row that lets events be handed on, until the end of the transaction; None: somebody else has it."""
-    rows = Relay.objects.using(using).filter(pk=1)
-    found = (rows.select_for_update() if waits else databases.free(rows)).first()
-    if found is None and not rows.exists():
-        Relay.objects.using(using).bulk_create([Relay(pk=1)], ignore_conflicts=True)
-        found = rows.select_for_update().first()
-    if connections[using].vendor == "postgresql" and not databases.in_test(using):
-        # A process that stands still would keep all others from it, until somebody finds its worker dead.
-        with connections[using].cursor() as cursor:
-            cursor.execute(f"SET LOCAL idle_in_transaction_session_timeout = '{STILL}s'")
-    return found
-
-
-def _number(using: str, events: Sequence[Event]) -> None:
+def _number(using: str, events: list[Event]) -> None:
     """Give each event its place among those of its name, so that others see what they miss."""
-    for (source, name), count in Counter((event.source, event.name) for event in events).items():
-        rows = Position.objects.using(using).filter(source=source, name=name)
-        position = rows.first() or Position.objects.using(using).create(source=source, name=name)
-        mine = [each for each in events if (each.source, each.name) == (source, name)]
-        for number, event in enumerate(mine, position.number + 1):
-            event.number = number
-        rows.update(number=position.number + count)
+    found: dict[tuple[str, str], Position] = {}
+    for event in events:
+        place = (event.source, event.name)
+        if place not in found:
+            found[place], _ = Position.objects.using(using).get_or_create(source=event.source, name=event.name)
+        found[place].number += 1
+        event.number = found[place].number
+    for position in found.values():
+        position.save(using=using, update_fields=["number"])
 
 
 def make_jobs(
@@ -114,8 +190,10 @@ def make_jobs(
         # A service that was renamed has two subscriptions for one handler, and the same workers run both.
         handlers = {
             (each.handler, each.queue): each
-            for each in subscriptions.wanted(known, event.name, event.version)
-            if (event.uuid, each.handler) not in without
+            for each in known
+            if each.version in (None, event.version)
+            and matches(each.pattern, event.name)
+            and (event.uuid, each.handler) not in without
         }
         found[event.pk] = len(handlers)
         for each in handlers.values():
@@ -155,19 +233,67 @@ def _job(event: Event, to: Subscription, again: str | None) -> Job:
         "at": event.at.isoformat(),
         "order_key": event.order_key,
     }
-    headers = dict(event.headers)
-    args = headers.pop(ARGS, [])
     if again is not None:
         about["again"] = again
+    headers = dict(event.headers)
     return Job.of(
         {
             "id": uuid7(),
             "task": to.handler,
-            "args": args,
+            "args": headers.pop(ARGS, []),
             "kwargs": event.data,
             "queue": to.queue,
             "rank": to.rank,
             "parent_id": event.uuid,
-            "options": {"headers": {**headers, HEADER: about}},
+            "options": {"headers": {**headers, EVENT_HEADER: about}},
         }
     )
+
+
+class Post:
+    """Hands events on as they are told of, in a worker's companion. All of them try, and one does it at a time."""
+
+    def __init__(self) -> None:
+        self._app = loaded_app()
+        #: For each database the node that its handlers were written for.
+        self._registered: dict[str, uuid.UUID] = {}
+        self._look_at = time.monotonic() + RARELY
+
+    def wait(self) -> None:
+        """Wait until something may have been told of; the tick of the clock finds what no ring told of."""
+        told.wait()
+        if any(connections[alias].vendor == "sqlite" for alias in conf().DATABASES):
+            time.sleep(SOON)
+        told.clear()
+
+    def run_once(self) -> None:
+        if self._app is None:
+            return
+        databases.everywhere(self._register)
+        if time.monotonic() > self._look_at:
+            self._look_at = time.monotonic() + RARELY
+            databases.everywhere(forget_gone)
+        databases.everywhere(self._hand_on)
+
+    def _register(self, using: str) -> None:
+        """Again for each new node: while the old one was taken for dead, its handlers may have been forgotten."""
+        node = board.node
+        if self._registered.get(using) == node:
+            return
+        with transaction.atomic(using=using):
+            # What is being handed on at this moment is not for a new handler, so its ``since`` has to be after that.
+            lock(using)
+            subscribe(self._app, using)
+        if Node.objects.using(using).filter(pk=node).exists():
+            # Before that somebody may forget them.
+            self._registered[using] = node
+
+    def _hand_on(self, using: str) -> int:
+        done = 0
+        while (count := hand_on(self._app, using)) != 0:
+            if count is None:
+                # Perhaps it has looked already when this event was committed.
+                time.sleep(SOON)
+            done += count or 0
+            publisher.numbered.set()
+        return done

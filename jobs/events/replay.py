@@ -15,7 +15,7 @@ from django.utils.translation import gettext
 from jobs.arguments import scrub
 from jobs.conf import conf, did_you_mean
 from jobs.database import databases
-from jobs.events import publisher, relay, subscriptions
+from jobs.events import publisher, relay
 from jobs.models import Action, Event, Job, Subscription
 from jobs.models.fields import uuid7
 
@@ -39,7 +39,7 @@ def select(
     if keys := list(keys):
         rows = rows.filter(uuid__in=keys)
     if patterns := list(patterns):
-        meant = [name for name in names(using) if any(subscriptions.matches(each, name) for each in patterns)]
+        meant = [name for name in names(using) if any(relay.matches(each, name) for each in patterns)]
         rows = rows.filter(name__in=meant)
     rows = rows.filter(**({"at__gte": since} if since else {}), **({"at__lt": until} if until else {}))
     return rows.filter(source=source) if source else rows
@@ -102,7 +102,6 @@ def replay(
             continue
         with transaction.atomic(using=using):
             locked = relay.lock(using)
-            assert locked is not None
             had = handled(using, some, to, mark)
             done["jobs"] += sum(relay.make_jobs(app, using, locked, some, to, mark, had).values())
     return done

@@ -14,7 +14,17 @@ from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 from kombu.utils.imports import symbol_by_name
 
-from jobs.models.events import PARKED, UNRELAYED, UNSENT, Event, Position, Relay, Subscription  # noqa: F401
+from jobs.models.events import (  # noqa: F401
+    ARGS,
+    EVENT_HEADER,
+    PARKED,
+    UNRELAYED,
+    UNSENT,
+    Event,
+    Position,
+    Relay,
+    Subscription,
+)
 from jobs.models.fields import JSONText, Sparse, Typed, Word, time_of, uuid7
 
 

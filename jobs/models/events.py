@@ -10,6 +10,12 @@ from django.utils.translation import gettext_lazy as _
 
 from jobs.models.fields import JSONText, Sparse, uuid7
 
+#: The header of a handler's job that says which event it handles.
+EVENT_HEADER = "event"
+
+#: Among an event's headers: the values without names, of a Celery task that came as an event.
+ARGS = "args"
+
 #: Emitted here, and not given to the handlers yet; the same of what came from elsewhere; numbered, and not sent yet.
 UNRELAYED = Q(relayed_at__isnull=True, received_at__isnull=True)
 PARKED = Q(relayed_at__isnull=True, received_at__isnull=False)

@@ -31,7 +31,7 @@ from jobs.calling.entry import Entry
 from jobs.conf import OWN_TASKS, conf, import_tasks
 from jobs.database import databases
 from jobs.errors import TaskExited, TaskOutOfMemory
-from jobs.events import relay, subscriptions
+from jobs.events import relay
 from jobs.lifecycle import order, transitions
 from jobs.lifecycle.board import board
 from jobs.lifecycle.claims import Claimer
@@ -228,7 +228,7 @@ class _Process:
         if not Event.objects.using(alias).filter(UNRELAYED).exists():
             return False
         import_tasks(self.app)
-        subscriptions.register(self.app, alias)
+        relay.subscribe(self.app, alias)
         return bool(relay.hand_on(self.app, alias))
 
     def _times(self) -> dict[tuple[str, uuid.UUID], tuple[Any, Any]]:

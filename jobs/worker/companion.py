@@ -32,9 +32,9 @@ from jobs.conf.logs import logger
 from jobs.database import databases, identity
 from jobs.database.databases import SideDatabase
 from jobs.database.identity import NotAdopted
-from jobs.events.post import Post
 from jobs.events.publisher import Publisher, numbered
 from jobs.events.receiver import Receiver
+from jobs.events.relay import Post
 from jobs.lifecycle import limits, orders, transitions
 from jobs.lifecycle.board import BODY, IDLE, Occupied, board, is_alive
 from jobs.lifecycle.ring import told

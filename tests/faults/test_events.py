@@ -7,7 +7,7 @@ import random
 import amqp
 import pytest
 
-from jobs.events import outbox
+from jobs.events import declare
 from jobs.events.amqp import queue_of
 from jobs.models import Event
 from shop.events import order_paid
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.databases("postgres", "sqlite"), pytest.mark.brokers("
 over_rabbitmq = pytest.mark.parametrize("services", ["rabbitmq"], indirect=True)
 
 #: What is missing between two services is seen, and sent again.
-GAPS = "jobs.events.gaps:Gaps.look"
+GAPS = "jobs.events.receiver:Gaps.look"
 #: Who ends a job lets in the next one of its order; or else a tick of the clock does.
 NEXT = "jobs.worker.runner:Runner._let_in_next"
 STUCK = "jobs.lifecycle.order:let_in_stuck"
@@ -61,7 +61,7 @@ def test_who_publishes_events_is_killed(services, point):
     """After the confirms and before the note of them all is published again.
 
     Guard: an event counts as sent after the broker's confirm (``publisher.Publisher._send``); behind it, the numbers,
-    by which the other side sees what it misses (``gaps.Gaps``).
+    by which the other side sees what it misses (``receiver.Gaps``).
     """
     services.subscribe()
     services.tell()
@@ -87,7 +87,8 @@ def test_who_publishes_events_is_killed(services, point):
 def test_who_receives_events_is_killed(services, point):
     """Before the commit of what arrived, or before it is acknowledged.
 
-    Guard: messages are acknowledged after the commit (``receiver.Receiver``); behind it, the numbers (``gaps.Gaps``).
+    Guard: messages are acknowledged after the commit (``receiver.Receiver``); behind it, the numbers
+    (``receiver.Gaps``).
     """
     with services.shop():
         with services.loyalty(sync=f"{point}=pause") as worker:
@@ -136,11 +137,11 @@ def test_workers_are_killed_at_any_moment(services, side):
 
 
 @over_rabbitmq
-@guard(Without("jobs.events.incoming:_turn", "False", clause="event.number > max(position.number, missing) + 1"))
+@guard(Without("jobs.events.inbox:_turn", "False", clause="event.number > max(position.number, missing) + 1"))
 def test_messages_arrive_doubled_and_shuffled(services):
     """As after a redelivery, and of several senders.
 
-    Guard: what comes before its turn is parked (``incoming._turn``).
+    Guard: what comes before its turn is parked (``inbox._turn``).
     """
     services.subscribe()
     services.tell()
@@ -171,7 +172,7 @@ def shuffle(port: int, queue: str) -> None:
 def test_the_broker_is_killed_after_its_confirm(services, how):
     """And comes back with what it had, or with nothing.
 
-    Guard: what is missing is asked for, and sent again (``gaps.Gaps``).
+    Guard: what is missing is asked for, and sent again (``receiver.Gaps``).
     """
     services.subscribe()
     with services.shop() as shop:
@@ -214,16 +215,16 @@ def test_an_event_that_does_not_fit_its_handler(services):
         services.subscribed(worker)
         services.tell(150)
         key = str(services.customers[0])
-        outbox.insert("shop.order.paid", 1, {"customer": key, "cents": "a lot"}, key, "default", {})
+        declare.insert("shop.order.paid", 1, {"customer": key, "cents": "a lot"}, key, "default", {})
         services.tell(150)
         services.check(within=WORK, failed={"shop.loyalty.handlers.award_points": 1})
 
 
-@guard("jobs.events.subscriptions:register", case="shared sqlite")
+@guard("jobs.events.relay:subscribe", case="shared sqlite")
 def test_a_handler_is_added_while_the_backlog_runs(services):
     """It gets all that is told after its deploy; the one that was there before misses nothing.
 
-    Guard: a worker writes what its code subscribes to when it starts (``post.Post``).
+    Guard: a worker writes what its code subscribes to when it starts (``relay.Post``).
     """
     services.subscribe()
     services.tell(600)

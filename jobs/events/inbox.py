@@ -1,7 +1,7 @@
 """Events of other services: kept as rows, and handed on to their handlers here, in the order of their numbers.
 
 A source numbers its events of a name without a gap. What comes before its turn is parked until what is missing has
-come (``jobs.events.gaps``), so nothing is lost between two services without being seen, and no shuffle is one here.
+come (``jobs.events.receiver``), so nothing is lost between two services without being seen, in whatever order it comes.
 """
 
 from __future__ import annotations
@@ -13,22 +13,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery import Celery
-from django.db import InterfaceError, OperationalError, ProgrammingError, connections, transaction
-from django.db.models import Q
+from django.db import InterfaceError, OperationalError, ProgrammingError, transaction
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from jobs.conf import conf
+from jobs.conf import conf, service
 from jobs.conf.logs import logger
 from jobs.conf.syncpoints import reach
 from jobs.database import databases
-from jobs.events import amqp, relay, replay, subscriptions, wire
-from jobs.events.outbox import service
-from jobs.events.relay import ARGS, LIMIT
-from jobs.models import Event, Position, Relay, Subscription
-
-#: What is said between services, and is no event.
-TALK = (amqp.HELLO, amqp.POSITION, amqp.RESEND, amqp.GONE)
+from jobs.events import amqp, relay, replay, wire
+from jobs.models import ARGS, Event, Position, Relay, Subscription
 
 #: Characters of a message that is no event which are kept; and of a name.
 KEPT, NAME = 64 * 1024, 255
@@ -56,7 +50,7 @@ def store(app: Celery, using: str, deliveries: Sequence[Delivery]) -> list[wire.
     for each in deliveries:
         try:
             message = wire.decode(each.body, each.properties)
-            if message.name in TALK:
+            if message.name in amqp.TALK:
                 talk.append(message)
                 continue
             event = _event(message)
@@ -75,30 +69,25 @@ def store(app: Celery, using: str, deliveries: Sequence[Delivery]) -> list[wire.
             raise
         if len(deliveries) > 1:
             return [said for each in deliveries for said in store(app, using, [each])]
-        event = _no_event(deliveries[0], exc)
-        _store(app, using, {event.uuid: event}, {})
+        put_aside(app, using, exc, deliveries[0])
     return talk
 
 
-def put_aside(app: Celery, using: str, why: Exception) -> None:
-    """Note that a message came which even its protocol cannot read."""
-    event = _no_event(Delivery(b"", {"message_id": str(uuid.uuid4())}), why)
+def put_aside(app: Celery, using: str, why: Exception, delivery: Delivery | None = None) -> None:
+    """Keep a message that is no event; None: even its protocol cannot be read."""
+    event = _no_event(delivery or Delivery(b"", {"message_id": str(uuid.uuid4())}), why)
     _store(app, using, {event.uuid: event}, {})
 
 
-def go_on(app: Celery, using: str, source: str, name: str, number: int = 0) -> bool:
-    """Hand on what is parked and whose turn it is, when nothing up to ``number`` will come; whether there was any."""
-    with transaction.atomic(using=using):
-        locked = _lock(using)
-        _, ready = _turn(using, source, name, number)
-        _hand_on(app, using, locked, ready)
-    return bool(ready)
-
-
-def _lock(using: str) -> Relay:
-    locked = relay.lock(using)
-    assert locked is not None
-    return locked
+def go_on(app: Celery, using: str, source: str, name: str, number: int = 0) -> None:
+    """Hand on what is parked and whose turn it is, when nothing up to ``number`` will come."""
+    while True:
+        with transaction.atomic(using=using):
+            locked = relay.lock(using)
+            _, ready = _turn(using, source, name, number)
+            _hand_on(app, using, locked, ready)
+        if not ready:
+            return
 
 
 def _event(message: wire.Message) -> Event:
@@ -146,18 +135,16 @@ def _store(
     app: Celery, using: str, events: dict[uuid.UUID, Event], replays: Mapping[str | None, list[uuid.UUID]]
 ) -> None:
     with transaction.atomic(using=using):
-        locked = _lock(using)
+        locked = relay.lock(using)
         known: set[uuid.UUID] = set()
         for alias in conf().DATABASES:
             known.update(Event.objects.using(alias).filter(uuid__in=events).values_list("uuid", flat=True))
         new = [event for key, event in events.items() if key not in known]
-        _forget_taken_numbers(using, new)
         at_once = _next(using, new)
+        rest = [event for event in new if event.relayed_at is None]
         Event.objects.using(using).bulk_create(new)
-        rest = [event.uuid for event in new if event.relayed_at is None]
-        rows = list(Event.objects.using(using).filter(uuid__in=rest).order_by("id")) if rest else []
-        ready = [(event.pk, event) for event in at_once] + _ready(using, rows)
-        # Names in the order in which they came.
+        ready = [(event.pk, event) for event in at_once] + _in_turn(using, rest)
+        # In the order in which they came.
         _hand_on(app, using, locked, [event for _, event in sorted(ready, key=lambda pair: pair[0])])
         for again, keys in replays.items():
             found = Event.objects.using(using).filter(uuid__in=keys, problem=None).exclude(relayed_at=None)
@@ -166,36 +153,6 @@ def _store(
             relay.make_jobs(app, using, locked, some, service(), again, had)
         reach("before_store")
     reach("after_store")
-
-
-def _forget_taken_numbers(using: str, new: Sequence[Event]) -> None:
-    """A source that counts anew, because it lost its database, gives numbers that others have here."""
-    for (source, name), some in _by_place(new).items():
-        numbers = [event.number for event in some]
-        rows = Event.objects.using(using).filter(source=source, name=name, number__in=numbers)
-        taken = set(rows.values_list("number", flat=True))
-        for event in some:
-            if event.number in taken:
-                event.number = None
-            else:
-                taken.add(event.number)
-
-
-def _next(using: str, new: Sequence[Event]) -> list[Event]:
-    """The usual case, in few statements: events whose turn it is, of names of which nothing is missing or parked."""
-    if not connections[using].features.can_return_rows_from_bulk_insert:
-        return []
-    found = [event for event in new if event.number is None and event.relayed_at is None]
-    for (source, name), some in _by_place(new).items():
-        rows = Position.objects.using(using).filter(source=source, name=name, gap_since=None)
-        for position in rows:
-            first = position.number + 1
-            if [event.number for event in some] == list(range(first, first + len(some))):
-                rows.update(number=some[-1].number)
-                found += some
-    for event in found:
-        event.relayed_at = Now()
-    return found
 
 
 def _by_place(events: Iterable[Event]) -> dict[tuple[str, str], list[Event]]:
@@ -207,9 +164,34 @@ def _by_place(events: Iterable[Event]) -> dict[tuple[str, str], list[Event]]:
     return found
 
 
-def _ready(using: str, new: Sequence[Event]) -> list[tuple[int, Event]]:
-    """Those whose turn it is, and those that were parked until now; with the place of the last that it waited for."""
-    found = [(event.pk, event) for event in new if event.number is None]
+def _next(using: str, new: Sequence[Event]) -> list[Event]:
+    """The usual case, in few statements: events whose turn it is, of names of which nothing is missing or parked."""
+    for (source, name), some in _by_place(new).items():
+        numbers = [event.number for event in some]
+        rows = Event.objects.using(using).filter(source=source, name=name, number__in=numbers)
+        taken = set(rows.values_list("number", flat=True))
+        for event in some:
+            # A source that counts anew, because it lost its database, gives numbers that others have here.
+            if event.number in taken:
+                event.number = None
+            else:
+                taken.add(event.number)
+    found = [event for event in new if event.number is None and event.relayed_at is None]
+    for (source, name), some in _by_place(new).items():
+        numbers = [event.number for event in some]
+        positions = Position.objects.using(using).filter(source=source, name=name, gap_since=None)
+        for position in positions:
+            if numbers == list(range(position.number + 1, position.number + 1 + len(some))):
+                positions.update(number=numbers[-1])
+                found += some
+    for event in found:
+        event.relayed_at = Now()
+    return found
+
+
+def _in_turn(using: str, new: Sequence[Event]) -> list[tuple[int, Event]]:
+    """Those whose turn it is, and those that were parked until now; with the id of the last that each waited for."""
+    found = []
     for (source, name), some in _by_place(new).items():
         before, ready = _turn(using, source, name)
         last = 0
@@ -232,7 +214,7 @@ def _turn(using: str, source: str, name: str, missing: int = 0) -> tuple[int, li
     position = rows.first() or Position(source=source, name=name)
     before, ready, is_behind = position.number, [], False
     events = Event.objects.using(using).filter(source=source, name=name, number__gt=before)
-    waiting = list(events.order_by("number")[:LIMIT])
+    waiting = list(events.order_by("number")[: relay.LIMIT])
     for event in waiting:
         assert event.number is not None
         if event.number > max(position.number, missing) + 1:
@@ -242,7 +224,7 @@ def _turn(using: str, source: str, name: str, missing: int = 0) -> tuple[int, li
         if event.relayed_at is None:
             ready.append(event)
     position.number = max(position.number, missing)
-    is_behind |= len(waiting) == LIMIT
+    is_behind |= len(waiting) == relay.LIMIT
     if not is_behind:
         position.gap_since = None
     elif position.gap_since is None or position.number != before:
@@ -268,11 +250,8 @@ def _hand_on(app: Celery, using: str, locked: Relay, events: Sequence[Event]) ->
 
 def _why_not(using: str, event: Event) -> str:
     """Why nobody handles it, in words."""
-    versions = {
-        each.version
-        for each in Subscription.objects.using(using).filter(~Q(version=None))
-        if subscriptions.matches(each.pattern, event.name)
-    }
+    known = Subscription.objects.using(using).exclude(version=None)
+    versions = {each.version for each in known if relay.matches(each.pattern, event.name)}
     if versions:
         said = ", ".join(map(str, sorted(versions, key=str)))
         return f"no handler understands its version {event.version}: they handle version {said}"
