@@ -691,7 +691,7 @@ def test_events_reach_handlers_whose_modules_nobody_has_imported(monkeypatch):
     """Whoever runs jobs need not have met the handlers' tasks."""
     told = []
     monkeypatch.setattr(inline, "import_tasks", lambda app: told.append("imported"))
-    monkeypatch.setattr(inline.subscriptions, "register", lambda app, using: told.append("registered"))
+    monkeypatch.setattr(inline.relay, "subscribe", lambda app, using: told.append("registered"))
     run_jobs()
     assert told == []
     event_tasks.thing_made("a")

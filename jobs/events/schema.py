@@ -17,12 +17,14 @@ from uuid import UUID
 
 from jobs.arguments import jsonable
 from jobs.conf import did_you_mean
-from jobs.events.fit import misfits
 
 POSSIBLE = (
     "str, int, float, bool, None, Any, datetime, date, time, Decimal, UUID, list[T], dict[str, T], tuple[T, ...], "
     "Literal, Enum, unions, TypedDict and dataclasses"
 )
+
+#: What a conversion of wrong data raises.
+WRONG = (TypeError, ValueError, OverflowError, RecursionError)
 
 
 class Misfit(ValueError):
@@ -37,15 +39,11 @@ class Kind:
     schema: dict[str, Any]
     #: From a value, where it stands, and whether to go to JSON or back; raises TypeError or ValueError.
     convert: Callable[[Any, str, bool], Any]
+    #: Of a field: it has no default.
+    is_required: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
-    kind: Kind
-    is_required: bool
-
-
-Fields = dict[str, Field]
+Fields = dict[str, Kind]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +81,9 @@ class Schema:
                 raise TypeError(f"{where} stands for fields without a name: name each field, or take one dict or list")
             if one.kind is one.POSITIONAL_ONLY:
                 raise TypeError(f"{where} is positional only, and fields have names: take the / out of the signature")
-            kind = _kind(hints.get(one.name, Any), where)
-            fields[one.name] = Field(kind, one.default is one.empty)
+            fields[one.name] = kind = _kind(hints.get(one.name, Any), where)
             if one.default is not one.empty:
+                fields[one.name] = dataclasses.replace(kind, is_required=False)
                 try:
                     kind.convert(one.default, one.name, True)
                 except (TypeError, ValueError) as exc:
@@ -109,31 +107,29 @@ class Schema:
         """The values as JSON. Raises TypeError or ValueError, with the path of what does not fit its annotation."""
         try:
             return _convert(self.fields, values, "", True)
-        except TypeError as exc:
-            raise TypeError(f"{self.what}: {exc}") from None
-        except (ValueError, OverflowError, RecursionError) as exc:
-            raise ValueError(f"{self.what}: {exc}") from None
+        except WRONG as exc:
+            raise (TypeError if isinstance(exc, TypeError) else ValueError)(f"{self.what}: {exc}") from None
 
-    def load(self, data: Mapping[str, Any], what: str = "", args: Sequence[Any] = ()) -> dict[str, Any]:
+    def load(self, data: Mapping[str, Any], args: Sequence[Any] = ()) -> dict[str, Any]:
         """A handler's arguments out of an event's data: what it has parameters for.
 
         Parameters:
-            what: names the event in errors.
             args: values without a name, which Celery's tasks have; they go by the order of the parameters.
 
         Raises:
             Misfit: a field is missing, or does not fit its annotation.
         """
-        what = what or self.what
         names = [one.name for one in self.signature.parameters.values() if one.kind is one.POSITIONAL_OR_KEYWORD]
         if len(args) > len(names):
-            raise Misfit(f"{what}: {len(args)} values have no name, and the handler takes {len(names)} by position")
+            raise Misfit(
+                f"{self.what}: {len(args)} values have no name, and the handler takes {len(names)} by position"
+            )
         data = {**dict(zip(names, args, strict=False)), **data}
         rest = {name: data[name] for name in data if name not in self.fields} if self.takes_rest else {}
         try:
             return rest | _convert(self.fields, data, "", False)
-        except (TypeError, ValueError, OverflowError, RecursionError) as exc:
-            raise Misfit(f"{what}: {exc}") from None
+        except WRONG as exc:
+            raise Misfit(f"{self.what}: {exc}") from None
 
     def json_schema(self, name: str, version: int) -> dict[str, Any]:
         return {
@@ -142,10 +138,6 @@ class Schema:
             "title": f"{name}, version {version}",
             **_object(self.fields),
         }
-
-    def misfits(self, other: Mapping[str, Any]) -> list[str]:
-        """In which ways events of a producer's JSON Schema would not fit this handler, as sentences."""
-        return misfits(other, _object(self.fields))
 
 
 def _kind(hint: Any, where: str, within: tuple[Any, ...] = ()) -> Kind:
@@ -193,7 +185,7 @@ def _native(kind: type, word: str) -> Kind:
     return Kind("None" if kind is NoneType else kind.__name__, {"type": word}, convert)
 
 
-def _text(kind: type, form: str, write: Callable[[Any], str], read: Callable[[Any], Any]) -> Kind:
+def _text(kind: type, form: str, read: Callable[[Any], Any]) -> Kind:
     """A type that is a string in JSON."""
 
     def convert(value: Any, where: str, is_dump: bool) -> Any:
@@ -203,7 +195,7 @@ def _text(kind: type, form: str, write: Callable[[Any], str], read: Callable[[An
             raise _wrong(kind.__name__, value, where)
         try:
             result = value if is_dump else read(value)
-            text = write(result)
+            text = _written(result)
         except (ValueError, ArithmeticError) as exc:
             why = exc if is_dump else f"expected {kind.__name__} ({form}), found {reprlib.repr(value)}"
             raise ValueError(f"{where}: {why}") from None
@@ -212,25 +204,15 @@ def _text(kind: type, form: str, write: Callable[[Any], str], read: Callable[[An
     return Kind(kind.__name__, {"type": "string", "format": form}, convert)
 
 
-def _write_datetime(value: datetime) -> str:
-    if (offset := value.utcoffset()) is None:
-        raise ValueError("a naive datetime is no moment: give it its time zone with timezone.make_aware()")
-    # RFC 3339 has no seconds in an offset.
-    return (value.astimezone(UTC) if offset % timedelta(minutes=1) else value).isoformat()
-
-
-def _read_datetime(text: str) -> datetime:
-    return datetime.fromisoformat(text.upper())
-
-
-def _write_time(value: time) -> str:
-    if value.tzinfo is not None:
+def _written(value: Any) -> str:
+    if isinstance(value, datetime):
+        if (offset := value.utcoffset()) is None:
+            raise ValueError("a naive datetime is no moment: give it its time zone with timezone.make_aware()")
+        # RFC 3339 has no seconds in an offset.
+        return (value.astimezone(UTC) if offset % timedelta(minutes=1) else value).isoformat()
+    if isinstance(value, time) and value.tzinfo is not None:
         raise ValueError("a time of day has no time zone: pass a datetime, or value.replace(tzinfo=None)")
-    return value.isoformat()
-
-
-def _write_decimal(value: Decimal) -> str:
-    if not value.is_finite():
+    if isinstance(value, Decimal) and not value.is_finite():
         raise ValueError(f"{value} is no number: pass None")
     return str(value)
 
@@ -252,11 +234,11 @@ KINDS: dict[Any, Kind] = {
     int: _native(int, "integer"),
     float: _native(float, "number"),
     str: _native(str, "string"),
-    datetime: _text(datetime, "date-time", _write_datetime, _read_datetime),
-    date: _text(date, "date", str, date.fromisoformat),
-    time: _text(time, "time-local", _write_time, time.fromisoformat),
-    Decimal: _text(Decimal, "decimal", _write_decimal, Decimal),
-    UUID: _text(UUID, "uuid", str, UUID),
+    datetime: _text(datetime, "date-time", lambda text: datetime.fromisoformat(text.upper())),
+    date: _text(date, "date", date.fromisoformat),
+    time: _text(time, "time-local", time.fromisoformat),
+    Decimal: _text(Decimal, "decimal", Decimal),
+    UUID: _text(UUID, "uuid", UUID),
 }
 #: Of a union they are tried last, because they take what others take as well.
 LAST = (KINDS[float], KINDS[str], KINDS[Any])
@@ -332,10 +314,8 @@ def _record(kind: Any, where: str, within: tuple[Any, ...]) -> Kind:
         hints = {one.name: hints[one.name] for one in given}
         missing = dataclasses.MISSING
         optional = {one.name for one in given if one.default is not missing or one.default_factory is not missing}
-    fields = {
-        name: Field(_kind(hint, f"{where}.{name}", (*within, kind)), name not in optional)
-        for name, hint in hints.items()
-    }
+    found = {name: _kind(hint, f"{where}.{name}", (*within, kind)) for name, hint in hints.items()}
+    fields = {name: dataclasses.replace(one, is_required=name not in optional) for name, one in found.items()}
 
     def convert(value: Any, where: str, is_dump: bool) -> Any:
         if not isinstance(value, kind if is_dump and not is_dict else dict):
@@ -350,8 +330,8 @@ def _record(kind: Any, where: str, within: tuple[Any, ...]) -> Kind:
 def _object(fields: Fields) -> dict[str, Any]:
     return {
         "type": "object",
-        "properties": {name: field.kind.schema for name, field in fields.items()},
-        "required": [name for name, field in fields.items() if field.is_required],
+        "properties": {name: kind.schema for name, kind in fields.items()},
+        "required": [name for name, kind in fields.items() if kind.is_required],
         # A newer producer may add some.
         "additionalProperties": True,
     }
@@ -363,5 +343,5 @@ def _convert(fields: Fields, values: Mapping[str, Any], where: str, is_dump: boo
         if is_dump and name not in fields:
             raise TypeError(f"{paths[name]}: there is no such field{did_you_mean(name, fields)}")
         if name in fields and name not in values and fields[name].is_required:
-            raise TypeError(f"{paths[name]} is missing: expected {fields[name].kind.name}")
-    return {name: fields[name].kind.convert(values[name], paths[name], is_dump) for name in fields if name in values}
+            raise TypeError(f"{paths[name]} is missing: expected {fields[name].name}")
+    return {name: fields[name].convert(values[name], paths[name], is_dump) for name in fields if name in values}

@@ -9,7 +9,8 @@ from __future__ import annotations
 import base64
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -29,6 +30,17 @@ class Malformed(ValueError):
     """A message that is no event; says in plain words why not."""
 
 
+@contextmanager
+def _needs(what: str) -> Iterator[None]:
+    """Say of what goes wrong in the block that ``what`` does not hold."""
+    try:
+        yield
+    except Malformed:
+        raise
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise Malformed(f"{what}: {exc}" if what else str(exc)) from None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
     """An event on its way between services."""
@@ -43,8 +55,6 @@ class Message:
     key: str | None = None
     #: The position among its source's events of that name.
     number: int | None = None
-    #: Where its JSON Schema is.
-    dataschema: str | None = None
     #: W3C's ``traceparent`` and ``tracestate``.
     trace: dict[str, str] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
@@ -61,17 +71,43 @@ def key_of(message: Message) -> uuid.UUID:
 
 def encode(message: Message) -> tuple[bytes, dict[str, Any]]:
     """The body and the properties of a message in CloudEvents' binary mode."""
-    return _json(message.data), {**_properties(message), "headers": _headers(message), "type": message.name}
+    return _json(message.data), {**_properties(message), "type": message.name}
 
 
 def encode_celery(message: Message) -> tuple[bytes, dict[str, Any]]:
     """The same as a Celery task (protocol 2), for services with celery-amqp-events. Its headers tell the rest to us."""
     task = current_app.amqp.as_task_v2(message.id, message.name, message.args, message.data)
-    return _json(task.body), {
-        **_properties(message),
-        "headers": {**_headers(message), **task.headers},
-        "correlation_id": message.id,
+    properties = _properties(message)
+    properties["headers"] |= task.headers
+    return _json(task.body), {**properties, "correlation_id": message.id}
+
+
+def _properties(message: Message) -> dict[str, Any]:
+    attributes: dict[str, str | None] = {
+        "specversion": "1.0",
+        "id": message.id,
+        "source": message.source,
+        "type": message.name,
+        "eventversion": str(message.version),
+        "time": message.time.isoformat() if message.time else None,
+        "partitionkey": message.key,
+        # It is compared as text.
+        "sequence": None if message.number is None else f"{message.number:019d}",
+        "replay": message.again,
+        **message.trace,
     }
+    return {
+        "content_type": "application/json",
+        "content_encoding": "utf-8",
+        "delivery_mode": 2,
+        "message_id": message.id,
+        **({"timestamp": int(message.time.timestamp())} if message.time else {}),
+        "headers": {PREFIX + name: value for name, value in attributes.items() if value is not None},
+    }
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def decode(body: bytes | str, properties: Mapping[str, Any]) -> Message:
@@ -84,79 +120,57 @@ def decode(body: bytes | str, properties: Mapping[str, Any]) -> Message:
         Malformed: it is no event.
     """
     headers = properties.get("headers") or properties.get("application_headers") or {}
-    attributes = _attributes(headers)
     form = str(properties.get("content_type") or "application/json").partition(";")[0].strip().lower()
-    args: Any = []
-    if form == "application/cloudevents+json":
-        event = _object(_parsed(body), "the event")
-        attributes = {name.lower(): value for name, value in event.items() if name not in ("data", "data_base64")}
-        data = _unpacked(event["data_base64"]) if "data_base64" in event else event.get("data", {})
-    elif form.startswith("application/cloudevents"):
+    is_whole = form == "application/cloudevents+json"
+    if form.startswith("application/cloudevents") and not is_whole:
         raise Malformed(f"it is of {form}: send application/cloudevents+json, one event in a message")
-    elif form not in ("application/json", "text/json") and not form.endswith("+json"):
+    if form not in ("application/json", "text/json") and not form.endswith("+json"):
         raise Malformed(f"its data is of {form}: send application/json")
+    with _needs("its body is not JSON"):
+        data: Any = json.loads(body) if body or is_whole else {}
+    args: Any = []
+    attributes = _attributes(headers)
+    if is_whole:
+        event = _object(data, "the event")
+        attributes = {name.lower(): value for name, value in event.items() if name not in ("data", "data_base64")}
+        data = event.get("data", {})
+        if "data_base64" in event:
+            with _needs("its data_base64 is not JSON"):
+                data = json.loads(base64.b64decode(event["data_base64"], validate=True))
     elif "task" in headers and "id" in headers:
-        args, data = _task(_parsed(body))
+        with _needs("it is no task of Celery's protocol 2"):
+            args, kwargs, _ = data
+            # With the types that kombu tags as text.
+            args, data = json.loads(json.dumps(decoded([args, kwargs]), default=_untagged))
         host = str(headers.get("origin") or "").rpartition("@")[2]
         attributes = {"id": headers["id"], "type": headers["task"], "source": f"celery:{host}", **attributes}
-    else:
-        data = _parsed(body) if body else {}
     if str(attributes.get("specversion", "1.0")).partition(".")[0] != "1":
         raise Malformed(f"it is of CloudEvents {attributes['specversion']}: send 1.0")
-    try:
+    with _needs(""):
         data, args = jsonable(_object(data, "its data"), "data"), jsonable(args, "args")
         texts = {name: jsonable(_text(value), name) for name, value in attributes.items() if value is not None}
-    except (TypeError, ValueError) as exc:
-        raise exc if isinstance(exc, Malformed) else Malformed(str(exc)) from None
     if missing := [name for name in ("id", "source", "type") if not texts.get(name)]:
         raise Malformed(f"it has no {' and no '.join(missing)}: send a CloudEvent")
     for name in ("source", "type", "partitionkey"):
         if len(texts.get(name, "")) > LONGEST:
             raise Malformed(f"its {name} has {len(texts[name])} characters: send {LONGEST} at the most")
+    version = _number(texts.get("eventversion", "1"), 2**15)
+    if version is None:
+        raise Malformed(f"its eventversion is {texts['eventversion'][:50]!r}: send a whole number below 32768")
     return Message(
         id=texts["id"],
         source=texts["source"],
         name=texts["type"],
-        version=_version(texts.get("eventversion", "1")),
+        version=version,
         time=_time(texts.get("time"), properties.get("timestamp")),
         key=texts.get("partitionkey"),
-        # Others count all their events together, or not without a gap.
-        number=_number(texts.get("sequence")) if "eventversion" in texts else None,
-        dataschema=texts.get("dataschema"),
+        # Others count all their events together, or not without a gap; theirs may also be any text.
+        number=_number(texts.get("sequence", ""), 2**63) if "eventversion" in texts else None,
         trace={name: str(one) for name in TRACE if (one := texts.get(name) or headers.get(name))},
         data=data,
         args=args,
         again=texts.get("replay"),
     )
-
-
-def _properties(message: Message) -> dict[str, Any]:
-    moment = {"timestamp": int(message.time.timestamp())} if message.time else {}
-    return {
-        "content_type": "application/json",
-        "content_encoding": "utf-8",
-        "delivery_mode": 2,
-        "message_id": message.id,
-        **moment,
-    }
-
-
-def _headers(message: Message) -> dict[str, str]:
-    attributes: dict[str, str | None] = {
-        "specversion": "1.0",
-        "id": message.id,
-        "source": message.source,
-        "type": message.name,
-        "eventversion": str(message.version),
-        "time": message.time.isoformat() if message.time else None,
-        "partitionkey": message.key,
-        # It is compared as text.
-        "sequence": None if message.number is None else f"{message.number:019d}",
-        "dataschema": message.dataschema,
-        "replay": message.again,
-        **message.trace,
-    }
-    return {PREFIX + name: value for name, value in attributes.items() if value is not None}
 
 
 def _attributes(headers: Mapping[str, Any]) -> dict[str, Any]:
@@ -167,33 +181,6 @@ def _attributes(headers: Mapping[str, Any]) -> dict[str, Any]:
         for prefix in PREFIXES
         if lower.startswith(prefix)
     }
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def _parsed(body: bytes | str) -> Any:
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError) as exc:
-        raise Malformed(f"its body is not JSON: {exc}") from None
-
-
-def _unpacked(text: Any) -> Any:
-    try:
-        return _parsed(base64.b64decode(text, validate=True))
-    except (TypeError, ValueError) as exc:
-        raise Malformed(f"its data_base64 is not JSON: {exc}") from None
-
-
-def _task(body: Any) -> tuple[list[Any], Any]:
-    """The arguments of a Celery task, with the types that kombu tags as text."""
-    try:
-        args, kwargs, _ = body
-        return json.loads(json.dumps(decoded([args, kwargs]), default=_untagged))
-    except (TypeError, ValueError) as exc:
-        raise Malformed(f"it is no task of Celery's protocol 2: {exc}") from None
 
 
 def _untagged(value: Any) -> str:
@@ -214,16 +201,10 @@ def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-def _version(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 6 and int(text) < 2**15):
-        raise Malformed(f"its eventversion is {text[:50]!r}: send a whole number below 32768")
-    return int(text)
-
-
-def _number(text: str | None) -> int | None:
-    """Somebody else's sequence may be any text."""
-    number = int(text) if text and text.isascii() and text.isdigit() and len(text) < 20 else None
-    return number if number is None or number < 2**63 else None
+def _number(text: str, end: int) -> int | None:
+    """The whole number from 0 to below the end; None: the text is none."""
+    is_number = text.isascii() and text.isdigit() and len(text) < 20
+    return int(text) if is_number and int(text) < end else None
 
 
 def _time(text: str | None, timestamp: Any) -> datetime | None:
