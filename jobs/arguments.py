@@ -143,10 +143,12 @@ def _text(value: str, where: str) -> str:
 
 
 def scrub(text: str, limit: int = 20_000) -> str:
-    """Return text that every database stores: NUL and lone surrogates escaped, the middle cut beyond ``limit``."""
+    """Return text that every database stores: NUL and lone surrogates escaped, ``limit`` characters at the most."""
     text = text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
     if len(text) > limit:
-        text = f"{text[: limit // 2]}\n... {len(text) - limit} characters cut ...\n{text[-limit // 2 :]}"
+        # With the words between, it still fits into a column of this length.
+        half = (limit - 40) // 2
+        text = f"{text[:half]}\n... {len(text) - 2 * half} characters cut ...\n{text[-half:]}"
     return text
 
 

@@ -102,6 +102,8 @@ W022 jobs was not tested with {names}.
   -> What it needs of them is there. Install {tested}, or watch this worker.
 W023 These entries of the schedule are left out, and nothing runs for them: {entries}.
   -> Put right what each says. Workers run the schedule themselves; with JOBS['SCHEDULES'] = None celery beat does.
+W024 What these entries of the schedule call is not there: {entries}.
+  -> Put right the name or the arguments. Silence this if the tasks are those of another service.
 """
 
 #: The text and the cure by the id. A line that begins with a blank goes on with the one before.
@@ -374,13 +376,31 @@ def check_tasks(app: Celery | None = None) -> Iterator[CheckMessage]:
     fine = (*JSON, app.conf.task_serializer)
     if odd := {name for name, task in tasks.items() if task.serializer not in fine}:
         yield _say("E010", tasks=odd)
-    if problems() or (kept := conf().MARKER_RETENTION) is None:
+    if problems():
+        return
+    if gone := [*_uncallable(app)]:
+        yield _say("W024", entries="; ".join(gone))
+    if (kept := conf().MARKER_RETENTION) is None:
         return
     # A marker that is gone keeps nobody from doing the same again.
     failed = conf().RETENTION_FAILED
     keyed = {name: task for name, task in tasks.items() if "idempotency_key" in task.key_templates}
     if late := {name for name, task in keyed.items() if failed is None or max(failed, _retry_horizon(task)) > kept}:
         yield _say("W017", kept=kept, tasks=late)
+
+
+def _uncallable(app: Celery) -> Iterator[str]:
+    """The entries of the schedule without a task here, or with arguments that it does not take; a sentence each."""
+    for name, entry in entries.gather(app, asks_tables=False)[0].items():
+        task = app.tasks.get(entry.task)
+        if task is None:
+            near = did_you_mean(entry.task, app.tasks).rstrip(".")
+            yield f"{name!r}: no task of this project is called {entry.task!r}{near}"
+        elif task.typing and (takes := getattr(task, "__header__", None)) is not None:
+            try:
+                takes(*entry.args, **entry.kwargs)
+            except TypeError as exc:
+                yield f"{name!r}: {exc}"
 
 
 for check in (check_settings, check_databases, check_routing, check_celery, check_tasks):

@@ -88,6 +88,20 @@ def test_a_callback_is_a_signature(callback):
         pass
 
 
+@pytest.mark.parametrize("callback", [tasks.effect.s(), tasks.effect.si("x", nope=1)])
+def test_a_callback_that_lacks_arguments_is_refused_where_it_is_written(callback):
+    with pytest.raises(TypeError, match="argument"), batch("x", on_failure=callback):
+        pass
+    assert not Batch.objects.exists()
+
+
+def test_a_long_name_is_cut():
+    with batch("import " + "x" * 300) as found:
+        pass
+    assert found.name.startswith("import xx")
+    assert len(found.name) <= 255
+
+
 @pytest.mark.slow
 def test_another_thread_does_not_join(node):
     with batch("mine") as found:

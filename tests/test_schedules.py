@@ -320,6 +320,8 @@ def test_an_every_that_cannot_work_fails_where_it_is_written(options, says):
         (entry("soon"), "must be seconds"),
         (entry(60, catch_up=False), "belongs into its options"),
         (entry(60, timing=1), "no key 'timing'"),
+        (entry(60, options={"catch_up": "no"}), "catch_up='no' must be True or False"),
+        (entry(1e12), "a hundred years at the most"),
         ({"schedule": 60}, "task"),
     ],
 )
@@ -329,6 +331,16 @@ def test_an_entry_that_cannot_be_kept_is_left_out_and_said(beat, given, says):
     assert set(found) == {"right"}
     assert says in wrong[0]
     assert any(each.id == "jobs.W023" and says in each.msg for each in checks.check_celery(current_app))
+
+
+def test_an_entry_that_calls_what_is_not_there_is_said(beat):
+    beat["typo"] = entry(60) | {"task": EFFECT[:-1]}
+    beat["empty"] = entry(60) | {"args": ()}
+    beat["right"] = entry(60)
+    [message] = [each for each in checks.check_tasks(current_app) if each.id == "jobs.W024"]
+    assert f"'typo': no task of this project is called '{EFFECT[:-1]}': did you mean `{EFFECT}`" in message.msg
+    assert "'empty': effect() missing" in message.msg
+    assert "'right'" not in message.msg
 
 
 def test_a_name_that_is_too_long_is_said(beat):

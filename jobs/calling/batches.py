@@ -53,22 +53,28 @@ def batch(
 
     Raises:
         RuntimeError: in the block of another batch.
-        TypeError: a callback that is no signature, or a call that cannot be kept.
+        TypeError: a callback that is no signature or lacks arguments, or a call that cannot be kept.
     """
     if outbox.joining.get() is not None:
         raise RuntimeError(f"the batch {name!r} is made in the block of another one: batches cannot be nested")
     alias = databases.job_alias(using)
     kept = {"on_success": _kept(on_success, "on_success"), "on_failure": _kept(on_failure, "on_failure")}
     with transaction.atomic(using=alias):
-        made = Batch.objects.using(alias).create(name=scrub(name, 255), **kept)
+        made = Batch.objects.using(alias).create(name=scrub(str(name), 255), **kept)
         with _joining(made):
             yield made
 
 
 def _kept(callback: Any, name: str) -> Any:
-    if callback is not None and not isinstance(callback, Signature):
+    if callback is None:
+        return None
+    if not isinstance(callback, Signature):
         raise TypeError(f"{name} must be a signature (task.s(...)), and not {callback!r}")
-    return None if callback is None else storable(dict(callback), name)
+    task = current_app.tasks.get(callback.task)
+    if getattr(task, "is_transactional", False) and task.typing and (takes := getattr(task, "__header__", None)):
+        # It raises to whoever wrote it: at the end of the batch nobody could call it, and the batch would stay open.
+        takes(*callback.args, **callback.kwargs)
+    return storable(dict(callback), name)
 
 
 @contextmanager

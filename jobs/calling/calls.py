@@ -88,6 +88,8 @@ def compose(app: Celery, task: Any, args: Any, kwargs: Any, options: dict[str, A
     if run_at is not None:
         kept["eta"] = True
     root, priority = as_uuid(root_id), options.get("priority")
+    if priority is not None and priority != _within(priority, -(2**15)):
+        raise ValueError(f"priority={priority} must be from {-(2**15)} to {2**15 - 1}")
     job = Job.of(
         {
             "id": key,
@@ -229,7 +231,10 @@ def _queue_name(app: Celery, options: Mapping[str, Any], kept: dict[str, Any], i
         )
     if not name and isinstance(queue, kombu.Queue) and queue.exchange.type != "direct":
         kept |= {"exchange": queue.exchange.name, "routing_key": routing_key or queue.routing_key}
-    return str(getattr(queue, "name", queue) or routing_key or app.conf.task_default_queue)
+    chosen = str(getattr(queue, "name", queue) or routing_key or app.conf.task_default_queue)
+    if len(chosen) > 255 or "\0" in chosen:
+        raise ValueError(f"queue={chosen[:40]!r} must be a name of at most 255 characters, none of them NUL")
+    return chosen
 
 
 def bound_queue(app: Celery, exchange: str, routing_key: str | None) -> kombu.Queue | None:

@@ -52,6 +52,8 @@ class Entry:
         options = dict(given.get("options") or {})
         #: Whether a tick that was missed is made up for, late.
         self.catch_up: bool = options.pop("catch_up", getattr(app.tasks.get(self.task), "catch_up", True))
+        if not isinstance(self.catch_up, bool):
+            raise TypeError(f"catch_up={self.catch_up!r} must be True or False")
         #: The database of its row, and of its jobs.
         self.using = databases.job_alias(options.pop("using", None))
         self.options = options

@@ -19,6 +19,9 @@ IN_TIME = datetime.timedelta(seconds=30)
 #: Clocks are put forward by less.
 GAP = datetime.timedelta(hours=3)
 
+#: The ticks of a longer interval would leave the calendar.
+LONGEST = datetime.timedelta(days=36_525)
+
 #: After so many ticks nobody counts further.
 MOST = 10_000
 
@@ -58,6 +61,8 @@ class Ticks:
         is_interval = isinstance(found, schedule)
         if is_interval and found.run_every <= datetime.timedelta():
             raise ValueError(f"an interval must be above 0, not {given!r}")
+        if is_interval and found.run_every > LONGEST:
+            raise ValueError(f"an interval must be a hundred years at the most, not {given!r}")
         #: The moment that the schedule takes for now.
         self._at = datetime.datetime.now(datetime.UTC)
         self._schedule = copy(found)
