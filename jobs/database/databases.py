@@ -22,6 +22,7 @@ from jobs.models import Beat, Binding, Job, Lock, Message, Order, StoredResult
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Model)
+R = TypeVar("R", bound=QuerySet[Any, Any])
 
 #: Seconds after which the same complaint about a database is logged again, and when each was.
 REPEAT = 30.0
@@ -142,7 +143,7 @@ def everywhere(part: Callable[[str], int | None], aliases: Iterable[str] | None 
     return done
 
 
-def each(rows: QuerySet[M]) -> Iterator[QuerySet[M]]:
+def each(rows: R) -> Iterator[R]:
     """The same rows of each job database."""
     return (rows.using(alias) for alias in conf().DATABASES)
 

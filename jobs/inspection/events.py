@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import datetime
+import uuid
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import connections
 from django.db.models import Q
 from django.utils import timezone
 
-from jobs.arguments import parse_uuid
 from jobs.conf import conf
 from jobs.database import databases
 from jobs.inspection.census import MOST
@@ -42,8 +40,7 @@ _BACKLOG = " UNION ALL ".join(
 _SECONDS = {"sqlite": "(julianday(since) - 2440587.5) * 86400.0", "postgresql": "EXTRACT(EPOCH FROM since)"}
 
 
-@dataclass(frozen=True, slots=True)
-class Backlog:
+class Backlog(NamedTuple):
     """Of the events of a kind: how many (:data:`MOST` are counted), and for how many seconds the oldest is there."""
 
     number: int
@@ -62,7 +59,7 @@ def backlog(using: str) -> dict[str, Backlog]:
 
 
 def summed() -> dict[str, Backlog]:
-    """The same over all job databases: how many, and of the oldest."""
+    """The same over all job databases."""
     every = [backlog(alias) for alias in conf().DATABASES]
     return {
         name: Backlog(sum(each[name].number for each in every), max(each[name].seconds for each in every))
@@ -82,8 +79,7 @@ _LIVE = (
 _READY = "state = 'ready' AND held IS NULL AND queue = %s ORDER BY queue, rank, run_at, id"
 
 
-@dataclass(frozen=True, slots=True)
-class Lag:
+class Lag(NamedTuple):
     """Of a handler's jobs: how many have not ended, for how many seconds the oldest is there, how many failed."""
 
     waiting: int = 0
@@ -103,7 +99,7 @@ def lags(using: str, handlers: Iterable[tuple[str, str]]) -> dict[str, Lag]:
     pairs = list(handlers)
     if not pairs:
         return {}
-    tasks, queues = ({each[place] for each in pairs} for place in (0, 1))
+    tasks, queues = map(set, zip(*pairs, strict=True))
     parts = [*[_READY] * len(queues), *_LIVE]
     union = " UNION ALL ".join(_PART.format(sql, MOST, number) for number, sql in enumerate(parts))
     marks = ", ".join(["%s"] * len(tasks))
@@ -113,23 +109,21 @@ def lags(using: str, handlers: Iterable[tuple[str, str]]) -> dict[str, Lag]:
     found: dict[str, Lag] = defaultdict(Lag)
     now = timezone.now()
     for task, is_failed, number, first in databases.ask(using, sql, *queues, *tasks):
-        old = found[task]
-        key = parse_uuid(first)
-        at = (key and time_of(key)) or now
-        age = max(datetime.timedelta(), now - at).total_seconds()
-        found[task] = Lag(old.waiting, old.seconds, number) if is_failed else Lag(number, age, old.failed)
+        if is_failed:
+            found[task] = found[task]._replace(failed=number)
+        else:
+            age = now - (time_of(uuid.UUID(first)) or now)
+            found[task] = found[task]._replace(waiting=number, seconds=max(0.0, age.total_seconds()))
     return found
 
 
 def all_lags() -> dict[tuple[str, str], Lag]:
     """Of every handler that is known in any job database, by its service and name."""
     found: dict[tuple[str, str], Lag] = {}
-    for alias in conf().DATABASES:
-        rows = (
-            Subscription.objects.using(alias).order_by("service", "handler").values_list("service", "handler", "queue")
-        )
+    handlers = Subscription.objects.order_by("service", "handler").values_list("service", "handler", "queue")
+    for rows in databases.each(handlers):
         known = list(rows)
-        late = lags(alias, [(handler, queue) for _, handler, queue in known])
+        late = lags(rows.db, [(handler, queue) for _, handler, queue in known])
         found |= {(service, handler): late.get(handler, Lag()) for service, handler, _ in known}
     return found
 
@@ -139,8 +133,7 @@ def all_lags() -> dict[tuple[str, str], Lag]:
 DEPTH, SHOWN = 5, 100  #: So many steps, and so many rows of each, are told.
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
+class Way(NamedTuple):
     """What an event has led to: jobs by what made them (an event or a job), and events by the job that told of them."""
 
     jobs: dict[Any, list[Job]]
@@ -171,4 +164,4 @@ def way(event: Event, using: str) -> Way:
 def told_by(using: str, jobs: list[Any]) -> list[Event]:
     """The events that the bodies of these jobs told of, without their data."""
     rows = Event.objects.using(using).filter(job__in=jobs).order_by("id").defer("data", "headers")
-    return list(rows[: SHOWN + 1]) if jobs else []
+    return list(rows[: SHOWN + 1])

@@ -11,6 +11,7 @@ from django.db import transaction
 from django.db.models import BooleanField, Exists, ExpressionWrapper, OuterRef, Q, TextField
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Cast
+from django.utils.translation import gettext
 
 from jobs.calling import batches, chords, stored, transport
 from jobs.conf import conf
@@ -158,7 +159,7 @@ def delete_old(keys: Sequence[uuid.UUID], using: str) -> int:
 
 
 def delete(keys: Sequence[uuid.UUID], using: str) -> int:
-    """Delete the jobs that ended. Race with a replay: the condition. Ask :func:`is_kept` and others before."""
+    """Delete the jobs that ended. Race with a replay: the condition. Ask :func:`needed_for` before."""
     with transaction.atomic(using=using):
         # A job stays until its errbacks and its chord were told of its end.
         telling = Job.objects.using(using).filter(parent_id=OuterRef("pk"), task="jobs.ended", state__in=LIVE)
@@ -172,17 +173,13 @@ def delete(keys: Sequence[uuid.UUID], using: str) -> int:
     return deleted
 
 
-def may_come_again(job_id: uuid.UUID, using: str) -> bool:
-    """Whether the job was another program's message, and ended so lately that a copy may be on its way."""
+def needed_for(job_id: uuid.UUID, using: str) -> str:
+    """What an ended job is still needed for, in the reader's language; empty if it may be deleted."""
+    if Marker.objects.using(using).filter(job=job_id).exists():
+        return gettext("a marker points at it, so that its result is replayed; prune deletes both when it expires")
     late = Job.objects.using(using).filter(finished_at__gt=now_plus(-ADOPTED_STAYS))
-    return late.filter(pk=job_id, made_at__isnull=False).exists()
-
-
-def is_counted(job_id: uuid.UUID, using: str) -> bool:
-    """Whether an open batch counts the job: what becomes of the batch depends on it."""
-    return Batch.objects.using(using).filter(jobs=job_id, ended_at=None).exists()
-
-
-def is_kept(job_id: uuid.UUID, using: str) -> bool:
-    """Whether others replay the job's result."""
-    return Marker.objects.using(using).filter(job=job_id).exists()
+    if late.filter(pk=job_id, made_at__isnull=False).exists():
+        return gettext("its message was another program's, and would run again if it came again; try in a day")
+    if Batch.objects.using(using).filter(jobs=job_id, ended_at=None).exists():
+        return gettext("its batch has not ended, and counts it; try when it has")
+    return ""

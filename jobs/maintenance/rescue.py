@@ -31,20 +31,19 @@ VISITOR = uuid.UUID(int=1)
 class Rescue:
     """Watches the heartbeats of all nodes (Quartz's clustered check-in, judged by a monotonic clock).
 
-    Death is judged by this process alone: a node is dead if its beat stood still for ``DEAD_AFTER`` while
-    this process could write to the database all the time. Clocks of other machines play no part, and after an
-    outage of the database everybody gets the full time again.
+    This process alone judges: a node is dead if its beat stood still for ``DEAD_AFTER`` while this process could write
+    to the database all the time. The clocks of other machines do not count, and after an outage of the database
+    everybody gets the full time again.
 
     Parameters:
         node: this process's own node, whose beat proves that it can write; without one it beats before each look.
     """
 
     def __init__(self, side: SideDatabase, node: Callable[[], uuid.UUID] = lambda: VISITOR) -> None:
-        self.side = side
-        self._node = node
+        self.side, self._node = side, node
+        #: Of each node: its count of beats, and since when that stands.
         self._seen: dict[uuid.UUID, tuple[int, float]] = {}
-        self._last_write = 0.0
-        self._own = -1
+        self._own, self._last_write = -1, 0.0
 
     def run_once(self) -> dict[str, int]:
         done = {"nodes": 0, "jobs": 0}
@@ -77,10 +76,10 @@ class Rescue:
         silent = []
         for node_id in alive:
             count = counts.get(node_id, -1)
-            seen = self._seen.get(node_id)
-            if seen is None or seen[0] != count:
+            before, since = self._seen.get(node_id, (None, now))
+            if before != count:
                 self._seen[node_id] = (count, now)
-            elif now - seen[1] > conf().DEAD_AFTER:
+            elif now - since > conf().DEAD_AFTER:
                 silent.append(node_id)
         return silent
 
@@ -239,9 +238,12 @@ class OwnJobs:
 
         Race with the process, which may end that body at this moment: see ``transitions.give_back``.
         """
-        waiting = [(slot.batch, slot.job) for slot in board.occupied() if slot.holds_up]
-        backs = [partial(transitions.give_back, node=board.node, token=token, begun=begun) for token, begun in waiting]
-        if done := sum(map(databases.everywhere, backs)):
+        done = 0
+        for slot in board.occupied():
+            if slot.holds_up:
+                back = partial(transitions.give_back, node=board.node, token=slot.batch, begun=slot.job)
+                done += databases.everywhere(back)
+        if done:
             bell.ring()
         return done
 
@@ -252,11 +254,9 @@ class OwnJobs:
     def _hand_back_orphans_in(self, alias: str) -> int:
         # Race: first the rows, then the board. A row that a process claims meanwhile is not among them.
         rows = list(self._running(alias).values_list("pk", "lease", "token"))
-        slots = [slot for slot in board.occupied() if not slot.is_dead]
-        tokens = {token for slot in slots for token in (slot.token, slot.batch)}
+        tokens = {token for slot in board.occupied() if not slot.is_dead for token in (slot.token, slot.batch)}
         before = self._unseen.get(alias, {})
-        unseen = {row: before.get(row, 0) + 1 for row in rows if row[2] not in tokens}
-        self._unseen[alias] = unseen
+        self._unseen[alias] = unseen = {row: before.get(row, 0) + 1 for row in rows if row[2] not in tokens}
         orphan = _lose("Orphaned", "no process of the worker ran it")
         late = [key for key, beats in unseen.items() if beats > 2]
         return sum(_settle(key, alias, "rescued", orphan, lease=lease, token=token) for key, lease, token in late)

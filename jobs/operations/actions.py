@@ -16,16 +16,16 @@ from django.utils.text import format_lazy
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from jobs.arguments import scrub
 from jobs.calling import calls
-from jobs.conf import celery_app, conf
+from jobs.conf import celery_app
 from jobs.conf.logs import logger
+from jobs.database import databases
 from jobs.errors import UniqueBusy, UniqueTaken
 from jobs.lifecycle import transitions, unique
 from jobs.lifecycle.queues import check_name
 from jobs.maintenance import prune
-from jobs.models import ENDED, Action, Job, State
-from jobs.operations import kill
+from jobs.models import ENDED, WAITING, Job, State
+from jobs.operations import kill, note, signed
 
 
 class Outcome(NamedTuple):
@@ -41,7 +41,10 @@ class Outcome(NamedTuple):
 
 
 class Refused(Exception):
-    """The job's state would allow it, and something else does not; says what, in the reader's language."""
+    """Something beside the job's state is against it; says what, in the reader's language."""
+
+
+SAID = _("%(participle)s (was %(state)s)"), _("would be %(participle)s (is %(state)s)")
 
 
 class Operation:
@@ -51,7 +54,7 @@ class Operation:
     label: Any  #: For a button.
     permission = "change_job"  #: Who may do it: the codename, in this app.
     participle: Any = ""  #: For "128 retried".
-    states: tuple[State, ...] = (State.SCHEDULED, State.READY)  #: Out of which it is possible.
+    states: tuple[State, ...] = WAITING  #: Out of which it is possible.
     meant: tuple[State, ...] = states  #: Those of them that are meant if nobody names a state.
     otherwise: Any  #: To say of a job in another state.
     instead: ClassVar[dict[str, Any]] = {}  #: By state: to say instead of ``otherwise``.
@@ -77,9 +80,8 @@ class Operation:
         self, key: uuid.UUID, dry_run: bool = False, also: Callable[[Outcome], Any] = lambda outcome: None
     ) -> Outcome:
         """Do it to the job, in whatever database it is; what is ``also`` to be done is part of its transaction."""
-        for alias in conf().DATABASES:
-            found = Job.objects.using(alias).filter(pk=key).values_list("state", flat=True)
-            tried: set[str] = set()
+        for found in databases.each(Job.objects.filter(pk=key).values_list("state", flat=True)):
+            alias, tried = found.db, set[str]()
             # Race: if somebody else was faster, the row is asked again. It answers for each state once.
             while (state := found.first()) is not None:
                 values = {"participle": self.participle, "state": dict(State.choices).get(state, state)}
@@ -114,15 +116,11 @@ class Operation:
 
     def by_hand(self, participle: str) -> str:
         """The reason for the job's error, in English as all that is stored."""
-        parts = [f"{participle} by hand", self.who and f"by {self.who}", self.why and f"({self.why})"]
-        return " ".join(filter(None, parts))
+        return signed(f"{participle} by hand", self.who, self.why)
 
     def note(self, key: uuid.UUID, using: str) -> None:
-        why = ": ".join(filter(None, [self.value, self.why]))
-        Action.objects.using(using).create(job=key, what=self.name, by=scrub(self.who, 150), why=scrub(why, 1000))
-
-
-SAID = _("%(participle)s (was %(state)s)"), _("would be %(participle)s (is %(state)s)")
+        """Write it into the job's history."""
+        note(key, using, self.name, self.value, self.who, self.why)
 
 
 class Retry(Operation):
@@ -298,17 +296,11 @@ class Delete(Operation):
         return prune.delete([key], using) == 1
 
     def rehearse(self, key: uuid.UUID, using: str) -> None:
-        if prune.is_kept(key, using):
-            says = gettext("a marker points at it, so that its result is replayed; prune deletes both when it expires")
-            raise Refused(says)
-        if prune.may_come_again(key, using):
-            says = gettext("its message was another program's, and would run again if it came again; try in a day")
-            raise Refused(says)
-        if prune.is_counted(key, using):
-            raise Refused(gettext("its batch has not ended, and counts it; try when it has"))
+        if why := prune.needed_for(key, using):
+            raise Refused(why)
 
     def note(self, key: uuid.UUID, using: str) -> None:
-        """Its history goes with it; what stays is the log."""
+        """Its history goes with it, and the log stays."""
         about = {"action": "deleted", "job": str(key), "by": self.who, "why": self.why}
         logger.info("the job %s was deleted by %s: %s", key, self.who or "somebody", self.why or "-", extra=about)
 

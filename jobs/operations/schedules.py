@@ -10,28 +10,29 @@ from django.utils.translation import gettext
 
 from jobs.arguments import scrub
 from jobs.calling import entries
-from jobs.conf import celery_app, conf, import_tasks
+from jobs.conf import celery_app, import_tasks
+from jobs.database import databases
 from jobs.errors import UniqueBusy, UniqueTaken
-from jobs.models import Action, Schedule
+from jobs.models import Schedule
+from jobs.operations import note
 
 
 def pause(name: str, by: str = "", reason: str = "") -> bool:
     """Let its ticks pass without jobs. False: it is paused already, or there is none of the name."""
     says = {"paused_by": scrub(by, 150), "reason": scrub(reason, 1000)}
-    found = (Schedule.objects.using(alias).filter(pk=name, paused_at=None) for alias in conf().DATABASES)
+    found = databases.each(Schedule.objects.filter(pk=name, paused_at=None))
     return sum(rows.update(paused_at=Now(), **says) for rows in found) > 0
 
 
 def resume(name: str) -> bool:
     """Go on with the next tick. What passed meanwhile was not missed. False: it is not paused."""
-    done = []
-    for alias in conf().DATABASES:
-        with transaction.atomic(using=alias):
-            rows = Schedule.objects.using(alias).filter(pk=name, paused_at__isnull=False)
+    done = 0
+    for rows in databases.each(Schedule.objects.filter(pk=name, paused_at__isnull=False)):
+        with transaction.atomic(using=rows.db):
             # A worker that has the entry knows which tick is the next one.
             rows.filter(next_tick__lte=Now()).update(definition="")
-            done.append(rows.update(paused_at=None, paused_by="", reason=""))
-    return any(done)
+            done += rows.update(paused_at=None, paused_by="", reason="")
+    return done > 0
 
 
 def run(name: str, by: str = "", why: str = "") -> uuid.UUID | None:
@@ -41,10 +42,10 @@ def run(name: str, by: str = "", why: str = "") -> uuid.UUID | None:
         LookupError: no such entry is known in this process; says so in the reader's language.
         TypeError, ValueError: the call cannot be made.
     """
-    app = celery_app()
-    if app is not None:
+    entry = None
+    if (app := celery_app()) is not None:
         import_tasks(app)
-    entry = entries.gather(app)[0].get(name) if app is not None else None
+        entry = entries.gather(app)[0].get(name)
     if entry is None:
         raise LookupError(gettext("The code of this process has no entry %(name)r in its schedule.") % {"name": name})
     try:
@@ -52,8 +53,7 @@ def run(name: str, by: str = "", why: str = "") -> uuid.UUID | None:
             job = entry.call(None)
             Schedule.objects.using(entry.using).filter(pk=name).update(last_job=job, last_run=Now())
             if job is not None:
-                note = ": ".join(filter(None, [name, why]))
-                Action.objects.using(entry.using).create(job=job, what="run", by=scrub(by, 150), why=scrub(note, 1000))
+                note(job, entry.using, "run", name, by, why)
     except (DataError, IntegrityError, UniqueBusy, UniqueTaken) as exc:
         raise ValueError(str(exc)) from exc
     return job

@@ -21,6 +21,7 @@ from django.utils.translation import gettext_lazy as _
 
 from jobs.arguments import parse_uuid
 from jobs.conf import celery_app, conf, import_tasks
+from jobs.database import databases
 from jobs.models import CLAIMABLE, HELD, UNSUCCESSFUL, Job, Node, State, Tally
 from jobs.models.fields import created_before, created_since, first_id
 
@@ -33,7 +34,7 @@ M = TypeVar("M", bound=Model)
 
 
 class Unreadable(ValueError):
-    """What somebody wrote for a field of :class:`Selection` cannot be; ``why``: in the reader's language."""
+    """A text for a field of :class:`Selection` that cannot be; ``why``, in the reader's language."""
 
     def __init__(self, field: str, why: str) -> None:
         super().__init__(f"{field}: {why}")
@@ -59,15 +60,13 @@ class Selection:
     @classmethod
     def of(cls, given: Mapping[str, str | None], states: Sequence[str] = ()) -> Self:
         """Out of what people wrote; empty is not given. ``Unreadable``: one of them cannot be."""
-        texts = {name: text for name in FIELDS if (text := (given.get(name) or "").strip())}
         values: dict[str, Any] = {}
-        for name, text in texts.items():
-            if "\0" in text:
-                raise Unreadable(name, gettext("no text with a NUL fits anything"))
-            try:
-                values[name] = FIELDS[name].read(text)
-            except ValueError as exc:
-                raise Unreadable(name, str(exc)) from exc
+        for name, field in FIELDS.items():
+            if text := (given.get(name) or "").strip():
+                try:
+                    values[name] = field.read(text)
+                except ValueError as exc:
+                    raise Unreadable(name, str(exc)) from exc
         return cls(states=states, **values)
 
     def rows(self, using: str) -> QuerySet[Job]:
@@ -154,8 +153,8 @@ def said(text: str) -> Q:
 
 def find(key: uuid.UUID, **annotations: Any) -> Any:
     """The job of this id, in whatever database it is, or None."""
-    rows = (Job.objects.using(alias).annotate(**annotations).filter(pk=key) for alias in conf().DATABASES)
-    return next((job for each in rows if (job := each.first()) is not None), None)
+    every = databases.each(Job.objects.annotate(**annotations).filter(pk=key))
+    return next((job for rows in every if (job := rows.first()) is not None), None)
 
 
 # What people write
@@ -167,8 +166,8 @@ def identify(text: str) -> uuid.UUID:
         return key
     if not _END.fullmatch(text):
         raise ValueError(gettext("is no valid UUID, nor the last 8 digits of one"))
-    rows = (Job.objects.using(alias).filter(pk__endswith=text.lower()) for alias in conf().DATABASES)
-    found = {key: task for each in rows for key, task in each.values_list("pk", "task")[:NAMED]}
+    jobs = Job.objects.filter(pk__endswith=text.lower()).values_list("pk", "task")
+    found = {key: task for rows in databases.each(jobs) for key, task in rows[:NAMED]}
     if not found:
         raise ValueError(gettext("is the end of no job's id"))
     if len(found) > 1:
@@ -189,23 +188,23 @@ def full_name(text: str) -> str:
     if "*" in text or app is None or text in app.tasks:
         return text
     # Jobs outlive the code of their tasks.
-    if any(Job.objects.using(alias).filter(task=text).exists() for alias in conf().DATABASES):
+    if any(rows.exists() for rows in databases.each(Job.objects.filter(task=text))):
         return text
     import_tasks(app)
     known = {name: name.rpartition(".")[2] for name in app.tasks}
     found = sorted(name for name in known if f".{name}".endswith(f".{text}"))
     if len(found) == 1:
         return found[0]
+    # A short name is compared with short names.
+    close = get_close_matches(text, known, 1)
+    close += [name for name, short in known.items() if short in get_close_matches(text, set(known.values()), 1)]
     if found:
         says = gettext("several tasks are called %(text)r: %(names)s")
-        raise Unreadable("task", says % {"text": text, "names": ", ".join(found)})
-    close = get_close_matches(text, known, 1)
-    # A short name is compared with short names.
-    close += [name for name, short in known.items() if short in get_close_matches(text, set(known.values()), 1)]
-    says = gettext("there is no task, and no job, of the name %(text)r; did you mean %(name)s?")
-    if not close:
+    elif close:
+        says = gettext("there is no task, and no job, of the name %(text)r; did you mean %(name)s?")
+    else:
         says = gettext("there is no task, and no job, of the name %(text)r")
-    raise Unreadable("task", says % {"text": text, "name": next(iter(close), "")})
+    raise Unreadable("task", says % {"text": text, "names": ", ".join(found), "name": "".join(close[:1])})
 
 
 _END = re.compile("[0-9a-fA-F]{8,12}")
@@ -239,13 +238,19 @@ def _id(text: str) -> uuid.UUID:
     return key
 
 
+def _text(text: str) -> str:
+    if "\0" in text:
+        raise ValueError(gettext("no text with a NUL fits anything"))
+    return text
+
+
 class Field(NamedTuple):
     """What one can be asked for in words: its name and an example in a form, its help on the command line."""
 
     label: Any
     example: str
     help: str
-    read: Callable[[str], Any] = str
+    read: Callable[[str], Any] = _text
 
 
 FIELDS = {

@@ -10,6 +10,7 @@ from django.utils.translation import gettext_lazy as _
 from jobs.database import databases
 from jobs.lifecycle import orders
 from jobs.models import Node
+from jobs.operations import signed
 from jobs.operations.selection import DIGITS
 
 #: For a button.
@@ -33,8 +34,7 @@ def tell(key: uuid.UUID, verb: str, who: str = "", why: str = "") -> bool:
     """Tell a worker, which hears of it within a second; False: it is dead, or unknown."""
     if not Node.objects.using(databases.home()).filter(pk=key, dead_at=None).exists():
         return False
-    said = " ".join(filter(None, [f"the worker was told to {verb}", who and f"by {who}", why and f"({why})"]))
-    orders.give(key, verb, said)
+    orders.give(key, verb, signed(f"the worker was told to {verb}", who, why))
     return True
 
 
