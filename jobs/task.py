@@ -114,6 +114,9 @@ class Task(celery.Task):
     #: What the decorator was given, beside what Celery adds.
     declared: ClassVar[frozenset[str]] = frozenset()
 
+    #: What its function takes, without the ``self`` of a bound one.
+    body_signature: ClassVar[inspect.Signature] = inspect.Signature()
+
     #: The templates above, ready for use.
     key_templates: ClassVar[dict[str, KeyTemplate]] = {}
 
@@ -160,10 +163,11 @@ class Task(celery.Task):
         given = {name: inspect.getattr_static(cls, name) for name in names}
         given = {name: getattr(value, "__func__", value) for name, value in given.items() if value is not None}
         policy = given.pop("on_ambiguous", None)
+        cls.body_signature = signature_of(cls)
         if cls.every is not None:
             Ticks(cls.every, cls._get_app())
             try:
-                signature_of(cls).bind()
+                cls.body_signature.bind()
             except TypeError as exc:
                 raise TypeError(
                     f"every= calls the task without arguments ({exc}): give them defaults, or name the arguments in "
@@ -184,7 +188,7 @@ class Task(celery.Task):
         cls.claim_limit = limit_of(cls.concurrency, celery_rate if cls.rate is None else cls.rate)
         if "limit_key" in given and cls.claim_limit is None:
             raise ValueError("limit_key= needs concurrency= or rate=, which it is the key of")
-        cls.key_templates = {name: KeyTemplate(name, value, signature_of(cls)) for name, value in given.items()}
+        cls.key_templates = {name: KeyTemplate(name, value, cls.body_signature) for name, value in given.items()}
         most = cls.max_crashes
         if most is not None and (type(most) is not int or most < 1):
             raise ValueError(f"max_crashes={most!r} must be a whole number above 0; or leave it to JOBS['MAX_CRASHES']")

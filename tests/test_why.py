@@ -164,7 +164,7 @@ def test_an_open_body_on_sqlite_keeps_idle_processes_from_claiming(tmp_path):
             waiting = tasks.effect.apply_async(("waiting",), countdown=0.5)
         in_body(holder.id, started)
         # Not the page: to log in is to write.
-        wait_for(lambda: codes(waiting.id)[0] == "write_lock", 20, "it says so")
+        wait_for(lambda: ask(waiting.id)["reasons"][0]["code"] == "write_lock", 20, "it says so")
         reason = ask(waiting.id)["reasons"][0]
         assert reason["says"].startswith(f"The job {holder.id} (tests.tasks.gated) has been running for ")
         assert "atomic=False" in reason["cure"]

@@ -31,11 +31,10 @@ from jobs.calling import progress
 from jobs.conf import conf
 from jobs.inspection import census, live
 from jobs.inspection.census import LIVE, at_least
-from jobs.inspection.dashboard import FAILURES, Chart, Dashboard
+from jobs.inspection.dashboard import FAILURES, HOUR, Chart, Dashboard
 from jobs.inspection.remarks import INFO, Remark, sentence
 from jobs.inspection.times import duration
 from jobs.lifecycle import queues
-from jobs.maintenance.tally import HOUR
 from jobs.models import Job, Node, Overview, Pause, State
 from jobs.operations import workers
 from jobs.operations.actions import OPERATIONS

@@ -7,7 +7,6 @@ from django.utils.module_loading import import_string
 from jobs.arguments import decoded
 from jobs.conf import celery_app, conf
 from jobs.conf.logs import logger
-from jobs.idempotency.keys import signature_of
 from jobs.models import Event, Job
 
 #: What stands for a value that could not be redacted.
@@ -84,11 +83,10 @@ def _without(values: Any, *names: str) -> Any:
 
 def _names(job: Job) -> list[str]:
     """The names of the positional arguments, as far as this process knows the task."""
-    app = celery_app()
-    task = app and app.tasks.get(job.task)
+    task: Any = getattr(celery_app(), "tasks", {}).get(job.task)
     if not getattr(task, "is_transactional", False):
         return []
-    parameters = signature_of(type(task)).parameters.values()
+    parameters = task.body_signature.parameters.values()
     names = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
     rest = [each.name for each in parameters if each.kind is each.VAR_POSITIONAL]
     return names + rest * len(job.args)

@@ -8,7 +8,6 @@ from django.db.models import QuerySet, Subquery
 from django.utils.translation import gettext, ngettext
 
 from jobs.database import databases, identity
-from jobs.idempotency.keys import bind, signature_of
 from jobs.inspection import limits
 from jobs.inspection.census import MOST, UNKNOWN, at_least, in_line, late_after
 from jobs.inspection.times import duration
@@ -323,15 +322,14 @@ def misfit(view: View) -> Iterator[Reason]:
     if not getattr(task, "is_transactional", False):
         return
     try:
-        signature = signature_of(type(task))
-        bind(signature, job.args, job.kwargs)
+        task.body_signature.bind(*job.args, **job.kwargs)
     except TypeError as exc:
         says = gettext("Its arguments do not fit the task as it is now, %(task)s%(signature)s: %(error)s.")
         cure = gettext(
             "Let the task take the old arguments as well until no such job is left (a default for what is new), "
             "deploy, and retry: manage.py jobs retry %s"
         )
-        evidence = {"args": len(job.args), "kwargs": sorted(job.kwargs), "signature": str(signature)}
+        evidence = {"args": len(job.args), "kwargs": sorted(job.kwargs), "signature": str(task.body_signature)}
         yield Reason("old_signature", says, cure % job.pk, {"task": job.task, "error": exc}, **evidence)
 
 
