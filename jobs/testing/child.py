@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import gc
+import json
 import logging
 import os
 import signal
@@ -11,6 +12,8 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,7 @@ from jobs.lifecycle.board import Board, board
 from jobs.maintenance import rescue
 from jobs.models import LIVE, Job, Node, Pause
 from jobs.testing.copies import Copy
-from jobs.testing.events import Recorder, import_clients
+from jobs.testing.events import Event, Recorder, import_clients
 from jobs.testing.inline import run_jobs
 
 #: What is put off for longer is not run: retries and snoozes come before that.
@@ -35,13 +38,62 @@ HORIZON = datetime.timedelta(hours=1)
 #: So many runs, and seconds, mean that it never ends.
 RUNS, PATIENCE = 100, 60.0
 
-
 #: Signals that end a process without a word. The one that makes copies has to remove them first.
 ENDS = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Broken(RuntimeError):
     """A child could not do its work: neither the task's fault nor its merit."""
+
+
+class Child:
+    """A process that does some work, as the test sees it."""
+
+    def __init__(self, pid: int, pipe: Connection) -> None:
+        self.pid, self._pipe = pid, pipe
+        self._events: dict[int, Event] = {}
+        #: It stands still until it is let on; it has ended.
+        self.is_waiting = self.is_over = False
+        #: What its work returned, and the traceback if it raised.
+        self.answer: Any = None
+        self.error = ""
+
+    @property
+    def events(self) -> list[Event]:
+        """What it did, also if it was killed."""
+        return list(self._events.values())
+
+    def look(self, timeout: float) -> bool:
+        """Whether it waits, or is over, after so many seconds at the most. Raises :class:`Broken`."""
+        deadline = time.monotonic() + timeout
+        while not (self.is_waiting or self.is_over) and self._pipe.poll(max(0, deadline - time.monotonic())):
+            try:
+                self._hear(json.loads(self._pipe.recv_bytes()))
+            except (EOFError, ConnectionError):
+                self.is_over = True
+                os.waitpid(self.pid, 0)
+                if self.error:
+                    raise Broken(f"a child of the test failed:\n{self.error}") from None
+        return self.is_waiting or self.is_over
+
+    def _hear(self, said: dict[str, Any]) -> None:
+        number = said.get("number")
+        if number is None:
+            vars(self).update(said)
+        elif number in self._events:
+            vars(self._events[number]).update(said)
+        else:
+            self._events[number] = Event(**said)
+
+    def go(self) -> None:
+        self.is_waiting = False
+        self._pipe.send_bytes(b".")
+
+    def end(self) -> None:
+        if not self.is_over:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        self._pipe.close()
 
 
 class Children:
@@ -52,7 +104,7 @@ class Children:
     """
 
     def __init__(self, copies: Sequence[Copy], directory: Path, is_sealed: bool) -> None:
-        self.copies, self.directory, self.is_sealed = copies, directory, is_sealed
+        self.copies, self.is_sealed = copies, is_sealed
         self.caches = directory / "caches"
         if is_sealed:
             import_clients()
@@ -62,53 +114,43 @@ class Children:
         for copy in self.copies:
             copy.restore()
 
-    def recorder(self, name: str, **given: Any) -> Recorder:
-        return Recorder(self.log(name), self.caches, is_sealed=self.is_sealed, **given)
+    def do(self, work: Callable[[], Any], **recorded: Any) -> Child:
+        """Do it in a child, to its end; it may kill itself. Parameters and exceptions as of :meth:`start`."""
+        child = self.start(work, **recorded)
+        try:
+            if not child.look(PATIENCE):
+                raise Broken(f"a run did not end within {PATIENCE:g} s")
+        finally:
+            # Also if this process is interrupted: a run must not outlive its copy.
+            child.end()
+        return child
 
-    def log(self, name: str) -> Path:
-        return self.directory / f"{name}.events"
+    def start(self, work: Callable[[], Any], name: str = "jobs-crashtest", **recorded: Any) -> Child:
+        """Begin it in a child.
 
-    def start(self, work: Callable[[], None], name: str = "child") -> int:
-        """Do it in a child; returns its process id."""
+        Parameters:
+            name: by which PostgreSQL knows its connections.
+            recorded: options of :class:`jobs.testing.events.Recorder`.
+        """
         connections.close_all()
+        ours, theirs = Pipe()
         with warnings.catch_warnings():
             # Of threads that the test has, and that are not in the child.
             warnings.simplefilter("ignore", DeprecationWarning)
             if pid := os.fork():
-                return pid
-        code = 1
+                theirs.close()
+                return Child(pid, ours)
         try:
-            self._settle_in(name)
-            work()
-            code = 0
-        except BaseException:
-            (self.directory / f"{name}.error").write_text(traceback.format_exc())
-        finally:
-            os._exit(code)
-
-    def wait(self, pid: int, name: str = "child") -> bool:
-        """Wait for its end; False: it was killed. Raises :class:`Broken`."""
-        deadline = time.monotonic() + PATIENCE
-        pause = 0.0005
-        while (ended := os.waitpid(pid, os.WNOHANG))[0] == 0:
+            ours.close()
+            recorder = Recorder(theirs, self.caches, self.is_sealed, **recorded)
             try:
-                if time.monotonic() > deadline:
-                    raise Broken(f"a run did not end within {PATIENCE:g} s")
-                time.sleep(pause)
+                self._settle_in(name)
+                recorder.install()
+                recorder.tell(answer=work())
             except BaseException:
-                # Also if this process is interrupted: a run must not outlive its copy.
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-                raise
-            pause = min(0.005, pause * 1.5)
-        if os.WIFSIGNALED(ended[1]):
-            return False
-        if ended[1]:
-            raise Broken(f"a child of the test failed:\n{(self.directory / f'{name}.error').read_text()}")
-        return True
-
-    def do(self, work: Callable[[], None]) -> bool:
-        return self.wait(self.start(work))
+                recorder.tell(error=traceback.format_exc())
+        finally:
+            os._exit(0)
 
     def _settle_in(self, name: str) -> None:
         """This process is new, and a worker: nothing that it does may reach the one that made it."""
@@ -117,7 +159,7 @@ class Children:
         for number in (signal.SIGINT, *ENDS):
             signal.signal(number, signal.SIG_DFL)
         logging.disable(logging.CRITICAL)
-        os.environ["PGAPPNAME"] = application(name)
+        os.environ["PGAPPNAME"] = name
         # In place: whoever has imported it has this one.
         vars(board).update(vars(Board()))
         for connection in connections.all(initialized_only=True):
@@ -133,11 +175,6 @@ class Children:
         if self.is_sealed:
             settings.EMAIL_BACKEND = "django.core.mail.backends.locmem.EmailBackend"
             app.conf.broker_url = "memory://"
-
-
-def application(name: str) -> str:
-    """By which PostgreSQL knows the connections of a child."""
-    return f"jobs-crashtest-{name}"
 
 
 def _use_memory() -> None:
@@ -162,27 +199,22 @@ def forget_others() -> None:
         Node.objects.using(alias).all().delete()
 
 
-def enqueue(task: Any, args: Any, kwargs: Any, answer: Path) -> None:
+def enqueue(task: Any, args: Any, kwargs: Any) -> str:
     """What is asked for runs also beside one that waits: the key of ``unique=`` is free once a job has begun."""
     for alias in conf().DATABASES:
         Job.objects.using(alias).filter(state__in=LIVE).update(unique_key=None)
-    result = task.apply_async(args, kwargs)
-    answer.write_text(str(result.id))
+    return str(task.apply_async(args, kwargs).id)
 
 
-def run_all() -> None:
+def run_all(limit: int = RUNS) -> int:
     """Run what is due, and what follows, until nothing is left, or for so many runs. The project's schedule rests."""
-    run_jobs(until=timezone.now() + HORIZON, raises=False, limit=RUNS, schedules=False)
+    return len(run_jobs(until=timezone.now() + HORIZON, raises=False, limit=limit, schedules=False))
 
 
 def run_whole() -> None:
     run_all()
-    if run_jobs(until=timezone.now() + HORIZON, raises=False, limit=1, schedules=False):
+    if run_all(1):
         raise Broken(f"{RUNS} jobs ran, and there are still more: does one enqueue itself?")
-
-
-def run_one() -> None:
-    run_jobs(limit=1, raises=False)
 
 
 def rescue_all() -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from typing import Any
 
 from django.db.models import AutoField, Model
@@ -14,7 +13,7 @@ from django.db.models import AutoField, Model
 from jobs.conf import OWN_TASKS, conf
 from jobs.models import ENDED, Effect, Job, Marker, State
 from jobs.operations.redaction import Shown
-from jobs.testing.copies import Changes, Row
+from jobs.testing.copies import Change, Row
 from jobs.testing.events import EFFECTS, SAFE, Event
 
 #: Of this app's own rows: what a body asked for. The rest is how often, by whom and when; a result says what this very
@@ -27,27 +26,6 @@ OWN_FIELDS = {
 
 #: In the place of a value that is another one in each run, such as a time.
 VARIES = "(varies)"
-
-
-@dataclass(frozen=True)
-class _Redacted:
-    """Arguments of a job that are compared as they are, and shown as people may see them."""
-
-    value: str
-    shown: str = field(compare=False)
-
-    @classmethod
-    def of(cls, name: str, row: Row) -> Any:
-        if conf().REDACT is None:
-            return row[name]
-        # SQLite gives JSON as text.
-        given = {
-            each: json.loads(row[each]) if isinstance(row[each], str) else row[each] for each in ("args", "kwargs")
-        }
-        return cls(repr(given[name]), repr(getattr(Shown(Job.of({"task": row["task"], **given})), name)))
-
-    def __repr__(self) -> str:
-        return self.shown
 
 
 @dataclass(frozen=True)
@@ -71,7 +49,7 @@ class Difference:
 class Outcome:
     """What a run left, with the runs that followed it."""
 
-    changes: list[Changes]
+    changes: list[Change]
     events: list[Event]
     #: For each job that was asked for: its state, and how it failed.
     jobs: list[tuple[str, str]] = field(default_factory=list)
@@ -79,25 +57,24 @@ class Outcome:
     @property
     def is_over(self) -> bool:
         """Whether no job waits any more."""
-        rows = (row for each in self.changes if each.model is Job for row in each.now)
-        return all(state in ENDED for state, _ in self.jobs) and all(row["state"] in ENDED for row in rows)
+        states = [each.after["state"] for each in self.changes if each.model is Job and each.after]
+        return all(state in ENDED for state in [*states, *(state for state, _ in self.jobs)])
 
     @property
     def does_something(self) -> bool:
         """Whether it wrote a row of the project's or another job, or sent something."""
-        rows = (
-            each.new if each.model is Job else each.now or each.gone for each in self.changes if _is_told(each.model)
-        )
-        return any(rows) or any(each.kind not in ("sql", "commit") for each in self.events)
+        rows = (each for each in self.changes if _is_compared(each.model))
+        is_told = any(not each.before or each.model is not Job for each in rows)
+        return is_told or any(each.kind not in ("sql", "commit") for each in self.events)
 
     @property
     def failure(self) -> str:
         return next((error for state, error in self.jobs if state != State.SUCCEEDED), "")
 
 
-def _is_told(model: type[Model]) -> bool:
-    """Not what we keep for ourselves."""
-    return model in (Job, Marker, Effect) or model._meta.app_label != Job._meta.app_label
+def _is_compared(model: type[Model]) -> bool:
+    """Of this app's own only what a body asked for."""
+    return model._meta.app_label != Job._meta.app_label or model in OWN_FIELDS
 
 
 class Varying:
@@ -109,77 +86,73 @@ class Varying:
 
     def __init__(self, first: Outcome, second: Outcome) -> None:
         self._fields: set[tuple[str, str]] = set()
-        one, other = (self._rows(each) for each in (first, second))
-        for place in one.keys() & other.keys():
-            left = list(other[place])
-            for row in one[place][: len(left)]:
-                # Its twin is the one that is most like it.
-                unlike = [{name for name in row if row[name] != twin.get(name)} for twin in left]
-                best = min(range(len(left)), key=lambda index: len(unlike[index]))
-                self._fields |= {(place[0], name) for name in unlike[best]}
-                del left[best]
+        self._fields = {
+            (label, name)
+            for label, _, row, twin in self._pairs(first, second)
+            if row and twin
+            for name in _unlike(row, twin)
+        }
         keys = ({event.key for event in each.events} for each in (first, second))
         #: Those that are the same in each run, so that the other side can tell.
         self.keys = set.intersection(*keys) - {None}
 
     def differences(self, expected: Outcome, found: Outcome, ignored: Sequence[type[Model]] = ()) -> list[Difference]:
-        one, other = self._rows(expected, ignored), self._rows(found, ignored)
-        differences: list[Difference] = []
-        for place in sorted({*one, *other}):
-            label, pk = place
-            if pk:
-                differences += self._of_row(label, pk, one, other, expected, found)
-                continue
-            missing = _without(one.get(place, []), other.get(place, []))
-            extra = _without(other.get(place, []), one.get(place, []))
-            for row, twin in zip_longest(missing, extra):
-                if row is None or twin is None:
-                    sides = ("no row", f"another row {_text(twin)}") if row is None else (f"a row {_text(row)}", "none")
-                    differences.append(Difference(label, "", "", *sides))
-                else:
-                    differences += _fields_of(label, "", row, twin)
+        differences = []
+        for label, pk, row, twin in self._pairs(expected, found, ignored):
+            if row and twin:
+                names = _unlike(row, twin)
+                differences += [Difference(label, pk, name, repr(row[name]), repr(twin.get(name))) for name in names]
+            elif row or twin:
+                sides = (_text(row), "no row") if row else ("no row", _text(twin))
+                if not pk:
+                    sides = (f"a row {_text(row)}", "none") if row else ("no row", f"another row {_text(twin)}")
+                differences.append(Difference(label, pk, "", *sides))
         return differences
 
-    def _of_row(self, label: str, pk: str, one: Any, other: Any, expected: Outcome, found: Outcome) -> list[Difference]:
-        """A row that was there before: it may have changed in one of the two only."""
-        [row] = one.get((label, pk)) or [self._before(found, label, pk)]
-        [twin] = other.get((label, pk)) or [self._before(expected, label, pk)]
-        if row and twin:
-            return _fields_of(label, pk, row, twin)
-        sides = [_text(each) if each else "no row" for each in (row, twin)]
-        return [] if row == twin else [Difference(label, pk, "", *sides)]
+    def _pairs(
+        self, one: Outcome, other: Outcome, ignored: Sequence[type[Model]] = ()
+    ) -> Iterator[tuple[str, str, Row, Row]]:
+        """The rows of the one beside those of the other: the model, the key if it was there before, and both."""
+        (old, new), (old_twins, new_twins) = (self._rows(each, ignored) for each in (one, other))
+        for place in sorted({*old, *old_twins}):
+            # It may have changed in one of the two only: in the other it is as it was before.
+            before = (old.get(place) or old_twins[place])[0]
+            row, twin = (each[place][1] if place in each else before for each in (old, old_twins))
+            yield *place, row, twin
+        for label in sorted({*new, *new_twins}):
+            rows, left = _without(new[label], new_twins[label]), _without(new_twins[label], new[label])
+            for row in rows:
+                # Its twin is the one that is most like it.
+                twin = min(left, key=lambda each, row=row: len(_unlike(row, each)), default={})  # type: ignore[misc]
+                if twin:
+                    left.remove(twin)
+                yield label, "", row, twin
+            yield from ((label, "", {}, row) for row in left)
 
-    def _before(self, outcome: Outcome, label: str, pk: str) -> Row:
-        for changes in outcome.changes:
-            if changes.model._meta.label == label:
-                before = {key: old for key, (old, _) in changes.changed.items()} | changes.gone
-                return next(
-                    (self._plain(changes.model, row, {}) for key, row in before.items() if _name(key) == pk), {}
-                )
-        return {}
+    def _rows(
+        self, outcome: Outcome, ignored: Sequence[type[Model]]
+    ) -> tuple[dict[tuple[str, str], tuple[Row, Row]], defaultdict[str, list[Row]]]:
+        """What was changed, by model and key, before and after; and what is new, by model.
 
-    def _rows(self, outcome: Outcome, ignored: Sequence[type[Model]] = ()) -> dict[tuple[str, str], list[Row]]:
-        """What was changed, by model and key; what is new has no key, because the next number says nothing."""
-        found: dict[tuple[str, str], list[Row]] = {}
-        shown = [each for each in outcome.changes if each.model not in ignored and _is_compared(each.model)]
-        new = {
-            (changes.model, row[field.attname]): self._plain(changes.model, row, {})
-            for changes in shown
-            for row in changes.new
-            if (field := changes.model._meta.pk) is not None and field.attname in row
+        The key of a new row says nothing: it is the next number.
+        """
+        changes = [each for each in outcome.changes if each.model not in ignored and _is_compared(each.model)]
+        names = {
+            (each.model, each.after[pk.attname]): _text(self._plain(each.model, each.after, {}))
+            for each in changes
+            if not each.before and (pk := each.model._meta.pk) is not None and pk.attname in each.after
         }
-        for changes in shown:
-            label = changes.model._meta.label
-            for key in changes.gone:
-                found[label, _name(key)] = [{}]
-            for key, (_, row) in changes.changed.items():
-                found[label, _name(key)] = [self._plain(changes.model, row, new)]
-            rows = [self._plain(changes.model, row, new) for row in changes.new if row.get("task") not in OWN_TASKS]
-            if rows:
-                found[label, ""] = sorted(rows, key=_text)
-        return found
+        old: dict[tuple[str, str], tuple[Row, Row]] = {}
+        new: defaultdict[str, list[Row]] = defaultdict(list)
+        for model, key, before, after in changes:
+            row = self._plain(model, after, names)
+            if before:
+                old[model._meta.label, key] = self._plain(model, before, {}), row
+            elif after.get("task") not in OWN_TASKS:
+                new[model._meta.label].append(row)
+        return old, new
 
-    def _plain(self, model: type[Model], row: Row, new: dict[Any, Row]) -> Row:
+    def _plain(self, model: type[Model], row: Row, names: dict[Any, str]) -> Row:
         """The row by what can be compared: a new row that it refers to by what that one says, and not by its number."""
         plain: Row = {}
         for each in model._meta.local_concrete_fields:
@@ -188,33 +161,47 @@ class Varying:
                 continue
             if each.primary_key and isinstance(each, AutoField):
                 continue
-            value = _Redacted.of(name, row) if model is Job and name in ("args", "kwargs") else row[name]
+            value = _arguments(name, row) if model is Job and name in ("args", "kwargs") else row[name]
             target = each.remote_field.model if each.remote_field else None
             if value is not None and (model._meta.label, name) in self._fields:
                 value = VARIES
-            elif target is not None and (target, value) in new:
-                value = _text(new[target, value])
+            elif target is not None:
+                value = names.get((target, value), value)
             plain[name] = value
         return plain
 
 
-def _is_compared(model: type[Model]) -> bool:
-    """Of this app's own only what a body asked for."""
-    return model._meta.app_label != Job._meta.app_label or model in OWN_FIELDS
+class _Redacted(str):
+    """A value that is compared as it is, and shown as people may see it."""
+
+    shown = ""
+
+    def __repr__(self) -> str:
+        return self.shown
 
 
-def _name(key: Iterable[Any]) -> str:
-    return ", ".join(map(str, key))
+def _arguments(name: str, row: Row) -> Any:
+    if conf().REDACT is None:
+        return row[name]
+    # SQLite gives JSON as text.
+    given = {each: json.loads(row[each]) if isinstance(row[each], str) else row[each] for each in ("args", "kwargs")}
+    value = _Redacted(given[name])
+    value.shown = repr(getattr(Shown(Job.of({"task": row["task"], **given})), name))
+    return value
 
 
 def _text(row: Row) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in row.items())
 
 
+def _unlike(row: Row, twin: Row) -> list[str]:
+    return [name for name in row if row[name] != twin.get(name)]
+
+
 def _without(rows: Sequence[Row], others: Sequence[Row]) -> list[Row]:
     left = Counter(map(_text, others))
     found = []
-    for row in rows:
+    for row in sorted(rows, key=_text):
         if left[_text(row)]:
             left[_text(row)] -= 1
         else:
@@ -222,49 +209,26 @@ def _without(rows: Sequence[Row], others: Sequence[Row]) -> list[Row]:
     return found
 
 
-def _fields_of(label: str, pk: str, row: Row, twin: Row) -> list[Difference]:
-    return [
-        Difference(label, pk, name, repr(row[name]), repr(twin.get(name)))
-        for name in row
-        if row[name] != twin.get(name)
-    ]
-
-
-@dataclass(frozen=True)
-class Effects:
-    """Effects of the same place, to the same address, under the same key: too many without a key, or too few."""
-
-    event: Event
-    expected: int
-    found: int
-
-    @property
-    def kind(self) -> str:
-        return "twice" if self.found > self.expected else "lost"
-
-
-def effects(expected: Outcome, found: Outcome, keys: set[str | None]) -> Iterator[Effects]:
-    """Where they are not the same.
+def effects(expected: Outcome, found: Outcome, keys: set[str | None]) -> Iterator[tuple[Event, int, int]]:
+    """Effects of the same place, to the same address, under the same key: too many without a key, or too few.
 
     Parameters:
         keys: those that can be relied on.
+
+    Yields:
+        One of them, how many there should be, and how many there are.
     """
+    one, other = (_by_place(each.events, keys) for each in (expected, found))
+    for place in {**one, **other}:
+        want, have, is_keyed = len(one[place]), len(other[place]), place[-1] is not None
+        # Under a key once is enough.
+        if (have < want and not (is_keyed and have)) or (have > want and not is_keyed):
+            yield (other[place] or one[place])[-1], want, have
 
-    def counted(outcome: Outcome) -> tuple[Counter[Any], dict[Any, Event]]:
-        events = [each for each in outcome.events if each.kind in EFFECTS and each.is_done]
-        known = {
-            (each.place, each.what, each.key if each.key in keys else None): each
-            for each in events
-            if not each.what.startswith(tuple(f"{method} " for method in SAFE))
-        }
-        places = ((each.place, each.what, each.key if each.key in keys else None) for each in events)
-        return Counter(place for place in places if place in known), known
 
-    one, other = counted(expected), counted(found)
-    for place in dict.fromkeys([*one[0], *other[0]]):
-        want, have = one[0][place], other[0][place]
-        if have < want or (have > want and place[-1] is None):
-            if place[-1] is not None and have:
-                # Once under this key is enough.
-                continue
-            yield Effects((one[1] | other[1])[place], want, have)
+def _by_place(events: Sequence[Event], keys: set[str | None]) -> defaultdict[Any, list[Event]]:
+    found: defaultdict[Any, list[Event]] = defaultdict(list)
+    for each in events:
+        if each.kind in EFFECTS and each.is_done and not each.what.startswith(tuple(f"{method} " for method in SAFE)):
+            found[each.place, each.what, each.key if each.key in keys else None].append(each)
+    return found

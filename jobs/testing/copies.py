@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sqlite3
-from collections.abc import Sequence
-from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.apps import apps
 from django.db import Error, OperationalError, ProgrammingError, connections, router
-from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Model
-from django.db.utils import load_backend
 from django.test.testcases import DatabaseOperationForbidden  # type: ignore[attr-defined]
 
 from jobs.conf import conf
@@ -22,7 +20,7 @@ from jobs.database import databases
 
 Row = dict[str, Any]
 
-#: Where the rows stand as they were.
+#: The schema of a copy that keeps the rows as they were.
 FROZEN = "jobs_frozen"
 
 #: The comment of a copy: of which database.
@@ -32,74 +30,44 @@ MARK = "jobs crashtest: a copy of {}"
 IN_USE, NOT_ALLOWED = "55006", "42501"
 
 
-@dataclass
-class Changes:
-    """What is not as it was in one table: rows by their key, and those that are new."""
+class Change(NamedTuple):
+    """A row that is not as it was; a new one was empty before, and one that is gone is empty after."""
 
     model: type[Model]
-    gone: dict[Any, Row] = field(default_factory=dict)
-    changed: dict[Any, tuple[Row, Row]] = field(default_factory=dict)
-    new: list[Row] = field(default_factory=list)
-
-    @property
-    def now(self) -> list[Row]:
-        return [row for _, row in self.changed.values()] + self.new
+    key: str
+    before: Row
+    after: Row
 
 
 class Copy:
-    """
-    Parameters:
-        aliases: of the database; several if a test mirrors it.
-        directory: for the files of the copy.
-    """
+    """A database that cannot be reached has none; its runs must not meet the original either, if that comes back."""
 
     #: Whether it says who waits for a lock.
     knows_waits = False
 
-    def __init__(self, alias: str, directory: Path) -> None:
-        self.alias, self.aliases, self.directory = alias, [alias], directory
-        connection = connections[alias]
-        tables = set(connection.introspection.table_names())
-        self.models = [
-            model
-            for model in apps.get_models(include_auto_created=True)
-            if model._meta.managed and not model._meta.proxy and model._meta.db_table in tables
-            and router.allow_migrate_model(alias, model)
-        ]  # fmt: skip
-        #: What the copy goes by, in ``NAME``.
-        self.name = ""
+    def __init__(self, alias: str) -> None:
+        #: Several if a test mirrors the database.
+        self.aliases = [alias]
 
     def use(self) -> None:
         """In a child: its aliases are the copy from now on."""
-        for alias in self.aliases:
-            for settings in (connections[alias].settings_dict, connections.settings[alias]):
-                settings["NAME"] = self.name
 
-    def changes(self) -> list[Changes]:
-        """What differs from the frozen state."""
-        found = []
-        for model in self._changed():
-            names = [each.attname for each in _fields(model)]
-            before, after = ([dict(zip(names, row, strict=True)) for row in rows] for rows in self._differing(model))
-            keys = _key_names(model)
-            old = {tuple(row[name] for name in keys): row for row in before}
-            changes = Changes(model)
-            for row in after:
-                key = tuple(row[name] for name in keys)
-                if key in old:
-                    changes.changed[key] = (old.pop(key), row)
-                else:
-                    changes.new.append(row)
-            changes.gone = old
-            found.append(changes)
-        return found
+        def refuse() -> None:
+            raise OperationalError(f"the database {self.aliases[0]!r} could not be reached, and has no copy")
+
+        connections[self.aliases[0]].connect = refuse  # type: ignore[method-assign]
+        # For other threads.
+        connections.settings[self.aliases[0]]["ENGINE"] = "django.db.backends.dummy"
 
     def freeze(self) -> None:
         """The state as it is now is the one that it goes back to."""
-        raise NotImplementedError
 
     def restore(self) -> None:
-        raise NotImplementedError
+        """Go back to the frozen state."""
+
+    def changes(self) -> list[Change]:
+        """What differs from the frozen state."""
+        return []
 
     def drop(self) -> None:
         """It is not needed any more."""
@@ -108,91 +76,88 @@ class Copy:
         """Whether a process whose connections have this name waits for a lock."""
         return False
 
-    def _changed(self) -> Sequence[type[Model]]:
-        return self.models
 
-    def _differing(self, model: type[Model]) -> tuple[list[Any], list[Any]]:
-        """The rows that are not as they were: as they were, and as they are."""
-        raise NotImplementedError
+class _RealCopy(Copy):
+    def __init__(self, alias: str, name: str) -> None:
+        super().__init__(alias)
+        connection = connections[alias]
+        tables = set(connection.introspection.table_names())
+        self.models: list[type[Model]] = [
+            model
+            for model in apps.get_models(include_auto_created=True)
+            if model._meta.managed and not model._meta.proxy and model._meta.db_table in tables
+            and router.allow_migrate_model(alias, model)
+        ]  # fmt: skip
+        #: What the copy goes by, in ``NAME``.
+        self.name = name
+        self._quote = connection.ops.quote_name
+
+    def use(self) -> None:
+        for alias in self.aliases:
+            for settings in (connections[alias].settings_dict, connections.settings[alias]):
+                settings["NAME"] = self.name
+
+    def _table(self, model: type[Model]) -> tuple[str, str]:
+        """Its name, and those of its columns."""
+        columns = (self._quote(each.column) for each in _fields(model))
+        return self._quote(model._meta.db_table), ", ".join(columns)
 
 
 def _fields(model: type[Model]) -> list[Any]:
     return [each for each in model._meta.local_concrete_fields if not getattr(each, "generated", False)]
 
 
-def _key_names(model: type[Model]) -> list[str]:
+def _keys(model: type[Model]) -> list[Any]:
+    """The fields of its primary key."""
     key: Any = model._meta.pk
-    return [each.attname for each in getattr(key, "fields", [key])]
+    return list(getattr(key, "fields", [key]))
 
 
-def copies_of_all(directory: Path) -> list[Copy]:
-    """A copy of each database that the test may use.
+def _key(model: type[Model], row: Row) -> str:
+    return ", ".join(str(row[each.attname]) for each in _keys(model))
+
+
+@contextmanager
+def copied(directory: Path) -> Iterator[list[Copy]]:
+    """For a block a copy of each database that the test may use.
+
+    Parameters:
+        directory: for the files of the copies.
 
     Raises:
         RuntimeError: there are no such copies of this kind of database; or others are connected to it.
     """
-    found: list[Copy] = []
-    kinds: dict[str, type[Copy]] = {"sqlite": SQLiteCopy, "postgresql": PostgresCopy}
-    by_place: dict[Any, Copy] = {}
+    found: dict[Any, Copy] = {}
     try:
         for alias in connections:
             try:
                 connections[alias].ensure_connection()
-            except DatabaseOperationForbidden:
+            except (Error, DatabaseOperationForbidden) as exc:
                 if alias in conf().DATABASES:
                     raise
-                continue
-            except Error:
-                if alias in conf().DATABASES:
-                    raise
-                found.append(Absent(alias))
+                if isinstance(exc, Error):
+                    found[alias] = Copy(alias)
                 continue
             vendor, settings = connections[alias].vendor, connections[alias].settings_dict
             place = tuple(str(settings[key]) for key in ("HOST", "PORT", "NAME"))
-            if vendor not in kinds:
-                raise RuntimeError(f"a run can be killed on SQLite and PostgreSQL, and {alias!r} is {vendor}")
-            if place in by_place:
-                by_place[place].aliases.append(alias)
+            if place in found:
+                found[place].aliases.append(alias)
+            elif vendor == "sqlite":
+                found[place] = SQLiteCopy(alias, directory)
+            elif vendor == "postgresql":
+                found[place] = PostgresCopy(alias)
             else:
-                by_place[place] = kinds[vendor](alias, directory)
-                found.append(by_place[place])
-    except BaseException:
-        drop(found)
-        raise
-    return found
+                raise RuntimeError(f"a run can be killed on SQLite and PostgreSQL, and {alias!r} is {vendor}")
+        yield list(found.values())
+    finally:
+        for copy in found.values():
+            with suppress(Error):
+                copy.drop()
 
 
-def drop(copies: Sequence[Copy]) -> None:
-    for copy in copies:
-        with suppress(Error):
-            copy.drop()
-
-
-class Absent(Copy):
-    """A database that cannot be reached. If it came back, the runs would meet the original: there they find none."""
-
-    def __init__(self, alias: str) -> None:
-        self.alias, self.aliases, self.models = alias, [alias], []
-
-    def use(self) -> None:
-        def refuse() -> None:
-            raise OperationalError(f"the database {self.alias!r} could not be reached, and has no copy")
-
-        connections[self.alias].connect = refuse  # type: ignore[method-assign]
-        # Of other threads.
-        connections.settings[self.alias]["ENGINE"] = "django.db.backends.dummy"
-
-    def freeze(self) -> None:
-        """There is nothing."""
-
-    def restore(self) -> None:
-        """There is nothing."""
-
-
-class SQLiteCopy(Copy):
+class SQLiteCopy(_RealCopy):
     def __init__(self, alias: str, directory: Path) -> None:
-        super().__init__(alias, directory)
-        self.name = str(directory / f"{alias}.sqlite3")
+        super().__init__(alias, str(directory / f"{alias}.sqlite3"))
         self._frozen = str(directory / f"{alias}.frozen.sqlite3")
         with closing(sqlite3.connect(self.name)) as copy:
             connections[alias].connection.backup(copy)
@@ -202,53 +167,50 @@ class SQLiteCopy(Copy):
             copy.backup(frozen)
 
     def restore(self) -> None:
-        for path in self.directory.glob(f"{self.alias}.sqlite3*"):
+        for path in Path(self.name).parent.glob(f"{Path(self.name).name}*"):
             path.unlink()
         shutil.copyfile(self._frozen, self.name)
 
-    def changes(self) -> list[Changes]:
-        with closing(sqlite3.connect(self.name)) as self._connection:
-            self._connection.execute("ATTACH ? AS frozen", [self._frozen])
-            return super().changes()
+    def changes(self) -> list[Change]:
+        found = []
+        with closing(sqlite3.connect(self.name)) as connection:
+            connection.execute("ATTACH ? AS frozen", [self._frozen])
+            for model in self.models:
+                table, columns = self._table(model)
+                sides: list[dict[str, Row]] = []
+                for one, other in (("frozen", "main"), ("main", "frozen")):
+                    sql = f"SELECT {columns} FROM {one}.{table} EXCEPT SELECT {columns} FROM {other}.{table}"
+                    names = [each.attname for each in _fields(model)]
+                    rows = [dict(zip(names, values, strict=True)) for values in connection.execute(sql)]
+                    sides.append({_key(model, row): row for row in rows})
+                before, after = sides
+                found += [Change(model, key, before.get(key, {}), after.get(key, {})) for key in before | after]
+        return found
 
-    def _differing(self, model: type[Model]) -> tuple[list[Any], list[Any]]:
-        quote = connections[self.alias].ops.quote_name
-        columns, table = ", ".join(quote(each.column) for each in _fields(model)), quote(model._meta.db_table)
-        before, after = (
-            self._connection.execute(
-                f"SELECT {columns} FROM {one}.{table} EXCEPT SELECT {columns} FROM {other}.{table}"
-            ).fetchall()
-            for one, other in (("frozen", "main"), ("main", "frozen"))
-        )
-        return before, after
 
-
-class PostgresCopy(Copy):
+class PostgresCopy(_RealCopy):
     knows_waits = True
 
-    def __init__(self, alias: str, directory: Path) -> None:
-        super().__init__(alias, directory)
+    def __init__(self, alias: str) -> None:
         original = str(connections[alias].settings_dict["NAME"])
-        self.name = f"{original[:50]}_crashtest"
-        self._frozen: set[str] = set()
-        self._close_all()
+        super().__init__(alias, f"{original[:50]}_crashtest")
+        self._is_frozen = False
+        databases.close_all()
+        databases.release_all()
+        connections.close_all()
         self._drop_earlier(original)
         try:
             self._admin(f'CREATE DATABASE "{self.name}" TEMPLATE "{original}"')
             mark = MARK.format(original).replace("'", "''")
             self._admin(f"COMMENT ON DATABASE \"{self.name}\" IS '{mark}'")
         except (OperationalError, ProgrammingError) as exc:
-            code = databases.sqlstate(exc)
+            code, role = databases.sqlstate(exc), connections[alias].settings_dict["USER"]
             if code not in (IN_USE, NOT_ALLOWED):
                 raise
-            cure = (
-                f"its role may not create a copy of it: ALTER ROLE {connections[alias].settings_dict['USER']} CREATEDB"
-            )
+            cure = f"its role may not create a copy of it: ALTER ROLE {role} CREATEDB"
             raise RuntimeError(self._who_uses(original) if code == IN_USE else cure) from exc
-        main = connections[alias].settings_dict
-        options = {key: value for key, value in main["OPTIONS"].items() if key != "pool"}
-        settings = {**main, "NAME": self.name, "OPTIONS": options, "CONN_MAX_AGE": None, "AUTOCOMMIT": True}
-        self._connection: BaseDatabaseWrapper = load_backend(settings["ENGINE"]).DatabaseWrapper(settings, alias)
+        self._connection = databases.apart(alias).thing  # type: ignore[attr-defined]
+        self._connection.settings_dict["NAME"] = self.name
         with suppress(Error):
             # For superusers only; a second otherwise.
             self._execute(f"ALTER DATABASE \"{self.name}\" SET deadlock_timeout = '50ms'")
@@ -267,16 +229,6 @@ class PostgresCopy(Copy):
             except OperationalError as exc:
                 raise RuntimeError(f"another crash test is at work: {self._who_uses(self.name)}") from exc
 
-    def _close_all(self) -> None:
-        databases.close_all()
-        databases.release_all()
-        connections.close_all()
-
-    def _admin(self, sql: str) -> list[Any]:
-        with connections[self.alias]._nodb_cursor() as cursor:
-            cursor.execute(sql)
-            return cursor.fetchall() if cursor.description else []
-
     def _who_uses(self, name: str) -> str:
         sql = f"SELECT pid, application_name FROM pg_stat_activity WHERE datname = '{name}'"
         others = ", ".join(f"{who or 'unnamed'} (process {pid})" for pid, who in self._admin(sql)) or "somebody"
@@ -286,15 +238,11 @@ class PostgresCopy(Copy):
         )
 
     def freeze(self) -> None:
-        quote = self._connection.ops.quote_name
-        with closing(self._connection.cursor()) as cursor:
-            cursor.execute(f"CREATE SCHEMA IF NOT EXISTS {FROZEN}")
-            for model in self.models if not self._frozen else self._changed():
-                table = quote(model._meta.db_table)
-                if model._meta.db_table in self._frozen:
-                    cursor.execute(f"DROP TABLE {FROZEN}.{table}")
-                cursor.execute(f"CREATE TABLE {FROZEN}.{table} AS TABLE {table}")
-            self._frozen = {model._meta.db_table for model in self.models}
+        changed = self._changed() if self._is_frozen else map(self._table, self.models)
+        self._execute(f"CREATE SCHEMA IF NOT EXISTS {FROZEN}")
+        for table, _ in changed:
+            self._execute(f"DROP TABLE IF EXISTS {FROZEN}.{table}; CREATE TABLE {FROZEN}.{table} AS TABLE {table}")
+        self._is_frozen = True
 
     def restore(self) -> None:
         # What a killed process left, which holds locks.
@@ -303,16 +251,16 @@ class PostgresCopy(Copy):
             "AND pid <> pg_backend_pid() AND usename = current_user"
         )
         changed = self._changed()
-        quote = self._connection.ops.quote_name
-        with closing(self._connection.cursor()) as cursor:
-            # In one transaction: foreign keys are looked at in its end.
-            cursor.execute("BEGIN; SET CONSTRAINTS ALL DEFERRED")
-            for model in changed:
-                cursor.execute(f"DELETE FROM {quote(model._meta.db_table)}")
-            for model in changed:
-                columns, table = self._columns(model), quote(model._meta.db_table)
-                cursor.execute(f"INSERT INTO {table} ({columns}) SELECT {columns} FROM {FROZEN}.{table}")
-            cursor.execute("COMMIT")
+        # In one transaction: foreign keys are looked at in its end.
+        self._execute("BEGIN; SET CONSTRAINTS ALL DEFERRED")
+        for table, _ in changed:
+            self._execute(f"DELETE FROM {table}")
+        for table, columns in changed:
+            self._execute(f"INSERT INTO {table} ({columns}) SELECT {columns} FROM {FROZEN}.{table}")
+        self._execute("COMMIT")
+
+    def _changed(self) -> set[tuple[str, str]]:
+        return {self._table(each.model) for each in self.changes()}
 
     def drop(self) -> None:
         self._connection.close()
@@ -325,32 +273,32 @@ class PostgresCopy(Copy):
         )
         return bool(self._execute(sql, name))
 
+    def changes(self) -> list[Change]:
+        """In one statement, because most tables are as they were. Rows are compared as text: JSON knows no equality."""
+        parts = []
+        for number, model in enumerate(self.models):
+            table, _ = self._table(model)
+            columns = (self._quote(each.column) for each in _keys(model))
+            is_same = " AND ".join(f"one.{column} = other.{column}" for column in columns)
+            parts.append(
+                f"SELECT {number}, row_to_json(one)::text, row_to_json(other)::text "
+                f"FROM {FROZEN}.{table} AS one FULL JOIN {table} AS other ON {is_same} "
+                "WHERE one::text IS DISTINCT FROM other::text"
+            )
+        found = []
+        for number, *sides in self._execute(" UNION ALL ".join(parts)):
+            model = self.models[number]
+            rows = [json.loads(side or "{}") for side in sides]
+            before, after = ({each.attname: row[each.column] for each in _fields(model) if row} for row in rows)
+            found.append(Change(model, _key(model, before or after), before, after))
+        return found
+
     def _execute(self, sql: str, *params: Any) -> list[Any]:
         with self._connection.cursor() as cursor:
-            cursor.execute(sql, params)
+            cursor.execute(sql, params or None)
             return cursor.fetchall() if cursor.description else []
 
-    def _columns(self, model: type[Model]) -> str:
-        return ", ".join(self._connection.ops.quote_name(each.column) for each in _fields(model))
-
-    def _changed(self) -> Sequence[type[Model]]:
-        def differs(model: type[Model]) -> str:
-            table = self._connection.ops.quote_name(model._meta.db_table)
-            counts = (f"(SELECT count(*) FROM {each})" for each in (table, f"{FROZEN}.{table}"))
-            return f"EXISTS ({self._missing(table, f'{FROZEN}.{table}', '1')}) OR {' <> '.join(counts)}"
-
-        parts = (f"SELECT {number} WHERE {differs(model)}" for number, model in enumerate(self.models))
-        return [self.models[number] for (number,) in self._execute(" UNION ALL ".join(parts))]
-
-    def _missing(self, one: str, other: str, columns: str) -> str:
-        """Those of one that are not in the other, whatever types they have (JSON knows no equality)."""
-        return (
-            f"SELECT {columns} FROM {one} AS jobs_one WHERE NOT EXISTS "
-            f"(SELECT 1 FROM {other} AS jobs_other WHERE jobs_one::text = jobs_other::text)"
-        )
-
-    def _differing(self, model: type[Model]) -> tuple[list[Any], list[Any]]:
-        columns, table = self._columns(model), self._connection.ops.quote_name(model._meta.db_table)
-        frozen = f"{FROZEN}.{table}"
-        before, after = self._missing(frozen, table, columns), self._missing(table, frozen, columns)
-        return self._execute(before), self._execute(after)
+    def _admin(self, sql: str) -> list[Any]:
+        with connections[self.aliases[0]]._nodb_cursor() as cursor:
+            cursor.execute(sql)
+            return cursor.fetchall() if cursor.description else []

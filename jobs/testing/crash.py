@@ -12,11 +12,10 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from celery import current_app
 from django.db import connections
 from django.db.transaction import TransactionManagementError
 
@@ -28,6 +27,7 @@ from jobs.testing import child, compare, copies, events, interleave
 from jobs.testing.child import Children
 from jobs.testing.compare import Outcome, Varying
 from jobs.testing.events import Event
+from jobs.testing.inline import is_ours
 from jobs.testing.report import Examination, Finding, as_html
 
 #: Points at the most; of more, those after effects and commits come first.
@@ -115,9 +115,7 @@ def examine(
     Parameters:
         is_sealed: no mail and no HTTP request leaves the runs.
     """
-    if isinstance(task, str):
-        task = current_app.tasks[task]
-    if not getattr(task, "is_transactional", False) or task.is_stock():
+    if not is_ours(task):
         raise TypeError(f"{task!r} is no task of jobs: nothing of its runs is kept, so nothing can be said of them")
     for alias in conf().DATABASES:
         if databases.in_test(alias) or connections[alias].in_atomic_block:
@@ -127,9 +125,11 @@ def examine(
                 "transaction.atomic()"
             )
     began = time.monotonic()
-    with _ending_in_order(), tempfile.TemporaryDirectory(prefix="jobs-crashtest-") as name, ExitStack() as stack:
-        found = copies.copies_of_all(Path(name))
-        stack.callback(copies.drop, found)
+    with (
+        _ending_in_order(),
+        tempfile.TemporaryDirectory(prefix="jobs-crashtest-") as name,
+        copies.copied(Path(name)) as found,
+    ):
         examination = _Examiner(task, args, kwargs or {}, Children(found, Path(name), is_sealed)).run(beside, budget)
     examination.seconds = time.monotonic() - began
     return examination
@@ -182,35 +182,23 @@ class _Examiner:
         return self.examination
 
     def _enqueue(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> uuid.UUID:
-        answer = self.children.directory / "job"
-        self.children.do(lambda: child.enqueue(self.task, tuple(args), dict(kwargs), answer))
+        answer = self.children.do(lambda: child.enqueue(self.task, tuple(args), dict(kwargs))).answer
         for copy in self.children.copies:
             copy.freeze()
-        return uuid.UUID(answer.read_text())
+        return uuid.UUID(answer)
 
-    def _outcome(self, found: Sequence[Event], jobs: Sequence[uuid.UUID]) -> Outcome:
+    def _outcome(self, found: Sequence[Event], *jobs: uuid.UUID) -> Outcome:
         changes = [each for copy in self.children.copies for each in copy.changes()]
-        rows = {
-            row["id"] if isinstance(row["id"], uuid.UUID) else uuid.UUID(row["id"]): row
-            for each in changes
-            if each.model is Job
-            for _, row in each.changed.values()
-        }
+        rows = {uuid.UUID(each.key): each.after for each in changes if each.model is Job and each.before and each.after}
         states = [(rows[key]["state"], _error(rows[key]["error"])) if key in rows else ("ready", "") for key in jobs]
         return Outcome(changes, list(found), states)
 
     def _whole(self) -> Outcome:
         """A run without a fault."""
         self.children.restore()
-
-        def work() -> None:
-            self.children.recorder("whole", job=self.job).install()
-            child.run_whole()
-
-        self.children.do(work)
-        outcome = self._outcome(events.read(self.children.log("whole")), [self.job])
-        if outcome.failure or outcome.jobs[0][0] != "succeeded":
-            [(state, error)] = outcome.jobs
+        outcome = self._outcome(self.children.do(child.run_whole, job=self.job).events, self.job)
+        [(state, error)] = outcome.jobs
+        if state != "succeeded":
             raise RuntimeError(
                 f"{self.examination.call} does not succeed without a fault: {state}: {error or 'it waits'}"
             )
@@ -229,25 +217,14 @@ class _Examiner:
     # Killed
 
     def _kill(self, point: int) -> None:
-        self.children.restore()
-
-        def strike(number: int) -> None:
-            if number == point:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        def die() -> None:
-            self.children.recorder("dying", job=self.job, after=strike).install()
-            child.run_all()
-
         def go_on() -> None:
             child.rescue_all()
-            self.children.recorder("rescued", job=self.job).install()
             child.run_all()
 
-        self.children.do(die)
-        self.children.do(go_on)
-        dying, rescued = (events.read(self.children.log(name)) for name in ("dying", "rescued"))
-        found = self._outcome([*dying, *rescued], [self.job])
+        self.children.restore()
+        dying = self.children.do(child.run_all, job=self.job, dies_after=point)
+        rescued = self.children.do(go_on, job=self.job)
+        found = self._outcome([*dying.events, *rescued.events], self.job)
         after = next((each for each in self.expected.events if each.number == point), None)
         before = next((each for each in self.expected.events if each.number > point and each.is_own), None)
         fault = f"killed {_between(after, before)}"
@@ -271,18 +248,16 @@ class _Examiner:
         """
         file, line = next(((each.file, each.line) for each in (after, before) if each and each.line), self.home)
         findings = []
-        for each in compare.effects(expected, found, self.varying.keys):
-            event = each.event
+        for event, want, have in compare.effects(expected, found, self.varying.keys):
             place = (event.file, event.line) if event.line else (file, line)
-            if each.kind == "twice":
-                says = f"{event.what}: {each.found} times, and not {each.expected}, without a key"
-                why = "message" if event.kind == "celery" else "key"
-            else:
-                says, why = f"{event.what}: {each.found} times, and not {each.expected}: it is lost", _lost_by(after)
+            kind, says = "twice", f"{_counted(event, want, have)}, without a key"
+            why = "message" if event.kind == "celery" else "key"
+            if have < want:
+                kind, says, why = "lost", f"{_counted(event, want, have)}: it is lost", _lost_by(after)
                 if why != "hook" and after is not None and after.line:
                     # What made the next run believe that it was done.
                     place = (file, line)
-            findings.append(Finding(each.kind, fault, *place, cure=CURES[why], says=[says]))
+            findings.append(Finding(kind, fault, *place, CURES[why], says=[says]))
         if found.failure and not expected.failure:
             says = f"the job does not succeed: {found.failure}"
             findings.append(Finding("failed", fault, file, line, CURES["again"], says=[says]))
@@ -299,8 +274,7 @@ class _Examiner:
         twice = self._rest()
         differences = self.varying.differences(self.expected, twice, ignored=[Job])
         says = [str(each) for each in differences]
-        found = compare.effects(self.expected, twice, self.varying.keys)
-        says += [f"{each.event.what}: {each.found} times, and not {each.expected}" for each in found]
+        says += [_counted(*each) for each in compare.effects(self.expected, twice, self.varying.keys)]
         if says:
             fault, (file, line) = "a second job of the same idempotency_key", self.home
             self.examination.add(Finding("again", fault, file, line, CURES["marker"], differences, says))
@@ -314,41 +288,33 @@ class _Examiner:
             notes.append("two at once: left out, because unique_until='finished' lets no second one in")
             return
         orders: list[list[interleave.Step]] = [[(0, None), (1, None)], [(1, None), (0, None)]]
-        serial, steps_of = [], [0, 0]
-        for steps in (orders[0], *orders):
-            serial.append(self._play(steps))
-            # Of the one that found nothing done.
-            steps_of[steps[0][0]] = len(self.both[steps[0][0]])
-        self.varying = Varying(*serial[:2])
+        (runs, one), (_, again), (turned, other) = (self._play(steps) for steps in (orders[0], *orders))
+        self.varying = Varying(one, again)
+        # Of each the steps when it found nothing done.
+        steps_of = len(runs[0]), len(turned[1])
         deadline = time.monotonic() + seconds
         for steps in interleave.schedules(*steps_of):
             if self.examination.schedules >= most or time.monotonic() > deadline:
                 break
             self.examination.schedules += 1
-            self._try(steps, serial[1:])
+            self._try(steps, (again, other))
 
-    def _play(self, steps: Sequence[interleave.Step]) -> Outcome:
-        """Two runs at once, in this order of their steps."""
+    def _play(self, steps: Sequence[interleave.Step]) -> tuple[list[list[Event]], Outcome]:
+        """Two runs at once, in this order of their steps: the events of each, and what is left."""
         self.children.restore()
-        self.both = interleave.play(self.children, steps)
-        return self._rest([each for run in self.both for each in run])
+        runs = interleave.play(self.children, steps)
+        return runs, self._rest([each for run in runs for each in run])
 
     def _rest(self, found: Sequence[Event] = ()) -> Outcome:
         """What is left, after what waits still: a snooze, or what the two enqueued."""
-        jobs = [self.job, self.second]
-        outcome = self._outcome(found, jobs)
+        outcome = self._outcome(found, self.job, self.second)
         if outcome.is_over:
             return outcome
-
-        def go_on() -> None:
-            self.children.recorder("rest").install()
-            child.run_all()
-
-        self.children.do(go_on)
-        return self._outcome([*found, *events.read(self.children.log("rest"))], jobs)
+        rest = self.children.do(child.run_all)
+        return self._outcome([*found, *rest.events], self.job, self.second)
 
     def _try(self, steps: Sequence[interleave.Step], serial: Sequence[Outcome]) -> None:
-        found, both = self._play(steps), self.both
+        both, found = self._play(steps)
         who, step = steps[0]
         assert step is not None
         events_of = {each.number: each for each in both[who]}
@@ -373,6 +339,10 @@ class _Examiner:
         file, line = (victim.file, victim.line) if victim.line else self.home
         fault = "two at once wait for each other's rows, and the database ends one of them (deadlock)"
         return Finding("deadlock", fault, file, line, CURES["order"], says=sorted(says))
+
+
+def _counted(event: Event, want: int, have: int) -> str:
+    return f"{event.what}: {have} times, and not {want}"
 
 
 def _locks(event: Event) -> bool:

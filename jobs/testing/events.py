@@ -5,10 +5,10 @@ Nothing is put back: the process that records is a child of the test, and ends a
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
 import os
+import signal
 import smtplib
 import sys
 import sysconfig
@@ -17,10 +17,11 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cache, wraps
 from importlib import import_module
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -52,7 +53,6 @@ _CONTROL = ("BEGIN", "SAVEPOINT", "RELEASE", "ROLLBACK", "COMMIT")
 
 #: Headers by which who gets it can tell that it is the same one.
 _KEYS = ("message-id", "idempotency-key", "x-idempotency-key")
-
 
 #: The clients that do not go through ``http.client``, and what each calls to send.
 CLIENTS = (("httpx", "Client", "send"), ("httpx", "AsyncClient", "send"), ("aiohttp", "ClientSession", "_request"))
@@ -91,18 +91,6 @@ class Event:
         return f"{self.number}. {self.what} ({self.place})"
 
 
-def read(path: Path) -> list[Event]:
-    """The events that a process has written, also one that was killed."""
-    found: dict[int, Event] = {}
-    for line in path.read_text().splitlines() if path.exists() else ():
-        values = json.loads(line)
-        if values.pop("is_new"):
-            found[values["number"]] = Event(**values)
-        else:
-            found[values["number"]].__dict__.update(values)
-    return list(found.values())
-
-
 # Whose line it is
 
 _LIBRARIES = tuple(
@@ -138,26 +126,29 @@ def shown(filename: str) -> str:
 class Recorder:
     """
     Parameters:
-        log: a file that outlives the process.
+        pipe: where the parent hears of each event, also if this process is killed after it.
         caches: a file in which all processes of a test share what is in their caches.
-        job: the one that was asked for; None: whatever runs here is.
-        before, after: called around each of its events; they may end the process, or wait.
         is_sealed: no HTTP request and no mail leaves.
+        job: the one that was asked for; None: whatever runs here is.
+        dies_after: the process ends itself after so many events; 0: before the first one.
+        is_stepwise: it waits before each event until the parent lets it on.
     """
 
     def __init__(
         self,
-        log: Path,
+        pipe: Connection,
         caches: Path,
+        is_sealed: bool,
         job: uuid.UUID | None = None,
-        before: Callable[[Event], None] = lambda event: None,
-        after: Callable[[int], None] = lambda number: None,
-        is_sealed: bool = False,
+        dies_after: int | None = None,
+        is_stepwise: bool = False,
     ) -> None:
-        self._log = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC)
-        self._caches, self._job, self._before, self._after, self._is_sealed = caches, job, before, after, is_sealed
+        self._pipe, self._caches, self._is_sealed = pipe, caches, is_sealed
+        self._job, self._dies_after, self._is_stepwise = job, dies_after, is_stepwise
         self._count = 0
         self._inside = threading.local()
+        #: One thread at a time talks to the parent.
+        self._lock = threading.RLock()
         #: The completion and its commit, which are one event.
         self._completion: Event | None = None
 
@@ -165,7 +156,8 @@ class Recorder:
         load_caches(self._caches)
         self._watch_database()
         self._watch_http()
-        for owner, name, kind, _ in isolation.places():
+        # Several caches may be of one class.
+        for owner, name, kind in {place[:3] for place in isolation.places()}:
             if kind == "mail":
                 self._watch(owner, name, kind, _mail)
             elif kind == "cache":
@@ -177,15 +169,34 @@ class Recorder:
         self._watch_messages(current_app._get_current_object())
         syncpoints.arm(self._reach)
 
+    def tell(self, **said: Any) -> None:
+        """Tell the parent."""
+        with self._lock:
+            self._pipe.send_bytes(json.dumps(said).encode())
+
+    def _wait(self) -> None:
+        if self._is_stepwise:
+            with self._lock:
+                self.tell(is_waiting=True)
+                try:
+                    self._pipe.recv_bytes()
+                except EOFError:
+                    # The parent is gone.
+                    os._exit(1)
+
     @property
     def _is_on(self) -> bool:
-        # A thread that the body started knows of no run.
-        return current_run() is not None or threading.current_thread() is not threading.main_thread()
+        """Whether what happens here is an event: not within another one, nor outside of a run.
+
+        A thread that the body started knows of no run.
+        """
+        is_running = current_run() is not None or threading.current_thread() is not threading.main_thread()
+        return is_running and not getattr(self._inside, "is_on", False)
 
     @contextmanager
     def event(self, kind: str, what: str, key: str | None = None) -> Iterator[None]:
         """Around something that happens; what happens in it is part of it."""
-        if getattr(self._inside, "is_on", False) or not self._is_on:
+        if not self._is_on:
             yield
             return
         event = self._begin(kind, what, key)
@@ -194,7 +205,7 @@ class Recorder:
             yield
         except Exception as exc:
             error = databases.sqlstate(exc) or type(exc).__name__
-            self._write({"number": event.number, "error": error, "ended": time.monotonic()})
+            self.tell(number=event.number, error=error, ended=time.monotonic())
             raise
         finally:
             self._inside.is_on = False
@@ -206,33 +217,31 @@ class Recorder:
         run = current_run()
         is_own = run is None or self._job in (None, run.job.pk)
         event = Event(self._count, kind, what, file, line, key, is_own=is_own, at=time.monotonic())
-        self._write(asdict(event), is_new=True)
+        self.tell(**asdict(event))
         if is_own:
-            self._before(event)
+            self._wait()
         load_caches(self._caches)
         return event
 
     def _end(self, event: Event) -> None:
         if event.kind == "cache":
             save_caches(self._caches)
-        self._write({"number": event.number, "is_done": True, "ended": time.monotonic()})
+        self.tell(number=event.number, is_done=True, ended=time.monotonic())
         if event.is_own:
-            self._after(event.number)
+            self._die(event.number)
 
-    def _write(self, values: dict[str, Any], is_new: bool = False) -> None:
-        os.write(self._log, json.dumps({**values, "is_new": is_new}).encode() + b"\n")
+    def _die(self, number: int) -> None:
+        if number == self._dies_after:
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def _watch(self, owner: Any, name: str, kind: str, describe: Callable[..., tuple[str, str | None]]) -> None:
         original = getattr(owner, name)
-        if getattr(original, "is_recorded", False):
-            return
 
         @wraps(original)
         def watched(*args: Any, **kwargs: Any) -> Any:
             with self.event(kind, *describe(*args, **kwargs)):
                 return original(*args, **kwargs)
 
-        watched.is_recorded = True  # type: ignore[attr-defined]
         setattr(owner, name, watched)
 
     # Statements and commits
@@ -263,7 +272,8 @@ class Recorder:
     def _reach(self, point: str) -> None:
         if point == "after_claim" and not self._count:
             # Nothing has happened yet.
-            self._after(0)
+            self._die(0)
+            self._wait()
         elif point == "before_commit" and self._is_on:
             self._completion = self._begin("commit", "COMMIT of the job's completion", None)
         elif point == "after_commit":
@@ -281,51 +291,32 @@ class Recorder:
 
     def _watch_http(self) -> None:
         """``http.client`` sends step by step; a test may replace what is below ``requests`` and ``httpx``."""
-        pending: dict[int, Any] = {}
 
-        def putting(original: Any) -> Any:
-            def put(connection: Any, method: str, url: str, *args: Any, **kwargs: Any) -> Any:
-                if self._is_sealed:
-                    raise HttpRefused(f"{method} to {connection.host}: HTTP is refused here (--allow-http)")
-                port = "" if connection.port in (80, 443) else f":{connection.port}"
-                pending[id(connection)] = [method, f"{connection.host}{port}{url}", {}, b""]
-                return original(connection, method, url, *args, **kwargs)
+        def put_request(connection: Any, method: str, url: str, *args: Any, **kwargs: Any) -> None:
+            if self._is_sealed:
+                raise HttpRefused(f"{method} to {connection.host}: HTTP is refused here (--allow-http)")
+            port = "" if connection.port in (80, 443) else f":{connection.port}"
+            connection.jobs_request = (method, f"{connection.host}{port}{url}", {})
 
-            return put
+        def put_header(connection: Any, header: Any, *values: Any) -> None:
+            connection.jobs_request[2][_text(header)] = ",".join(map(_text, values))
 
-        def heading(original: Any) -> Any:
-            def put(connection: Any, header: Any, *values: Any) -> Any:
-                if id(connection) in pending:
-                    pending[id(connection)][2][_text(header)] = ",".join(map(_text, values))
-                return original(connection, header, *values)
+        def end_headers(connection: Any, message_body: Any = None, **kwargs: Any) -> None:
+            # Now the first byte leaves.
+            if self._is_on:
+                method, url, headers = connection.jobs_request
+                body = message_body if isinstance(message_body, bytes) else b""
+                event = self._begin("http", f"{method} {url}", _key_of_request(method, url, headers, body))
+                connection.jobs_event = event
 
-            return put
+        def get_response(connection: Any) -> None:
+            if (event := vars(connection).pop("jobs_event", None)) is not None:
+                self._end(event)
 
-        def ending(original: Any) -> Any:
-            # Here the first byte leaves.
-            def end(connection: Any, message_body: Any = None, **kwargs: Any) -> Any:
-                asked = pending.get(id(connection))
-                if asked is not None and isinstance(message_body, bytes):
-                    asked[3] = message_body
-                if asked is not None and not getattr(self._inside, "is_on", False) and self._is_on:
-                    asked.append(self._begin("http", f"{asked[0]} {asked[1]}", _key_of_request(*asked)))
-                return original(connection, message_body, **kwargs)
-
-            return end
-
-        def answering(original: Any) -> Any:
-            def answer(connection: Any, *args: Any, **kwargs: Any) -> Any:
-                asked = pending.pop(id(connection), ())
-                answer = original(connection, *args, **kwargs)
-                if asked and isinstance(asked[-1], Event):
-                    self._end(asked[-1])
-                return answer
-
-            return answer
-
-        made = {"putrequest": putting, "putheader": heading, "endheaders": ending, "getresponse": answering}
-        for name, make in made.items():
-            setattr(http.client.HTTPConnection, name, make(getattr(http.client.HTTPConnection, name)))
+        _wrap(http.client.HTTPConnection, "putrequest", put_request)
+        _wrap(http.client.HTTPConnection, "putheader", put_header)
+        _wrap(http.client.HTTPConnection, "endheaders", end_headers)
+        _wrap(http.client.HTTPConnection, "getresponse", after=get_response)
         for module, name in {"requests": "Session", "httpx": "Client"}.items():
             if module in sys.modules:
                 self._watch(getattr(sys.modules[module], name), "send", "http", _request)
@@ -333,7 +324,7 @@ class Recorder:
             smtplib.SMTP.connect = _refuse  # type: ignore[method-assign]
             for module, name, method in CLIENTS:
                 if (found := getattr(sys.modules.get(module), name, None)) is not None:
-                    setattr(found, method, _refuse_http)
+                    setattr(found, method, _refuse)
 
     def _watch_messages(self, app: Any) -> None:
         """Messages to stock tasks are noted, and not sent."""
@@ -352,16 +343,29 @@ class HttpRefused(Exception):
 def import_clients() -> None:
     """Those that do not go through ``http.client``: a body that imports one later finds it refusing."""
     for module, *_ in CLIENTS:
-        with contextlib.suppress(ImportError):
+        with suppress(ImportError):
             import_module(module)
 
 
-def _refuse_http(*args: Any, **kwargs: Any) -> Any:
-    raise HttpRefused("HTTP is refused here (--allow-http)")
-
-
 def _refuse(*args: Any, **kwargs: Any) -> Any:
-    raise HttpRefused("a connection to a mail server is refused here")
+    raise HttpRefused("HTTP and connections to mail servers are refused here (--allow-http)")
+
+
+def _wrap(
+    owner: Any, name: str, before: Callable[..., None] | None = None, after: Callable[[Any], None] | None = None
+) -> None:
+    original = getattr(owner, name)
+
+    @wraps(original)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if before is not None:
+            before(self, *args, **kwargs)
+        result = original(self, *args, **kwargs)
+        if after is not None:
+            after(self)
+        return result
+
+    setattr(owner, name, wrapped)
 
 
 def _text(value: Any) -> str:
@@ -408,7 +412,7 @@ def _mails(backend: Any, messages: Sequence[EmailMessage]) -> tuple[str, str | N
 def _request(client: Any, request: Any, *args: Any, **kwargs: Any) -> tuple[str, str | None]:
     body = getattr(request, "body", None)
     if body is None:
-        with contextlib.suppress(Exception):
+        with suppress(Exception):
             body = request.content
     url = str(request.url).partition("://")[2]
     headers = {_text(name): _text(value) for name, value in request.headers.items()}
@@ -426,7 +430,11 @@ def _key_of_request(method: str, url: str, headers: dict[str, str], body: Any) -
 
 def save_caches(path: Path) -> None:
     # As JSON: nothing of ours unpickles. The values are bytes.
-    kept = [[*entry, value.hex()] for *entry, value in _cached()]
+    kept = [
+        [name, key, locmem._expire_info[name].get(key), value.hex()]  # type: ignore[attr-defined]
+        for name, values in locmem._caches.items()  # type: ignore[attr-defined]
+        for key, value in values.items()
+    ]
     beside = path.with_suffix(f".{os.getpid()}")
     beside.write_text(json.dumps(kept))
     beside.rename(path)
@@ -441,9 +449,3 @@ def load_caches(path: Path) -> None:
     for name, key, expires_at, value in json.loads(path.read_text()):
         locmem._caches.setdefault(name, OrderedDict())[key] = bytes.fromhex(value)  # type: ignore[attr-defined]
         locmem._expire_info.setdefault(name, {})[key] = expires_at  # type: ignore[attr-defined]
-
-
-def _cached() -> Iterator[tuple[str, str, float | None, bytes]]:
-    for name, values in locmem._caches.items():  # type: ignore[attr-defined]
-        for key, value in values.items():
-            yield name, key, locmem._expire_info[name].get(key), value  # type: ignore[attr-defined]

@@ -12,13 +12,13 @@ import os
 import uuid
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from celery import current_app
 from celery.exceptions import Ignore, NotRegistered
 from django.db import Error, connections
-from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.db.models import Exists, OuterRef
 from django.db.models.expressions import CombinedExpression
 from django.db.models.functions import Now
 from django.db.transaction import TransactionManagementError
@@ -116,20 +116,17 @@ def _process(aliases: Sequence[str]) -> Iterator[_Process]:
     """This process is a worker for a block, and leaves no trace of that."""
     node, board.node = board.node, uuid.uuid4()
     process = _Process(aliases)
-    with ExitStack() as stack:
-        stack.callback(setattr, board, "node", node)
-        stack.callback(process.runner.slot.free)
+    try:
         for alias in aliases:
-            rows = Node.objects.using(alias)
-            rows.create(pk=board.node, hostname="tests", pid=os.getpid())
-            stack.callback(_forget, rows.filter(pk=board.node))
+            Node.objects.using(alias).create(pk=board.node, hostname="tests", pid=os.getpid())
         yield process
-
-
-def _forget(nodes: QuerySet[Node]) -> None:
-    # A test that broke its transaction has an exception of its own.
-    with suppress(Error):
-        nodes.delete()
+    finally:
+        for alias in aliases:
+            # A test that broke its transaction has an exception of its own.
+            with suppress(Error):
+                Node.objects.using(alias).filter(pk=board.node).delete()
+        process.runner.slot.free()
+        board.node = node
 
 
 class _Process:
@@ -150,46 +147,24 @@ class _Process:
             raise ValueError(
                 f"run_jobs(schedules=...): there is no entry {unknown[0]!r}; {'; '.join(wrong) or list(found)}"
             )
-        for entry in found.values():
-            task = self.app.tasks.get(entry.task)
-            is_ours = getattr(task, "is_transactional", False) and not task.is_stock()
-            if is_ours and entry.using in self.aliases and (names is None or entry.name in names):
-                self.entries.append(entry)
-                now = timezone.now()
-                row = Schedule.objects.using(entry.using).filter(pk=entry.name).first()
-                if row is None or row.definition != entry.definition:
-                    schedules.define(entry, row, now, now)
-
-    def _next_ticks(self, until: datetime.datetime) -> dict[Entry, datetime.datetime]:
-        found = {}
+        self.entries = [
+            entry
+            for entry in found.values()
+            if is_ours(self.app.tasks.get(entry.task))
+            and entry.using in self.aliases
+            and (names is None or entry.name in names)
+        ]
         for entry in self.entries:
-            row = (
-                Schedule.objects.using(entry.using).filter(pk=entry.name, paused_at=None, next_tick__lte=until).first()
-            )
-            if row is not None and row.next_tick is not None:
-                found[entry] = row.next_tick
-        return found
+            now = timezone.now()
+            row = Schedule.objects.using(entry.using).filter(pk=entry.name).first()
+            if row is None or row.definition != entry.definition:
+                schedules.define(entry, row, now, now)
 
     def run_next(self, until: datetime.datetime | None) -> tuple[Job, BaseException | None] | None:
         """Run one job; it, and if it failed why. None: nothing is due."""
         while (job := self._claim()) is None:
-            moments = (
-                Job.objects.using(alias)
-                .filter(_OF_OPEN_QUEUES, state=State.SCHEDULED, run_at__lte=until)
-                .order_by("run_at")
-                .values_list("run_at", flat=True)
-                .first()
-                for alias in (self.aliases if until else ())
-            )
-            ticks = self._next_ticks(until) if until else {}
-            if (moment := min((each for each in (*moments, *ticks.values()) if each), default=None)) is None:
+            if until is None or not self._move_time(until):
                 return None
-            self.at = max(moment, self.at or moment)
-            known = self._times()
-            for entry, tick in ticks.items():
-                if tick <= self.at:
-                    schedules.decide(entry, self.at)
-            self._put_off(known)
         using = str(job._state.db)
         known = {**self._times(), (using, job.pk): (None, job.expires_at)}
         raised = self.runner.run_alone(job)
@@ -200,6 +175,28 @@ class _Process:
             # It broke the transaction of the test.
             raise raised or exc from None
         return job, self._failure(job, raised) if job.state == State.FAILED else None
+
+    def _move_time(self, until: datetime.datetime) -> bool:
+        """Let time pass up to the next moment at which something is due; False: there is none before ``until``."""
+        moments: list[datetime.datetime] = []
+        for alias in self.aliases:
+            scheduled = Job.objects.using(alias).filter(_OF_OPEN_QUEUES, state=State.SCHEDULED, run_at__lte=until)
+            moments += scheduled.order_by("run_at").values_list("run_at", flat=True)[:1]
+        ticks: dict[Entry, datetime.datetime] = {}
+        for entry in self.entries:
+            rows = Schedule.objects.using(entry.using).filter(pk=entry.name, paused_at=None, next_tick__lte=until)
+            if (tick := rows.values_list("next_tick", flat=True).first()) is not None:
+                ticks[entry] = tick
+        if not moments and not ticks:
+            return False
+        moment = min([*moments, *ticks.values()])
+        self.at = max(moment, self.at or moment)
+        known = self._times()
+        for entry, tick in ticks.items():
+            if tick <= self.at:
+                schedules.decide(entry, self.at)
+        self._put_off(known)
+        return True
 
     def _claim(self) -> Job | None:
         for alias in self.aliases:
@@ -215,8 +212,7 @@ class _Process:
                 continue
             if first.task not in self.app.tasks:
                 import_tasks(self.app)
-            task = self.app.tasks.get(first.task)
-            if not getattr(task, "is_transactional", False) or task.is_stock():
+            if not is_ours(self.app.tasks.get(first.task)):
                 raise NotRegistered(f"{first.task!r}, which the job {first.pk} calls: import the module of the task")
             # A new one looks from the beginning of the queue.
             for job in Claimer().claim(alias, first.queue, board.node, 1):
@@ -260,21 +256,26 @@ class _Process:
         return followups.exception_of(job.error or {}, self.app.backend)
 
 
+def is_ours(task: Any) -> bool:
+    """Whether its calls are rows."""
+    return getattr(task, "is_transactional", False) and not task.is_stock()
+
+
 _OF_OPEN_QUEUES = ~Exists(Pause.objects.filter(pk=OuterRef("queue")))
 
 
 def _aliases() -> list[str]:
     """The databases of jobs that the test may use."""
     found: list[str] = []
-    refusal: DatabaseOperationForbidden | None = None
+    refusals = []
     for alias in conf().DATABASES:
         try:
             with connections[alias].cursor():
                 found.append(alias)
         except DatabaseOperationForbidden as exc:
-            refusal = exc
-    if not found and refusal is not None:
-        raise refusal
+            refusals.append(exc)
+    if refusals and not found:
+        raise refusals[-1]
     return found
 
 
@@ -332,11 +333,11 @@ def assert_enqueued(
     Raises:
         AssertionError: shows what waits instead.
     """
-    found = _matching(task, args, kwargs, queue, run_at)
+    found, what = _look_for(task, args=args, kwargs=kwargs, queue=queue, run_at=run_at)
     if len(found) == count or (count is None and found):
         return found
     wanted = "no job" if count is None else f"{len(found)} jobs and not {count}"
-    raise AssertionError(f"{wanted} of {_described(task, args, kwargs, queue, run_at)}. {_what_there_is()}")
+    raise AssertionError(f"{wanted} of {what}. {_what_there_is()}")
 
 
 def assert_not_enqueued(
@@ -348,48 +349,36 @@ def assert_not_enqueued(
     run_at: datetime.datetime | None = None,
 ) -> None:
     """Assert that no such job of the task waits; parameters as of :func:`assert_enqueued`."""
-    if found := _matching(task, args, kwargs, queue, run_at):
-        what = _described(task, args, kwargs, queue, run_at)
+    found, what = _look_for(task, args=args, kwargs=kwargs, queue=queue, run_at=run_at)
+    if found:
         raise AssertionError(f"{len(found)} jobs of {what}. {_what_there_is()}")
 
 
-def _matching(
-    task: Any,
-    args: Sequence[Any] | None,
-    kwargs: Mapping[str, Any] | None,
-    queue: str | None,
-    run_at: datetime.datetime | None,
-) -> list[Job]:
-    wanted = Q(task=_name(task), state__in=WAITING)
-    if queue is not None:
-        wanted &= Q(queue=queue)
-    if run_at is not None:
-        margin = datetime.timedelta(seconds=TOLERANCE)
-        wanted &= Q(run_at__range=(run_at - margin, run_at + margin))
-    plain_args, plain_kwargs = normalize(args, kwargs, conf().MAX_ARGS_BYTES)
-    rows = (job for alias in _aliases() for job in Job.objects.using(alias).filter(wanted).order_by("pk"))
-    return [
-        job
-        for job in rows
-        if (args is None or job.args == plain_args) and (kwargs is None or job.kwargs == plain_kwargs)
-    ]
-
-
-def _name(task: Any) -> str:
+def _look_for(task: Any, **given: Any) -> tuple[list[Job], str]:
+    """The jobs that wait, and what was asked for, in words."""
     name = task if isinstance(task, str) else getattr(task, "name", None)
     if not isinstance(name, str):
         raise TypeError(f"{task!r} is neither a task nor the name of one")
-    return name
+    given = {key: value for key, value in given.items() if value is not None}
+    args, kwargs = normalize(given.get("args"), given.get("kwargs"), conf().MAX_ARGS_BYTES)
+    values = {"args": args, "kwargs": kwargs, "queue": given.get("queue")}
+    found = [
+        job
+        for job in _jobs(task=name, state__in=WAITING)
+        if all(getattr(job, key) == values[key] for key in given.keys() & values.keys())
+        and ("run_at" not in given or abs(job.run_at - given["run_at"]).total_seconds() <= TOLERANCE)
+    ]
+    conditions = ", ".join(f"{key}={value!r}" for key, value in given.items())
+    return found, f"{name} with {conditions}" if conditions else name
 
 
-def _described(task: Any, args: Any, kwargs: Any, queue: Any, run_at: Any) -> str:
-    given = {"args": args, "kwargs": kwargs, "queue": queue, "run_at": run_at}
-    conditions = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
-    return f"{_name(task)} {'with ' + conditions if conditions else ''}".rstrip()
+def _jobs(**wanted: Any) -> list[Job]:
+    """The oldest first."""
+    return [job for alias in _aliases() for job in Job.objects.using(alias).filter(**wanted).order_by("pk")]
 
 
 def _what_there_is(most: int = 20) -> str:
-    jobs = [job for alias in _aliases() for job in Job.objects.using(alias).exclude(task__in=OWN_TASKS).order_by("pk")]
+    jobs = [job for job in _jobs() if job.task not in OWN_TASKS]
     waiting = [job for job in jobs if job.state in WAITING]
     text = "These wait:" + "".join(map(_line, waiting[:most])) if waiting else "Nothing waits."
     if len(waiting) > most:

@@ -81,8 +81,7 @@ def as_html(examination: Examination) -> str:
     """One file that asks nobody for anything."""
     numbered = list(enumerate(examination.findings, 1))
     moments = []
-    for number in range(len(examination.events) + 1):
-        event = examination.events[number - 1] if number else None
+    for number, event in enumerate([None, *examination.events]):
         found = [index for index, finding in numbered if number in finding.points]
         verdict = "found" if found else "fine" if number in examination.points else "left out"
         moments.append({"event": event, "verdict": verdict, "findings": found})
