@@ -57,7 +57,8 @@ def normalize(args: Any, kwargs: Any, most: int | None = None) -> tuple[list[Any
     if not isinstance(kwargs, Mapping | None):
         raise TypeError(f"kwargs must be a dict, not {type(kwargs).__name__}")
     plain: tuple[list[Any], dict[str, Any]] = jsonable(list(args or ()), "args"), jsonable(dict(kwargs or {}), "kwargs")
-    if most is not None:
+    # A character of repr() is at most 6 bytes of JSON (\\u001f): most calls need no exact count.
+    if most is not None and 6 * len(repr(plain)) > most:
         check_size(json.dumps(plain, ensure_ascii=False), "the arguments are", most)
     return plain
 

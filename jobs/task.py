@@ -18,11 +18,11 @@ from celery.result import AsyncResult
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import transaction
 
-from jobs.arguments import as_uuid, safe_repr
+from jobs.arguments import as_uuid, normalize, safe_repr
 from jobs.calling import calls, followups, outbox, progress
 from jobs.calling.options import check_call, check_declaration
 from jobs.calling.ticks import Ticks
-from jobs.conf import conf, problems, sentry, task_options
+from jobs.conf import conf, is_eager, problems, sentry, task_options
 from jobs.conf.rates import Limit, limit_of
 from jobs.database.databases import job_alias
 from jobs.errors import EffectParked, Replaced, UniqueTaken
@@ -208,7 +208,7 @@ class Task(celery.Task):
 
         A task that is left to Celery, or eager, waits for the commit as Celery's own does: None is returned then.
         """
-        if self._get_app().conf.task_always_eager or self.is_stock():
+        if is_eager(self._get_app()) or self.is_stock():
             transaction.on_commit(partial(self.apply_async, *args, **kwargs))
             return None
         return self.apply_async(*args, **kwargs)
@@ -250,7 +250,7 @@ class Task(celery.Task):
         options |= {"task_id": task_id, "link": link, "link_error": link_error, "shadow": shadow}
         if not (is_stock := self.is_stock()):
             check_call(options)
-        if is_stock or self._get_app().conf.task_always_eager:
+        if is_stock or is_eager(self._get_app()):
             return super().apply_async(args, kwargs, producer=producer, **options)
         return self._record(args, kwargs, using=using, **options)
 
@@ -260,11 +260,11 @@ class Task(celery.Task):
         if run is not None and task_id == run.request.id:
             # Task.retry(); an adopted message may have an exchange that is not known here.
             options.setdefault("queue", run.job.queue)
-        call = self._compose(args, kwargs, dict(options))
+        call = self._compose(args, kwargs, options)
         if run is not None and task_id == run.job.task_id and call.retries == run.job.retries + 1:
             # Task.retry() sends this very job again: here it only notes what the settle will write.
             run.planned.append(call)
-            return self._result(call, call, options)
+            return self._results([call], [call], options)[0]
         self._set_unique_key(call)
         try:
             alias = job_alias(using or outbox.following.get())
@@ -279,7 +279,7 @@ class Task(celery.Task):
                 f"the job {job.pk} has the unique key {call.unique_key!r}, and not the id {task_id} that was asked "
                 "for: leave task_id= out, and use the result's id"
             )
-        return self._result(job, call, options)
+        return self._results([job], [call], options)[0]
 
     @sentry.traced
     def delay_many(
@@ -298,44 +298,54 @@ class Task(celery.Task):
             raise ValueError("task_id= cannot be given to delay_many: each call has its own; use apply_async")
         app = self._get_app()
         pairs: list[tuple[Any, Any]] = [({}, item) if isinstance(item, Mapping) else (item, {}) for item in items]
-        if app.conf.task_always_eager or self.is_stock():
+        if is_eager(app) or self.is_stock():
             return [self.apply_async(args or (), kwargs, **options) for args, kwargs in pairs]
         check_call(options)
+        # A router, and a task's own shadow_name(), may go by the arguments.
+        differ = app.amqp.router.routes or type(self).shadow_name is not celery.Task.shadow_name
+        common = None if differ else self._terms((), {}, dict(options))
         made = []
         for index, (args, kwargs) in enumerate(pairs):
             if isinstance(args, str | bytes) or not isinstance(args, tuple | list | dict):
                 raise TypeError(f"item {index} must be a tuple (arguments) or a dict (by their names), not {args!r}")
             try:
-                made.append(self._compose(tuple(args), kwargs, dict(options)))
+                made.append(self._compose(tuple(args), kwargs, options, common))
                 self._set_unique_key(made[-1])
             except (TypeError, ValueError) as exc:
                 raise type(exc)(f"item {index}: {exc}") from exc
         recorded = outbox.record(made, job_alias(using), app)
-        return [self._result(job, call, options) for job, call in zip(recorded, made, strict=True)]
+        return self._results(recorded, made, options)
 
     def is_stock(self) -> bool:
         """Whether ``JOBS["EXCLUDE"]`` leaves this task to Celery."""
         return is_stock_name(self.name)
 
-    def _compose(self, args: Any, kwargs: Any, options: dict[str, Any]) -> Job:
-        if self.declared_wrong is not None:
-            raise self.declared_wrong
+    def _compose(self, args: Any, kwargs: Any, options: Mapping[str, Any], said: calls.Terms | None = None) -> Job:
         # The checks and merges of celery.Task.apply_async, then ours.
-        if self.soft_time_limit and self.time_limit and self.soft_time_limit > self.time_limit:
-            raise ValueError("soft_time_limit must be less than or equal to time_limit")
         if self.typing and (check_arguments := getattr(self, "__header__", None)) is not None:
             check_arguments(*(args or ()), **(kwargs or {}))
-        options["shadow"] = options.get("shadow") or self.shadow_name(args, kwargs, options)
-        options = {**self._get_exec_options(), **options}
+        given = dict(options)
+        if said is None:
+            given["shadow"] = options.get("shadow") or self.shadow_name(args, kwargs, options)
         if self._dump_pydantic_arguments is not None:
             args, kwargs = self._dump_pydantic_arguments(args, kwargs)
-        options.setdefault("ignore_result", self.ignore_result)
-        job = calls.compose(self._get_app(), self, args, kwargs, options)
-        # The lock is taken at the run; what no store could keep is refused here.
-        self._key("lock", job)
-        job.marker_key = self._key("idempotency_key", job)
+        # What follows a job is written with it, however long its result is.
+        plain = normalize(args, kwargs, conf().MAX_ARGS_BYTES if outbox.following.get() is None else None)
+        job = calls.compose(self._get_app(), said or self._terms(args, kwargs, given), *plain)
+        if self.key_templates:
+            # The lock is taken at the run; what no store could keep is refused here.
+            self._key("lock", job)
+            job.marker_key = self._key("idempotency_key", job)
         job.limit_key = self.limit_key_of(job)
         return job
+
+    def _terms(self, args: Any, kwargs: Any, options: dict[str, Any]) -> calls.Terms:
+        if self.declared_wrong is not None:
+            raise self.declared_wrong
+        if self.soft_time_limit and self.time_limit and self.soft_time_limit > self.time_limit:
+            raise ValueError("soft_time_limit must be less than or equal to time_limit")
+        given = {**self._get_exec_options(), "ignore_result": self.ignore_result, **options}
+        return calls.terms(self._get_app(), self, args, kwargs, given)
 
     def limit_key_of(self, job: Job) -> str | None:
         """Which jobs share the task's limits with this one: those of the same text. None: it has no limit."""
@@ -355,15 +365,18 @@ class Task(celery.Task):
         if self.unique_for is not None:
             job.unique_expires_at = now_plus(self.unique_for)
 
-    def _result(self, job: Job, call: Job, options: Mapping[str, Any]) -> AsyncResult:
-        result = self.AsyncResult(job.task_id)
-        result.ignored = job.options.get("ignore_result", self.ignore_result)
-        # A unique job that was there already.
-        result.existing = job is not call
-        parent = options.get("add_to_parent", True) and self._get_app().current_worker_task
-        if parent:
-            parent.add_trail(result)
-        return result
+    def _results(self, jobs: list[Job], calls: list[Job], options: Mapping[str, Any]) -> list[AsyncResult]:
+        parent = self._get_app().current_worker_task if options.get("add_to_parent", True) else None
+        results = []
+        for job, call in zip(jobs, calls, strict=True):
+            result = self.AsyncResult(job.task_id)
+            result.ignored = job.options.get("ignore_result", self.ignore_result)
+            # A unique job that was there already.
+            result.existing = job is not call
+            if parent:
+                parent.add_trail(result)
+            results.append(result)
+        return results
 
     # The run
 

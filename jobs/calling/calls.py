@@ -10,7 +10,7 @@ import re
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import kombu
 from celery import Celery, signals
@@ -25,7 +25,6 @@ from kombu.transport.virtual.exchange import TopicExchange
 from jobs.arguments import as_uuid, normalize, scrub, storable
 from jobs.calling import request, tracing
 from jobs.calling.options import KEPT, MOMENT, PLUMBING
-from jobs.calling.outbox import following
 from jobs.conf import celery_app, conf
 from jobs.conf.syncpoints import reach
 from jobs.database import databases
@@ -48,19 +47,32 @@ def is_newer(options: Mapping[str, Any]) -> bool:
     return not isinstance(version, int) or version > VERSION
 
 
-def compose(app: Celery, task: Any, args: Any, kwargs: Any, options: dict[str, Any]) -> Job:
-    """The unsaved row of a call; routers and ``before_task_publish`` run here, in the caller's context.
+class Terms(NamedTuple):
+    """What a call says beside its arguments: many calls may have it in common."""
+
+    #: The columns of its row.
+    row: dict[str, Any]
+    #: ``Job.options``, as they were given; the signatures among them are not JSON yet.
+    kept: dict[str, Any]
+    #: The caller's own.
+    headers: Mapping[str, Any] | None
+    #: The task whose run makes the call.
+    parent: Any
+
+
+def terms(app: Celery, task: Any, args: Any, kwargs: Any, options: dict[str, Any]) -> Terms:
+    """Read the options of a call; the project's routers run here.
 
     Parameters:
+        args, kwargs: for the routers.
         options: what ``apply_async`` was given, merged with the task's own execution options.
 
     Raises:
-        TypeError, ValueError: an argument or an option that cannot be kept; names it, and the cure.
+        TypeError, ValueError: an option that cannot be kept; names it, and the cure.
     """
-    plain_args, plain_kwargs = normalize(args, kwargs, conf().MAX_ARGS_BYTES if following.get() is None else None)
     task_id = options.pop("task_id", None)
     try:
-        key = uuid.UUID(str(task_id)) if task_id else uuid7()
+        key = uuid.UUID(str(task_id)) if task_id else None
     except ValueError:
         raise ValueError(f"task_id={task_id!r} is no UUID: leave it out, or pass str(uuid.uuid4())") from None
     serializer = options.pop("serializer", None) or app.conf.task_serializer
@@ -90,37 +102,45 @@ def compose(app: Celery, task: Any, args: Any, kwargs: Any, options: dict[str, A
     root, priority = as_uuid(root_id), options.get("priority")
     if priority is not None and priority != _within(priority, -(2**15)):
         raise ValueError(f"priority={priority} must be from {-(2**15)} to {2**15 - 1}")
-    job = Job.of(
-        {
-            "id": key,
-            "task": task.name,
-            "args": plain_args,
-            "kwargs": plain_kwargs,
-            "queue": _queue_name(app, options, kept, is_queue_given),
-            "priority": priority,
-            "rank": rank_of(app, priority),
-            "retries": options.get("retries") or 0,
-            "parent_id": as_uuid(parent_id),
-            "root": None if root == key else root,
-        }
-    )
+    row = {
+        "id": key,
+        "task": task.name,
+        "queue": _queue_name(app, options, kept, is_queue_given),
+        "priority": priority,
+        "rank": rank_of(app, priority),
+        "retries": options.get("retries") or 0,
+        "parent_id": as_uuid(parent_id),
+        "root": None if root == key else root,
+    }
     if is_frozen:
-        job.is_frozen = True
-    if task_id and key.version != 7:
-        job.made_at = timezone.now()
+        row["is_frozen"] = True
+    if key is not None and key.version != 7:
+        row["made_at"] = timezone.now()
     if run_at is not None:
-        job.state, job.run_at = State.SCHEDULED, run_at
+        row |= {"state": State.SCHEDULED, "run_at": run_at}
     if expires is not None:
         # Like a countdown, seconds are meant from now on by the database's clock: this machine's may be wrong.
         is_span = isinstance(expires, int | float)
-        job.expires_at = (
+        row["expires_at"] = (
             transitions.now_plus(_span(expires, "expires")) if is_span else _moment(app, expires, "expires")
         )
-    if kept or options.get("headers") or signals.before_task_publish.receivers:
-        if headers := _headers(app, job, kept, options):
-            kept["headers"] = headers
-        job.options = storable(kept, "the options")
-    tracing.create(job, options.get("headers"), parent)
+    if kept:
+        row["options"] = storable(kept, "the options")
+    return Terms(row, kept, options.get("headers"), parent)
+
+
+def compose(app: Celery, said: Terms, args: list[Any], kwargs: dict[str, Any]) -> Job:
+    """The unsaved row of a call; ``before_task_publish`` is sent here, in the caller's context.
+
+    Raises ``TypeError`` if the headers that its receivers add are no JSON.
+    """
+    row, headers = said.row, said.headers
+    options = dict(row["options"]) if said.kept else {}
+    job = Job.of({**row, "id": row["id"] or uuid7(), "args": args, "kwargs": kwargs, "options": options})
+    is_heard = bool(signals.before_task_publish.receivers)
+    if (headers or is_heard) and (found := _headers(app, job, said.kept, headers or {})):
+        options["headers"] = storable(found, "the options")
+    tracing.create(job, headers, said.parent)
     return job
 
 
@@ -153,11 +173,10 @@ def _kept(app: Celery, task: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _headers(app: Celery, job: Job, kept: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+def _headers(app: Celery, job: Job, kept: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """The caller's own headers, and what receivers of ``before_task_publish`` add to those of Celery."""
-    given = dict(options.get("headers") or {})
     if not signals.before_task_publish.receivers:
-        return given
+        return dict(given)
     made = request.headers_of(job, app, kept)
     headers = {**made, **given}
     properties = {"correlation_id": job.task_id, "reply_to": kept.get("reply_to", ""), "priority": job.priority}

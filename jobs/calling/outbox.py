@@ -273,19 +273,16 @@ def _copy(jobs: Sequence[Job], said: set[str], connection: Any) -> None:
     columns = [name for name in _COLUMNS if name in said or name in _ALWAYS]
     with connection.cursor() as cursor, cursor.copy(f"COPY jobs_job ({', '.join(columns)}) FROM STDIN") as copy:
         for start in range(0, len(jobs), 1000):
-            lines = ("\t".join(_texts(job, columns)) for job in jobs[start : start + 1000])
-            copy.write("".join(f"{line}\n" for line in lines))
+            rows = (job.__dict__ for job in jobs[start : start + 1000])
+            copy.write("".join(["\t".join([_text(name, row[name]) for name in columns]) + "\n" for row in rows]))
 
 
-def _texts(job: Job, columns: Iterable[str]) -> Iterable[str]:
-    for name in columns:
-        value = job.__dict__[name]
-        if name in _JSON and (value or name != "options"):
-            yield json.dumps(value).replace("\\", "\\\\")
-        elif value is None or name == "options":
-            yield "\\N"
-        else:
-            yield str(value).translate(_ESCAPED)
+def _text(name: str, value: Any) -> str:
+    if name in _JSON and (value or name != "options"):
+        return json.dumps(value).replace("\\", "\\\\")
+    if value is None or name == "options":
+        return "\\N"
+    return value.translate(_ESCAPED) if type(value) is str else str(value)
 
 
 def _batch_size(using: str) -> int | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, get_args
 
 from celery import Celery, current_app
@@ -264,6 +264,7 @@ def _settings(given: dict[str, Any]) -> Settings:
 def _forget(*, setting: str, **kwargs: Any) -> None:
     if setting == "JOBS":
         conf.cache_clear()
+    _is_lazy.cache_clear()
 
 
 setting_changed.connect(_forget, dispatch_uid="jobs.conf")
@@ -360,6 +361,26 @@ def loaded_app() -> Celery | None:
         # A process that cannot import all of them (a web server without a worker's libraries) says what it can.
         logger.debug("not all tasks can be imported here", exc_info=True, extra={"action": "tasks_unknown"})
     return app
+
+
+#: The names under which Celery looks for it.
+_EAGER = ("task_always_eager", "CELERY_TASK_ALWAYS_EAGER", "CELERY_ALWAYS_EAGER")
+
+
+def is_eager(app: Celery) -> bool:
+    """Celery's ``task_always_eager``. Every call asks; where nobody has set it, Celery's own look takes 10 us."""
+    changes = app.conf.changes
+    if _is_lazy(app, id(app.conf)) and not any(name in changes for name in _EAGER):
+        return False
+    return bool(app.conf.task_always_eager)
+
+
+@lru_cache(maxsize=10)
+def _is_lazy(app: Celery, conf_id: int) -> bool:
+    """Whether neither the project's settings nor the app name it."""
+    sources = app.conf.maps[:-1]
+    is_known = app.namespace in (None, "CELERY")
+    return is_known and not any(name in source for source in sources for name in _EAGER)
 
 
 def reads_rows(app: Celery) -> bool:

@@ -294,13 +294,12 @@ class Job(models.Model):
 
         With ``using`` it is a row as its claim returned it; what is missing is read when somebody asks for it.
         """
-        job = cls.__new__(cls)
-        job._state = ModelState()
+        job, state = cls.__new__(cls), ModelState()
         if using is None:
-            job.__dict__.update(_DEFAULTS, options={}, errors=[], run_at=Now())
+            job.__dict__ = {**_DEFAULTS, "options": {}, "errors": [], **values, "_state": state}
         else:
-            job._state.adding, job._state.db = False, using
-        job.__dict__.update(values)
+            state.adding, state.db = False, using
+            job.__dict__ = {**values, "_state": state}
         return job
 
     @property
@@ -385,7 +384,7 @@ class Job(models.Model):
 
 _DEFAULTS: dict[str, Any] = {
     field.attname: None if callable(field.default) else field.get_default() for field in Job._meta.concrete_fields
-}
+} | {"run_at": Now()}
 
 
 class Chord(models.Model):
