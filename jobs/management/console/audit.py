@@ -21,8 +21,8 @@ from kombu.common import Broadcast
 from jobs import checks
 from jobs.arguments import normalize, parse_uuid
 from jobs.calling.options import OF_A_CALL, check_call, check_declaration
-from jobs.conf import celery_app, conf, import_tasks, problems
-from jobs.management.console.base import JobsCommand, option, subcommand
+from jobs.conf import conf, problems
+from jobs.management.console.base import JobsCommand, option, project_app, reported, subcommand
 from jobs.management.console.values import Values
 
 #: What a finding means for the switch.
@@ -78,13 +78,8 @@ def audit(out: JobsCommand, args: Namespace) -> None:
       manage.py jobs audit --strict
       manage.py jobs audit --json
     """
-    app = celery_app()
-    if app is None:
-        raise CommandError("The project has no Celery app, or does not import it: manage.py jobs init")
-    try:
-        import_tasks(app)
-    except TypeError as exc:
-        raise CommandError(f"the project's tasks cannot be imported: {exc}") from exc
+    with reported(TypeError, says="the project's tasks cannot be imported: {}"):
+        app = project_app()
     found = [*_settings(app), *_packages(app), *_beat(app)]
     tasks = [task for name, task in sorted(app.tasks.items()) if _is_meant(name, task)]
     for task in tasks:

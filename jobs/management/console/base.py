@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import datetime
 import getpass
 import inspect
 import json
 from argparse import SUPPRESS, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar, NamedTuple
 
+from celery import Celery
 from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter, SystemCheckError
 from django.db import OperationalError, ProgrammingError
-from django.utils import translation
+from django.utils import timezone, translation
 
+from jobs.conf import celery_app, import_tasks
 from jobs.database import databases
+from jobs.management.console.tables import table
 
 Option = tuple[str, dict[str, Any]]
 
@@ -25,7 +29,9 @@ def option(flag: str, help: str, **settings: Any) -> Option:
 
 
 DRY_RUN = option("--dry-run", "say what would be done, and change nothing", action="store_true")
+REASON = option("--reason", "why, for those who ask", default="")
 ID = option("id", "the id of a job (a UUID), or its last 8 digits, as lists show it", metavar="ID")
+LIMIT = option("--limit", "how many at the most (default: %(default)s)", type=int, default=20)
 #: Every subcommand has it.
 AS_JSON = option("--json", "print JSON, and nothing else, to stdout", action="store_true", dest="as_json")
 
@@ -105,6 +111,12 @@ class JobsCommand(BaseCommand):
             self.stdout.write(line)
             self.stdout.flush()
 
+    def say_table(self, head: Sequence[str], rows: Sequence[Sequence[Any]], nothing: str = "") -> None:
+        """To people: rows below their heads, or what to say if there are none."""
+        # On a terminal, if nobody asked for --no-color.
+        is_rich = self.stdout.isatty() and self.style.SUCCESS("x") != "x"
+        self.say(table([head, *rows], is_rich) if rows else nothing)
+
     def say_json(self, value: Any) -> None:
         """To programs: only with ``--json``."""
         if self.as_json:
@@ -114,9 +126,36 @@ class JobsCommand(BaseCommand):
             self.stdout.flush()
 
 
+@contextmanager
+def reported(*kinds: type[Exception], says: str = "{}", code: int = 1) -> Iterator[None]:
+    """What exceptions of these kinds (or ``ValueError``) say is what the command says, without a traceback."""
+    kinds = kinds or (ValueError,)
+    try:
+        yield
+    except kinds as exc:
+        raise CommandError(says.format(exc), returncode=code) from exc
+
+
+def project_app() -> Celery:
+    """The project's Celery app, with its tasks. Celery's fallback knows no task and no limit."""
+    app = celery_app()
+    if app is None:
+        raise CommandError(
+            "The project has no Celery app, or does not load it: import it in the __init__.py of the package that "
+            "holds the settings (from proj.celery import app). manage.py jobs init shows how."
+        )
+    import_tasks(app)
+    return app
+
+
 def me() -> str:
     """Who calls, for the history of what is done; empty if the system does not know."""
     try:
         return getpass.getuser()
     except (KeyError, OSError, ImportError):
         return ""
+
+
+def local(at: datetime.datetime | None) -> str:
+    """In the settings' time zone, to the second."""
+    return "-" if at is None else f"{timezone.localtime(at):%Y-%m-%d %H:%M:%S}"

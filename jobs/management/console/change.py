@@ -21,8 +21,18 @@ from jobs.inspection import census
 from jobs.inspection.limits import usage
 from jobs.lifecycle import limits, queues
 from jobs.lifecycle.limits import name_of
-from jobs.management.console.base import DRY_RUN, ID, JobsCommand, Subcommand, me, option, subcommand
-from jobs.models import Pause, State, Tally
+from jobs.management.console.base import (
+    DRY_RUN,
+    ID,
+    REASON,
+    JobsCommand,
+    Subcommand,
+    me,
+    option,
+    reported,
+    subcommand,
+)  # fmt: skip
+from jobs.models import State, Tally
 from jobs.operations import adoption, workers
 from jobs.operations.actions import OPERATIONS, Operation, Outcome
 from jobs.operations.selection import FIELDS, Selection, full_name, identify
@@ -45,27 +55,21 @@ def which(args: Namespace, meant: tuple[str, ...] = ()) -> Selection:
             raise CommandError(f"--{name} is empty: give it a value, or leave it out.")
     if args.contains is not None and conf().REDACT is not None:
         raise CommandError("--contains: the arguments are redacted (JOBS['REDACT']), and nobody may search in them.")
-    try:
+    with reported(says="--{}"):
         selection = Selection.of(given, (args.state,) if args.state else meant)
         return selection if selection.task is None else replace(selection, task=full_name(selection.task))
-    except ValueError as exc:
-        raise CommandError(f"--{exc}") from exc
 
 
 def key_of(text: str) -> uuid.UUID:
     """The id of a job that was named on the command line."""
-    try:
+    with reported(says=f"{text!r} {{}}"):
         return identify(text)
-    except ValueError as exc:
-        raise CommandError(f"{text!r} {exc}") from exc
 
 
 def _change(operation: Operation, out: JobsCommand, args: Namespace) -> None:
     """The operation, for each of the jobs that are named, or that fit."""
-    try:
+    with reported(says="--to: {}"):
         operation = operation.told(getattr(args, "to", ""), me(), args.why)
-    except ValueError as exc:
-        raise CommandError(f"--to: {exc}") from exc
     if bool(args.ids) == any(getattr(args, name) is not None for name in ("state", *FIELDS)):
         raise CommandError(f"Say which jobs to {operation.name}: their ids, or what they have in common (--task, ...).")
     keys: Iterable[str] = dict.fromkeys(args.ids)
@@ -129,11 +133,8 @@ retry, run, cancel, kill, move, prioritize, delete = map(_subcommand, OPERATIONS
 def _warn_of_unknown(out: JobsCommand, names: Iterable[str]) -> None:
     """To stderr, and no error: the first job of a queue, and its worker, may come later."""
     app = loaded_app()
-    known = {
-        *census.gather(live=True)["queues"],
-        *conf().QUEUES,
-        *Tally.objects.values_list("queue", flat=True).distinct(),
-    }
+    known = {*census.gather(live=True)["queues"], *conf().QUEUES}
+    known |= {*Tally.objects.values_list("queue", flat=True).distinct()}
     if app is not None:
         known |= {*app.amqp.queues, *filter(None, (getattr(each, "queue", None) for each in app.tasks.values()))}
     for name in names:
@@ -142,10 +143,7 @@ def _warn_of_unknown(out: JobsCommand, names: Iterable[str]) -> None:
             out.stderr.write(text, out.style.WARNING)
 
 
-@subcommand(
-    option("names", "the name of a queue", nargs="*", metavar="QUEUE"),
-    option("--reason", "why, for those who ask", default=""),
-)
+@subcommand(option("names", "the name of a queue", nargs="*", metavar="QUEUE"), REASON)
 def pause(out: JobsCommand, args: Namespace) -> None:
     """Let the jobs of queues wait, for every worker at once, until they are resumed.
 
@@ -158,13 +156,12 @@ def pause(out: JobsCommand, args: Namespace) -> None:
     """
     if args.names:
         _warn_of_unknown(out, args.names)
-    try:
+    with reported():
         done = {name: queues.pause(name, me(), args.reason) for name in dict.fromkeys(args.names)}
-    except ValueError as exc:
-        raise CommandError(str(exc)) from exc
-    rows = _say_switched(out, done, "paused", "was paused already")
+    _say_switched(out, done, "paused", "was paused already")
     if not args.names:
-        for row in rows.values():
+        rows = queues.paused().values()
+        for row in rows:
             out.say(f"{row.queue}: paused at {row.at:%Y-%m-%d %H:%M:%S} UTC by {row.by or '?'} {row.reason}".rstrip())
         if not rows:
             out.say("No queue is paused.")
@@ -183,13 +180,20 @@ def resume(out: JobsCommand, args: Namespace) -> None:
     _say_switched(out, done, "resumed", "was not paused")
 
 
+def _say_switched(out: JobsCommand, done: dict[str, bool], word: str, otherwise: str) -> None:
+    for name, changed in done.items():
+        out.say(f"{name}: {word}, {census.ready(name)} jobs are ready" if changed else f"{name}: {otherwise}")
+    paused = {name: {"at": row.at, "by": row.by, "reason": row.reason} for name, row in queues.paused().items()}
+    out.say_json({"changed": [name for name, changed in done.items() if changed], "paused": paused})
+
+
 @subcommand(
     option("queue", "the name of a queue", nargs="?", metavar="QUEUE"),
     option("--task", "of a task, instead of a queue", metavar="TASK"),
     option("--concurrency", "at most so many run at once", type=int, metavar="N"),
     option("--rate", "at most so many start in a time: 10/s, 100/m, 5000/h; 0: as many as there are", metavar="RATE"),
     option("--clear", "what was set here holds no longer, but the settings and the code", action="store_true"),
-    option("--reason", "why, for those who ask", default=""),
+    REASON,
 )
 def limit(out: JobsCommand, args: Namespace) -> None:
     """Set how many jobs of a queue or a task run at once, or start in a time, over all workers.
@@ -203,18 +207,16 @@ def limit(out: JobsCommand, args: Namespace) -> None:
       manage.py jobs limit --task shop.tasks.sync --concurrency 1
       manage.py jobs limit mail --clear
     """
-    says = [args.concurrency is not None or args.rate is not None, args.clear]
+    given = [args.concurrency is not None or args.rate is not None, args.clear]
     if args.queue is not None or args.task is not None:
-        if says.count(True) != 1 or (args.queue is None) == (args.task is None):
+        if given.count(True) != 1 or (args.queue is None) == (args.task is None):
             raise CommandError("Name a queue or a --task, and say --concurrency, --rate or both, or --clear.")
-        try:
+        if args.queue is not None and not args.clear:
+            _warn_of_unknown(out, [args.queue])
+        with reported():
             name = full_name(args.task) if args.task is not None else name_of(args.queue)
-            if args.queue is not None and not args.clear:
-                _warn_of_unknown(out, [args.queue])
             limits.set_by_hand(name, args.concurrency, args.rate, me(), args.reason)
-        except ValueError as exc:
-            raise CommandError(str(exc)) from exc
-    elif any(says):
+    elif any(given):
         raise CommandError("Name a queue, or a --task.")
     found = usage()
     out.say_json(found)
@@ -225,16 +227,6 @@ def limit(out: JobsCommand, args: Namespace) -> None:
         out.say(f"{row['kind']} {row['name']}: {', '.join(map(str, words))}")
     if not found:
         out.say("No limit holds.")
-
-
-def _say_switched(out: JobsCommand, done: dict[str, bool], word: str, otherwise: str) -> dict[str, Pause]:
-    """Returns the queues that are paused now."""
-    for name, changed in done.items():
-        out.say(f"{name}: {word}, {census.ready(name)} jobs are ready" if changed else f"{name}: {otherwise}")
-    rows = queues.paused()
-    paused = {name: {"at": row.at, "by": row.by, "reason": row.reason} for name, row in rows.items()}
-    out.say_json({"changed": [name for name, changed in done.items() if changed], "paused": paused})
-    return rows
 
 
 @subcommand(
@@ -253,10 +245,8 @@ def tell(out: JobsCommand, args: Namespace) -> None:
       manage.py jobs tell resume 019aae3c
       manage.py jobs tell stop web-2
     """
-    try:
+    with reported(says="{}: manage.py jobs nodes"):
         nodes = [workers.find(name) for name in args.names]
-    except ValueError as exc:
-        raise CommandError(f"{exc}: manage.py jobs nodes") from exc
     told = {str(node.pk): workers.tell(node.pk, args.verb, me(), args.why) for node in nodes}
     out.say_json({"verb": args.verb, "told": told})
     for node in nodes:
@@ -293,11 +283,9 @@ def effects(out: JobsCommand, args: Namespace) -> None:
     if args.happened == args.not_happened or (args.answer is not None and not args.happened):
         raise CommandError("Say one of the two: --happened (with --answer JSON), or --not-happened.")
     key, using = args.id, args.database or known[0]
-    try:
+    with reported(TypeError, ValueError, says="--answer cannot be kept as JSON: {}"):
         answer = None if args.answer is None else json.loads(args.answer)
         is_done = ledger.clear_up(key, using, args.happened, answer)
-    except (TypeError, ValueError) as exc:
-        raise CommandError(f"--answer cannot be kept as JSON: {exc}") from exc
     if not is_done:
         raise CommandError(f"{key} is no call that is ambiguous or parked (a run may be making it): nothing to say.")
     out.say_json({"database": using, "id": key, "happened": args.happened})

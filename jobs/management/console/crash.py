@@ -7,8 +7,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from jobs.conf import celery_app, import_tasks
-from jobs.management.console.base import JobsCommand, option, subcommand
+from jobs.management.console.base import JobsCommand, option, project_app, reported, subcommand
 from jobs.operations.selection import full_name
 
 
@@ -41,11 +40,8 @@ def crashtest(out: JobsCommand, args: Namespace) -> None:
     from jobs.testing import crash
     from jobs.testing.report import as_html, as_json
 
-    app = celery_app()
-    if app is None:
-        raise CommandError("The project's Celery app is not loaded: import it in the __init__.py of its package.")
-    import_tasks(app)
-    try:
+    app = project_app()
+    with reported(TypeError, ValueError, RuntimeError, code=2):
         task = app.tasks.get(full_name(args.task))
         if task is None:
             raise ValueError(f"no task of this project is called {args.task!r}")
@@ -54,8 +50,6 @@ def crashtest(out: JobsCommand, args: Namespace) -> None:
         found = crash.examine(
             task, [_value(each) for each in args.arguments], kwargs, is_sealed=not args.allow_http, **given
         )
-    except (TypeError, ValueError, RuntimeError) as exc:
-        raise CommandError(str(exc), returncode=2) from exc
     if args.html:
         Path(args.html).write_text(as_html(found))
     out.say_json(as_json(found))

@@ -9,13 +9,11 @@ from typing import Any
 
 from django.core.management.base import CommandError
 from django.db.models import QuerySet
-from django.utils import timezone
 
 from jobs.arguments import parse_uuid
-from jobs.conf import celery_app, conf, import_tasks
+from jobs.conf import conf, loaded_app
 from jobs.events import amqp, declare, replay
-from jobs.management.console.base import DRY_RUN, JobsCommand, option, subcommand
-from jobs.management.console.look import table
+from jobs.management.console.base import DRY_RUN, JobsCommand, local, option, project_app, reported, subcommand
 from jobs.models import Event, Job
 from jobs.operations.redaction import data_of
 from jobs.operations.selection import moment
@@ -56,10 +54,8 @@ def _selected(args: Namespace, using: str) -> QuerySet[Event]:
     keys = [parse_uuid(text) for text in args.ids]
     if None in keys:
         raise CommandError(f"{args.ids[keys.index(None)]!r} is no id of an event: a UUID, as the list shows it")
-    try:
+    with reported():
         since, until = (text and moment(text) for text in (args.since, args.until))
-    except ValueError as exc:
-        raise CommandError(str(exc)) from exc
     rows = replay.select(using, args.type or (), since, until, keys=[key for key in keys if key])
     return rows.filter(problem__isnull=False) if args.problem else rows
 
@@ -70,14 +66,11 @@ def _list(out: JobsCommand, args: Namespace) -> None:
         found += _selected(args, using).order_by("-id")[: SHOWN + 1]
     found.sort(key=lambda event: event.at, reverse=True)
     out.say_json([_plain(event) for event in found[:SHOWN]])
-    if not found:
-        out.say("There is no such event.")
-        return
-    rows = [["happened", "id", "name", "from", "order key", "state"]]
-    for event in found[:SHOWN]:
-        at = f"{timezone.localtime(event.at):%Y-%m-%d %H:%M:%S}"
-        rows.append([at, str(event.uuid), event.name, event.source, event.order_key or "-", state_of(event)])
-    out.say(table(rows, out))
+    rows = [
+        [local(event.at), str(event.uuid), event.name, event.source, event.order_key or "-", state_of(event)]
+        for event in found[:SHOWN]
+    ]
+    out.say_table(["happened", "id", "name", "from", "order key", "state"], rows, "There is no such event.")
     if len(found) > SHOWN:
         out.say(f"The newest {SHOWN}; --type, --since and --until tell which others.")
 
@@ -111,7 +104,7 @@ def _show(out: JobsCommand, args: Namespace) -> None:
     told = list(Event.objects.using(using).filter(job__in=[job.pk for job in jobs]).order_by("id"))
     handlers = [{"handler": job.task, "job": job.pk, "state": job.state, "attempts": job.lease} for job in jobs]
     out.say_json({**_plain(event), "data": data, "handlers": handlers, "told": [_plain(each) for each in told]})
-    at = f"{timezone.localtime(event.at):%Y-%m-%d %H:%M:%S}"
+    at = local(event.at)
     out.say(f"{event.name} (version {event.version}), told of by {event.source} at {at}: {state_of(event)}")
     if event.job is not None:
         out.say(f"by the job {event.job}")
@@ -127,23 +120,17 @@ def _replay(out: JobsCommand, args: Namespace) -> None:
         raise CommandError("Say to which service: --to billing. Events are never given to all of them again.")
     if not (args.ids or args.type or args.since):
         raise CommandError("Say which events: their ids, --type or --since.")
-    app = celery_app()
-    if app is None:
-        raise CommandError("The project has no Celery app, or does not import it: manage.py jobs init")
-    import_tasks(app)
+    app = project_app()
     done = {"events": 0, "jobs": 0, "sent": 0}
     for using in conf().DATABASES:
         rows = _selected(args, using)
         if args.dry_run:
             done["events"] += rows.count()
             continue
-        try:
+        says = "The broker of events says: {}. Nothing is lost: do the same again."
+        with reported(*amqp.ERRORS, says=says), reported():
             for name, count in replay.replay(app, rows, args.to, args.again, args.number).items():
                 done[name] += count
-        except ValueError as exc:
-            raise CommandError(str(exc)) from exc
-        except amqp.ERRORS as exc:
-            raise CommandError(f"The broker of events says: {exc}. Nothing is lost: do the same again.") from exc
     out.say_json({**done, "to": args.to, "dry_run": args.dry_run})
     if args.dry_run:
         out.say(f"{done['events']} events would be looked at for {args.to}")
@@ -152,8 +139,7 @@ def _replay(out: JobsCommand, args: Namespace) -> None:
 
 
 def _schema(out: JobsCommand, args: Namespace) -> None:
-    if (app := celery_app()) is not None:
-        import_tasks(app)
+    loaded_app()
     found = {f"{each.name}.v{each.version}.json": each for each in declare.types.values()}
     if not found:
         raise CommandError("This project declares no event: @event of jobs.events, in a module that is imported.")

@@ -1,19 +1,15 @@
 """``manage.py jobs status|why|list|show|nodes|verify``: what there is. Nothing is changed."""
 
-import datetime
 import heapq
-import io
-import shutil
 import time
 import uuid
 from argparse import Namespace
-from contextlib import suppress
 from dataclasses import asdict
+from operator import attrgetter
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
-from django.utils import timezone
 from django.utils.translation import gettext
 
 from jobs.calling import progress
@@ -24,7 +20,7 @@ from jobs.inspection import verify as promise
 from jobs.inspection import why as reasons
 from jobs.inspection.census import LIVE, at_least
 from jobs.inspection.times import duration
-from jobs.management.console.base import ID, JobsCommand, option, subcommand
+from jobs.management.console.base import ID, LIMIT, JobsCommand, local, option, reported, subcommand
 from jobs.management.console.change import WHICH, key_of, which
 from jobs.models import ENDED, Action, Batch, Job, Node, State
 from jobs.operations.redaction import Shown
@@ -45,23 +41,24 @@ def status(out: JobsCommand, args: Namespace) -> None:
     found = census.gather(args.live)
     noted = remarks.of(found)
     out.say_json({**found, "remarks": [asdict(each) for each in noted]})
-    rows: list[list[Any]] = [["queue", *LIVE]]
+    rows = []
     for name, counts in [*found["queues"].items(), ("total", {**found["jobs"], "capped": found["capped"]})]:
         rows.append([name, *(at_least(counts[state], counts["capped"] and state != State.RUNNING) for state in LIVE)])
-    parts = [table(rows, out)]
+    out.say_table(["queue", *LIVE], rows)
+    out.say("")
     if not args.live:
-        parts.append(table([["ended", *ENDED], ["total", *(found["jobs"][state] for state in ENDED)]], out))
+        out.say_table(["ended", *ENDED], [["total", *(found["jobs"][state] for state in ENDED)]])
+        out.say("")
     if found["nodes"]:
-        parts.append(nodes_table(found["nodes"], out))
+        _say_nodes(out, found["nodes"])
+        out.say("")
     alive = sum(node["alive"] for node in found["nodes"])
     oldest = found["oldest_ready_seconds"]
-    lines = [
-        f"workers: {alive} alive, {len(found['nodes']) - alive} silent, {found['dead_nodes']} died in the last day",
-        "no job is ready" if oldest is None else f"the oldest ready job has waited {duration(oldest)}",
-        remarks.sentence(noted),
-        *(each.line for each in noted),
-    ]
-    out.say("\n\n".join([*parts, "\n".join(lines)]))
+    out.say(f"workers: {alive} alive, {len(found['nodes']) - alive} silent, {found['dead_nodes']} died in the last day")
+    out.say("no job is ready" if oldest is None else f"the oldest ready job has waited {duration(oldest)}")
+    out.say(remarks.sentence(noted))
+    for each in noted:
+        out.say(each.line)
 
 
 @subcommand(ID)
@@ -92,7 +89,7 @@ def why(out: JobsCommand, args: Namespace) -> None:
         raise CommandError(gettext("There is no job %(id)s.") % {"id": key})
 
 
-@subcommand(*WHICH, option("--limit", "how many at the most (default: %(default)s)", type=int, default=20))
+@subcommand(*WHICH, LIMIT)
 def list_(out: JobsCommand, args: Namespace) -> None:
     """List jobs, the newest first.
 
@@ -106,15 +103,13 @@ def list_(out: JobsCommand, args: Namespace) -> None:
     newest = [selection.rows(alias).order_by("-pk")[: args.limit + 1] for alias in conf().DATABASES]
     jobs = list(heapq.merge(*newest, key=lambda job: job.pk, reverse=True))
     out.say_json([as_dict(job) for job in jobs[: args.limit]])
-    if not jobs:
-        out.say("There is no such job.")
-        return
-    rows = [["id", "state", "task", "queue", "created", "attempts", "error"]]
+    rows = []
     for job in jobs[: args.limit]:
         shape = job.error if isinstance(job.error, dict) else {"type": "?", "message": job.error}
         error = f"{shape.get('type')}: {shape.get('message')} ".splitlines()[0][:60].strip() if job.error else ""
-        rows.append([str(job.pk), job.state, job.task, job.queue, _local(job.created_at), str(job.lease), error])
-    out.say(table(rows, out))
+        rows.append([str(job.pk), job.state, job.task, job.queue, local(job.created_at), str(job.lease), error])
+    head = ["id", "state", "task", "queue", "created", "attempts", "error"]
+    out.say_table(head, rows, "There is no such job.")
     if len(jobs) > args.limit:
         out.say(f"and more: --limit {2 * args.limit}")
 
@@ -152,34 +147,12 @@ def show(out: JobsCommand, args: Namespace) -> None:
         if value not in (None, ""):
             out.say(f"{name.ljust(width)}  {value}")
     for action in Action.objects.using(using).filter(job=job.pk).order_by("pk"):
-        out.say(f"{_local(action.at)} {action.what} by {action.by or '?'} {action.why}".rstrip())
+        out.say(f"{local(action.at)} {action.what} by {action.by or '?'} {action.why}".rstrip())
     for entry in errors:
         if not isinstance(entry, dict):
             entry = {"message": entry}
         out.say(f"\n{out.style.WARNING(str(entry.get('type')))}, attempt {entry.get('attempt')}, {entry.get('at')}")
         out.say(str(entry.get("traceback") or entry.get("message")).rstrip())
-
-
-@subcommand(option("--limit", "how many at the most (default: %(default)s)", type=int, default=20))
-def batches(out: JobsCommand, args: Namespace) -> None:
-    """The batches, the newest first: how many of their jobs have ended, and how.
-
-    What is to be done to all jobs of one: manage.py jobs retry --batch ID, or cancel, or kill.
-
-    examples:
-      manage.py jobs batches
-      manage.py jobs list --batch 019aae3c-52c8-7b7c-9a52-3d2f7f0f2a11 --state failed
-    """
-    found = [each for alias in conf().DATABASES for each in Batch.objects.using(alias).order_by("-pk")[: args.limit]]
-    rows: list[list[Any]] = [["id", "name", "created", "ended", *State.values]]
-    listed = []
-    for each in sorted(found, key=lambda each: each.pk, reverse=True)[: args.limit]:
-        counts = counts_of(each)
-        listed.append({"id": each.pk, "name": each.name, "made_at": each.made_at, "ended_at": each.ended_at, **counts})
-        times = [_local(each.made_at), "" if each.ended_at is None else _local(each.ended_at)]
-        rows.append([each.pk, each.name, *times, *(counts.get(state, 0) for state in State.values)])
-    out.say_json(listed)
-    out.say(table(rows, out) if listed else "There is no batch.")
 
 
 def _follow(out: JobsCommand, key: uuid.UUID) -> None:
@@ -192,6 +165,28 @@ def _follow(out: JobsCommand, key: uuid.UUID) -> None:
         if job.state in ENDED:
             return
         time.sleep(1.0)
+
+
+@subcommand(LIMIT)
+def batches(out: JobsCommand, args: Namespace) -> None:
+    """The batches, the newest first: how many of their jobs have ended, and how.
+
+    What is to be done to all jobs of one: manage.py jobs retry --batch ID, or cancel, or kill.
+
+    examples:
+      manage.py jobs batches
+      manage.py jobs list --batch 019aae3c-52c8-7b7c-9a52-3d2f7f0f2a11 --state failed
+    """
+    found = [each for alias in conf().DATABASES for each in Batch.objects.using(alias).order_by("-pk")[: args.limit]]
+    newest = sorted(found, key=attrgetter("pk"), reverse=True)[: args.limit]
+    counted = [(each, counts_of(each)) for each in newest]
+    about = ("name", "made_at", "ended_at")
+    out.say_json([{"id": each.pk, **{name: getattr(each, name) for name in about}, **n} for each, n in counted])
+    rows = [
+        [each.pk, each.name, local(each.made_at), local(each.ended_at), *(n.get(state, 0) for state in State.values)]
+        for each, n in counted
+    ]
+    out.say_table(["id", "name", "created", "ended", *State.values], rows, "There is no batch.")
 
 
 @subcommand()
@@ -207,9 +202,20 @@ def nodes(out: JobsCommand, args: Namespace) -> None:
     found = census.nodes()
     out.say_json(found)
     if found:
-        out.say(nodes_table(found, out))
+        _say_nodes(out, found)
     if not any(node["takes_jobs"] for node in found):
         raise CommandError("No worker is alive: celery -A proj worker")
+
+
+def _say_nodes(out: JobsCommand, nodes: list[dict[str, Any]]) -> None:
+    rows = []
+    for node in nodes:
+        beat = "never" if node["beat_seconds"] is None else f"{duration(node['beat_seconds'])} ago"
+        beat += ("" if node["alive"] else " (silent)") + (" (stopping)" if node["stopping"] else "")
+        pool = f"{node['pool']} {node['concurrency']}" if node["pool"] else "?"
+        where = [node["id"][:8], node["hostname"], node["pid"], node["version"] or "?", pool]
+        rows.append([*where, duration(node["age_seconds"]), beat, node["running"], ", ".join(node["queues"])])
+    out.say_table(["worker", "host", "pid", "version", "pool", "up for", "last beat", "running", "queues"], rows)
 
 
 @subcommand(
@@ -237,12 +243,10 @@ def verify(out: JobsCommand, args: Namespace) -> None:
       manage.py jobs verify --verbosity 2
       manage.py jobs verify --all --json
     """
-    try:
+    with reported(promise.Unverifiable, ImproperlyConfigured, code=2):
         report = promise.verify(
             everything=args.everything, patient=args.patient, tell=lambda line: out.stderr.write(line, out.style.NOTICE)
         )
-    except (promise.Unverifiable, ImproperlyConfigured) as exc:
-        raise CommandError(str(exc), returncode=2) from exc
     counts = {"violations": report.violations, "recovering": report.recovering, "workers": report.workers}
     rules = [asdict(finding) for finding in report.findings]
     out.say_json({**counts, "databases": list(conf().DATABASES), "everything": args.everything, "rules": rules})
@@ -262,59 +266,7 @@ def verify(out: JobsCommand, args: Namespace) -> None:
 
 
 def as_dict(job: Job, **more: Any) -> dict[str, Any]:
-    names = ["id", "task", "queue", "priority", "state", "run_at", "expires_at", "lease", "retries", "crashes"]
-    names += ["node_losses", "snoozes", "created_at", "started_at", "finished_at", "parent_id"]
-    names += ["root_id", "marker_key", "replay_of", "unique_key", "error"]
-    return {name: getattr(job, name) for name in names} | more | {"node": job.node_id, "database": job._state.db}
-
-
-def _local(at: datetime.datetime) -> str:
-    return f"{timezone.localtime(at) if timezone.is_aware(at) else at:%Y-%m-%d %H:%M:%S}"
-
-
-# Tables: plain into a pipe, and with rich, if it is installed, on a terminal
-
-#: Columns whose cells are never broken, as an id is of use only as a whole; and the colours of states.
-WHOLE = ("id", "state", "created", "worker", "queue")
-COLOURS = dict(zip((*LIVE, *ENDED), ("blue", "cyan", "yellow", "green", "red", "dim"), strict=True))
-
-
-def nodes_table(nodes: list[dict[str, Any]], out: JobsCommand) -> str:
-    rows = [["worker", "host", "pid", "version", "pool", "up for", "last beat", "running", "queues"]]
-    for node in nodes:
-        beat = "never" if node["beat_seconds"] is None else f"{duration(node['beat_seconds'])} ago"
-        beat += ("" if node["alive"] else " (silent)") + (" (stopping)" if node["stopping"] else "")
-        pool = f"{node['pool']} {node['concurrency']}" if node["pool"] else "?"
-        where = [node["id"][:8], node["hostname"], node["pid"], node["version"] or "?", pool]
-        rows.append([*where, duration(node["age_seconds"]), beat, node["running"], ", ".join(node["queues"])])
-    return table(rows, out)
-
-
-def table(rows: list[list[Any]], out: JobsCommand) -> str:
-    """Columns in line, the first row their heads; numbers to the right."""
-    is_number = [str(cell).rstrip("+").isdigit() for cell in rows[-1]]
-    # On a terminal, if nobody asked for --no-color.
-    if out.stdout.isatty() and out.style.SUCCESS("x") != "x":
-        with suppress(ImportError):  # rich is not installed.
-            return _rich(rows, is_number)
-    widths = [max(len(str(cell)) for cell in column) for column in zip(*rows, strict=True)]
-    line = "  ".join(f"{{:{'>' if right else '<'}{width}}}" for width, right in zip(widths, is_number, strict=True))
-    return "\n".join(line.format(*map(str, row)).rstrip() for row in rows)
-
-
-def _rich(rows: list[list[Any]], is_number: list[bool]) -> str:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    head, *body = rows
-    found = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name, right in zip(head, is_number, strict=True):
-        found.add_column(Text(str(name)), justify="right" if right else "left", no_wrap=name in WHOLE, overflow="fold")
-    for row in body:
-        found.add_row(*(Text(str(cell), COLOURS.get(cell, "")) for cell in row))
-    out = io.StringIO()
-    width = shutil.get_terminal_size().columns
-    Console(file=out, force_terminal=True, width=width, highlight=False).print(found)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n")
+    names = "id task queue priority state run_at expires_at lease retries crashes node_losses snoozes created_at"
+    names += " started_at finished_at parent_id root_id marker_key replay_of unique_key error"
+    found = {name: getattr(job, name) for name in names.split()}
+    return found | more | {"node": job.node_id, "database": job._state.db}

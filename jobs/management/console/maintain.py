@@ -25,7 +25,7 @@ from jobs.inspection.times import duration
 from jobs.lifecycle import queues, transitions
 from jobs.maintenance.prune import Prune
 from jobs.maintenance.rescue import Rescue
-from jobs.management.console.base import DRY_RUN, JobsCommand, option, subcommand
+from jobs.management.console.base import DRY_RUN, JobsCommand, option, project_app, subcommand
 from jobs.models import ENDED, Job, State
 from jobs.operations.selection import find
 from jobs.worker import listener
@@ -46,14 +46,7 @@ def rescue(out: JobsCommand, args: Namespace) -> None:
       manage.py jobs rescue
       manage.py jobs rescue --once --json
     """
-    app = celery_app()
-    if app is None:
-        # Celery's fallback knows no task and its limits.
-        raise CommandError(
-            "The project's Celery app is not loaded: import it in the __init__.py of the package that holds the "
-            "settings (from proj.celery import app)."
-        )
-    import_tasks(app)
+    project_app()
     watch = conf().DEAD_AFTER + 2 * conf().HEARTBEAT
     _repeat(out, args, Rescue(SideDatabase()).run_once, conf().HEARTBEAT, watch)
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import datetime
 from argparse import Namespace
 
 from django.core.management.base import CommandError
-from django.utils import timezone
 
 from jobs.inspection import census, remarks
 from jobs.inspection import schedules as schedule_rows
-from jobs.management.console.base import JobsCommand, me, option, subcommand
-from jobs.management.console.look import table
+from jobs.management.console.base import REASON, JobsCommand, local, me, option, reported, subcommand
 from jobs.operations import schedules
 
 
@@ -19,7 +16,7 @@ from jobs.operations import schedules
     option("--pause", "let the ticks of this entry pass without jobs", metavar="NAME"),
     option("--resume", "go on with the next tick of this entry", metavar="NAME"),
     option("--run", "make a job of this entry now", metavar="NAME"),
-    option("--reason", "why, for those who ask", default=""),
+    REASON,
 )
 def schedule(out: JobsCommand, args: Namespace) -> None:
     """List what the workers run again and again: the next run, the last one and how it ended, missed ticks.
@@ -41,30 +38,24 @@ def schedule(out: JobsCommand, args: Namespace) -> None:
         return
     found = schedule_rows.gather(census.has_workers())
     out.say_json(found)
-    if not found:
-        out.say("There is no entry: beat_schedule, add_periodic_task() or a task's every= make one.")
-        return
-    rows = [["name", "task", "when", "next", "last", "ended", "missed", "status"]]
+    rows = []
     for each in found:
-        moments = [_local(each["next_tick"]), _local(each["last_run"])]
+        moments = [local(each["next_tick"]), local(each["last_run"])]
         tail = [each["state"] or "-", str(each["missed"]), str(schedule_rows.STATUSES[each["status"]])]
         rows.append([each["name"], each["task"], each["timing"], *moments, *tail])
-    out.say(table(rows, out))
+    head = ["name", "task", "when", "next", "last", "ended", "missed", "status"]
+    out.say_table(head, rows, "There is no entry: beat_schedule, add_periodic_task() or a task's every= make one.")
     for remark in remarks.of_schedules(found):
         out.say(remark.line)
 
 
 def _change(out: JobsCommand, verb: str, name: str, reason: str) -> None:
-    try:
-        job = schedules.run(name, me(), reason) if verb == "run" else None
-    except (LookupError, TypeError, ValueError) as exc:
-        raise CommandError(str(exc)) from exc
-    done = {"pause": lambda: schedules.pause(name, me(), reason), "resume": lambda: schedules.resume(name)}
-    if verb != "run" and not done[verb]():
-        raise CommandError(f"{name!r} is not {'running' if verb == 'pause' else 'paused'}, or no worker knows it.")
+    if verb == "run":
+        with reported(LookupError, TypeError, ValueError):
+            job = schedules.run(name, me(), reason)
+    else:
+        job = None
+        if not (schedules.pause(name, me(), reason) if verb == "pause" else schedules.resume(name)):
+            raise CommandError(f"{name!r} is not {'running' if verb == 'pause' else 'paused'}, or no worker knows it.")
     out.say_json({"name": name, "done": verb, "job": job})
     out.say(f"{name}: {'the job ' + str(job) + ' runs' if job else verb + 'd'}")
-
-
-def _local(at: datetime.datetime | None) -> str:
-    return "-" if at is None else f"{timezone.localtime(at):%Y-%m-%d %H:%M:%S}"

@@ -1,0 +1,43 @@
+"""Tables of the commands: plain into a pipe, and with ``rich``, if it is installed, on a terminal."""
+
+import io
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from jobs.inspection.census import LIVE
+from jobs.models import ENDED
+
+#: Columns whose cells are never broken, as an id is of use only as a whole; and the colours of states.
+WHOLE = ("id", "state", "created", "worker", "queue")
+COLOURS = dict(zip((*LIVE, *ENDED), ("blue", "cyan", "yellow", "green", "red", "dim"), strict=True))
+
+
+def table(rows: Sequence[Sequence[Any]], is_rich: bool) -> str:
+    """Columns in line, the first row their heads; numbers to the right."""
+    is_number = [str(cell).rstrip("+").isdigit() for cell in rows[-1]]
+    if is_rich:
+        with suppress(ImportError):  # rich is not installed.
+            return _rich(rows, is_number)
+    widths = [max(len(str(cell)) for cell in column) for column in zip(*rows, strict=True)]
+    line = "  ".join(f"{{:{'>' if right else '<'}{width}}}" for width, right in zip(widths, is_number, strict=True))
+    return "\n".join(line.format(*map(str, row)).rstrip() for row in rows)
+
+
+def _rich(rows: Sequence[Sequence[Any]], is_number: list[bool]) -> str:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    head, *body = rows
+    found = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name, right in zip(head, is_number, strict=True):
+        found.add_column(Text(str(name)), justify="right" if right else "left", no_wrap=name in WHOLE, overflow="fold")
+    for row in body:
+        found.add_row(*(Text(str(cell), COLOURS.get(cell, "")) for cell in row))
+    out = io.StringIO()
+    width = shutil.get_terminal_size().columns
+    Console(file=out, force_terminal=True, width=width, highlight=False).print(found)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n")
