@@ -155,8 +155,8 @@ class ReadOnlyAdmin(admin.ModelAdmin):
     sorts: ClassVar[dict[str, tuple[Any, tuple[str, ...]]]] = {"": ("", ("-pk",))}
     #: The columns that the list reads; all if none is named.
     list_only: tuple[str, ...] = ()
-    #: Fields of a page that are left out where they say nothing, and what of the row each is made of.
-    sources: ClassVar[dict[str, Callable[[Any], Any]]] = {}
+    #: Columns of a page's fields that are called otherwise. With it fields that say nothing of a row are left out.
+    sources: ClassVar[dict[str, str] | None] = None
     changelist: type[ChangeList] = UncountedChangeList
 
     actions: Any = None
@@ -208,16 +208,18 @@ class ReadOnlyAdmin(admin.ModelAdmin):
         return row
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
-        def says(name: str) -> bool:
-            return name not in self.sources or self.sources[name](obj) not in (None, "", 0, [], {})
-
+        if self.sources is None:
+            return super().get_fieldsets(request, obj)
         found = []
-        for title, options in super().get_fieldsets(request, obj):
+        for title, options in self.fieldsets or ():
             lines = [[each] if isinstance(each, str) else each for each in options["fields"]]
-            lines = [kept for line in lines if (kept := [*filter(says, line)])]
-            if lines:
+            if lines := [kept for line in lines if (kept := [name for name in line if self.says(obj, name)])]:
                 found.append((title, {**options, "fields": lines}))
         return found
+
+    def says(self, row: Any, name: str) -> bool:
+        """Whether a field says something of the row."""
+        return getattr(row, (self.sources or {}).get(name, name), True) not in (None, "", 0, [], {})
 
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         context |= self.about(request, context["original"])

@@ -9,7 +9,6 @@ import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
 from django.contrib import admin, messages
@@ -228,19 +227,10 @@ class JobAdmin(ReadOnlyAdmin):
     )
 
     sources = {
-        **{name: attrgetter(name) for name in ("priority", "lease", "retries", "snoozes", "crashes", "marker_key")},
-        **{name: attrgetter(name) for name in ("unique_key", "unique_until")},
-        "arguments": attrgetter("args"),
-        "keyword_arguments": attrgetter("kwargs"),
-        "shown_result": attrgetter("result"),
-        "shown_cursor": attrgetter("cursor"),
-        "shown_options": attrgetter("options"),
-        "lost": attrgetter("node_losses"),
-        "replayed": attrgetter("replay_of"),
-        "parent": attrgetter("parent_id"),
-        "root_job": attrgetter("root"),
-        "linked_batch": attrgetter("batch_id"),
-    }
+        "arguments": "args", "keyword_arguments": "kwargs", "shown_result": "result", "shown_cursor": "cursor",
+        "shown_options": "options", "lost": "node_losses", "replayed": "replay_of", "parent": "parent_id",
+        "root_job": "root", "linked_batch": "batch_id",
+    }  # fmt: skip
     changelist = JobChangeList
 
     short_id = column(_("ID"), lambda job: str(job.pk)[-DIGITS:])

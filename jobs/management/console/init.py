@@ -13,7 +13,7 @@ from django.conf import settings
 from django.core.management.base import CommandError
 
 from jobs import checks
-from jobs.conf import celery_app, celery_settings, conf
+from jobs.conf import celery_app, conf
 from jobs.management.console.base import JobsCommand, option, subcommand
 from jobs.management.console.values import last_name
 
@@ -34,10 +34,10 @@ from {module} import {name} as celery_app
 __all__ = ["celery_app"]
 """
 SETTINGS = """\
-# How jobs run. A CELERY_... setting below these lines wins.
+# How jobs run. The CELERY_... settings of this project win.
 from jobs.conf import celery_settings  # noqa: E402
 
-globals().update(celery_settings({broker}, prefix="CELERY_"))
+globals().update(celery_settings({broker}, prefix="CELERY_") | globals())
 """
 SQLITE = """\
 # On SQLite one transaction writes at a time: the others wait.
@@ -72,12 +72,9 @@ class Plan:
     def diffs(self) -> dict[Path, str]:
         found = {}
         for path, text in self.texts.items():
-            old = path.read_text() if path.exists() else ""
             name = os.path.relpath(path)
-            before = name if path.exists() else "/dev/null"
-            lines = unified_diff(old.splitlines(keepends=True), text.splitlines(keepends=True), before, name)
-            if diff := "".join(lines):
-                found[path] = diff
+            old, before = (path.read_text(), name) if path.exists() else ("", "/dev/null")
+            found[path] = "".join(unified_diff(old.splitlines(True), text.splitlines(True), before, name))
         return found
 
 
@@ -174,12 +171,12 @@ def _made(package: str) -> Made | None:
     return None
 
 
-def _keywords(call: ast.Call) -> dict[str | None, ast.expr]:
-    return {each.arg: each.value for each in call.keywords}
+def _keyword(call: ast.Call, name: str) -> Any:
+    return next((each.value for each in call.keywords if each.arg == name), None)
 
 
 def _give_class(plan: Plan, made: Made) -> None:
-    given = _keywords(made.call).get("task_cls")
+    given, app = _keyword(made.call, "task_cls"), celery_app()
     if given is None:
         arguments: list[Any] = [*made.call.args, *made.call.keywords]
         if arguments:
@@ -187,30 +184,24 @@ def _give_class(plan: Plan, made: Made) -> None:
             plan.insert(made.path, line, column, f", {TASK_CLASS}")
         else:
             plan.insert(made.path, made.call.end_lineno or 0, (made.call.end_col_offset or 0) - 1, TASK_CLASS)
-    elif not _is_ours(made, given):
+    elif "jobs.task:Task" not in ast.unparse(given) and not (app and getattr(app.Task, "is_transactional", False)):
         plan.notes.append(
             f"{made.path}:{given.lineno} gives the app a task_cls of its own, {ast.unparse(given)}: let that class "
             "inherit from jobs.Task."
         )
 
 
-def _is_ours(made: Made, given: ast.expr) -> bool:
-    app = celery_app()
-    return "jobs.task:Task" in ast.unparse(given) or bool(app and getattr(app.Task, "is_transactional", False))
-
-
 def _give_settings(plan: Plan, path: Path, broker: str, made: Made | None) -> None:
-    source = plan.text(path)
-    namespace = "CELERY" if made is None else _namespace(made)
-    if namespace != "CELERY":
+    if made is not None and _namespace(made) != "CELERY":
         plan.notes.append(
-            f"{made.path if made else path} does not read its settings with config_from_object('django.conf:settings', "
+            f"{made.path} does not read its settings with config_from_object('django.conf:settings', "
             "namespace='CELERY'): write app.conf.update(celery_settings(BROKER_URL)) above what configures the app "
             "(from jobs.conf import celery_settings)."
         )
     # Nobody else sets this one.
-    elif not hasattr(settings, "CELERY_BROKER_CHANNEL_ERROR_RETRY") and "celery_settings(" not in source:
-        _insert_settings(plan, path, broker)
+    elif not hasattr(settings, "CELERY_BROKER_CHANNEL_ERROR_RETRY") and "celery_settings(" not in plan.text(path):
+        is_named = bool(getattr(settings, "CELERY_BROKER_URL", None))
+        plan.append(path, SETTINGS.format(broker="CELERY_BROKER_URL" if is_named else f'"{broker}"'))
     for message in checks.check_databases():
         if message.id == "jobs.E002":
             alias = next(alias for alias in conf().DATABASES if repr(alias) in message.msg)
@@ -218,34 +209,9 @@ def _give_settings(plan: Plan, path: Path, broker: str, made: Made | None) -> No
 
 
 def _namespace(made: Made) -> str | None:
-    for node in ast.walk(ast.parse(made.path.read_text())):
-        if isinstance(node, ast.Call) and last_name(node.func) == "config_from_object":
-            values: list[Any] = [getattr(each, "value", None) for each in node.args]
-            given = getattr(_keywords(node).get("namespace"), "value", None)
-            if values[:1] == ["django.conf:settings"]:
-                return str(given)
+    """Under which prefix the app reads its settings from Django's; None if it does not."""
+    calls = (node for node in ast.walk(ast.parse(made.path.read_text())) if isinstance(node, ast.Call))
+    for call in calls:
+        if last_name(call.func) == "config_from_object" and "'django.conf:settings'" in map(ast.unparse, call.args[:1]):
+            return str(getattr(_keyword(call, "namespace"), "value", None))
     return None
-
-
-def _insert_settings(plan: Plan, path: Path, broker: str) -> None:
-    """At the end; or below the broker's URL, so that the project's own settings go on to win."""
-    own = {
-        node.targets[0].id: node
-        for node in ast.parse(plan.text(path)).body
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-    }
-    if "CELERY_BROKER_URL" not in own:
-        url = "CELERY_BROKER_URL" if getattr(settings, "CELERY_BROKER_URL", None) else f'"{broker}"'
-        if url == "CELERY_BROKER_URL":
-            plan.notes.append(
-                f"Your CELERY_... settings are not in {path} alone: see that none which you need stands above the new "
-                "lines, which win over it."
-            )
-        plan.append(path, SETTINGS.format(broker=url))
-        return
-    line = int(own["CELERY_BROKER_URL"].end_lineno or 0)
-    end = len(plan.text(path).splitlines()[line - 1].encode())
-    plan.insert(path, line, end, "\n\n" + SETTINGS.format(broker="CELERY_BROKER_URL").rstrip("\n"))
-    set_by_us = celery_settings("redis://", prefix="CELERY_")
-    if above := sorted(name for name in own.keys() & set_by_us.keys() if own[name].lineno < line):
-        plan.notes.append(f"Move {', '.join(above)} below the new lines of {path}, which win over what is above them.")
