@@ -44,6 +44,7 @@ from jobs.operations.selection import DIGITS
 OF_A_KIND, NEXT = 2, 8
 
 THEM = _("Show them")
+HOUR = datetime.timedelta(hours=1)
 
 LABELS = {"hour": _("last hour"), "day": _("last day"), "week": _("last week")}
 BY = {"state": _("state"), "task": _("task"), "queue": _("queue")}
@@ -68,6 +69,7 @@ class OverviewAdmin(ReadOnlyAdmin):
         failures, found = board.failures(), board.found
         entries = [each for each in found["schedules"] if each["next_tick"] and may(request, "view_schedule")]
         faults, said = checks.run_checks(tags=["jobs"]), progress.of(board.running)
+        more = ngettext("%(number)s setting to look at", "%(number)s settings to look at", len(faults))
         # One for all rows: Django takes 0.1 ms to find each.
         base = url_of("job_changelist")
         return self.render(
@@ -76,7 +78,7 @@ class OverviewAdmin(ReadOnlyAdmin):
             gettext("Dashboard"),
             board=board,
             worst=next((each.severity for each in board.remarks if each.severity != INFO), "fine"),
-            sentence=sentence(board.remarks, _settings(faults)),
+            sentence=sentence(board.remarks, [more % {"number": len(faults)}] if faults else []),
             problems=[
                 (rows[:OF_A_KIND], rows[OF_A_KIND:])
                 for kind, group in groupby(board.remarks, lambda each: (each.severity, each.kind))
@@ -219,12 +221,6 @@ def _hours(begins: list[datetime.datetime]) -> Iterator[tuple[float, str]]:
             is_round, text = begin.hour < 6, date_format(begin, "D j.n.")
         if is_round:
             yield _percent(number, begins), text
-
-
-def _settings(faults: list[Any]) -> list[str]:
-    number = len(faults)
-    says = ngettext("%(number)s setting to look at", "%(number)s settings to look at", number)
-    return [says % {"number": number}] if faults else []
 
 
 def _place(remark: Remark) -> tuple[Any, str] | None:

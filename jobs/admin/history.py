@@ -67,27 +67,23 @@ def actions(key: uuid.UUID, using: str | None) -> list[dict[str, Any]]:
 
 def _timeline(job: Job, errors: list[Any]) -> dict[str, Any]:
     """Bars and marks, in percent of the time from the job's beginning to its end."""
-    now = timezone.now()
-    end = job.finished_at or max(now, job.run_at)
-    dated = [(at, entry) for entry in errors if (at := _when(entry)) is not None]
-    failures = {at: entry for at, entry in dated if timezone.is_aware(at) == timezone.is_aware(now)}
+    end = job.finished_at or max(timezone.now(), job.run_at)
+    failures = {at: entry for entry in errors if (at := _when(entry)) is not None}
     begin = min([job.created_at, *failures])
     whole = max(0.001, (end - begin).total_seconds())
 
     def x(at: datetime.datetime) -> float:
         return round(max(0.0, min(100.0, (at - begin).total_seconds() / whole * 100)), 2)
 
+    stretches = [each for each in _stretches(job, end) if each[3] > each[2]]
     bars = [
         (look, x(since), max(0.2, x(until) - x(since)), f"{label}: {duration((until - since).total_seconds())}")
-        for look, label, since, until in _stretches(job, end)
-        if until > since
+        for look, label, since, until in stretches
     ]
-    marks = [(x(at), f"{entry.get('type')}: {str(entry.get('message'))[:200]}") for at, entry in failures.items()]
-    legend = {look: label for look, label, since, until in _stretches(job, end) if until > since}
     return {
         "bars": bars,
-        "marks": marks,
-        "legend": legend,
+        "marks": [(x(at), f"{entry.get('type')}: {str(entry.get('message'))[:200]}") for at, entry in failures.items()],
+        "legend": {look: label for look, label, _, _ in stretches},
         "label": ", ".join(bar[-1] for bar in bars) or gettext("it ended at once"),
     }
 
@@ -123,9 +119,10 @@ def _error(entry: Any) -> dict[str, Any] | None:
 
 def _when(entry: Any) -> datetime.datetime | None:
     try:
-        return parse_datetime(str(entry["at"]))
+        at = parse_datetime(str(entry["at"]))
     except (KeyError, TypeError, ValueError):
         return None
+    return timezone.make_aware(at) if at is not None and timezone.is_naive(at) else at
 
 
 def own_frames(traceback: str) -> str:
