@@ -254,6 +254,11 @@ class ReadOnlyAdmin(admin.ModelAdmin):
         return TemplateResponse(request, f"jobs/admin/{template}", {**shared, **context})
 
 
+def buttons(action: str, name: str, choices: Iterable[Any], asks_why: bool = True, **fields: Any) -> dict[str, Any]:
+    """For the template of a page: a form that posts one of the choices, each a value and its label."""
+    return {"action": action, "name": name, "choices": choices, "asks_why": asks_why, "fields": fields}
+
+
 def apart(view: Any) -> Any:
     """Each job in a transaction of its own, also with ATOMIC_REQUESTS: rows of jobs must not stay locked for long."""
     for alias in connections:

@@ -5,10 +5,11 @@ from typing import Any
 from django.contrib import admin
 from django.http import HttpRequest
 from django.utils.html import format_html, format_html_join
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from jobs.admin import html
-from jobs.admin.base import ReadOnlyAdmin, may
+from jobs.admin.base import ReadOnlyAdmin, buttons, may
 from jobs.admin.html import column, time_column
 from jobs.arguments import as_uuid
 from jobs.calling import batches
@@ -47,7 +48,6 @@ def _jobs(batch: Batch) -> str:
 class BatchAdmin(ReadOnlyAdmin):
     list_display = ("name", "bar", "made", "ended")
     search_fields = ("name",)
-    change_form_template = "jobs/admin/batch/change_form.html"
     fields = ("id", "name", "bar", "jobs", "made", "ended", "success", "failure")
 
     bar = column(_("progress"), _bar)
@@ -61,4 +61,9 @@ class BatchAdmin(ReadOnlyAdmin):
         return rows.filter(name__startswith=term)
 
     def about(self, request: HttpRequest, row: Batch) -> dict[str, Any]:
-        return {"operations": [OPERATIONS[name] for name in WHOLE if may(request, OPERATIONS[name].permission)]}
+        allowed = [OPERATIONS[name] for name in WHOLE if may(request, OPERATIONS[name].permission)]
+        says = gettext("%(label)s: all jobs")
+        choices = [(each.name, says % {"label": each.label}) for each in allowed]
+        url = html.url_of("job_operate", batch=row.pk)
+        found = buttons(url, "operation", choices, scope="all") if choices else None
+        return {"buttons": found, "is_followed": row.ended_at is None}

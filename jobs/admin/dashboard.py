@@ -24,7 +24,7 @@ from django.utils.translation import gettext, ngettext, pgettext_lazy
 from django.utils.translation import gettext_lazy as _
 
 from jobs.admin import html
-from jobs.admin.base import CountedChangeList, ReadOnlyAdmin, may, page, whether, why_of
+from jobs.admin.base import CountedChangeList, ReadOnlyAdmin, buttons, may, page, whether, why_of
 from jobs.admin.html import column, time_column, url_of
 from jobs.arguments import parse_uuid
 from jobs.calling import progress
@@ -323,7 +323,6 @@ class NodeAdmin(ReadOnlyAdmin):
     lookups = frozenset({"dead_at__isempty"})
     search_fields = ("hostname",)
     ordering = ("-started_at",)
-    change_form_template = "jobs/admin/node/change_form.html"
     fields = (
         "id", "status", "hostname", "pid", "beat", "running", "processes", "version", "started", "died", "served",
         "known_tasks",
@@ -353,8 +352,9 @@ class NodeAdmin(ReadOnlyAdmin):
         return rows.filter(hostname__startswith=term) | rows.filter(hostname__endswith=f"@{term}")
 
     def about(self, request: HttpRequest, row: Node) -> dict[str, Any]:
-        is_told = row.dead_at is None and may(request, "control_node")
-        return {"verbs": workers.LABELS.items() if is_told else ()}
+        if row.dead_at is not None or not may(request, "control_node"):
+            return {}
+        return {"buttons": buttons(url_of("node_tell", row.pk), "verb", workers.LABELS.items())}
 
     @page("<uuid:key>/tell/", "node_tell", "control_node")
     def tell(self, request: HttpRequest, key: uuid.UUID) -> HttpResponse:

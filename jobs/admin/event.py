@@ -151,6 +151,7 @@ class EventAdmin(ReadOnlyAdmin):
             "status": status(row),
             "way": _tree(row.uuid, way),
             "is_cut": way.is_cut,
+            "is_followed": True,
             "actions": history.actions(row.uuid, using),
             **self._form([row]),
             "may_replay": self.has_replay_permission(request),

@@ -290,6 +290,7 @@ class JobAdmin(ReadOnlyAdmin):
         told = events.told_by(view.using, [row.pk]) if may(request, "view_event") else []
         _, held = view.lock or ("", None)
         return {
+            "is_followed": row.finished_at is None,
             "history": history.of(row),
             "state_badge": _badge(row),
             "facts": self._facts(view),

@@ -10,7 +10,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from jobs.admin import html
-from jobs.admin.base import CountedChangeList, ReadOnlyAdmin, may, whether
+from jobs.admin.base import CountedChangeList, ReadOnlyAdmin, buttons, may, whether
 from jobs.admin.html import column, time_column
 from jobs.inspection import census, schedules
 from jobs.models import Schedule
@@ -39,7 +39,6 @@ class ScheduleAdmin(ReadOnlyAdmin):
     search_help_text = _("The beginning of a name, or of a task's name.")
     ordering = ("name",)
     actions = ("pause", "resume", "run_now")
-    change_form_template = "jobs/admin/schedule/change_form.html"
     fields = (
         "name", "task", "timing", "status", "next", "last", "last_job_link", "missed", "last_missed", "error",
         "paused", "paused_by", "reason", "seen", "beat",
@@ -72,10 +71,12 @@ class ScheduleAdmin(ReadOnlyAdmin):
         return may(request, "operate_schedule")
 
     def about(self, request: HttpRequest, row: Schedule) -> dict[str, Any]:
-        """Those of the list's actions that mean something to the entry."""
-        other = "pause" if row.paused_at else "resume"
-        found = self.get_actions(request)
-        return {"verbs": [found[name] for name in self.actions if name in found and name != other]}
+        if not self.has_operate_permission(request):
+            return {}
+        verbs = ("resume" if row.paused_at else "pause", "run_now")
+        choices = [(verb, getattr(self, verb).short_description) for verb in verbs]
+        fields = {"_selected_action": row.pk, "index": "0"}
+        return {"buttons": buttons(html.url_of("schedule_changelist"), "action", choices, asks_why=False, **fields)}
 
     def search(self, rows: QuerySet[Any], term: str) -> QuerySet[Any]:
         return rows.filter(name__startswith=term) | rows.filter(task__startswith=term)
