@@ -44,7 +44,6 @@ from jobs.operations.selection import DIGITS
 OF_A_KIND, NEXT = 2, 8
 
 THEM = _("Show them")
-HOUR = datetime.timedelta(hours=1)
 
 LABELS = {"hour": _("last hour"), "day": _("last day"), "week": _("last week")}
 BY = {"state": _("state"), "task": _("task"), "queue": _("queue")}
