@@ -153,6 +153,12 @@ RULES = {
     "VERSION": (".{1,32}", "a text of at most 32 characters, or None, not {!r}"),
 }
 
+#: What holds options by a name or pattern: which options there are, and how it may look.
+OPTIONS = {
+    "TASKS": (TASK_OPTIONS, "{'post_office.*': {'atomic': False}}"),
+    "QUEUES": (["concurrency", "rate"], "{'mail': {'concurrency': 3}}"),
+}
+
 
 def problems() -> list[str]:
     """What is wrong with ``settings.JOBS``, a sentence each, with the cure."""
@@ -163,27 +169,9 @@ def problems() -> list[str]:
     found = [f"JOBS has no key {key!r}{did_you_mean(str(key), known)}" for key in given if key not in known]
     values = _settings({key: value for key, value in given.items() if key in known})
     for name, kind in known.items():
-        value, must = getattr(values, name), f"JOBS[{name!r}] must be"
-        if value is None and type(None) in get_args(kind):
-            continue
-        if kind == Sequence[str]:
-            if isinstance(value, str):
-                found.append(f"{must} a list, not a string.")
-        elif name == "RETRY":
-            if not isinstance(value, list | tuple) or not all(map(_is_above_0, value)):
-                found.append(f"{must} a list of times above 0 (in seconds, or timedeltas), or None, not {value!r}.")
-        elif name == "TASKS":
-            found.extend(_problems_of_tasks(value))
-        elif name == "QUEUES":
-            found.extend(_problems_of_queues(value))
-        elif name in RULES:
-            pattern, rule = RULES[name]
-            if not isinstance(value, str) or not re.fullmatch(pattern, value, re.DOTALL):
-                found.append(f"{must} {rule.format(value)}.")
-        elif not _is_above_0(value):
-            found.append(f"{must} a number above 0 (a time: in seconds, or a timedelta), not {value!r}.")
-        elif kind is int and not isinstance(value, int):
-            found.append(f"{must} a whole number, not {value!r}.")
+        value = getattr(values, name)
+        if value is not None or type(None) not in get_args(kind):
+            found += [f"JOBS[{name!r}]{says}" for says in _problems_of(name, kind, value)]
     if found:
         return found
     if values.DEAD_AFTER < 3 * values.HEARTBEAT:
@@ -194,41 +182,49 @@ def problems() -> list[str]:
     return found + [f"JOBS['DATABASES'] names {alias!r}, which settings.DATABASES does not have." for alias in unknown]
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence about a name that is not known: the nearest one, or a full stop."""
-    # Settings are in capitals.
-    close = get_close_matches(name, known, 1) or get_close_matches(name.upper(), known, 1)
-    return f": did you mean `{close[0]}`?" if close else "."
+def _problems_of(name: str, kind: Any, value: Any) -> Iterator[str]:
+    if name in OPTIONS:
+        yield from _problems_of_options(*OPTIONS[name], value)
+    elif name in RULES:
+        pattern, rule = RULES[name]
+        if not isinstance(value, str) or not re.fullmatch(pattern, value, re.DOTALL):
+            yield f" must be {rule.format(value)}."
+    elif name == "RETRY":
+        if not isinstance(value, list | tuple) or not all(map(_is_above_0, value)):
+            yield f" must be a list of times above 0 (in seconds, or timedeltas), or None, not {value!r}."
+    elif kind == Sequence[str]:
+        if isinstance(value, str):
+            yield " must be a list, not a string."
+    elif not _is_above_0(value):
+        yield f" must be a number above 0 (a time: in seconds, or a timedelta), not {value!r}."
+    elif kind is int and not isinstance(value, int):
+        yield f" must be a whole number, not {value!r}."
 
 
 def _is_above_0(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
-def _problems_of_tasks(given: Any) -> Iterator[str]:
+def _problems_of_options(known: list[str], example: str, given: Any) -> Iterator[str]:
     if not isinstance(given, Mapping) or not all(isinstance(options, Mapping) for options in given.values()):
-        yield f"JOBS['TASKS'] must be a dict of dicts, {{'post_office.*': {{'atomic': False}}}}, not {given!r}."
+        yield f" must be a dict of dicts, {example}, not {given!r}."
         return
     for pattern, options in given.items():
-        for name in options:
-            if name not in TASK_OPTIONS:
-                close, known = did_you_mean(str(name), TASK_OPTIONS), ", ".join(TASK_OPTIONS)
-                yield f"JOBS['TASKS'][{pattern!r}] has no option {name!r}{close} The options are {known}."
+        odd = [str(name) for name in options if name not in known]
+        for name in odd:
+            yield f"[{pattern!r}] has no option {name!r}{did_you_mean(name, known)} The options are {', '.join(known)}."
+        if known is not TASK_OPTIONS and not odd:
+            try:
+                limit_of(**options)
+            except ValueError as exc:
+                yield f"[{pattern!r}]: {exc}."
 
 
-def _problems_of_queues(given: Any) -> Iterator[str]:
-    if not isinstance(given, Mapping) or not all(isinstance(options, Mapping) for options in given.values()):
-        yield f"JOBS['QUEUES'] must be a dict of dicts, {{'mail': {{'concurrency': 3}}}}, not {given!r}."
-        return
-    for queue, options in given.items():
-        where, known = f"JOBS['QUEUES'][{queue!r}]", ("concurrency", "rate")
-        if odd := [str(name) for name in options if name not in known]:
-            yield f"{where} has no option {odd[0]!r}{did_you_mean(odd[0], known)} The options are {', '.join(known)}."
-            continue
-        try:
-            limit_of(**options)
-        except ValueError as exc:
-            yield f"{where}: {exc}."
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence about a name that is not known: the nearest one, or a full stop."""
+    # Settings are in capitals.
+    close = get_close_matches(name, known, 1) or get_close_matches(name.upper(), known, 1)
+    return f": did you mean `{close[0]}`?" if close else "."
 
 
 #: Tasks of this app (``jobs.tasks``).

@@ -1,19 +1,8 @@
 """Events between services: told with the commit, handled exactly once.
 
-``event`` declares what a service tells of, and ``handler`` what a service does about it. They are loaded on first use,
-as the names of ``jobs``.
+``event`` declares what a service tells of, and ``handler`` what a service does about it.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from jobs.events.declare import EventType, Handled, event, handler
+from jobs.events.declare import EventType, Handled, event, handler
 
 __all__ = ["EventType", "Handled", "event", "handler"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(import_module("jobs.events.declare"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

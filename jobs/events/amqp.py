@@ -1,4 +1,4 @@
-"""RabbitMQ between services: the names of what is there, and a thread's connection to it.
+"""RabbitMQ between services: its exchange and queues, and a thread's connection to it.
 
 Each event goes to the exchange under its name. Each service reads one queue, bound to the names that its handlers want.
 """
@@ -26,12 +26,12 @@ from jobs.models.fields import uuid7
 
 EXCHANGE = "jobs.events"
 
-#: What services say to each other beside the events (``jobs.events.receiver``): I am here, and read these names; the
-#: last number that I have sent of a name; send me these numbers again; up to this number there is nothing.
+#: What services say to each other beside the events (``jobs.events.receiver``): I read these names; my last number of
+#: a name is this; send me these numbers again; I have nothing up to this number.
 HELLO, POSITION, RESEND, GONE = TALK = [f"{EXCHANGE}.{name}" for name in ("hello", "position", "resend", "gone")]
 
-#: Seconds: of silence after which each side takes the other for dead; for a connection; for one answer; until all that
-#: was published is confirmed; between two attempts, about.
+#: Seconds: of silence after which each side takes the other for dead; to connect; to answer; to confirm all that was
+#: published; between two attempts, about.
 HEARTBEAT, CONNECT, ANSWER, CONFIRM, PAUSE = 20, 3.0, 5.0, 30.0, 1.0
 
 ERRORS = (OSError, AMQPError, OperationalError)
@@ -43,7 +43,7 @@ def queue_of(service: str) -> str:
 
 
 def source_of(service: str, using: str) -> str:
-    """How others know the events of a database: beside the first one, which numbers them as well, with its alias."""
+    """The source of a database's events. Each database numbers its own, so all but the first one add their alias."""
     return service if using == databases.home() else f"{service}/{using}"
 
 
@@ -54,7 +54,7 @@ def place_of(source: str) -> tuple[str, str]:
 
 
 class Link:
-    """A thread's connection, which it opens again after each error. Channels confirm what is published."""
+    """A thread's connection, which it opens again after each error. The broker confirms what is published."""
 
     #: What it does, for the log.
     who = ""
@@ -62,7 +62,7 @@ class Link:
     def __init__(self) -> None:
         self.connection: Any = None
         self.channel: Any = None
-        #: The number of the last message that was published, and those that the broker has not confirmed, or refused.
+        #: The number of the last message that was published; the numbers that wait for a confirm, or were refused.
         self._last = 0
         self._unconfirmed: set[int] = set()
         self._refused: set[int] = set()
@@ -73,7 +73,7 @@ class Link:
         raise NotImplementedError
 
     def run(self, stopping: threading.Event) -> None:
-        """The same, whatever goes wrong with the broker and the database."""
+        """The same, and begin again after each error of the broker or the database."""
         while not stopping.is_set():
             try:
                 self.work(stopping)
@@ -88,13 +88,13 @@ class Link:
             self.close()
             stopping.wait(PAUSE * random.uniform(0.5, 1.5))
 
-    def open(self) -> bool:
-        """Connect, unless it is; whether it was not."""
+    def open(self) -> None:
+        """Connect, unless it is."""
         if self.connection is not None:
-            return False
+            return
         options = {"read_timeout": ANSWER, "write_timeout": ANSWER}
         made = Connection(conf().EVENT_BROKER, heartbeat=HEARTBEAT, connect_timeout=CONNECT, transport_options=options)
-        # kombu's own object would connect again unasked, and without our channel.
+        # We take the connection below kombu's: kombu's own would connect again unasked, without our channel.
         self.connection = made.connect()
         self.channel = self.connection.channel()
         self.channel.exchange_declare(EXCHANGE, "topic", durable=True, auto_delete=False)
@@ -105,7 +105,6 @@ class Link:
         self.channel.events["basic_ack"].add(self._note_confirmed)
         self.channel.events["basic_nack"].add(self._note_refused)
         self._last, self._unconfirmed, self._refused = 0, set(), set()
-        return True
 
     def close(self) -> None:
         connection, self.connection = self.connection, None
@@ -114,7 +113,7 @@ class Link:
                 connection.collect()
 
     def note_well(self) -> None:
-        """The broker did what it was asked."""
+        """Log that the broker is back, if it was away."""
         if self._is_away:
             logger.info("the broker of events is back, which %s", self.who, extra={"action": "event_broker_back"})
         self._is_away = False
@@ -172,10 +171,10 @@ class Link:
 
 
 class Voice(Link):
-    """Says what is no event, over a connection of its own. What gets lost is said again.
+    """Says what is no event, over a connection of its own. What gets lost is said again later.
 
-    While RabbitMQ is short of memory or disk it reads nothing from connections that have published, and so no
-    acknowledgements of a consumer either.
+    A consumer must not publish on its own connection: while RabbitMQ is short of memory or disk it reads nothing from
+    connections that have published, and so would not see the consumer's acknowledgements.
     """
 
     def say(self, *said: Any, **to: Any) -> None:

@@ -32,30 +32,29 @@ from jobs.task import Task
 _NAME = re.compile(r"(?=.{1,200}$)[\w-]+(\.[\w-]+)*", re.ASCII)
 _PATTERN = re.compile(r"(?=.{1,200}$)([\w-]+|\*|#)(\.([\w-]+|\*|#))*", re.ASCII)
 
-#: What a call may say, and an event makes no call.
+#: Options of a call, which a handler cannot have: no one calls it.
 _OF_CALLS = ("countdown", "eta", "expires", "unique", "unique_until", "unique_for", "every")
 
-#: What this code declares, by name and version.
+#: The events that this code declares, by name and version.
 types: dict[tuple[str, int], EventType] = {}
 
 
 def event(
     name: str, *, version: int = 1, order_key: str | Callable[..., str] | None = None, using: str | None = None
 ) -> Callable[[Callable[..., Any]], EventType]:
-    """Declare what this service tells of. To call the function is to tell of it, in the caller's transaction.
+    """Declare what this service tells of. Whoever calls the function tells of it, in the current transaction.
 
-    The annotations say what the event holds; the body may check more, and raise. What it returns is not kept.
+    The annotations say what the event holds. The body may check more, and raise; what it returns is not kept.
 
     Parameters:
-        name: for all services: words with dots between them, ``"shop.order.paid"``.
+        name: the name that all services know: words with dots between them, ``"shop.order.paid"``.
         version: raise it when handlers of the version before could not read it any more.
         order_key: template (``"{order_id}"``) or callable. Events of this name and the same key are sent and handled in
-            the order of their commits; and of two transactions that emit one of the same key, the second waits for the
-            end of the first.
+            the order of their commits. A transaction that emits one waits for another one that emits one of its key.
         using: the database; by default that of the jobs.
 
     Raises:
-        TypeError, ValueError: a name, or an annotation, that cannot be kept.
+        TypeError, ValueError: the name or an annotation is not possible.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         says = "a name is ASCII words with dots between them, such as 'shop.order.paid', of 200 characters at the most"
@@ -74,7 +73,7 @@ class EventType:
 
     Attributes:
         name, version: as they were declared.
-        schema: what its data is, from the annotations.
+        schema: of its data, from the annotations.
     """
 
     def __init__(
@@ -99,10 +98,11 @@ class EventType:
         return f"<event {self.name}: {self.place}>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> uuid.UUID:
-        """Tell of it with the current transaction; returns the event's id.
+        """Tell of it in the current transaction; returns the event's id.
 
         Raises:
-            TypeError, ValueError: the data does not fit the annotations; and what the body raises.
+            TypeError, ValueError: the data does not fit the annotations.
+            Exception: what the body raises.
         """
         values = self.schema.bind(args, kwargs)
         data = self.schema.dump(values)
@@ -116,7 +116,7 @@ class EventType:
         return await sync_to_async(self)(*args, **kwargs)
 
 
-#: With PostgreSQL's types, which it does not know in a SELECT.
+#: The columns, and their types: in a SELECT PostgreSQL does not know those of parameters.
 _COLUMNS = {
     "uuid": "uuid",
     "name": "text",
@@ -128,7 +128,7 @@ _COLUMNS = {
     "job": "uuid",
 }
 
-#: The lock makes the order of the numbers that of the commits: who has the key's lock has it until then.
+#: Each transaction keeps the key's lock until its commit, so ids of one key are in the order of their commits.
 _LOCKED = "FROM pg_advisory_xact_lock(hashtextextended(%s, 7215))"
 
 
@@ -137,7 +137,7 @@ def insert(
 ) -> uuid.UUID:
     """Write an event into the caller's transaction; returns its id.
 
-    With an order key no other transaction writes one of the same key until this one ends. (SQLite has one writer.)
+    Until this transaction ends no other one writes an event of its order key. (SQLite has one writer.)
 
     Raises:
         ValueError: it is too large.
@@ -167,7 +167,7 @@ class Handled:
         id: the same for all services.
         source: the service that told of it.
         at: when it happened.
-        again: the replay for which it is handled once more; None: it never was.
+        again: the replay that has it handled once more; None: no replay does.
     """
 
     id: uuid.UUID
@@ -180,11 +180,11 @@ class Handled:
 
 
 class Handler(Task):
-    """A job that handles one event: its arguments are the event's data."""
+    """A task that handles events: the arguments of a job are one event's data."""
 
     abstract = True
 
-    #: What of a subscription the code says (``models.Subscription``).
+    #: Columns of its ``Subscription``, as the code says them.
     subscribes: dict[str, Any] | None = None
 
     @property
@@ -208,10 +208,10 @@ def handler(
     keep_failed: int | None = None,
     **options: Any,
 ) -> Callable[[Callable[..., Any]], Any]:
-    """Declare what this service does about an event: a job for each, with all options of :class:`jobs.Task`.
+    """Declare what this service does about an event: one job for each. It has all options of :class:`jobs.Task`.
 
-    It gets the fields of the event that it has parameters for, converted as they are annotated; with ``**kwargs`` the
-    others, too. With ``bind=True`` its first argument is the task, and ``self.event`` is the event.
+    The function gets the fields of the event that it has parameters for, with their annotated types; with ``**kwargs``
+    also the others. With ``bind=True`` its first argument is the task, and ``self.event`` is the event.
 
     Parameters:
         pattern: the event's name; ``*`` stands for one word of it, ``#`` for any number.
@@ -219,11 +219,11 @@ def handler(
         ordered: events of one order key are handled one after the other, also while one is tried again.
         retries: how often it is tried again after any exception, with growing pauses. None: as ``JOBS["RETRY"]`` says,
             or as Celery's own options do.
-        keep_failed: how many of its failed jobs are kept, the newest, for somebody who tries them again; None: all of
-            them, as long as ``JOBS["RETENTION_FAILED"]`` says.
+        keep_failed: how many of its failed jobs are kept (the newest), for somebody to try them again; None: all, for
+            as long as ``JOBS["RETENTION_FAILED"]`` says.
 
     Raises:
-        TypeError, ValueError: an option, or an annotation, that cannot work.
+        TypeError, ValueError: an option or an annotation cannot work.
     """
     if not isinstance(pattern, str) or not _PATTERN.fullmatch(pattern):
         raise ValueError(f"@handler({pattern!r}): give an event's name, such as 'shop.order.paid' or 'shop.order.*'")
@@ -242,13 +242,13 @@ def handler(
 
         @functools.wraps(function)
         def run(*args: Any, **data: Any) -> Any:
-            # An event's values are JSON. A plain call, also one in another handler, and a job that somebody called by
-            # hand have the types that they were given.
+            # An event's values are JSON. A plain call, also in another handler, and a job that somebody called by hand
+            # have the types that they were given.
             if made.event is not None:
                 args, data = args[:own], schema.load(data, args=args[own:])
             return function(*args, **data)
 
-        # Whoever calls the task by hand is told of a wrong argument; an event may have more fields than the handler.
+        # A call by hand is told of a wrong argument. An event may have more fields than the handler has parameters.
         signature = inspect.signature(function)
         parameters = list(signature.parameters.values())
         if not any(each.kind is each.VAR_KEYWORD for each in parameters):

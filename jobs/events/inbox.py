@@ -1,7 +1,7 @@
 """Events of other services: kept as rows, and handed on to their handlers here, in the order of their numbers.
 
-A source numbers its events of a name without a gap. What comes before its turn is parked until what is missing has
-come (``jobs.events.receiver``), so nothing is lost between two services without being seen, in whatever order it comes.
+A source numbers its events of a name without a gap. An event that comes too early is parked until those before it have
+come (``jobs.events.receiver``). So the order in which messages come does not matter, and a loss is seen.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from jobs.database import databases
 from jobs.events import amqp, relay, replay, wire
 from jobs.models import ARGS, Event, Position, Relay, Subscription
 
-#: Characters of a message that is no event which are kept; and of a name.
+#: How many characters are kept of a message that is no event, and of a name.
 KEPT, NAME = 64 * 1024, 255
 
 
@@ -42,7 +42,7 @@ class Delivery:
 def store(app: Celery, using: str, deliveries: Sequence[Delivery]) -> list[wire.Message]:
     """Write the events among the messages, each once, and hand on those whose turn it is, in one transaction.
 
-    What is no event is kept as a row that says why. What is said between services is returned.
+    A message that is no event becomes a row that says why. Returns what other services say beside their events.
     """
     talk: list[wire.Message] = []
     events: dict[uuid.UUID, Event] = {}
@@ -65,7 +65,7 @@ def store(app: Celery, using: str, deliveries: Sequence[Delivery]) -> list[wire.
         _store(app, using, events, replays)
     except Exception as exc:
         if isinstance(exc, OperationalError | InterfaceError | ProgrammingError) or databases.is_lost(exc, using):
-            # It is the database, and none of the messages.
+            # The database failed, and not a message.
             raise
         if len(deliveries) > 1:
             return [said for each in deliveries for said in store(app, using, [each])]
@@ -74,7 +74,7 @@ def store(app: Celery, using: str, deliveries: Sequence[Delivery]) -> list[wire.
 
 
 def put_aside(app: Celery, using: str, why: Exception, delivery: Delivery | None = None) -> None:
-    """Keep a message that is no event; None: even its protocol cannot be read."""
+    """Keep a message that is no event. None: not even its protocol can be read."""
     event = _no_event(delivery or Delivery(b"", {"message_id": str(uuid.uuid4())}), why)
     _store(app, using, {event.uuid: event}, {})
 
@@ -91,7 +91,7 @@ def go_on(app: Celery, using: str, source: str, name: str, number: int = 0) -> N
 
 
 def _event(message: wire.Message) -> Event:
-    # One of our own that is not here any more (an older database was restored) must not take a number of the new ones.
+    # Our own event comes back and is not here (an older database was restored): it must not take a new event's number.
     is_own = amqp.place_of(message.source)[0] == service()
     return Event(
         uuid=wire.key_of(message),
@@ -114,10 +114,10 @@ def _no_event(delivery: Delivery, why: Exception) -> Event:
     key = "\0".join([delivery.routing_key, str(delivery.properties.get("message_id")), body])
     logger.warning("a message is no event: %s", problem, extra={"action": "event_malformed"})
     return Event(
-        # If it is delivered again it is the same one.
+        # The same message, delivered again, is the same row.
         uuid=uuid.uuid5(uuid.NAMESPACE_OID, key.encode(errors="replace").decode()),
         name=_clean(delivery.routing_key, NAME) or "?",
-        # No handler is for it, also in a replay.
+        # No handler takes this version, nor does a replay.
         version=0,
         source=_clean(str(delivery.properties.get("app_id") or "?"), NAME),
         data={"body": _clean(body, KEPT)},
@@ -156,7 +156,7 @@ def _store(
 
 
 def _by_place(events: Iterable[Event]) -> dict[tuple[str, str], list[Event]]:
-    """Those with a number that are to be handed on, by what numbers them."""
+    """Those with a number that are still to be handed on, by source and name."""
     found: dict[tuple[str, str], list[Event]] = defaultdict(list)
     for event in events:
         if event.number is not None and event.relayed_at is None:
@@ -165,13 +165,13 @@ def _by_place(events: Iterable[Event]) -> dict[tuple[str, str], list[Event]]:
 
 
 def _next(using: str, new: Sequence[Event]) -> list[Event]:
-    """The usual case, in few statements: events whose turn it is, of names of which nothing is missing or parked."""
+    """Those whose turn it is, in the usual case, in few statements: nothing of their name is missing or parked."""
     for (source, name), some in _by_place(new).items():
         numbers = [event.number for event in some]
         rows = Event.objects.using(using).filter(source=source, name=name, number__in=numbers)
         taken = set(rows.values_list("number", flat=True))
         for event in some:
-            # A source that counts anew, because it lost its database, gives numbers that others have here.
+            # A source that lost its database counts anew, with numbers that others have here.
             if event.number in taken:
                 event.number = None
             else:
@@ -190,7 +190,7 @@ def _next(using: str, new: Sequence[Event]) -> list[Event]:
 
 
 def _in_turn(using: str, new: Sequence[Event]) -> list[tuple[int, Event]]:
-    """Those whose turn it is, and those that were parked until now; with the id of the last that each waited for."""
+    """Those whose turn it is, and those that were parked until now, each with the id of the last that it waited for."""
     found = []
     for (source, name), some in _by_place(new).items():
         before, ready = _turn(using, source, name)
@@ -202,13 +202,13 @@ def _in_turn(using: str, new: Sequence[Event]) -> list[tuple[int, Event]]:
 
 
 def _turn(using: str, source: str, name: str, missing: int = 0) -> tuple[int, list[Event]]:
-    """Go on from the position of a name as far as nothing is missing.
+    """Move the position of a name on, as far as nothing is missing.
 
     Parameters:
-        missing: up to this number nothing will come any more.
+        missing: nothing up to this number will come any more.
 
     Returns:
-        Where it was, and what is to be handed on.
+        The position before, and what is to be handed on.
     """
     rows = Position.objects.using(using).filter(source=source, name=name)
     position = rows.first() or Position(source=source, name=name)
@@ -234,25 +234,19 @@ def _turn(using: str, source: str, name: str, missing: int = 0) -> tuple[int, li
 
 
 def _hand_on(app: Celery, using: str, locked: Relay, events: Sequence[Event]) -> None:
+    """Make the jobs, and note of each event that it was handed on, or why nobody handles it."""
     if not events:
         return
     found = relay.make_jobs(app, using, locked, events)
     rows = Event.objects.using(using)
     if parked := [event.pk for event in events if event.relayed_at is None]:
         rows.filter(pk__in=parked).update(relayed_at=Now())
+    unhandled = [event for event in events if not found[event.pk]]
+    known = Subscription.objects.using(using).exclude(version=None) if unhandled else ()
     problems: dict[str, list[int]] = defaultdict(list)
-    for event in events:
-        if not found[event.pk]:
-            problems[_why_not(using, event)].append(event.pk)
+    for event in unhandled:
+        versions = sorted({str(each.version) for each in known if relay.matches(each.pattern, event.name)})
+        says = f"no handler understands its version {event.version}: they handle version {', '.join(versions)}"
+        problems[says if versions else "no handler is there for it"].append(event.pk)
     for problem, keys in problems.items():
         rows.filter(pk__in=keys).update(problem=problem)
-
-
-def _why_not(using: str, event: Event) -> str:
-    """Why nobody handles it, in words."""
-    known = Subscription.objects.using(using).exclude(version=None)
-    versions = {each.version for each in known if relay.matches(each.pattern, event.name)}
-    if versions:
-        said = ", ".join(map(str, sorted(versions, key=str)))
-        return f"no handler understands its version {event.version}: they handle version {said}"
-    return "no handler is there for it"

@@ -34,21 +34,20 @@ numbered = threading.Event()
 
 
 def may_send(using: str) -> bool:
-    """Whether it is this worker that sends. If nobody does who is alive, it is from now on."""
+    """Whether this worker is the one that sends. It becomes that one if no living worker is."""
     rows = Relay.objects.using(using).filter(pk=1)
-    alive = Node.objects.using(using).filter(dead_at=None)
     if rows.filter(node=board.node).exists():
         return True
+    alive = Node.objects.using(using).filter(dead_at=None)
     is_free = Q(node=None) | ~Exists(alive.filter(pk=OuterRef("node")))
-    if not rows.filter(is_free).exists() or not alive.filter(pk=board.node).exists():
-        return False
-    return bool(rows.filter(is_free).update(node=board.node))
+    free = rows.filter(is_free, Exists(alive.filter(pk=board.node)))
+    return free.exists() and bool(free.update(node=board.node))
 
 
 def positions(using: str) -> list[tuple[str, str, int]]:
-    """The source, the name and the last number of what was told here and is at the broker, all of it."""
+    """The source, name and last number of each name of which the broker has all events that were told here."""
     events = Event.objects.using(using)
-    # By their own index, and before the positions are read: the database might go through all events of a name.
+    # In a statement of its own, by its index: in one with the positions the database might read all events of a name.
     unsent = set(events.filter(UNSENT).order_by("id").values_list("source", "name"))
     last = events.filter(source=OuterRef("source"), name=OuterRef("name"), number=OuterRef("number"))
     rows = Position.objects.using(using).filter(Exists(last.filter(received_at=None, sent_at__isnull=False)))
@@ -60,7 +59,7 @@ class Publisher(amqp.Link):
 
     def __init__(self) -> None:
         super().__init__()
-        #: Of each name the number that was told last, when it is told again, and the pause after that.
+        #: For each source and name: the number that was told last, when it is told again, and the pause after that.
         self._told: dict[tuple[str, str], tuple[int, float, float]] = {}
 
     def work(self, stopping: threading.Event) -> None:
@@ -77,12 +76,10 @@ class Publisher(amqp.Link):
                 self.drain(0)
             numbered.wait(conf().POLL_INTERVAL)
 
-    def open(self) -> bool:
-        is_new = super().open()
-        if is_new:
-            # The broker may have been emptied.
-            self._told.clear()
-        return is_new
+    def close(self) -> None:
+        super().close()
+        # Until the next connection the broker may lose what it had.
+        self._told.clear()
 
     def _send(self, using: str, stopping: threading.Event) -> int:
         rows = list(Event.objects.using(using).filter(UNSENT).order_by("id")[:BATCH])
@@ -90,8 +87,8 @@ class Publisher(amqp.Link):
             return 0
         self.open()
         reach("before_publish")
-        # What is published to Celery's exchange comes to our services as well. Its own services do not know an event by
-        # its id: they would handle once more what is sent again.
+        # Our services read Celery's exchange as well. Celery's services do not recognize an event by its id, so what is
+        # sent again must not reach them.
         celery = conf().EVENT_CELERY_EXCHANGE
         published: dict[int, int] = {}
         try:
@@ -102,13 +99,13 @@ class Publisher(amqp.Link):
             self.confirm(stopping)
             reach("after_publish")
         finally:
-            # What it refuses is published again, and the others are not.
+            # Only what was refused is published again.
             done = [pk for number, pk in published.items() if self.is_confirmed(number)]
             Event.objects.using(using).filter(pk__in=done).update(sent_at=Now())
         return len(done)
 
     def _tell(self, using: str, stopping: threading.Event) -> None:
-        """Say how far the names are, so that whoever is behind hears of it: at once, and then more and more rarely."""
+        """Say how far each name is, so that who is behind hears of it: at once, and then ever more rarely."""
         self.open()
         for source, name, number in positions(using):
             source = amqp.source_of(source, using)
@@ -141,7 +138,7 @@ def send_to(service: str, events: Sequence[Event], using: str, again: str | None
 
     Raises:
         ValueError: no service of that name has a queue.
-        OSError, amqp.exceptions.AMQPError, kombu.exceptions.OperationalError: the broker is away, or refuses.
+        OSError, AMQPError, kombu.exceptions.OperationalError: the broker is away, or refuses.
     """
     link, queue = amqp.Link(), amqp.queue_of(service)
     try:
@@ -153,7 +150,7 @@ def send_to(service: str, events: Sequence[Event], using: str, again: str | None
             raise ValueError(says % {"queue": queue}) from None
         for row in events:
             message = replace(_message(row, using), again=again)
-            # What came from Celery without names goes on as it came.
+            # Only a Celery task carries values without names.
             encode = wire.encode_celery if message.args else wire.encode
             link.publish(*encode(message), queue, "")
         link.confirm(threading.Event())

@@ -1,12 +1,11 @@
 """Read the service's queue, write what comes, and acknowledge it after that commit; ask for what got lost.
 
-All workers of a service read its queue, and the broker gives the messages to one of them at a time, so that they stay
-in their order.
+All workers of a service read its queue. The broker gives the messages to one of them at a time, so they stay in order.
 
-What got lost between two services, although the broker had confirmed it, is seen by the gap in the numbers. A sender
-says how far its names are (POSITION). Who is behind asks for what is missing (RESEND), and gets it as before, or hears
-that the source has it no longer (GONE). Who begins to read asks everybody how far they are (HELLO); what was told
-before its handlers were there is not missing.
+The broker can lose what it has confirmed. The numbers show it. A sender says how far its names are (POSITION). A
+service that is behind asks for what is missing (RESEND), and gets it as before, or hears that the source has it no
+longer (GONE). A service that begins to read asks all others how far they are (HELLO). It misses nothing that was told
+before its handlers were there.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ from jobs.models import PARKED, Event, Position, Subscription
 #: Messages of one transaction, and how many the broker sends ahead.
 BATCH, AHEAD = 200, 400
 
-#: Seconds for which messages are gathered after the first one, at the most; and without another one.
+#: Seconds for which messages are gathered after the first one: at the most, and while no other one comes.
 GATHER, QUIET = 0.05, 0.005
 
-#: Seconds between two looks at what is missing and what the handlers want; and until all is declared again, because
-#: somebody may have taken it away.
+#: Seconds between two looks at what is missing and what the handlers want; and until the queue is declared again,
+#: because somebody may have deleted it.
 LOOK, RENEW = 1.0, 30.0
 
-#: Seconds: for which an event may be overtaken by those after it, until it is asked for; between two questions while
-#: nothing comes; until the others go on without what is missing, if nobody answers.
+#: Seconds: for which later events may overtake an event before it is asked for; between two questions; until the later
+#: ones are handed on without it, if nobody answers.
 OVERTAKEN, AGAIN, PATIENCE = 2.0, 5.0, 60.0
 
-#: What py-amqp raises on properties that are not as its protocol says, or times out of range.
+#: What py-amqp raises if a message's properties break the protocol, or a time is out of range.
 UNREADABLE = (ValueError, ArithmeticError, LookupError, struct.error, FrameSyntaxError)
 
 
@@ -58,7 +57,7 @@ class Receiver(amqp.Link):
         self._queue = amqp.queue_of(service())
         self._voice = amqp.Voice()
         self._gaps = Gaps(app, databases.home(), self._voice)
-        #: Whether messages come to this worker, or to another one of the service.
+        #: The broker gives the messages to this worker, and not to another one of the service.
         self._is_active = False
         #: The number of the last message that came over this connection.
         self._tag = 0
@@ -75,7 +74,9 @@ class Receiver(amqp.Link):
         while not stopping.is_set():
             try:
                 if self.drain(max(0.0, min(LOOK, look_at - time.monotonic()))):
-                    self._gather()
+                    end = time.monotonic() + GATHER
+                    while 0 < len(self._arrived) < BATCH and time.monotonic() < end and self.drain(QUIET):
+                        pass
             except UNREADABLE as exc:
                 self._put_aside(exc)
                 return
@@ -100,7 +101,7 @@ class Receiver(amqp.Link):
         return set(rows.values_list("pattern", flat=True))
 
     def _declare(self, wanted: set[str]) -> None:
-        """Have the queue, and what the handlers want brought to it; and ask how far that is."""
+        """Declare the queue, bind it to what the handlers want, and ask how far that is."""
         arguments = {"x-single-active-consumer": True}
         self.channel.exchange_declare(amqp.EXCHANGE, "topic", durable=True, auto_delete=False)
         self.channel.queue_declare(self._queue, durable=True, auto_delete=False, arguments=arguments)
@@ -120,30 +121,28 @@ class Receiver(amqp.Link):
         self._tag = message.delivery_info["delivery_tag"]
 
     def _put_aside(self, exc: Exception) -> None:
-        """A message that cannot be read would come again and again. It is the one after the last that could."""
+        """Keep and acknowledge a message that cannot be read, or it would come again and again.
+
+        It is the one after the last that could be read.
+        """
         while self._arrived:
             self._store()
         inbox.put_aside(self._app, databases.home(), exc)
         self.channel.basic_ack(self._tag + 1)
 
-    def _gather(self) -> None:
-        deadline = time.monotonic() + GATHER
-        while self._arrived and len(self._arrived) < BATCH and time.monotonic() < deadline and self.drain(QUIET):
-            pass
-
     def _store(self) -> None:
         """Write what has arrived, and acknowledge it. After an error it comes again."""
         messages, self._arrived[:] = self._arrived[:BATCH], self._arrived[BATCH:]
         self._is_active = True
-        for said in inbox.store(self._app, databases.home(), [_delivery(each) for each in messages]):
+        deliveries = []
+        for each in messages:
+            about = each.delivery_info
+            is_direct = not about["exchange"]
+            deliveries.append(inbox.Delivery(each.body, each.properties, about["routing_key"], is_direct))
+        for said in inbox.store(self._app, databases.home(), deliveries):
             self._gaps.hear(said)
         self._gaps.look()
         self.channel.basic_ack(messages[-1].delivery_info["delivery_tag"], multiple=True)
-
-
-def _delivery(message: Any) -> inbox.Delivery:
-    about = message.delivery_info
-    return inbox.Delivery(message.body, message.properties, about["routing_key"], is_direct=not about["exchange"])
 
 
 @dataclass
@@ -157,11 +156,11 @@ class Question:
 
 
 class Gaps:
-    """Sees to the gaps of this service, in its consumer's thread; and sends others again what they miss."""
+    """Asks for what this service misses, in its consumer's thread, and sends others again what they miss."""
 
     def __init__(self, app: Celery, using: str, voice: amqp.Voice) -> None:
         self._app, self._using, self._voice = app, using, voice
-        #: What sources said of themselves, while we are behind it.
+        #: For each source and name the number that the source has told, while we are behind it.
         self._told: dict[tuple[str, str], int] = {}
         self._questions: dict[tuple[str, str], Question] = {}
 
@@ -184,7 +183,7 @@ class Gaps:
             logger.warning("%s from %s is not understood", message.name, message.source, exc_info=True, extra=extra)
 
     def look(self) -> None:
-        """See to what is missing."""
+        """Ask for what is missing, or go on where nothing is missing any more."""
         behind = Q(gap_since__isnull=False)
         if self._told:
             sources, names = zip(*self._told, strict=True)
@@ -216,8 +215,8 @@ class Gaps:
             return
         question = self._questions.get(key)
         if question is None or question.number != row.number:
-            # What the source has said, and whatever it may have sent before we heard of it, cannot be on its way; but
-            # what was asked for is, as long as some of it comes.
+            # Up to the number that the source has told, and before its first event that came here, nothing can be on
+            # its way any more. But what was asked for is, as long as some of it comes.
             is_sure = question is None and (told > row.number or row.number == 0)
             question = self._questions[key] = Question(row.number, now if is_sure else now + OVERTAKEN)
         if question.since is not None and now > question.since + PATIENCE:
@@ -242,7 +241,7 @@ class Gaps:
     # As a source
 
     def _introduce(self, to: str, patterns: list[str]) -> None:
-        """Say how far what it reads is."""
+        """Tell a service how far the names are that it reads."""
         if to == service():
             return
         for alias in conf().DATABASES:
@@ -252,7 +251,7 @@ class Gaps:
                     self._voice.say(amqp.POSITION, amqp.source_of(source, alias), about, to=to)
 
     def _resend(self, source: str, name: str, first: int, last: int, to: str, since: datetime | None) -> None:
-        """Have it sent again from the first number on that was told since then; say that nothing is before it."""
+        """Send again, from the first number that was told since then; and say that there is nothing before that."""
         own, alias = amqp.place_of(source)
         if alias not in conf().DATABASES:
             return
@@ -260,7 +259,7 @@ class Gaps:
         oldest = rows.aggregate(number=Min("number"))["number"]
         begin = (rows.filter(at__gte=since) if since else rows).aggregate(number=Min("number"))["number"]
         if begin is not None:
-            # What is not sent yet is on its way.
+            # What was not sent yet will be, anyway.
             count = rows.filter(number__gte=begin, sent_at__isnull=False).update(sent_at=None, is_resent=True)
             publisher.numbered.set()
             text = "%d events %s are sent again, which %s misses"

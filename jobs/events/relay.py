@@ -1,7 +1,7 @@
 """Who handles which events; and a job for each handler, in one transaction with the note that it was made.
 
-One process of all workers hands events on at a time: the one that has locked the one row of ``Relay``. So jobs come in
-the order of the events, and no event is handed on twice.
+One process at a time hands events on: the one that has locked the only row of ``Relay``. So jobs come in the order of
+the events, and no event is handed on twice.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from jobs.lifecycle.transitions import now_plus
 from jobs.models import ARGS, EVENT_HEADER, UNRELAYED, Event, Job, Node, Position, Relay, State, Subscription
 from jobs.models.fields import uuid7
 
-#: Seconds for which a worker may be away, until events are lost to handlers that only it knows.
+#: Seconds after which the handlers are forgotten that only a dead worker knows. Later events make no jobs for them.
 GRACE = 3600.0
 
 #: Events of one transaction, at the most.
@@ -44,8 +44,7 @@ LIMIT = 500
 #: Seconds for which a process may hold the lock and do nothing.
 STILL = 5
 
-#: Seconds between two looks for new events on SQLite, where each write may be one; and until the next look while
-#: somebody else hands on.
+#: Seconds between two looks for events: on SQLite, where each write may be one, and while somebody else hands on.
 SOON = 0.05
 
 #: Seconds between two looks for handlers that are gone.
@@ -93,14 +92,14 @@ def subscribe(app: Celery, using: str) -> None:
 def forget_gone(using: str) -> None:
     """Delete the subscriptions of handlers that no worker knows which is alive, or was within the last :data:`GRACE`.
 
-    Race: a worker that starts writes its node before its subscriptions, so they are read in the other order.
+    Race: a worker that starts writes its node before its subscriptions, so this reads the subscriptions first.
     """
     rows = list(Subscription.objects.using(using).filter(service=service()))
     nodes = Node.objects.using(using).filter(Q(dead_at=None) | Q(dead_at__gt=now_plus(-GRACE)))
     known = {name for tasks in nodes.values_list("tasks", flat=True) for name in tasks}
     gone = [row for row in rows if row.handler not in known]
     if len(gone) == len(rows):
-        # No worker of this service is there to say.
+        # No worker of this service is there to say which handlers it has.
         return
     for row in gone:
         row.delete(using=using)
@@ -111,10 +110,10 @@ def lock(using: str, waits: bool = True) -> Relay:
     """The row that lets events be handed on, locked until the end of the transaction.
 
     Raises:
-        Relay.DoesNotExist: it is not to wait, and somebody else has it.
+        Relay.DoesNotExist: without waiting: somebody else has it.
     """
     if connections[using].vendor == "postgresql" and not databases.in_test(using):
-        # A process that stands still would keep all others from it, until somebody finds its worker dead.
+        # A process that stands still would keep the lock until its worker is found dead.
         with connections[using].cursor() as cursor:
             cursor.execute(f"SET LOCAL idle_in_transaction_session_timeout = '{STILL}s'")
     rows = Relay.objects.using(using).filter(pk=1)
@@ -128,7 +127,7 @@ def lock(using: str, waits: bool = True) -> Relay:
 
 
 def hand_on(app: Celery, using: str) -> int | None:
-    """Hand on the next events that were emitted here; returns how many. None: somebody else does it."""
+    """Hand on the next events that were told here; returns how many. None: somebody else does it."""
     waiting = Event.objects.using(using).filter(UNRELAYED).order_by("id")
     if not waiting.exists():
         return 0
@@ -151,7 +150,7 @@ def hand_on(app: Celery, using: str) -> int | None:
 
 
 def _number(using: str, events: list[Event]) -> None:
-    """Give each event its place among those of its name, so that others see what they miss."""
+    """Give each event the next number of its name, so that other services see what they miss."""
     found: dict[tuple[str, str], Position] = {}
     for event in events:
         place = (event.source, event.name)
@@ -217,7 +216,7 @@ def make_jobs(
         job.order_place, job.state, job.run_at = relay.place, State.SCHEDULED, order.NEVER
     if behind:
         relay.save(update_fields=["place"])
-        # Race: the one that is out may have ended since, and found nobody behind it.
+        # Race: the job before them may have ended since ``order.out``, and found nobody behind it.
         transaction.on_commit(partial(order.let_in, using, busy), using=using, robust=True)
     for part in (plain, behind):
         outbox.record(part, using, app)
@@ -251,7 +250,7 @@ def _job(event: Event, to: Subscription, again: str | None) -> Job:
 
 
 class Post:
-    """Hands events on as they are told of, in a worker's companion. All of them try, and one does it at a time."""
+    """Hands on events as they are told, in a worker's companion. All companions try, and one at a time does it."""
 
     def __init__(self) -> None:
         self._app = loaded_app()
@@ -260,7 +259,7 @@ class Post:
         self._look_at = time.monotonic() + RARELY
 
     def wait(self) -> None:
-        """Wait until something may have been told of; the tick of the clock finds what no ring told of."""
+        """Wait for a ring. The tick of the clock finds events of which no ring told."""
         told.wait()
         if any(connections[alias].vendor == "sqlite" for alias in conf().DATABASES):
             time.sleep(SOON)
@@ -276,16 +275,16 @@ class Post:
         databases.everywhere(self._hand_on)
 
     def _register(self, using: str) -> None:
-        """Again for each new node: while the old one was taken for dead, its handlers may have been forgotten."""
+        """Write the handlers once for each node: those of a node that was taken for dead may have been forgotten."""
         node = board.node
         if self._registered.get(using) == node:
             return
         with transaction.atomic(using=using):
-            # What is being handed on at this moment is not for a new handler, so its ``since`` has to be after that.
+            # Race: what is being handed on now is not for a new handler, so its ``since`` has to be after that.
             lock(using)
             subscribe(self._app, using)
         if Node.objects.using(using).filter(pk=node).exists():
-            # Before that somebody may forget them.
+            # Before the node is written, somebody may forget its handlers.
             self._registered[using] = node
 
     def _hand_on(self, using: str) -> int:

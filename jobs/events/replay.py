@@ -26,14 +26,13 @@ def select(
     since: Any = None,
     until: Any = None,
     keys: Iterable[uuid.UUID] = (),
-    source: str | None = None,
 ) -> QuerySet[Event]:
-    """The events of a database that are meant, in their order.
+    """The events of a database, in their order.
 
     Parameters:
         patterns: names, or patterns such as ``shop.order.*``; none: all names.
-        since, until: moments.
-        keys: ids of events.
+        since, until: moments at which they happened.
+        keys: their ids; none: all.
     """
     rows = Event.objects.using(using).order_by("id")
     if keys := list(keys):
@@ -41,11 +40,10 @@ def select(
     if patterns := list(patterns):
         meant = [name for name in names(using) if any(relay.matches(each, name) for each in patterns)]
         rows = rows.filter(name__in=meant)
-    rows = rows.filter(**({"at__gte": since} if since else {}), **({"at__lt": until} if until else {}))
-    return rows.filter(source=source) if source else rows
+    return rows.filter(**({"at__gte": since} if since else {}), **({"at__lt": until} if until else {}))
 
 
-#: One step through the index for each name.
+#: It takes one step through the index for each name.
 _NAMES = """
 WITH RECURSIVE known (name) AS (
     SELECT min(name) FROM jobs_event
@@ -57,7 +55,7 @@ SELECT name FROM known WHERE name IS NOT NULL LIMIT %s
 
 
 def names(using: str, limit: int = 10_000) -> list[str]:
-    """The names of the events that there are, in one statement."""
+    """The names of all events, in one statement."""
     return [name for (name,) in databases.ask(using, _NAMES, limit)]
 
 
@@ -69,17 +67,17 @@ def services(using: str) -> list[str]:
 def replay(
     app: Celery, events: QuerySet[Event], to: str, again: bool = False, number: str | None = None
 ) -> dict[str, int]:
-    """Give the events to a service's handlers: those that it did not have yet, or with ``again`` all of them.
+    """Give events to a service's handlers: those that a handler did not have yet, or with ``again`` all of them.
 
     Each batch is one transaction. After a kill the same call goes on; with ``again`` if it gets the same ``number``.
-    What was not handed on yet is left out: it comes by itself.
+    Events that were not handed on yet are left out: they come by themselves.
 
     Parameters:
-        to: the service. Handlers of its own database get jobs; another service gets messages.
-        number: of the replay: what was handled once for it is not handled again.
+        to: the service. A service of this database gets jobs; another one gets messages.
+        number: of the replay. A handler gets an event once for each number.
 
     Returns:
-        ``events``: how many were looked at; ``jobs``: how many jobs were made; ``sent``: how many messages.
+        How many ``events`` were looked at, how many ``jobs`` were made, and how many messages were ``sent``.
 
     Raises:
         ValueError: nobody knows the service; names the nearest.
@@ -108,8 +106,8 @@ def replay(
 
 
 def replay_by(using: str, keys: Sequence[uuid.UUID], to: str, again: bool, by: str, why: str) -> dict[str, int]:
-    """Replay these events as :func:`replay` does, with a note in the history of each: who did it, and why."""
-    # A transaction does not wait for the broker: on SQLite nobody else could write meanwhile.
+    """Replay these events, and note in the history of each who did it, and why."""
+    # No transaction is open while the broker is waited for: on SQLite nobody else could write.
     with transaction.atomic(using=using) if to in services(using) else nullcontext():
         done = replay(current_app, select(using, keys=keys), to, again)
         says = ": ".join(filter(None, [f"to {to}" + (", once more" if again else ""), why]))
@@ -119,13 +117,13 @@ def replay_by(using: str, keys: Sequence[uuid.UUID], to: str, again: bool, by: s
 
 
 def handled(using: str, events: Sequence[Event], to: str, mark: str | None) -> set[tuple[uuid.UUID | None, str]]:
-    """Which of the events a handler had already: each by its id and the handler."""
+    """What the handlers had already: the ids of events, each with its handler."""
     jobs = Job.objects.using(using).filter(parent_id__in=[event.uuid for event in events])
     if mark is not None:
         jobs = jobs.filter(options__headers__event__again=mark)
     found = {(job.parent_id, job.task) for job in jobs.only("parent_id", "task")}
     if mark is None:
-        # The job may be pruned since. A handler had what was handed on after it had subscribed.
+        # The job may be pruned. A handler had what was handed on after it had subscribed.
         for handler, since in Subscription.objects.using(using).filter(service=to).values_list("handler", "since"):
             found |= {(event.uuid, handler) for event in events if event.relayed_at and event.relayed_at > since}
     return found
