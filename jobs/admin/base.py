@@ -140,7 +140,7 @@ def page(route: str, name: str, permission: str = "", posts: bool = True) -> Cal
     """
 
     def mark(view: Any) -> Any:
-        view.page = route, name, permission, posts
+        view.own_page = route, name, permission, posts
         return view
 
     return mark
@@ -235,10 +235,11 @@ class ReadOnlyAdmin(admin.ModelAdmin):
         return [*self.own_urls(), *super().get_urls()]
 
     def own_urls(self) -> list[Any]:
-        return [self._path(getattr(self, name)) for name, each in vars(type(self)).items() if hasattr(each, "page")]
+        names = [name for kind in type(self).__mro__ for name, each in vars(kind).items() if hasattr(each, "own_page")]
+        return [self._path(getattr(self, name)) for name in names]
 
     def _path(self, view: Any) -> Any:
-        route, name, permission, posts = view.page
+        route, name, permission, posts = view.own_page
 
         @wraps(view)
         def allowed(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:

@@ -2,38 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import re
-import time
 import uuid
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from django.contrib import admin, messages
-from django.contrib.admin.models import CHANGE, DELETION, LogEntry
-from django.contrib.admin.options import IS_POPUP_VAR, IncorrectLookupParameters
 from django.contrib.admin.views.main import ORDER_VAR, PAGE_VAR
-from django.core.exceptions import PermissionDenied
-from django.core.signing import BadSignature, Signer
 from django.db.models import Q, QuerySet
 from django.db.models.fields.json import KeyTextTransform
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
-from django.shortcuts import get_object_or_404
-from django.utils import timezone, translation
+from django.http import Http404, HttpRequest
+from django.utils import timezone
 from django.utils.functional import cached_property
 from django.utils.html import escape, format_html
 from django.utils.safestring import mark_safe
 from django.utils.text import Truncator
-from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from jobs.admin import history, html
-from jobs.admin.base import ReadOnlyAdmin, UncountedChangeList, apart, may, numbered, page, why_of
+from jobs.admin.base import UncountedChangeList, may, numbered
 from jobs.admin.event import event_link
-from jobs.admin.html import NOTHING, column, url_of
+from jobs.admin.html import NOTHING, column
 from jobs.admin.idempotency import may_settle, status_badge
+from jobs.admin.operate import OperableAdmin
 from jobs.arguments import parse_uuid, scrub
 from jobs.calling import progress
 from jobs.calling.options import says_how_to_retry
@@ -44,16 +36,11 @@ from jobs.inspection.times import duration
 from jobs.models import UNSUCCESSFUL, WAITING, Batch, Job, State
 from jobs.models.fields import created_since
 from jobs.operations import selection
-from jobs.operations.actions import OPERATIONS, Delete, Operation, Outcome
+from jobs.operations.actions import OPERATIONS
 from jobs.operations.redaction import Shown
 from jobs.operations.selection import DIGITS, FIELDS, Selection, newest
 
-BUDGET = 2.0  #: Seconds of work in one request; the next one goes on where it ended.
-STEP = 100  #: Rows of one query of it.
-NAMED = 10  #: Refusals that are named.
-COUNTED = 100_000  #: What is counted at the most before somebody is asked.
 SEEN = 1000  #: Of the failed and cancelled jobs the newest are counted for the filter.
-FIRST = str(uuid.UUID(int=0))  #: Before all ids.
 CALLS = ("effect_parked", "calling")  #: Reasons that name an external call.
 ID = re.compile(r"[0-9a-f]{8,32}")  #: An id, or the first digits of one, or the last ones.
 
@@ -198,7 +185,7 @@ def _batch(job: Job) -> str:
 
 
 @admin.register(Job)
-class JobAdmin(ReadOnlyAdmin):
+class JobAdmin(OperableAdmin):
     actions = ()
     list_display = ("short_id", "short_task", "given", "badge", "when", "fault", "took", "attempt", "queue")
     #: The columns that may be large are left out.
@@ -329,177 +316,6 @@ class JobAdmin(ReadOnlyAdmin):
             known = gettext("%(id)s (no longer known)") % {"id": job.node_id}
             yield format_html("{} {}", gettext("worker"), html.link(node, "node_change", node.pk) if node else known)
         yield format_html("{} {}", gettext("queue"), html.link(job.queue, "job_changelist", queue=job.queue))
-
-    # The buttons: one job, or many at once, with a confirmation before, and an honest count after
-
-    def get_actions(self, request: HttpRequest) -> dict[str, Any]:
-        """The operations, beside actions that are not ours and have permissions of their own."""
-        found: dict[str, Any] = super().get_actions(request)
-        for name, each in OPERATIONS.items():
-            if may(request, each.permission) and IS_POPUP_VAR not in request.GET:
-                found[name] = (partial(JobAdmin.confirm, operation=each), name, each.label)
-        return found
-
-    def confirm(self, request: HttpRequest, chosen: QuerySet[Job], operation: Operation) -> HttpResponse:
-        """Ask: these, or all that the list's filters match."""
-        keys = [str(key) for key in chosen.values_list("pk", flat=True)[: self.list_per_page]]
-        matching = self.matching(request, operation)
-        return self.render(
-            request,
-            "job/confirm.html",
-            gettext("%(label)s: are you sure?") % {"label": operation.label},
-            operation=operation,
-            number=len(keys),
-            keys=json.dumps(keys),
-            # Unsorted: a count that has an end need not read what comes after it.
-            all=sum(rows.order_by()[: COUNTED + 1].count() for rows in matching.values()),
-            at_most=COUNTED,
-            states=[state.label for state in operation.states],
-            meant=[state.label for state in matching],
-            action=_next(request),
-            back=request.get_full_path(),
-        )
-
-    @page("<uuid:key>/operate/", "job_operate_one")
-    @apart
-    def operate_one(self, request: HttpRequest, key: uuid.UUID) -> HttpResponse:
-        """Do it to one job, and go back to its page."""
-        back = url_of("job_change", key)
-        if (operation := self._asked(request)) is None:
-            return HttpResponseRedirect(back)
-        job = get_object_or_404(self.get_queryset(request), pk=key)
-        outcome = self._attempt(request, operation, job)
-        level = messages.SUCCESS if outcome.is_done else messages.WARNING
-        messages.add_message(request, level, f"{job}: {outcome.says}")
-        is_gone = outcome.is_done and isinstance(operation, Delete)
-        return HttpResponseRedirect(url_of("job_changelist") if is_gone else back)
-
-    @page("operate/", "job_operate")
-    @apart
-    def operate(self, request: HttpRequest) -> HttpResponse:
-        """Do it to many, and go back to the list: work for two seconds, and let a page go on by itself."""
-        back = f"{url_of('job_changelist')}?{request.GET.urlencode()}"
-        if (operation := self._asked(request)) is None:
-            return HttpResponseRedirect(back)
-        progress = _Progress.of(request)
-        if progress.keys is None:
-            groups = list(self.matching(request, operation).values())
-        else:
-            groups = [self.get_queryset(request).filter(pk__in=progress.keys)]
-        deadline = time.monotonic() + BUDGET
-        for job in progress.left(groups):
-            progress.note(job, self._attempt(request, operation, job))
-            if time.monotonic() > deadline:
-                return self.render(
-                    request,
-                    "job/progress.html",
-                    operation.label,
-                    operation=operation,
-                    progress=progress,
-                    state=Signer(salt="jobs.admin").sign_object(vars(progress)),
-                    action=_next(request),
-                )
-        level = messages.WARNING if progress.refused else messages.SUCCESS
-        messages.add_message(request, level, progress.end(operation))
-        return HttpResponseRedirect(back)
-
-    def _asked(self, request: HttpRequest) -> Operation | None:
-        """What is to be done; None if it was told something that cannot be, which a message says."""
-        operation = OPERATIONS.get(request.POST.get("operation", ""))
-        if operation is None or not may(request, operation.permission):
-            raise PermissionDenied
-        try:
-            return operation.told(request.POST.get("value", ""), request.user.get_username(), why_of(request))
-        except ValueError as exc:
-            messages.error(request, str(exc))
-            return None
-
-    def _attempt(self, request: HttpRequest, operation: Operation, job: Job) -> Outcome:
-        def log(outcome: Outcome) -> None:
-            # English, as all that is stored.
-            with translation.override(None):
-                said = f"{operation.label}: {outcome.says}" + (f" ({operation.why})" if operation.why else "")
-            user: Any = request.user.pk
-            flag = DELETION if isinstance(operation, Delete) else CHANGE
-            LogEntry.objects.log_actions(user, [job], flag, change_message=said, single_object=True)
-
-        return operation.attempt(job.pk, also=log)
-
-    def matching(self, request: HttpRequest, operation: Operation) -> dict[State, QuerySet[Job]]:
-        """All jobs that the list's filters and search match, by state, because each state has an index of its own.
-
-        They are of the states that are meant, as on the command line; of others only if the list is filtered by one.
-        """
-        try:
-            rows = self.get_changelist_instance(request).queryset
-        except IncorrectLookupParameters:
-            raise PermissionDenied from None
-        asked = request.GET.get("state__exact")
-        if asked is None:
-            return {state: Selection(states=[state]).narrow(rows) for state in operation.meant}
-        return {state: rows for state in operation.states if state == asked}
-
-
-def _next(request: HttpRequest) -> str:
-    """The URL of the next step: with the list's filters, and without its page, which may be gone by then."""
-    query = request.GET.copy()
-    query.pop(PAGE_VAR, None)
-    return f"{url_of('job_operate')}?{query.urlencode()}"
-
-
-@dataclass
-class _Progress:
-    """How far it is, carried from request to request by the page itself, and signed."""
-
-    #: None: all that match.
-    keys: list[str] | None
-    #: Where it is: in which group of them, and the last job of it.
-    group: int = 0
-    last: str = FIRST
-    done: int = 0
-    refused: int = 0
-    named: list[str] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, request: HttpRequest) -> _Progress:
-        try:
-            if state := request.POST.get("state"):
-                return cls(**Signer(salt="jobs.admin").unsign_object(state))
-            if request.POST.get("scope") == "all":
-                return cls(None)
-            return cls([str(uuid.UUID(str(key))) for key in json.loads(request.POST.get("keys", "[]"))])
-        except (BadSignature, TypeError, ValueError):
-            raise PermissionDenied from None
-
-    def left(self, groups: list[QuerySet[Job]]) -> Iterator[Job]:
-        """The jobs that are left, by state and id. A job that changes its state meanwhile is met in the next group."""
-        while self.group < len(groups):
-            page = list(groups[self.group].filter(pk__gt=self.last).order_by("pk")[:STEP])
-            yield from page
-            if len(page) < STEP:
-                self.group, self.last = self.group + 1, FIRST
-
-    def note(self, job: Job, outcome: Outcome) -> None:
-        self.last = str(job.pk)
-        if outcome.is_done:
-            self.done += 1
-            return
-        self.refused += 1
-        if len(self.named) < NAMED:
-            self.named.append(f"{job.pk} {outcome.says}")
-
-    def end(self, operation: Operation) -> str:
-        """What to say at the end. Some of those that were chosen may be deleted by now."""
-        gone = len(self.keys) - self.done - self.refused if self.keys is not None else 0
-        if gone > 0:
-            self.refused += gone
-            self.named.append(ngettext("%(number)s is gone", "%(number)s are gone", gone) % {"number": gone})
-        text = ngettext("%(number)s job %(participle)s", "%(number)s jobs %(participle)s", self.done)
-        text %= {"number": self.done, "participle": operation.participle}
-        if self.refused:
-            text += gettext(", %(number)s refused: ") % {"number": self.refused} + "; ".join(self.named)
-            text += " ..." if self.refused > len(self.named) else ""
-        return text
 
 
 #: What a page has a button or a link for.

@@ -10,7 +10,7 @@ import re
 import pytest
 from playwright.sync_api import Page
 
-from jobs.admin import job as job_admin
+from jobs.admin import operate
 from tests.browser.axe import violations
 from tests.browser.pages import EMPTY, SHOWN, STEPS
 from tests.browser.scene import Scene
@@ -63,7 +63,7 @@ INEXACT = r"""() => {
 
 @pytest.fixture(autouse=True)
 def _step_by_step(monkeypatch):
-    monkeypatch.setattr(job_admin, "BUDGET", 0.0)
+    monkeypatch.setattr(operate, "BUDGET", 0.0)
 
 
 def faults(page: Page, name: str) -> list[str]:

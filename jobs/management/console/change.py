@@ -6,7 +6,6 @@ import uuid
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import partial
 from inspect import getdoc
 from itertools import chain
@@ -21,17 +20,7 @@ from jobs.inspection import census
 from jobs.inspection.limits import usage
 from jobs.lifecycle import limits, queues
 from jobs.lifecycle.limits import name_of
-from jobs.management.console.base import (
-    DRY_RUN,
-    ID,
-    REASON,
-    JobsCommand,
-    Subcommand,
-    me,
-    option,
-    reported,
-    subcommand,
-)  # fmt: skip
+from jobs.management.console.base import DRY_RUN, ID, REASON, JobsCommand, Subcommand, me, option, reported, subcommand
 from jobs.models import State, Tally
 from jobs.operations import adoption, workers
 from jobs.operations.actions import OPERATIONS, Operation, Outcome
@@ -56,8 +45,9 @@ def which(args: Namespace, meant: tuple[str, ...] = ()) -> Selection:
     if args.contains is not None and conf().REDACT is not None:
         raise CommandError("--contains: the arguments are redacted (JOBS['REDACT']), and nobody may search in them.")
     with reported(says="--{}"):
-        selection = Selection.of(given, (args.state,) if args.state else meant)
-        return selection if selection.task is None else replace(selection, task=full_name(selection.task))
+        if args.task is not None:
+            given["task"] = full_name(args.task.strip())
+        return Selection.of(given, (args.state,) if args.state else meant)
 
 
 def key_of(text: str) -> uuid.UUID:
