@@ -2,15 +2,16 @@
 
 A scenario is about ten lines that read like its name. It enqueues through the ``ledger``, breaks something with the
 words of this package, and ends with ``ledger.check(within=...)``, inside the ``with`` of its workers: every committed
-job ended as it should, none lost, no effect twice, nothing stuck, in bounded time. Its docstring names its guard,
-and its marks carry it as data (``guards.py``): a file, the text without which the scenario fails, and what stands
-there instead when it is taken out::
+job ended as it should, none lost, no effect twice, nothing stuck, in bounded time. Its docstring says what guards it,
+and its marks name that as data (``guards.py``): a function of ``jobs``, and what it returns when it is taken out::
 
-    @guard("jobs/calling/outbox.py", "ring.ring(self.using, self.queues)", "pass", case="sqlite after_claim")
+    @guard("jobs.maintenance.rescue:give_back_all", case="sqlite after_claim")
+    @guard(Without("jobs.execution.pipeline:_is_conflict", "False"))
 
-The text is in its file exactly once (``tests/test_guards.py`` looks after that). Several marks are taken out one by
-one; ``also=[(file, old, new)]`` takes more out together, where one guard stands behind another. ``case`` holds
-words of the scenario's id, for a guard that only some of its cells need.
+Where no whole function is the guard, it is one call or one clause in it (``call=``, ``clause=``). Several marks are
+taken out one by one. Several parts of one mark are taken out together: each stands behind the one before. ``case``
+holds words of the scenario's id, for a guard that only some of its cells need. ``tests/test_guards.py`` looks after the
+names.
 
     pytest tests/faults                   each scenario in one of its cells (database, broker), rotating
     pytest tests/faults --faults=all      in every cell in which it can occur, also the long ones, and in each manner

@@ -48,7 +48,7 @@ def test_body_that_kills_its_process(ledger, tmp_path, place):
     """SIGKILL in the body of the first, a middle, the last row of a claim.
 
     Guard: the board names the row whose body it was, and that one alone counts a crash; the others are given back by
-    the token of their claim (``rescue.OwnJobs.settle_dead``).
+    the token of their claim.
     """
     struck = Strike(tmp_path, place, "body", "kill")
     ledger.enqueue(600)
@@ -85,7 +85,7 @@ def test_body_that_kills_its_process(ledger, tmp_path, place):
 def test_process_killed_beside_a_body(ledger, tmp_path, point, place):
     """SIGKILL at each other step of a claim: nobody's fault, and the one row that it hit is lost, no more than that.
 
-    Guard: what waits behind it is given back by the token of the claim (``rescue.OwnJobs.settle_dead``).
+    Guard: what waits behind it is given back by the token of the claim.
     """
     struck = Strike(tmp_path, place, point, "kill")
     ledger.enqueue(600)
@@ -104,8 +104,8 @@ def test_process_killed_beside_a_body(ledger, tmp_path, point, place):
 def test_process_paused_in_a_batch(ledger, tmp_path, point, task):
     """For so long that others have run what waited behind it; then it goes on.
 
-    Guard: the companion gives that back (``rescue.OwnJobs.give_back_waiting``), and a process renews the rows of an old
-    claim before it begins them (``runner.Runner._renew``); behind it, the fence of the completion.
+    Guard: the companion gives that back, and a process renews the rows of an old claim before it begins them; behind
+    it, the fence of the completion.
     """
     struck = Strike(tmp_path, "middle", point, "stop")
     ledger.enqueue(600, task, kwargs={"seconds": 0} if task is tasks.slow else {})
@@ -124,7 +124,7 @@ def test_process_paused_in_a_batch(ledger, tmp_path, point, task):
 def test_batch_given_back_and_taken_by_nobody_else(ledger, tmp_path):
     """The only process is paused: when it goes on, what waited behind its body is not its own any more.
 
-    Guard: a row that was given back is not begun (``runner.Runner._renew``).
+    Guard: a row that was given back is not begun.
     """
     struck = Strike(tmp_path, "middle", "body", "stop")
     ledger.enqueue(600, tasks.slow, kwargs={"seconds": 0})
@@ -142,7 +142,7 @@ def test_batch_given_back_and_taken_by_nobody_else(ledger, tmp_path):
 def test_body_that_takes_long_for_once(ledger, tmp_path):
     """A task that was fast before, with others behind it: they do not wait for it.
 
-    Guard: what waits behind a long body is given back (``rescue.OwnJobs.give_back_waiting``).
+    Guard: what waits behind a long body is given back.
     """
     struck = Strike(tmp_path, "first", "body", "wait")
     ledger.enqueue(600)
@@ -161,7 +161,7 @@ def test_body_that_takes_long_for_once(ledger, tmp_path):
 def test_companion_killed_in_a_batch(ledger, tmp_path):
     """The next one finds on the board what waits behind whom.
 
-    Guard: the supervisor starts it again (``companion._supervise``); the board outlives it.
+    Guard: the supervisor starts it again; the board outlives it.
     """
     struck = Strike(tmp_path, "middle", "body", "wait")
     ledger.enqueue(600)
@@ -182,8 +182,8 @@ def test_companion_killed_in_a_batch(ledger, tmp_path):
 def test_stopped_in_a_batch(ledger, tmp_path, how):
     """Warm: the body that runs is finished, and the rest of its claim goes back at once. Cold: all of it goes back.
 
-    Guard: a stop ends after the current body (``runner.Runner._must_stop``); what a process had when its worker ended
-    it is given back by ``rescue.OwnJobs.settle_dead``, or by the sign-off.
+    Guard: a stop ends after the current body; what a process had when its worker ended it is given back when its death
+    is seen, or at the sign-off.
     """
     struck = Strike(tmp_path, "middle", "body", "wait")
     soft = {"REMAP_SIGTERM": "SIGQUIT", "JOBS_TEST_CELERY": '{"worker_soft_shutdown_timeout": 5}'}
@@ -207,8 +207,7 @@ def test_stopped_in_a_batch(ledger, tmp_path, how):
 def test_hard_time_limit_in_a_batch(ledger, tmp_path):
     """It ends one body, and its process with it; not what waits behind that.
 
-    Guard: the limit is that of the row on the board (``companion._Process._enforce_limits``); the others are given back
-    (``rescue.OwnJobs.settle_dead``).
+    Guard: the limit is that of the row on the board; the others are given back.
     """
     struck = Strike(tmp_path, "middle", "body", "hang")
     ledger.enqueue(600, time_limit=1)
@@ -224,7 +223,7 @@ def test_hard_time_limit_in_a_batch(ledger, tmp_path):
 def test_unknown_tasks_at_the_head_of_a_queue(ledger):
     """More of them than one statement puts aside; a worker that knows them comes later.
 
-    Guard: they are put behind the others, many at once (``lifecycle.postpone_unknown``).
+    Guard: they are put behind the others, many at once.
     """
     ledger.enqueue(1200)
     ledger.enqueue(300, tasks.lingers, kwargs={"seconds": 0})

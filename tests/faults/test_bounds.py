@@ -46,7 +46,7 @@ def held_up(ledger: Ledger, tmp_path, key: str):
 def test_child_dead(ledger, tmp_path):
     """A pool process is killed in its body.
 
-    Guard: the board of what each process runs (``rescue.OwnJobs.settle_dead``).
+    Guard: the board of what each process runs.
     """
     ledger.enqueue(300)
     with workers(2):
@@ -59,7 +59,7 @@ def test_child_dead(ledger, tmp_path):
 def test_node_dead(ledger, tmp_path):
     """A whole worker is killed.
 
-    Guard: rescue gives back the jobs of dead nodes (``rescue.give_back_all``).
+    Guard: rescue gives back the jobs of dead nodes.
     """
     ledger.enqueue(300)
     with Worker(concurrency=1) as first:
@@ -74,7 +74,7 @@ def test_node_dead(ledger, tmp_path):
 def test_broker_away(ledger, broker):
     """The broker is killed, and comes back after half a minute; meanwhile jobs came in, and no broker held one up.
 
-    Guard: the row is the queue (``pool._run_jobs``).
+    Guard: the row is the queue.
     """
     with workers(2) as both:
         ledger.enqueue(300)
@@ -93,7 +93,7 @@ def test_broker_away(ledger, broker):
 def test_database_back(ledger, database):
     """PostgreSQL is killed, and comes back after 40 seconds. Nobody is declared dead for it.
 
-    Guard: who was away himself judges nobody (``rescue.Rescue._silent``).
+    Guard: who was away himself judges nobody.
     """
     ledger.enqueue(400, tasks.lingers)
     with workers(2):
@@ -112,7 +112,7 @@ def test_database_back(ledger, database):
 def test_broker_emptied(ledger, broker):
     """Everything that it had is gone, again and again.
 
-    Guard: the row is the queue (``pool._run_jobs``).
+    Guard: the row is the queue.
     """
     with workers(2) as both:
         wait_for(lambda: all(" ready." in worker.text() for worker in both), 40, "the workers are ready")
@@ -127,7 +127,7 @@ def test_broker_emptied(ledger, broker):
 def test_rings_lost(ledger, monkeypatch):
     """No ring gets through.
 
-    Guard: a poll finds what no ring told of (``clock.tick``).
+    Guard: a poll finds what no ring told of.
     """
     with workers(2) as both:
         wait_for(lambda: all(" ready." in worker.text() for worker in both), 40, "the workers are ready")
@@ -150,7 +150,7 @@ def held_to(ledger: Ledger, keys: list[str]) -> None:
 def test_backlog(ledger):
     """100,000 jobs wait for one slow worker: each is claimed once, and nothing is done about those that wait.
 
-    Guard: only what is claimed is renewed or given back (``lifecycle.give_back``).
+    Guard: only what is claimed is renewed or given back.
     """
     for first in range(0, 100_000, 10_000):
         tasks.lingers.delay_many([(f"n{number}", 0.5) for number in range(first, first + 10_000)])

@@ -59,8 +59,7 @@ def give_back(broker, how: str) -> None:
 def test_broker_away_from_the_start(ledger, broker, how):
     """It refuses connections, or takes them and never answers.
 
-    Guard: the pool's processes claim by themselves (``pool._run_jobs``), and are replaced while Celery looks for its
-    broker (``consumer._meanwhile``).
+    Guard: the pool's processes claim by themselves, and are replaced while Celery looks for its broker.
     """
     ledger.enqueue(300)
     take_away(broker, how)
@@ -77,8 +76,7 @@ def test_broker_away_from_the_start(ledger, broker, how):
 def test_broker_away_during_the_run(ledger, broker, how):
     """As above; with a stock task before and after it.
 
-    Guard: the pool's processes claim by themselves (``pool._run_jobs``), and are replaced while Celery looks for its
-    broker (``consumer._meanwhile``).
+    Guard: the pool's processes claim by themselves, and are replaced while Celery looks for its broker.
     """
     ledger.enqueue(300)
     with Worker() as worker:
@@ -95,7 +93,7 @@ def test_broker_away_during_the_run(ledger, broker, how):
 def test_broker_restarted_again_and_again(ledger, broker):
     """Each time while the worker waits for its messages, or for commands.
 
-    Guard: the worker gets over what kombu leaves behind of a lost connection (``consumer.ConsumerStep``).
+    Guard: the worker gets over what kombu leaves behind of a lost connection.
     """
     ledger.enqueue(300)
     with Worker() as worker:
@@ -113,7 +111,7 @@ def test_broker_restarted_again_and_again(ledger, broker):
 def test_broker_restarted_while_a_stock_body_runs(ledger, broker, tmp_path):
     """The body's message cannot be acknowledged any more, on a connection that is gone; RabbitMQ delivers it again.
 
-    Guard: the worker gets over what kombu leaves behind of a lost connection (``consumer.ConsumerStep``).
+    Guard: the worker gets over what kombu leaves behind of a lost connection.
     """
     ledger.enqueue(300)
     started, gate = tmp_path / "started", tmp_path / "gate"
@@ -137,7 +135,7 @@ def test_broker_restarted_while_a_stock_body_runs(ledger, broker, tmp_path):
 def test_broker_emptied(ledger, broker):
     """FLUSHALL, or a purge: it held no job.
 
-    Guard: the row is the queue, and only a caller's commit makes one (``outbox.record``).
+    Guard: the row is the queue, and only a caller's commit makes one.
     """
     with Worker() as worker:
         with ledger.load(300):
@@ -153,8 +151,7 @@ def test_broker_emptied(ledger, broker):
 def test_broker_that_refuses_the_worker(ledger, broker):
     """The worker looks for a virtual host that is not there, and says so.
 
-    Guard: the pool's processes claim by themselves (``pool._run_jobs``), and are replaced while Celery looks for its
-    broker (``consumer._meanwhile``).
+    Guard: the pool's processes claim by themselves, and are replaced while Celery looks for its broker.
     """
     ledger.enqueue(300)
     with Worker(CELERY_BROKER_URL=elsewhere(broker), wait=False) as worker:
@@ -175,7 +172,7 @@ def elsewhere(broker) -> str:
 def test_process_killed_while_it_adopts_a_call_by_name(ledger, point):
     """The message is acknowledged only after its row is committed, and then comes again: the row is there.
 
-    Guard: a call by name is acknowledged late (``task.Task``), and its row inserted once (``calls.adopt``).
+    Guard: a call by name is acknowledged late, and its row inserted once.
     """
     ledger.enqueue(300)
     for number in range(50):

@@ -36,7 +36,7 @@ def assert_all_on_time() -> None:
 def test_worker_with_a_wrong_clock(ledger, hours):
     """It claims, polls and rescues beside one whose clock is right.
 
-    Guard: the database's clock decides what is due and what expired (``lifecycle.now_plus``).
+    Guard: the database's clock decides what is due and what expired.
     """
     ledger.enqueue(2, tasks.slow, kwargs={"seconds": 6})
     expired = ledger.enqueue(20, expires=0.5)
@@ -64,7 +64,7 @@ def test_worker_with_a_wrong_clock(ledger, hours):
 def test_producer_with_a_wrong_clock(ledger, hours):
     """What it says in seconds is meant from now on, and not from its own idea of now.
 
-    Guard: the database's clock decides what is due and what expired (``lifecycle.now_plus``).
+    Guard: the database's clock decides what is due and what expired.
     """
     for options in {}, {"countdown": 2}, {"expires": 60}, {"countdown": 2, "expires": 60}:
         with Producer(80, options=options, **clock(hours)) as producer:
@@ -79,7 +79,7 @@ def test_producer_with_a_wrong_clock(ledger, hours):
 def test_producer_with_a_wrong_clock_whose_jobs_expire(ledger, hours):
     """Nobody works while they could be run.
 
-    Guard: the database's clock decides what expired (``claims.Claimer``, ``lifecycle.expire``).
+    Guard: the database's clock decides what expired.
     """
     with Producer(60, options={"expires": 1}, **clock(hours)) as producer:
         producer.wait()

@@ -44,7 +44,7 @@ def assert_nobody_is_blamed() -> None:
 def test_all_connections_terminated_once_a_second(ledger, database):
     """``pg_terminate_backend``, as by an administrator or a pooler, in whatever statement they are.
 
-    Guard: a body that lost its connection is handed back, and did not fail (``databases.is_lost``).
+    Guard: a body that lost its connection is handed back, and did not fail.
     """
     ledger.enqueue(200, tasks.works)
     with workers(2):
@@ -62,7 +62,7 @@ def test_all_connections_terminated_once_a_second(ledger, database):
 def test_database_killed_and_restarted_under_load(ledger, database):
     """As with ``pg_ctl restart -m immediate``: all transactions are lost, in the middle or inside their COMMIT.
 
-    Guard: a body that lost its connection is handed back, and did not fail (``databases.is_lost``).
+    Guard: a body that lost its connection is handed back, and did not fail.
     """
     ledger.enqueue(200, tasks.works)
     with workers(2):
@@ -80,8 +80,8 @@ def test_database_killed_and_restarted_under_load(ledger, database):
 def test_database_away_for_longer_than_it_takes_to_be_dead(ledger, database, how):
     """Nobody could beat, and one finds the database again later than the others; a worker was started meanwhile.
 
-    Guard: a rescuer that was away itself gives everybody the full time again (``rescue.Rescue._silent``). When it
-    hangs for longer than twice ``DEAD_AFTER`` it starts again, and knows nothing of the time before.
+    Guard: a rescuer that was away itself gives everybody the full time again. When it hangs for longer than twice
+    ``DEAD_AFTER`` it starts again, and knows nothing of the time before.
     """
     ledger.enqueue(2, tasks.slow, kwargs={"seconds": OUTAGE / 2})
     ledger.enqueue(200, tasks.works)
@@ -104,7 +104,7 @@ def test_database_away_for_longer_than_it_takes_to_be_dead(ledger, database, how
 def test_idle_connections_exhaust_the_server(ledger, database):
     """Everybody loses the connection he has, and cannot open another: "sorry, too many clients already".
 
-    Guard: a body that lost its connection is handed back, and did not fail (``databases.is_lost``).
+    Guard: a body that lost its connection is handed back, and did not fail.
     """
     ledger.enqueue(200, tasks.works)
     with workers(2):
@@ -120,7 +120,7 @@ def test_idle_connections_exhaust_the_server(ledger, database):
 def test_dead_worker_behind_a_pooler(ledger, database, tmp_path):
     """The server processes that it used serve others by now, who are not to be hurt.
 
-    Guard: behind a pooler no server process is recorded, and no statement prepared (``claims.Session``).
+    Guard: behind a pooler no server process is recorded, and no statement prepared.
     """
     gate = tmp_path / "gate"
     with database.pooled() as url, workers(1, DATABASE_URL=url), database.busy(url, clients=5):
@@ -142,8 +142,8 @@ def test_dead_worker_behind_a_pooler(ledger, database, tmp_path):
 def test_deadlocks(ledger):
     """Two kinds of bodies lock the same two rows in opposite order, again and again.
 
-    Guard: a body runs again whose transaction the server ended in favour of another one (``execution._is_conflict``);
-    a rollback deallocates what was prepared (``claims.Session``).
+    Guard: a body runs again whose transaction the server ended in favour of another one; a rollback deallocates what
+    was prepared.
     """
     one, other, *_ = ledger.enqueue(280)
     for _ in range(4):
@@ -160,7 +160,7 @@ def test_deadlocks(ledger):
 def test_serialization_failures(ledger, level):
     """Bodies that read what others write; all transactions of the workers, and not only theirs, are on a higher level.
 
-    Guard: a body runs again whose transaction the server ended in favour of another one (``execution._is_conflict``).
+    Guard: a body runs again whose transaction the server ended in favour of another one.
     """
     ledger.enqueue(60, tasks.counts_and_adds)
     ledger.enqueue(250)
@@ -174,7 +174,7 @@ def test_serialization_failures(ledger, level):
 def test_failover_to_a_reader_and_back(ledger, database):
     """For a moment the name leads to a server that takes no writes. Its connections are sound, and stay.
 
-    Guard: who is refused all writes has lost his database (``databases.SideDatabase``).
+    Guard: who is refused all writes has lost his database.
     """
     ledger.enqueue(300, tasks.works)
     with database.reader() as reader, Proxy(database.url) as link, workers(2, DATABASE_URL=link.url):
@@ -192,7 +192,7 @@ def test_failover_to_a_reader_and_back(ledger, database):
 def test_server_takes_no_writes(ledger, database):
     """For a moment, and from one transaction to the next: also of jobs that were claimed before.
 
-    Guard: who is refused all writes has lost his database (``databases.is_lost``).
+    Guard: who is refused all writes has lost his database.
     """
     ledger.enqueue(1000, tasks.lingers, kwargs={"seconds": 0.005})
     with workers(2):
@@ -207,7 +207,7 @@ def test_server_takes_no_writes(ledger, database):
 def test_idle_in_a_transaction_for_longer_than_the_server_allows(ledger, tmp_path):
     """The server ends the connection of a body that computes for too long; the next run is faster.
 
-    Guard: a body that lost its connection is handed back, and did not fail (``databases.is_lost``).
+    Guard: a body that lost its connection is handed back, and did not fail.
     """
     started, gate = tmp_path / "started", tmp_path / "gate"
     long = tasks.gated.delay("long", str(started), str(gate), queries=1)
@@ -230,7 +230,7 @@ def test_idle_in_a_transaction_for_longer_than_the_server_allows(ledger, tmp_pat
 def test_connection_ended_at(ledger, database, point):
     """``pg_terminate_backend`` in each phase of a run.
 
-    Guard: a body that lost its connection is handed back, and did not fail (``databases.is_lost``).
+    Guard: a body that lost its connection is handed back, and did not fail.
     """
     ledger.enqueue(300)
     with Worker(sync=f"{point}=pause") as worker:
@@ -245,7 +245,7 @@ def test_connection_ended_at(ledger, database, point):
 def test_listener_cut(ledger, database, settings):
     """No ring is heard for a moment.
 
-    Guard: it listens again, and looks at what came meanwhile (``listener._forever``).
+    Guard: it listens again, and looks at what came meanwhile.
     """
     settings.JOBS = {**settings.JOBS, "POLL_INTERVAL": 4.0}
     with Worker():
@@ -265,7 +265,7 @@ def test_listener_cut(ledger, database, settings):
 def test_rings_lost(ledger, monkeypatch):
     """Every one of them.
 
-    Guard: a poll finds what no ring told of (``clock.tick``).
+    Guard: a poll finds what no ring told of.
     """
     with workers(2) as both:
         wait_for(lambda: all(" ready." in worker.text() for worker in both), 40, "the workers are ready")
@@ -281,7 +281,7 @@ def test_rings_lost(ledger, monkeypatch):
 def test_a_transaction_left_idle_in_another_session(ledger, database):
     """As long as it is open nothing can be vacuumed that jobs leave behind: here three versions of 20,000 rows.
 
-    Guard: a claim does not begin at the dead end of its index (``claims.Claimer``).
+    Guard: a claim does not begin at the dead end of its index.
     """
     with database.idle_transaction(), workers(2):
         ledger.enqueue(1000)
@@ -298,8 +298,7 @@ def test_a_transaction_left_idle_in_another_session(ledger, database):
 def test_a_transaction_left_idle_that_holds_jobs(ledger, database):
     """They have to wait for it, be they ready, due, expired, asked to end or old; nobody else has.
 
-    Guard: a claim, and all that goes through many rows, passes over those that are locked (``claims``,
-    ``databases.free``).
+    Guard: a claim, and all that goes through many rows, passes over those that are locked.
     """
     held = ledger.enqueue(20) + ledger.enqueue(20, countdown=3)
     with database.holding(list(Job.objects.values_list("pk", flat=True))), workers(2):
@@ -316,7 +315,7 @@ def test_a_transaction_left_idle_that_holds_jobs(ledger, database):
 def test_a_hundred_thousand_due_in_the_same_second(ledger):
     """Those of another queue do not wait for them, be they due or not; nor do those of their own that are urgent.
 
-    Guard: what comes due is moved batch by batch (``clock.tick``), and each queue has its turn (``runner.Runner``).
+    Guard: what comes due is moved batch by batch, and each queue has its turn.
     """
     queue = current_app.conf.task_default_queue
     many = [f"many {number}" for number in range(100_000)]
@@ -337,8 +336,7 @@ def test_a_hundred_thousand_due_in_the_same_second(ledger):
 def test_sqlite_locked_by_another_writer(ledger, database):
     """For a moment in which a body cannot begin, and for longer than a worker waits for its claim or for its end.
 
-    Guard: no lock for the transaction of the body is no failure of the job (``execution._perform``), and gives the turn
-    back (``execution._transaction``).
+    Guard: no lock for the transaction of the body is no failure of the job, and gives the turn back.
     """
     ledger.enqueue(300)
     impatient = {"JOBS_TEST_SQLITE_TIMEOUT": "0.2"}

@@ -52,8 +52,8 @@ def wait_signed_off() -> None:
 def test_stopped_once(ledger, number):
     """Warm: what runs is finished. Cold: it is handed back. In both cases nobody has to notice a death.
 
-    Guard: the companion signs the node off, and hands back before that (``companion._Process._sign_off``), unless it
-    settled the processes that ended before it came to that (``rescue.OwnJobs._end``).
+    Guard: the companion signs the node off, and hands back before that, unless it settled the processes that ended
+    before it came to that.
     """
     ledger.enqueue(100)
     ledger.enqueue(100, countdown=1)
@@ -75,7 +75,7 @@ def test_stopped_once(ledger, number):
 def test_stopped_while_the_broker_says_nothing(ledger, broker):
     """It takes connections, and what is sent on them, and never answers: Celery waits for that without a bound.
 
-    Guard: the alarm of a worker that stops (``alarm.Alarm``).
+    Guard: the alarm of a worker that stops.
     """
     ledger.enqueue(200)
     ledger.enqueue(100, tasks.lingers)
@@ -101,8 +101,7 @@ def test_stopped_while_the_broker_says_nothing(ledger, broker):
 def test_stopped_impatiently(ledger, tmp_path, numbers):
     """Again and again, while a body does not end.
 
-    Guard: a process that is killed because its worker stops did not crash (``rescue.OwnJobs._end``); what still runs
-    at the end is handed back (``companion._Process._sign_off``).
+    Guard: a process that is killed because its worker stops did not crash; what still runs at the end is handed back.
     """
     started, gate = tmp_path / "started", tmp_path / "gate"
     long = tasks.gated.delay("long", str(started), str(gate))
@@ -125,7 +124,7 @@ def test_stopped_impatiently(ledger, tmp_path, numbers):
 def test_stopped_as_a_group(ledger, tmp_path):
     """systemd's ``KillMode=control-group``: the processes of the pool get the SIGTERM at the same moment.
 
-    Guard: a process that ends because its worker stops did not crash (``rescue.OwnJobs._end``).
+    Guard: a process that ends because its worker stops did not crash.
     """
     gate = tmp_path / "gate"
     for key in ("one", "two"):
@@ -148,7 +147,7 @@ def test_stopped_as_a_group(ledger, tmp_path):
 def test_warm_shutdown_of_a_long_body_is_not_rescued(ledger, tmp_path):
     """It outlives any heartbeat by far; the worker beats until its last body has ended.
 
-    Guard: the heartbeat comes from a process that heeds no signal (``companion._supervise``).
+    Guard: the heartbeat comes from a process that heeds no signal.
     """
     started, gate = tmp_path / "started", tmp_path / "gate"
     ledger.enqueue(300)
@@ -175,7 +174,7 @@ def test_warm_shutdown_of_a_long_body_is_not_rescued(ledger, tmp_path):
 def test_stopped_cold_while_a_process_does_not_end(ledger, tmp_path, stubborn):
     """It shrugs off the SIGTERM with which Celery ends it, and Celery would wait for it for ever.
 
-    Guard: the companion ends what is still there after a while, bodies first (``companion._Process._give_up``).
+    Guard: the companion ends what is still there after a while, bodies first.
     """
     started = tmp_path / "started"
     ledger.enqueue(300)
@@ -201,7 +200,7 @@ def test_stopped_cold_while_a_process_does_not_end(ledger, tmp_path, stubborn):
 def test_stopped_cold_in_the_middle_of_a_write(ledger, tmp_path, settings, pool):
     """Celery's signal handler writes too, and waits for py-amqp's lock, which its own thread holds: for ever.
 
-    Guard: the companion is told before that, and ends the worker (``consumer.end_soft_shutdown``).
+    Guard: the companion is told before that, and ends the worker.
     """
     if pool == "threads":
         settings.JOBS = {**settings.JOBS, "STOP_TIMEOUT": 1.0}
@@ -229,8 +228,7 @@ def test_stopped_cold_in_the_middle_of_a_write(ledger, tmp_path, settings, pool)
 def test_time_to_stop_is_over(ledger, tmp_path, settings):
     """A body that does not end in STOP_TIMEOUT: its process is killed, and its job goes back at once.
 
-    Guard: the companion ends it (``companion._Process._give_up``), and what it ended did not crash
-    (``rescue.OwnJobs._end``).
+    Guard: the companion ends it, and what it ended did not crash.
     """
     settings.JOBS = {**settings.JOBS, "STOP_TIMEOUT": 1.0}
     started, gate = tmp_path / "started", tmp_path / "gate"
@@ -252,7 +250,7 @@ def test_time_to_stop_is_over(ledger, tmp_path, settings):
 def test_soft_shutdown(ledger, tmp_path):
     """Celery waits a while before it goes cold; short bodies end in that time, long ones are handed back.
 
-    Guard: a process that ends because its worker stops did not crash (``rescue.OwnJobs._end``).
+    Guard: a process that ends because its worker stops did not crash.
     """
     started, gate = tmp_path / "started", tmp_path / "gate"
     ledger.enqueue(300)
@@ -275,7 +273,7 @@ def test_soft_shutdown(ledger, tmp_path):
 def test_stopped_inside_a_commit(ledger, database, number):
     """Nobody heard the COMMIT's answer; the row knows it.
 
-    Guard: the effect and the completion are one commit (``execution._attempt``): there is nothing in between.
+    Guard: the effect and the completion are one commit: there is nothing in between.
     """
     database.slow_commits(seconds=1)
     ledger.enqueue(20, tasks.commits_slowly)
@@ -292,7 +290,7 @@ def test_stopped_inside_a_commit(ledger, database, number):
 def test_migration_applied_while_workers_run(ledger):
     """Workers of the new release wait for their tables, and run when they are there.
 
-    Guard: a worker without its tables waits (``worker.NodeStep.start``).
+    Guard: a worker without its tables waits.
     """
     call_command("migrate", "jobs", "zero", verbosity=0)
     with Worker(wait=False) as early:
@@ -308,7 +306,7 @@ def test_migration_applied_while_workers_run(ledger):
 def test_every_worker_replaced_under_load(ledger):
     """A rolling deploy: one after the other stops warm, and its successor is up before that.
 
-    Guard: several workers are safe side by side; a stopped one signs off (``companion._Process._sign_off``).
+    Guard: several workers are safe side by side; a stopped one signs off.
     """
     with ledger.load(400), workers(2) as olds:
         for old in olds:
@@ -333,8 +331,7 @@ def test_release_after_beside_this_one(ledger):
     It proves that an older worker neither runs nor loses them. It does not prove anything about what a later release
     will put into its rows.
 
-    Guard: the version is kept with the row (``calls.compose``), and a run of a later one is handed back
-    (``execution.run``).
+    Guard: the version is kept with the row, and a run of a later one is handed back.
     """
     with Worker() as old:
         with Producer(300, **release.AFTER) as producer:

@@ -34,7 +34,7 @@ STUCK = "jobs.lifecycle.order:let_in_stuck"
 def test_who_hands_events_on_is_killed(services, point):
     """The jobs of the handlers, or the numbers of the messages, are written, and not committed; or just committed.
 
-    Guard: the note that an event was handed on is in the commit of the jobs (``relay.hand_on``).
+    Guard: the note that an event was handed on is in the commit of the jobs.
     """
     services.subscribe()
     services.tell()
@@ -60,8 +60,8 @@ def test_who_hands_events_on_is_killed(services, point):
 def test_who_publishes_events_is_killed(services, point):
     """After the confirms and before the note of them all is published again.
 
-    Guard: an event counts as sent after the broker's confirm (``publisher.Publisher._send``); behind it, the numbers,
-    by which the other side sees what it misses (``receiver.Gaps``).
+    Guard: an event counts as sent after the broker's confirm; behind it, the numbers, by which the other side sees what
+    it misses.
     """
     services.subscribe()
     services.tell()
@@ -87,8 +87,7 @@ def test_who_publishes_events_is_killed(services, point):
 def test_who_receives_events_is_killed(services, point):
     """Before the commit of what arrived, or before it is acknowledged.
 
-    Guard: messages are acknowledged after the commit (``receiver.Receiver``); behind it, the numbers
-    (``receiver.Gaps``).
+    Guard: messages are acknowledged after the commit; behind it, the numbers.
     """
     with services.shop():
         with services.loyalty(sync=f"{point}=pause") as worker:
@@ -108,7 +107,7 @@ def test_who_receives_events_is_killed(services, point):
 def test_a_handlers_process_is_killed(services, point):
     """And what waits behind it in its order goes on, once it was done.
 
-    Guard: a tick lets in the next job of an order whose process died before it could (``order.let_in_stuck``).
+    Guard: a tick lets in the next job of an order whose process died before it could.
     """
     services.subscribe()
     services.tell()
@@ -123,7 +122,7 @@ def test_a_handlers_process_is_killed(services, point):
 def test_workers_are_killed_at_any_moment(services, side):
     """Whole workers, again and again, while events are told.
 
-    Guard: the rescue by heartbeat (``rescue.give_back_all``).
+    Guard: the rescue by heartbeat.
     """
     start = getattr(services, side)
     with services.shop(), services.loyalty() as worker:
@@ -141,7 +140,7 @@ def test_workers_are_killed_at_any_moment(services, side):
 def test_messages_arrive_doubled_and_shuffled(services):
     """As after a redelivery, and of several senders.
 
-    Guard: what comes before its turn is parked (``inbox._turn``).
+    Guard: what comes before its turn is parked.
     """
     services.subscribe()
     services.tell()
@@ -172,7 +171,7 @@ def shuffle(port: int, queue: str) -> None:
 def test_the_broker_is_killed_after_its_confirm(services, how):
     """And comes back with what it had, or with nothing.
 
-    Guard: what is missing is asked for, and sent again (``receiver.Gaps``).
+    Guard: what is missing is asked for, and sent again.
     """
     services.subscribe()
     with services.shop() as shop:
@@ -192,7 +191,7 @@ def test_the_broker_is_killed_after_its_confirm(services, how):
 def test_poison_among_good_events(services):
     """An event that always kills the process of one of its handlers: the other one, and all other events, go on.
 
-    Guard: ``max_crashes`` (``lifecycle._wait``).
+    Guard: a job that has crashed ``max_crashes`` times ends ``failed``.
     """
     with services.shop(), services.loyalty(**{HANDLERS: "poison"}) as worker:
         services.subscribed(worker, 3)
@@ -209,7 +208,7 @@ def test_poison_among_good_events(services):
 def test_an_event_that_does_not_fit_its_handler(services):
     """Somebody wrote it past its declaration: its handling fails, and nobody else's.
 
-    Guard: also a job that failed lets in the next one of its order (``runner.Runner._let_in_next``); behind it, a tick.
+    Guard: also a job that failed lets in the next one of its order; behind it, a tick.
     """
     with services.shop(), services.loyalty() as worker:
         services.subscribed(worker)
@@ -224,7 +223,7 @@ def test_an_event_that_does_not_fit_its_handler(services):
 def test_a_handler_is_added_while_the_backlog_runs(services):
     """It gets all that is told after its deploy; the one that was there before misses nothing.
 
-    Guard: a worker writes what its code subscribes to when it starts (``relay.Post``).
+    Guard: a worker writes what its code subscribes to when it starts.
     """
     services.subscribe()
     services.tell(600)
@@ -253,7 +252,7 @@ def test_a_handler_is_added_while_the_backlog_runs(services):
 def test_many_events(services, orders):
     """Told before anybody is there to take them.
 
-    Guard: a job waits behind those of its order that are out (``relay.make_jobs``).
+    Guard: a job waits behind those of its order that are out.
     """
     services.subscribe()
     services.tell(orders, size=500)

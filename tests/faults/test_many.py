@@ -23,8 +23,7 @@ from tests.servers import wait_for
 def test_many_processes_and_one_killed_every_few_seconds(ledger, seconds, kills):
     """Children, companions, whole workers and producers; three jobs run nearly all the time, innocent of it.
 
-    Guard: the board of what each process runs (``rescue.OwnJobs.settle_dead``), the rescue by heartbeat
-    (``rescue.give_back_all``), and each kind of loss with a count of its own.
+    Guard: the board of what each process runs, the rescue by heartbeat, and each kind of loss with a count of its own.
     """
     seed = int(os.environ.get("JOBS_TEST_SEED") or random.randrange(10**6))
     print(f"JOBS_TEST_SEED={seed}")  # noqa: T201  (of a scenario that failed)

@@ -31,7 +31,7 @@ def silence(worker: Worker) -> float:
 def test_worker_killed_under_load(ledger):
     """SIGKILL to the whole group.
 
-    Guard: rescue gives back the jobs of dead nodes (``rescue.give_back_all``).
+    Guard: rescue gives back the jobs of dead nodes.
     """
     with workers(2) as [first, _]:
         with ledger.load(300):
@@ -46,8 +46,7 @@ def test_worker_killed_under_load(ledger):
 def test_all_workers_lose_power_at_once(ledger, database, link_is):
     """Their connections are closed, or stay open at the database server, in transactions that hold locks.
 
-    Guard: rescue ends the connections of dead runs (``zombies.end_backends``), and gives their jobs back
-    (``rescue.give_back_all``).
+    Guard: rescue ends the connections of dead runs, and gives their jobs back.
     """
     ledger.enqueue(300, tasks.takes_turns)
     with Proxy(database.url) as link:
@@ -67,7 +66,7 @@ def test_all_workers_lose_power_at_once(ledger, database, link_is):
 def test_zombie_paused_with_a_row_lock(ledger, point):
     """Suspended in mid-body, or between its fenced UPDATE and its COMMIT; it comes to itself when all is done.
 
-    Guard: rescue ends the connections of dead runs (``zombies.end_backends``).
+    Guard: rescue ends the connections of dead runs.
     """
     ledger.enqueue(300, tasks.takes_turns)
     with Worker(sync=f"{point}=pause") as zombie, Worker():
@@ -86,7 +85,7 @@ def test_zombie_paused_with_a_row_lock(ledger, point):
 def test_zombie_wakes_while_its_successor_runs(ledger, tmp_path):
     """Its connection was ended; what it writes on a new one must not touch the run of the other.
 
-    Guard: the fence (``claims.owned``).
+    Guard: the fence.
     """
     job = tasks.gated_by_lease.delay("held", str(tmp_path))
     ledger.note("held", job)
@@ -108,7 +107,7 @@ def test_zombie_wakes_while_its_successor_runs(ledger, tmp_path):
 def test_a_node_that_wakes_up_takes_another_id(ledger):
     """A node that was declared dead is dead; its worker goes on as another one.
 
-    Guard: a beat that changes no row takes a new id (``companion._Process._beat``).
+    Guard: a beat that changes no row takes a new id.
     """
     with Worker() as sleeper:
         with Worker():
@@ -131,7 +130,7 @@ def test_a_node_that_wakes_up_takes_another_id(ledger):
 def test_hostname_is_used_again(ledger):
     """The next worker of that name is up before anybody has noticed the death of the first.
 
-    Guard: a node is one start of a worker, and not a name (``Node.id``).
+    Guard: a node is one start of a worker, and not a name.
     """
     ledger.enqueue(300)
     with Worker("-n", "same@host", sync="before_commit=pause") as first:
@@ -147,7 +146,7 @@ def test_hostname_is_used_again(ledger):
 def test_worker_cut_off_from_its_database(ledger, database):
     """The network parts one machine from the database, for longer than it takes to be called dead.
 
-    Guard: the fence (``lifecycle._settle``), and a beat that changes no row (``companion._Process._beat``).
+    Guard: the fence, and a beat that changes no row.
     """
     with Proxy(database.url) as link, Worker(DATABASE_URL=link.url) as island, Worker():
         ledger.enqueue(300, tasks.works)
@@ -165,7 +164,7 @@ def test_worker_cut_off_from_its_database(ledger, database):
 def test_a_node_that_cannot_beat_claims_nothing(ledger):
     """Its companion hangs, and its children are well: they must not take jobs that are given away in a moment.
 
-    Guard: no claim after half of ``DEAD_AFTER`` without a beat (``runner.Runner._may_claim``).
+    Guard: no claim after half of ``DEAD_AFTER`` without a beat.
     """
     ledger.enqueue(600, tasks.lingers, kwargs={"seconds": conf().DEAD_AFTER / 100})
     with Worker() as mute:

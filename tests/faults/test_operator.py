@@ -57,7 +57,7 @@ def test_restored_copy(ledger, database, tmp_path, how, cancel):
 
     The original goes on meanwhile. After ``adopt --cancel`` only new jobs run at the copy, after ``adopt`` all do.
 
-    Guard: the database bears its mark (``identity.check_all``, asked by each worker), and ``adoption.cancel_all``.
+    Guard: the database bears its mark, for which each worker asks, and what waits in a copy is cancelled.
     """
     started, gate = tmp_path / "started", tmp_path / "gate"
     running = tasks.waits.delay("running", str(started), str(gate))
@@ -105,8 +105,7 @@ def refused_by_the_copy(states: dict[str, int]) -> None:
 def test_jobs_cancelled_under_load(ledger, tmp_path):
     """Scheduled, ready, running and ended ones, from lists that are old when the operator comes to their end.
 
-    Guard: a completion looks for the wish that it should not be (``claims.succeed``), and only what waits is
-    cancelled at once (``transitions.cancel``).
+    Guard: a completion looks for the wish that it should not be, and only what waits is cancelled at once.
     """
     started, gate = tmp_path / "started", tmp_path / "gate"
     with workers(2):
@@ -134,7 +133,7 @@ def test_jobs_cancelled_under_load(ledger, tmp_path):
 def test_failed_jobs_replayed_in_bulk(ledger, tmp_path):
     """By two operators at once, from lists that are old by then.
 
-    Guard: only what failed or was cancelled is run again (``transitions.replay``).
+    Guard: only what failed or was cancelled is run again.
     """
     cured = tmp_path / "cured"
     exhausted = ledger.enqueue(80, tasks.gives_up, kwargs={"cured": str(cured)})

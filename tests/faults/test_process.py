@@ -23,8 +23,7 @@ ORPHANS = "jobs.maintenance.rescue:OwnJobs.hand_back_orphans"
 def test_process_killed_at(ledger, point):
     """SIGKILL in each phase of a run.
 
-    Guard: the board of what each process runs (``rescue.OwnJobs.settle_dead``), and behind it the look for what no
-    process has (``rescue.OwnJobs.hand_back_orphans``).
+    Guard: the board of what each process runs, and behind it the look for what no process has.
     """
     ledger.enqueue(300)
     with Worker(sync=f"{point}=kill", wait=False) as worker, Worker():
@@ -37,7 +36,7 @@ def test_process_killed_at(ledger, point):
 def test_main_process_killed(ledger):
     """And with it the worker, in the middle of a body. Its companion lives, and says so.
 
-    Guard: the companion signs off, and gives the jobs of a dead node back (``rescue.give_back_all``).
+    Guard: the companion signs off, and gives the jobs of a dead node back.
     """
     ledger.enqueue(300)
     with Worker(sync="before_commit=pause", wait=False) as worker, Worker():
@@ -55,9 +54,8 @@ def test_main_process_killed(ledger):
 def test_a_body_that_kills_its_process_now_and_then(ledger, tmp_path, how):
     """The crash of one is not the crash of its neighbours, and the next time it goes well.
 
-    Guard: crashes count only the body whose process died (``rescue.OwnJobs._end``). A SIGTERM leaves the body before it
-    ends the process: a loss, even where something else is raised in front of it (``settlement.shutdown_behind``), were
-    it a conflict.
+    Guard: crashes count only the body whose process died. A SIGTERM leaves the body before it ends the process: a loss,
+    even where something else is raised in front of it, were it a conflict.
     """
     fragile = ledger.enqueue(5, tasks.misbehaves, kwargs={"how": how, "marker": str(tmp_path / "once")})
     ledger.enqueue(300)
@@ -76,8 +74,7 @@ def test_a_body_that_kills_its_process_now_and_then(ledger, tmp_path, how):
 def test_process_ended_inside_sqlite(ledger, tmp_path, where):
     """A SIGTERM between the failure of a body and its ROLLBACK, or in a function that SQLite calls.
 
-    Guard: a failed body is rolled back before Django's cleanup (``databases.roll_back``); what SQLite keeps to itself
-    is a shutdown all the same (``settlement.shutdown_behind``).
+    Guard: a failed body is rolled back before Django's cleanup; what SQLite keeps to itself is a shutdown all the same.
     """
     options = {"how": f"ended_in_{where}", "marker": str(tmp_path / "once")}
     fragile = ledger.enqueue(5, tasks.misbehaves, kwargs=options)
@@ -93,7 +90,7 @@ def test_process_ended_inside_sqlite(ledger, tmp_path, where):
 def test_poison_ends_failed(ledger, how):
     """A body that always kills its process, among innocent ones.
 
-    Guard: ``max_crashes`` (``lifecycle._wait``).
+    Guard: a job that has crashed ``max_crashes`` times ends ``failed``.
     """
     poison = ledger.enqueue(5, tasks.misbehaves, kwargs={"how": how})
     ledger.enqueue(300)
@@ -108,7 +105,7 @@ def test_poison_ends_failed(ledger, how):
 def test_an_exception_that_ends_a_process_ends_only_the_job(ledger, how):
     """``MemoryError`` and ``SystemExit`` out of a stock task stop the worker, or look like its death.
 
-    Guard: what leaves a body is translated (``settlement.for_celery``).
+    Guard: what leaves a body is translated.
     """
     failing = ledger.enqueue(20, tasks.misbehaves, kwargs={"how": how})
     ledger.enqueue(300)
@@ -127,8 +124,8 @@ def test_an_exception_that_ends_a_process_ends_only_the_job(ledger, how):
 def test_hard_time_limit(ledger, database, where):
     """The process is killed in mid-body, while the database works for it, or while it commits.
 
-    Guard: the board of what each process runs (``rescue.OwnJobs.settle_dead``); the completion is fenced, and a row
-    that committed is not running any more.
+    Guard: the board of what each process runs; the completion is fenced, and a row that committed is not running any
+    more.
     """
     database.slow_commits(seconds=4)
     late = ledger.enqueue(4, tasks.sleeps_hard, kwargs={"where": where})
@@ -145,8 +142,8 @@ def test_soft_time_limit(ledger, database, where):
     """An exception in mid-body, in mid-query, or in a query without a transaction; the connection serves the next job,
     and the locks are free for all the others. Inside the COMMIT it is too late: the work is done.
 
-    Guard: what the server still does is cancelled (``databases.cancel_query``); the limit strikes in the body only
-    (``runner.Runner.catch_soft_limits``); behind that, the row is believed, and a completion is fenced.
+    Guard: what the server still does is cancelled; the limit strikes in the body only; behind that, the row is
+    believed, and a completion is fenced.
     """
     database.slow_commits(seconds=4)
     late = ledger.enqueue(
@@ -170,8 +167,7 @@ def test_soft_time_limit_that_the_body_handles(ledger, how):
     enough; a body without a transaction that just returns has done its work. One that fails in the middle of a query
     just fails.
 
-    Guard: the link is not to blame (``databases.is_lost``), and what a body leaves behind is looked at
-    (``execution._look_after``).
+    Guard: the link is not to blame, and what a body leaves behind is looked at.
     """
     late = ledger.enqueue(4, tasks.handles_its_limit, kwargs={"how": how})
     ledger.enqueue(2, tasks.handles_its_limit_bare)
@@ -190,7 +186,7 @@ def test_soft_time_limit_that_the_body_handles(ledger, how):
 def test_companion_killed_under_load(ledger):
     """Who watches the watcher: its supervisor.
 
-    Guard: the supervisor starts it again (``companion._supervise``).
+    Guard: the supervisor starts it again.
     """
     with Worker() as worker:
         with ledger.load(300):
@@ -204,7 +200,7 @@ def test_companion_killed_under_load(ledger):
 def test_idle_processes_killed(ledger):
     """None of them had anything to do with a job.
 
-    Guard: Celery starts others, which look before they wait for a ring (``pool._run_jobs``).
+    Guard: Celery starts others, which look before they wait for a ring.
     """
     with Worker(concurrency=3) as worker:
         for child in wait_for(lambda: worker.children, 10, "the worker has children"):

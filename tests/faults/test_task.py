@@ -22,7 +22,7 @@ from tests.servers import wait_for
 def test_exception_rolls_back_and_is_kept(ledger, how):
     """Also one that cannot be pickled and has no text, and one whose text no database stores.
 
-    Guard: the error's text is scrubbed, and a failing ``str()`` survived (``settlement._entry``).
+    Guard: the error's text is scrubbed, and a failing ``str()`` survived.
     """
     failing = ledger.enqueue(100, tasks.misbehaves, kwargs={"how": how})
     ledger.enqueue(200)
@@ -36,7 +36,7 @@ def test_retries_exhausted_and_replayed(ledger, tmp_path):
     """Kept in ``failed`` with every attempt's error. Replayed too early it has all attempts again, and fails again;
     replayed when the cause is gone, it succeeds once.
 
-    Guard: ``transitions.replay`` (the counts at zero, the lease kept).
+    Guard: a replay sets the counts to zero, and keeps the lease.
     """
     cured = tmp_path / "cured"
     exhausted = ledger.enqueue(100, tasks.gives_up, kwargs={"cured": str(cured)})
@@ -56,7 +56,7 @@ def test_retries_exhausted_and_replayed(ledger, tmp_path):
 def test_result_that_cannot_be_stored(ledger):
     """The work is done: the job succeeds, and keeps the result's repr.
 
-    Guard: ``settlement.storable``.
+    Guard: what is no JSON is kept as its repr.
     """
     ledger.enqueue(100, tasks.returns_nonsense)
     ledger.enqueue(200)
@@ -73,8 +73,7 @@ def test_connection_left_behind(ledger):
     """A body switches autocommit off, or begins a transaction, and returns: its work is rolled back, its job failed,
     and the next one is well. One that only lost its link, and returns, has done its work.
 
-    Guard: what a body leaves behind is looked at (``execution._look_after``), and a connection that is busy after a run
-    is dropped (``databases.tidy``).
+    Guard: what a body leaves behind is looked at, and a connection that is busy after a run is dropped.
     """
     open_ended = ledger.enqueue(50, tasks.leaves_autocommit_off) + ledger.enqueue(50, tasks.leaves_its_transaction)
     ledger.enqueue(20, tasks.loses_its_link)
@@ -91,7 +90,7 @@ def test_connection_left_behind(ledger):
 def test_unknown_task_during_a_rolling_deploy(ledger):
     """Half of the workers do not know the new task yet, and claim its jobs as well.
 
-    Guard: a job of an unknown task is put behind the others, and counts nowhere (``transitions.postpone_unknown``).
+    Guard: a job of an unknown task is put behind the others, and counts nowhere.
     """
     ledger.enqueue(300)
     with Worker(JOBS_TEST_FORGET="tests.tasks.effect") as old:
@@ -107,7 +106,7 @@ def test_unknown_task_during_a_rolling_deploy(ledger):
 def test_arguments_of_an_older_signature(ledger):
     """Enqueued by yesterday's code, run by today's: failed at once, with an error that says why, and replayable.
 
-    Guard: a ``TypeError`` is the body's own failure (``settlement.settle``).
+    Guard: a ``TypeError`` is the body's own failure.
     """
     old = ledger.enqueue(100)
     for job in Job.objects.all():
@@ -122,7 +121,7 @@ def test_arguments_of_an_older_signature(ledger):
 def test_messages_sent_by_name(ledger):
     """From another service, or from before the switch: jobs as all others, each delivered twice.
 
-    Guard: a message without a row is adopted (``calls.adopt``), and its copy finds the row.
+    Guard: a message without a row is adopted, and its copy finds the row.
     """
     for number in range(300):
         order = Order.objects.create(key=f"foreign-{number}", job=f"00000000-0000-4000-8000-{number:012}")
@@ -137,7 +136,7 @@ def test_messages_sent_by_name(ledger):
 def test_process_ended_while_it_adopts(ledger, tmp_path):
     """A SIGTERM before the row of a message sent by name is committed: the broker has the message again.
 
-    Guard: an error in front of the shutdown does not hide it (``settlement.unmasked``).
+    Guard: an error in front of the shutdown does not hide it.
     """
     marker = tmp_path / "once"
     order = Order.objects.create(key="foreign", job="00000000-0000-4000-8000-000000000000")
