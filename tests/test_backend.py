@@ -9,13 +9,14 @@ from decimal import Decimal
 
 import celery.exceptions
 import pytest
-from celery import chord, current_app, group, states
-from celery.contrib.abortable import AbortableAsyncResult
+from celery import chord, current_app, group, shared_task, states
+from celery.contrib.abortable import AbortableAsyncResult, AbortableTask
 from celery.result import AsyncResult, GroupResult, denied_join_result
 from django.db import connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from jobs import Task
 from jobs.arguments import Repr
 from jobs.backend import Backend
 from jobs.database.databases import apart, side
@@ -26,7 +27,9 @@ from jobs.maintenance.prune import Prune
 from jobs.models import Job
 from tests import tasks
 from tests.concurrency import Elsewhere
+from tests.gates import once_only, wait_for_file
 from tests.harness import Worker, claim, deliver, in_body, run
+from tests.models import Effect
 from tests.rows import MALFORMED, make
 from tests.servers import fair, wait_for
 
@@ -85,16 +88,34 @@ def test_a_job_that_failed():
     assert str(result.get(timeout=5, propagate=False)) == "wrong"
 
 
+class Refused(Exception):
+    def __init__(self, code, why):
+        super().__init__(code, why)
+        self.code = code
+
+    def __str__(self):
+        return f"refused with {self.code}"
+
+
+@shared_task
+def refuses(how):
+    if how == "key":
+        raise KeyError("x")
+    if how == "object":
+        raise Refused(object(), "no")
+    raise Refused(402, "no")
+
+
 @pytest.mark.parametrize(
     ("how", "kind", "args"),
     [
-        ("own", tasks.Refused, (402, "no")),
+        ("own", Refused, (402, "no")),
         ("key", KeyError, ("x",)),
-        ("object", tasks.Refused, None),
+        ("object", Refused, None),
     ],
 )
 def test_an_exception_is_made_again_from_its_class_and_its_arguments(how, kind, args):
-    result = ended(tasks.refuses, how)
+    result = ended(refuses, how)
     with pytest.raises(kind) as caught:
         result.get(timeout=5)
     assert type(caught.value) is kind
@@ -273,11 +294,14 @@ def test_waiting_looks_more_and_more_rarely(monkeypatch):
     assert pauses[-1] == 0.5
 
 
-@pytest.mark.parametrize("task", ["add", "refuses", "retries"])
-def test_celerys_tracer_writes_nothing_of_a_job(task, monkeypatch):
+@pytest.mark.parametrize(
+    ("task", "args"),
+    [(tasks.add, (1, 2)), (refuses, ("own",)), (tasks.retries, ("a", 1))],
+    ids=["add", "refuses", "retries"],
+)
+def test_celerys_tracer_writes_nothing_of_a_job(task, args, monkeypatch):
     """Also with ``task_track_started``."""
-    args = {"add": (1, 2), "refuses": ("own",), "retries": ("a", 1)}[task]
-    body = getattr(tasks, task)._get_current_object()
+    body = task._get_current_object()
     monkeypatch.setattr(body, "track_started", True)
     deliver(body.delay(*args))
     assert stored() == {}
@@ -312,8 +336,13 @@ def trace(task, *args, task_id):
     return AsyncResult(task_id)
 
 
+@shared_task(base=celery.Task)
+def stock_adds(x, y):
+    return {"sum": x + y, "at": datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)}
+
+
 def test_a_stock_task_has_its_result_in_a_table_of_its_own():
-    result = trace(tasks.stock_adds, 1, 2, task_id="any-id")
+    result = trace(stock_adds, 1, 2, task_id="any-id")
     at = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
     assert result.get(timeout=5) == {"sum": 3, "at": at}
     assert (result.state, list(stored())) == ("SUCCESS", ["any-id"])
@@ -322,8 +351,13 @@ def test_a_stock_task_has_its_result_in_a_table_of_its_own():
     assert (result.state, stored()) == ("PENDING", {})
 
 
+@shared_task(base=celery.Task)
+def stock_raises(key):
+    raise KeyError(key)
+
+
 def test_a_stock_task_that_failed():
-    result = trace(tasks.stock_raises, "k", task_id=str(uuid.uuid4()))
+    result = trace(stock_raises, "k", task_id=str(uuid.uuid4()))
     assert (result.state, "KeyError" in result.traceback) == ("FAILURE", True)
     with pytest.raises(KeyError, match="k"):
         result.get(timeout=5)
@@ -377,8 +411,13 @@ def test_children_are_the_calls_of_the_body():
     assert list(ended(tasks.noop).children) == []
 
 
+@shared_task(bind=True, trail=True)
+def calls_a_group(self):
+    return group(tasks.add.s(n, n) for n in range(2))()
+
+
 def test_a_task_may_return_a_result_and_its_tree_is_collected():
-    result = ended(tasks.calls_a_group)
+    result = ended(calls_a_group)
     for job in Job.objects.filter(state="ready"):
         deliver(AsyncResult(str(job.pk)))
     [children] = result.children
@@ -397,11 +436,23 @@ def test_what_follows_a_failed_step_of_a_chain_is_seen_to_have_failed():
 # What a running job says of itself
 
 
+@shared_task(bind=True)
+def progresses(self, started="", gate=""):
+    """Says how far it is, in the transaction of its body."""
+    Effect.objects.create(key="progress")
+    for done in (1, 2):
+        self.update_state(state="PROGRESS", meta={"done": done})
+    if gate:
+        once_only(started)
+        wait_for_file(gate)
+    return "done"
+
+
 @pytest.mark.parametrize("atomic", [True, False])
 def test_a_body_says_how_far_it_is(atomic, monkeypatch, tmp_path):
-    monkeypatch.setattr(tasks.progresses._get_current_object(), "atomic", atomic)
-    result, seen = tasks.progresses.delay(), []
-    update = type(tasks.progresses._get_current_object()).update_state
+    monkeypatch.setattr(progresses._get_current_object(), "atomic", atomic)
+    result, seen = progresses.delay(), []
+    update = type(progresses._get_current_object()).update_state
 
     def look(*args, **kwargs):
         update(*args, **kwargs)
@@ -409,7 +460,7 @@ def test_a_body_says_how_far_it_is(atomic, monkeypatch, tmp_path):
         thread.start()
         thread.join()
 
-    monkeypatch.setattr(type(tasks.progresses._get_current_object()), "update_state", look)
+    monkeypatch.setattr(type(progresses._get_current_object()), "update_state", look)
     deliver(result)
     assert seen == [("PROGRESS", {"done": 1}), ("PROGRESS", {"done": 2})]
     assert (result.state, result.get(timeout=5)) == ("SUCCESS", "done")
@@ -427,8 +478,14 @@ def test_the_next_run_of_a_job_says_nothing_yet():
     assert result.state == "STARTED"
 
 
+@shared_task(bind=True)
+def claims_to_be_done(self):
+    self.update_state(state="SUCCESS", meta="not yet")
+    raise ValueError("after all")
+
+
 def test_a_body_cannot_say_that_it_is_over():
-    result = tasks.claims_to_be_done.delay()
+    result = claims_to_be_done.delay()
     deliver(result)
     assert (result.state, stored()) == ("FAILURE", {})
 
@@ -445,11 +502,11 @@ def test_another_backend_is_told_in_celerys_own_way(monkeypatch):
     from celery.backends.cache import CacheBackend
 
     backend = CacheBackend(current_app._get_current_object(), backend="memory")
-    monkeypatch.setattr(tasks.progresses._get_current_object(), "backend", backend)
+    monkeypatch.setattr(progresses._get_current_object(), "backend", backend)
     seen = []
-    monkeypatch.setattr("tests.tasks.once_only", lambda path: seen.append(backend.get_task_meta(result.id)))
-    monkeypatch.setattr("tests.tasks.wait_for_file", lambda path: None)
-    result = tasks.progresses.delay("x", "y")
+    monkeypatch.setattr(f"{__name__}.once_only", lambda path: seen.append(backend.get_task_meta(result.id)))
+    monkeypatch.setattr(f"{__name__}.wait_for_file", lambda path: None)
+    result = progresses.delay("x", "y")
     deliver(result)
     assert (seen[0]["status"], seen[0]["result"]) == ("PROGRESS", {"done": 2})
     assert backend.get_task_meta(result.id)["status"] == "SUCCESS"
@@ -483,20 +540,25 @@ def test_in_a_task_nobody_waits_for_a_row():
 # With real workers
 
 
+@shared_task
+def gets():
+    return tasks.add.delay(1, 2).get(timeout=5)
+
+
 @pytest.mark.slow
 @pytest.mark.core
 def test_results_of_a_worker(tmp_path):
     started, gate = tmp_path / "started", tmp_path / "gate"
     with Worker(concurrency=2, JOBS_TEST_CELERY='{"track_started": true}'):
         assert tasks.add.delay(1, 2).get(timeout=20) == 3
-        with pytest.raises(tasks.Refused) as caught:
-            tasks.refuses.delay("own").get(timeout=20)
+        with pytest.raises(Refused) as caught:
+            refuses.delay("own").get(timeout=20)
         assert caught.value.code == 402
         with pytest.raises(celery.exceptions.TimeLimitExceeded):
             tasks.never_ends.delay("late").get(timeout=20)
         with pytest.raises(RuntimeError, match="Never call result.get"):
-            tasks.gets.delay().get(timeout=20)
-        result = tasks.progresses.delay(str(started), str(gate))
+            gets.delay().get(timeout=20)
+        result = progresses.delay(str(started), str(gate))
         in_body(result.id, started)
         # The body's transaction is open.
         wait_for(lambda: result.state == "PROGRESS", 10, "it says how far it is")
@@ -505,27 +567,47 @@ def test_results_of_a_worker(tmp_path):
         assert result.get(timeout=20) == "done"
 
 
+@shared_task(base=celery.Task, bind=True)
+def stock_progresses(self, started, gate):
+    with transaction.atomic():
+        Effect.objects.create(key="stock")
+        self.update_state(state="PROGRESS", meta={"done": 1})
+        once_only(started)
+        wait_for_file(gate)
+
+
 @pytest.mark.core
 def test_stock_tasks_of_a_worker(tmp_path):
     """Beside jobs, and in a chord of both, which Celery's own ``chord_unlock`` joins."""
     started, gate = tmp_path / "started", tmp_path / "gate"
     with Worker(concurrency=2):
-        assert tasks.stock_adds.delay(1, 2).get(timeout=20)["sum"] == 3
+        assert stock_adds.delay(1, 2).get(timeout=20)["sum"] == 3
         with pytest.raises(KeyError):
-            tasks.stock_raises.delay("k").get(timeout=20)
-        result = tasks.stock_progresses.delay(str(started), str(gate))
+            stock_raises.delay("k").get(timeout=20)
+        result = stock_progresses.delay(str(started), str(gate))
         wait_for(started.exists, 20, "it runs")
         assert (result.state, result.info) == ("PROGRESS", {"done": 1})
         gate.touch()
         assert result.get(timeout=20) is None
-        joined = chord([tasks.stock_adds.s(1, 1), tasks.stock_adds.s(2, 2)], tasks.gives_back.s()).apply_async()
+        joined = chord([stock_adds.s(1, 1), stock_adds.s(2, 2)], tasks.gives_back.s()).apply_async()
         [parts] = joined.get(timeout=30)
         assert [part["sum"] for part in parts] == [2, 4]
 
 
+class Abortable(AbortableTask, Task):
+    abstract = True
+
+
+@shared_task(bind=True, base=Abortable)
+def is_aborted(self, aborts=False):
+    if aborts:
+        AbortableAsyncResult(self.request.id).abort()
+    return self.is_aborted()
+
+
 @pytest.mark.parametrize("when", ["never", "before", "while it runs"])
 def test_a_task_is_aborted(when):
-    result = tasks.is_aborted.delay(when == "while it runs")
+    result = is_aborted.delay(when == "while it runs")
     if when == "before":
         AbortableAsyncResult(result.id).abort()
         assert result.state == "PENDING"

@@ -198,9 +198,17 @@ def test_the_next_step_of_a_chain_belongs_to_the_batch(node):
     assert ticked() == ["succeeded"]
 
 
+@shared_task(bind=True)
+def grows(self, times):
+    """Adds to its own batch."""
+    with self.job.batch.adding():
+        for _ in range(times):
+            tasks.part.delay("grown")
+
+
 def test_a_job_of_it_may_add_to_it(node):
     with batch("grows", tasks.effect.si("succeeded")) as found:
-        tasks.grows.delay(2)
+        grows.delay(2)
     for _ in range(3):
         assert ticked() == []
         finish(found.jobs.filter(state="ready")[0].pk)
@@ -219,11 +227,17 @@ def test_somebody_else_may_add_until_it_has_ended(node):
         pass
 
 
+@shared_task(bind=True, atomic=False)
+def grows_by_itself(self):
+    with self.job.batch.adding():
+        tasks.part.delay("grown")
+
+
 @pytest.mark.parametrize("how", ["killed", "given to another run"])
 def test_a_zombie_adds_nothing(how, node):
     """Race: the batch has ended without it, or will. Nobody rolls back what a body with atomic=False commits."""
     with batch("grows", tasks.effect.si("succeeded")) as found:
-        tasks.grows_by_itself.delay()
+        grows_by_itself.delay()
     [key] = keys_of(found)
     job = claim(key)
     if how == "killed":
@@ -237,7 +251,7 @@ def test_a_zombie_adds_nothing(how, node):
 
 def test_a_body_without_a_transaction_may_add(node):
     with batch("grows", tasks.effect.si("succeeded")) as found:
-        tasks.grows_by_itself.delay()
+        grows_by_itself.delay()
     finish(keys_of(found)[0])
     assert ticked() == []
     finish(found.jobs.get(state="ready").pk)

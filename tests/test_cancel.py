@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import time
 import uuid
 
 import pytest
-from celery import current_app
+from celery import current_app, shared_task
 
 from jobs.conf import syncpoints
 from jobs.lifecycle import transitions
 from jobs.maintenance import clock
 from jobs.models import Cancellation, Job
 from tests import tasks
+from tests.gates import once_only
 from tests.harness import Worker, claim, deliver, effects, in_body, wait_ended, wait_state
+from tests.models import Effect
 from tests.servers import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -77,15 +81,26 @@ def test_nobody_is_asked_where_nothing_runs(node):
     assert not Cancellation.objects.exists()
 
 
+@shared_task(bind=True, atomic=False)
+def checks(self, key, started, seconds=60.0):
+    """Long, and asks now and then whether to go on."""
+    once_only(started)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        self.checkpoint()
+        time.sleep(0.05)
+    Effect.objects.create(key=key, pid=os.getpid())
+
+
 def test_checkpoint_in_a_plain_call_does_nothing(tmp_path):
-    tasks.checks("a", str(tmp_path / "started"), seconds=0.1)
+    checks("a", str(tmp_path / "started"), seconds=0.1)
     assert effects() == {"a": 1}
 
 
 def test_a_long_body_ends_at_its_next_checkpoint(tmp_path):
     started = tmp_path / "started"
     with Worker(concurrency=1):
-        job = tasks.checks.delay("a", str(started))
+        job = checks.delay("a", str(started))
         in_body(job.id, started)
         assert transitions.ask_to_end(uuid.UUID(job.id), "default", why="changed my mind")
         [row] = wait_ended(job.id)
@@ -97,7 +112,7 @@ def test_a_revoked_job_ends_with_its_process(tmp_path):
     """Celery's ``revoke(terminate=True)`` kills the process: no crash to be made good, but a wish."""
     started = tmp_path / "started"
     with Worker(concurrency=1) as worker:
-        job = tasks.checks.delay("a", str(started))
+        job = checks.delay("a", str(started))
         in_body(job.id, started)
         current_app.control.revoke(job.id, terminate=True, signal="SIGKILL")
         row = wait_state(job.id, "cancelled")

@@ -8,11 +8,13 @@ import sys
 import time
 
 import pytest
+from celery import shared_task
 from django.db import connection
 
 from jobs.models import Job
 from tests import tasks
 from tests.harness import ROOT, Worker, effects, environment, wait_beats, wait_ended, wait_reached, wait_state
+from tests.models import Effect
 from tests.servers import RabbitMQ, Redis, wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -124,12 +126,19 @@ def test_jobs_go_on_while_the_broker_is_away(kind, how, use_broker, request):
     assert effects() == {"warm": 1, "stock": 1, **{f"k{n}": 1 for n in range(50)}}
 
 
+@shared_task
+def backend_pid():
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        return cursor.fetchone()[0]
+
+
 @pytest.mark.core
 def test_database_connections_are_kept_between_tasks():
     if connection.vendor != "postgresql":
         pytest.skip("asks PostgreSQL for its backend")
     with Worker(concurrency=1):
-        jobs = wait_ended(*[tasks.backend_pid.delay().id for _ in range(5)])
+        jobs = wait_ended(*[backend_pid.delay().id for _ in range(5)])
         pids = {job.result for job in jobs}
         assert len(pids) == 1
         with connection.cursor() as cursor:
@@ -139,12 +148,20 @@ def test_database_connections_are_kept_between_tasks():
     assert effects() == {"after": 1}
 
 
+@shared_task(soft_time_limit=1)
+def sleeps_in_the_database(key):
+    """The soft limit strikes in mid-query and leaves a connection that Django takes for usable."""
+    Effect.objects.create(key=key)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_sleep(20)")
+
+
 @pytest.mark.core
 def test_a_soft_limit_in_mid_query_leaves_no_broken_connection():
     if connection.vendor != "postgresql":
         pytest.skip("sleeps in PostgreSQL")
     with Worker(concurrency=1):
-        limited = tasks.sleeps_in_the_database.delay("never")
+        limited = sleeps_in_the_database.delay("never")
         after = tasks.effect.delay("after")
         [first, second] = wait_ended(limited.id, after.id)
     assert (first.state, first.error["type"]) == ("failed", "SoftTimeLimitExceeded")

@@ -180,11 +180,16 @@ def test_a_job_is_not_deleted_before_its_end_is_told(node):
     assert prune.delete([Job.objects.get(task=fails.name).pk], "default") == 1
 
 
+@shared_task(atomic=False)
+def naps(key):
+    time.sleep(0.5)
+
+
 def test_a_database_that_is_busy_when_the_body_has_returned_does_not_fail_the_job(node, settings):
     """``atomic=False``: the follow-ups have a transaction of their own, and cannot begin it."""
     if connection.vendor != "sqlite":
         pytest.skip("SQLite has one writer")
-    tasks.naps.apply_async(("a",), link=effect.si("b"))
+    naps.apply_async(("a",), link=effect.si("b"))
     job = claim(Job.objects.get().pk)
     held, path = threading.Event(), connection.settings_dict["NAME"]
 

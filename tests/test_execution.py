@@ -10,7 +10,7 @@ from decimal import Decimal
 import celery.exceptions
 import psycopg
 import pytest
-from celery import current_app
+from celery import current_app, shared_task
 from django.db import InterfaceError, OperationalError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
@@ -26,6 +26,7 @@ from jobs.operations.redaction import Shown
 from jobs.worker.runner import Runner
 from tests import tasks
 from tests.harness import claim, deliver, effects, run
+from tests.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -179,10 +180,23 @@ def test_every_way_out_of_running_is_fenced(settle, stolen):
         assert settle(job) is True
 
 
+@shared_task
+def hooked(key):
+    """A hook of the project raises right after the COMMIT, out of atomic's exit."""
+    from django.db import transaction
+
+    def broken():
+        raise RuntimeError("a hook of the project")
+
+    Effect.objects.create(key=key)
+    transaction.on_commit(broken)
+    return "done"
+
+
 @pytest.mark.core
 def test_a_commit_whose_answer_is_lost_is_believed_when_the_row_says_so():
     """The COMMIT went through, and an exception was raised all the same: the job succeeded."""
-    result = tasks.hooked.delay("a")
+    result = hooked.delay("a")
     state, value = deliver(result)
     assert (state, value) == ("SUCCESS", "done")
     assert Job.objects.get().state == "succeeded"
@@ -205,8 +219,16 @@ def test_a_retry_is_the_same_row_that_waits():
     assert effects() == {"a": 1}
 
 
+@shared_task(bind=True, default_retry_delay=0)
+def retries_quietly(self, key):
+    Effect.objects.create(key=key, note=str(self.request.retries))
+    if self.request.retries == 0:
+        self.retry(countdown=0, throw=False)
+    return "done"
+
+
 def test_retry_without_throw_and_a_normal_return_settles_as_retry():
-    result = tasks.retries_quietly.delay("a")
+    result = retries_quietly.delay("a")
     assert deliver(result)[0] == "RETRY"
     assert Job.objects.get().state == "ready"
     assert not effects()
@@ -227,8 +249,15 @@ def test_autoretry_counts_by_the_row_and_ends_failed():
     assert not effects()
 
 
+@shared_task(bind=True)
+def changes_course(self, key):
+    Effect.objects.create(key=key)
+    if key == "old":
+        raise self.retry(args=("new",), countdown=5, queue="mail", priority=4)
+
+
 def test_retry_with_new_arguments_and_options():
-    result = tasks.changes_course.delay("old")
+    result = changes_course.delay("old")
     assert deliver(result)[0] == "RETRY"
     job = Job.objects.get()
     assert (job.args, job.queue, job.priority) == (["new"], "mail", 4)
@@ -237,8 +266,15 @@ def test_retry_with_new_arguments_and_options():
     assert effects() == {"new": 1}
 
 
+@shared_task(bind=True)
+def counts_down(self, n):
+    """Calls itself: only the outermost call is a run."""
+    Effect.objects.create(key=f"down-{n}")
+    return 0 if n == 0 else self(n - 1) + 1
+
+
 def test_a_task_that_calls_itself_is_one_run():
-    result = tasks.counts_down.delay(3)
+    result = counts_down.delay(3)
     assert deliver(result)[0] == "SUCCESS"
     assert Job.objects.count() == 1
     assert Job.objects.get().result == 3
@@ -325,10 +361,29 @@ def test_an_expired_job_is_not_claimed():
     assert not effects()
 
 
-@pytest.mark.parametrize("task", [tasks.conflicting, tasks.conflicting_retried])
+conflicts: list[str] = []
+
+
+def meet_conflict(key, error):
+    Effect.objects.create(key=key)
+    if conflicts and conflicts.pop():
+        raise OperationalError("in favour of another") from error
+
+
+@shared_task
+def conflicting(key):
+    meet_conflict(key, psycopg.errors.DeadlockDetected())
+
+
+@shared_task(autoretry_for=(Exception,), max_retries=2, default_retry_delay=0)
+def conflicting_retried(key):
+    meet_conflict(key, psycopg.errors.SerializationFailure())
+
+
+@pytest.mark.parametrize("task", [conflicting, conflicting_retried])
 @pytest.mark.parametrize("times", [1, 4])
 def test_a_conflict_of_transactions_is_run_again_under_the_same_claim(monkeypatch, task, times):
-    monkeypatch.setattr(tasks, "conflicts", ["again"] * times)
+    monkeypatch.setattr(f"{__name__}.conflicts", ["again"] * times)
     monkeypatch.setattr("jobs.execution.pipeline.RERUNS", [0.0] * 4)
     assert deliver(task.delay("a"))[0] == "SUCCESS"
     job = Job.objects.get()
@@ -337,18 +392,18 @@ def test_a_conflict_of_transactions_is_run_again_under_the_same_claim(monkeypatc
 
 
 def test_too_many_conflicts_give_the_job_back(monkeypatch):
-    monkeypatch.setattr(tasks, "conflicts", ["again"] * 5)
+    monkeypatch.setattr(f"{__name__}.conflicts", ["again"] * 5)
     monkeypatch.setattr("jobs.execution.pipeline.RERUNS", [0.0] * 4)
-    assert deliver(tasks.conflicting.delay("a"))[0] == "IGNORED"
+    assert deliver(conflicting.delay("a"))[0] == "IGNORED"
     job = Job.objects.get()
     assert (job.state, job.retries, job.node_losses) == ("ready", 0, 1)
     assert not effects()
 
 
 def test_a_conflict_is_not_run_again_by_a_zombie(monkeypatch):
-    monkeypatch.setattr(tasks, "conflicts", ["again"])
+    monkeypatch.setattr(f"{__name__}.conflicts", ["again"])
     monkeypatch.setattr("jobs.execution.pipeline.RERUNS", [0.0] * 4)
-    result = tasks.conflicting.delay("a")
+    result = conflicting.delay("a")
     syncpoints.arm(lambda point: point == "after_claim" and Job.objects.update(token=9))
     assert deliver(result)[0] == "IGNORED"
     assert Job.objects.get().state == "running"
@@ -442,10 +497,17 @@ def test_a_body_rings_after_its_commit(monkeypatch):
     assert seen == [(False, [current_app.conf.task_default_queue])]
 
 
+@shared_task
+def raises_no_exception(name):
+    import asyncio
+
+    raise {"CancelledError": asyncio.CancelledError, "GeneratorExit": GeneratorExit}[name]("odd")
+
+
 @pytest.mark.parametrize("name", ["CancelledError", "GeneratorExit"])
 def test_what_is_no_exception_fails_the_job_and_frees_its_slot(name):
     """Celery takes it for the death of a process, which under threads and solo does not die."""
-    state, value = deliver(tasks.raises_no_exception.delay(name))
+    state, value = deliver(raises_no_exception.delay(name))
     assert state == "FAILURE"
     assert isinstance(value, TaskExited)
     job = Job.objects.get()
@@ -493,8 +555,13 @@ def test_a_body_that_leaves_autocommit_off_fails():
     assert connection.get_autocommit()
 
 
+@shared_task(bind=True)
+def shows_request(self):
+    return [self.request.headers["tenant"], self.request.time_limit, self.request.soft_time_limit]
+
+
 def test_headers_and_limits_come_from_the_row():
-    result = tasks.shows_request.apply_async(headers={"tenant": "old"})
+    result = shows_request.apply_async(headers={"tenant": "old"})
     changed = {"headers": {"tenant": "new"}, "time_limit": 77, "soft_time_limit": 66}
     Job.objects.update(options={**Job.objects.get().options, **changed})
     assert deliver(result)[0] == "SUCCESS"
@@ -521,16 +588,39 @@ def test_a_job_of_a_later_release_is_left_to_its_workers():
     assert effects() == {}
 
 
+@shared_task(bind=True, max_retries=3, default_retry_delay=0)
+def eats_its_arguments(self, keys, fails_at):
+    """Works its list off, and stumbles once."""
+    done = []
+    while keys:
+        key = keys.pop(0)
+        if key == fails_at and self.request.retries == 0:
+            raise self.retry(countdown=0)
+        Effect.objects.create(key=key)
+        done.append(key)
+    return done
+
+
 def test_a_retry_keeps_what_the_caller_gave():
-    result = tasks.eats_its_arguments.delay(list("abcde"), "c")
+    result = eats_its_arguments.delay(list("abcde"), "c")
     assert deliver(result)[0] == "RETRY"
     assert Job.objects.get().args == [list("abcde"), "c"]
     assert deliver(result)[0] == "SUCCESS"
     assert effects() == dict.fromkeys("abcde", 1)
 
 
+@shared_task(bind=True, max_retries=3, default_retry_delay=0)
+def sends_again_what_failed(self, keys):
+    """As packages do that send a list of mails: each one that failed is a retry with arguments of its own."""
+    for key in keys:
+        if self.request.retries == 0:
+            self.retry([[key]], countdown=0, throw=False)
+        else:
+            Effect.objects.create(key=key)
+
+
 def test_each_of_several_retries_in_one_body_is_a_job():
-    result = tasks.sends_again_what_failed.delay(list("abc"))
+    result = sends_again_what_failed.delay(list("abc"))
     assert deliver(result)[0] == "RETRY"
     first, *others = Job.objects.order_by("pk")
     assert (str(first.pk), first.args, first.retries) == (result.id, [["c"]], 1)
@@ -545,16 +635,27 @@ def test_each_of_several_retries_in_one_body_is_a_job():
 
 def test_only_the_job_itself_keeps_the_id_that_the_caller_wrote():
     asked = uuid.uuid4().hex
-    result = tasks.sends_again_what_failed.apply_async((list("ab"),), task_id=asked)
+    result = sends_again_what_failed.apply_async((list("ab"),), task_id=asked)
     assert deliver(result)[0] == "RETRY"
     first = Job.objects.get(pk=asked)
     [other] = Job.objects.exclude(pk=asked)
     assert (first.task_id, other.task_id) == (asked, str(other.pk))
 
 
+def closes(key, how):
+    Effect.objects.create(key=key)
+    Effect.objects.count()
+    connection.close()
+    if how == "goes on":
+        Effect.objects.count()
+
+
+closes_its_connection = shared_task(name="tests.test_execution.closes_its_connection")(closes)
+
+
 @pytest.mark.parametrize("how", ["goes on", "returns"])
 def test_a_body_that_closes_its_connection_fails_at_once(how):
-    result = tasks.closes_its_connection.delay("a", how)
+    result = closes_its_connection.delay("a", how)
     assert deliver(result)[0] == "FAILURE"
     job = Job.objects.get()
     assert (job.state, job.error["type"], job.node_losses) == ("failed", "ProgrammingError", 0)
@@ -562,17 +663,25 @@ def test_a_body_that_closes_its_connection_fails_at_once(how):
     assert not effects()
 
 
+closes_its_own_connection = shared_task(name="tests.test_execution.closes_its_own_connection", atomic=False)(closes)
+
+
 @pytest.mark.parametrize("how", ["goes on", "returns"])
 def test_a_body_without_a_transaction_may_close_its_connection(how):
-    result = tasks.closes_its_own_connection.delay("a", how)
+    result = closes_its_own_connection.delay("a", how)
     assert deliver(result)[0] == "SUCCESS"
     assert Job.objects.get().state == "succeeded"
     assert effects() == {"a": 1}
 
 
+@shared_task(bind=True)
+def tells_its_ids(self):
+    return [self.request.id, self.request.root_id]
+
+
 def test_an_id_stays_as_the_caller_wrote_it():
     asked = uuid.uuid4().hex
-    result = tasks.tells_its_ids.apply_async(task_id=asked)
+    result = tells_its_ids.apply_async(task_id=asked)
     assert result.id == asked
     job = Job.objects.get(pk=asked)
     assert job.task_id == asked
@@ -590,9 +699,14 @@ def test_the_body_gets_the_types_that_the_caller_gave():
     assert Shown(job).args == given
 
 
+@shared_task(idempotency_key="any:{key}")
+def marked_by_any(key):
+    return key
+
+
 def test_a_key_may_be_made_of_any_type():
     key = uuid.uuid4()
-    first, second = tasks.marked_by_any.delay(key), tasks.marked_by_any.delay(key)
+    first, second = marked_by_any.delay(key), marked_by_any.delay(key)
     assert Job.objects.get(pk=first.id).marker_key == f"any:{key}"
     assert [deliver(result) for result in (first, second)] == [("SUCCESS", key), ("SUCCESS", key)]
     assert Job.objects.get(pk=second.id).replay_of == uuid.UUID(first.id)

@@ -12,9 +12,10 @@ from contextlib import nullcontext
 from decimal import Decimal
 
 import pytest
-from celery import chain, chord, current_app, group, signals
+from celery import chain, chord, current_app, group, shared_task, signals
 from django.db import connections, transaction
 
+from jobs import Cancel
 from jobs.calling import chords
 from jobs.conf import syncpoints
 from jobs.lifecycle import transitions
@@ -99,23 +100,38 @@ TYPES = [
 ]
 
 
+@shared_task
+def shows_type(value):
+    Effect.objects.create(key="type", note=repr(value))
+
+
 @pytest.mark.parametrize("value", TYPES, ids=lambda value: type(value).__name__)
 def test_types_survive_the_way_along_a_chain(node, value):
-    chain(passes.s(value), passes.s(), tasks.shows_type.s(), link_error=fails.si("x")).apply_async()
+    chain(passes.s(value), passes.s(), shows_type.s(), link_error=fails.si("x")).apply_async()
     run_ready()
     assert [repr(value)] == list(Effect.objects.values_list("note", flat=True))
 
 
+@shared_task(atomic=False)
+def effect_by_itself(key):
+    Effect.objects.create(key=key)
+
+
 @pytest.mark.parametrize("atomic", [True, False])
 def test_a_body_without_a_transaction_has_one_for_what_follows(node, atomic):
-    task = effect if atomic else tasks.effect_by_itself
+    task = effect if atomic else effect_by_itself
     task.apply_async(("a",), link=effect.si("b"))
     run_ready()
     assert effects() == {"a": 1, "b": 1}
 
 
+@shared_task(bind=True)
+def stops_its_chain(self):
+    self.request.chain = None
+
+
 def test_a_body_may_stop_its_chain(node):
-    chain(tasks.stops_its_chain.si(), effect.si("b")).apply_async()
+    chain(stops_its_chain.si(), effect.si("b")).apply_async()
     run_ready()
     assert effects() == {}
     assert states() == {"succeeded": 1}
@@ -143,10 +159,25 @@ def test_a_stock_task_is_sent_after_the_commit_by_a_job(node, settings):
 # Errbacks
 
 
+@shared_task(bind=True)
+def fails_always(self, key, times):
+    raise self.retry(exc=LookupError(key), max_retries=times, countdown=0.01)
+
+
+@shared_task
+def errback_of_three(request, exc, traceback):
+    Effect.objects.create(key=request.id, note=repr(exc))
+
+
+@shared_task
+def errback_of_one(key):
+    Effect.objects.create(key=key)
+
+
 @pytest.mark.parametrize("new_style", [True, False])
 def test_an_errback_is_called_once_and_only_after_the_last_attempt(node, new_style):
-    errback = tasks.errback_of_three.s() if new_style else tasks.errback_of_one.s()
-    result = tasks.fails_always.apply_async(("a", 2), link_error=errback)
+    errback = errback_of_three.s() if new_style else errback_of_one.s()
+    result = fails_always.apply_async(("a", 2), link_error=errback)
     for _ in range(2):
         run(claim(result.id))
         Job.objects.filter(pk=result.id).update(run_at="2026-01-01T00:00Z")
@@ -181,14 +212,14 @@ def end_crashed(job):
 
 @pytest.mark.parametrize("end", [end_expired, end_by_hand, end_running, end_crashed])
 def test_whoever_ends_a_job_its_errbacks_hear_of_it(node, end):
-    result = passes.apply_async((1,), link_error=tasks.errback_of_one.s())
+    result = passes.apply_async((1,), link_error=errback_of_one.s())
     end(Job.objects.get())
     run_ready()
     assert effects() == {result.id: 1}
 
 
 def test_a_job_that_is_run_again_before_its_errbacks_heard_of_it_has_not_failed(node):
-    result = passes.apply_async((1,), link_error=tasks.errback_of_one.s())
+    result = passes.apply_async((1,), link_error=errback_of_one.s())
     transitions.cancel(Job.objects.get().pk, "default")
     transitions.replay(Job.objects.get(pk=result.id).pk, "default")
     run(claim(Job.objects.get(task="jobs.ended").pk))
@@ -198,8 +229,13 @@ def test_a_job_that_is_run_again_before_its_errbacks_heard_of_it_has_not_failed(
     assert states() == {"succeeded": 1}
 
 
+@shared_task
+def cancels_itself():
+    raise Cancel("no need")
+
+
 def test_a_body_that_cancels_itself_calls_no_errback(node):
-    tasks.cancels_itself.apply_async(link_error=tasks.errback_of_one.s())
+    cancels_itself.apply_async(link_error=errback_of_one.s())
     run_ready()
     assert effects() == {}
 
@@ -349,10 +385,19 @@ def test_a_backend_of_the_projects_own_hears_of_every_end(node, memory, end):
     assert result.state == ("FAILURE" if end is end_crashed else "REVOKED")
 
 
+class OwnError(Exception):
+    pass
+
+
+@shared_task
+def raises_its_own():
+    raise OwnError("no", 7)
+
+
 def test_a_backend_of_the_projects_own_has_the_exception_itself(node, memory):
-    result = chain(tasks.raises_its_own.si(), passes.si(1)).apply_async()
+    result = chain(raises_its_own.si(), passes.si(1)).apply_async()
     run_ready()
-    with pytest.raises(tasks.OwnError) as raised:
+    with pytest.raises(OwnError) as raised:
         result.parent.get(timeout=1)
     assert raised.value.args == ("no", 7)
     assert result.state == "FAILURE"

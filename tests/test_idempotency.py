@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import os
 import time
 
 import pytest
-from celery import current_app
+from celery import current_app, shared_task
 from django.db import connection, transaction
 from django.db.models.functions import Now
 from django.db.transaction import TransactionManagementError
@@ -149,10 +150,16 @@ def test_twenty_processes_deliver_one_key_fifty_times():
     deliver_fifty_times(tasks.welcomes)
 
 
+@shared_task(idempotency_key="welcome:{user_id}", lock="user:{user_id}")
+def welcomes_alone(user_id):
+    Effect.objects.create(key=f"welcome:{user_id}", pid=os.getpid())
+    return f"welcome {user_id}"
+
+
 @pytest.mark.slow
 @pytest.mark.wide
 def test_twenty_processes_deliver_one_key_fifty_times_one_at_a_time(store):
-    deliver_fifty_times(tasks.welcomes_alone, **store)
+    deliver_fifty_times(welcomes_alone, **store)
 
 
 def deliver_fifty_times(task, **environment):
@@ -309,11 +316,19 @@ def test_an_exception_takes_the_whole_transaction_back_even_if_it_is_caught():
     assert first_of("k")
 
 
+@shared_task
+def once_only_effect(key):
+    with once("effect", key) as first:
+        if first:
+            Effect.objects.create(key=key, pid=os.getpid())
+    return first
+
+
 def test_once_belongs_to_the_job_that_runs(node):
-    result = tasks.once_only_effect.delay("a")
+    result = once_only_effect.delay("a")
     deliver(result)
     assert str(Marker.objects.get().job) == result.id
-    again = tasks.once_only_effect.delay("a")
+    again = once_only_effect.delay("a")
     assert deliver(again) == ("SUCCESS", False)
     assert effects() == {"a": 1}
 

@@ -11,7 +11,7 @@ import uuid
 from collections import Counter
 
 import pytest
-from celery import current_app
+from celery import current_app, shared_task
 from django.db import transaction
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -54,6 +54,11 @@ class RolledBack(Exception):
     pass
 
 
+@shared_task(unique="sole:{key}")
+def sole(key):
+    Effect.objects.create(key=key)
+
+
 class Promise(RuleBasedStateMachine):
     """``marked`` jobs leave a marker, ``unique`` ones wait alone; the effect's key is the business key."""
 
@@ -82,7 +87,7 @@ class Promise(RuleBasedStateMachine):
     def enqueue(self, key: str, task: str, commits: bool) -> None:
         try:
             with transaction.atomic():
-                result = (tasks.marked if task == "marked" else tasks.sole).delay(key)
+                result = (tasks.marked if task == "marked" else sole).delay(key)
                 if not result.existing:
                     Order.objects.create(key=result.id, job=result.id)
                 if not commits:

@@ -9,6 +9,7 @@ import uuid
 from contextlib import suppress
 
 import pytest
+from celery import shared_task
 from django.core.management import CommandError, call_command
 from django.db import DatabaseError, OperationalError, connection, connections, transaction
 from django.db.models.functions import Now
@@ -21,6 +22,7 @@ from jobs.lifecycle.board import is_alive
 from jobs.models import Action, Job, Node
 from jobs.operations import kill
 from tests import tasks
+from tests.gates import once_only, wait_for_file
 from tests.harness import Worker, claim, effects, in_body, wait_ended, wait_reached, wait_state
 from tests.models import Order
 from tests.rows import make, make_node
@@ -177,13 +179,20 @@ def test_a_run_that_is_about_to_commit_wins_or_loses(tmp_path):
     assert effects() == {"won": 1}
 
 
+@shared_task
+def locks_and_waits(key, started, gate):
+    Order.objects.select_for_update().get(key=key)
+    once_only(started)
+    wait_for_file(gate)
+
+
 @pytest.mark.database
 def test_the_transaction_is_ended_although_its_worker_hangs(tmp_path, body):
     if connection.vendor != "postgresql":
         pytest.skip("SQLite's lock ends with the process")
     row = Order.objects.create(key="row", job=uuid.uuid4())
     with Worker(concurrency=1) as worker:
-        result = tasks.locks_and_waits.delay("row", *body)
+        result = locks_and_waits.delay("row", *body)
         begun(result, tmp_path)
         worker.signal(signal.SIGSTOP)
         call_command("jobs", "kill", result.id)

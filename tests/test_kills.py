@@ -6,11 +6,13 @@ import os
 import signal
 
 import pytest
+from celery import shared_task
 from django.db import connection
 
 from jobs.models import Job, Node
 from tests import tasks
 from tests.harness import Worker, effects, in_body, wait_beats, wait_ended, wait_state
+from tests.models import Effect
 from tests.servers import wait_for
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.wide]
@@ -85,9 +87,15 @@ def test_child_killed_at(point):
     assert (row.crashes, row.node_losses, row.lease) == (0, int(lost), 1 + lost)
 
 
+@shared_task
+def always_kills(key):
+    Effect.objects.create(key=key, pid=os.getpid())
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def test_a_job_that_always_kills_its_process_ends_failed():
     with Worker() as worker:
-        poison = tasks.always_kills.delay("poison")
+        poison = always_kills.delay("poison")
         innocent = [tasks.effect.delay(f"i{n}") for n in range(5)]
         [row] = wait_ended(poison.id, timeout=40)
         assert row.state == "failed"

@@ -15,7 +15,7 @@ from io import StringIO
 from itertools import pairwise
 
 import pytest
-from celery import current_app
+from celery import current_app, shared_task
 from django.core.management import CommandError, call_command
 from django.db import IntegrityError, OperationalError, connection, connections, transaction
 
@@ -32,6 +32,7 @@ from jobs.models import Gate, Job, Limit
 from tests import tasks
 from tests.faults.worker import Worker
 from tests.harness import wait_ended
+from tests.models import Effect
 from tests.rows import let_beat
 from tests.servers import wait_for
 
@@ -245,8 +246,13 @@ def test_a_queue_has_its_own_rate(settings):
     assert len(claim(10, claimer, "mail")) == 1
 
 
+@shared_task(rate_limit="6/m")
+def six_a_minute(key):
+    Effect.objects.create(key=key, pid=os.getpid())
+
+
 def test_the_rate_limit_of_celery_is_that_of_all_workers():
-    tasks.six_a_minute.delay_many([(n,) for n in range(10)])
+    six_a_minute.delay_many([(n,) for n in range(10)])
     assert take() == [0]
     assert take() == []
     [gate] = Gate.objects.all()
@@ -299,7 +305,7 @@ def test_why_names_the_limit_and_who_has_its_places(alive):
 
 
 def test_why_names_the_rate(alive):
-    tasks.six_a_minute.delay_many([(n,) for n in range(3)])
+    six_a_minute.delay_many([(n,) for n in range(3)])
     assert take() == [0]
     found = why(1)
     assert (found["code"], found["limit"]) == ("rate_reached", "6/m")
@@ -395,6 +401,12 @@ def test_no_stretch_of_time_has_more_starts_than_the_rate(rate, number, seconds)
     assert seconds / limit.pause > 0.9 * number, "and few are lost"
 
 
+@shared_task(atomic=False, concurrency=3)
+def three_at_once(key, seconds=0.05):
+    """Not in one transaction, so that on SQLite bodies run side by side."""
+    time.sleep(seconds)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("of", ["task", "queue"])
 def test_never_four_of_three_run_while_workers_are_killed(of, settings):
@@ -402,7 +414,7 @@ def test_never_four_of_three_run_while_workers_are_killed(of, settings):
     settings.JOBS = {**settings.JOBS, "MAX_CRASHES": 1000, "MAX_NODE_LOSSES": 1000}
     if of == "queue":
         settings.JOBS |= {"QUEUES": {"mail": {"concurrency": 3}}}
-    task, queue = (tasks.three_at_once, QUEUE) if of == "task" else (tasks.lingers, "mail")
+    task, queue = (three_at_once, QUEUE) if of == "task" else (tasks.lingers, "mail")
     seen: Counter[int] = Counter()
     random.seed(5)
 
@@ -461,7 +473,7 @@ def test_workers_keep_a_rate_as_one():
 
 
 def test_celery_control_sets_the_rate_of_all_workers():
-    name = "tests.tasks.six_a_minute"
+    name = six_a_minute.name
     with Worker(concurrency=1):
         [wrong] = current_app.control.rate_limit(name, "often", reply=True, timeout=20, limit=1)
         assert "must be a number and its time" in str(wrong)
@@ -507,7 +519,7 @@ def claim_apart() -> list[Job]:
 def test_who_passes_one_gate_of_two_has_passed_none(settings, monkeypatch):
     """Else a start of six in a minute would be lost because another job of the queue was faster."""
     settings.JOBS = {**settings.JOBS, "QUEUES": {QUEUE: {"rate": "60/m"}}}
-    tasks.six_a_minute.delay("a")
+    six_a_minute.delay("a")
     with slow_claims(monkeypatch), ThreadPoolExecutor(1) as pool:
         found = pool.submit(claim_apart)
         time.sleep(0.3)
@@ -539,9 +551,9 @@ def set_rate(rate: str | None) -> None:
 
 
 def test_a_clock_that_was_put_back_closes_no_gate():
-    tasks.six_a_minute.delay("a")
+    six_a_minute.delay("a")
     hour = limited.clock("default") + 3600
-    Gate.objects.create(key=tasks.six_a_minute.name, last_at=hour, next_at=hour + 10)
+    Gate.objects.create(key=six_a_minute.name, last_at=hour, next_at=hour + 10)
     assert take(1) == ["a"]
     assert Gate.objects.get().next_at < hour
 

@@ -7,11 +7,16 @@ import signal
 import time
 from pathlib import Path
 
+import celery
 import pytest
+from celery import shared_task
+from celery.exceptions import SoftTimeLimitExceeded
 
-from tests import tasks
+from tests import misbehaving, tasks
 from tests.faults.worker import Worker
+from tests.gates import once_only
 from tests.harness import effects, in_body, wait_ended
+from tests.models import Effect
 from tests.servers import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -28,14 +33,14 @@ def ends(worker: Worker, children: list[int]) -> None:
 def test_a_soft_limit_ends_the_body_and_not_its_process():
     with Worker(concurrency=1) as worker:
         children = [child.pid for child in worker.children]
-        [job] = wait_ended(tasks.sleeps_softly.delay("late").id)
+        [job] = wait_ended(misbehaving.sleeps_softly.delay("late").id)
         assert (job.state, job.error["type"], job.lease, job.crashes) == ("failed", "SoftTimeLimitExceeded", 1, 0)
         ends(worker, children)
     assert effects() == {"after": 1}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", [tasks.sleeps_softly, tasks.sleeps_hard], ids=["soft", "hard"])
+@pytest.mark.parametrize("task", [misbehaving.sleeps_softly, misbehaving.sleeps_hard], ids=["soft", "hard"])
 def test_a_limit_strikes_in_time_although_the_body_has_the_only_write_lock(task):
     """On SQLite, where its node cannot write as long as the body runs."""
     with Worker(concurrency=1):
@@ -56,7 +61,7 @@ def test_a_limit_of_the_call_wins_over_that_of_the_task(tmp_path):
 @pytest.mark.slow
 def test_a_hard_limit_fails_the_job_and_takes_none_along():
     with Worker(concurrency=1) as worker:
-        results = [tasks.sleeps_hard.delay("late"), *tasks.effect.delay_many([(f"k{n}",) for n in range(20)])]
+        results = [misbehaving.sleeps_hard.delay("late"), *tasks.effect.delay_many([(f"k{n}",) for n in range(20)])]
         jobs = wait_ended(*[result.id for result in results])
         assert (jobs[0].state, jobs[0].error["type"], jobs[0].crashes) == ("failed", "TimeLimitExceeded", 0)
         assert {(job.state, job.crashes, job.node_losses) for job in jobs[1:]} == {("succeeded", 0, 0)}
@@ -101,20 +106,35 @@ def test_a_body_without_a_limit_survives_the_signal(tmp_path):
         assert worker.process.poll() is None
 
 
+@shared_task(base=celery.Task)
+def stock_sleeps(key):
+    try:
+        time.sleep(60)
+    except SoftTimeLimitExceeded:
+        Effect.objects.create(key=key)
+
+
 @pytest.mark.slow
 def test_a_stock_task_has_its_own_soft_limit():
     """It is Celery's, which knows of requests only."""
     with Worker(concurrency=1) as worker:
         children = [child.pid for child in worker.children]
-        tasks.stock_sleeps.apply_async(("late",), soft_time_limit=1)
+        stock_sleeps.apply_async(("late",), soft_time_limit=1)
         wait_for(lambda: effects()["late"], 20, "it met its limit")
         ends(worker, children)
+
+
+@shared_task(soft_time_limit=1, autoretry_for=(SoftTimeLimitExceeded,), default_retry_delay=0)
+def late_once(key, late):
+    if once_only(late):
+        time.sleep(60)
+    Effect.objects.create(key=key, pid=os.getpid())
 
 
 @pytest.mark.slow
 def test_a_retry_begins_its_time_anew(tmp_path):
     with Worker(concurrency=1):
-        [job] = wait_ended(tasks.late_once.delay("a", str(tmp_path / "late")).id)
+        [job] = wait_ended(late_once.delay("a", str(tmp_path / "late")).id)
     assert (job.state, job.retries) == ("succeeded", 1)
     assert [error["type"] for error in job.errors] == ["SoftTimeLimitExceeded"]
     assert effects() == {"a": 1}

@@ -10,10 +10,11 @@ import sys
 import threading
 import time
 import uuid
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from celery import Celery, _state
+from celery import Celery, _state, shared_task
 from django.core.cache import caches
 from django.db import connections, transaction
 from django_redis import get_redis_connection
@@ -321,7 +322,7 @@ django.setup()
 from pathlib import Path
 from jobs import lock
 from tests.models import Imported
-from tests.tasks import wait_for_file
+from tests.gates import wait_for_file
 with lock("a", ttl=0.6) as token:
     Path(sys.argv[1]).touch()
     wait_for_file(sys.argv[2])
@@ -596,9 +597,15 @@ def test_busy_comes_back_later_and_uses_no_attempt(store):
     assert int(Effect.objects.get().note) > 0
 
 
+@shared_task(lock=lambda key: f"locked:{key}")
+def locks_in_its_body(key):
+    with lock("body", key):
+        Effect.objects.create(key=key)
+
+
 @pytest.mark.usefixtures("node")
 def test_busy_in_a_body_rolls_back_and_comes_back(store):
-    result = tasks.locks_in_its_body.delay("a")
+    result = locks_in_its_body.delay("a")
     with held_elsewhere("body", "a"):
         assert deliver(result)[0] == "IGNORED"
     assert (Job.objects.get().state, Job.objects.get().retries, effects()) == ("scheduled", 0, {})
@@ -651,10 +658,23 @@ def test_a_plain_call_takes_no_lock(store):
 # Real workers
 
 
+@shared_task(bind=True, atomic=False, lock="alone:{key}")
+def alone(self, key, name, directory, seconds=0.05):
+    """Leaves an effect of another name if somebody else of this key is inside."""
+    inside = Path(directory, f"inside-{key}")
+    try:
+        inside.mkdir()
+    except FileExistsError:
+        Effect.objects.create(key=f"{name} was not alone")
+    time.sleep(seconds)
+    Effect.objects.create(key=name, pid=os.getpid(), note=str(self.lock_token))
+    inside.rmdir()
+
+
 @pytest.mark.slow
 def test_ten_jobs_of_one_key_run_one_by_one_and_nobody_starves(store, tmp_path):
     with Worker(concurrency=4, **store):
-        results = [tasks.alone.delay("k", f"n{n}", str(tmp_path)) for n in range(10)]
+        results = [alone.delay("k", f"n{n}", str(tmp_path)) for n in range(10)]
         rows = wait_ended(*[result.id for result in results], timeout=90)
     assert effects() == {f"n{n}": 1 for n in range(10)}
     assert {(row.state, row.retries, row.crashes, row.node_losses) for row in rows} == {("succeeded", 0, 0, 0)}

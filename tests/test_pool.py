@@ -10,12 +10,14 @@ import sys
 import time
 
 import pytest
-from celery import current_app
+from celery import current_app, shared_task
 
+from jobs.lifecycle.board import board
 from jobs.models import Job
 from jobs.worker.pool import TaskPool
 from tests import tasks
 from tests.faults.worker import Worker
+from tests.gates import once_only, wait_for_file
 from tests.harness import ROOT, effects, environment, in_body, wait_ended
 from tests.models import Effect
 from tests.servers import wait_for
@@ -224,12 +226,20 @@ def test_a_stock_task_goes_to_the_process_that_is_not_in_a_body(broker, bodies):
         bodies.end()
 
 
+@shared_task(atomic=False)
+def holds_others_up(key, started, gate):
+    """Short, but for one that has others behind it in its claim."""
+    if any(slot.batch for slot in board.occupied() if slot.pid == os.getpid()) and once_only(started):
+        wait_for_file(gate)
+    Effect.objects.create(key=key, pid=os.getpid())
+
+
 @pytest.mark.slow
 def test_what_waits_behind_a_long_body_is_given_to_another_process(broker, tmp_path):
     """The claim expected short bodies, and one of them takes long."""
     started, gate = tmp_path / "started", tmp_path / "gate"
     with Worker(concurrency=2):
-        results = tasks.holds_others_up.delay_many([(f"k{n}", str(started), str(gate)) for n in range(200)])
+        results = holds_others_up.delay_many([(f"k{n}", str(started), str(gate)) for n in range(200)])
         pid = int(wait_for(lambda: started.exists() and started.read_text(), 20, "a body holds others up"))
         wait_for(lambda: len(effects()) == 199, 10, "the others ran")
         [held] = Job.objects.exclude(state="succeeded")

@@ -9,6 +9,7 @@ import signal
 import uuid
 
 import pytest
+from celery import shared_task
 from celery.contrib.abortable import ABORTED, AbortableAsyncResult
 from celery.result import AsyncResult
 from django.core.management import call_command
@@ -26,7 +27,9 @@ from jobs.lifecycle.board import _SAID_AT, board
 from jobs.models import Job
 from jobs.worker import companion
 from tests import tasks
+from tests.gates import once_only, wait_for_file
 from tests.harness import Worker, claim, deliver, effects, in_body, run, wait_ended, wait_state
+from tests.models import Effect
 from tests.rows import make
 from tests.servers import wait_for
 
@@ -93,12 +96,23 @@ def test_a_word_in_which_the_process_died_is_not_heard(slot):
 # From the body to people
 
 
+@shared_task(bind=True)
+def says(self, started="", gate="", times=1):
+    """Says how far it is, in the transaction of its body."""
+    Effect.objects.create(key="said")
+    for number in range(times):
+        self.progress(number + 1, 2 * times, f"part {number + 1}")
+    if gate:
+        once_only(started)
+        wait_for_file(gate)
+
+
 @pytest.mark.slow
 @pytest.mark.core
 def test_progress_is_seen_while_the_transaction_of_the_body_is_open(tmp_path, capsys):
     """On SQLite the body holds the only write lock meanwhile."""
     with Worker(concurrency=1):
-        result = tasks.says.delay(str(tmp_path / "started"), str(tmp_path / "gate"), times=500)
+        result = says.delay(str(tmp_path / "started"), str(tmp_path / "gate"), times=500)
         in_body(result.id, tmp_path / "started")
         said = wait_for(lambda: said_by(result.id), 5, "progress")
         assert (said.percent, said.text, effects()) == (50, "part 500", {})
@@ -115,7 +129,7 @@ def test_a_word_costs_the_body_no_statement(node):
     list(board.said(known))
     counts = []
     for times in (1, 1000):
-        job = claim(tasks.says.delay(times=times).id)
+        job = claim(says.delay(times=times).id)
         with CaptureQueriesContext(connection) as queries:
             run(job)
         counts.append(len(queries))
@@ -124,9 +138,24 @@ def test_a_word_costs_the_body_no_statement(node):
         assert side.execute("SELECT id FROM jobs_stored_result") == []
 
 
+@shared_task(bind=True, atomic=False)
+def in_parts(self, parts, started="", gate=""):
+    """Commits part by part, and waits in the middle of the third; a later run does not."""
+    done = self.job.cursor or 0
+    while done < parts:
+        with transaction.atomic():
+            Effect.objects.create(key=f"part-{done}", pid=os.getpid(), note=str(self.job.lease))
+            if done == 2 and gate and once_only(started):
+                wait_for_file(gate)
+            done += 1
+            self.job.save_cursor(done)
+        self.progress(done, parts)
+    return done
+
+
 def test_without_a_companion_the_body_writes_by_itself(node):
     """As in tests of a project."""
-    result = tasks.in_parts.delay(4)
+    result = in_parts.delay(4)
     deliver(result)
     with databases.side() as side:
         [(meta,)] = side.execute("SELECT meta FROM jobs_stored_result")
@@ -335,8 +364,8 @@ def test_a_zombie_saves_no_cursor_and_rolls_back(node):
 
 
 def test_an_atomic_body_has_no_cursor(node, monkeypatch):
-    monkeypatch.setattr(tasks.in_parts._get_current_object(), "atomic", True)
-    deliver(tasks.in_parts.delay(1))
+    monkeypatch.setattr(in_parts._get_current_object(), "atomic", True)
+    deliver(in_parts.delay(1))
     error = Job.objects.get().error
     assert (error["type"], "atomic=False" in error["message"]) == ("TypeError", True)
     assert effects() == {}
@@ -344,7 +373,7 @@ def test_an_atomic_body_has_no_cursor(node, monkeypatch):
 
 def test_in_a_plain_call_the_cursor_is_only_set():
     with CaptureQueriesContext(connection) as queries:
-        assert tasks.in_parts(2) == 2
+        assert in_parts(2) == 2
     assert not [query for query in queries if "jobs_job" in query["sql"]]
 
 
@@ -353,7 +382,7 @@ def test_in_a_plain_call_the_cursor_is_only_set():
 @pytest.mark.parametrize("how", ["crash", "kill and retry"])
 def test_the_next_run_goes_on_where_the_last_commit_was(how, tmp_path):
     with Worker(concurrency=1):
-        result = tasks.in_parts.delay(5, str(tmp_path / "started"), str(tmp_path / "gate"))
+        result = in_parts.delay(5, str(tmp_path / "started"), str(tmp_path / "gate"))
         pid = in_body(result.id, tmp_path / "started")
         if how == "crash":
             os.kill(pid, signal.SIGKILL)

@@ -25,7 +25,7 @@ from jobs.calling import tracing
 from jobs.lifecycle import claims, transitions
 from jobs.models import Event, Job
 from jobs.testing import run_jobs
-from tests import event_tasks, tasks
+from tests import event_tasks, misbehaving, tasks
 from tests.concurrency import autocommit_off
 from tests.harness import ROOT, Worker, deliver, effects, environment, wait_ended
 from tests.servers import wait_for
@@ -198,7 +198,7 @@ def test_a_body_that_raises(spans):
 
 
 def test_an_exception_without_text_is_told_as_well(spans):
-    deliver(tasks.misbehaves.delay("a", "unspeakable"))
+    deliver(misbehaving.misbehaves.delay("a", "unspeakable"))
     assert attributes(spans.only("process"))["error.type"] == "Unspeakable"
     assert not tracing._told
 

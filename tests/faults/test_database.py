@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import pytest
-from celery import current_app
+from celery import current_app, shared_task
 from django.db import connection, transaction
 
 from jobs.conf import conf
@@ -135,6 +136,15 @@ def test_dead_worker_behind_a_pooler(ledger, database, tmp_path):
         ledger.check(within=LOST_WORKER)
 
 
+@shared_task
+def locks_two(key, first, second):
+    """A deadlock with a body that locks them the other way round."""
+    for name in (first, second):
+        Order.objects.select_for_update().get(key=name)
+        time.sleep(0.02)
+    Effect.objects.create(key=key, pid=os.getpid())
+
+
 @guard(Without("jobs.execution.pipeline:_is_conflict", "False"))
 @guard(
     Without("jobs.lifecycle.claims:Session.has_prepared", "vars(self)", clause='getattr(known, "_names", None)'),
@@ -147,12 +157,22 @@ def test_deadlocks(ledger):
     """
     one, other, *_ = ledger.enqueue(280)
     for _ in range(4):
-        ledger.enqueue(3, tasks.locks_two, kwargs={"first": one, "second": other})
-        ledger.enqueue(3, tasks.locks_two, kwargs={"first": other, "second": one})
+        ledger.enqueue(3, locks_two, kwargs={"first": one, "second": other})
+        ledger.enqueue(3, locks_two, kwargs={"first": other, "second": one})
     with workers(2, PGOPTIONS="-c deadlock_timeout=50ms") as crew:
         ledger.check(within=LOST_CHILD)
         assert any("deadlock detected" in worker.text() for worker in crew)
         assert_nobody_is_blamed()
+
+
+@shared_task
+def counts_and_adds(key):
+    """Reads what others write: above READ COMMITTED only one of two at a time can commit."""
+    order = Order.objects.order_by("pk").first()
+    Effect.objects.count()
+    time.sleep(0.02)
+    order.save()
+    Effect.objects.create(key=key, pid=os.getpid())
 
 
 @guard(Without("jobs.execution.pipeline:_is_conflict", "False"))
@@ -162,7 +182,7 @@ def test_serialization_failures(ledger, level):
 
     Guard: a body runs again whose transaction the server ended in favour of another one.
     """
-    ledger.enqueue(60, tasks.counts_and_adds)
+    ledger.enqueue(60, counts_and_adds)
     ledger.enqueue(250)
     with workers(2, PGOPTIONS="-c default_transaction_isolation=" + level.replace(" ", "\\ ")) as crew:
         ledger.check(within=LOST_CHILD)

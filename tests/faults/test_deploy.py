@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import time
 import uuid
 
+import celery
 import pytest
-from celery import current_app
+from celery import current_app, shared_task
 from django.core.management import call_command
 
 from jobs.execution.pipeline import NEWER_PAUSE
@@ -18,8 +21,9 @@ from tests.faults.ledger import LOST_CHILD, WORK
 from tests.faults.manner import again
 from tests.faults.producer import Producer
 from tests.faults.worker import Worker, workers
+from tests.gates import once_only
 from tests.harness import in_body, wait_beats, wait_state
-from tests.models import Order
+from tests.models import Effect, Order
 from tests.servers import wait_for
 
 #: The worker declares its own node dead, when it stops in good order.
@@ -166,11 +170,28 @@ def test_warm_shutdown_of_a_long_body_is_not_rescued(ledger, tmp_path):
     assert counts() == {(0, 0, 0)}
 
 
+def shrug_off_sigterm(started):
+    """Once."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if once_only(started):
+        time.sleep(60)
+    signal.signal(signal.SIGTERM, before)
+
+
+@shared_task
+def ignores_sigterm(key, started):
+    shrug_off_sigterm(started)
+    Effect.objects.create(key=key, pid=os.getpid())
+
+
+@shared_task(base=celery.Task)
+def ignores_sigterm_as_stock(key, started):
+    shrug_off_sigterm(started)
+
+
 @guard(Without("jobs.worker.companion:_Process._give_up", call="pids.add"), case="stock")
 @guard(SOFT_SHUTDOWN)
-@pytest.mark.parametrize(
-    "stubborn", [again(tasks.ignores_sigterm), tasks.ignores_sigterm_as_stock], ids=["job", "stock"]
-)
+@pytest.mark.parametrize("stubborn", [again(ignores_sigterm), ignores_sigterm_as_stock], ids=["job", "stock"])
 def test_stopped_cold_while_a_process_does_not_end(ledger, tmp_path, stubborn):
     """It shrugs off the SIGTERM with which Celery ends it, and Celery would wait for it for ever.
 
@@ -180,7 +201,7 @@ def test_stopped_cold_while_a_process_does_not_end(ledger, tmp_path, stubborn):
     ledger.enqueue(300)
     with Worker() as old:
         job = stubborn.delay("stubborn", str(started))
-        if stubborn is tasks.ignores_sigterm:
+        if stubborn is ignores_sigterm:
             ledger.note("stubborn", job)
         wait_for(started.exists, 30, "the body runs")
         old.main.signal(signal.SIGQUIT)
@@ -268,6 +289,12 @@ def test_soft_shutdown(ledger, tmp_path):
     assert counts() == {(0, 0, 0)}
 
 
+@shared_task
+def commits_slowly(key):
+    """The COMMIT takes its time (see ``Database.slow_commits``)."""
+    Effect.objects.create(key=key, pid=os.getpid(), note="slow commit")
+
+
 @guard(Without("jobs.execution.pipeline:_transaction", "nullcontext()", call="transaction.atomic"), case="9")
 @pytest.mark.parametrize("number", [signal.SIGQUIT, again(signal.SIGKILL)])
 def test_stopped_inside_a_commit(ledger, database, number):
@@ -276,7 +303,7 @@ def test_stopped_inside_a_commit(ledger, database, number):
     Guard: the effect and the completion are one commit: there is nothing in between.
     """
     database.slow_commits(seconds=1)
-    ledger.enqueue(20, tasks.commits_slowly)
+    ledger.enqueue(20, commits_slowly)
     ledger.enqueue(300)
     with Worker() as old:
         database.wait_inside_commit()

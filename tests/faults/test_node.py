@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
+from celery import shared_task
 
 from jobs.conf import conf
 from jobs.inspection import census
@@ -12,6 +16,8 @@ from tests.faults.guards import Without, guard
 from tests.faults.ledger import LOST_WORKER, WORK
 from tests.faults.proxy import Proxy
 from tests.faults.worker import Worker, workers
+from tests.gates import wait_for_file
+from tests.models import Effect
 from tests.servers import wait_for
 
 #: A node whose beat finds no row has been declared dead, and goes on under another id.
@@ -79,6 +85,14 @@ def test_zombie_paused_with_a_row_lock(ledger, point):
         ledger.check(within=WORK)
 
 
+@shared_task(bind=True)
+def gated_by_lease(self, key, directory):
+    """Each run says that it has begun, and holds its transaction open until its own gate file exists."""
+    Effect.objects.create(key=key, pid=os.getpid())
+    Path(directory, f"started-{self.job.lease}").touch()
+    wait_for_file(f"{directory}/gate-{self.job.lease}")
+
+
 @guard(
     Without("jobs.lifecycle.claims:owned", "Job.objects.using(job._state.db).filter(pk=job.pk, state=State.RUNNING)")
 )
@@ -87,7 +101,7 @@ def test_zombie_wakes_while_its_successor_runs(ledger, tmp_path):
 
     Guard: the fence.
     """
-    job = tasks.gated_by_lease.delay("held", str(tmp_path))
+    job = gated_by_lease.delay("held", str(tmp_path))
     ledger.note("held", job)
     ledger.enqueue(300)
     with Worker() as zombie:
@@ -97,7 +111,7 @@ def test_zombie_wakes_while_its_successor_runs(ledger, tmp_path):
             wait_for((tmp_path / "started-2").exists, LOST_WORKER, "the second run")
             (tmp_path / "gate-1").touch()
             zombie.resume()
-            zombie.said("was given to another run")
+            zombie.said(f"[{job.id}] was given to another run")
             (tmp_path / "gate-2").touch()
             ledger.check(within=LOST_WORKER)
     assert Job.objects.values_list("lease", "node_losses").get(pk=job.id) == (2, 1)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import time
+
 import pytest
+from celery import shared_task
+from celery.exceptions import SoftTimeLimitExceeded
+from django.db import connection
 
 from jobs.models import Job
-from tests import tasks
+from tests import misbehaving, tasks
 from tests.faults.guards import Without, guard
 from tests.faults.ledger import LOST_CHILD, LOST_WORKER
 from tests.faults.manner import again
 from tests.faults.worker import Worker, workers
+from tests.models import Effect
 from tests.servers import wait_for
 
 #: The companion settles what its process died with; and behind it, it gives back what no process has.
@@ -57,7 +64,7 @@ def test_a_body_that_kills_its_process_now_and_then(ledger, tmp_path, how):
     Guard: crashes count only the body whose process died. A SIGTERM leaves the body before it ends the process: a loss,
     even where something else is raised in front of it, were it a conflict.
     """
-    fragile = ledger.enqueue(5, tasks.misbehaves, kwargs={"how": how, "marker": str(tmp_path / "once")})
+    fragile = ledger.enqueue(5, misbehaving.misbehaves, kwargs={"how": how, "marker": str(tmp_path / "once")})
     ledger.enqueue(300)
     with Worker(concurrency=4):
         ledger.check(within=LOST_CHILD)
@@ -77,7 +84,7 @@ def test_process_ended_inside_sqlite(ledger, tmp_path, where):
     Guard: a failed body is rolled back before Django's cleanup; what SQLite keeps to itself is a shutdown all the same.
     """
     options = {"how": f"ended_in_{where}", "marker": str(tmp_path / "once")}
-    fragile = ledger.enqueue(5, tasks.misbehaves, kwargs=options)
+    fragile = ledger.enqueue(5, misbehaving.misbehaves, kwargs=options)
     ledger.enqueue(300)
     with Worker(concurrency=4):
         ledger.check(within=LOST_CHILD)
@@ -92,7 +99,7 @@ def test_poison_ends_failed(ledger, how):
 
     Guard: a job that has crashed ``max_crashes`` times ends ``failed``.
     """
-    poison = ledger.enqueue(5, tasks.misbehaves, kwargs={"how": how})
+    poison = ledger.enqueue(5, misbehaving.misbehaves, kwargs={"how": how})
     ledger.enqueue(300)
     with workers(2):
         ledger.check(within=2 * LOST_CHILD, otherwise=dict.fromkeys(poison, "failed"))
@@ -107,7 +114,7 @@ def test_an_exception_that_ends_a_process_ends_only_the_job(ledger, how):
 
     Guard: what leaves a body is translated.
     """
-    failing = ledger.enqueue(20, tasks.misbehaves, kwargs={"how": how})
+    failing = ledger.enqueue(20, misbehaving.misbehaves, kwargs={"how": how})
     ledger.enqueue(300)
     with Worker() as worker:
         pool = {child.pid for child in worker.children}
@@ -128,7 +135,7 @@ def test_hard_time_limit(ledger, database, where):
     more.
     """
     database.slow_commits(seconds=4)
-    late = ledger.enqueue(4, tasks.sleeps_hard, kwargs={"where": where})
+    late = ledger.enqueue(4, misbehaving.sleeps_hard, kwargs={"where": where})
     ledger.enqueue(300)
     with Worker(concurrency=4):
         ledger.check(within=2 * LOST_CHILD, otherwise=dict.fromkeys(late, "failed"))
@@ -147,13 +154,45 @@ def test_soft_time_limit(ledger, database, where):
     """
     database.slow_commits(seconds=4)
     late = ledger.enqueue(
-        4, tasks.sleeps_softly if where != "autocommit" else tasks.sleeps_bare, kwargs={"where": where}
+        4, misbehaving.sleeps_softly if where != "autocommit" else misbehaving.sleeps_bare, kwargs={"where": where}
     )
     ledger.enqueue(300, tasks.takes_turns)
     with Worker(concurrency=2):
         ledger.check(within=2 * LOST_CHILD, otherwise={} if where == "commit" else dict.fromkeys(late, "failed"))
     ended = Job.objects.filter(task__contains="sleeps_").values_list("state", "error__type", "lease")
     assert set(ended) == {("succeeded", None, 1) if where == "commit" else ("failed", "SoftTimeLimitExceeded", 1)}
+
+
+@shared_task(soft_time_limit=1, time_limit=20)
+def handles_its_limit(key, how):
+    _handle_limit(key, how)
+
+
+@shared_task(soft_time_limit=1, time_limit=20, atomic=False)
+def handles_its_limit_bare(key):
+    _handle_limit(key, "returns")
+
+
+@shared_task
+def fails_in_a_stream(key):
+    """The traceback keeps the query open, which has psycopg's lock."""
+    with connection.cursor() as cursor:
+        rows = cursor.stream("SELECT generate_series(1, 1000)")
+        raise ValueError(next(rows))
+
+
+def _handle_limit(key, how):
+    Effect.objects.create(key=key, pid=os.getpid())
+    try:
+        if how == "conflict":
+            time.sleep(60)
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_sleep(60)")
+    except SoftTimeLimitExceeded:
+        if how == "queries":
+            Effect.objects.filter(key=key).update(note="too late")
+        if how == "conflict":
+            misbehaving.conflict()
 
 
 @pytest.mark.parametrize("how", ["queries", "returns", "conflict"])
@@ -169,9 +208,9 @@ def test_soft_time_limit_that_the_body_handles(ledger, how):
 
     Guard: the link is not to blame, and what a body leaves behind is looked at.
     """
-    late = ledger.enqueue(4, tasks.handles_its_limit, kwargs={"how": how})
-    ledger.enqueue(2, tasks.handles_its_limit_bare)
-    broken = ledger.enqueue(2, tasks.fails_in_a_stream)
+    late = ledger.enqueue(4, handles_its_limit, kwargs={"how": how})
+    ledger.enqueue(2, handles_its_limit_bare)
+    broken = ledger.enqueue(2, fails_in_a_stream)
     ledger.enqueue(300)
     with Worker(concurrency=4):
         ledger.check(within=2 * LOST_CHILD, otherwise=dict.fromkeys(late + broken, "failed"))

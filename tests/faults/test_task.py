@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import threading
+from contextlib import suppress
+
 import pytest
-from celery import current_app
+from celery import current_app, shared_task
+from django.db import OperationalError, connection
 
 from jobs.lifecycle import transitions
 from jobs.models import Job
 from jobs.worker.runner import UNKNOWN_PAUSES
-from tests import tasks
+from tests import misbehaving, tasks
 from tests.faults.guards import Without, guard
 from tests.faults.ledger import LOST_CHILD, WORK
 from tests.faults.worker import Worker, workers
-from tests.models import Order
+from tests.models import Effect, Order
 from tests.servers import wait_for
 
 
@@ -24,7 +29,7 @@ def test_exception_rolls_back_and_is_kept(ledger, how):
 
     Guard: the error's text is scrubbed, and a failing ``str()`` survived.
     """
-    failing = ledger.enqueue(100, tasks.misbehaves, kwargs={"how": how})
+    failing = ledger.enqueue(100, misbehaving.misbehaves, kwargs={"how": how})
     ledger.enqueue(200)
     with workers(2):
         ledger.check(within=WORK, otherwise=dict.fromkeys(failing, "failed"))
@@ -52,18 +57,38 @@ def test_retries_exhausted_and_replayed(ledger, tmp_path):
         ledger.check(within=WORK)
 
 
+@shared_task
+def returns_nonsense(key):
+    Effect.objects.create(key=key, pid=os.getpid())
+    return {1: {2, 3}, "lock": threading.Lock(), "text": "a\0b \ud800"}
+
+
 @guard(Without("jobs.execution.settlement:storable", "result"))
 def test_result_that_cannot_be_stored(ledger):
     """The work is done: the job succeeds, and keeps the result's repr.
 
     Guard: what is no JSON is kept as its repr.
     """
-    ledger.enqueue(100, tasks.returns_nonsense)
+    ledger.enqueue(100, returns_nonsense)
     ledger.enqueue(200)
     with workers(2):
         ledger.check(within=WORK)
     results = Job.objects.filter(task__endswith="nonsense").values_list("result", flat=True)
     assert all("lock" in result["__value__"] for result in results)
+
+
+@shared_task(atomic=False)
+def leaves_its_transaction(key):
+    with connection.cursor() as cursor:
+        cursor.execute("BEGIN")
+    Effect.objects.create(key=key)
+
+
+@shared_task(atomic=False)
+def loses_its_link(key):
+    Effect.objects.create(key=key)
+    with suppress(OperationalError), connection.cursor() as cursor:
+        cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
 
 
 @guard("jobs.database.databases:tidy")
@@ -75,8 +100,8 @@ def test_connection_left_behind(ledger):
 
     Guard: what a body leaves behind is looked at, and a connection that is busy after a run is dropped.
     """
-    open_ended = ledger.enqueue(50, tasks.leaves_autocommit_off) + ledger.enqueue(50, tasks.leaves_its_transaction)
-    ledger.enqueue(20, tasks.loses_its_link)
+    open_ended = ledger.enqueue(50, tasks.leaves_autocommit_off) + ledger.enqueue(50, leaves_its_transaction)
+    ledger.enqueue(20, loses_its_link)
     ledger.enqueue(200)
     with workers(2):
         ledger.check(within=WORK, otherwise=dict.fromkeys(open_ended, "failed"))

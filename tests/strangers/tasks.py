@@ -4,8 +4,8 @@ import celery_progress.backend
 import structlog
 from celery import shared_task
 
+from tests.gates import wait_for_file
 from tests.models import Effect
-from tests.tasks import wait_for_file
 
 logger = structlog.get_logger("django_structlog.tests")
 
