@@ -47,6 +47,7 @@ def test_the_sentence_counts_the_problems_and_names_them():
 
 
 def test_a_task_that_only_fails_is_worse_than_one_that_fails_at_times():
+    alive()
     tally(9 * MINUTE, 100)
     tally(5 * MINUTE, 20, state="failed", error="PaymentError")
     [remark] = noted()
@@ -77,6 +78,7 @@ def test_a_dead_worker_is_told_of_until_somebody_has_seen_it(staff):
     week = timezone.now() - datetime.timedelta(days=6)
     make_node(hostname="bulk@web1", dead_at=week)
     make_node(dead_at=week, signed_off=True)
+    alive()
     [remark] = noted()
     assert (remark.kind, remark.text) == ("dead", "a worker died: bulk@web1")
     url = reverse("admin:jobs_node_seen")
@@ -86,6 +88,7 @@ def test_a_dead_worker_is_told_of_until_somebody_has_seen_it(staff):
 
 
 def test_seen(admin_client):
+    alive()
     make_node(dead_at=timezone.now())
     url = reverse("admin:jobs_node_seen")
     assert url in admin_client.get(URL).content.decode()
@@ -140,6 +143,26 @@ def test_a_batch_that_waits_for_its_last_job():
     Job.objects.filter(pk=other.pk).delete()
     [remark] = noted()
     assert (remark.kind, remark.about, remark.severity) == ("batch", last.pk, "info")
+
+
+def test_a_batch_that_cannot_be_closed(admin_client):
+    alive()
+    hour = timezone.now() - datetime.timedelta(hours=1)
+    batch = Batch.objects.create(name="import", made_at=hour)
+    job = make("succeeded", batch=batch)
+    assert noted() == []
+    Job.objects.filter(pk=job.pk).update(finished_at=hour)
+    [remark] = noted()
+    assert (remark.kind, remark.about, remark.severity) == ("unclosed", batch.pk, "error")
+    assert reverse("admin:jobs_batch_change", args=[batch.pk]) in admin_client.get(URL).content.decode()
+
+
+def test_no_worker_at_all():
+    [remark] = noted()
+    assert (remark.kind, remark.severity, remark.command) == ("no_worker", "error", "celery -A proj worker")
+    assert remarks.sentence([remark]) == "1 problem: no worker is alive"
+    make("ready", age=600)
+    assert [each.kind for each in noted()] == ["starving"]
 
 
 def test_an_unknown_task_is_named():

@@ -504,6 +504,7 @@ def test_commands_speak_the_language_of_the_project_and_json_none(settings):
     with pytest.raises(CommandError):
         call_command("jobs", "cancel", str(job.pk), "--json", stdout=out)
     assert json.loads(out.getvalue())["refused"][0]["why"] == "is failed: nothing to cancel"
+    alive()
     queues.pause("celery")
     [_, remark] = remarks.of(census.gather(live=True))
     assert remark.line == "die Queue celery ist angehalten; manage.py jobs resume celery"

@@ -87,6 +87,14 @@ def test_queue_that_no_worker_consumes():
     assert reason["evidence"]["workers"] == {str(worker.node): ["celery"]}
 
 
+def test_a_worker_that_was_told_to_be_quiet():
+    node = let_beat(make_node(queues=[]))
+    reason = first(make("ready").pk)
+    assert reason["code"] == "no_consumer"
+    assert "was told to be quiet" in reason["says"]
+    assert reason["cure"] == f"manage.py jobs tell resume {str(node.pk)[:8]}"
+
+
 def test_paused_queue():
     queues.pause("celery", by="ada", reason="the mail server is moved")
     with Worker():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from django.db.models import OuterRef, Subquery
+from django.db.models import Max, OuterRef, Subquery
 from django.utils import timezone
 from django.utils.translation import gettext, gettext_lazy, ngettext, ngettext_lazy
 
@@ -22,8 +22,8 @@ ERROR, WARNING, INFO = SEVERITIES = ("error", "warning", "info")
 
 #: The severity of each kind. This is the order in which they are listed.
 KINDS: dict[str, str] = {
-    **dict.fromkeys(("copied", "starving", "standing", "overdue", "unknown_task"), ERROR),
-    **dict.fromkeys(("schedule_error", "schedule_overdue", "events_waiting", "failing"), ERROR),
+    **dict.fromkeys(("copied", "no_worker", "starving", "standing", "overdue", "unknown_task"), ERROR),
+    **dict.fromkeys(("schedule_error", "schedule_overdue", "events_waiting", "failing", "unclosed"), ERROR),
     **dict.fromkeys(("events_problem", "failed", "dead", "stuck", "growing"), WARNING),
     **dict.fromkeys(("paused", "schedule_missed", "beat"), WARNING),
     **dict.fromkeys(("busy", "limited", "rated", "batch", "schedule_paused"), INFO),
@@ -32,6 +32,7 @@ KINDS: dict[str, str] = {
 #: What the sentence says of so many of a kind.
 MANY: dict[str, Any] = {
     "copied": ngettext_lazy("%(number)s database is a copy", "%(number)s databases are copies", "number"),
+    "no_worker": gettext_lazy("no worker is alive"),
     "starving": ngettext_lazy("no worker for %(number)s queue", "no worker for %(number)s queues", "number"),
     "standing": ngettext_lazy("%(number)s queue stands still", "%(number)s queues stand still", "number"),
     "overdue": ngettext_lazy("%(number)s job is overdue", "%(number)s jobs are overdue", "number"),
@@ -40,6 +41,7 @@ MANY: dict[str, Any] = {
     "schedule_overdue": ngettext_lazy("%(number)s schedule is overdue", "%(number)s schedules are overdue", "number"),
     "events_waiting": ngettext_lazy("%(number)s event does not get on", "%(number)s events do not get on", "number"),
     "failing": ngettext_lazy("%(number)s task fails every time", "%(number)s tasks fail every time", "number"),
+    "unclosed": ngettext_lazy("%(number)s batch cannot end", "%(number)s batches cannot end", "number"),
     "events_problem": ngettext_lazy("%(number)s event has a problem", "%(number)s events have problems", "number"),
     "failed": ngettext_lazy("%(number)s failed this hour", "%(number)s failed this hour", "number"),
     "dead": ngettext_lazy("%(number)s worker died", "%(number)s workers died", "number"),
@@ -67,8 +69,8 @@ NO_FAULT = (
     "schedule_paused",
 )  # fmt: skip
 
-#: Seconds after which a running body is looked at; and a batch whose last job does not end.
-LONG, LONG_BATCH = 1800.0, 600.0
+#: Seconds after which a running body is looked at; a batch whose last job does not end; and one that is not closed.
+LONG, LONG_BATCH, UNCLOSED = 1800.0, 600.0, 90.0
 
 #: So many failures one after the other, and no success: the task fails every time.
 EVERY_TIME = 5
@@ -121,6 +123,7 @@ def of(
         minutes = counted + rest
     every = [
         *_copies(found["databases"]),
+        *_no_worker(found),
         *_queues(found, rates or {}),
         *_limited(found["limits"]),
         *_overdue(found["due"]),
@@ -163,6 +166,14 @@ def _copies(marks: dict[str, Any]) -> Iterator[Remark]:
             )
             means = gettext("Its jobs may run at the original as well: here they wait until somebody adopts them.")
             yield _remark("copied", says % {**mark, "database": alias, "mark": mark["marked_as"]}, means)
+
+
+def _no_worker(found: dict[str, Any]) -> Iterator[Remark]:
+    """As long as no queue tells of it."""
+    waits = [queue["oldest_ready_seconds"] or 0.0 for queue in found["queues"].values() if not queue["paused"]]
+    if not any(node["alive"] for node in found["nodes"]) and max(waits, default=0.0) < census.late_after():
+        means = gettext("Nothing that is called or comes due runs until one is started.")
+        yield _remark("no_worker", gettext("no worker is alive"), means, command="celery -A proj worker")
 
 
 def _queues(found: dict[str, Any], rates: Mapping[str, tuple[float, float]]) -> Iterator[Remark]:
@@ -358,6 +369,14 @@ def _batches() -> Iterator[Remark]:
                 means = gettext("All others have ended. What follows the batch is called when this one has.")
                 command = f"manage.py jobs why {batch.last}"
                 yield _remark("batch", says, means, command=command, about=batch.last, since=_ago(batch.made_at))
+            elif batch.last is None:
+                of_it = Job.objects.using(batch._state.db).filter(batch=batch.pk)
+                since = _ago(of_it.aggregate(at=Max("finished_at"))["at"] or batch.made_at)
+                if since > UNCLOSED:
+                    says = gettext("the batch %(name)s: all jobs have ended, and what follows cannot be called")
+                    means = gettext("The log of the workers says why. They try it again every minute.")
+                    about = {"about": batch.pk, "since": since, "command": f"manage.py jobs why {batch.pk}"}
+                    yield _remark("unclosed", says % {"name": batch.name}, means, **about)
 
 
 #: What the events that do not get on wait for.

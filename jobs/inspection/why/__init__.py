@@ -64,6 +64,11 @@ def _batch(batch: Batch) -> Reason:
     words = {"name": batch.name, "ended": sum(counts.get(state, 0) for state in ENDED), "all": sum(counts.values())}
     if batch.ended_at is not None or live is None:
         says, cure = gettext("It is a batch, %(name)s, of %(all)s jobs, and all have ended."), ""
+        if batch.ended_at is None:
+            cure = gettext(
+                "A worker calls what follows within a second or so. If none does, their log says why it cannot be "
+                "called."
+            )
         for called in batch.called.values():
             says += " " + gettext("It called %(task)s: job %(id)s.") % called
             cure = f"manage.py jobs why {called['id']}"

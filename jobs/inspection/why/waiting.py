@@ -107,6 +107,7 @@ def no_worker(view: View) -> Iterator[Reason]:
         return
     queue = view.job.queue
     others = {str(worker): worker.queues for worker in view.workers if worker.takes_jobs}
+    quiet = [worker for worker in view.workers if worker.takes_jobs and not worker.queues]
     stopping = [str(worker) for worker in view.workers if worker.is_alive and not worker.takes_jobs]
     silent = [str(worker) for worker in view.workers if not worker.is_alive]
     code, says, cure = "no_worker", gettext("No worker is alive."), f"celery -A proj worker -Q {queue}"
@@ -117,6 +118,9 @@ def no_worker(view: View) -> Iterator[Reason]:
             "%(number)s workers are alive, and none consumes the queue %(queue)s.",
             len(others),
         )
+        if quiet:
+            says = gettext("No worker takes jobs of the queue %(queue)s: %(quiet)s was told to be quiet.")
+            cure = f"manage.py jobs tell resume {str(quiet[0].pk)[:8]}"
     elif stopping:
         says = gettext("No worker takes new jobs: %(stopping)s was told to stop.")
         cure = gettext("Start another: %s") % cure
@@ -124,6 +128,7 @@ def no_worker(view: View) -> Iterator[Reason]:
         says = gettext("No worker is alive: %(silent)s went silent.")
         cure = gettext("Look at its machine, or start another: %s") % cure
     words = {"number": len(others), "stopping": ", ".join(stopping), "silent": ", ".join(silent)}
+    words["quiet"] = ", ".join(map(str, quiet))
     yield Reason(code, says, cure, words, queue=queue, workers=others, stopping=stopping, silent=silent)
 
 

@@ -194,6 +194,8 @@ def _examine(queue: str | None, timeout: float, is_probed: bool) -> Iterator[Fin
     yield from map(_ring, conf().DATABASES)
     yield _workers()
     for each in remarks.of(census.gather(live=True)):
+        if each.kind == "no_worker":
+            continue
         yield Finding(ATTENTION, each.kind in remarks.NO_FAULT, each.text, each.command)
     if is_probed:
         import_tasks(app)
