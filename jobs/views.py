@@ -40,7 +40,7 @@ def health(request: HttpRequest) -> HttpResponse:
 @never_cache
 @require_safe
 def progress(request: HttpRequest, token: str) -> HttpResponse:
-    """How far a job is, or a batch, for whoever has its address: that is signed, and ``{% job_progress %}`` makes it.
+    """How far a job or a batch is, for whoever has the URL, which is signed; ``{% job_progress %}`` makes it.
 
     It tells the state, and what the body said by ``self.progress()``: neither arguments, nor result, nor error.
     """

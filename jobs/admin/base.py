@@ -1,4 +1,4 @@
-"""What all pages share: they are for reading, and nothing of a row is edited in them."""
+"""What all pages share. They only show rows: nobody edits a field in them."""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
@@ -34,29 +34,29 @@ class CountedChangeList(ChangeList):
 
 
 class UncountedChangeList(ChangeList):
-    """It never counts its table, and its last page is as fast as the first: a page begins where another ends."""
+    """A list that never counts its table. A page begins where another ends, so the last is as fast as the first."""
 
     model_admin: Any
-    #: For the template, which pages by links to the next and the previous page.
+    #: The template asks for it, and shows links to the next and the previous page in place of numbers.
     is_uncounted = True
 
     def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any]:
-        """Only an order that an index has: any other one would sort the whole table."""
+        """Allow only orders that an index has: any other would sort the whole table."""
         sorts = self.model_admin.sorts
         self.order: list[str] = [*sorts.get(request.GET.get(ORDER_VAR, ""), sorts[""])[1]]
         return self.order
 
     def get_queryset(self, request: HttpRequest, *args: Any, **kwargs: Any) -> QuerySet[Any]:
         rows = super().get_queryset(request, *args, **kwargs)
-        # Rows without such a moment have no place in its order.
+        # The index of an order by a moment has no rows without that moment.
         rows = rows.filter(**{f"{name.lstrip('-')}__isnull": False for name in self.order[:-1]})
         return rows.only(*self.model_admin.list_only) if self.model_admin.list_only else rows
 
     def choices(self) -> list[tuple[Any, str, bool]]:
-        """The orders: the label, the link, and whether the list is in this one."""
+        """For the template, each order of the list: its label, its link, and whether it is the present one."""
         now = self.params.get(ORDER_VAR, "")
         return [
-            # None takes a parameter away. Django's ``remove`` would take all that begin so: ``parent`` for ``p``.
+            # None removes a parameter. Django's ``remove`` removes all with this beginning: for ``p`` also ``parent``.
             (label, self.get_query_string({ORDER_VAR: name or None, PAGE_VAR: None}), name == now)
             for name, (label, _) in self.model_admin.sorts.items()
             if label
@@ -71,7 +71,7 @@ class UncountedChangeList(ChangeList):
         rows = self.queryset.reverse() if is_back else self.queryset
         page = list((rows.filter(self._beyond(cursor, is_back)) if cursor else rows)[: size + 1])
         if cursor and len(page) <= (size if is_back else 0):
-            # The first page, which newer rows may have shifted; or the row of the cursor is gone.
+            # The row of the cursor is gone; or this is the first page, which newer rows may have shifted.
             way, is_back, page = "", False, list(self.queryset[: size + 1])
         is_more = len(page) > size
         self.result_list = page[:size][::-1] if is_back else page[:size]
@@ -82,10 +82,10 @@ class UncountedChangeList(ChangeList):
             pages |= {"next_page": f"after,{self.result_list[-1].pk}", "last_page": LAST}
         if has_newer:
             pages |= {"previous_page": f"before,{self.result_list[0].pk}", "first_page": None}
-        #: For the template: the links to other pages.
+        #: The template shows these links to other pages.
         self.pages = {name: self.get_query_string({PAGE_VAR: place}) for name, place in pages.items()}
-        # Equal counts keep "N results" out of the search form, and those of the page Django's offer to choose all
-        # pages out of the actions. The paginator knows as much as was read, for themes with templates of their own.
+        # Two equal counts keep "N results" out of the search form. Being the page's own, they also keep Django from
+        # offering to choose the rows of all pages. Themes with templates of their own read the paginator.
         self.result_count = self.full_result_count = len(self.result_list)
         self.paginator = Paginator(self.queryset, size)
         self.paginator.count = self.result_count
@@ -95,7 +95,7 @@ class UncountedChangeList(ChangeList):
         self.model_admin.look_at(self.result_list)
 
     def _beyond(self, cursor: str, is_back: bool) -> Q:
-        """The rows that come after the one of the cursor, or, on the way back, before it."""
+        """The rows after that of the cursor; on the way back, those before it."""
         *names, pk = self.order
         than = "lt" if pk.startswith("-") != is_back else "gt"
         try:
@@ -104,15 +104,15 @@ class UncountedChangeList(ChangeList):
             raise IncorrectLookupParameters from exc
         beyond = Q((f"pk__{than}", key))
         for name in (name.lstrip("-") for name in names):
-            # As the database has it: SQLite compares texts, of more or fewer digits.
+            # The database compares its own value: SQLite keeps times as texts, with more or fewer digits.
             at = Subquery(self.model._default_manager.filter(pk=key).values(name))
-            # The first condition is the index's; the others decide among rows of one moment.
+            # The index serves the first condition; the others decide among rows of the same moment.
             beyond = Q((f"{name}__{than}e", at)) & (Q((f"{name}__{than}", at)) | beyond)
         return beyond
 
 
 def whether(title: Any, without: Any, given: Any) -> type[admin.EmptyFieldListFilter]:
-    """A filter of a column that is null or not, in words."""
+    """A filter by whether a column is null, with a label for each of the two."""
 
     class Whether(admin.EmptyFieldListFilter):
         def __init__(self, *args: Any, **options: Any) -> None:
@@ -128,7 +128,7 @@ def whether(title: Any, without: Any, given: Any) -> type[admin.EmptyFieldListFi
 
 
 def numbered(choices: Iterable[Any], names: Iterable[str], numbers: dict[str, str]) -> Iterator[Any]:
-    """The choices of a filter, after the one for all of them, with how many rows there are of a name."""
+    """The choices of a filter, with the number of rows where it is known. The first choice stands for all names."""
     for choice, name in zip(choices, ["", *names], strict=False):
         yield {**choice, "display": f"{choice['display']} ({numbers[name]})"} if name in numbers else choice
 
@@ -147,15 +147,15 @@ def page(route: str, name: str, permission: str = "", posts: bool = True) -> Cal
 
 
 class ReadOnlyAdmin(admin.ModelAdmin):
-    """The view permission suffices, and nobody edits a field: so Django shows all of them as text."""
+    """Who may view the model sees its rows. Nobody may change them, so Django shows all fields as text."""
 
-    #: What the URL may ask for. With Django's own rule it could find out any value, also of redacted fields.
+    #: The filters that a URL may use. By Django's own rule a URL could find out any value, also of redacted fields.
     lookups: frozenset[str] = frozenset()
-    #: What ``?o=`` may ask for: a label, and an order that an index has. The first one is the default.
+    #: Orders of the list by the value of ``?o=``: a label, and columns that an index has. The first is the default.
     sorts: ClassVar[dict[str, tuple[Any, tuple[str, ...]]]] = {"": ("", ("-pk",))}
-    #: The columns that the list reads; all if none is named.
+    #: The columns that the list reads; all if it is empty.
     list_only: tuple[str, ...] = ()
-    #: Columns of a page's fields that are called otherwise. With it fields that say nothing of a row are left out.
+    #: For a page that leaves out empty fields: the column behind each field that has another name.
     sources: ClassVar[dict[str, str] | None] = None
     changelist: type[ChangeList] = UncountedChangeList
 
@@ -184,19 +184,19 @@ class ReadOnlyAdmin(admin.ModelAdmin):
         return self.changelist
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        # On a phone a row is a card, and each of its values has its column's name before it.
+        # On a phone each row is a card, and the column's name stands before each value.
         labels = [(name, label_for_field(name, self.model, self)) for name in self.list_display[1:]]
         return super().changelist_view(request, {"labels": labels, **(extra_context or {})})
 
     def look_at(self, rows: Iterable[Any]) -> None:
-        """Give each row what its columns do not say."""
+        """Add to each row, as attributes, what its columns do not say."""
 
     def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[QuerySet[Any], bool]:
         term = search_term.strip()
         return self.search(queryset, term) if term else queryset, False
 
     def search(self, rows: QuerySet[Any], term: str) -> QuerySet[Any]:
-        """Only conditions that an index answers: nothing that starts with a wildcard."""
+        """Search only by conditions that an index answers: none begins with a wildcard."""
         return rows
 
     # The page of a row
@@ -226,7 +226,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):
         return super().render_change_form(request, context, *args, **kwargs)
 
     def about(self, request: HttpRequest, row: Any) -> dict[str, Any]:
-        """What the template shows beside the fields."""
+        """The context of the page's template, for what it shows beside the fields."""
         return {}
 
     # Pages beside Django's own
@@ -261,17 +261,17 @@ def buttons(action: str, name: str, choices: Iterable[Any], asks_why: bool = Tru
 
 
 def apart(view: Any) -> Any:
-    """Each job in a transaction of its own, also with ATOMIC_REQUESTS: rows of jobs must not stay locked for long."""
+    """Take a view out of ATOMIC_REQUESTS: each job gets its own transaction, so that no row stays locked for long."""
     for alias in connections:
         view = transaction.non_atomic_requests(using=alias)(view)
     return view
 
 
 def may(request: HttpRequest, codename: str) -> bool:
-    """Whether somebody has a permission of this app, whatever label the project gave it."""
+    """Whether the user has a permission of this app, whatever label the project gave the app."""
     return bool(request.user.has_perm(f"{Job._meta.app_label}.{codename}"))
 
 
 def why_of(request: HttpRequest) -> str:
-    """The reason that somebody wrote beside a button."""
+    """The reason that the user wrote beside a button."""
     return scrub(request.POST.get("why", "").strip(), 1000)

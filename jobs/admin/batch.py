@@ -17,12 +17,12 @@ from jobs.inspection import public
 from jobs.models import Batch, State
 from jobs.operations.actions import OPERATIONS
 
-#: What may be done to all jobs of a batch, of what may be done to one.
+#: The operations that the page offers for all jobs of a batch.
 WHOLE = ("retry", "cancel", "kill")
 
 
 def _callback(batch: Batch, name: str) -> str:
-    """The task that is to be called, or the job by which it was."""
+    """The task that will be called at the end, or the job that was made of it."""
     if (called := batch.called.get(name)) is None:
         return (getattr(batch, name) or {}).get("task", html.NOTHING)
     return format_html("{}: {}", called["task"], html.link_to(batch, as_uuid(called["id"])))
@@ -34,7 +34,7 @@ def _bar(batch: Batch) -> str:
 
 
 def _jobs(batch: Batch) -> str:
-    """By state, each a link to them."""
+    """How many jobs are in each state, as links to them."""
     found = batches.counts(batch)
     parts = [
         (html.url_of("job_changelist", batch=batch.pk, state__exact=state), html.state(state), found[state])

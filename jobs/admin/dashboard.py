@@ -40,7 +40,8 @@ from jobs.operations import workers
 from jobs.operations.actions import OPERATIONS
 from jobs.operations.selection import DIGITS
 
-#: Remarks of one kind that stand open, and entries of the schedule: the first screen has room for all kinds.
+#: How many remarks of a kind are not folded, and how many entries of the schedule are shown: all kinds have to
+#: fit on the first screen.
 OF_A_KIND, NEXT = 2, 8
 
 THEM = _("Show them")
@@ -51,15 +52,15 @@ BY = {"state": _("state"), "task": _("task"), "queue": _("queue")}
 
 @admin.register(Overview)
 class OverviewAdmin(ReadOnlyAdmin):
-    """A place in the admin's index for the dashboard; it lists no rows."""
+    """The dashboard, as an entry of the admin's index. It lists no rows."""
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return may(request, "view_job")
 
     def get_urls(self) -> list[Any]:
-        """No page of a row: this model's rows are jobs, unredacted."""
+        """Without Django's page of a row: this model's rows are jobs, and it would show them unredacted."""
         board, *others = self.own_urls()
-        # The name by which the admin's index knows it.
+        # The admin's index links to this name.
         return [board, path("", board.callback, name=f"{self.opts.app_label}_overview_changelist"), *others]
 
     @page("", "dashboard", posts=False)
@@ -69,7 +70,7 @@ class OverviewAdmin(ReadOnlyAdmin):
         entries = [each for each in found["schedules"] if each["next_tick"] and may(request, "view_schedule")]
         faults, said = checks.run_checks(tags=["jobs"]), progress.of(board.running)
         more = ngettext("%(number)s setting to look at", "%(number)s settings to look at", len(faults))
-        # One for all rows: Django takes 0.1 ms to find each.
+        # Looked up once for all rows: each look-up takes Django 0.1 ms.
         base = url_of("job_changelist")
         return self.render(
             request,
@@ -114,8 +115,8 @@ class OverviewAdmin(ReadOnlyAdmin):
 
     @page("verify/", "verify", posts=False)
     def verify(self, request: HttpRequest) -> HttpResponse:
-        """What ``manage.py jobs verify --no-watch`` finds, now."""
-        # Imported late: it imports the transport, and that import may be what made Celery import the admin.
+        """Show what ``manage.py jobs verify --no-watch`` finds now."""
+        # Imported late: it imports the transport, and the import of the transport may be what imports the admin.
         from jobs.inspection.verify import Unverifiable, verify
 
         title = gettext("The promise, verified")
@@ -123,7 +124,7 @@ class OverviewAdmin(ReadOnlyAdmin):
             report = verify(patient=False)
         except Unverifiable as exc:
             return self.render(request, "verify.html", title, trouble=str(exc))
-        # Not all examples are jobs, and not all jobs are here.
+        # Some examples are no jobs, and some jobs are in another database.
         keys = {key: parse_uuid(key) for each in report.findings for key in each.examples}
         known = set(Job.objects.filter(pk__in=filter(None, keys.values())).values_list("pk", flat=True))
         findings = [(each, [(key, keys[key] in known) for key in each.examples]) for each in report.findings]
@@ -131,20 +132,20 @@ class OverviewAdmin(ReadOnlyAdmin):
 
     @page("live/", "live", posts=False)
     def live(self, request: HttpRequest) -> HttpResponseBase:
-        """Tells a page that something changed. Under WSGI a stream would hold a thread: there pages only poll."""
+        """Tell a page when something changed. Under WSGI a stream would hold a thread, so there pages only poll."""
         if not isinstance(request, ASGIRequest):
             raise Http404
         try:
             since = float(request.GET.get("since", ""))
         except ValueError:
             since = 0.0
-        # Nobody between here and the browser collects it: neither a proxy, nor a middleware that compresses.
+        # These keep proxies, and middleware that compresses, from holding the stream back.
         told = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", "Content-Encoding": "identity"}
         return StreamingHttpResponse(live.stream(since), content_type="text/event-stream", headers=told)
 
     @page("seen/", "node_seen", "control_node")
     def seen(self, request: HttpRequest) -> HttpResponse:
-        """Somebody has seen which workers died."""
+        """Note that somebody has seen which workers died."""
         for node in workers.seen():
             self.log_change(request, node, "seen")
         return HttpResponseRedirect(url_of("dashboard"))
@@ -191,7 +192,7 @@ def _chart(board: Dashboard) -> dict[str, Any]:
 
 
 def _bars(chart: Chart, series: list[tuple[Any, Any, list[int]]]) -> Iterator[Any]:
-    """Number of the bar, what it says, and its parts: look, top and height of each, in jobs."""
+    """Of each bar: its number, its text, and its parts (look, top and height, in jobs)."""
     for number, begin in enumerate(chart.begins):
         top, parts, says = chart.top, [], [f"{timezone.localtime(begin):%Y-%m-%d %H:%M}"]
         for look, label, counts in series:
@@ -204,12 +205,12 @@ def _bars(chart: Chart, series: list[tuple[Any, Any, list[int]]]) -> Iterator[An
 
 
 def _percent(number: float, begins: list[datetime.datetime]) -> float:
-    """In percent of the chart's width."""
+    """The place of a bar, in percent of the chart's width."""
     return round(100 * number / len(begins), 2)
 
 
 def _hours(begins: list[datetime.datetime]) -> Iterator[tuple[float, str]]:
-    """Where the axis has a moment, and which: of an hour each tenth minute, else each fourth hour, or each day."""
+    """The labels of the axis, with their places: every tenth minute, every fourth hour, or every day."""
     step = begins[1] - begins[0]
     for number, begin in enumerate(map(timezone.localtime, begins)):
         if step < HOUR:
@@ -294,15 +295,18 @@ def _short(seconds: float | None) -> str:
 
 
 def _status(node: Any) -> str:
-    is_dead = node.dead_at is not None
-    return html.first_badge(
-        (is_dead and node.signed_off, "cancelled", gettext("stopped")),
-        (is_dead, "failed", gettext("died")),
-        (not node.is_alive, "failed", gettext("silent")),
-        (node.stopping_at is not None, "cancelled", gettext("stopping")),
-        (not node.queues, "cancelled", gettext("quiet")),
-        (True, "succeeded", gettext("alive")),
-    )
+    """The status of a worker, as a badge in the colour of a job's state."""
+    if node.dead_at is not None:
+        look, label = ("cancelled", gettext("stopped")) if node.signed_off else ("failed", gettext("died"))
+    elif not node.is_alive:
+        look, label = "failed", gettext("silent")
+    elif node.stopping_at is not None:
+        look, label = "cancelled", gettext("stopping")
+    elif not node.queues:
+        look, label = "cancelled", gettext("quiet")
+    else:
+        look, label = "succeeded", gettext("alive")
+    return html.badge(f"job-{look}", label)
 
 
 def _beat(node: Any) -> str:
@@ -342,7 +346,7 @@ class NodeAdmin(ReadOnlyAdmin):
     known_tasks = column(_("tasks"), lambda node: ", ".join(map(str, node.tasks)) or html.NOTHING)
 
     def look_at(self, rows: Iterable[Any]) -> None:
-        """How long each was silent, and which jobs it runs."""
+        """Add how long each was silent, and which jobs it runs."""
         running: dict[Any, Counter[str]] = defaultdict(Counter)
         for alias in conf().DATABASES:
             jobs = Job.objects.using(alias).filter(state=State.RUNNING).values_list("node_id", "task")

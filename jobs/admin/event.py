@@ -28,8 +28,8 @@ from jobs.models import ARGS, Event, Job, State, Subscription
 from jobs.operations import redaction
 from jobs.operations.selection import DIGITS, SEARCHED, newest
 
-#: Of each way: what it is called, and which events it means. Those of ``events.OPEN`` have an index of their own; the
-#: others are looked for among the newest.
+#: What the list can be filtered by: a label, and the condition. ``events.OPEN`` have an index each; the others are
+#: looked for among the newest events.
 WAYS: dict[str, tuple[Any, Q]] = {
     "unrelayed": (_("waits to be handed on"), events.OPEN["unrelayed"]),
     "unsent": (_("waits to be published"), events.OPEN["unsent"]),
@@ -39,7 +39,10 @@ WAYS: dict[str, tuple[Any, Q]] = {
     "received": (_("received"), Q(received_at__isnull=False)),
 }
 
-NAMED = 100  #: So many names of events are read.
+#: The colours of events that are not done with: those of a job's state.
+LOOKS = {"problem": "failed", "parked": "scheduled", "unrelayed": "ready", "unsent": "ready"}
+
+NAMED = 100  #: At most this many names of events are read.
 
 
 class NameFilter(admin.SimpleListFilter):
@@ -66,7 +69,7 @@ class WayFilter(admin.SimpleListFilter):
         return (queryset if way in events.OPEN else newest(queryset)).filter(WAYS[way][1])
 
     def choices(self, changelist: Any) -> Iterator[Any]:
-        """With how many there are of those that somebody may have to look at."""
+        """Add the numbers of those that somebody may have to look at."""
         found = events.backlog(changelist.queryset.db).items()
         numbers = {name: at_least(each.number, each.number >= MOST) for name, each in found}
         return numbered(super().choices(changelist), WAYS, numbers)
@@ -81,16 +84,11 @@ class EventChangeList(UncountedChangeList):
 
 
 def status(event: Event) -> str:
-    """How far it is, as a badge."""
-    return html.first_badge(
-        (event.problem is not None, "failed", _("not handled") if event.received_at else _("refused")),
-        (event.relayed_at is None and event.received_at is not None, "scheduled", WAYS["parked"][0]),
-        (event.relayed_at is None, "ready", WAYS["unrelayed"][0]),
-        (event.received_at is not None, "succeeded", WAYS["received"][0]),
-        (event.sent_at is not None, "succeeded", WAYS["sent"][0]),
-        (event.number is not None, "ready", WAYS["unsent"][0]),
-        (True, "succeeded", _("handed on")),
-    )
+    """How far the event is, as a badge."""
+    stage = events.stage(event)
+    refused = _("not handled") if event.received_at else _("refused")
+    label = {"problem": refused, "relayed": _("handed on")}.get(stage) or WAYS[stage][0]
+    return html.badge(f"job-{LOOKS.get(stage, 'succeeded')}", label)
 
 
 def trace_of(event: Event) -> dict[str, Any]:
@@ -100,7 +98,7 @@ def trace_of(event: Event) -> dict[str, Any]:
 @admin.register(Event)
 class EventAdmin(ReadOnlyAdmin):
     list_display = ("short_id", "name", "version", "status", "source", "order_key", "when")
-    #: The data may be large.
+    #: Without the data, which may be large.
     list_only = (
         "id", "uuid", "name", "version", "source", "order_key", "at", "relayed_at", "number", "sent_at", "received_at",
         "problem",
@@ -137,7 +135,7 @@ class EventAdmin(ReadOnlyAdmin):
         return bool(computed[name]) if name in computed else super().says(row, name)
 
     def search(self, rows: QuerySet[Any], term: str) -> QuerySet[Any]:
-        """An id, the end of one as the list shows it, a name, or what stands in the newest events."""
+        """By an id, by the end of one as the list shows it, by a name; else in the newest events."""
         if (key := parse_uuid(term)) is not None:
             return rows.filter(uuid=key)
         if found := [name for name in names(rows.db, NAMED) if name.startswith(term)]:
@@ -168,7 +166,7 @@ class EventAdmin(ReadOnlyAdmin):
 
     @admin.action(description=_("Replay"), permissions=["replay"])
     def ask(self, request: HttpRequest, rows: QuerySet[Event]) -> HttpResponse:
-        """To which service? Never to all by mistake."""
+        """Ask for the service: nobody shall replay to all of them by mistake."""
         chosen = rows.order_by("pk")[: self.list_per_page]
         return self.render(request, "event/replay.html", gettext("Replay"), **self._form(chosen))
 
@@ -219,7 +217,7 @@ def event_link(event: Event) -> str:
 
 
 def _told(row: Subscription) -> str:
-    """The events of this database that it names."""
+    """The events of this database whose names fit the pattern."""
     found = [name for name in names(Event.objects.db, NAMED) if matches(row.pattern, name)]
     links = ((html.link(name, "event_changelist", name=name),) for name in found)
     return format_html_join(", ", "{}", links) or html.NOTHING
@@ -256,7 +254,7 @@ class SubscriptionAdmin(ReadOnlyAdmin):
         return row.is_ordered
 
     def look_at(self, rows: Iterable[Any]) -> None:
-        """How late each handler is."""
+        """Add how late each handler is."""
         found = events.lags(Job.objects.db, [(row.handler, row.queue) for row in rows])
         for row in rows:
             row.lag = found.get(row.handler, events.Lag())

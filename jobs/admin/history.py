@@ -17,10 +17,10 @@ from jobs.inspection.times import duration
 from jobs.models import Action, Job
 from jobs.operations.actions import OPERATIONS
 
-#: One frame of a traceback, with the lines of source and markers below it.
+#: A frame of a traceback, with the lines of source and markers below it.
 _FRAME = re.compile(r'^  File "(?P<path>[^"]*)", line \d+.*\n(?:    .*\n?)*', re.MULTILINE)
 
-#: What is installed, comes with Python, or is this app; the text may be from another machine.
+#: Paths of what is installed, comes with Python, or is this app. The traceback may be of another machine.
 _FOREIGN = re.compile(
     r"[/\\](site-packages|dist-packages|lib[/\\]python\d[\d.]*)[/\\]|^<frozen |^"
     + re.escape(str(Path(__file__).parents[1]))
@@ -38,14 +38,14 @@ MOMENTS = {
 
 
 def of(job: Job) -> dict[str, Any]:
-    """For the template: the row says in English what people did, and the button in the reader's language."""
+    """The context of the template ``job/history.html``."""
     kept = job.errors if isinstance(job.errors, list) else [job.errors]
     earlier = kept[:-1] if kept and kept[-1] == job.error else kept
     known: list[Any] = [(at, label) for name, label in MOMENTS.items() if (at := getattr(job, name)) is not None]
     moments = sorted(known, key=lambda pair: pair[0])
     return {
         "timeline": _timeline(job, kept),
-        # Each with the seconds since the one before.
+        # Each moment with the seconds since the one before.
         "times": [
             (label, html.time(at), (at - before).total_seconds() if before else None)
             for (before, _), (at, label) in pairwise([(None, ""), *moments])
@@ -57,7 +57,7 @@ def of(job: Job) -> dict[str, Any]:
 
 
 def actions(key: uuid.UUID, using: str | None) -> list[dict[str, Any]]:
-    """What people did to a job, or to an event."""
+    """What people did to a job or an event. Rows keep it in English; it is shown in the reader's language."""
     labels = {"replay": _("Replay"), **{name: each.label for name, each in OPERATIONS.items()}}
     return [
         {"at": html.time(row.at), "what": labels.get(row.what, row.what), "by": row.by, "why": row.why}
@@ -89,10 +89,10 @@ def _timeline(job: Job, errors: list[Any]) -> dict[str, Any]:
 
 
 def _stretches(job: Job, end: datetime.datetime) -> list[tuple[str, str, datetime.datetime, datetime.datetime]]:
-    """The last attempt, in stretches. What came before it is one stretch, with a mark for every failure."""
+    """The job's life in stretches: all earlier attempts are one, with a mark for every failure."""
     begun = job.started_at
     if begun is not None and job.state in ("scheduled", "ready"):
-        # It ran before, and waits again.
+        # It ran before and waits again.
         return [
             ("tried", gettext("earlier attempts"), job.created_at, min(job.run_at, begun)),
             ("scheduled", gettext("waits for its time"), begun, min(job.run_at, end)),
@@ -108,7 +108,7 @@ def _stretches(job: Job, end: datetime.datetime) -> list[tuple[str, str, datetim
 
 
 def _error(entry: Any) -> dict[str, Any] | None:
-    """An entry of ``Job.errors``, whatever somebody wrote into it."""
+    """An entry of ``Job.errors`` for the template. It may have any shape."""
     if not entry:
         return None
     if not isinstance(entry, dict):
@@ -126,7 +126,7 @@ def _when(entry: Any) -> datetime.datetime | None:
 
 
 def own_frames(traceback: str) -> str:
-    """The frames that are the project's own, as they stand there; empty if there are none, or no others."""
+    """The frames of the project's own code. Empty if there are none, or if there are no others."""
     frames = list(_FRAME.finditer(traceback))
     mine = [frame[0] for frame in frames if not _FOREIGN.search(frame["path"])]
     return "".join(mine) if len(mine) < len(frames) else ""

@@ -34,14 +34,14 @@ def time_column(description: Any, name: str) -> Any:
     return column(description, lambda row: time(getattr(row, name)))
 
 
-#: Of a job, or of an entry of the schedule: the function, and the whole name on hover.
+#: The task of a job or of an entry of the schedule: its function, and the whole name on hover.
 short_task = column(
     _("task"), lambda row: format_html('<span title="{}">{}</span>', row.task, row.task.rpartition(".")[2])
 )
 
 
 def time(value: datetime.datetime | None) -> str:
-    """In the reader's time zone, to the second, and exactly on hover; Django's own format leaves the seconds out."""
+    """A moment in the reader's time zone, exactly on hover. To the second: Django's own format leaves seconds out."""
     if value is None:
         return NOTHING
     local = timezone.localtime(value)
@@ -50,7 +50,7 @@ def time(value: datetime.datetime | None) -> str:
 
 
 def ago(value: datetime.datetime | None) -> str:
-    """How long ago, or in what time; and exactly on hover."""
+    """How long ago a moment was, or in what time it is; exactly on hover."""
     if value is None:
         return NOTHING
     seconds = (timezone.now() - value).total_seconds()
@@ -68,11 +68,6 @@ def state(name: str) -> str:
     return badge(f"job-{name}", State(name).label)
 
 
-def first_badge(*cases: tuple[Any, str, Any]) -> str:
-    """The badge of the first case that holds. A case: its condition, the state whose colour it has, and its label."""
-    return next(badge(f"job-{look}", label) for holds, look, label in cases if holds)
-
-
 def progress(percent: float | None, says: Any) -> str:
     html = '<progress class="job-bar" max="100" value="{}" aria-label="{}"></progress> {}'
     return format_html(html, percent or 0, gettext("Progress"), says)
@@ -87,7 +82,7 @@ def preformatted(text: str) -> str:
 
 
 def arguments(job: Job) -> str:
-    """Of the call, in one line; with what people may not see left out."""
+    """The arguments of the call in one line, redacted."""
     seen = Shown(job)
     given = [*map(_brief, seen.args), *(f"{name}={_brief(value)}" for name, value in seen.kwargs.items())]
     return Truncator(scrub(", ".join(given), 1000)).chars(80)
@@ -98,7 +93,7 @@ def _brief(value: Any) -> str:
 
 
 def url_of(page: str, *args: Any, **query: Any) -> str:
-    """``job_change``, and the job's key; whatever label the project gave the app."""
+    """The URL of a page such as ``job_change``, whatever label the project gave the app."""
     url = reverse(f"admin:{Job._meta.app_label}_{page}", args=args)
     return f"{url}?{urlencode(query)}" if query else url
 
@@ -108,7 +103,7 @@ def link(label: Any, page: str, *args: Any, **query: Any) -> str:
 
 
 def link_to(row: Model, key: uuid.UUID | None) -> str:
-    """The other job, or the event, that a row names, if it is (still) here."""
+    """A link to the job or the event that a row names, if it is (still) in this database."""
     if key is None:
         return NOTHING
     if key == row.pk:
@@ -124,5 +119,5 @@ def link_to(row: Model, key: uuid.UUID | None) -> str:
 
 
 def short_link(key: uuid.UUID | None) -> str:
-    """A job, in a list."""
+    """A link to a job, for a list."""
     return NOTHING if key is None else link(str(key)[-DIGITS:], "job_change", key)

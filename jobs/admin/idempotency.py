@@ -28,7 +28,7 @@ EXPLAINED = _(
 
 @admin.register(Marker)
 class MarkerAdmin(ReadOnlyAdmin):
-    """The delete permission allows to forget one: then the work is done again, if anybody asks for it."""
+    """Who may delete a marker makes the work be done again, if anybody asks for it."""
 
     list_display = ("key", "kind", "job_link", "created", "expires")
     list_filter = ("kind",)
@@ -57,7 +57,7 @@ class MarkerAdmin(ReadOnlyAdmin):
 UNSENT, SENDING = ~Q(state=Effect.State.SENT), Q(state=Effect.State.SENDING)
 PARKED, AMBIGUOUS = Q(state=Effect.State.PARKED), SENDING & Q(is_made=False)
 
-#: What each is called, and which rows it means; first the condition of the partial index.
+#: What the list can be filtered by: a label, and the condition, which begins with that of the partial index.
 STATUSES: dict[str, tuple[Any, Q]] = {
     "unsettled": (_("ambiguous or parked"), UNSENT & (PARKED | AMBIGUOUS)),
     "sending": (_("being made"), UNSENT & SENDING & Q(is_made=True)),
@@ -80,7 +80,7 @@ class StatusFilter(admin.SimpleListFilter):
 
 
 class AnswerForm(ActionForm):
-    # A text field, which takes anything: for a form that is not valid Django says that no action was selected.
+    # Not a JSONField: if a form is not valid, Django says that no action was selected.
     answer = forms.CharField(
         required=False, label=_("Answer (JSON):"), widget=forms.TextInput(attrs={"placeholder": '{"id": "ch_1"}'})
     )
@@ -92,7 +92,7 @@ def status_badge(row: Effect) -> str:
 
 
 def may_settle(request: HttpRequest, row: Effect) -> bool:
-    """Whether somebody has to say of the call whether it happened, and the reader may."""
+    """Whether a person has to say if the call happened, and this user may say so."""
     return may(request, "change_effect") and effects.status(row) in ("ambiguous", "parked")
 
 
@@ -131,7 +131,7 @@ class EffectAdmin(ReadOnlyAdmin):
     # What a person says
 
     def has_settle_permission(self, request: HttpRequest) -> bool:
-        """The change permission; it allows nothing else here."""
+        """By the change permission, which allows nothing else here."""
         return may(request, "change_effect")
 
     @admin.action(permissions=["settle"], description=_("It happened: the job makes no call"))
@@ -144,7 +144,7 @@ class EffectAdmin(ReadOnlyAdmin):
 
     @page("<int:key>/settle/", "effect_settle", "change_effect")
     def settle(self, request: HttpRequest, key: int) -> HttpResponse:
-        """Say of one call whether it happened, and go back to the page of it or of its job."""
+        """Say whether one call happened, and go back to the call's page or its job's."""
         verb = request.POST.get("verb")
         if verb not in ("happened", "not-happened"):
             raise PermissionDenied
@@ -157,7 +157,7 @@ class EffectAdmin(ReadOnlyAdmin):
 
     def _say(self, request: HttpRequest, queryset: QuerySet[Effect], happened: bool) -> None:
         answer = None
-        # For the log, which is English, as all that is stored.
+        # For the log: all that is stored is English.
         said = "Said that it did not happen"
         if happened:
             text = request.POST.get("answer", "").strip()

@@ -40,9 +40,9 @@ from jobs.operations.actions import OPERATIONS
 from jobs.operations.redaction import Shown
 from jobs.operations.selection import DIGITS, FIELDS, Selection, newest
 
-SEEN = 1000  #: Of the failed and cancelled jobs the newest are counted for the filter.
+SEEN = 1000  #: The filter counts the failed ones among this many of the newest failed and cancelled jobs.
 CALLS = ("effect_parked", "calling")  #: Reasons that name an external call.
-ID = re.compile(r"[0-9a-f]{8,32}")  #: An id, or the first digits of one, or the last ones.
+ID = re.compile(r"[0-9a-f]{8,32}")  #: An id, or its first or last digits.
 
 
 class StateFilter(admin.ChoicesFieldListFilter):
@@ -51,7 +51,7 @@ class StateFilter(admin.ChoicesFieldListFilter):
         return Selection(states=asked).narrow(queryset)
 
     def choices(self, changelist: Any) -> Iterator[Any]:
-        """With how many there are of each that lives, or that somebody may have to look at."""
+        """Add the numbers of the live states, and of the failed jobs, which somebody may have to look at."""
         live = changelist.live
         numbers: dict[str, str] = {state: at_least(live.total(state), live.is_capped) for state in LIVE}
         ended = Job.objects.filter(state__in=UNSUCCESSFUL).order_by("-pk").values_list("state", flat=True)
@@ -73,14 +73,14 @@ class Created(admin.SimpleListFilter):
 
 
 class Narrow(admin.ListFilter):
-    """One form for all of them, where Django has a list of links for each."""
+    """One form for all fields of :class:`Selection`. Django has only lists of links."""
 
     title = _("more filters")
     template = "jobs/admin/job/filter.html"
 
     def __init__(self, request: HttpRequest, params: dict[str, Any], model: type[Job], model_admin: Any) -> None:
         super().__init__(request, params, model, model_admin)
-        # Who may not see an argument may not find out by asking for it either.
+        # Who may not see an argument may not find it out by a filter either.
         self.names = [name for name in FIELDS if name != "contains" or conf().REDACT is None]
         self.asked: dict[str, str] = {name: params.pop(name)[-1] for name in self.names if name in params}
 
@@ -104,7 +104,7 @@ class Narrow(admin.ListFilter):
 
 
 class Queues(admin.ListFilter):
-    """The queues in which something waits or runs, with how many; :class:`Narrow` narrows."""
+    """Links to the queues in which jobs wait or run, with their numbers. :class:`Narrow` does the filtering."""
 
     title = _("queue")
 
@@ -134,7 +134,7 @@ class JobChangeList(UncountedChangeList):
     def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any]:
         order = super().get_ordering(request, queryset)
         if request.GET.get("state__exact") == State.SCHEDULED and ORDER_VAR not in request.GET:
-            # Those that are due first: their index has this order.
+            # Those that are due first come first: their index has this order.
             order = self.order = ["run_at", "pk"]
         return order
 
@@ -146,7 +146,7 @@ class JobChangeList(UncountedChangeList):
 
 
 def _badge(job: Any) -> str:
-    """Its state, and what its body said of its progress, if it said anything."""
+    """The state, and the progress if the body told any."""
     said = getattr(job, "progress", None)
     bar = "" if said is None else html.progress(said.percent, said)
     return format_html("{} {}", html.state(job.state), bar) if bar else html.state(job.state)
@@ -159,7 +159,7 @@ def _took(job: Job) -> str:
 
 
 def _fault(job: Any) -> str:
-    """The last error, in one line."""
+    """The last error in one line."""
     if job.state == State.SUCCEEDED or not (job.error_type or job.error_message):
         return ""
     says = ": ".join(filter(None, (job.error_type, (job.error_message or "").partition("\n")[0])))
@@ -167,12 +167,12 @@ def _fault(job: Any) -> str:
 
 
 def _as_call(job: Job) -> str:
-    """To paste into a shell; with what people may not see left out."""
+    """The call as Python, to be pasted into a shell; redacted."""
     seen = Shown(job)
     given = [*map(repr, seen.args), *(f"{name}={value!r}" for name, value in seen.kwargs.items())]
     app = celery_app()
     task = app and app.tasks.get(job.task)
-    # Its name in Celery may be another one.
+    # The name of a task need not be the path of its function.
     path = job.task if task is None else f"{task.__module__}.{task.__name__}"
     module, _, name = path.rpartition(".")
     call = f"from {module} import {name}\n{name}.delay({', '.join(given)})" if module else f"{name}.delay(...)"
@@ -188,12 +188,12 @@ def _batch(job: Job) -> str:
 class JobAdmin(OperableAdmin):
     actions = ()
     list_display = ("short_id", "short_task", "given", "badge", "when", "fault", "took", "attempt", "queue")
-    #: The columns that may be large are left out.
+    #: Without the columns that may be large.
     list_only = (
         "id", "task", "args", "kwargs", "state", "queue", "run_at", "made_at", "started_at", "finished_at", "lease",
         "retries",
     )  # fmt: skip
-    # No choice of all tasks: it would read the whole table.
+    # A list of all tasks would read the whole table.
     list_filter = (("state", StateFilter), Queues, Created, Narrow)
     lookups = frozenset({"state__exact", *FIELDS})
     sorts = {
@@ -204,7 +204,7 @@ class JobAdmin(OperableAdmin):
     search_fields = ("id", "task")
     search_help_text = _("An ID (or its last 8 digits), a task or its function, or words of an error or an argument.")
     change_form_template = "jobs/admin/job/change_form.html"
-    #: Without what the head of the page says.
+    #: Without what the head of the page says already.
     fieldsets = (
         (_("Call"), {"fields": ("arguments", "keyword_arguments", "shown_result", "as_call", "priority")}),
         (_("Attempts"), {"fields": (("lease", "retries", "snoozes"), ("crashes", "lost"), "shown_cursor")}),
@@ -243,19 +243,19 @@ class JobAdmin(OperableAdmin):
     linked_batch = column(_("batch"), _batch)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Job]:
-        # Without its traceback, which may be long.
+        # The error without its traceback, which may be long.
         kind, message = (KeyTextTransform(name, "error") for name in ("type", "message"))
         return super().get_queryset(request).annotate(error_type=kind, error_message=message)
 
     def look_at(self, rows: Iterable[Any]) -> None:
-        """How far those are that run."""
+        """Add the progress of those that run."""
         running = [job for job in rows if job.state == State.RUNNING]
         found = progress.of(running)
         for job in running:
             job.progress = found.get(job.pk)
 
     def search(self, rows: QuerySet[Any], term: str) -> QuerySet[Any]:
-        """An id, the end of one as the list shows it, a task, or words that stand in the newest jobs."""
+        """By an id, by the end of one as the list shows it, by a task; else by words, in the newest jobs."""
         digits = term.replace("-", "").lower()
         if len(digits) == DIGITS and ID.fullmatch(digits):
             return newest(rows).filter(pk__endswith=digits)
@@ -271,7 +271,7 @@ class JobAdmin(OperableAdmin):
     def about(self, request: HttpRequest, row: Job) -> dict[str, Any]:
         view, reasons = why.explain(row.pk)
         if view is None:
-            # Race: it was deleted a moment ago.
+            # Race: the job was deleted a moment ago.
             raise Http404
         sees_calls = may(request, "view_effect")
         told = events.told_by(view.using, [row.pk]) if may(request, "view_event") else []
@@ -298,7 +298,7 @@ class JobAdmin(OperableAdmin):
         }
 
     def _facts(self, view: why.View) -> Iterator[str]:
-        """What the head of the page says, beside the state."""
+        """What the head of the page says beside the state."""
         job = view.job
         most = view.task.max_retries if view.task is not None and says_how_to_retry(view.task) else None
         if job.lease:
@@ -318,12 +318,12 @@ class JobAdmin(OperableAdmin):
         yield format_html("{} {}", gettext("queue"), html.link(job.queue, "job_changelist", queue=job.queue))
 
 
-#: What a page has a button or a link for.
+#: The commands for which a page has a button or a link.
 COMMAND = re.compile(r"manage\.py jobs (run|retry|cancel|kill|resume|schedule --resume|why) ([^\s,;)]+)")
 
 
 def _in_words(cure: str) -> str:
-    """With the button's name, or a link, in the place of a command."""
+    """A cure with the name of a button, or a link, in place of a command."""
 
     def word(found: re.Match[str]) -> str:
         verb, of = found.groups()
@@ -336,7 +336,7 @@ def _in_words(cure: str) -> str:
 
 
 def _tree(own: Job, job: Job, called: dict[Any, list[Job]]) -> list[Any]:
-    """A job and those that it called, as Django's ``unordered_list`` takes them; empty without any other."""
+    """A job and the jobs that it called, for Django's filter ``unordered_list``."""
     below = [part for each in called.get(job.pk, ()) for part in _tree(own, each, called)]
     place = job.options.get("group_index") if isinstance(job.options, dict) else None
     state = str(State(job.state).label)

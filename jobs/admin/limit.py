@@ -74,7 +74,7 @@ class LimitAdmin(ReadOnlyAdmin):
         return self._page(request, LimitForm(initial={name: request.GET.get(name, "") for name in ("kind", "name")}))
 
     def _page(self, request: HttpRequest, form: LimitForm) -> HttpResponse:
-        # Their code says limits.
+        # Tasks declare limits in their code.
         loaded_app()
         given = {row.name: row for row in self.get_queryset(request)}
         rows, lines = usage(), census.lines()
@@ -101,7 +101,7 @@ class LimitAdmin(ReadOnlyAdmin):
 
     @page("remove/", "limit_remove", "set_limit")
     def remove(self, request: HttpRequest) -> HttpResponse:
-        """What the settings and the code say holds again."""
+        """Remove a limit that was set by hand: what the settings and the code say holds again."""
         row = self.get_queryset(request).filter(pk=request.POST.get("name", "").replace("\0", "")).first()
         if row is None:
             messages.warning(request, gettext("Nothing was changed."))

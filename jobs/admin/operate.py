@@ -28,10 +28,10 @@ from jobs.models import Job, State
 from jobs.operations.actions import OPERATIONS, Delete, Operation, Outcome
 from jobs.operations.selection import Selection
 
-BUDGET = 2.0  #: Seconds of work in one request; the next one goes on where it ended.
-STEP = 100  #: Rows of one query of it.
-NAMED = 10  #: Refusals that are named.
-COUNTED = 100_000  #: What is counted at the most before somebody is asked.
+BUDGET = 2.0  #: Seconds of work in one request. The next request goes on from there.
+STEP = 100  #: Rows that one query reads.
+NAMED = 10  #: At most this many refusals are named.
+COUNTED = 100_000  #: At most this many jobs are counted for the question.
 FIRST = str(uuid.UUID(int=0))  #: Before all ids.
 
 
@@ -39,7 +39,7 @@ class OperableAdmin(ReadOnlyAdmin):
     """The buttons of a job's page, and the actions of the list."""
 
     def get_actions(self, request: HttpRequest) -> dict[str, Any]:
-        """The operations, beside actions that are not ours and have permissions of their own."""
+        """The operations, beside the site's own actions, which have permissions of their own."""
         found: dict[str, Any] = super().get_actions(request)
         for name, each in OPERATIONS.items():
             if may(request, each.permission) and IS_POPUP_VAR not in request.GET:
@@ -47,7 +47,7 @@ class OperableAdmin(ReadOnlyAdmin):
         return found
 
     def confirm(self, request: HttpRequest, chosen: QuerySet[Job], operation: Operation) -> HttpResponse:
-        """Ask: these, or all that the list's filters match."""
+        """Ask whether the chosen jobs are meant, or all that the list's filters match."""
         keys = [str(key) for key in chosen.values_list("pk", flat=True)[: self.list_per_page]]
         matching = self.matching(request, operation)
         return self.render(
@@ -57,7 +57,7 @@ class OperableAdmin(ReadOnlyAdmin):
             operation=operation,
             number=len(keys),
             keys=json.dumps(keys),
-            # Unsorted: a count that has an end need not read what comes after it.
+            # Not sorted: so the count may stop where it has enough.
             all=sum(rows.order_by()[: COUNTED + 1].count() for rows in matching.values()),
             at_most=COUNTED,
             states=[state.label for state in operation.states],
@@ -69,7 +69,7 @@ class OperableAdmin(ReadOnlyAdmin):
     @page("<uuid:key>/operate/", "job_operate_one")
     @apart
     def operate_one(self, request: HttpRequest, key: uuid.UUID) -> HttpResponse:
-        """Do it to one job, and go back to its page."""
+        """Operate on one job, and go back to its page."""
         back = url_of("job_change", key)
         if (operation := self._asked(request)) is None:
             return HttpResponseRedirect(back)
@@ -83,7 +83,7 @@ class OperableAdmin(ReadOnlyAdmin):
     @page("operate/", "job_operate")
     @apart
     def operate(self, request: HttpRequest) -> HttpResponse:
-        """Do it to many, and go back to the list: work for two seconds, and let a page go on by itself."""
+        """Operate on many jobs: work for two seconds, then let a page go on by itself. The list comes at the end."""
         back = f"{url_of('job_changelist')}?{request.GET.urlencode()}"
         if (operation := self._asked(request)) is None:
             return HttpResponseRedirect(back)
@@ -110,7 +110,7 @@ class OperableAdmin(ReadOnlyAdmin):
         return HttpResponseRedirect(back)
 
     def _asked(self, request: HttpRequest) -> Operation | None:
-        """What is to be done; None if it was told something that cannot be, which a message says."""
+        """The operation that is asked for. None if its value cannot be: then a message says why."""
         operation = OPERATIONS.get(request.POST.get("operation", ""))
         if operation is None or not may(request, operation.permission):
             raise PermissionDenied
@@ -122,7 +122,7 @@ class OperableAdmin(ReadOnlyAdmin):
 
     def _attempt(self, request: HttpRequest, operation: Operation, job: Job) -> Outcome:
         def log(outcome: Outcome) -> None:
-            # English, as all that is stored.
+            # All that is stored is English.
             with translation.override(None):
                 said = f"{operation.label}: {outcome.says}" + (f" ({operation.why})" if operation.why else "")
             user: Any = request.user.pk
@@ -132,9 +132,9 @@ class OperableAdmin(ReadOnlyAdmin):
         return operation.attempt(job.pk, also=log)
 
     def matching(self, request: HttpRequest, operation: Operation) -> dict[State, QuerySet[Job]]:
-        """All jobs that the list's filters and search match, by state, because each state has an index of its own.
+        """All jobs that the list's filters and search match, by state: each state has an index of its own.
 
-        They are of the states that are meant, as on the command line; of others only if the list is filtered by one.
+        As on the command line only the operation's usual states are meant, unless the list is filtered by a state.
         """
         try:
             rows = self.get_changelist_instance(request).queryset
@@ -147,7 +147,7 @@ class OperableAdmin(ReadOnlyAdmin):
 
 
 def _next(request: HttpRequest) -> str:
-    """The URL of the next step: with the list's filters, and without its page, which may be gone by then."""
+    """The URL of the next step, with the list's filters. Without its page, which may be gone by then."""
     query = request.GET.copy()
     query.pop(PAGE_VAR, None)
     return f"{url_of('job_operate')}?{query.urlencode()}"
@@ -155,11 +155,11 @@ def _next(request: HttpRequest) -> str:
 
 @dataclass
 class _Progress:
-    """How far it is, carried from request to request by the page itself, and signed."""
+    """How far the operation on many jobs is. The page carries it from request to request, signed."""
 
-    #: None: all that match.
+    #: The chosen jobs; None: all that match.
     keys: list[str] | None
-    #: Where it is: in which group of them, and the last job of it.
+    #: The present group of jobs, and the last job of it that was met.
     group: int = 0
     last: str = FIRST
     done: int = 0
@@ -178,7 +178,7 @@ class _Progress:
             raise PermissionDenied from None
 
     def left(self, groups: list[QuerySet[Job]]) -> Iterator[Job]:
-        """The jobs that are left, by state and id. A job that changes its state meanwhile is met in the next group."""
+        """The jobs that are left, by state and id. A job whose state changes meanwhile is met in the next group."""
         while self.group < len(groups):
             rows = list(groups[self.group].filter(pk__gt=self.last).order_by("pk")[:STEP])
             yield from rows
@@ -195,7 +195,7 @@ class _Progress:
             self.named.append(f"{job.pk} {outcome.says}")
 
     def end(self, operation: Operation) -> str:
-        """What to say at the end. Some of those that were chosen may be deleted by now."""
+        """What to say at the end. Some of the chosen jobs may be deleted by now."""
         gone = len(self.keys) - self.done - self.refused if self.keys is not None else 0
         if gone > 0:
             self.refused += gone

@@ -16,7 +16,7 @@ from jobs.inspection import census, schedules
 from jobs.models import Schedule
 from jobs.operations import schedules as operations
 
-#: The colour of each status: that of a job's state.
+#: The colour of each status, as a state of a job. All others look failed.
 LOOKS = {"paused": "cancelled", "undefined": "cancelled", "over": "cancelled", "fine": "succeeded"}
 
 
@@ -64,7 +64,7 @@ class ScheduleAdmin(ReadOnlyAdmin):
         schedules.look_at(rows, census.has_workers())
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Of an entry that no worker has: any other would come back at once."""
+        """Only an entry that no worker has may be deleted: any other would come back at once."""
         return obj is not None and obj.status == "undefined" and may(request, "delete_schedule")
 
     def has_operate_permission(self, request: HttpRequest) -> bool:

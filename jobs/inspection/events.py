@@ -40,6 +40,19 @@ _BACKLOG = " UNION ALL ".join(
 _SECONDS = {"sqlite": "(julianday(since) - 2440587.5) * 86400.0", "postgresql": "EXTRACT(EPOCH FROM since)"}
 
 
+def stage(event: Event) -> str:
+    """How far an event is: a name of :data:`OPEN`, or ``received``, ``sent`` or ``relayed``."""
+    if event.problem is not None:
+        return "problem"
+    if event.relayed_at is None:
+        return "unrelayed" if event.received_at is None else "parked"
+    if event.received_at is not None:
+        return "received"
+    if event.sent_at is not None:
+        return "sent"
+    return "relayed" if event.number is None else "unsent"
+
+
 class Backlog(NamedTuple):
     """Of the events of a kind: how many (:data:`MOST` are counted), and for how many seconds the oldest is there."""
 

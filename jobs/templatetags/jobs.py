@@ -19,7 +19,7 @@ register.filter(duration)
 
 @register.inclusion_tag("jobs/progress.html", takes_context=True)
 def job_progress(context: Any, job: Job | Batch | uuid.UUID | str | None) -> dict[str, Any]:
-    """How far a job is, or a batch; nothing if there is no such job (any more).
+    """Show how far a job or a batch is; nothing if it is not there (any more).
 
     It goes on by itself where ``jobs.urls`` is included in the project's URLs, and is as it was otherwise.
 
@@ -49,7 +49,7 @@ def at(mapping: dict[str, Any], key: Any) -> Any:
 
 @register.simple_tag(takes_context=True)
 def live_url(context: Any) -> str:
-    """Where the page hears that something changed; empty where the server cannot stream, or who reads may not know."""
+    """The URL of the stream of changes; empty where the server cannot stream, or the user may not see jobs."""
     request, label = context.get("request"), Job._meta.app_label
     if not isinstance(request, ASGIRequest) or not request.user.has_perm(f"{label}.view_job"):
         return ""

@@ -240,7 +240,10 @@ def tell(out: JobsCommand, args: Namespace) -> None:
     told = {str(node.pk): workers.tell(node.pk, args.verb, me(), args.why) for node in nodes}
     out.say_json({"verb": args.verb, "told": told})
     for node in nodes:
-        out.say(f"{node}: {args.verb}")
+        if told[str(node.pk)]:
+            out.say(f"{node}: {args.verb}")
+    if dead := [str(node) for node in nodes if not told[str(node.pk)]]:
+        raise CommandError(f"Not told, because dead by now: {', '.join(dead)}")
 
 
 @subcommand(

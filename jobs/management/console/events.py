@@ -13,6 +13,7 @@ from django.db.models import QuerySet
 from jobs.arguments import parse_uuid
 from jobs.conf import conf, loaded_app
 from jobs.events import amqp, declare, replay
+from jobs.inspection.events import stage
 from jobs.management.console.base import DRY_RUN, JobsCommand, local, option, project_app, reported, subcommand
 from jobs.models import Event, Job
 from jobs.operations.redaction import data_of
@@ -20,6 +21,16 @@ from jobs.operations.selection import moment
 
 #: How many a list shows.
 SHOWN = 50
+
+#: What is said of an event, by how far it is.
+STATES = {
+    "unrelayed": "waiting",
+    "parked": "waits for one before it",
+    "unsent": "to be published",
+    "sent": "published",
+    "received": "handed on",
+    "relayed": "handed on",
+}
 
 
 @subcommand(
@@ -77,13 +88,7 @@ def _list(out: JobsCommand, args: Namespace) -> None:
 
 def state_of(event: Event) -> str:
     """In a word, or why nobody handles it."""
-    if event.problem is not None:
-        return event.problem
-    if event.relayed_at is None:
-        return "waiting" if event.received_at is None else "waits for one before it"
-    if event.number is not None and event.sent_at is None and event.received_at is None:
-        return "to be published"
-    return "handed on" if event.sent_at is None else "published"
+    return str(event.problem) if event.problem is not None else STATES[stage(event)]
 
 
 def _plain(event: Event) -> dict[str, Any]:
