@@ -1,7 +1,5 @@
 """How far events are, how late their handlers, and where one of them has led."""
 
-from __future__ import annotations
-
 import uuid
 from collections import defaultdict
 from collections.abc import Iterable

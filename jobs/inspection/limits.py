@@ -1,7 +1,5 @@
 """Which limits hold, how far they are used, and which of them keeps a job."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Tells open pages that something changed: one thread of a web process looks, for all who watch there (ASGI)."""
 
-from __future__ import annotations
-
 import asyncio
 import select
 import threading

@@ -1,7 +1,5 @@
 """The entries of the schedule: when each is due, how its last job ended, and what is wrong with it."""
 
-from __future__ import annotations
-
 import datetime
 from typing import Any
 

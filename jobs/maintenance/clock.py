@@ -34,12 +34,9 @@ SELECT (SELECT 1 FROM jobs_job WHERE state = 'scheduled' AND run_at <= {now} ORD
        (SELECT 1 FROM jobs_gate WHERE look_at <= {epoch} ORDER BY look_at LIMIT 1) IS NOT NULL
        OR (SELECT 1 FROM jobs_gate WHERE look_at > {epoch} + 61 ORDER BY look_at DESC LIMIT 1) IS NOT NULL,
        EXISTS (SELECT 1 FROM jobs_job WHERE {behind}),
-       EXISTS (SELECT 1 FROM jobs_event WHERE {untold}),
+       EXISTS (SELECT 1 FROM jobs_event WHERE relayed_at IS NULL AND received_at IS NULL),
        {ready}
 """
-
-#: Events that nobody has handed on.
-_UNTOLD = "relayed_at IS NULL AND received_at IS NULL"
 
 #: Whether a job waits in a queue; by the index that the claim uses.
 _READY = """(
@@ -59,14 +56,12 @@ def tick() -> dict[str, int]:
 
 
 def _tick(using: str, done: dict[str, int], held: list[bool]) -> None:
-    is_due, is_late, is_asked, is_open, is_limited, holds, may_open, *rest = _look(using, _LOOK, board.queues)
-    is_behind, is_told, is_ready = rest
+    found = _look(using, _LOOK, board.queues)
+    is_due, is_late, is_asked, is_open, is_limited, holds, may_open, is_behind, is_told, is_ready = found
     if using == databases.home() and (is_limited or board.limits):
         limited.publish()
     held.append(holds)
-    # Also if jobs are held back, of which one can be let in, perhaps.
-    is_ready |= may_open
-    if is_ready:
+    if is_ready or may_open:
         bell.ring()
     if is_late:
         done["expired"] += _until_done(partial(transitions.expire, using, conf().BATCH))
@@ -108,13 +103,10 @@ def has_ready(using: str, queues: list[str]) -> bool:
 
 
 def _look(using: str, sql: str, queues: list[str]) -> tuple[Any, ...]:
+    vendor = connections[using].vendor
     # SQLite's own CURRENT_TIMESTAMP is that of a whole second.
-    now = "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')" if connections[using].vendor == "sqlite" else "CURRENT_TIMESTAMP"
+    now = "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')" if vendor == "sqlite" else "CURRENT_TIMESTAMP"
     ready = " OR ".join([_READY] * len(queues)) or "1 = 0"
-    names = [name for queue in queues for name in (queue, queue)]
-    epoch = databases.EPOCH_NOW[connections[using].vendor]
-    return tuple(
-        databases.ask(using, sql.format(now=now, epoch=epoch, ready=ready, behind=order.WAITS, untold=_UNTOLD), *names)[
-            0
-        ]
-    )
+    sql = sql.format(now=now, epoch=databases.EPOCH_NOW[vendor], ready=ready, behind=order.WAITS)
+    [found] = databases.ask(using, sql, *(name for queue in queues for name in (queue, queue)))
+    return tuple(found)

@@ -4,8 +4,6 @@ A row for each entry holds the last tick that was decided. Whoever decides the n
 in the transaction that inserts the job; by the database's clock, whatever those of the machines say.
 """
 
-from __future__ import annotations
-
 import datetime
 import math
 import time
@@ -42,6 +40,10 @@ NOTED, GONE, LEFT = 20.0, 90.0, 86400.0
 #: Seconds after which a process that stands still while it decides a tick loses it to the others.
 STANDS_STILL = 10.0
 
+#: A companion that is started again computes the beginning of its worker anew; the two may differ by so much.
+SAME = datetime.timedelta(seconds=1)
+
+BEFORE = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 #: When this code was loaded: of a worker, before it forked.
 STARTED = time.monotonic()
@@ -57,13 +59,12 @@ class Schedules:
     def __init__(self, app: Celery | None = None, since: float = STARTED) -> None:
         self._app, self._since = app, since
         self._entries: dict[str, Entry] | None = None
-        #: Of django-celery-beat's tables: when they last changed.
+        #: When django-celery-beat's tables last changed.
         self._changed: datetime.datetime | None = None
-        #: For each database when this last noted what is defined; by its clock.
+        #: For each database, by its clock: when this last noted what is defined, and when this worker began.
         self._noted: dict[str, datetime.datetime] = {}
-        #: For each database when this worker began, by its clock.
         self._began: dict[str, datetime.datetime] = {}
-        #: What their schedules raised last, by the entries' names.
+        #: What the schedules raised last, by the entries' names.
         self._wrong: dict[str, str] = {}
         #: Seconds until the next look.
         self.pause = LOOK
@@ -76,13 +77,9 @@ class Schedules:
         return done
 
     def _read(self) -> dict[str, Entry]:
-        if self._entries is not None and not entries.has_tables():
-            return self._entries
-        changed = None
-        if entries.has_tables():
-            changed = periodic.last_change()
-        app = self._app or celery_app()
+        changed = periodic.last_change() if entries.has_tables() else None
         if self._entries is None or changed != self._changed:
+            app = self._app or celery_app()
             self._entries, wrong = entries.gather(app) if app is not None else ({}, [])
             self._changed = changed
             for text in wrong:
@@ -90,24 +87,23 @@ class Schedules:
         return self._entries
 
     def _run(self, using: str, found: dict[str, Entry], done: dict[str, int]) -> None:
-        mine = {name: entry for name, entry in found.items() if entry.using == using}
         rows: dict[str, Any] = {row.name: row for row in Schedule.objects.using(using).annotate(now=Now())}
         now = next((row.now for row in rows.values()), None) or clock(using)
         # Once: each time it would be another moment, by what the answer took.
         began = self._began.setdefault(using, now - datetime.timedelta(seconds=time.monotonic() - self._since))
-        for name, entry in mine.items():
-            row = rows.get(name)
-            if row is None or row.definition != entry.definition:
+        in_force = {}
+        for name, entry in found.items():
+            if entry.using == using:
                 with self._alone(entry):
-                    rows[name] = define(entry, row, began, now)
-        in_force = {
-            name for name, entry in mine.items() if getattr(rows.get(name), "definition", "") == entry.definition
-        }
+                    if name not in rows or rows[name].definition != entry.definition:
+                        rows[name] = define(entry, rows.get(name), began, now)
+                    if rows[name].definition == entry.definition:
+                        in_force[name] = entry
         if now - self._noted.get(using, BEFORE) > datetime.timedelta(seconds=NOTED):
             self._noted[using] = now
             note_defined(using, in_force)
         failure: Error | None = None
-        for name in in_force:
+        for name, entry in in_force.items():
             row = rows[name]
             if row.next_tick is None or row.paused_at is not None:
                 continue
@@ -116,13 +112,13 @@ class Schedules:
                 continue
             decided: tuple[int, int] | None = (0, 0)
             try:
-                with self._alone(mine[name]):
-                    decided = decide(mine[name])
+                with self._alone(entry):
+                    decided = decide(entry)
             except (Error, UniqueBusy) as exc:
                 # The others have their ticks nevertheless.
                 decided, failure = None, exc if isinstance(exc, Error) else failure
             if decided is None:
-                # Whoever has it may stand still.
+                # Somebody else decides it, and may stand still.
                 self.pause = min(self.pause, AGAIN)
             elif any(decided):
                 self.pause = 0.0
@@ -143,12 +139,6 @@ class Schedules:
                 self._wrong[entry.name] = repr(exc)
                 text = "no tick of the schedule %s can be computed"
                 logger.error(text, entry.name, exc_info=exc, extra=_about("schedule_wrong", entry))
-
-
-#: A companion that is started again reckons the beginning of its worker anew.
-SAME = datetime.timedelta(seconds=1)
-
-BEFORE = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 def note_defined(using: str, names: Iterable[str]) -> None:

@@ -1,7 +1,5 @@
 """Pause, resume and run an entry of the schedule, for every worker at once."""
 
-from __future__ import annotations
-
 import uuid
 
 from django.db import DataError, IntegrityError, transaction
