@@ -22,7 +22,7 @@ from jobs.models import CLAIMABLE, ENDED, HELD, LINED, LIVE, Cancellation, Job, 
 #: Nobody counts further: of a long backlog it matters that it is long.
 MOST = 10_000
 
-#: The type of the error that a worker leaves which does not know the task (``lifecycle.postpone_unknown``).
+#: The type of the error that a worker leaves if it does not know the task (``transitions.postpone_unknown``).
 UNKNOWN = "NotRegistered"
 
 
@@ -68,7 +68,7 @@ def look_at(nodes: Iterable[Any]) -> list[Any]:
 
     This decides it for every page, command and rule. The silence is in seconds, and infinite if it never beat.
     """
-    # Race with a node that registers itself: first its row, then its beat. So it is read the other way round.
+    # Race: a node that registers itself writes its row, then its beat. So the beats are read first.
     known = silence()
     found = list(nodes)
     for node in found:
@@ -84,7 +84,7 @@ _beats = databases.SideDatabase()
 def silence() -> dict[uuid.UUID, float]:
     """Seconds since the last beat of each node that ever beat."""
     vendor = connections[databases.home()].vendor
-    # Only on SQLite they are in another file; a second connection for each page would cost more than its queries.
+    # They are in another file on SQLite only; a second connection for each page would cost more than its queries.
     ask = _beats.execute if vendor == "sqlite" else partial(databases.ask, databases.home())
     found = ask(f"SELECT node, {databases.EPOCH_NOW[vendor]} - at FROM jobs_beat")
     return {uuid.UUID(str(node)): max(0.0, float(seconds)) for node, seconds in found}

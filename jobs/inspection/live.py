@@ -21,7 +21,7 @@ from jobs.models import Job, Node, Pause, State
 
 #: Seconds between two looks: without a ring, and at the least. An end does not ring: that would cost every job.
 LOOK, LEAST = 1.0, 0.2
-#: Seconds after which a stream ends, and the browser asks again, with what permission there is by then; and after which
+#: Seconds after which a stream ends (the browser asks again, with the permissions that it has by then), and after which
 #: a silent one says something, because proxies cut what is silent.
 LIFE, ALIVE = 300.0, 15.0
 #: The oldest running jobs, whose progress is looked at.
@@ -83,7 +83,13 @@ class Watch:
         """Until nobody watches any more. True: the database is away."""
         try:
             with ExitStack() as stack:
-                ears = [_ear(alias, stack) for alias in conf().DATABASES if connections[alias].vendor == "postgresql"]
+                ears = []
+                for alias in conf().DATABASES:
+                    if connections[alias].vendor == "postgresql":
+                        connection: Any = stack.enter_context(databases.apart(alias))
+                        connection.ensure_connection()
+                        connection.connection.execute(f"LISTEN {CHANNEL}")
+                        ears.append(connection.connection)
                 while not self._is_over():
                     now = look()
                     if seen and now != seen:
@@ -115,13 +121,6 @@ class Watch:
 
 
 watch = Watch()
-
-
-def _ear(alias: str, stack: ExitStack) -> Any:
-    connection: Any = stack.enter_context(databases.apart(alias))
-    connection.ensure_connection()
-    connection.connection.execute(f"LISTEN {CHANNEL}")
-    return connection.connection
 
 
 def _sleep(ears: list[Any]) -> None:

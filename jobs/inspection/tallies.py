@@ -20,7 +20,7 @@ MOST = 2000
 #: A model of each would take most of the page's time.
 Row = namedtuple("Row", "begin task queue state error count ran waited")
 
-#: Many of them are the same, and to decode them took a third of the dashboard's time. Nobody changes them.
+#: Many histograms are equal, and decoding them took a third of the dashboard's time. Nobody changes a decoded one.
 _histogram = lru_cache(10_000)(json.loads)
 
 

@@ -1,7 +1,7 @@
-"""What picks up whatever fell: the clock, rescue, prune and the count of what ended.
+"""What picks up whatever fell: the clock, rescue, prune, the schedule and the count of what ended.
 
-Each is a class whose ``run_once() -> dict[str, int]`` says what it did. Any number of them may run side by side, beside
-every worker and as ``manage.py jobs rescue|prune``.
+Each has a ``run_once() -> dict[str, int]`` (the clock: ``tick()``) that says what it did. Any number of them may run
+side by side, beside every worker and as ``manage.py jobs rescue|prune``.
 """
 
 import uuid
@@ -11,7 +11,7 @@ from jobs.models import Node
 
 
 def is_eldest(node: Callable[[], uuid.UUID] | None, using: str) -> bool:
-    """Whether the node has lived longest: what one worker does for all, it does. None: somebody wants it done here."""
+    """Whether the node is the oldest that lives: it does what one does for all. None: somebody wants it done here."""
     if node is None:
         return True
     living = Node.objects.using(using).filter(dead_at=None).order_by("started_at", "pk")

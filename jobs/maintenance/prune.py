@@ -26,8 +26,8 @@ from jobs.models import ENDED, LIVE, UNSENT, UNSUCCESSFUL, Action, Batch, Event,
 #: Seconds for which a dead node is kept, for people to read.
 NODE_RETENTION = 7 * 86400.0
 
-#: Seconds between the beginnings of two walks through all of history. In between only what grew old meanwhile is looked
-#: at: most of what is older is kept for its marker.
+#: Seconds between the beginnings of two walks through all of history. In between only what has grown old is looked at:
+#: most of what is older is kept for its marker.
 FULL_WALK = 3600.0
 
 #: Seconds in which the message of an adopted job may come again: it bears no sign of its row, and would run anew.
@@ -39,12 +39,14 @@ Place = tuple[str, uuid.UUID]
 
 
 class Prune:
-    """The sibling of rescue that deletes. Of several workers the oldest does it."""
+    """Deletes what ended long ago. Of several workers only the oldest does it.
+
+    Parameters:
+        node: this process's own node; without one it is no worker, and somebody wants it done.
+    """
 
     def __init__(self, side: databases.SideDatabase, node: Callable[[], uuid.UUID] | None = None) -> None:
-        self.side = side
-        #: This process's node; None: no worker, so somebody wants it done.
-        self._node = node
+        self.side, self._node = side, node
         #: For each database: how far the walk has come, and when it began.
         self._walks: dict[str, tuple[Place | None, float]] = {}
 
@@ -70,11 +72,11 @@ class Prune:
             done["markers"] += count
         while time.monotonic() < began + budget and (deleted := self._step(using)) is not None:
             done["jobs"] += deleted
-        running = Job.objects.using(using).filter(state=State.RUNNING, node=OuterRef("pk"))
         chords.prune(using, conf().BATCH)
         batches.prune(using)
         _prune_events(using)
         limited.prune_gates(using)
+        running = Job.objects.using(using).filter(state=State.RUNNING, node=OuterRef("pk"))
         old = Node.objects.using(using).filter(~Exists(running), dead_at__lt=now_plus(-NODE_RETENTION))
         done["nodes"] += old._raw_delete(using)
 
@@ -87,19 +89,15 @@ class Prune:
             # At the end it waits for what grows old, until it is time for a new walk.
             self._walks[using] = (None, now) if now - began > FULL_WALK else (place, began)
             return None
-        key, at, _ = found[-1]
-        keys = [key for key, _, is_over in found if is_over]
-        deleted = delete_old(keys, using) if keys else 0
-        self._walks[using] = (at, key), began
+        deleted = delete_old([key for key, _, is_over in found if is_over], using)
+        last, at, _ = found[-1]
+        self._walks[using] = (at, last), began
         return deleted
 
     def count(self) -> dict[str, int]:
         """What ``run_once`` would delete; a job that only an expired marker keeps is not counted yet."""
-        aliases = conf().DATABASES
-        return {
-            "jobs": sum(Job.objects.using(alias).filter(_over(alias)).count() for alias in aliases),
-            "markers": sum(markers.expired(alias).count() for alias in aliases),
-        }
+        jobs = (Job.objects.using(alias).filter(_over(alias)).count() for alias in conf().DATABASES)
+        return {"jobs": sum(jobs), "markers": sum(markers.expired(alias).count() for alias in conf().DATABASES)}
 
 
 def _prune_events(using: str) -> None:
@@ -152,10 +150,11 @@ def _over(using: str) -> Any:
 
 def delete_old(keys: Sequence[uuid.UUID], using: str) -> int:
     """Race with a replay: the rows are locked, and one that is locked already is left for another time."""
+    if not keys:
+        return 0
     with transaction.atomic(using=using):
         rows = databases.free(Job.objects.using(using).filter(_old(), pk__in=keys))
-        locked = list(rows.values_list("pk", flat=True))
-        return delete(locked, using) if locked else 0
+        return delete(list(rows.values_list("pk", flat=True)), using)
 
 
 def delete(keys: Sequence[uuid.UUID], using: str) -> int:

@@ -50,7 +50,7 @@ STARTED = time.monotonic()
 
 
 class Schedules:
-    """The sibling of rescue, prune and count that makes jobs of ticks. Any number of them decide each tick once.
+    """Makes jobs of ticks. Any number of processes do it side by side, and each tick is decided once.
 
     Parameters:
         since: when the code that this knows was loaded, on the machine's monotonic clock.
@@ -89,7 +89,7 @@ class Schedules:
     def _run(self, using: str, found: dict[str, Entry], done: dict[str, int]) -> None:
         rows: dict[str, Any] = {row.name: row for row in Schedule.objects.using(using).annotate(now=Now())}
         now = next((row.now for row in rows.values()), None) or clock(using)
-        # Once: each time it would be another moment, by what the answer took.
+        # Computed once: later it would be another moment, by the time that the answer took.
         began = self._began.setdefault(using, now - datetime.timedelta(seconds=time.monotonic() - self._since))
         in_force = {}
         for name, entry in found.items():
@@ -162,7 +162,7 @@ def define(entry: Entry, row: Any, began: datetime.datetime, now: datetime.datet
         return rows.get_or_create(pk=entry.name, defaults={**says, **begins})[0]
     is_stale = row.seen_at < now - datetime.timedelta(seconds=GONE)
     if row.definition and row.defined_at > began + SAME and not is_stale and not entry.is_newer_than(row.definition):
-        # Of a newer worker. This one makes no jobs of the entry as it was before.
+        # A newer worker defined it. This one makes no jobs of the entry as it was before.
         return row
     if row.next_tick is None or row.definition.partition(" ")[0] != entry.definition.partition(" ")[0]:
         # It begins now: what the new times would have brought until now was not missed.

@@ -34,10 +34,13 @@ LONGEST_COUNT = 1.0
 
 
 class Count:
-    """The sibling of rescue and prune that counts. Of several workers the oldest does it."""
+    """Counts what ended. Of several workers only the oldest does it.
+
+    Parameters:
+        node: this process's own node; without one it is no worker, and somebody wants it done.
+    """
 
     def __init__(self, node: Callable[[], uuid.UUID] | None = None) -> None:
-        #: This process's node; None: no worker, so somebody wants it done.
         self._node = node
         #: For each database: until when it is counted.
         self._done: dict[str, datetime.datetime] = {}
@@ -51,7 +54,9 @@ class Count:
         end = floor(clock(using), MINUTE)
         # Whole hours, because they are added up again from their minutes.
         oldest_minute = floor(end - MINUTES_KEPT, HOUR)
-        begin = self._done.get(using) or _counted_until(using) or oldest_minute
+        rows = Tally.objects.using(using)
+        last = rows.filter(length=60).aggregate(Max("begin"))["begin__max"]
+        begin = self._done.get(using) or (last and last + MINUTE) or oldest_minute
         if begin >= end:
             return 0
         counted, deadline = 0, time.monotonic() + LONGEST_COUNT
@@ -65,11 +70,10 @@ class Count:
                 # Race: another one counts the same at this moment, and both come to the same.
                 return counted
             self._done[using] = max(begin, until)
-            # It must have got beyond the minutes that are counted again, or it would never get on.
+            # Beyond the minutes that are counted again: else it would never get on.
             if self._node is not None and begin < until < end and time.monotonic() > deadline:
                 return counted
             since = until
-        rows = Tally.objects.using(using)
         rows.filter(length=60, begin__lt=oldest_minute)._raw_delete(using)
         rows.filter(length=QUARTER.seconds, begin__lt=end - QUARTERS_KEPT)._raw_delete(using)
         _fold(using, rows.filter(length=3600, begin__lt=end - HOURS_KEPT))
@@ -86,11 +90,6 @@ def _fold(using: str, old: QuerySet[Tally]) -> None:
             total, _ = rows.get_or_create(**key, defaults={"count": 0})
             rows.filter(pk=total.pk).update(count=F("count") + hour.count)
         rows.filter(pk__in=[hour.pk for hour in hours])._raw_delete(using)
-
-
-def _counted_until(using: str) -> datetime.datetime | None:
-    last = Tally.objects.using(using).filter(length=60).aggregate(Max("begin"))["begin__max"]
-    return last and last + MINUTE
 
 
 def clock(using: str) -> datetime.datetime:

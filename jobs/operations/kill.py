@@ -23,8 +23,7 @@ PATIENCE = 2.0
 #: How often a run is looked for that is another one by the time it is ended.
 TRIES = 3
 
-
-#: Whether it is the run's own transaction that a server's process waits for, at a savepoint of it or not.
+#: Whether a process of the server waits for the run's own transaction, or for a savepoint of it.
 _HOLDS = "SELECT 1 FROM jobs_job WHERE id = %s AND backend = ANY(pg_blocking_pids(%s))"
 
 
@@ -33,9 +32,9 @@ class Held(Exception):
 
 
 def order(key: uuid.UUID, using: str, why: str) -> None:
-    """Before the transaction, on SQLite: the body holds the lock that the row needs, and its process has to go first.
+    """Before the transaction, on SQLite: the body holds the lock that the row needs, so its process has to go first.
 
-    The worker ends the job then, and this process as well, whoever is faster.
+    Then the worker ends the job, or this process does, whoever is faster.
     """
     if connections[using].vendor == "sqlite":
         for job in Job.objects.using(using).filter(pk=key, state=State.RUNNING):
@@ -50,7 +49,7 @@ def kill(key: uuid.UUID, using: str, why: str) -> bool:
     Raises:
         Held: the row is locked, also after the transaction that held it should have ended.
     """
-    # Race: a run that begins gives its row a token of its own, once. Then it is not ours to end by the old one.
+    # Race: a run that begins gives its row a token of its own, once. Then the old one does not end it.
     for _ in range(TRIES):
         job = Job.objects.using(using).filter(pk=key).first()
         if job is None or job.state != State.RUNNING:
