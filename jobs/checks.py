@@ -106,12 +106,12 @@ W024 What these entries of the schedule call is not there: {entries}.
   -> Put right the name or the arguments. Silence this if the tasks are those of another service.
 """
 
-#: The text and the cure by the id. A line that begins with a blank goes on with the one before.
+#: The text and the cure by the id. A line that begins with a blank continues the one before.
 _TEXTS = {
     entry[:4]: re.split(r"\s+-> ", " ".join(entry[4:].split())) for entry in re.split(r"\n(?=\S)", MESSAGES.strip())
 }
 
-#: Tasks of others that need an option of ours: for which pattern of JOBS["TASKS"], which option, its value, and why.
+#: Tasks of other packages that need an option of ours: the pattern for JOBS["TASKS"], the option, its value, and why.
 NEEDS = {
     "post_office.tasks.send_queued_mail": (
         "post_office.*",
@@ -121,10 +121,10 @@ NEEDS = {
     ),
 }
 
-#: The names of Celery's only serializer that jobs can use.
+#: Both names of the one serializer that jobs can use.
 JSON = ("json", "application/json")
 
-#: Seconds that nobody means to keep a history for.
+#: Nobody means to keep a history for fewer seconds.
 SHORT = 3600.0
 
 #: Celery's settings of how messages are fetched and acknowledged. A job is no message.
@@ -190,7 +190,7 @@ def check_settings() -> Iterator[CheckMessage]:
     if found := problems():
         yield from (_say("E001", problem=problem) for problem in found)
         return
-    # Not among the problems: they are asked for when the function's module cannot be imported yet.
+    # problems() does not say it: that runs when the function's module cannot be imported yet.
     try:
         if (redact := conf().REDACT) is not None:
             import_string(redact)
@@ -209,7 +209,7 @@ def check_databases() -> Iterator[CheckMessage]:
     for alias, database in _databases():
         options = database.get("OPTIONS", {})
         mode = str(options.get("transaction_mode") or "").upper()
-        # A transaction that begins as a reader and then writes fails at once when another one wrote.
+        # A transaction that first reads and then writes fails at once if another one has written meanwhile.
         if database["ENGINE"].endswith("sqlite3") and mode not in ("IMMEDIATE", "EXCLUSIVE"):
             yield _say("E002", alias=alias)
         if not database.get("AUTOCOMMIT", True):
@@ -260,7 +260,7 @@ def check_celery(app: Celery | None = None) -> Iterator[CheckMessage]:
     if is_ours and conf.task_serializer not in JSON:
         yield _say("E016", serializer=conf.task_serializer)
     if unknown := [(url, close) for url in _broker_urls(app) if (close := _unknown_transport(url))]:
-        # Nothing more can be asked of it.
+        # The app cannot be asked anything else.
         yield from (_say("E017", url=maybe_sanitize_url(url), close=close) for url, close in unknown)
         return
     is_amqp = driver(app) == "amqp"
@@ -288,7 +288,7 @@ def neglected() -> Iterator[CheckMessage]:
     """The tasks of installed packages that were not given what they need."""
     for task, (pattern, option, value, why) in NEEDS.items():
         module, _, name = task.rpartition(".")
-        # A package may make its tasks only if a setting of its own says so.
+        # Some packages make their tasks only if one of their settings says so.
         is_there = hasattr(sys.modules.get(module), name)
         if is_there and not is_excluded(task) and task_options(task).get(option) != value:
             yield _say("W020", task=task, why=why, option=f"{option!r}: {value!r}", pattern=pattern)
@@ -311,11 +311,11 @@ def _unknown_transport(url: str) -> str:
     """The end of a sentence about a URL that kombu finds no transport for, or takes for a host's name; else empty."""
     scheme, has_scheme, _rest = url.partition("://")
     if not has_scheme:
-        # As kombu has it, a host for AMQP. With a transport's name in front it was meant otherwise.
+        # kombu takes it for an AMQP host. With a transport's name in front it is a mistake.
         name = url.partition(":")[0]
         return f": did you mean `{name}://`?" if name != url and name in TRANSPORT_ALIASES else ""
     scheme = scheme.partition("+")[0]
-    # A dotted one is a class.
+    # A scheme with a dot names a class.
     return "" if scheme in TRANSPORT_ALIASES or "." in scheme else did_you_mean(scheme, TRANSPORT_ALIASES)
 
 
@@ -372,7 +372,7 @@ def check_tasks(app: Celery | None = None) -> Iterator[CheckMessage]:
     foreign = {name for name, task in app.tasks.items() if has_foreign_base(task) and not is_excluded(name)}
     if foreign and getattr(app.Task, "is_transactional", False):
         yield _say("W021", tasks=foreign)
-    # E016 tells of the setting itself.
+    # E016 is about the setting itself.
     fine = (*JSON, app.conf.task_serializer)
     if odd := {name for name, task in tasks.items() if task.serializer not in fine}:
         yield _say("E010", tasks=odd)
@@ -382,7 +382,7 @@ def check_tasks(app: Celery | None = None) -> Iterator[CheckMessage]:
         yield _say("W024", entries="; ".join(gone))
     if (kept := conf().MARKER_RETENTION) is None:
         return
-    # A marker that is gone keeps nobody from doing the same again.
+    # Once the marker is gone, the same can be done again.
     failed = conf().RETENTION_FAILED
     keyed = {name: task for name, task in tasks.items() if "idempotency_key" in task.key_templates}
     if late := {name for name, task in keyed.items() if failed is None or max(failed, _retry_horizon(task)) > kept}:
@@ -419,7 +419,7 @@ def has_foreign_base(task: Any) -> bool:
     """Whether its class is neither ours nor Celery's own, which nobody takes by mistake."""
     if getattr(task, "is_transactional", False):
         return False
-    # The class of a task that was made of a function is Celery's work.
+    # Celery makes a class for a task that was a function: its base counts.
     bases = type(task).__mro__[1 if "__wrapped__" in vars(type(task)) else 0 :]
     return any(issubclass(each, celery.Task) and not each.__module__.startswith("celery.") for each in bases)
 

@@ -19,7 +19,7 @@ from jobs.inspection import limits, schedules
 from jobs.lifecycle.queues import paused as paused_queues
 from jobs.models import CLAIMABLE, ENDED, HELD, LINED, LIVE, Cancellation, Job, Node, State
 
-#: Nobody counts further: of a long backlog it matters that it is long.
+#: Counts end here: of a long backlog it only matters that it is long.
 MOST = 10_000
 
 #: The type of the error that a worker leaves if it does not know the task (``transitions.postpone_unknown``).
@@ -117,7 +117,7 @@ def running_by_node() -> Counter[uuid.UUID]:
     return running
 
 
-#: So many running jobs are told one by one, the oldest.
+#: How many running jobs are listed, the oldest ones.
 OLDEST = 20
 
 
@@ -133,7 +133,7 @@ def running_now() -> list[Any]:
 
 # What waits
 
-#: The first of the ready jobs of each queue and rank, found by steps through their index: never by reading all of them.
+#: The first ready job of each queue and rank. It steps through the index, and never reads all of them.
 _HEADS = """
 WITH RECURSIVE head(id) AS (
     SELECT (SELECT id FROM jobs_job WHERE state = 'ready' AND held IS NULL ORDER BY queue, rank, run_at, id LIMIT 1)
@@ -198,8 +198,7 @@ def scheduled(using: str) -> QuerySet[Any]:
     return Job.objects.using(using).filter(state=State.SCHEDULED).order_by("run_at").annotate(age=_age("run_at"))
 
 
-#: What is told of a queue: here of one without jobs and workers. ``held``: those of the ready ones that wait for their
-#: limit, and that no claim looks at.
+#: What is told of a queue, here of an empty one. ``held``: those of the ready jobs that wait for their limit.
 IDLE: dict[str, Any] = {str(state): 0 for state in LIVE} | {"capped": False, "oldest_ready_seconds": None}
 IDLE |= {"workers": 0, "paused": False, "held": 0}
 
@@ -210,9 +209,9 @@ class Live:
     def __init__(self) -> None:
         self.queues: dict[str, dict[str, Any]] = defaultdict(IDLE.copy)
         self.unknown: Counter[str] = Counter()
-        #: Of those whose time has come, and that are not ready: for how many seconds.
+        #: For how many seconds each scheduled job is due that nobody has made ready.
         self.late: list[float] = []
-        #: How many each worker runs.
+        #: How many jobs each worker runs.
         self.running: Counter[uuid.UUID] = Counter()
         for alias in conf().DATABASES:
             self._count(alias)

@@ -16,23 +16,23 @@ from jobs.models.fields import first_id, time_of
 #: The percentiles that are shown.
 PARTS = {"median": 0.5, "p95": 0.95, "p99": 0.99}
 
-#: Minutes over which the rate of a queue is taken.
+#: The rate of a queue is that of so many minutes.
 RATED = 10
 
-#: More series than that are shown as one.
+#: A chart has at most so many series: the rarest are shown as one.
 SERIES = 8
 
 #: How many kinds of failures are shown, the most frequent ones.
 FAILURES = 50
 
-#: A stretch of time that ends now: the stretch of the tallies that it is made of, and in how many bars it is shown.
+#: A time span that ends now: the length of the tallies that it is made of, and how many bars show it.
 Span = namedtuple("Span", "name bar bars")
 SPANS = {each.name: each for each in (Span("hour", MINUTE, 60), Span("day", HOUR, 24), Span("week", QUARTER, 28))}
 
-#: A bar that is so many times as high as nearly all others is cut, or nobody could read these.
+#: A bar that is so many times as high as nearly all others is cut: else nobody could read the others.
 SPIKE = 4
 
-#: ``top`` is how many the chart's height stands for; ``cut``: what is higher, by the number of its bar.
+#: ``top``: how many jobs the chart's height stands for; ``cut``: the counts of higher bars, by their numbers.
 Chart = namedtuple("Chart", "begins series highest top cut")
 
 
@@ -46,7 +46,7 @@ class Dashboard:
         last = floor(self.now, self.span.bar)
         self.begins = [last - number * self.span.bar for number in reversed(range(self.span.bars))]
         counted, rest = tallies.last_hour()
-        #: Those of the minutes of the last hour.
+        #: The tallies of the last hour, by the minute.
         self.minutes = counted + rest
         self.tallies = self.minutes
         if self.span.bar != MINUTE:
@@ -76,7 +76,7 @@ class Dashboard:
         series = {name: [counts[name][begin] for begin in self.begins] for name in names}
         bars = [sum(counts) for counts in zip(*series.values(), strict=True)]
         highest = max(bars, default=0)
-        # The highest of all but one in twenty.
+        # The highest bar, without the highest twentieth of all.
         usual = sorted(bars)[-1 - len(bars) // 20] if bars else 0
         top = round(usual * 1.25) if 0 < usual * SPIKE < highest else highest
         return Chart(self.begins, series, highest, top, {place: n for place, n in enumerate(bars) if n > top})

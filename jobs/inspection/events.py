@@ -34,7 +34,7 @@ _BACKLOG = " UNION ALL ".join(
         ("problem", "at", "problem IS NOT NULL"),
     )
 )
-#: Of a moment, as ``databases.EPOCH_NOW``.
+#: SQL for ``since`` in seconds since 1970.
 _SECONDS = {"sqlite": "(julianday(since) - 2440587.5) * 86400.0", "postgresql": "EXTRACT(EPOCH FROM since)"}
 
 
@@ -114,7 +114,7 @@ def lags(using: str, handlers: Iterable[tuple[str, str]]) -> dict[str, Lag]:
     parts = [*[_READY] * len(queues), *_LIVE]
     union = " UNION ALL ".join(_PART.format(sql, MOST, number) for number, sql in enumerate(parts))
     marks = ", ".join(["%s"] * len(tasks))
-    # Ids are in the order of time; PostgreSQL has no least one of UUIDs.
+    # Ids are in the order of time. PostgreSQL has no min() of UUIDs.
     sql = f"""SELECT task, state = 'failed', count(*), min(CAST(id AS text)) FROM ({union}) AS found
         WHERE task IN ({marks}) AND state <> 'cancelled' GROUP BY 1, 2"""
     found: dict[str, Lag] = defaultdict(Lag)
@@ -149,7 +149,7 @@ class Way(NamedTuple):
 
     jobs: dict[Any, list[Job]]
     events: dict[Any, list[Event]]
-    #: There is more than was read.
+    #: Whether there is more than was read.
     is_cut: bool
 
 

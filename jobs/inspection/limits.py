@@ -13,7 +13,7 @@ from jobs.lifecycle.limited import clock, next_at
 from jobs.lifecycle.limits import Limits, name_of
 from jobs.models import CLAIMABLE, LINED, SEATED, Gate, Job, State
 
-#: Of the jobs that have a limit's places so many are named.
+#: So many of the jobs that have a limit's places are named.
 SHOWN = 5
 
 
@@ -55,7 +55,7 @@ def usage() -> list[dict[str, Any]]:
     given = limits.read()
     known = limits.in_force(loaded_app(), given)
     of = {**{name_of(queue): each for queue, each in known.queues.items()}, **known.tasks}
-    # What was taken away by hand, with a rate of 0.
+    # Those that somebody took away by hand, with a rate of 0.
     of |= {name: Limit() for name in given if name not in of}
     found: dict[str, dict[str, Any]] = {}
     for name, limit in of.items():
@@ -71,7 +71,7 @@ def _note_use(using: str, of: Mapping[str, Limit], found: dict[str, dict[str, An
     """In as many statements for many limits as for one; one more for each that is reached."""
     jobs, used = Job.objects.using(using), defaultdict[str, Counter[str]](Counter)
     placed = jobs.filter(Q(limit_key__isnull=False) | SEATED, state=State.RUNNING)
-    # A count of a column leaves out where it is null.
+    # Count() of a column leaves out the rows where it is null.
     counts = placed.values_list("task", "queue", "limit_key").annotate(Count("limit_key"), Count("queue_place"))
     for task, queue, key, of_task, of_queue in counts:
         used[task][str(key)] += of_task

@@ -19,7 +19,7 @@ from jobs.database import databases
 from jobs.lifecycle.ring import CHANNEL
 from jobs.models import Job, Node, Pause, State
 
-#: Seconds between two looks: without a ring, and at the least. An end does not ring: that would cost every job.
+#: Seconds between two looks: without a ring, and at the least. The end of a job does not ring: every job would pay.
 LOOK, LEAST = 1.0, 0.2
 #: Seconds after which a stream ends (the browser asks again, with the permissions that it has by then), and after which
 #: a silent one says something, because proxies cut what is silent.
@@ -75,34 +75,27 @@ class Watch:
                 del self._watchers[event]
 
     def _run(self) -> None:
+        """Look until nobody watches any more, again and again if the database is away."""
         seen: list[Any] = []
-        while self._look_on(seen):
-            time.sleep(LOOK)
-
-    def _look_on(self, seen: list[Any]) -> bool:
-        """Until nobody watches any more. True: the database is away."""
-        try:
-            with ExitStack() as stack:
-                ears = []
-                for alias in conf().DATABASES:
-                    if connections[alias].vendor == "postgresql":
-                        connection: Any = stack.enter_context(databases.apart(alias))
-                        connection.ensure_connection()
-                        connection.connection.execute(f"LISTEN {CHANNEL}")
-                        ears.append(connection.connection)
-                while not self._is_over():
-                    now = look()
-                    if seen and now != seen:
-                        self._tell()
-                    seen[:] = now
-                    _sleep(ears)
-            return False
-        except Exception as exc:
-            # Pages ask by themselves every ten seconds.
-            logger.debug("cannot look for changes: %s", exc, extra={"action": "live_failed"})
-            return not self._is_over()
-        finally:
-            connections.close_all()
+        while not self._is_over():
+            try:
+                with ExitStack() as stack:
+                    ears = [
+                        _ear(alias, stack) for alias in conf().DATABASES if connections[alias].vendor == "postgresql"
+                    ]
+                    while not self._is_over():
+                        now = look()
+                        if seen and now != seen:
+                            self._tell()
+                        seen = now
+                        _sleep(ears)
+                return
+            except Exception as exc:
+                # Pages ask by themselves every ten seconds.
+                logger.debug("cannot look for changes: %s", exc, extra={"action": "live_failed"})
+                time.sleep(LOOK)
+            finally:
+                connections.close_all()
 
     def _is_over(self) -> bool:
         with self._lock:
@@ -121,6 +114,13 @@ class Watch:
 
 
 watch = Watch()
+
+
+def _ear(alias: str, stack: ExitStack) -> Any:
+    connection: Any = stack.enter_context(databases.apart(alias))
+    connection.ensure_connection()
+    connection.connection.execute(f"LISTEN {CHANNEL}")
+    return connection.connection
 
 
 def _sleep(ears: list[Any]) -> None:

@@ -34,7 +34,7 @@ class _Collector:
         waits, lags = events.summed(), events.all_lags()
         ended: dict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)
         for alias in conf().DATABASES:
-            # Everything that was ever counted: what is older than the hours that are kept, and those.
+            # All that was ever counted: the hours that are kept, and the sum of those before them (length 0).
             rows = Tally.objects.using(alias).filter(length__in=(0, 3600))
             sums = rows.values_list("task", "queue", "state", "error").annotate(Sum("count"))
             for task, queue, state, error, count in sums:

@@ -29,7 +29,7 @@ KINDS: dict[str, str] = {
     **dict.fromkeys(("busy", "limited", "rated", "batch", "schedule_paused"), INFO),
 }
 
-#: What the sentence says of so many of a kind.
+#: How the sentence counts each kind.
 MANY: dict[str, Any] = {
     "copied": ngettext_lazy("%(number)s database is a copy", "%(number)s databases are copies", "number"),
     "no_worker": gettext_lazy("no worker is alive"),
@@ -63,19 +63,19 @@ MANY: dict[str, Any] = {
     "schedule_paused": ngettext_lazy("%(number)s schedule is paused", "%(number)s schedules are paused", "number"),
 }
 
-#: What somebody wanted, what is only much, and what the project's own code does: the installation is sound.
+#: Kinds that are no fault of the installation: somebody wanted it, there is much to do, or the project's code fails.
 NO_FAULT = (
     "paused", "busy", "growing", "beat", "failing", "failed", "dead", "stuck", "limited", "rated", "batch",
     "schedule_paused",
 )  # fmt: skip
 
-#: Seconds after which a running body is looked at; a batch whose last job does not end; and one that is not closed.
+#: Seconds after which a running body is worth a remark; a batch whose last job does not end; and one that is not closed.
 LONG, LONG_BATCH, UNCLOSED = 1800.0, 600.0, 90.0
 
 #: So many failures one after the other, and no success: the task fails every time.
 EVERY_TIME = 5
 
-#: Kinds of one sort are named up to that number.
+#: At most so many of one kind are named.
 NAMED = 20
 
 

@@ -22,7 +22,7 @@ STATUSES = {
     "fine": _("in time"),
 }
 
-#: So long after its last call it is said that ``celery beat`` runs beside.
+#: ``celery beat`` is said to run beside the workers until so long after its last call.
 BESIDE = datetime.timedelta(hours=1)
 
 

@@ -14,10 +14,10 @@ from jobs.conf import conf
 from jobs.maintenance.tally import HOUR, MINUTE, ended, floor
 from jobs.models import Tally
 
-#: How many are counted for a page, the newest: 30 ms.
+#: At most so many ended jobs are counted for a page, the newest: it takes 30 ms.
 MOST = 2000
 
-#: A model of each would take most of the page's time.
+#: A named tuple, because making models of them would take most of the page's time.
 Row = namedtuple("Row", "begin task queue state error count ran waited")
 
 #: Many histograms are equal, and decoding them took a third of the dashboard's time. Nobody changes a decoded one.

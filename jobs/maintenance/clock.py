@@ -14,14 +14,14 @@ from jobs.lifecycle import limited, order, transitions
 from jobs.lifecycle.board import board
 from jobs.lifecycle.ring import bell, ring, told
 
-#: Seconds after which each part of a tick gives way to the next.
+#: Seconds that each part of a tick takes at the most; the rest is done at the next tick.
 LONGEST_TICK = 2.0
 
-#: How many batches come due in one statement: many may be due at the same second, and the last must not wait long.
+#: How many batches come due in one statement. Many jobs may be due at the same second, and the last must not wait long.
 DUE_BATCHES = 10
 
-#: What there is to do, in one statement: most of the time nothing. With EXISTS, which forgets every order, PostgreSQL
-#: would read the table itself where it believes that many rows are there; the first in an order is read by its index.
+#: What there is to do, in one statement: mostly nothing. "ORDER BY ... LIMIT 1" makes PostgreSQL read by the index: for
+#: EXISTS, which drops the order, it reads the table where it expects many rows.
 _LOOK = """
 SELECT (SELECT 1 FROM jobs_job WHERE state = 'scheduled' AND run_at <= {now} ORDER BY run_at LIMIT 1) IS NOT NULL,
        (SELECT 1 FROM jobs_job
@@ -38,7 +38,7 @@ SELECT (SELECT 1 FROM jobs_job WHERE state = 'scheduled' AND run_at <= {now} ORD
        {ready}
 """
 
-#: Whether a job waits in a queue; by the index that the claim uses.
+#: Whether a job waits in a queue, read by the index that the claim uses.
 _READY = """(
     SELECT 1 FROM jobs_job WHERE state = 'ready' AND held IS NULL AND queue = %s
     AND NOT EXISTS (SELECT 1 FROM jobs_pause WHERE queue = %s)
@@ -80,10 +80,10 @@ def _tick(using: str, done: dict[str, int], held: list[bool]) -> None:
 def _make_due(using: str) -> int:
     queues = transitions.make_due(using, DUE_BATCHES * conf().BATCH)
     if len(queues) == DUE_BATCHES * conf().BATCH:
-        # There are more of the same second. What comes due meanwhile does not wait behind them.
+        # There are more. What comes due at this moment must not wait behind them.
         queues += transitions.make_due(using, conf().BATCH, "-run_at")
     if queues:
-        # Each batch at once: the first of many must not wait for the last.
+        # After each batch: the first of many must not wait for the last.
         ring(using, set(queues))
         bell.ring()
     return len(queues)
@@ -104,7 +104,7 @@ def has_ready(using: str, queues: list[str]) -> bool:
 
 def _look(using: str, sql: str, queues: list[str]) -> tuple[Any, ...]:
     vendor = connections[using].vendor
-    # SQLite's own CURRENT_TIMESTAMP is that of a whole second.
+    # CURRENT_TIMESTAMP of SQLite is that of a whole second.
     now = "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')" if vendor == "sqlite" else "CURRENT_TIMESTAMP"
     ready = " OR ".join([_READY] * len(queues)) or "1 = 0"
     sql = sql.format(now=now, epoch=databases.EPOCH_NOW[vendor], ready=ready, behind=order.WAITS)

@@ -30,11 +30,11 @@ NODE_RETENTION = 7 * 86400.0
 #: most of what is older is kept for its marker.
 FULL_WALK = 3600.0
 
-#: Seconds in which the message of an adopted job may come again: it bears no sign of its row, and would run anew.
+#: Seconds in which the message of another program may come again. Without its row it would run once more.
 ADOPTED_STAYS = 86400.0
 
 #: Where a walk through history is: ``finished_at`` as the database writes it, and the id. SQLite compares moments as
-#: texts, and a moment that Django wrote again would be another text.
+#: texts, and Django would write the same moment as another text.
 Place = tuple[str, uuid.UUID]
 
 
@@ -67,7 +67,7 @@ class Prune:
         if not is_eldest(self._node, using):
             return
         began = time.monotonic()
-        # Before the jobs, which are kept as long as their markers; they have the other half of the time.
+        # Markers have half of the time, and come first: jobs are kept as long as their markers.
         while time.monotonic() < began + budget / 2 and (count := markers.delete_expired(using, conf().BATCH)):
             done["markers"] += count
         while time.monotonic() < began + budget and (deleted := self._step(using)) is not None:
@@ -86,7 +86,7 @@ class Prune:
         place, began = self._walks.get(using, (None, now))
         found = list(walk(using, place, conf().BATCH).values_list("pk", "place", "is_over"))
         if not found:
-            # At the end it waits for what grows old, until it is time for a new walk.
+            # At the end of history: go on with what grows old, until it is time for a new walk.
             self._walks[using] = (None, now) if now - began > FULL_WALK else (place, began)
             return None
         deleted = delete_old([key for key, _, is_over in found if is_over], using)
@@ -113,7 +113,7 @@ def _prune_events(using: str) -> None:
     keep = Subscription.objects.using(using).filter(keep_failed__isnull=False)
     for task, number in keep.values_list("handler", "keep_failed"):
         failed = Job.objects.using(using).filter(task=task, state=State.FAILED).order_by("-pk")
-        # A batch that is open counts them when it ends.
+        # An open batch will count them when it ends.
         failed = failed.exclude(batch__in=Batch.objects.using(using).filter(ended_at=None).values("pk"))
         delete(list(failed.values_list("pk", flat=True)[number or 0 :][: conf().BATCH]), using)
 
@@ -144,7 +144,7 @@ def _old() -> Q:
 def _over(using: str) -> Any:
     """The retention is over, no marker points at the result, and no open batch counts it."""
     is_open = Batch.objects.using(using).filter(pk=OuterRef("batch"), ended_at=None)
-    # Found by the marker's job: the row of an adopted job has no ``marker_key``.
+    # By the marker's job: the row of an adopted job has no ``marker_key``.
     return _old() & ~Exists(Marker.objects.using(using).filter(job=OuterRef("pk"))) & ~Exists(is_open)
 
 
@@ -160,10 +160,10 @@ def delete_old(keys: Sequence[uuid.UUID], using: str) -> int:
 def delete(keys: Sequence[uuid.UUID], using: str) -> int:
     """Delete the jobs that ended. Race with a replay: the condition. Ask :func:`needed_for` before."""
     with transaction.atomic(using=using):
-        # A job stays until its errbacks and its chord were told of its end.
+        # A job stays until its errbacks and its chord have been told of its end.
         telling = Job.objects.using(using).filter(parent_id=OuterRef("pk"), task="jobs.ended", state__in=LIVE)
         over = Job.objects.using(using).filter(~Exists(telling), pk__in=keys, state__in=ENDED)
-        # Nobody can retry what is gone: without it the batch would seem to have succeeded.
+        # Nobody can retry what is gone. Its batch must not seem to have succeeded.
         lost = over.filter(state__in=UNSUCCESSFUL, batch__isnull=False).values("batch")
         Batch.objects.using(using).filter(pk__in=lost, on_success__isnull=False).update(on_success=None)
         deleted: int = over._raw_delete(using)

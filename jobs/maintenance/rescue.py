@@ -41,14 +41,14 @@ class Rescue:
 
     def __init__(self, side: SideDatabase, node: Callable[[], uuid.UUID] = lambda: VISITOR) -> None:
         self.side, self._node = side, node
-        #: Of each node: its count of beats, and since when that stands.
+        #: The count of beats of each node, and since when it has stood still.
         self._seen: dict[uuid.UUID, tuple[int, float]] = {}
         self._own, self._last_write = -1, 0.0
 
     def run_once(self) -> dict[str, int]:
         done = {"nodes": 0, "jobs": 0}
         for node_id in self._silent():
-            # Race: the last burial may have waited for as long as nobody could write, and now all beat again.
+            # Race: the burial before may have waited while nobody could write, and now all beat again.
             if beats.read(self.side).get(node_id, -1) == self._seen[node_id][0]:
                 done["nodes"] += bury(node_id)
         done["jobs"] = databases.everywhere(give_back_all)
@@ -68,7 +68,7 @@ class Rescue:
         own = counts.get(self._node(), -1)
         written = max(0, own - self._own) * conf().HEARTBEAT
         if now - self._last_write - written > conf().DEAD_AFTER / 2:
-            # We were away ourselves, or nobody could write: nothing is known of the others.
+            # This process was away, or nobody could write: nothing is known of the others.
             self._seen.clear()
         if own != self._own:
             self._own, self._last_write = own, now
@@ -87,7 +87,7 @@ class Rescue:
 def bury(node_id: uuid.UUID, *, by_itself: bool = False) -> int:
     """Declare a node dead in every job database; 1 if this call declared it. Its jobs are given back after that."""
     declared = transitions.bury(node_id, databases.home(), by_itself)
-    # A database that is away is told later, and the jobs of the others need not wait for it.
+    # A database that is away is told later: the jobs in the others need not wait for it.
     databases.everywhere(partial(transitions.bury, node_id, signed_off=by_itself), conf().DATABASES[1:])
     if declared:
         level, text = (logging.INFO, "signed off") if by_itself else (logging.WARNING, "is dead")
@@ -108,7 +108,7 @@ def give_back_all(using: str) -> int:
 
 
 def _settle_all(rows: QuerySet[Job], action: str, transition: Callable[[Job], bool]) -> int:
-    # Race: another node gives the same jobs back, and a third one runs them by the time it is their turn here.
+    # Race: another node may give the same jobs back, and a third one may run them by now.
     runs = list(rows.values_list("pk", "lease", "token"))
     # First, so that the next run does not wait for the locks of this one.
     end_backends([(key, lease) for key, lease, _ in runs], rows.db)
@@ -123,7 +123,7 @@ def _error(job: Job, kind: str, text: str) -> dict[str, Any]:
     return transitions.error_entry(kind, text, attempt=job.lease)
 
 
-#: The rows that could not be given back, and stay running until somebody mends them.
+#: The rows that cannot be given back: they stay running until somebody mends them.
 _reported: set[uuid.UUID] = set()
 
 
@@ -150,7 +150,7 @@ def _settle(key: uuid.UUID, using: str, action: str, transition: Callable[[Job],
     _reported.discard(key)
     job = found[0]
     if action == "crashed":
-        # Its process is gone; whether by its own doing, the settle has decided.
+        # Its process is gone. The settle has decided whether the body did it.
         error = job.own_error
         action = "handed_back" if error is None else "rescued" if error["type"] == "NodeLost" else action
     report(job, using, action, action.replace("_", " "), logging.WARNING)
@@ -166,7 +166,7 @@ class OwnJobs:
 
     def __init__(self, main: int) -> None:
         self._main = main
-        #: In which databases the dead slots are settled; one may be away.
+        #: The databases in which each dead slot is settled already; another may be away.
         self._settled: dict[Occupied, set[str]] = {}
         #: For each database the jobs that no process had, and for how many beats.
         self._unseen: dict[str, dict[tuple[uuid.UUID, int, int | None], int]] = {}
@@ -179,7 +179,7 @@ class OwnJobs:
 
     def settle_dead(self) -> int:
         """Settle the jobs that their process died with. Memory only, as long as none did."""
-        # Race: first what was announced, then the board. An end that is announced meanwhile is kept.
+        # Race: first what was announced, then the board. An end that is announced in between is kept.
         announced = set(self._ended)
         occupied = board.occupied()
         for run in announced - {(slot.job, slot.lease) for slot in occupied}:
@@ -203,12 +203,12 @@ class OwnJobs:
             if slot.batch:
                 done += transitions.give_back(alias, board.node, slot.batch, begun)
             where = {"node_id": board.node, "lease": slot.lease, "token": slot.token}
-            # If it waited, or claimed: what it has got by then, nobody has, and two beats give it back.
+            # Without a job it waited, or claimed: then nobody has what it got, and two beats give that back.
             if begun is not None:
                 end_backends([(begun, slot.lease)], alias)
                 done += _settle(begun, alias, "crashed", partial(self._end, slot), **where)
                 if Job.objects.using(alias).filter(pk=begun, state=State.RUNNING, **where).exists():
-                    # Its row is locked by what is left of the process, and the next look settles it.
+                    # What is left of the process has locked the row: the next look settles it.
                     continue
             settled.add(alias)
         if done:
@@ -222,10 +222,10 @@ class OwnJobs:
         if kind in ("Revoked", "Killed"):
             return transitions.cancel_running(job, _error(job, kind, text))
         if board.stopping_for is not None:
-            # A worker that stops kills its processes. That is not the job's fault.
+            # A worker that stops kills its processes: not the job's fault.
             return transitions.hand_back(job, 0)
         if not is_alive(self._main):
-            # The kernel, or a closed pipe, took the process along.
+            # The process died with its worker.
             return _lose("NodeLost", "the worker died")(job)
         if slot.phase != BODY:
             return _lose("NodeLost", "the process died beside the body")(job)

@@ -30,11 +30,11 @@ from jobs.lifecycle.transitions import now_plus
 from jobs.maintenance.tally import clock
 from jobs.models import Schedule
 
-#: Seconds between two looks while nothing is due; between two looks at what somebody else decides at the moment.
+#: Seconds between two looks: while nothing is due, and while somebody else decides a tick.
 LOOK, AGAIN = 2.0, 0.2
 
-#: Seconds between two notes that an entry is still defined; after which one that nobody noted is not; after which it
-#: begins anew if it comes back.
+#: Seconds between two notes that an entry is defined; without a note for so long it is not; and after so long it begins
+#: anew if it comes back.
 NOTED, GONE, LEFT = 20.0, 90.0, 86400.0
 
 #: Seconds after which a process that stands still while it decides a tick loses it to the others.
@@ -165,7 +165,7 @@ def define(entry: Entry, row: Any, began: datetime.datetime, now: datetime.datet
         # A newer worker defined it. This one makes no jobs of the entry as it was before.
         return row
     if row.next_tick is None or row.definition.partition(" ")[0] != entry.definition.partition(" ")[0]:
-        # It begins now: what the new times would have brought until now was not missed.
+        # It begins now: ticks that the new times would have had before were not missed.
         due = entry.ticks.due(row.last_tick, now)
         says |= {"last_tick": due.last or row.last_tick, "next_tick": due.next}
     # Race with another worker, or with a tick: whoever comes second looks again.
@@ -202,7 +202,7 @@ def decide(entry: Entry, at: datetime.datetime | None = None) -> tuple[int, int]
         except Exception as exc:
             if isinstance(exc, Error | UniqueBusy) and not isinstance(exc, DataError | IntegrityError):
                 raise
-            # It would fail again: these ticks are lost, and the next one is tried.
+            # Another try would fail as well: these ticks are lost, and the next one is tried.
             logger.error("the schedule cannot call %s", entry.name, exc_info=exc, extra=_about("schedule_error", entry))
             says["error"] = scrub(f"{type(exc).__name__}: {exc}", 1000)
             missed, missed_at, ticks = missed + len(due.in_time), due.last, []
@@ -214,7 +214,7 @@ def decide(entry: Entry, at: datetime.datetime | None = None) -> tuple[int, int]
         if missed:
             says |= {"missed": F("missed") + missed, "missed_at": missed_at}
         reach("after_tick")
-        # Where rows cannot be locked, this decides who was first.
+        # Race, where rows cannot be locked: the condition decides who was first.
         if not found.filter(last_tick=row.last_tick).update(**says):
             transaction.set_rollback(True, using=using)
             return None

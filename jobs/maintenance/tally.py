@@ -23,13 +23,13 @@ MINUTE, HOUR, QUARTER = datetime.timedelta(minutes=1), datetime.timedelta(hours=
 
 BEGIN = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
-#: Minutes that are counted again: a commit may come late.
+#: So many minutes are counted again: a commit may come late.
 AGAIN = 2 * MINUTE
 
 #: For how long minutes, hours and quarters of days are kept.
 MINUTES_KEPT, HOURS_KEPT, QUARTERS_KEPT = 25 * HOUR, 24 * 31 * HOUR, 24 * 8 * HOUR
 
-#: Seconds after which a worker leaves the rest to the next time: its other work waits meanwhile.
+#: Seconds that a worker counts at the most: its other work waits meanwhile, and the rest is counted the next time.
 LONGEST_COUNT = 1.0
 
 
@@ -60,14 +60,14 @@ class Count:
         if begin >= end:
             return 0
         counted, deadline = 0, time.monotonic() + LONGEST_COUNT
-        # Hour by hour: after a long absence of all workers one look must not hold all of it.
+        # Hour by hour: after a long absence of all workers, all of it at once would be too much.
         since = max(begin - AGAIN, oldest_minute)
         while since < end:
             until = min(end, floor(since, HOUR) + HOUR)
             try:
                 counted += count(using, since, until)
             except IntegrityError:
-                # Race: another one counts the same at this moment, and both come to the same.
+                # Race: another process counts the same at this moment, with the same result.
                 return counted
             self._done[using] = max(begin, until)
             # Beyond the minutes that are counted again: else it would never get on.
@@ -127,13 +127,13 @@ def count(using: str, begin: datetime.datetime, end: datetime.datetime) -> int:
     minutes = Tally.objects.using(using).filter(length=60, begin__gte=begin, begin__lt=end)
     for old in minutes:
         key = tuple(getattr(old, name) for name in KEY)
-        # A job that was counted and is gone did end. It was retried since, or deleted.
+        # A job that was counted and is gone did end: it was retried or deleted since.
         if key not in found or old.count > found[key].count:
             old.pk = None
             found[key] = old
     _replace(minutes, found)
     for part, whole in ((MINUTE, HOUR), (HOUR, QUARTER)):
-        # Be it over or not.
+        # The whole hour (or quarter of a day), even if it is not over.
         since = floor(begin, whole)
         rows = Tally.objects.using(using).filter(begin__gte=since, begin__lt=since + whole)
         totals: Tallies = {}

@@ -82,7 +82,7 @@ class Operation:
         """Do it to the job, in whatever database it is; what is ``also`` to be done is part of its transaction."""
         for found in databases.each(Job.objects.filter(pk=key).values_list("state", flat=True)):
             alias, tried = found.db, set[str]()
-            # Race: if somebody else was faster, the row is asked again. It answers for each state once.
+            # Race: somebody else may be faster. Then the row is read again, and each state is tried once.
             while (state := found.first()) is not None:
                 values = {"participle": self.participle, "state": dict(State.choices).get(state, state)}
                 if state not in self.states or state in tried:

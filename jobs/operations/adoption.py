@@ -39,11 +39,11 @@ def cancel_all(alias: str) -> int:
         return transitions.cancel_running(job, transitions.error_entry("Cancelled", why, attempt=job.lease))
 
     for node in Node.objects.using(alias).filter(dead_at=None):
-        # It lives, if at all, beside the original. Here it may claim nothing.
+        # If it lives, then beside the original. Here it may claim nothing.
         transitions.bury(node.pk, alias)
     running = list(Job.objects.using(alias).filter(state=State.RUNNING).values_list("pk", flat=True))
     done = sum(transitions.settle_running(job_id, alias, cancel) for job_id in running)
-    # Nor is anybody told that a batch has ended so: its callback would be a new job.
+    # The callback of a batch that ends so would be a new job.
     Batch.objects.using(alias).filter(ended_at=None).update(on_success=None, on_failure=None)
     while cancelled := transitions.cancel_waiting(alias, conf().BATCH, why):
         done += cancelled

@@ -20,7 +20,7 @@ from jobs.models import Job, State
 #: Seconds to wait for a completion that holds the row; most commit at once.
 PATIENCE = 2.0
 
-#: How often a run is looked for that is another one by the time it is ended.
+#: How often the run is read again that became another one before it could be ended.
 TRIES = 3
 
 #: Whether a process of the server waits for the run's own transaction, or for a savepoint of it.
@@ -53,7 +53,7 @@ def kill(key: uuid.UUID, using: str, why: str) -> bool:
     for _ in range(TRIES):
         job = Job.objects.using(using).filter(pk=key).first()
         if job is None or job.state != State.RUNNING:
-            # Its worker was faster with our order.
+            # Its worker may have been faster, with the order that it got.
             return job is not None and job.state == State.CANCELLED and (job.own_error or {}).get("type") == "Killed"
         if _end(job, using, why):
             transaction.on_commit(partial(_follow, job, using, why), using=using, robust=True)

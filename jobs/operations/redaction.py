@@ -19,7 +19,7 @@ ARGUMENTS, TEXTS = ("link", "link_error", "chain", "chord", "stamps"), ("argsrep
 def data_of(event: Event) -> dict[str, Any]:
     """An event's data: the redaction gets its name in place of a task's."""
     if event.problem is not None and conf().REDACT is not None and set(event.data) == {"body"}:
-        # The whole text of a message that is no event: nobody knows what is in it.
+        # A message that is no event: nobody knows what is in its text.
         return {"body": HIDDEN}
     return Shown(Job.of({"task": event.name, "kwargs": event.data})).kwargs
 
@@ -69,7 +69,7 @@ class Shown:
         try:
             return import_string(self.path)(self.job.task, name, value)
         except Exception:
-            # Neither shown nor a reason to have no page.
+            # The value is not shown, and the page is.
             logger.exception("JOBS['REDACT'] failed", extra={"action": "redact_failed", "job": str(self.job.pk)})
             return HIDDEN
 

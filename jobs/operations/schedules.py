@@ -27,7 +27,7 @@ def resume(name: str) -> bool:
     done = 0
     for rows in databases.each(Schedule.objects.filter(pk=name, paused_at__isnull=False)):
         with transaction.atomic(using=rows.db):
-            # A worker that has the entry knows which tick is the next one.
+            # A worker that has the entry computes the next tick.
             rows.filter(next_tick__lte=Now()).update(definition="")
             done += rows.update(paused_at=None, paused_by="", reason="")
     return done > 0

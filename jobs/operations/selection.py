@@ -74,18 +74,18 @@ class Selection:
 
     def narrow(self, rows: QuerySet[Job]) -> QuerySet[Job]:
         if len(self.states) == 1:
-            # Two partial indexes have what is ready, and PostgreSQL takes both only for their own words.
+            # Two partial indexes hold the ready jobs. PostgreSQL uses both only if the condition has their words.
             is_ready = self.states[0] == State.READY
             rows = rows.filter(CLAIMABLE | HELD if is_ready else Q(state=self.states[0]))
         elif self.states:
             rows = rows.filter(state__in=self.states)
         if self.states and connections[rows.db].vendor == "sqlite" and set(self.states) <= set(UNSUCCESSFUL):
-            # It takes the index only for its condition in the same words; others would count the condition twice.
+            # SQLite uses the index only if the condition has its words; for PostgreSQL it would count twice.
             rows = rows.filter(state__in=UNSUCCESSFUL)
         if self.node is not None:
             rows = _on_node(rows, self.node)
         if self.key is not None:
-            # Each by an index of its own: together in one condition they would read the table.
+            # Each by its own index: in one condition they would read the table.
             every = Job.objects.using(rows.db)
             marked, unique = every.filter(marker_key=self.key), every.filter(unique_key=self.key)
             rows = rows.filter(pk__in=marked.values("pk").union(unique.values("pk"), all=True))
@@ -106,7 +106,7 @@ class Selection:
 
     def __iter__(self) -> Iterator[tuple[uuid.UUID, str]]:
         """The ids, each with its database's alias; each job once, whatever becomes of it meanwhile."""
-        # One state at a time: together they could not use their partial indexes.
+        # One state at a time, by its partial index.
         for alias, state in product(conf().DATABASES, self.states or [""]):
             one = replace(self, states=[state]) if state else self
             rows = one.rows(alias).order_by("pk").values_list("pk", flat=True)
@@ -126,13 +126,13 @@ def _on_node(rows: QuerySet[Job], text: str) -> QuerySet[Job]:
     key = parse_uuid(text)
     named = Q(hostname=text) | Q(hostname__endswith=f"@{text}") if key is None else Q(pk=key)
     if len(text) == DIGITS and text.isalnum():
-        # The digits that lists show. A host may be called so as well.
+        # The digits that lists show; or the name of a host.
         named |= Q(pk__startswith=text)
     nodes = Node.objects.using(rows.db).filter(named)
     deaths: dict[uuid.UUID, Any] = dict(nodes.values_list("pk", "dead_at"))
     rows = rows.filter(node__in=deaths or [key])
     if deaths and None not in deaths.values():
-        # They ran nothing that was made after their death: nobody has to look there.
+        # They ran nothing that was made after their death.
         rows = _before(rows, max(deaths.values()))
     return rows
 

@@ -22,7 +22,7 @@ from jobs.inspection.verify.rules import HISTORY, RULES, SHAPES, Rows, Rule, Sea
 from jobs.models import Job, State
 from jobs.models.fields import created_since
 
-#: How much of history is read, unless all of it is asked for: the jobs of so many seconds.
+#: History is read as far back as so many seconds, unless all of it is asked for.
 WINDOW = 86400.0
 
 #: How many rows a finding names.
@@ -44,7 +44,7 @@ class Finding:
     says: str
     violations: int = 0
     recovering: int = 0
-    #: Keys of rows that break it, and of rows that wait for a person; with several databases each behind its alias.
+    #: Keys of rows that break the rule, or wait for a person; with several databases ``alias:key``.
     examples: list[str] = field(default_factory=list)
 
     def add(self, alias: str, violations: int, keys: Iterable[Hashable]) -> None:
@@ -152,7 +152,7 @@ class Suspicion:
     def violations(self) -> int:
         if self.count <= conf().BATCH:
             return len(self.rows)
-        # There is more than one round: the last ones wait for the first, and if these move on, nothing is broken.
+        # One round of maintenance does not reach them all. If the first ones move on, nothing is broken.
         return self.count if len(self.rows) == conf().BATCH else 0
 
     def conclude(self, view: View, finding: Finding) -> None:
@@ -160,7 +160,7 @@ class Suspicion:
         look = self.rule.waiting or (self.rule.broken if self.bound else None)
         waiting = [] if look is None else look(Search(view, self.alias, 0.0))
         finding.recovering += max(0, _count(waiting) - self.violations)
-        # Without a bound they wait for a person, who has to know which.
+        # Without a bound they wait for a person, who needs their keys.
         examples = _first(waiting, EXAMPLES) if not self.bound else {}
         finding.add(self.alias, self.violations, (self.rows if self.violations else {}) | examples)
 
@@ -191,7 +191,7 @@ def _is_writable(using: str) -> bool:
     connection: Any = connections[using]
     if connection.vendor != "sqlite" or connection.in_atomic_block:
         return True
-    # In seconds; the short transactions of maintenance take less.
+    # Seconds. The short transactions of maintenance take less.
     options = connection.get_connection_params() | {"timeout": 0.5}
     with closing(connection.Database.connect(**options)) as own:
         try:

@@ -33,7 +33,7 @@ from jobs.lifecycle.transitions import now_plus
 from jobs.maintenance.clock import LONGEST_TICK
 from jobs.models import HELD, UNSUCCESSFUL, Batch, Cancellation, Effect, Gate, Job, Marker, Node, State
 
-#: How much of history is read, unless all of it is asked for; and how many batches.
+#: How many ended jobs are read, unless all are asked for; and how many batches.
 HISTORY, BATCHES = 100_000, 1000
 
 #: Seconds that a busy machine may take on top of any bound.
@@ -44,8 +44,8 @@ _RUNNING, _SUCCEEDED = Q(state=State.RUNNING), Q(state=State.SUCCEEDED)
 _UNCLAIMED = Q(lease__lt=1) | Q(token=None) | Q(node_id=None) | Q(started_at=None)
 _NEGATIVE = Q(retries__lt=0) | Q(crashes__lt=0) | Q(node_losses__lt=0) | Q(snoozes__lt=0)
 
-#: A sentence, lazily translated, and the condition of the rows that break it. CHECK constraints keep most of this; but
-#: somebody may have dropped them.
+#: A sentence, lazily translated, and the condition of the rows that break it. Most of them are CHECK constraints, too,
+#: which somebody may have dropped.
 SHAPES: dict[str, tuple[Any, Q]] = {
     "state-known": (_("a job is in one of the six states"), ~Q(state__in=State.values)),
     "live-not-finished": (_("a job that has not ended has no time of its end"), _LIVE & Q(finished_at__isnull=False)),
@@ -59,7 +59,7 @@ SHAPES: dict[str, tuple[Any, Q]] = {
     "running-claimed": (_("a running job has a lease, a token, a node and a start"), _RUNNING & _UNCLAIMED),
     "counts-add-up": (
         _("no count is negative, and each crash, loss and snooze had a claim of its own"),
-        # Retries are left out: a job that was made of somebody else's message brings its own number.
+        # Retries do not count here: a job that was made of another program's message brings its own number.
         _NEGATIVE | Q(lease__lt=F("crashes") + F("node_losses") + F("snoozes")),
     ),
     "losses-explained": (
@@ -106,7 +106,7 @@ class Rule:
     says: Any
     #: What puts such a row right (see :meth:`bound`); empty: it is broken at once.
     within: str = ""
-    #: The search for all that wait, if they are others than those that have waited for no time at all.
+    #: The search for all that wait, if it is another one than ``broken`` without a bound.
     waiting: Callable[[Search], Rows] | None = None
     #: About nodes and beats, which live in the first of the databases.
     at_home: bool = False
@@ -205,7 +205,7 @@ class Search:
         notes = Cancellation.objects.using(self.using).filter(~Exists(self.running.filter(pk=OuterRef("pk"))))
         return [notes.filter(at__lte=self.since).order_by("at")]
 
-    # External calls. Whether a call happened, no query can say: it is shown, and breaks nothing
+    # External calls. No query can say whether a call happened: it is shown, and breaks nothing
 
     @Rule(
         "effects-settled",
@@ -238,7 +238,7 @@ class Search:
         held = self.jobs.filter(HELD)
         keys = set(held.order_by("queue", "id").values_list("limit_key", flat=True)[:MOST])
         gates = Gate.objects.using(self.using).filter(pk__in=keys, look_at__isnull=False)
-        # Race: what is let in meanwhile is not held any more when these rows are read.
+        # Race: a job that is let in meanwhile is not held any more when these rows are read.
         keys -= {*gates.values_list("pk", flat=True), None}
         return [held.filter(limit_key__in=keys), held.filter(limit_key=None)]
 
@@ -263,7 +263,7 @@ class Search:
                 break
         found = self.jobs.filter(batch__in=counted).order_by().values_list("batch", "state").annotate(count=Count("*"))
         wrong = {key for key, state, count in found if count > counted[key].get(state, 0)}
-        # Race: a retry has opened it again.
+        # Race: a retry may have opened one again.
         return [rows.filter(pk__in=wrong)]
 
     @Rule("marker-succeeded", _("the job that left the marker of an idempotency key succeeded"))

@@ -38,7 +38,7 @@ def explain(key: uuid.UUID) -> tuple[View | None, list[Reason]]:
     once: dict[str, Reason] = {}
     for look in (*LOOKS.get(job.state, FAILED), scheduled_by):
         for reason in look(view):
-            # Two looks may find the same reason. It stands where it came first.
+            # Two looks may find the same reason: the first one counts.
             once.setdefault(reason.code, reason)
     return view, list(once.values())
 
@@ -77,8 +77,7 @@ def _batch(batch: Batch) -> Reason:
     return Reason("batch_waits", says, f"manage.py jobs why {live.pk}", words, job=live.pk, **counts)
 
 
-#: For each state where reasons are looked for, in their order. Of other states, which no job should have, nobody knows
-#: more than of those that failed.
+#: The looks for reasons by the job's state, in their order; those of failed jobs also for a state that does not exist.
 LOOKS = {
     State.SCHEDULED: waiting.LOOKS,
     State.READY: waiting.LOOKS,

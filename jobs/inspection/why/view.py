@@ -18,10 +18,10 @@ from jobs.inspection.census import workers
 from jobs.inspection.times import duration
 from jobs.models import Effect, Job, Marker, Node, Pause, State
 
-#: How often it did not come to its end, and in which ways.
+#: The columns that count how often a run did not come to its end.
 COUNTS = ("retries", "crashes", "node_losses", "snoozes")
 
-#: Rows that are shown of what a job may have any number of.
+#: How many rows are shown of what a job may have many of.
 SHOWN = 20
 
 
@@ -113,7 +113,7 @@ class View:
             key = template.of(self.job.args, self.job.kwargs)
             return key, locks.look(key)
         except Exception:
-            # The key is made by the project's code, perhaps of arguments that are older than it.
+            # The project's code makes the key, perhaps of arguments that are older than the code.
             logger.debug("the lock of a job is not known here", exc_info=True, extra={"action": "lock_unknown"})
             return None
 

@@ -14,7 +14,7 @@ from jobs.inspection.times import duration
 from jobs.inspection.why.view import COUNTS, SHOWN, Reason, View
 from jobs.models import LINED, LIVE, Job, State
 
-#: Seconds after which an open transaction is worth a word; on SQLite, where it holds the only write lock, sooner.
+#: Seconds after which an open transaction is a reason: on PostgreSQL; on SQLite, where it holds the only write lock.
 OLD = 60
 LONG = 1
 
@@ -49,7 +49,7 @@ def own_time(view: View) -> Iterator[Reason]:
     code, says = "scheduled", gettext("It is scheduled, and runs in %(until)s.")
     cure = gettext("Without waiting: manage.py jobs run %(id)s")
     kind, since = (error or {}).get("type"), job.started_at.isoformat() if job.started_at else ""
-    # An error of an earlier run is not why it waits; what a worker said that does not know its task comes after a run.
+    # The error of an earlier run is not why it waits. A worker that does not know the task says so without a run.
     if error and (error["attempt"] == job.lease or (kind == UNKNOWN and str(error["at"]) > since)):
         evidence |= {"error": kind, "message": error["message"], "at": error["at"]}
         evidence |= {name: getattr(job, name) for name in COUNTS}
@@ -137,7 +137,7 @@ def unknown_task(view: View) -> Iterator[Reason]:
     if not workers or any(task in worker.tasks for worker in workers):
         return
     if view.job.django_task is not None and (view.error or {}).get("type") != UNKNOWN:
-        # A worker imports it when it meets it.
+        # A worker imports such a task when it claims it.
         return
     says = ngettext(
         "The worker that consumes its queue does not know the task %(task)s.",
@@ -230,7 +230,7 @@ def due(view: View) -> Iterator[Reason]:
     )
     yield from held_up(view, "row_locked", says, _LOCKING, view.job.pk)
     if view.pause is None and view.consumers:
-        # A pause, or a missing worker, was said already, and matters more than the line.
+        # A pause, or a missing worker, matters more, and was said already.
         yield from _write_lock(view)
         found = list(limited(view))
         yield from found or _in_line(view)
@@ -338,5 +338,5 @@ def misfit(view: View) -> Iterator[Reason]:
         yield Reason("old_signature", says, cure % job.pk, {"task": job.task, "error": exc}, **evidence)
 
 
-#: What keeps it now comes first, and then what would keep it after that.
+#: First what keeps it now, then what would keep it after that.
 LOOKS = (expired, not_adopted, own_time, paused, no_worker, unknown_task, due, misfit)
