@@ -121,11 +121,8 @@ NEEDS = {
     ),
 }
 
-#: Both names of the one serializer that jobs can use.
-JSON = ("json", "application/json")
-
-#: Nobody means to keep a history for fewer seconds.
-SHORT = 3600.0
+JSON = ("json", "application/json")  #: Both names of the one serializer that jobs can use.
+SHORT = 3600.0  #: Nobody means to keep a history for fewer seconds.
 
 #: Celery's settings of how messages are fetched and acknowledged. A job is no message.
 ABOUT_MESSAGES = """

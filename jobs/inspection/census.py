@@ -19,8 +19,7 @@ from jobs.inspection import limits, schedules
 from jobs.lifecycle.queues import paused as paused_queues
 from jobs.models import CLAIMABLE, ENDED, HELD, LINED, LIVE, Cancellation, Job, Node, State
 
-#: Counts end here: of a long backlog it only matters that it is long.
-MOST = 10_000
+MOST = 10_000  #: Counts end here: of a long backlog it only matters that it is long.
 
 #: The type of the error that a worker leaves if it does not know the task (``transitions.postpone_unknown``).
 UNKNOWN = "NotRegistered"
@@ -117,8 +116,7 @@ def running_by_node() -> Counter[uuid.UUID]:
     return running
 
 
-#: How many running jobs are listed, the oldest ones.
-OLDEST = 20
+OLDEST = 20  #: How many running jobs are listed, the oldest ones.
 
 
 def running_now() -> list[Any]:
@@ -209,10 +207,8 @@ class Live:
     def __init__(self) -> None:
         self.queues: dict[str, dict[str, Any]] = defaultdict(IDLE.copy)
         self.unknown: Counter[str] = Counter()
-        #: For how many seconds each scheduled job is due that nobody has made ready.
-        self.late: list[float] = []
-        #: How many jobs each worker runs.
-        self.running: Counter[uuid.UUID] = Counter()
+        self.late: list[float] = []  #: For how many seconds each scheduled job is due that nobody has made ready.
+        self.running: Counter[uuid.UUID] = Counter()  #: How many jobs each worker runs.
         for alias in conf().DATABASES:
             self._count(alias)
 

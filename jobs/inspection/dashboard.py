@@ -13,24 +13,16 @@ from jobs.maintenance.tally import HOUR, MINUTE, QUARTER, floor, percentile
 from jobs.models import ENDED, Job, State
 from jobs.models.fields import first_id, time_of
 
-#: The percentiles that are shown.
-PARTS = {"median": 0.5, "p95": 0.95, "p99": 0.99}
-
-#: The rate of a queue is that of so many minutes.
-RATED = 10
-
-#: A chart has at most so many series: the rarest are shown as one.
-SERIES = 8
-
-#: How many kinds of failures are shown, the most frequent ones.
-FAILURES = 50
+PARTS = {"median": 0.5, "p95": 0.95, "p99": 0.99}  #: The percentiles that are shown.
+RATED = 10  #: The rate of a queue is that of so many minutes.
+SERIES = 8  #: A chart has at most so many series: the rarest are shown as one.
+FAILURES = 50  #: How many kinds of failures are shown, the most frequent ones.
 
 #: A time span that ends now: the length of the tallies that it is made of, and how many bars show it.
 Span = namedtuple("Span", "name bar bars")
 SPANS = {each.name: each for each in (Span("hour", MINUTE, 60), Span("day", HOUR, 24), Span("week", QUARTER, 28))}
 
-#: A bar that is so many times as high as nearly all others is cut: else nobody could read the others.
-SPIKE = 4
+SPIKE = 4  #: A bar that is so many times as high as nearly all others is cut: else nobody could read the others.
 
 #: ``top``: how many jobs the chart's height stands for; ``cut``: the counts of higher bars, by their numbers.
 Chart = namedtuple("Chart", "begins series highest top cut")
@@ -46,8 +38,7 @@ class Dashboard:
         last = floor(self.now, self.span.bar)
         self.begins = [last - number * self.span.bar for number in reversed(range(self.span.bars))]
         counted, rest = tallies.last_hour()
-        #: The tallies of the last hour, by the minute.
-        self.minutes = counted + rest
+        self.minutes = counted + rest  #: The tallies of the last hour, by the minute.
         self.tallies = self.minutes
         if self.span.bar != MINUTE:
             self.tallies = tallies.of(self.span.bar, self.begins[0])

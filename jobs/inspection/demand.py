@@ -9,8 +9,7 @@ from django.utils import timezone
 from jobs.inspection import tallies
 from jobs.maintenance.tally import HOUR, MINUTE, mean
 
-#: Seconds in which what is ready should be worked off.
-DRAIN = 60
+DRAIN = 60  #: Seconds in which what is ready should be worked off.
 SAYS = f"Processes that are busy, and those that work off in {DRAIN} s what is ready and may run."
 
 

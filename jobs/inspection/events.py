@@ -149,8 +149,7 @@ class Way(NamedTuple):
 
     jobs: dict[Any, list[Job]]
     events: dict[Any, list[Event]]
-    #: Whether there is more than was read.
-    is_cut: bool
+    is_cut: bool  #: Whether there is more than was read.
 
 
 def way(event: Event, using: str) -> Way:

@@ -13,8 +13,7 @@ from jobs.lifecycle.limited import clock, next_at
 from jobs.lifecycle.limits import Limits, name_of
 from jobs.models import CLAIMABLE, LINED, SEATED, Gate, Job, State
 
-#: So many of the jobs that have a limit's places are named.
-SHOWN = 5
+SHOWN = 5  #: So many of the jobs that have a limit's places are named.
 
 
 def in_force() -> Limits:

@@ -24,8 +24,7 @@ LOOK, LEAST = 1.0, 0.2
 #: Seconds after which a stream ends (the browser asks again, with the permissions that it has by then), and after which
 #: a silent one says something, because proxies cut what is silent.
 LIFE, ALIVE = 300.0, 15.0
-#: The oldest running jobs, whose progress is looked at.
-OLDEST = 200
+OLDEST = 200  #: The oldest running jobs, whose progress is looked at.
 
 
 def look() -> list[Any]:

@@ -72,11 +72,8 @@ NO_FAULT = (
 #: Seconds after which a running body is worth a remark; a batch whose last job does not end; and one that is not closed.
 LONG, LONG_BATCH, UNCLOSED = 1800.0, 600.0, 90.0
 
-#: So many failures one after the other, and no success: the task fails every time.
-EVERY_TIME = 5
-
-#: At most so many of one kind are named.
-NAMED = 20
+EVERY_TIME = 5  #: So many failures one after the other, and no success: the task fails every time.
+NAMED = 20  #: At most so many of one kind are named.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,7 @@ from jobs.conf import conf
 from jobs.maintenance.tally import HOUR, MINUTE, ended, floor
 from jobs.models import Tally
 
-#: At most so many ended jobs are counted for a page, the newest: it takes 30 ms.
-MOST = 2000
+MOST = 2000  #: At most so many ended jobs are counted for a page, the newest: it takes 30 ms.
 
 #: A named tuple, because making models of them would take most of the page's time.
 Row = namedtuple("Row", "begin task queue state error count ran waited")

@@ -14,8 +14,7 @@ from jobs.lifecycle import limited, order, transitions
 from jobs.lifecycle.board import board
 from jobs.lifecycle.ring import bell, ring, told
 
-#: Seconds that each part of a tick takes at the most; the rest is done at the next tick.
-LONGEST_TICK = 2.0
+LONGEST_TICK = 2.0  #: Seconds that each part of a tick takes at the most; the rest is done at the next tick.
 
 #: How many batches come due in one statement. Many jobs may be due at the same second, and the last must not wait long.
 DUE_BATCHES = 10

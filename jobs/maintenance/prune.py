@@ -23,8 +23,7 @@ from jobs.lifecycle.transitions import now_plus
 from jobs.maintenance import is_eldest
 from jobs.models import ENDED, LIVE, UNSENT, UNSUCCESSFUL, Action, Batch, Event, Job, Marker, Node, State, Subscription
 
-#: Seconds for which a dead node is kept, for people to read.
-NODE_RETENTION = 7 * 86400.0
+NODE_RETENTION = 7 * 86400.0  #: Seconds for which a dead node is kept, for people to read.
 
 #: Seconds between the beginnings of two walks through all of history. In between only what has grown old is looked at:
 #: most of what is older is kept for its marker.

@@ -24,8 +24,7 @@ from jobs.maintenance import beats
 from jobs.maintenance.zombies import end_backends
 from jobs.models import Job, Node, State
 
-#: Beats for a rescuer that is no worker (``manage.py jobs rescue``).
-VISITOR = uuid.UUID(int=1)
+VISITOR = uuid.UUID(int=1)  #: Beats for a rescuer that is no worker (``manage.py jobs rescue``).
 
 
 class Rescue:
@@ -123,8 +122,7 @@ def _error(job: Job, kind: str, text: str) -> dict[str, Any]:
     return transitions.error_entry(kind, text, attempt=job.lease)
 
 
-#: The rows that cannot be given back: they stay running until somebody mends them.
-_reported: set[uuid.UUID] = set()
+_reported: set[uuid.UUID] = set()  #: The rows that cannot be given back: they stay running until somebody mends them.
 
 
 def _settle(key: uuid.UUID, using: str, action: str, transition: Callable[[Job], bool], **where: Any) -> int:

@@ -30,23 +30,20 @@ from jobs.lifecycle.transitions import now_plus
 from jobs.maintenance.tally import clock
 from jobs.models import Schedule
 
-#: Seconds between two looks: while nothing is due, and while somebody else decides a tick.
-LOOK, AGAIN = 2.0, 0.2
+LOOK, AGAIN = 2.0, 0.2  #: Seconds between two looks: while nothing is due, and while somebody else decides a tick.
 
 #: Seconds between two notes that an entry is defined; without a note for so long it is not; and after so long it begins
 #: anew if it comes back.
 NOTED, GONE, LEFT = 20.0, 90.0, 86400.0
 
-#: Seconds after which a process that stands still while it decides a tick loses it to the others.
-STANDS_STILL = 10.0
+STANDS_STILL = 10.0  #: Seconds after which a process that stands still while it decides a tick loses it to the others.
 
 #: A companion that is started again computes the beginning of its worker anew; the two may differ by so much.
 SAME = datetime.timedelta(seconds=1)
 
 BEFORE = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
-#: When this code was loaded: of a worker, before it forked.
-STARTED = time.monotonic()
+STARTED = time.monotonic()  #: When this code was loaded: of a worker, before it forked.
 
 
 class Schedules:
@@ -59,15 +56,12 @@ class Schedules:
     def __init__(self, app: Celery | None = None, since: float = STARTED) -> None:
         self._app, self._since = app, since
         self._entries: dict[str, Entry] | None = None
-        #: When django-celery-beat's tables last changed.
-        self._changed: datetime.datetime | None = None
+        self._changed: datetime.datetime | None = None  #: When django-celery-beat's tables last changed.
         #: For each database, by its clock: when this last noted what is defined, and when this worker began.
         self._noted: dict[str, datetime.datetime] = {}
         self._began: dict[str, datetime.datetime] = {}
-        #: What the schedules raised last, by the entries' names.
-        self._wrong: dict[str, str] = {}
-        #: Seconds until the next look.
-        self.pause = LOOK
+        self._wrong: dict[str, str] = {}  #: What the schedules raised last, by the entries' names.
+        self.pause = LOOK  #: Seconds until the next look.
 
     def run_once(self) -> dict[str, int]:
         done = {"ticks": 0, "missed": 0}

@@ -23,8 +23,7 @@ MINUTE, HOUR, QUARTER = datetime.timedelta(minutes=1), datetime.timedelta(hours=
 
 BEGIN = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
-#: So many minutes are counted again: a commit may come late.
-AGAIN = 2 * MINUTE
+AGAIN = 2 * MINUTE  #: So many minutes are counted again: a commit may come late.
 
 #: For how long minutes, hours and quarters of days are kept.
 MINUTES_KEPT, HOURS_KEPT, QUARTERS_KEPT = 25 * HOUR, 24 * 31 * HOUR, 24 * 8 * HOUR
@@ -42,8 +41,7 @@ class Count:
 
     def __init__(self, node: Callable[[], uuid.UUID] | None = None) -> None:
         self._node = node
-        #: For each database: until when it is counted.
-        self._done: dict[str, datetime.datetime] = {}
+        self._done: dict[str, datetime.datetime] = {}  #: For each database: until when it is counted.
 
     def run_once(self) -> dict[str, int]:
         return {"jobs": databases.everywhere(self._run)}
@@ -102,8 +100,7 @@ def floor(moment: datetime.datetime, step: datetime.timedelta) -> datetime.datet
     return BEGIN + (moment - BEGIN) // step * step
 
 
-#: What tallies of one length differ in.
-KEY = ("begin", "task", "queue", "state", "error")
+KEY = ("begin", "task", "queue", "state", "error")  #: What tallies of one length differ in.
 
 Tallies = dict[tuple[Any, ...], Tally]
 

@@ -30,8 +30,7 @@ from jobs.operations import kill, note, signed
 
 class Outcome(NamedTuple):
     is_done: bool
-    #: What to say about it, lazily translated.
-    text: Any
+    text: Any  #: What to say about it, lazily translated.
     values: Mapping[str, Any] = {}
 
     @property
@@ -58,8 +57,7 @@ class Operation:
     meant: tuple[State, ...] = states  #: Those of them that are meant if nobody names a state.
     otherwise: Any  #: To say of a job in another state.
     instead: ClassVar[dict[str, Any]] = {}  #: By state: to say instead of ``otherwise``.
-    #: By state: to say that it is done, and that it would be.
-    said: ClassVar[dict[str, tuple[Any, Any]]] = {}
+    said: ClassVar[dict[str, tuple[Any, Any]]] = {}  #: By state: to say that it is done, and that it would be.
     asks: Any = None  #: What it needs to be told, for a form; None: nothing. It comes by :meth:`told`.
     example = ""  #: Of the same, for the command line.
     warns: Any = ""  #: What to know before, for a form.

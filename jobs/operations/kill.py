@@ -17,11 +17,8 @@ from jobs.lifecycle.run import report
 from jobs.maintenance.zombies import end_backends
 from jobs.models import Job, State
 
-#: Seconds to wait for a completion that holds the row; most commit at once.
-PATIENCE = 2.0
-
-#: How often the run is read again that became another one before it could be ended.
-TRIES = 3
+PATIENCE = 2.0  #: Seconds to wait for a completion that holds the row; most commit at once.
+TRIES = 3  #: How often the run is read again that became another one before it could be ended.
 
 #: Whether a process of the server waits for the run's own transaction, or for a savepoint of it.
 _HOLDS = "SELECT 1 FROM jobs_job WHERE id = %s AND backend = ANY(pg_blocking_pids(%s))"

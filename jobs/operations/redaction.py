@@ -9,8 +9,7 @@ from jobs.conf import celery_app, conf
 from jobs.conf.logs import logger
 from jobs.models import Event, Job
 
-#: What stands for a value that could not be redacted.
-HIDDEN = "(hidden: JOBS['REDACT'] failed)"
+HIDDEN = "(hidden: JOBS['REDACT'] failed)"  #: What stands for a value that could not be redacted.
 
 #: Options that bear arguments of other calls; headers that bear those of this one.
 ARGUMENTS, TEXTS = ("link", "link_error", "chain", "chord", "stamps"), ("argsrepr", "kwargsrepr")

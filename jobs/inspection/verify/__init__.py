@@ -22,14 +22,9 @@ from jobs.inspection.verify.rules import HISTORY, RULES, SHAPES, Rows, Rule, Sea
 from jobs.models import Job, State
 from jobs.models.fields import created_since
 
-#: History is read as far back as so many seconds, unless all of it is asked for.
-WINDOW = 86400.0
-
-#: How many rows a finding names.
-EXAMPLES = 5
-
-#: Seconds between two looks at rows that are watched.
-STEP = 1.0
+WINDOW = 86400.0  #: History is read as far back as so many seconds, unless all of it is asked for.
+EXAMPLES = 5  #: How many rows a finding names.
+STEP = 1.0  #: Seconds between two looks at rows that are watched.
 
 
 class Unverifiable(Exception):
@@ -57,8 +52,7 @@ class Report(NamedTuple):
     findings: list[Finding]
     violations: int
     recovering: int
-    #: How many workers beat.
-    workers: int
+    workers: int  #: How many workers beat.
 
 
 def verify(*, everything: bool = False, patient: bool = True, tell: Callable[[str], None] | None = None) -> Report:
@@ -139,8 +133,7 @@ class Suspicion:
     def __init__(self, rule: Rule, alias: str, view: View) -> None:
         self.rule, self.alias, self.bound = rule, alias, rule.bound()
         broken = self._broken(view)
-        #: The first of them: one round of maintenance.
-        self.rows = _first(broken, conf().BATCH)
+        self.rows = _first(broken, conf().BATCH)  #: The first of them: one round of maintenance.
         self.count = _count(broken) if len(self.rows) == conf().BATCH else len(self.rows)
 
     def look(self, view: View) -> None:

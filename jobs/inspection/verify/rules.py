@@ -33,11 +33,8 @@ from jobs.lifecycle.transitions import now_plus
 from jobs.maintenance.clock import LONGEST_TICK
 from jobs.models import HELD, UNSUCCESSFUL, Batch, Cancellation, Effect, Gate, Job, Marker, Node, State
 
-#: How many ended jobs are read, unless all are asked for; and how many batches.
-HISTORY, BATCHES = 100_000, 1000
-
-#: Seconds that a busy machine may take on top of any bound.
-SLACK = 10.0
+HISTORY, BATCHES = 100_000, 1000  #: How many ended jobs are read, unless all are asked for; and how many batches.
+SLACK = 10.0  #: Seconds that a busy machine may take on top of any bound.
 
 _LIVE, _FAILED = Q(state__in=LIVE), Q(state__in=UNSUCCESSFUL)
 _RUNNING, _SUCCEEDED = Q(state=State.RUNNING), Q(state=State.SUCCEEDED)
@@ -73,9 +70,8 @@ class View:
     """What all rules look at together: which workers are there."""
 
     def __init__(self) -> None:
-        #: Those that nobody has declared dead, and of them those that beat.
-        self.workers = workers()
-        self.working = [worker for worker in self.workers if worker.is_alive]
+        self.workers = workers()  #: Those that nobody has declared dead.
+        self.working = [worker for worker in self.workers if worker.is_alive]  #: Those that beat.
         #: For how many seconds there has been a worker.
         self.worked_for = max((worker.age.total_seconds() for worker in self.working), default=0.0)
 
@@ -102,14 +98,11 @@ class Rule:
     """What holds between rows. It decorates the search for those that break it, and so becomes one of :data:`RULES`."""
 
     id: str
-    #: A sentence, lazily translated.
-    says: Any
-    #: What puts such a row right (see :meth:`bound`); empty: it is broken at once.
-    within: str = ""
+    says: Any  #: A sentence, lazily translated.
+    within: str = ""  #: What puts such a row right (see :meth:`bound`); empty: it is broken at once.
     #: The search for all that wait, if it is another one than ``broken`` without a bound.
     waiting: Callable[[Search], Rows] | None = None
-    #: About nodes and beats, which live in the first of the databases.
-    at_home: bool = False
+    at_home: bool = False  #: About nodes and beats, which live in the first of the databases.
     broken: Callable[[Search], Rows] = field(init=False)
 
     def __call__(self, broken: Callable[[Search], Rows]) -> Callable[[Search], Rows]:
@@ -128,8 +121,7 @@ class Rule:
         return takes[self.within] + SLACK if self.within else 0.0
 
 
-#: In the order of the report.
-RULES: list[Rule] = []
+RULES: list[Rule] = []  #: In the order of the report.
 
 
 class Search:

@@ -21,8 +21,7 @@ from jobs.models import Effect, Job, Marker, Node, Pause, State
 #: The columns that count how often a run did not come to its end.
 COUNTS = ("retries", "crashes", "node_losses", "snoozes")
 
-#: How many rows are shown of what a job may have many of.
-SHOWN = 20
+SHOWN = 20  #: How many rows are shown of what a job may have many of.
 
 
 class Reason:
@@ -51,8 +50,7 @@ class View:
     def __init__(self, job: Any) -> None:
         self.job: Job = job
         self.using = str(job._state.db)
-        #: The database's clock.
-        self.now: datetime.datetime = job.read_at
+        self.now: datetime.datetime = job.read_at  #: The database's clock.
 
     @cached_property
     def error(self) -> dict[str, Any] | None:
