@@ -105,12 +105,11 @@ class Dashboard:
     def queues(self) -> list[dict[str, Any]]:
         """With their rates (jobs a minute), and how long it takes until all that is ready has run (seconds)."""
         found = []
-        for name in sorted(self.rates):
-            queue = self.found["queues"].get(name, census.IDLE)
-            enters, leaves = self.rates[name]
-            rates: dict[str, Any] = {"in": enters, "out": leaves, "drained": None}
-            if queue["ready"] and queue["workers"] and not queue["paused"] and rates["out"] > rates["in"]:
-                rates["drained"] = 60 * queue["ready"] / (rates["out"] - rates["in"])
+        for name, (enters, leaves) in sorted(self.rates.items()):
+            queue, drained = self.found["queues"].get(name, census.IDLE), None
+            if queue["ready"] and queue["workers"] and not queue["paused"] and leaves > enters:
+                drained = 60 * queue["ready"] / (leaves - enters)
+            rates = {"in": enters, "out": leaves, "drained": drained}
             found.append({"name": name, **queue, "oldest": queue["oldest_ready_seconds"], **rates})
         return found
 

@@ -8,7 +8,7 @@ from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
 from jobs.calling.ticks import IN_TIME
-from jobs.conf import conf
+from jobs.database import databases
 from jobs.maintenance.schedules import GONE
 from jobs.models import Job, Schedule
 
@@ -58,13 +58,10 @@ def look_at(rows: QuerySet[Any], has_workers: bool) -> list[Any]:
 def gather(has_workers: bool) -> list[dict[str, Any]]:
     """All entries, those that are due first."""
     names = "name task timing next_tick last_run last_job missed missed_at error paused_at paused_by reason beat_at"
-    rows: list[Any] = []
-    for alias in conf().DATABASES:
-        rows += look_at(known(Schedule.objects.using(alias)), has_workers)
+    rows = [row for each in databases.each(known(Schedule.objects.all())) for row in look_at(each, has_workers)]
     rows.sort(key=lambda row: (row.next_tick is None, row.next_tick or row.last_tick, row.name))
-    more = ("status", "state")
     return [
-        {name: getattr(row, name) for name in (*names.split(), *more)}
+        {name: getattr(row, name) for name in (*names.split(), "status", "state")}
         | {"overdue_seconds": max(0.0, (row.now - row.next_tick).total_seconds()) if row.next_tick else 0.0}
         | {"beat": row.beat_at is not None and row.beat_at > row.now - BESIDE}
         for row in rows
