@@ -23,7 +23,6 @@ from django.db.models.functions import Now
 from jobs.arguments import decoded, scrub, storable
 from jobs.calling import outbox
 from jobs.calling.followups import calls_are_rows
-from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.database import databases
 from jobs.errors import LostLease
@@ -112,12 +111,6 @@ def counts(of: Batch) -> dict[str, int]:
     rows = Job.objects.using(of._state.db).filter(batch=of.pk).order_by().values_list("state")
     # All that it needs is in the index.
     return dict(rows.annotate(number=Count("*")))
-
-
-def find(key: uuid.UUID) -> Batch | None:
-    """The batch of this id, in whatever database it is."""
-    rows = (Batch.objects.using(alias).filter(pk=key).first() for alias in conf().DATABASES)
-    return next(filter(None, rows), None)
 
 
 #: Those whose callback could not be called: when to try again.

@@ -148,6 +148,11 @@ def each(rows: R) -> Iterator[R]:
     return (rows.using(alias) for alias in conf().DATABASES)
 
 
+def first(rows: QuerySet[M]) -> M | None:
+    """The first of the rows, in whatever job database it is."""
+    return next(filter(None, (part.first() for part in each(rows))), None)
+
+
 def patiently(alias: str, action: Callable[[], T]) -> T:
     """Do it; and once more over a new connection, if the old one turns out to be dead outside of a transaction."""
     try:

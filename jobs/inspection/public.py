@@ -7,8 +7,8 @@ from django.core.signing import BadSignature, Signer
 from django.utils.translation import gettext
 
 from jobs.calling import batches, progress
+from jobs.database import databases
 from jobs.models import ENDED, UNSUCCESSFUL, Batch, Job, State
-from jobs.operations import selection
 
 _SALT = "jobs.progress"
 
@@ -30,7 +30,9 @@ def of(each: Job | Batch) -> dict[str, Any]:
 
 
 def find(key: uuid.UUID | None) -> Job | Batch | None:
-    return None if key is None else selection.find(key) or batches.find(key)
+    if key is None:
+        return None
+    return databases.first(Job.objects.filter(pk=key)) or databases.first(Batch.objects.filter(pk=key))
 
 
 def token_of(each: Job | Batch) -> str:

@@ -88,7 +88,8 @@ class Prune:
             # At the end of history: go on with what grows old, until it is time for a new walk.
             self._walks[using] = (None, now) if now - began > FULL_WALK else (place, began)
             return None
-        deleted = delete_old([key for key, _, is_over in found if is_over], using)
+        keys = [key for key, _, is_over in found if is_over]
+        deleted = delete_old(keys, using) if keys else 0
         last, at, _ = found[-1]
         self._walks[using] = (at, last), began
         return deleted
@@ -149,11 +150,10 @@ def _over(using: str) -> Any:
 
 def delete_old(keys: Sequence[uuid.UUID], using: str) -> int:
     """Race with a replay: the rows are locked, and one that is locked already is left for another time."""
-    if not keys:
-        return 0
     with transaction.atomic(using=using):
         rows = databases.free(Job.objects.using(using).filter(_old(), pk__in=keys))
-        return delete(list(rows.values_list("pk", flat=True)), using)
+        locked = list(rows.values_list("pk", flat=True))
+        return delete(locked, using) if locked else 0
 
 
 def delete(keys: Sequence[uuid.UUID], using: str) -> int:

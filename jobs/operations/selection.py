@@ -151,12 +151,6 @@ def said(text: str) -> Q:
     return Q(*found, _connector=Q.OR)
 
 
-def find(key: uuid.UUID, **annotations: Any) -> Any:
-    """The job of this id, in whatever database it is, or None."""
-    every = databases.each(Job.objects.annotate(**annotations).filter(pk=key))
-    return next((job for rows in every if (job := rows.first()) is not None), None)
-
-
 # What people write
 
 

@@ -6,6 +6,7 @@ one have the reasons, by the state of the job.
 
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 from django.db.models.functions import Now
 from django.utils.translation import gettext
@@ -13,16 +14,16 @@ from django.utils.translation import gettext
 from jobs.calling import batches
 from jobs.calling.entry import NAME, TICK
 from jobs.conf import conf
+from jobs.database import databases
 from jobs.inspection.why import ended, running, waiting
 from jobs.inspection.why.view import Reason, View
 from jobs.models import ENDED, LIVE, Batch, Job, Schedule, State
-from jobs.operations.selection import find
 
 
 def explain(key: uuid.UUID) -> tuple[View | None, list[Reason]]:
     """The job, if there is one of that id, and the reasons; never without a reason."""
-    job = find(key, read_at=Now())
-    if job is None and (batch := batches.find(key)) is not None:
+    job = databases.first(Job.objects.annotate(read_at=Now()).filter(pk=key))
+    if job is None and (batch := databases.first(Batch.objects.filter(pk=key))) is not None:
         return None, [_batch(batch)]
     if job is None:
         says = gettext(
@@ -78,7 +79,7 @@ def _batch(batch: Batch) -> Reason:
 
 
 #: The looks for reasons by the job's state, in their order; those of failed jobs also for a state that does not exist.
-LOOKS = {
+LOOKS: dict[str, Any] = {
     State.SCHEDULED: waiting.LOOKS,
     State.READY: waiting.LOOKS,
     State.RUNNING: running.LOOKS,

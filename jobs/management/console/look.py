@@ -15,6 +15,7 @@ from django.utils.translation import gettext
 from jobs.calling import progress
 from jobs.calling.batches import counts as counts_of
 from jobs.conf import conf
+from jobs.database import databases
 from jobs.inspection import census, remarks
 from jobs.inspection import verify as promise
 from jobs.inspection import why as reasons
@@ -24,7 +25,6 @@ from jobs.management.console.base import ID, LIMIT, JobsCommand, local, option, 
 from jobs.management.console.change import WHICH, key_of, which
 from jobs.models import ENDED, Action, Batch, Job, Node, State
 from jobs.operations.redaction import Shown
-from jobs.operations.selection import find
 
 
 @subcommand(option("--live", "leave out the ended jobs, whose count reads all history", action="store_true"))
@@ -128,7 +128,7 @@ def show(out: JobsCommand, args: Namespace) -> None:
     key = key_of(args.id)
     if args.follow:
         _follow(out, key)
-    job: Job | None = find(key)
+    job: Job | None = databases.first(Job.objects.filter(pk=key))
     if job is None:
         raise CommandError(f"There is no job {key}; manage.py jobs why {key} says what that may mean.")
     using = job._state.db
@@ -158,7 +158,7 @@ def show(out: JobsCommand, args: Namespace) -> None:
 def _follow(out: JobsCommand, key: uuid.UUID) -> None:
     """One line for each change of the state and of what the body says."""
     line = None
-    while (job := find(key)) is not None:
+    while (job := databases.first(Job.objects.filter(pk=key))) is not None:
         before, line = line, f"{job.state} {progress.of([job]).get(key) or ''}".rstrip()
         if line != before:
             out.say(line)

@@ -27,7 +27,6 @@ from jobs.maintenance.prune import Prune
 from jobs.maintenance.rescue import Rescue
 from jobs.management.console.base import DRY_RUN, JobsCommand, option, project_app, subcommand
 from jobs.models import ENDED, Job, State
-from jobs.operations.selection import find
 from jobs.worker import listener
 
 PATIENCE = 2.0  #: Seconds that the broker may take to answer.
@@ -283,7 +282,7 @@ def _probe(app: Any, queue: str | None, timeout: float) -> Finding:
     job: Job | None = None
     while time.monotonic() - began < timeout and (job is None or job.state not in ENDED):
         time.sleep(0.1)
-        job = find(key)
+        job = databases.first(Job.objects.filter(pk=key))
     took = duration(time.monotonic() - began)
     if job is not None and job.state == State.SUCCEEDED:
         return Finding("probe", True, f"enqueued, run on the node {str(job.result)[:8]} and settled in {took}")
