@@ -69,7 +69,7 @@ NO_FAULT = (
     "schedule_paused",
 )  # fmt: skip
 
-#: Seconds after which a running body is worth a remark; a batch whose last job does not end; and one that is not closed.
+#: Seconds after which a remark tells of a running body; of a batch whose last job does not end; of one not closed.
 LONG, LONG_BATCH, UNCLOSED = 1800.0, 600.0, 90.0
 
 EVERY_TIME = 5  #: So many failures one after the other, and no success: the task fails every time.
