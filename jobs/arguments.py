@@ -2,44 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import datetime
-import decimal
 import json
-import math
-import uuid
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
-from celery.canvas import Signature
-from django.db.models import Model, QuerySet
-from django.utils.dateparse import parse_duration
-from django.utils.duration import duration_iso_string
-from django.utils.functional import Promise
-from kombu.exceptions import EncodeError
-from kombu.utils.json import dumps, object_hook, register_type
+from jobs.models.values import Repr, decoded, jsonable
 
-#: What people pass that is not JSON, and what to pass in its place; the last one is for everything else.
-_CURES: tuple[tuple[type | tuple[type, ...], str], ...] = (
-    (Model, "pass its primary key (.pk) and read the row again in the task: the object may be stale when it runs"),
-    (QuerySet, "pass a list of primary keys and read the rows again in the task"),
-    ((set, frozenset), "pass a sorted list"),
-    (Promise, "pass str(value): a lazy translation belongs to one language"),
-    (object, "pass str, int, float, bool, None, a date or time, Decimal, UUID, bytes, lists or dicts"),
-)
-
-#: What is kept beside JSON's own types, tagged as Celery's own encoder does it.
-TYPES = (datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, uuid.UUID, bytes, bytearray, memoryview)
-
-
-class Repr(str):
-    """All that is kept of a result that JSON does not know: its ``repr()``. No job can carry it on."""
-
-
-# kombu knows all of them but these, and the bodies of links and chords are decoded by kombu as well.
-register_type(datetime.timedelta, "timedelta", duration_iso_string, parse_duration)
-register_type(Repr, "repr", str, Repr)
+__all__ = ["Repr", "check_size", "decoded", "normalize"]
 
 
 def normalize(args: Any, kwargs: Any, most: int | None = None) -> tuple[list[Any], dict[str, Any]]:
@@ -69,105 +38,3 @@ def check_size(text: str, what: str, most: int) -> None:
         raise ValueError(
             f"{what} {size} bytes of JSON, more than JOBS['MAX_ARGS_BYTES'] ({most}): store the data and pass its key"
         )
-
-
-def jsonable(value: Any, where: str) -> Any:
-    """``value`` as plain JSON data; ``where`` names it in errors, which are those of :func:`normalize`."""
-    try:
-        return _plain(value, where)
-    except RecursionError:
-        raise ValueError(f"{where} is nested too deeply or contains itself") from None
-
-
-def storable(value: Any, where: str) -> Any:
-    """Plain JSON of what Celery's own encoder makes of the value (signatures, dates, UUIDs)."""
-    try:
-        return jsonable(json.loads(dumps(value)), where)
-    except (TypeError, EncodeError) as exc:
-        raise TypeError(f"{where} of this call cannot be stored as JSON: {exc}") from exc
-
-
-def _plain(value: Any, where: str) -> Any:
-    if value is None or value is True or value is False:
-        return value
-    if isinstance(value, str):
-        return _text(value, where)
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise ValueError(f"{where} is {value}, which JSON does not know: pass None or a string")
-        return float(value)
-    if isinstance(value, list | tuple):
-        return [_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
-    if isinstance(value, Signature):
-        # Celery's own encoder: the options of a signature may hold dates and nested signatures.
-        return _plain(json.loads(dumps(value)), where)
-    if isinstance(value, bytes | bytearray | memoryview):
-        return {"__type__": "base64", "__value__": base64.b64encode(value).decode()}
-    if isinstance(value, TYPES):
-        return json.loads(dumps(value))
-    if isinstance(value, dict):
-        if odd := [key for key in value if not isinstance(key, str)]:
-            raise TypeError(f"{where} has the key {odd[0]!r}; JSON keys are strings: convert it with str()")
-        return {_text(key, where): _plain(item, f"{where}[{key!r}]") for key, item in value.items()}
-    cure = next(cure for kinds, cure in _CURES if isinstance(value, kinds))
-    raise TypeError(f"{where} is a {type(value).__name__}, which a job cannot carry: {cure}")
-
-
-def decoded(value: Any) -> Any:
-    """A copy of what a row keeps, which shares nothing with it, with the types that the caller gave."""
-    if isinstance(value, list):
-        return [decoded(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if value.keys() == {"__type__", "__value__"}:
-        # Somebody's own dict may look like this.
-        with suppress(ValueError, TypeError, ArithmeticError, AttributeError):
-            return object_hook(value)
-    return {key: decoded(item) for key, item in value.items()}
-
-
-def _text(value: str, where: str) -> str:
-    if type(value) is Repr:
-        raise TypeError(f"{where} is only the repr() of a result that was not JSON ({value[:100]}): {_CURES[-1][1]}")
-    value = str.__str__(value)
-    if "\0" in value:
-        cure = "which PostgreSQL refuses: remove it with .replace('\\0', '')"
-        raise ValueError(f"{where} contains a NUL character, {cure}")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        cure = "which is no valid text: decode the bytes with errors='replace'"
-        raise ValueError(f"{where} contains a lone surrogate, {cure}") from None
-    return value
-
-
-def scrub(text: str, limit: int = 20_000) -> str:
-    """Return text that every database stores: NUL and lone surrogates escaped, ``limit`` characters at the most."""
-    text = text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
-    if len(text) > limit:
-        # With the words between, it still fits into a column of this length.
-        half = (limit - 40) // 2
-        text = f"{text[:half]}\n... {len(text) - 2 * half} characters cut ...\n{text[-half:]}"
-    return text
-
-
-def parse_uuid(text: str) -> uuid.UUID | None:
-    """What is written as one; None for anything else."""
-    try:
-        return uuid.UUID(text)
-    except ValueError:
-        return None
-
-
-def as_uuid(value: Any) -> uuid.UUID | None:
-    """The id of a job; an id of somebody else's that is no UUID becomes its uuid5."""
-    return (parse_uuid(str(value)) or uuid.uuid5(uuid.NAMESPACE_OID, str(value))) if value else None
-
-
-def safe_repr(value: Any) -> str:
-    try:
-        return repr(value)
-    except Exception as exc:
-        return f"<{type(value).__name__}, whose repr() raised {type(exc).__name__}>"

@@ -19,7 +19,6 @@ from celery.contrib.abortable import ABORTED
 from celery.result import assert_will_not_block, result_from_tuple
 from django.db import InterfaceError, OperationalError
 
-from jobs.arguments import as_uuid, decoded, jsonable
 from jobs.calling import chords, followups, outbox, stored
 from jobs.calling.stored import Store
 from jobs.conf import conf
@@ -28,6 +27,7 @@ from jobs.database import databases
 from jobs.lifecycle import ring
 from jobs.lifecycle.run import claimed
 from jobs.models import ENDED, LIVE, WAITING, Job, State
+from jobs.models.values import as_uuid, decoded, jsonable
 
 #: Seconds between the first two looks at what somebody waits for; each pause is longer than the one before.
 FIRST_PAUSE, GROWTH = 0.005, 1.5

@@ -32,7 +32,7 @@ from django.core import checks
 from django.utils.module_loading import import_string
 
 from jobs import signals
-from jobs.arguments import decoded
+from jobs.models.values import decoded
 
 if TYPE_CHECKING or django.VERSION >= (6,):
     from django.tasks import DEFAULT_TASK_QUEUE_NAME, Task, TaskContext, TaskResult, TaskResultStatus, task_backends

@@ -18,7 +18,7 @@ from celery.result import AsyncResult
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import transaction
 
-from jobs.arguments import as_uuid, normalize, safe_repr
+from jobs.arguments import normalize
 from jobs.calling import calls, followups, outbox, progress
 from jobs.calling.options import check_call, check_declaration
 from jobs.calling.ticks import Ticks
@@ -33,6 +33,7 @@ from jobs.lifecycle.run import Run, current_job
 from jobs.lifecycle.transitions import now_plus
 from jobs.models import Job
 from jobs.models.fields import uuid7
+from jobs.models.values import as_uuid, safe_repr
 
 
 def is_stock_name(name: str | None) -> bool:

@@ -9,11 +9,11 @@ from celery import shared_task
 from celery.exceptions import SoftTimeLimitExceeded, TaskPredicate
 from kombu.exceptions import OperationalError
 
-from jobs.arguments import decoded
 from jobs.calling import followups
 from jobs.errors import Snooze, UniqueTaken
 from jobs.lifecycle.board import board
 from jobs.models import ENDED, Job
+from jobs.models.values import decoded
 from jobs.task import Task
 
 

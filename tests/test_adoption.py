@@ -15,10 +15,10 @@ from django.db.models import QuerySet
 from django.utils import timezone
 from kombu import Exchange, Queue
 
-from jobs.arguments import as_uuid
 from jobs.calling import calls
 from jobs.lifecycle.board import board
 from jobs.models import Job
+from jobs.models.values import as_uuid
 from tests import tasks, test_calls
 from tests.harness import Worker, deliver, effects, wait_ended, wait_state
 from tests.servers import wait_for

@@ -14,7 +14,8 @@ from django.contrib.auth.models import User
 from django.db import models
 from django.utils.translation import gettext_lazy
 
-from jobs.arguments import decoded, normalize, scrub
+from jobs.arguments import normalize
+from jobs.models.values import decoded, scrub
 from tests import tasks
 
 

@@ -16,12 +16,12 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from kombu import Exchange, Queue
 
-from jobs.arguments import decoded
 from jobs.conf import syncpoints
 from jobs.errors import TaskExited
 from jobs.lifecycle import claims, ring, transitions
 from jobs.lifecycle.board import board
 from jobs.models import Job
+from jobs.models.values import decoded
 from jobs.operations.redaction import Shown
 from jobs.worker.runner import Runner
 from tests import tasks

@@ -17,8 +17,8 @@ from django.template.response import TemplateResponse
 from django.urls import path
 from django.views.decorators.http import require_POST
 
-from jobs.arguments import scrub
 from jobs.models import Job
+from jobs.models.values import scrub
 
 LAST = "last"  #: In the URL, beside ``after,...`` and ``before,...``: the page with the oldest rows.
 

@@ -11,10 +11,10 @@ from django.utils.translation import gettext_lazy as _
 from jobs.admin import html
 from jobs.admin.base import ReadOnlyAdmin, buttons, may
 from jobs.admin.html import column, time_column
-from jobs.arguments import as_uuid
 from jobs.calling import batches
 from jobs.inspection import public
 from jobs.models import Batch, State
+from jobs.models.values import as_uuid
 from jobs.operations.actions import OPERATIONS
 
 #: The operations that the page offers for all jobs of a batch.

@@ -26,7 +26,6 @@ from django.utils.translation import gettext_lazy as _
 from jobs.admin import html
 from jobs.admin.base import CountedChangeList, ReadOnlyAdmin, buttons, may, page, whether, why_of
 from jobs.admin.html import column, time_column, url_of
-from jobs.arguments import parse_uuid
 from jobs.calling import progress
 from jobs.conf import conf
 from jobs.inspection import census, live
@@ -36,6 +35,7 @@ from jobs.inspection.remarks import INFO, Remark, sentence
 from jobs.inspection.times import duration
 from jobs.lifecycle import queues
 from jobs.models import Job, Node, Overview, Pause, State
+from jobs.models.values import parse_uuid
 from jobs.operations import workers
 from jobs.operations.actions import OPERATIONS
 from jobs.operations.selection import DIGITS

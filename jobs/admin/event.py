@@ -16,7 +16,6 @@ from django.utils.translation import gettext_lazy as _
 from jobs.admin import history, html
 from jobs.admin.base import CountedChangeList, ReadOnlyAdmin, UncountedChangeList, apart, may, numbered, page, why_of
 from jobs.admin.html import column, time_column, url_of
-from jobs.arguments import parse_uuid, scrub
 from jobs.events.amqp import ERRORS
 from jobs.events.relay import matches
 from jobs.events.replay import names, replay_by, services
@@ -25,6 +24,7 @@ from jobs.inspection import events
 from jobs.inspection.census import MOST, at_least
 from jobs.inspection.times import duration
 from jobs.models import ARGS, Event, Job, State, Subscription
+from jobs.models.values import parse_uuid, scrub
 from jobs.operations import redaction
 from jobs.operations.selection import DIGITS, SEARCHED, newest
 

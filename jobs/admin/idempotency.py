@@ -16,9 +16,9 @@ from django.utils.translation import gettext_lazy as _
 from jobs.admin import html
 from jobs.admin.base import ReadOnlyAdmin, may, page
 from jobs.admin.html import column, time_column, url_of
-from jobs.arguments import jsonable, parse_uuid
 from jobs.idempotency import effects
 from jobs.models import Effect, Marker
+from jobs.models.values import jsonable, parse_uuid
 
 EXPLAINED = _(
     "As long as this marker is there, nobody does this work again: other jobs of the key replay the "

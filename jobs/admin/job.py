@@ -26,7 +26,6 @@ from jobs.admin.event import event_link
 from jobs.admin.html import NOTHING, column
 from jobs.admin.idempotency import may_settle, status_badge
 from jobs.admin.operate import OperableAdmin
-from jobs.arguments import parse_uuid, scrub
 from jobs.calling import progress
 from jobs.calling.options import says_how_to_retry
 from jobs.conf import celery_app, conf
@@ -35,6 +34,7 @@ from jobs.inspection.census import LIVE, Live, at_least
 from jobs.inspection.times import duration
 from jobs.models import UNSUCCESSFUL, WAITING, Batch, Job, State
 from jobs.models.fields import created_since
+from jobs.models.values import parse_uuid, scrub
 from jobs.operations import selection
 from jobs.operations.actions import OPERATIONS
 from jobs.operations.redaction import Shown

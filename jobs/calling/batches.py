@@ -20,7 +20,6 @@ from django.db import transaction
 from django.db.models import Count, Exists, OuterRef
 from django.db.models.functions import Now
 
-from jobs.arguments import decoded, scrub, storable
 from jobs.calling import outbox
 from jobs.calling.followups import calls_are_rows
 from jobs.conf.logs import logger
@@ -30,6 +29,7 @@ from jobs.lifecycle import transitions
 from jobs.lifecycle.run import current_run
 from jobs.lifecycle.transitions import now_plus
 from jobs.models import LIVE, Batch, Job, State
+from jobs.models.values import decoded, scrub, storable
 
 #: Seconds until a batch is looked at again whose callback could not be called; and for which one is kept whose jobs are
 #: gone.

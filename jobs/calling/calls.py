@@ -22,7 +22,7 @@ from django.utils.translation import gettext
 from kombu.common import Broadcast
 from kombu.transport.virtual.exchange import TopicExchange
 
-from jobs.arguments import as_uuid, normalize, scrub, storable
+from jobs.arguments import normalize
 from jobs.calling import request, tracing
 from jobs.calling.options import KEPT, MOMENT, PLUMBING
 from jobs.conf import celery_app, conf
@@ -33,6 +33,7 @@ from jobs.lifecycle.board import board
 from jobs.lifecycle.ring import bell
 from jobs.models import Job, State
 from jobs.models.fields import uuid7
+from jobs.models.values import as_uuid, scrub, storable
 
 #: The contract between who writes a job and who runs it. A release raises it if older workers would run its jobs
 #: wrongly; a worker runs its own version and those before. A row without one is of version 1.

@@ -13,11 +13,11 @@ from django.db import DataError, IntegrityError, transaction
 from django.db.models import F
 from django.db.models.functions import Now
 
-from jobs.arguments import decoded
 from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.lifecycle.transitions import now_plus
 from jobs.models import Chord, ChordPart
+from jobs.models.values import decoded
 
 
 def begin(header: GroupResult, using: str) -> None:

@@ -13,11 +13,11 @@ from typing import Any
 from celery import Celery
 from celery.beat import BeatLazyFunc
 
-from jobs.arguments import as_uuid
 from jobs.calling import followups
 from jobs.calling.ticks import Ticks
 from jobs.conf import did_you_mean
 from jobs.database import databases
+from jobs.models.values import as_uuid
 
 #: Headers of a job that a tick made: the entry's name, which django-celery-beat calls so, and the tick.
 NAME, TICK = "periodic_task_name", "schedule_tick"

@@ -24,7 +24,6 @@ from django.db import transaction
 from kombu.utils.uuid import uuid
 
 from jobs import errors
-from jobs.arguments import decoded, jsonable, parse_uuid, storable
 from jobs.calling import chords, outbox, request
 from jobs.conf import has_results_elsewhere, reads_rows
 from jobs.database import databases
@@ -32,6 +31,7 @@ from jobs.errors import for_celery
 from jobs.lifecycle import claims, isolation, transitions
 from jobs.lifecycle.run import Run, current_job
 from jobs.models import Job, State
+from jobs.models.values import decoded, jsonable, parse_uuid, storable
 
 #: The modules in which an exception's class is looked up if the row holds only its name: no body raised it.
 _MODULES = (builtins, celery.exceptions, errors)

@@ -8,10 +8,10 @@ import uuid
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from jobs.arguments import scrub
 from jobs.calling import stored
 from jobs.lifecycle.run import Run
 from jobs.models import Job, State
+from jobs.models.values import scrub
 
 #: Celery's own word in its manual, which packages that draw bars look for; and seconds for which it is kept.
 PROGRESS, KEPT = "PROGRESS", 86400.0

@@ -9,8 +9,8 @@ from celery import Celery
 from celery.utils.nodenames import anon_nodename
 from celery.utils.saferepr import saferepr
 
-from jobs.arguments import decoded
 from jobs.models import Job
+from jobs.models.values import decoded
 
 
 def make(job: Job, task: Any, app: Celery, hostname: str) -> dict[str, Any]:

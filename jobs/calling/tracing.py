@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from celery.exceptions import SoftTimeLimitExceeded
 
-from jobs.arguments import storable
 from jobs.conf import conf
 from jobs.errors import LostLease, NotSettled
+from jobs.models.values import storable
 
 logger = logging.getLogger("jobs")
 

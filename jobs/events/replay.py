@@ -12,12 +12,12 @@ from django.db import transaction
 from django.db.models import QuerySet
 from django.utils.translation import gettext
 
-from jobs.arguments import scrub
 from jobs.conf import conf, did_you_mean
 from jobs.database import databases
 from jobs.events import publisher, relay
 from jobs.models import Action, Event, Job, Subscription
 from jobs.models.fields import uuid7
+from jobs.models.values import scrub
 
 
 def select(

@@ -15,8 +15,8 @@ from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 from uuid import UUID
 
-from jobs.arguments import jsonable
 from jobs.conf import did_you_mean
+from jobs.models.values import jsonable
 
 POSSIBLE = (
     "str, int, float, bool, None, Any, datetime, date, time, Decimal, UUID, list[T], dict[str, T], tuple[T, ...], "

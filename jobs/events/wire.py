@@ -17,7 +17,7 @@ from typing import Any
 
 from celery import current_app
 
-from jobs.arguments import decoded, jsonable, parse_uuid
+from jobs.models.values import decoded, jsonable, parse_uuid
 
 PREFIX = "cloudEvents:"
 PREFIXES = ("cloudevents:", "cloudevents_", "ce-", "ce_")

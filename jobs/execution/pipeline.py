@@ -14,7 +14,6 @@ from django.db import connections, transaction
 from django.db.utils import DataError, Error, IntegrityError, InterfaceError, OperationalError, ProgrammingError
 
 from jobs import signals
-from jobs.arguments import decoded
 from jobs.calling import calls, followups, request, tracing
 from jobs.conf.syncpoints import reach
 from jobs.database import databases
@@ -28,6 +27,7 @@ from jobs.lifecycle import claims, transitions
 from jobs.lifecycle.board import board
 from jobs.lifecycle.run import RECONNECT, Run, claimed, running
 from jobs.models import Job
+from jobs.models.values import decoded
 
 logger = logging.getLogger("jobs")
 

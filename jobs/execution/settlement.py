@@ -19,7 +19,6 @@ from celery.result import ResultBase
 from celery.utils.serialization import ensure_serializable
 from django.db import Error, InterfaceError, OperationalError, transaction
 
-from jobs.arguments import jsonable, safe_repr, scrub
 from jobs.calling import followups, outbox
 from jobs.conf import conf
 from jobs.database import databases
@@ -29,6 +28,7 @@ from jobs.lifecycle import transitions
 from jobs.lifecycle.run import Run, persistently
 from jobs.models import Job, State
 from jobs.models.fields import uuid7
+from jobs.models.values import jsonable, safe_repr, scrub
 
 
 @dataclass

@@ -16,7 +16,6 @@ from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.db.models.functions import Now
 from django.db.transaction import TransactionManagementError
 
-from jobs.arguments import decoded, jsonable, safe_repr, scrub
 from jobs.conf.syncpoints import reach
 from jobs.database import databases
 from jobs.errors import Busy, EffectParked, LostLease
@@ -24,6 +23,7 @@ from jobs.idempotency.keys import joined
 from jobs.lifecycle import transitions
 from jobs.lifecycle.run import Run, current_run, persistently
 from jobs.models import Effect, Job, State
+from jobs.models.values import decoded, jsonable, safe_repr, scrub
 
 
 @contextmanager

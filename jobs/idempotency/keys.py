@@ -8,7 +8,7 @@ from typing import Any
 
 from kombu.utils.json import dumps
 
-from jobs.arguments import decoded
+from jobs.models.values import decoded
 
 #: Characters of a key, at the most: as many as every database indexes.
 MAX_KEY = 255

@@ -9,13 +9,13 @@ from typing import Any
 from celery import Celery
 from django.db.models.functions import Now
 
-from jobs.arguments import scrub
 from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.conf.rates import Limit, limit_of
 from jobs.database import databases
 from jobs.lifecycle.board import board
 from jobs.models import Limit as Row
+from jobs.models.values import scrub
 
 #: What was set by hand: the concurrency and the rate, by the name of the row.
 Given = Mapping[str, tuple[int | None, str | None]]

@@ -5,9 +5,9 @@ Nobody claims a job of a paused queue. What runs goes on. Jobs are enqueued, com
 
 from django.utils.translation import gettext
 
-from jobs.arguments import scrub
 from jobs.conf import conf
 from jobs.models import Pause
+from jobs.models.values import scrub
 
 
 def check_name(queue: str) -> None:

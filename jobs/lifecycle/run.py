@@ -15,7 +15,6 @@ from django.db import Error
 from django.db.transaction import TransactionManagementError
 
 from jobs import signals
-from jobs.arguments import decoded, jsonable
 from jobs.conf import logs
 from jobs.database import databases
 from jobs.errors import Cancel, LostLease
@@ -23,6 +22,7 @@ from jobs.lifecycle import ring, transitions
 from jobs.lifecycle.board import Slot
 from jobs.lifecycle.claims import owned
 from jobs.models import ENDED, Job, State
+from jobs.models.values import decoded, jsonable
 
 #: Seconds between the attempts to reach a database that is away, and how often.
 RECONNECT = (0.0, 0.1, 0.4, *[0.5] * 14)

@@ -20,13 +20,13 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from jobs import signals
-from jobs.arguments import scrub
 from jobs.conf import conf, has_results_elsewhere
 from jobs.database import databases
 from jobs.errors import UniqueBusy, UniqueTaken
 from jobs.lifecycle import order, ring, unique
 from jobs.lifecycle.claims import owned
 from jobs.models import CLAIMABLE, ENDED, LIVE, UNSUCCESSFUL, WAITING, Batch, Cancellation, Job, Node, Relay, State
+from jobs.models.values import scrub
 
 #: What is counted, each apart.
 COUNTS = ("retries", "crashes", "node_losses", "snoozes")

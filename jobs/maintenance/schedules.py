@@ -17,7 +17,6 @@ from django.db import DataError, Error, IntegrityError, transaction
 from django.db.models import F
 from django.db.models.functions import Now
 
-from jobs.arguments import scrub
 from jobs.calling import entries, periodic
 from jobs.calling.entry import Entry
 from jobs.conf import celery_app
@@ -29,6 +28,7 @@ from jobs.lifecycle.ring import bell
 from jobs.lifecycle.transitions import now_plus
 from jobs.maintenance.tally import clock
 from jobs.models import Schedule
+from jobs.models.values import scrub
 
 LOOK, AGAIN = 2.0, 0.2  #: Seconds between two looks: while nothing is due, and while somebody else decides a tick.
 

@@ -12,7 +12,7 @@ from django.db.models.fields.json import KeyTransformFactory
 from django.db.models.functions import Cast
 from django.db.models.lookups import In
 
-from jobs.arguments import decoded
+from jobs.models.values import decoded
 
 
 class JSONText(JSONField):
@@ -45,7 +45,7 @@ class JSONText(JSONField):
 
 
 class Typed(JSONText):
-    """The same, read with the types that were written (``jobs.arguments``)."""
+    """The same, read with the types that were written (``jobs.models.values``)."""
 
     def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
         return decoded(super().from_db_value(value, expression, connection))

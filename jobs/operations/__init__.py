@@ -2,8 +2,8 @@
 
 import uuid
 
-from jobs.arguments import scrub
 from jobs.models import Action
+from jobs.models.values import scrub
 
 
 def signed(text: str, who: str, why: str) -> str:

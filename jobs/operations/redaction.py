@@ -4,10 +4,10 @@ from typing import Any
 
 from django.utils.module_loading import import_string
 
-from jobs.arguments import decoded
 from jobs.conf import celery_app, conf
 from jobs.conf.logs import logger
 from jobs.models import Event, Job
+from jobs.models.values import decoded
 
 HIDDEN = "(hidden: JOBS['REDACT'] failed)"  #: What stands for a value that could not be redacted.
 

@@ -6,12 +6,12 @@ from django.db import DataError, IntegrityError, transaction
 from django.db.models.functions import Now
 from django.utils.translation import gettext
 
-from jobs.arguments import scrub
 from jobs.calling import entries
 from jobs.conf import celery_app, import_tasks
 from jobs.database import databases
 from jobs.errors import UniqueBusy, UniqueTaken
 from jobs.models import Schedule
+from jobs.models.values import scrub
 from jobs.operations import note
 
 

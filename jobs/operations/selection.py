@@ -19,11 +19,11 @@ from django.utils.dateparse import parse_date, parse_datetime
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from jobs.arguments import parse_uuid
 from jobs.conf import celery_app, conf, import_tasks
 from jobs.database import databases
 from jobs.models import CLAIMABLE, HELD, UNSUCCESSFUL, Job, Node, State, Tally
 from jobs.models.fields import created_before, created_since, first_id
+from jobs.models.values import parse_uuid
 
 #: How many digits of an id lists show: the first of a worker's, the last of a job's, whose first ones are the time.
 DIGITS = 8

@@ -8,10 +8,10 @@ from django import template
 from django.core.handlers.asgi import ASGIRequest
 from django.urls import NoReverseMatch, reverse
 
-from jobs.arguments import as_uuid
 from jobs.inspection import public
 from jobs.inspection.times import duration
 from jobs.models import Batch, Job
+from jobs.models.values import as_uuid
 
 register = template.Library()
 register.filter(duration)

@@ -25,7 +25,7 @@ from django.db.transaction import TransactionManagementError
 from django.test.testcases import DatabaseOperationForbidden  # type: ignore[attr-defined]
 from django.utils import timezone
 
-from jobs.arguments import decoded, normalize
+from jobs.arguments import normalize
 from jobs.calling import batches, entries, followups, outbox
 from jobs.calling.entry import Entry
 from jobs.conf import OWN_TASKS, conf, import_tasks
@@ -37,6 +37,7 @@ from jobs.lifecycle.board import board
 from jobs.lifecycle.claims import Claimer
 from jobs.maintenance import schedules
 from jobs.models import UNRELAYED, WAITING, Event, Job, Node, Pause, Schedule, State
+from jobs.models.values import decoded
 from jobs.worker.runner import Runner
 
 #: So many runs without a ``limit`` mean that it never ends.

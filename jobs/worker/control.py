@@ -8,9 +8,9 @@ from celery.platforms import signals as signal_numbers
 from celery.utils.functional import maybe_list
 from celery.worker import control
 
-from jobs.arguments import parse_uuid
 from jobs.conf.rates import limit_of
 from jobs.lifecycle.board import Occupied, board
+from jobs.models.values import parse_uuid
 from jobs.worker.companion import companion
 
 

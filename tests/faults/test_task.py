@@ -22,7 +22,7 @@ from tests.servers import wait_for
 
 
 @pytest.mark.parametrize("how", ["deadline", "nul", "unspeakable"])
-@guard(Without("jobs.arguments:scrub", "text"), case="nul")
+@guard(Without("jobs.models.values:scrub", "text"), case="nul")
 @guard(Without("jobs.execution.settlement:_entry", "str(exc)", call="safe_repr"), case="unspeakable")
 def test_exception_rolls_back_and_is_kept(ledger, how):
     """Also one that cannot be pickled and has no text, and one whose text no database stores.

@@ -19,11 +19,12 @@ from django.core.management.base import CommandError
 from kombu.common import Broadcast
 
 from jobs import checks
-from jobs.arguments import normalize, parse_uuid
+from jobs.arguments import normalize
 from jobs.calling.options import OF_A_CALL, check_call, check_declaration
 from jobs.conf import conf, problems
 from jobs.management.console.base import JobsCommand, option, project_app, reported, subcommand
 from jobs.management.console.values import Values
+from jobs.models.values import parse_uuid
 
 #: What a finding means for the switch.
 BREAKS, DIFFERS, NEEDLESS = "breaks", "differs", "needless"
