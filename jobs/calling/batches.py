@@ -26,6 +26,7 @@ from jobs.conf.logs import logger
 from jobs.database import databases
 from jobs.errors import LostLease
 from jobs.lifecycle import transitions
+from jobs.lifecycle.board import BODY
 from jobs.lifecycle.run import current_run
 from jobs.lifecycle.transitions import now_plus
 from jobs.models import LIVE, Batch, Job, State
@@ -83,7 +84,7 @@ def adding(to: Batch) -> Iterator[None]:
     run = current_run()
     with transaction.atomic(using=using):
         # What the body had called after its commit comes too late for that.
-        if run is None or run.job.batch_id != to.pk or (run.task.atomic and run.phase != "body"):
+        if run is None or run.job.batch_id != to.pk or (run.task.atomic and run.slot.phase != BODY):
             # Race: whoever closes it holds this lock. As long as a job of it runs nobody does.
             open_ones = Batch.objects.using(using).select_for_update().filter(pk=to.pk, ended_at=None)
             if not open_ones.exists():

@@ -90,7 +90,8 @@ def tell(app: Celery, job: Job) -> None:
     """Tell all who wait for the end of a job, and the result backend: what Celery does after the task."""
     task = app.tasks.get(job.task)
     backend = app.backend if task is None else task.backend
-    context = Context(request.make(job, task, app, gethostname()), called_directly=False, jobs_run=False)
+    given = {**request.make(job, task, app, gethostname()), **request.embedded(job.options)}
+    context = Context(given, called_directly=False, jobs_run=False)
     is_kept = not context.ignore_result
     with calls_are_rows(str(job._state.db)), _as_if_in(task, context):
         if job.state == State.SUCCEEDED:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from celery import Celery
@@ -12,9 +14,13 @@ from celery.utils.saferepr import saferepr
 from jobs.models import Job
 from jobs.models.values import decoded
 
+#: What follows a task, as a request and as a call name it; and of a call without options.
+_EMBEDDED = {"callbacks": "link", "errbacks": "link_error", "chain": "chain", "chord": "chord"}
+_NOTHING = dict.fromkeys(_EMBEDDED)
+
 
 def make(job: Job, task: Any, app: Celery, hostname: str) -> dict[str, Any]:
-    """The request of a claimed job, as Celery's worker hands it to its tracer.
+    """The request of a claimed job, as Celery's worker hands it to its tracer, but for what follows it.
 
     It differs from a message's in this: there is no delivery tag, ``redelivered`` says that an earlier run was given
     back, and ``retries``, ``eta`` and ``expires`` are those of the row.
@@ -25,7 +31,6 @@ def make(job: Job, task: Any, app: Celery, hostname: str) -> dict[str, Any]:
     made = {
         **headers,
         **(own or {}),
-        **embedded(options),
         "properties": {"correlation_id": headers["id"], "reply_to": reply_to, "priority": priority},
         "reply_to": reply_to,
         "correlation_id": headers["id"],
@@ -64,7 +69,7 @@ def headers_of(job: Job, app: Celery, options: Mapping[str, Any], task: Any = No
         "parent_id": str(job.parent_id) if job.parent_id else None,
         "argsrepr": _represent(tuple(job.args), longest),
         "kwargsrepr": _represent(job.kwargs, longest),
-        "origin": anon_nodename(),
+        "origin": _origin(os.getpid()),
         "ignore_result": options.get("ignore_result", getattr(task, "ignore_result", None)),
         "replaced_task_nesting": options.get("replaced_task_nesting", 0),
         "stamped_headers": options.get("stamped_headers"),
@@ -72,11 +77,15 @@ def headers_of(job: Job, app: Celery, options: Mapping[str, Any], task: Any = No
     }
 
 
+@lru_cache(maxsize=1)
+def _origin(pid: int) -> str:
+    return str(anon_nodename())
+
+
 def embedded(options: Mapping[str, Any]) -> dict[str, Any]:
     """What Celery's message has beside the arguments."""
-    made = {"callbacks": "link", "errbacks": "link_error", "chain": "chain", "chord": "chord"}
     # Their arguments are of the types that the caller gave, too.
-    return {name: decoded(options.get(option)) for name, option in made.items()}
+    return {name: decoded(options.get(option)) for name, option in _EMBEDDED.items()} if options else dict(_NOTHING)
 
 
 def _iso(moment: Any) -> str | None:

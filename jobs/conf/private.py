@@ -53,8 +53,8 @@ celery.worker.autoscale:Autoscaler.maybe_scale self     | steps.py: the autoscal
 celery.beat:Scheduler.apply_async self entry producer advance | celery_beat.py: beat makes no calls beside the workers
 celery.beat:Scheduler.reserve self entry                | celery_beat.py: the same
 celery.schedules:crontab.remaining_delta self last_run_at tz | ticks.py: the hour that comes twice
-celery.fixups.django:DjangoWorkerFixup.close_database self | steps.py: connections are kept between jobs
-celery._state:get_current_task                          | steps.py: whether a stock task runs
+celery.fixups.django:DjangoWorkerFixup.on_task_prerun self sender | steps.py: connections are kept between jobs
+celery.fixups.django:DjangoWorkerFixup.on_task_postrun self sender | steps.py: the same
 celery.worker.worker:WorkController.wait_for_soft_shutdown self | consumer.py: a soft stop waits for jobs
 celery.worker.consumer:Consumer.add_task_queue self queue | consumer.py: processes claim from the same queues
 celery.worker.consumer:Consumer.cancel_task_queue self queue | consumer.py: the same

@@ -285,7 +285,10 @@ def tidy(alias: str) -> None:
             if connection.alias != alias:
                 connection.close_if_unusable_or_obsolete()
             elif connection.connection is not None and (
-                connection.in_atomic_block or connection.errors_occurred or has_transaction(alias) or not is_idle(alias)
+                connection.in_atomic_block
+                or connection.errors_occurred
+                or _has_transaction(connection)
+                or status(connection) not in (None, IDLE)
             ):
                 connection.errors_occurred = False
                 drop(alias)
@@ -294,34 +297,33 @@ def tidy(alias: str) -> None:
 
 
 def has_transaction(alias: str) -> bool:
-    """Whether a transaction is open, or may begin at any statement; Django need not know of it.
+    """Whether a transaction is open, or may begin at any statement; Django need not know of it."""
+    return in_transaction(alias) if in_test(alias) else _has_transaction(connections[alias])
 
-    Race: a signal that comes while SQLite's BEGIN waits for the lock strikes when the lock is there.
-    """
-    if in_test(alias):
-        return in_transaction(alias)
-    connection = connections[alias]
+
+def _has_transaction(connection: BaseDatabaseWrapper) -> bool:
+    """Race: a signal that comes while SQLite's BEGIN waits for the lock strikes when the lock is there."""
     with connection.wrap_database_errors:
         return (
             not connection.get_autocommit()
-            or _status(alias) in (INTRANS, INERROR)
+            or status(connection) in (INTRANS, INERROR)
             or getattr(connection.connection, "in_transaction", False)
         )
 
 
 def is_interrupted(alias: str) -> bool:
     """Whether a query was left behind, by a time limit for one (PostgreSQL): the link is sound, and takes no other."""
-    return _status(alias) == ACTIVE
+    return status(connections[alias]) == ACTIVE
 
 
 def is_idle(alias: str) -> bool:
     """Whether the connection is free for a statement, as far as the driver knows without asking the server."""
-    return _status(alias) in (None, IDLE)
+    return status(connections[alias]) in (None, IDLE)
 
 
-def _status(alias: str) -> int | None:
+def status(connection: BaseDatabaseWrapper) -> int | None:
     """What psycopg knows of its transaction without asking the server; None with other drivers."""
-    return getattr(getattr(connections[alias].connection, "info", None), "transaction_status", None)
+    return getattr(getattr(connection.connection, "pgconn", None), "transaction_status", None)
 
 
 class SideDatabase:

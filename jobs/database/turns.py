@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from django.db import connections
 
@@ -53,13 +53,19 @@ def install() -> None:
         _processes = Lock()
 
 
-@contextmanager
-def turn(using: str) -> Iterator[None]:
+def turn(using: str) -> AbstractContextManager[None]:
     """The time in which this process may write; everywhere else than on SQLite that is always."""
     if _processes is None or connections[using].vendor != "sqlite":
-        yield
-        return
-    with _threads, _processes:
+        return _ALWAYS
+    return _turn(_processes)
+
+
+_ALWAYS = nullcontext()
+
+
+@contextmanager
+def _turn(processes: Lock) -> Iterator[None]:
+    with _threads, processes:
         try:
             yield
         finally:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
@@ -103,118 +103,153 @@ def _exclusively(run: Run) -> Any:
         return _perform(run)
 
 
-def _perform(run: Run) -> Any:
-    """Run the body; and again if its transaction met another one's: a deadlock, or a serialization failure.
+# What came of an attempt. All but the first are rolled back.
 
-    Of two transactions that wait for each other the database ends one. That is neither the body's failure nor a
-    retry of the task: it rolls back, and goes on under the same claim as long as this run owns the job. Every other
-    end but success is settled after the rollback.
+
+@dataclass(slots=True)
+class Committed:
+    #: The job that had done the work before, if any.
+    source: Job | None
+    #: What was raised at the commit all the same.
+    struck: BaseException | None = None
+
+
+@dataclass(slots=True)
+class Conflict:
+    """The database ended this transaction in favour of another one: a deadlock, or a serialization failure."""
+
+    exc: BaseException
+
+
+@dataclass(slots=True)
+class Lost:
+    """The database failed the run, and not the body."""
+
+    exc: BaseException
+
+
+@dataclass(slots=True)
+class Raised:
+    """What the body wants, or that the run lost its job."""
+
+    exc: BaseException
+
+
+def _perform(run: Run) -> Any:
+    """Run the body, settle, and tell Celery; and run it again if its transaction met another one's.
+
+    A conflict is neither the body's failure nor a retry of the task: the run goes on under the same claim as long as it
+    owns the job.
     """
     pauses = iter(RERUNS)
     while True:
-        try:
-            source = _attempt(run)
-            break
-        except LostLease as exc:
-            return settlement.settle(run, exc)
-        except BaseException as exc:
-            is_sent = run.phase == "commit"
-            exc = settlement.shutdown_behind(exc) or (_what_struck(exc) if is_sent else exc)
-            if is_sent and settlement.is_committed(run):
-                text = f"succeeded although {type(exc).__name__} was raised at its commit"
-                run.report(logging.WARNING, text, "succeeded")
-                followups.forget(run)
-                if run.replacement is not None:
-                    raise Ignore("replaced by another task") from exc
-                if isinstance(exc, Exception):
-                    return run.result
-                raise exc
-            is_conflict = run.task.atomic and _is_conflict(_what_struck(exc))
-            pause = next(pauses, None) if is_conflict else None
-            if pause is None:
-                # The database refused, before the body or at its commit.
-                is_refused = isinstance(exc, Error) and (run.phase == "begin" or (is_sent and settlement.may_pass(exc)))
-                is_given_up = is_conflict and not isinstance(exc, Retry)
-                return settlement.settle(run, exc, lost=run.is_lost or is_refused or is_given_up)
-            run.log(logging.INFO, f"runs again: {exc}", "conflict")
-        time.sleep(random.uniform(0, pause))
-        run.planned.clear()
-        settlement.write(run, lambda: transitions.owns(run.job))
-    reach("after_commit")
-    followups.forget(run)
-    if run.replacement is not None:
-        run.report(logging.INFO, "was replaced by another task", "succeeded")
-        raise Ignore("replaced by another task")
-    if source is not None:
-        run.log(logging.INFO, f"had nothing to do: {source.pk} did the same before", "replayed")
-    # At INFO Celery says so itself, with the runtime and the result.
-    run.report(logging.DEBUG, "succeeded", "succeeded")
-    return run.result
+        match _attempt(run):
+            case Committed(source, struck):
+                return _tell(run, source, struck)
+            case Conflict(exc) if (pause := next(pauses, None)) is not None:
+                run.log(logging.INFO, f"runs again: {exc}", "conflict")
+                time.sleep(random.uniform(0, pause))
+                run.planned.clear()
+                settlement.write(run, lambda: transitions.owns(run.job))
+            # Celery's autoretry may have made a retry of a conflict: then it comes again in its time.
+            case Raised(exc) | Conflict(Retry() as exc):
+                return settlement.settle(run, exc)
+            case Conflict(exc) | Lost(exc):
+                return settlement.settle(run, exc, lost=True)
 
 
-def _attempt(run: Run) -> Job | None:
-    """Body and completion, in one transaction; returns the job that had done it before, if any."""
-    job, run.phase, run.is_lost = run.job, "begin", False
+def _attempt(run: Run) -> Committed | Conflict | Lost | Raised:
+    """Body and completion, in one transaction."""
+    job, task, using = run.job, run.task, run.using
     # Each attempt has its own, and a retry those of the call: a body may change what it was given.
     args, kwargs = decoded(job.args), decoded(job.kwargs)
     run.request.update(args=decoded(job.args), kwargs=decoded(job.kwargs), **request.embedded(job.options))
-    run.result = run.replacement = None
-    with _transaction(run):
-        run.phase = "body"
-        source = _leave_marker(run)
+    run.result = run.replacement = source = None
+    reached, is_lost = "begin", False
+    try:
+        # On SQLite the worker's processes take turns.
+        with turn(using) if task.atomic else _NOTHING, transaction.atomic(using) if task.atomic else _NOTHING:
+            try:
+                reached = "body"
+                savepoints.spare(connections[using])
+                source = _leave_marker(run)
+                if source is not None:
+                    run.result = decoded(source.result)
+                else:
+                    run.began = time.monotonic()
+                    with run.slot.body():
+                        try:
+                            run.result = task.run(*args, **kwargs)
+                        except Replaced as exc:
+                            run.replacement = exc.signature
+                if run.planned:
+                    # retry(throw=False) and a normal return.
+                    raise Retry(exc=None, when=None)
+                _look_after(run)
+                if not task.atomic:
+                    # The body's work is committed: what the database refuses from now on is not its failure.
+                    reached = "commit"
+                stored, is_followed = settlement.storable(run, run.result), followups.any_of(run)
+                # With atomic=False the completion and what follows have a transaction of their own.
+                needs_own = not task.atomic and (is_followed or databases.in_test(using))
+                with transaction.atomic(using) if needs_own else _NOTHING:
+                    if is_followed:
+                        followups.write(run)
+                    reach("before_commit")
+                    reached = "commit"
+                    if not claims.succeed(job, stored, time.monotonic() - run.began, source):
+                        raise LostLease("this run lost its lease; its transaction is rolled back")
+                    reach("after_completion")
+            except BaseException as exc:
+                # Before the end of the block, which opens a new connection in place of a broken one.
+                is_closed = task.atomic and connections[using].closed_in_transaction
+                is_lost = not is_closed and databases.is_lost(exc, using)
+                databases.roll_back(using)
+                if is_closed and isinstance(exc, Error):
+                    # Not the database's fault, so the body is not run again by itself.
+                    raise ProgrammingError(
+                        "the body closed its connection to the database, and its work is lost with the transaction; "
+                        "declare the task with atomic=False if it manages its connections itself"
+                    ) from exc
+                raise
+    except LostLease as exc:
+        return Raised(exc)
+    except BaseException as exc:
+        is_sent = reached == "commit"
+        said = settlement.shutdown_behind(exc) or (_what_struck(exc) if is_sent else exc)
+        if is_sent and settlement.is_committed(run):
+            return Committed(source, said)
+        if task.atomic and _is_conflict(_what_struck(said)):
+            return Conflict(said)
+        # The database refused, before the body or at its commit.
+        is_refused = isinstance(said, Error) and (reached == "begin" or (is_sent and settlement.may_pass(said)))
+        return Lost(said) if is_lost or is_refused else Raised(said)
+    return Committed(source)
+
+
+_NOTHING = nullcontext()
+
+
+def _tell(run: Run, source: Job | None, struck: BaseException | None) -> Any:
+    """The job has succeeded; what is returned or raised is for Celery."""
+    if struck is None:
+        reach("after_commit")
+    followups.forget(run)
+    if struck is not None:
+        text = f"succeeded although {type(struck).__name__} was raised at its commit"
+        run.report(logging.WARNING, text, "succeeded")
+    elif run.replacement is not None:
+        run.report(logging.INFO, "was replaced by another task", "succeeded")
+    else:
         if source is not None:
-            run.result = decoded(source.result)
-        else:
-            run.began = time.monotonic()
-            with run.slot.body():
-                try:
-                    run.result = run.task.run(*args, **kwargs)
-                except Replaced as exc:
-                    run.replacement = exc.signature
-        if run.planned:
-            # retry(throw=False) and a normal return.
-            raise Retry(exc=None, when=None)
-        _look_after(run)
-        if not run.task.atomic:
-            # The body's work is committed: what the database refuses from now on is not its failure.
-            run.phase = "commit"
-        stored, is_followed = settlement.storable(run, run.result), followups.any_of(run)
-        # With atomic=False the completion and what follows have a transaction of their own.
-        needs_own = not run.task.atomic and (is_followed or databases.in_test(run.using))
-        with transaction.atomic(run.using) if needs_own else nullcontext():
-            if is_followed:
-                followups.write(run)
-            reach("before_commit")
-            run.phase = "commit"
-            if not claims.succeed(job, stored, time.monotonic() - run.began, source):
-                raise LostLease("this run lost its lease; its transaction is rolled back")
-            reach("after_completion")
-    return source
-
-
-@contextmanager
-def _transaction(run: Run) -> Iterator[None]:
-    """The transaction of the body and its completion; on SQLite the worker's processes take turns."""
-    with ExitStack() as stack:
-        if run.task.atomic:
-            # If the transaction cannot begin, the turn is over.
-            stack.enter_context(turn(run.using))
-            stack.enter_context(transaction.atomic(using=run.using))
-            savepoints.spare(connections[run.using])
-        try:
-            yield
-        except BaseException as exc:
-            # Before the end of the block, which opens a new connection in place of a broken one.
-            is_closed = run.task.atomic and connections[run.using].closed_in_transaction
-            run.is_lost = not is_closed and databases.is_lost(exc, run.using)
-            databases.roll_back(run.using)
-            if is_closed and isinstance(exc, Error):
-                # Not the database's fault, so the body is not run again by itself.
-                raise ProgrammingError(
-                    "the body closed its connection to the database, and its work is lost with the transaction; "
-                    "declare the task with atomic=False if it manages its connections itself"
-                ) from exc
-            raise
+            run.log(logging.INFO, f"had nothing to do: {source.pk} did the same before", "replayed")
+        # At INFO Celery says so itself, with the runtime and the result.
+        run.report(logging.DEBUG, "succeeded", "succeeded")
+    if run.replacement is not None:
+        raise Ignore("replaced by another task") from struck
+    if struck is not None and not isinstance(struck, Exception):
+        raise struck
+    return run.result
 
 
 def _leave_marker(run: Run) -> Job | None:

@@ -7,6 +7,7 @@ this module is imported, before the worker forks.
 
 from __future__ import annotations
 
+import ast
 import json
 import mmap
 import os
@@ -15,7 +16,6 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -233,8 +233,9 @@ class Board:
         """What the process says of its job, for people; empty if it has another one by now."""
         [text] = _TEXT.unpack_from(self._memory, _HEADER + slot.index * _SIZE + _SLOT.size)
         try:
-            about: dict[str, Any] = json.loads(text.rstrip(b"\0"))
-        except ValueError:
+            about: dict[str, Any] = ast.literal_eval(text.rstrip(b"\0").decode())
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            # The process writes at this moment.
             return {}
         return about if about.get("id") == str(slot.job) else {}
 
@@ -310,14 +311,15 @@ class Slot:
         _SAID.pack_into(self._memory, place, version + 1, len(text) if is_heard else 0)
         return is_heard
 
-    @contextmanager
-    def body(self) -> Iterator[None]:
-        """The process is in the body: only now a soft time limit strikes."""
+    def body(self) -> Slot:
+        """The process is in the body as long as the block lasts: only then a soft time limit strikes."""
+        return self
+
+    def __enter__(self) -> None:
         self._enter(BODY)
-        try:
-            yield
-        finally:
-            self._enter(NAMED)
+
+    def __exit__(self, *exc: object) -> None:
+        self._enter(NAMED)
 
     def _enter(self, phase: int) -> None:
         self.phase = phase

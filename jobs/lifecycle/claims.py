@@ -351,8 +351,7 @@ def _succeed(connection: Any, using: str, job: Job, result: Any, runtime: float)
 
 def has_begun(connection: Any) -> bool:
     """Whether the transaction has begun: psycopg sends BEGIN before the first statement, and not earlier."""
-    raw = connection.connection
-    return raw is None or bool(raw.info.transaction_status != databases.IDLE)
+    return databases.status(connection) != databases.IDLE
 
 
 class Session:
@@ -434,7 +433,8 @@ class Session:
 
 def session_of(using: str) -> Session:
     connection: Any = connections[using]
-    connection.ensure_connection()
+    if connection.connection is None:
+        connection.ensure_connection()
     raw = connection.connection
     session: Session | None = getattr(raw, "_jobs_session", None)
     if session is None:

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 from django.db import Error
 from django.db.transaction import TransactionManagementError
@@ -41,10 +40,6 @@ class Run:
     planned: list[Job] = field(default_factory=list)
     #: Whether the body, or Celery's autoretry, called ``Task.retry()``, and so decides how often.
     retries_itself: bool = False
-    #: How far its attempt came: the transaction begins, the body runs, the completion was sent.
-    phase: Literal["begin", "body", "commit"] = "begin"
-    #: Whether the connection died with the body's transaction.
-    is_lost: bool = False
     #: What the body returned.
     result: Any = None
     #: The signature that takes its place (``Task.replace()``).
@@ -58,9 +53,8 @@ class Run:
     #: When the body began, on the monotonic clock.
     began: float = field(default_factory=time.monotonic)
 
-    @cached_property
-    def using(self) -> str:
-        return self.job._state.db or databases.home()
+    def __post_init__(self) -> None:
+        self.using = self.job._state.db or databases.home()
 
     def log(self, level: int, text: str, action: str) -> None:
         logs.log(level, self.job, text, action)

@@ -1,6 +1,5 @@
 """A process, or a thread, that claims jobs for itself and runs them, claim by claim."""
 
-import json
 import logging
 import random
 import signal
@@ -17,6 +16,7 @@ from celery import states
 from celery.app.task import Context
 from celery.app.trace import build_tracer
 from celery.exceptions import Reject, SoftTimeLimitExceeded
+from django.core.cache import close_caches
 from django.db import Error
 from kombu.utils.imports import symbol_by_name
 
@@ -104,6 +104,9 @@ class Runner:
             # There is probably more, for one that sleeps. (Of a limit one is claimed after the other.)
             bell.ring()
         self._run_all(jobs)
+        # As Django does after a request, and Celery's fixup after each task.
+        with suppress(Exception):
+            close_caches()
         self._claimer.note_left(jobs)
         self.slot.rest(IDLE)
         self._recycle()
@@ -242,8 +245,7 @@ class Runner:
         celery_events.send_start(job, made)
         claimed.set((job, self.slot))
         try:
-            follows = dict.fromkeys(request.embedded({}))
-            outcome = self._tracers[task.name](made["id"], made["args"], made["kwargs"], {**made, **follows})
+            outcome = self._tracers[task.name](made["id"], made["args"], made["kwargs"], made)
             is_begun = claimed.get() is None
         except Exception as exc:
             if claimed.get() is not None:
@@ -353,7 +355,7 @@ def _describe(job: Job, made: dict[str, Any]) -> bytes:
     about = {"id": str(job.pk), "name": job.task, "queue": job.queue, "time": time.time()}
     represented = made["argsrepr"][:200], made["kwargsrepr"][:200]
     for args, kwargs in ((job.args, job.kwargs), represented, ("...", "...")):
-        text = json.dumps({**about, "args": args, "kwargs": kwargs}).encode()
+        text = repr({**about, "args": args, "kwargs": kwargs}).encode()
         if len(text) <= 1000:
             break
     return text

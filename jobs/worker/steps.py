@@ -5,11 +5,9 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from celery import bootsteps, signals
-from celery._state import get_current_task
 from celery.concurrency import get_implementation, prefork
 from celery.exceptions import WorkerShutdown
 from celery.platforms import EX_FAILURE
@@ -118,15 +116,18 @@ def _keep_connections(app: Any) -> None:
     """
     for fixup in getattr(app, "_fixups", ()):
         worker_fixup: Any = getattr(fixup, "worker_fixup", None)
-        close = getattr(worker_fixup, "close_database", None)
-        if close is not None and not isinstance(close, partial):
-            worker_fixup.close_database = partial(_close_for_stock, close)
+        for sent, name in ((signals.task_prerun, "on_task_prerun"), (signals.task_postrun, "on_task_postrun")):
+            handle = getattr(worker_fixup, name, None)
+            if handle is not None and sent.disconnect(handle):
+                sent.connect(_for_stock(handle), weak=False)
 
 
-def _close_for_stock(close: Callable[..., None], **kwargs: Any) -> None:
-    task = get_current_task()
-    if not getattr(task, "is_transactional", False) or task.is_stock():
-        close(**kwargs)
+def _for_stock(handle: Callable[..., None]) -> Callable[..., None]:
+    def handle_stock(sender: Any, **kwargs: Any) -> None:
+        if not getattr(sender, "is_transactional", False) or sender.is_stock():
+            handle(sender=sender, **kwargs)
+
+    return handle_stock
 
 
 @signals.worker_init.connect(dispatch_uid="jobs.worker.steps")

@@ -28,7 +28,7 @@ from tests.servers import wait_for
 OUTAGE = 2.7 * conf().DEAD_AFTER
 
 #: A run whose connection died has lost its database, and did not fail.
-LOST = Without("jobs.execution.pipeline:_transaction", "False", call="databases.is_lost")
+LOST = Without("jobs.execution.pipeline:_attempt", "False", call="databases.is_lost")
 
 #: Seconds that a busy machine takes on top of any wait.
 SLACK = 1.5
@@ -350,7 +350,7 @@ def test_a_hundred_thousand_due_in_the_same_second(ledger):
     assert ledger.longest_wait(others) < 1 + SLACK
 
 
-@guard(Without("jobs.execution.pipeline:_perform", "False", clause='run.phase == "begin"'))
+@guard(Without("jobs.execution.pipeline:_attempt", "False", clause='reached == "begin"'))
 @guard(Without("jobs.database.turns:Lock.__exit__", "exc[0] is None and self.release()"))
 @pytest.mark.databases("sqlite")
 def test_sqlite_locked_by_another_writer(ledger, database):

@@ -295,7 +295,14 @@ def commits_slowly(key):
     Effect.objects.create(key=key, pid=os.getpid(), note="slow commit")
 
 
-@guard(Without("jobs.execution.pipeline:_transaction", "nullcontext()", call="transaction.atomic"), case="9")
+@guard(
+    Without(
+        "jobs.execution.pipeline:_attempt",
+        "_NOTHING:",
+        clause="transaction.atomic(using) if task.atomic else _NOTHING:",
+    ),
+    case="9",
+)
 @pytest.mark.parametrize("number", [signal.SIGQUIT, again(signal.SIGKILL)])
 def test_stopped_inside_a_commit(ledger, database, number):
     """Nobody heard the COMMIT's answer; the row knows it.
