@@ -17,9 +17,9 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -154,20 +154,19 @@ class Recorder:
 
     def install(self) -> None:
         load_caches(self._caches)
-        self._watch_database()
+        _around(CursorWrapper, "_execute_with_wrappers", self._executing)
+        _around(BaseDatabaseWrapper, "_commit", self._committing)
+        syncpoints.arm(self._reach)
         self._watch_http()
         # Several caches may be of one class.
         for owner, name, kind in {place[:3] for place in isolation.places()}:
             if kind == "mail":
-                self._watch(owner, name, kind, _mail)
+                _around(owner, name, lambda *args, **kwargs: self.event("mail", *_mail(*args)))
             elif kind == "cache":
-                self._watch(
-                    owner, name, kind, lambda cache, key="", *_, name=name, **__: (f"cache.{name}({key!r})", None)
-                )
+                _around(owner, name, partial(self._caching, name))
         # Of several mails at once.
-        self._watch(EmailBackend, "send_messages", "mail", _mails)
-        self._watch_messages(current_app._get_current_object())
-        syncpoints.arm(self._reach)
+        _around(EmailBackend, "send_messages", lambda _, messages: self.event("mail", _mails(messages)))
+        current_app.amqp.send_task_message = self._sending
 
     def tell(self, **said: Any) -> None:
         """Tell the parent."""
@@ -234,40 +233,33 @@ class Recorder:
         if number == self._dies_after:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def _watch(self, owner: Any, name: str, kind: str, describe: Callable[..., tuple[str, str | None]]) -> None:
-        original = getattr(owner, name)
+    # What is an event
 
-        @wraps(original)
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            with self.event(kind, *describe(*args, **kwargs)):
-                return original(*args, **kwargs)
+    def _executing(self, cursor: Any, sql: Any, *args: Any, **kwargs: Any) -> AbstractContextManager[None]:
+        text = str(sql)
+        # A connection of our own (locks, beats) is no part of the run.
+        is_main = cursor.db.alias in connections and connections[cursor.db.alias] is cursor.db
+        if self._completion is not None or not is_main or text.lstrip().startswith(_CONTROL):
+            return nullcontext()
+        return self.event("sql", shortened(text))
 
-        setattr(owner, name, watched)
-
-    # Statements and commits
-
-    def _watch_database(self) -> None:
-        execute, commit = CursorWrapper._execute_with_wrappers, BaseDatabaseWrapper._commit  # type: ignore[attr-defined]
-
-        def executing(cursor: Any, sql: Any, params: Any, many: bool, executor: Any) -> Any:
-            text = str(sql)
-            # A connection of our own (locks, beats) is no part of the run.
-            is_main = connections[cursor.db.alias] is cursor.db if cursor.db.alias in connections else False
-            if self._completion is not None or not is_main or text.lstrip().startswith(_CONTROL):
-                return execute(cursor, sql, params, many, executor)
-            with self.event("sql", shortened(text)):
-                return execute(cursor, sql, params, many, executor)
-
-        def committing(connection: Any) -> Any:
-            if self._completion is not None:
-                commit(connection)
-                # Before the hooks of on_commit().
-                return self._complete()
+    @contextmanager
+    def _committing(self, connection: Any) -> Iterator[None]:
+        if self._completion is None:
             with self.event("commit", "COMMIT"):
-                return commit(connection)
+                yield
+        else:
+            yield
+            # Before the hooks of on_commit().
+            self._complete()
 
-        CursorWrapper._execute_with_wrappers = executing  # type: ignore[attr-defined]
-        BaseDatabaseWrapper._commit = committing  # type: ignore[attr-defined]
+    def _caching(self, name: str, cache: Any, key: Any = "", *args: Any, **kwargs: Any) -> AbstractContextManager[None]:
+        return self.event("cache", f"cache.{name}({key!r})")
+
+    def _sending(self, producer: Any, name: str, message: Any, **options: Any) -> None:
+        """A message to a stock task is noted, and not sent."""
+        with self.event("celery", f"call of the stock task {name}", str(message.headers.get("id"))):
+            pass
 
     def _reach(self, point: str) -> None:
         if point == "after_claim" and not self._count:
@@ -287,53 +279,63 @@ class Recorder:
         if event is not None:
             self._end(event)
 
-    # HTTP, mails, messages
-
     def _watch_http(self) -> None:
         """``http.client`` sends step by step; a test may replace what is below ``requests`` and ``httpx``."""
 
-        def put_request(connection: Any, method: str, url: str, *args: Any, **kwargs: Any) -> None:
+        @contextmanager
+        def put_request(connection: Any, method: str, url: str, *args: Any, **kwargs: Any) -> Iterator[None]:
             if self._is_sealed:
                 raise HttpRefused(f"{method} to {connection.host}: HTTP is refused here (--allow-http)")
             port = "" if connection.port in (80, 443) else f":{connection.port}"
             connection.jobs_request = (method, f"{connection.host}{port}{url}", {})
+            yield
 
-        def put_header(connection: Any, header: Any, *values: Any) -> None:
+        @contextmanager
+        def put_header(connection: Any, header: Any, *values: Any) -> Iterator[None]:
             connection.jobs_request[2][_text(header)] = ",".join(map(_text, values))
+            yield
 
-        def end_headers(connection: Any, message_body: Any = None, **kwargs: Any) -> None:
+        @contextmanager
+        def end_headers(connection: Any, message_body: Any = None, **kwargs: Any) -> Iterator[None]:
             # Now the first byte leaves.
             if self._is_on:
                 method, url, headers = connection.jobs_request
                 body = message_body if isinstance(message_body, bytes) else b""
-                event = self._begin("http", f"{method} {url}", _key_of_request(method, url, headers, body))
-                connection.jobs_event = event
+                connection.jobs_event = self._begin("http", *_described(method, url, headers, body))
+            yield
 
-        def get_response(connection: Any) -> None:
-            if (event := vars(connection).pop("jobs_event", None)) is not None:
+        @contextmanager
+        def get_response(connection: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
+            event = vars(connection).pop("jobs_event", None)
+            yield
+            if event is not None:
                 self._end(event)
 
-        _wrap(http.client.HTTPConnection, "putrequest", put_request)
-        _wrap(http.client.HTTPConnection, "putheader", put_header)
-        _wrap(http.client.HTTPConnection, "endheaders", end_headers)
-        _wrap(http.client.HTTPConnection, "getresponse", after=get_response)
+        _around(http.client.HTTPConnection, "putrequest", put_request)
+        _around(http.client.HTTPConnection, "putheader", put_header)
+        _around(http.client.HTTPConnection, "endheaders", end_headers)
+        _around(http.client.HTTPConnection, "getresponse", get_response)
         for module, name in {"requests": "Session", "httpx": "Client"}.items():
             if module in sys.modules:
-                self._watch(getattr(sys.modules[module], name), "send", "http", _request)
+                client = getattr(sys.modules[module], name)
+                _around(client, "send", lambda _, request, *args, **kwargs: self.event("http", *_request(request)))
         if self._is_sealed:
             smtplib.SMTP.connect = _refuse  # type: ignore[method-assign]
             for module, name, method in CLIENTS:
                 if (found := getattr(sys.modules.get(module), name, None)) is not None:
                     setattr(found, method, _refuse)
 
-    def _watch_messages(self, app: Any) -> None:
-        """Messages to stock tasks are noted, and not sent."""
 
-        def send(producer: Any, name: str, message: Any, **options: Any) -> None:
-            with self.event("celery", f"call of the stock task {name}", str(message.headers.get("id"))):
-                return
+def _around(owner: Any, name: str, context: Callable[..., AbstractContextManager[None]]) -> None:
+    """Enter a context, made of the arguments, around each call of a method."""
+    original = getattr(owner, name)
 
-        app.amqp.send_task_message = send
+    @wraps(original)
+    def surrounded(*args: Any, **kwargs: Any) -> Any:
+        with context(*args, **kwargs):
+            return original(*args, **kwargs)
+
+    setattr(owner, name, surrounded)
 
 
 class HttpRefused(Exception):
@@ -349,23 +351,6 @@ def import_clients() -> None:
 
 def _refuse(*args: Any, **kwargs: Any) -> Any:
     raise HttpRefused("HTTP and connections to mail servers are refused here (--allow-http)")
-
-
-def _wrap(
-    owner: Any, name: str, before: Callable[..., None] | None = None, after: Callable[[Any], None] | None = None
-) -> None:
-    original = getattr(owner, name)
-
-    @wraps(original)
-    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if before is not None:
-            before(self, *args, **kwargs)
-        result = original(self, *args, **kwargs)
-        if after is not None:
-            after(self)
-        return result
-
-    setattr(owner, name, wrapped)
 
 
 def _text(value: Any) -> str:
@@ -392,37 +377,33 @@ def _key(headers: dict[str, str], *payload: str) -> str | None:
     return next((key for key in own if any(key in text for text in (*payload, *headers.values()))), None)
 
 
-def _mail(message: Any, *args: Any, **kwargs: Any) -> tuple[str, str | None]:
-    if not isinstance(message, EmailMessage):
-        # smtplib's sendmail(server, from, to, text)
-        to = [args[1]] if isinstance(args[1], str) else list(args[1])
-        text = _text(args[2])
-        lines: Sequence[str] = text.partition("\n\n")[0].splitlines()
-        headers = dict(line.split(": ", 1) for line in lines if ": " in line)
-        return f"mail to {', '.join(to)}", _key(headers, text)
-    headers = {name: str(value) for name, value in message.extra_headers.items()}
-    return f"mail to {', '.join(message.recipients())}", _key(headers, str(message.body))
+def _mail(sender: Any, *args: Any) -> tuple[str, str | None]:
+    if isinstance(sender, EmailMessage):
+        headers = {name: str(value) for name, value in sender.extra_headers.items()}
+        return f"mail to {', '.join(sender.recipients())}", _key(headers, str(sender.body))
+    # smtplib's sendmail(from, to, text)
+    to, text = args[1], _text(args[2])
+    lines: Sequence[str] = text.partition("\n\n")[0].splitlines()
+    headers = dict(line.split(": ", 1) for line in lines if ": " in line)
+    return f"mail to {to if isinstance(to, str) else ', '.join(to)}", _key(headers, text)
 
 
-def _mails(backend: Any, messages: Sequence[EmailMessage]) -> tuple[str, str | None]:
-    found = [_mail(message) for message in messages]
-    return f"{len(found)} mails: {'; '.join(what for what, _ in found)}", None
+def _mails(messages: Sequence[EmailMessage]) -> str:
+    return f"{len(messages)} mails: {'; '.join(_mail(message)[0] for message in messages)}"
 
 
-def _request(client: Any, request: Any, *args: Any, **kwargs: Any) -> tuple[str, str | None]:
+def _request(request: Any) -> tuple[str, str | None]:
     body = getattr(request, "body", None)
     if body is None:
         with suppress(Exception):
             body = request.content
-    url = str(request.url).partition("://")[2]
     headers = {_text(name): _text(value) for name, value in request.headers.items()}
-    return f"{request.method} {url}", _key_of_request(request.method, url, headers, body or b"")
+    return _described(request.method, str(request.url).partition("://")[2], headers, body or b"")
 
 
-def _key_of_request(method: str, url: str, headers: dict[str, str], body: Any) -> str | None:
-    if method.upper() in REPEATABLE:
-        return f"{method} {url}"
-    return _key(headers, url, _text(body))
+def _described(method: str, url: str, headers: dict[str, str], body: Any) -> tuple[str, str | None]:
+    what = f"{method} {url}"
+    return what, what if method.upper() in REPEATABLE else _key(headers, url, _text(body))
 
 
 # Caches in memory, shared by the processes of a test as one in Redis would be
