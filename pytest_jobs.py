@@ -5,50 +5,27 @@ Every pytest of the environment loads this module. So it stands outside of the p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 
-@pytest.fixture
-def run_jobs() -> Callable[..., Any]:
-    """:func:`jobs.testing.run_jobs`"""
-    from jobs import testing
+def _of(name: str, note: str = "") -> Any:
+    def function() -> Any:
+        from jobs import testing
 
-    return testing.run_jobs
+        return getattr(testing, name)
 
-
-@pytest.fixture
-def capture_jobs() -> Callable[[], Any]:
-    """:func:`jobs.testing.capture_jobs`"""
-    from jobs import testing
-
-    return testing.capture_jobs
+    function.__doc__ = f":func:`jobs.testing.{name}`{note}"
+    return pytest.fixture(name=name)(function)
 
 
-@pytest.fixture
-def assert_enqueued() -> Callable[..., Any]:
-    """:func:`jobs.testing.assert_enqueued`"""
-    from jobs import testing
-
-    return testing.assert_enqueued
-
-
-@pytest.fixture
-def assert_not_enqueued() -> Callable[..., Any]:
-    """:func:`jobs.testing.assert_not_enqueued`"""
-    from jobs import testing
-
-    return testing.assert_not_enqueued
-
-
-@pytest.fixture
-def assert_idempotent() -> Callable[..., Any]:
-    """:func:`jobs.testing.assert_idempotent`, for tests with ``django_db(transaction=True)``."""
-    from jobs import testing
-
-    return testing.assert_idempotent
+run_jobs = _of("run_jobs")
+capture_jobs = _of("capture_jobs")
+assert_enqueued = _of("assert_enqueued")
+assert_not_enqueued = _of("assert_not_enqueued")
+assert_idempotent = _of("assert_idempotent", ", for tests with ``django_db(transaction=True)``.")
 
 
 @pytest.fixture

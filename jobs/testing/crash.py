@@ -227,8 +227,7 @@ class _Examiner:
         found = self._outcome([*dying.events, *rescued.events], self.job)
         after = next((each for each in self.expected.events if each.number == point), None)
         before = next((each for each in self.expected.events if each.number > point and each.is_own), None)
-        fault = f"killed {_between(after, before)}"
-        for finding in self._compare(self.expected, found, after, before, fault):
+        for finding in self._compare(self.expected, found, "killed {}", after, before):
             finding.points.append(point)
             self.examination.add(finding)
 
@@ -236,16 +235,19 @@ class _Examiner:
         self,
         expected: Outcome,
         found: Outcome,
+        fault: str,
         after: Event | None,
         before: Event | None,
-        fault: str,
         cure: str = "",
     ) -> list[Finding]:
         """
         Parameters:
-            after, before: the events between which the fault was.
+            fault: in words, with a gap for where it was.
+            after, before: the events between which it was.
             cure: of what differs in the rows; by default by the fault.
         """
+        between = ", ".join([*([f"after {after}"] if after else []), *([f"before {before}"] if before else [])])
+        fault = fault.format(between or "at its end")
         file, line = next(((each.file, each.line) for each in (after, before) if each and each.line), self.home)
         findings = []
         for event, want, have in compare.effects(expected, found, self.varying.keys):
@@ -319,12 +321,12 @@ class _Examiner:
         assert step is not None
         events_of = {each.number: each for each in both[who]}
         after, before = events_of.get(step - 1), events_of.get(step)
-        fault = f"two at once: one stood {_between(after, before)}, and the other one ran"
+        fault = "two at once: one stood {}, and the other one ran"
         ended = [[each for each in one if each.error == DEADLOCK] for one in both]
         if any(ended):
             victim = 0 if ended[0] else 1
             self.examination.add(self._deadlock(ended[victim][0], both[victim], both[1 - victim]))
-        tried = [self._compare(each, found, after, before, fault, CURES["stale"]) for each in serial]
+        tried = [self._compare(each, found, fault, after, before, CURES["stale"]) for each in serial]
         if all(tried):
             for finding in min(tried, key=len):
                 self.examination.add(finding)
@@ -353,11 +355,6 @@ def _lost_by(after: Event | None) -> str:
     if after is not None and after.kind == "cache":
         return "cache"
     return "hook" if after is not None and after.kind == "commit" and not after.line else "flag"
-
-
-def _between(after: Event | None, before: Event | None) -> str:
-    parts = [f"after {after}" if after else "", f"before {before}" if before else ""]
-    return ", ".join(filter(None, parts)) or "at its end"
 
 
 def _error(error: Any) -> str:
