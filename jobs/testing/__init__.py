@@ -1,6 +1,6 @@
 """How a project tests its tasks: run what waits, look at what was enqueued, and kill a run wherever it can die.
 
-It needs neither a broker nor a worker. The path of a run is that of a worker: claim, body, completion, what follows.
+It needs neither a broker nor a worker. A run takes the same path as in a worker: claim, body, completion, follow-ups.
 """
 
 from jobs.lifecycle.isolation import isolation

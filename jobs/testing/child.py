@@ -1,4 +1,4 @@
-"""A child of the test that plays a worker on copies of the databases: it can be killed like one."""
+"""A child process of the test. It plays a worker on copies of the databases, and can be killed like one."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ from jobs.testing.copies import Copy
 from jobs.testing.events import Event, Recorder, import_clients
 from jobs.testing.inline import run_jobs
 
-#: What is put off for longer is not run: retries and snoozes come before that.
+#: Jobs that are put off for longer are not run. Retries and snoozes come before that.
 HORIZON = datetime.timedelta(hours=1)
 
-#: So many runs, and seconds, mean that it never ends.
+#: After so many runs, or seconds, we say that it never ends.
 RUNS, PATIENCE = 100, 60.0
 
-#: Signals that end a process without a word. The one that makes copies has to remove them first.
+#: Signals that end a process at once. The process that made the copies has to remove them first.
 ENDS = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Broken(RuntimeError):
-    """A child could not do its work: neither the task's fault nor its merit."""
+    """A child could not do its work. This says nothing about the task."""
 
 
 class Child:
-    """A process that does some work, as the test sees it."""
+    """A child process, as its parent sees it."""
 
     def __init__(self, pid: int, pipe: Connection) -> None:
         self.pid, self._pipe = pid, pipe
         self._events: dict[int, Event] = {}
-        #: It stands still until it is let on; it has ended.
+        #: Whether it waits until :meth:`go`, and whether it has ended.
         self.is_waiting = self.is_over = False
         #: What its work returned, and the traceback if it raised.
         self.answer: Any = None
@@ -60,11 +60,11 @@ class Child:
 
     @property
     def events(self) -> list[Event]:
-        """What it did, also if it was killed."""
+        """What it did. They are complete even if it was killed."""
         return list(self._events.values())
 
     def look(self, timeout: float) -> bool:
-        """Whether it waits, or is over, after so many seconds at the most. Raises :class:`Broken`."""
+        """Wait for so many seconds at the most; return whether it waits or has ended. Raises :class:`Broken`."""
         deadline = time.monotonic() + timeout
         while not (self.is_waiting or self.is_over) and self._pipe.poll(max(0, deadline - time.monotonic())):
             try:
@@ -99,8 +99,8 @@ class Child:
 class Children:
     """
     Parameters:
-        directory: for what they leave behind.
-        is_sealed: no mail and no HTTP request leaves them.
+        directory: for the file with their caches.
+        is_sealed: they send no mail and no HTTP request.
     """
 
     def __init__(self, copies: Sequence[Copy], directory: Path, is_sealed: bool) -> None:
@@ -115,27 +115,27 @@ class Children:
             copy.restore()
 
     def do(self, work: Callable[[], Any], **recorded: Any) -> Child:
-        """Do it in a child, to its end; it may kill itself. Parameters and exceptions as of :meth:`start`."""
+        """Do some work in a child, and wait for the end of the child. It may kill itself. Raises :class:`Broken`."""
         child = self.start(work, **recorded)
         try:
             if not child.look(PATIENCE):
                 raise Broken(f"a run did not end within {PATIENCE:g} s")
         finally:
-            # Also if this process is interrupted: a run must not outlive its copy.
+            # Even if this process is interrupted: a run must not outlive its copy.
             child.end()
         return child
 
     def start(self, work: Callable[[], Any], name: str = "jobs-crashtest", **recorded: Any) -> Child:
-        """Begin it in a child.
+        """Begin some work in a child.
 
         Parameters:
-            name: by which PostgreSQL knows its connections.
+            name: what PostgreSQL calls its connections.
             recorded: options of :class:`jobs.testing.events.Recorder`.
         """
         connections.close_all()
         ours, theirs = Pipe()
         with warnings.catch_warnings():
-            # Of threads that the test has, and that are not in the child.
+            # Python warns that threads of the test do not exist in the child.
             warnings.simplefilter("ignore", DeprecationWarning)
             if pid := os.fork():
                 theirs.close()
@@ -153,17 +153,17 @@ class Children:
             os._exit(0)
 
     def _settle_in(self, name: str) -> None:
-        """This process is new, and a worker: nothing that it does may reach the one that made it."""
-        # A collection would copy all memory of the parent.
+        """Become a worker. Nothing that this process does may reach its parent."""
+        # A garbage collection would copy all memory of the parent.
         gc.freeze()
         for number in (signal.SIGINT, *ENDS):
             signal.signal(number, signal.SIG_DFL)
         logging.disable(logging.CRITICAL)
         os.environ["PGAPPNAME"] = name
-        # In place: whoever has imported it has this one.
+        # In place, because other modules have imported this object.
         vars(board).update(vars(Board()))
         for connection in connections.all(initialized_only=True):
-            # Not closed: a database in memory is the parent's.
+            # It is not closed: a database in memory belongs to the parent.
             connection.connection = None
         for copy in self.copies:
             copy.use()
@@ -178,7 +178,7 @@ class Children:
 
 
 def _use_memory() -> None:
-    """Caches elsewhere would be changed for others as well, and could not be taken back."""
+    """Keep all caches in memory. A change of another cache would be seen by others, and could not be undone."""
     kinds = ("locmem.LocMemCache", "dummy.DummyCache")
     memory = "django.core.cache.backends.locmem.LocMemCache"
     settings.CACHES = {
@@ -192,7 +192,7 @@ def _use_memory() -> None:
 
 
 def forget_others() -> None:
-    """No other job waits or runs in the copy, and no worker is there."""
+    """Remove all other jobs, pauses and workers from the copy."""
     for alias in conf().DATABASES:
         Job.objects.using(alias).filter(state__in=LIVE).delete()
         Pause.objects.using(alias).all().delete()
@@ -200,14 +200,14 @@ def forget_others() -> None:
 
 
 def enqueue(task: Any, args: Any, kwargs: Any) -> str:
-    """What is asked for runs also beside one that waits: the key of ``unique=`` is free once a job has begun."""
+    """Enqueue the job, even if one with the same ``unique=`` key waits: that one counts as begun."""
     for alias in conf().DATABASES:
         Job.objects.using(alias).filter(state__in=LIVE).update(unique_key=None)
     return str(task.apply_async(args, kwargs).id)
 
 
 def run_all(limit: int = RUNS) -> int:
-    """Run what is due, and what follows, until nothing is left, or for so many runs. The project's schedule rests."""
+    """Run what is due, and what follows, at most so many jobs; return how many. The schedule makes no jobs."""
     return len(run_jobs(until=timezone.now() + HORIZON, raises=False, limit=limit, schedules=False))
 
 
@@ -218,7 +218,7 @@ def run_whole() -> None:
 
 
 def rescue_all() -> None:
-    """What the dead left: as the maintenance of a worker does it."""
+    """Give back the jobs of killed runs, as the maintenance of a worker does."""
     for alias in conf().DATABASES:
         for node in Node.objects.using(alias).filter(dead_at=None).values_list("pk", flat=True):
             rescue.bury(node)

@@ -1,4 +1,4 @@
-"""What two runs of the same job left: rows of all models, and effects by their keys."""
+"""Compare what two runs of the same job left: the rows of all models, and effects by their keys."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from jobs.operations.redaction import Shown
 from jobs.testing.copies import Change, Row
 from jobs.testing.events import EFFECTS, SAFE, Event
 
-#: Of this app's own rows: what a body asked for. The rest is how often, by whom and when; a result says what this very
-#: run has done.
+#: The fields of this app's own rows that are compared: what a body asked for. The other fields say how often, where and
+#: when it ran, or what this one run returned.
 OWN_FIELDS = {
     Job: ("task", "args", "kwargs", "queue", "state", "unique_key"),
     Effect: ("name", "key", "state", "answer"),
     Marker: ("key", "kind"),
 }
 
-#: In the place of a value that is another one in each run, such as a time.
+#: Stands for a value that differs between any two runs, such as a time.
 VARIES = "(varies)"
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One row, or one field of it, that is not as without the fault."""
+    """One row, or one of its fields, that is not as it is without the fault."""
 
     model: str
-    #: Of a row that was there before; empty of a new one.
+    #: Empty if the row is new.
     pk: str
     field: str
     expected: str
@@ -47,7 +47,7 @@ class Difference:
 
 @dataclass
 class Outcome:
-    """What a run left, with the runs that followed it."""
+    """What a run left, and the runs that followed it."""
 
     changes: list[Change]
     events: list[Event]
@@ -62,7 +62,7 @@ class Outcome:
 
     @property
     def does_something(self) -> bool:
-        """Whether it wrote a row of the project's or another job, or sent something."""
+        """Whether it wrote a row of the project, made another job, or sent something."""
         rows = (each for each in self.changes if _is_compared(each.model))
         is_told = any(not each.before or each.model is not Job for each in rows)
         return is_told or any(each.kind not in ("sql", "commit") for each in self.events)
@@ -73,15 +73,15 @@ class Outcome:
 
 
 def _is_compared(model: type[Model]) -> bool:
-    """Of this app's own only what a body asked for."""
+    """Of this app's own models, only those with something that a body asked for."""
     return model._meta.app_label != Job._meta.app_label or model in OWN_FIELDS
 
 
 class Varying:
-    """What is another one in each run, although nothing went wrong: found out by two such runs.
+    """What differs between any two runs, although nothing went wrong.
 
     Parameters:
-        first, second: the same from the same beginning.
+        first, second: two such runs, from the same beginning.
     """
 
     def __init__(self, first: Outcome, second: Outcome) -> None:
@@ -93,7 +93,7 @@ class Varying:
             for name in _unlike(row, twin)
         }
         keys = ({event.key for event in each.events} for each in (first, second))
-        #: Those that are the same in each run, so that the other side can tell.
+        #: The keys that are the same in each run, so that the receiver can recognise a repetition.
         self.keys = set.intersection(*keys) - {None}
 
     def differences(self, expected: Outcome, found: Outcome, ignored: Sequence[type[Model]] = ()) -> list[Difference]:
@@ -112,17 +112,17 @@ class Varying:
     def _pairs(
         self, one: Outcome, other: Outcome, ignored: Sequence[type[Model]] = ()
     ) -> Iterator[tuple[str, str, Row, Row]]:
-        """The rows of the one beside those of the other: the model, the key if it was there before, and both."""
+        """Pair the rows of both: the model, the key (empty if the row is new), and a row of each."""
         (old, new), (old_twins, new_twins) = (self._rows(each, ignored) for each in (one, other))
         for place in sorted({*old, *old_twins}):
-            # It may have changed in one of the two only: in the other it is as it was before.
+            # If only one of the two has changed the row, the other has it as it was before.
             before = (old.get(place) or old_twins[place])[0]
             row, twin = (each[place][1] if place in each else before for each in (old, old_twins))
             yield *place, row, twin
         for label in sorted({*new, *new_twins}):
             rows, left = _without(new[label], new_twins[label]), _without(new_twins[label], new[label])
             for row in rows:
-                # Its twin is the one that is most like it.
+                # The most similar one is its twin.
                 twin = min(left, key=lambda each, row=row: len(_unlike(row, each)), default={})  # type: ignore[misc]
                 if twin:
                     left.remove(twin)
@@ -132,9 +132,9 @@ class Varying:
     def _rows(
         self, outcome: Outcome, ignored: Sequence[type[Model]]
     ) -> tuple[dict[tuple[str, str], tuple[Row, Row]], defaultdict[str, list[Row]]]:
-        """What was changed, by model and key, before and after; and what is new, by model.
+        """Changed rows by model and key, before and after; and new rows by model.
 
-        The key of a new row says nothing: it is the next number.
+        The key of a new row is not compared: it is only the next number.
         """
         changes = [each for each in outcome.changes if each.model not in ignored and _is_compared(each.model)]
         names = {
@@ -153,7 +153,7 @@ class Varying:
         return old, new
 
     def _plain(self, model: type[Model], row: Row, names: dict[Any, str]) -> Row:
-        """The row by what can be compared: a new row that it refers to by what that one says, and not by its number."""
+        """The fields that can be compared. A reference to a new row is shown as the content of that row."""
         plain: Row = {}
         for each in model._meta.local_concrete_fields:
             name: str = each.attname
@@ -172,7 +172,7 @@ class Varying:
 
 
 class _Redacted(str):
-    """A value that is compared as it is, and shown as people may see it."""
+    """A value that is compared as it is, and shown redacted."""
 
     shown = ""
 
@@ -210,18 +210,20 @@ def _without(rows: Sequence[Row], others: Sequence[Row]) -> list[Row]:
 
 
 def effects(expected: Outcome, found: Outcome, keys: set[str | None]) -> Iterator[tuple[Event, int, int]]:
-    """Effects of the same place, to the same address, under the same key: too many without a key, or too few.
+    """Find effects that happened too often without a key, or not often enough.
+
+    Effects are the same if they have the same line, the same address and the same key.
 
     Parameters:
-        keys: those that can be relied on.
+        keys: the keys that are the same in each run.
 
     Yields:
-        One of them, how many there should be, and how many there are.
+        An effect, how many there should be, and how many there are.
     """
     one, other = (_by_place(each.events, keys) for each in (expected, found))
     for place in {**one, **other}:
         want, have, is_keyed = len(one[place]), len(other[place]), place[-1] is not None
-        # Under a key once is enough.
+        # With a key, once is enough.
         if (have < want and not (is_keyed and have)) or (have > want and not is_keyed):
             yield (other[place] or one[place])[-1], want, have
 

@@ -1,4 +1,4 @@
-"""Copies of the databases, which runs may spoil: what changed in them is read, and taken back. The originals stay."""
+"""Copies of the databases. A run may change a copy; the change is read and then undone. The originals stay."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ Row = dict[str, Any]
 #: The schema of a copy that keeps the rows as they were.
 FROZEN = "jobs_frozen"
 
-#: The comment of a copy: of which database.
+#: The comment on a copy says which database it is a copy of.
 MARK = "jobs crashtest: a copy of {}"
 
-#: PostgreSQL's codes: others are connected to it; the role may not do that.
+#: PostgreSQL's codes for "others are connected to it" and "the role may not do that".
 IN_USE, NOT_ALLOWED = "55006", "42501"
 
 
 class Change(NamedTuple):
-    """A row that is not as it was; a new one was empty before, and one that is gone is empty after."""
+    """A row that has changed. ``before`` is empty for a new row, ``after`` for a deleted one."""
 
     model: type[Model]
     key: str
@@ -40,27 +40,27 @@ class Change(NamedTuple):
 
 
 class Copy:
-    """A database that cannot be reached has none; its runs must not meet the original either, if that comes back."""
+    """Of a database that cannot be reached: it stays unreachable for the runs, even if the original comes back."""
 
-    #: Whether it says who waits for a lock.
+    #: Whether the database can say who waits for a lock.
     knows_waits = False
 
     def __init__(self, alias: str) -> None:
-        #: Several if a test mirrors the database.
+        #: There are several if a test mirrors the database.
         self.aliases = [alias]
 
     def use(self) -> None:
-        """In a child: its aliases are the copy from now on."""
+        """In a child: let its aliases lead to the copy from now on."""
 
         def refuse() -> None:
             raise OperationalError(f"the database {self.aliases[0]!r} could not be reached, and has no copy")
 
         connections[self.aliases[0]].connect = refuse  # type: ignore[method-assign]
-        # For other threads.
+        # Other threads have other connections.
         connections.settings[self.aliases[0]]["ENGINE"] = "django.db.backends.dummy"
 
     def freeze(self) -> None:
-        """The state as it is now is the one that it goes back to."""
+        """Keep the present state: :meth:`restore` goes back to it."""
 
     def restore(self) -> None:
         """Go back to the frozen state."""
@@ -70,10 +70,10 @@ class Copy:
         return []
 
     def drop(self) -> None:
-        """It is not needed any more."""
+        """Remove the copy."""
 
     def waits(self, name: str) -> bool:
-        """Whether a process whose connections have this name waits for a lock."""
+        """Whether a connection of this name waits for a lock."""
         return False
 
 
@@ -88,7 +88,7 @@ class _RealCopy(Copy):
             if model._meta.managed and not model._meta.proxy and model._meta.db_table in tables
             and router.allow_migrate_model(alias, model)
         ]  # fmt: skip
-        #: What the copy goes by, in ``NAME``.
+        #: The ``NAME`` of the copy.
         self.name = name
         self._quote = connection.ops.quote_name
 
@@ -98,7 +98,7 @@ class _RealCopy(Copy):
                 settings["NAME"] = self.name
 
     def _table(self, model: type[Model]) -> tuple[str, str]:
-        """Its name, and those of its columns."""
+        """The name of its table, and the names of the columns."""
         columns = (self._quote(each.column) for each in _fields(model))
         return self._quote(model._meta.db_table), ", ".join(columns)
 
@@ -119,13 +119,13 @@ def _key(model: type[Model], row: Row) -> str:
 
 @contextmanager
 def copied(directory: Path) -> Iterator[list[Copy]]:
-    """For a block a copy of each database that the test may use.
+    """Have a copy of each database that the test may use, for the length of a block.
 
     Parameters:
         directory: for the files of the copies.
 
     Raises:
-        RuntimeError: there are no such copies of this kind of database; or others are connected to it.
+        RuntimeError: this kind of database cannot be copied, or others are connected to it.
     """
     found: dict[Any, Copy] = {}
     try:
@@ -212,11 +212,11 @@ class PostgresCopy(_RealCopy):
         self._connection = databases.apart(alias).thing  # type: ignore[attr-defined]
         self._connection.settings_dict["NAME"] = self.name
         with suppress(Error):
-            # For superusers only; a second otherwise.
+            # Only a superuser may do this. Otherwise a deadlock lasts a second.
             self._execute(f"ALTER DATABASE \"{self.name}\" SET deadlock_timeout = '50ms'")
 
     def _drop_earlier(self, original: str) -> None:
-        """What a crash test left that was killed; nothing else that is called so."""
+        """Drop what a killed crash test left. A database of this name that is no such copy stays."""
         about = f"SELECT shobj_description(oid, 'pg_database') FROM pg_database WHERE datname = '{self.name}'"
         for (said,) in self._admin(about):
             if said != MARK.format(original):
@@ -245,13 +245,13 @@ class PostgresCopy(_RealCopy):
         self._is_frozen = True
 
     def restore(self) -> None:
-        # What a killed process left, which holds locks.
+        # The connection of a killed process may still hold locks.
         self._execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
             "AND pid <> pg_backend_pid() AND usename = current_user"
         )
         changed = self._changed()
-        # In one transaction: foreign keys are looked at in its end.
+        # In one transaction, because foreign keys are checked at its end.
         self._execute("BEGIN; SET CONSTRAINTS ALL DEFERRED")
         for table, _ in changed:
             self._execute(f"DELETE FROM {table}")
@@ -274,7 +274,7 @@ class PostgresCopy(_RealCopy):
         return bool(self._execute(sql, name))
 
     def changes(self) -> list[Change]:
-        """In one statement, because most tables are as they were. Rows are compared as text: JSON knows no equality."""
+        """One statement, because most tables have not changed. Rows are compared as text: JSON has no equality."""
         parts = []
         for number, model in enumerate(self.models):
             table, _ = self._table(model)

@@ -30,13 +30,13 @@ from jobs.testing.events import Event
 from jobs.testing.inline import is_ours
 from jobs.testing.report import Examination, Finding, as_html
 
-#: Points at the most; of more, those after effects and commits come first.
+#: At most so many points are tried. If there are more, those after effects and commits come first.
 POINTS = 150
 
-#: How many schedules of two runs at once, and seconds for them.
+#: At most so many schedules of two runs at once are tried, and for so many seconds.
 BUDGET = (40, 2.0)
 
-#: PostgreSQL's code.
+#: PostgreSQL's code for a deadlock.
 DEADLOCK = "40P01"
 
 #: The usual cure, in one sentence.
@@ -57,9 +57,9 @@ CURES = {
 
 
 class NotIdempotent(AssertionError):
-    """A fault leaves something else than a run without one.
+    """A run with a fault leaves something else than a run without one.
 
-    ``findings`` says where, what, and the usual cure; ``examination`` also what was tried.
+    ``findings`` says where, what, and the usual cure. ``examination`` also says what was tried.
     """
 
     def __init__(self, examination: Examination) -> None:
@@ -75,23 +75,23 @@ def assert_idempotent(
     budget: tuple[int, float] = BUDGET,
     report: str | os.PathLike[str] | None = None,
 ) -> Examination:
-    """Assert that a run of the task may die anywhere, and meet another one, and leaves what one whole run leaves.
+    """Assert that a run of the task may die anywhere, or meet another one, and still leaves what one whole run leaves.
 
-    The task runs once, and each statement, commit, mail, HTTP request, cache write and message is noted. Then, for each
-    of these points, it runs in a process that is killed there, is rescued, and runs again as in a worker. Then two jobs
-    of it run at once, the one interrupted by the other at each step. What is left is compared: the rows of all models,
-    and effects by their keys. All of this happens in copies of the databases.
+    First the task runs once, and each statement, commit, mail, HTTP request, cache write and message is noted. For each
+    of these points the task then runs in a process that is killed there; the job is rescued, and runs again as in a
+    worker. Last, two jobs of the task run at once, and one interrupts the other at each step. What is left is compared:
+    the rows of all models, and effects by their keys. All of this happens in copies of the databases.
 
     Parameters:
-        args, kwargs: of the call.
-        beside: the arguments of the other one of two at once; by default the same.
+        args, kwargs: the arguments of the call.
+        beside: the arguments of the second job of two at once; by default the same.
         budget: how many schedules of two at once are tried at the most, and for how many seconds; ``(0, 0)``: none.
-        report: a file for a report in HTML, also if nothing is found.
+        report: a file for a report in HTML. It is written even if nothing is found.
 
     Raises:
         NotIdempotent: an ``AssertionError``; its text names the lines, what differs, and the cures.
-        TransactionManagementError: the test is inside of a transaction, which no other process can see.
-        RuntimeError: without a fault the task does not succeed, or its database cannot be copied.
+        TransactionManagementError: the test is inside a transaction, which no other process can see.
+        RuntimeError: the task fails even without a fault, or its database cannot be copied.
     """
     examination = examine(task, args, kwargs, beside=beside, budget=budget)
     if report is not None:
@@ -110,10 +110,10 @@ def examine(
     budget: tuple[int, float] = BUDGET,
     is_sealed: bool = False,
 ) -> Examination:
-    """As :func:`assert_idempotent`, and returns also what it finds.
+    """Do what :func:`assert_idempotent` does, and return what it finds.
 
     Parameters:
-        is_sealed: no mail and no HTTP request leaves the runs.
+        is_sealed: the runs send no mail and no HTTP request.
     """
     if not is_ours(task):
         raise TypeError(f"{task!r} is no task of jobs: nothing of its runs is kept, so nothing can be said of them")
@@ -137,7 +137,7 @@ def examine(
 
 @contextmanager
 def _ending_in_order() -> Iterator[None]:
-    """Remove the copies also if this process is told to end: they hold all that the databases hold."""
+    """Remove the copies even if this process is told to end: they hold everything that the databases hold."""
     is_main = threading.current_thread() is threading.main_thread()
     silent = [number for number in child.ENDS if is_main and signal.getsignal(number) == signal.SIG_DFL]
     for number in silent:
@@ -156,7 +156,7 @@ class _Examiner:
         given = [*map(repr, seen.args), *(f"{name}={value!r}" for name, value in seen.kwargs.items())]
         self.examination = Examination(task.name, f"{task.name}({', '.join(given)})")
         code = getattr(inspect.unwrap(task.run), "__code__", None)
-        #: For what no line of the task's own did.
+        #: The place of a finding for which no line of the task is known.
         self.home = (events.shown(code.co_filename), code.co_firstlineno) if code else ("", 0)
 
     def run(self, beside: Sequence[Any] | None, budget: tuple[int, float]) -> Examination:
@@ -205,7 +205,7 @@ class _Examiner:
         return outcome
 
     def _points(self) -> list[int]:
-        """After which events it is killed; 0: before the first one."""
+        """The numbers of the events after which it is killed; 0 is before the first one."""
         points = [0, *(each.number for each in self.expected.events if each.is_done and each.is_own)]
         if len(points) > POINTS:
             last = {each.number for each in self.expected.events if each.kind != "sql"}
@@ -242,9 +242,9 @@ class _Examiner:
     ) -> list[Finding]:
         """
         Parameters:
-            fault: in words, with a gap for where it was.
-            after, before: the events between which it was.
-            cure: of what differs in the rows; by default by the fault.
+            fault: in words; ``{}`` stands for its place.
+            after, before: the events between which it happened.
+            cure: the cure if rows differ; by default the event before the fault decides.
         """
         between = ", ".join([*([f"after {after}"] if after else []), *([f"before {before}"] if before else [])])
         fault = fault.format(between or "at its end")
@@ -257,7 +257,7 @@ class _Examiner:
             if have < want:
                 kind, says, why = "lost", f"{_counted(event, want, have)}: it is lost", _lost_by(after)
                 if why != "hook" and after is not None and after.line:
-                    # What made the next run believe that it was done.
+                    # This line made the next run believe that the effect had happened.
                     place = (file, line)
             findings.append(Finding(kind, fault, *place, CURES[why], says=[says]))
         if found.failure and not expected.failure:
@@ -292,7 +292,7 @@ class _Examiner:
         orders: list[list[interleave.Step]] = [[(0, None), (1, None)], [(1, None), (0, None)]]
         (runs, one), (_, again), (turned, other) = (self._play(steps) for steps in (orders[0], *orders))
         self.varying = Varying(one, again)
-        # Of each the steps when it found nothing done.
+        # How many steps each of them has if it is the first one.
         steps_of = len(runs[0]), len(turned[1])
         deadline = time.monotonic() + seconds
         for steps in interleave.schedules(*steps_of):
@@ -302,13 +302,13 @@ class _Examiner:
             self._try(steps, (again, other))
 
     def _play(self, steps: Sequence[interleave.Step]) -> tuple[list[list[Event]], Outcome]:
-        """Two runs at once, in this order of their steps: the events of each, and what is left."""
+        """Run both jobs at once, in this order of their steps; return the events of each, and what is left."""
         self.children.restore()
         runs = interleave.play(self.children, steps)
         return runs, self._rest([each for run in runs for each in run])
 
     def _rest(self, found: Sequence[Event] = ()) -> Outcome:
-        """What is left, after what waits still: a snooze, or what the two enqueued."""
+        """What is left once everything that still waits has run: a snooze, or what the two enqueued."""
         outcome = self._outcome(found, self.job, self.second)
         if outcome.is_over:
             return outcome

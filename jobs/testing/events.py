@@ -1,6 +1,7 @@
-"""What a run does that others can see, or that a rollback does not take back: recorded where it happens, in a child.
+"""Record what a run does: statements, commits, mails, HTTP requests, cache writes, and messages to stock tasks.
 
-Nothing is put back: the process that records is a child of the test, and ends after its run.
+The recorder replaces methods of Django and of the standard library. It never puts them back, because it works in a
+child of the test, which ends after its run.
 """
 
 from __future__ import annotations
@@ -42,25 +43,25 @@ from jobs.execution import pipeline
 from jobs.lifecycle import isolation
 from jobs.lifecycle.run import current_run
 
-#: What leaves, and no rollback takes back.
+#: The kinds of events that leave the machine. No rollback undoes them.
 EFFECTS = ("mail", "http", "celery")
 
-#: Requests that change nothing, and those that may be repeated by what they mean.
+#: HTTP methods that change nothing, and those that HTTP allows to repeat.
 SAFE, REPEATABLE = ("GET", "HEAD", "OPTIONS", "TRACE"), ("PUT", "DELETE")
 
-#: Statements that are part of a transaction, and no point of their own.
+#: Statements that only control a transaction. They are no events.
 _CONTROL = ("BEGIN", "SAVEPOINT", "RELEASE", "ROLLBACK", "COMMIT")
 
-#: Headers by which who gets it can tell that it is the same one.
+#: Headers by which the receiver recognises a repetition.
 _KEYS = ("message-id", "idempotency-key", "x-idempotency-key")
 
-#: The clients that do not go through ``http.client``, and what each calls to send.
+#: HTTP clients that do not use ``http.client``, and the method with which each sends.
 CLIENTS = (("httpx", "Client", "send"), ("httpx", "AsyncClient", "send"), ("aiohttp", "ClientSession", "_request"))
 
 
 @dataclass
 class Event:
-    """One statement, commit, mail, HTTP request, cache write or message to a stock task of a run."""
+    """One statement, commit, mail, HTTP request, cache write, or message to a stock task."""
 
     #: From 1 on.
     number: int
@@ -68,16 +69,16 @@ class Event:
     kind: str
     #: In short: the statement, the recipients, the URL.
     what: str
-    #: Of the task's own code; empty and 0 if none called it (the completion, say).
+    #: The line of the task's own code; empty and 0 if no such line called it (for example, the completion).
     file: str = ""
     line: int = 0
-    #: Of an effect: by which the other side knows that it is the same one; None without one.
+    #: The key of an effect, by which the receiver recognises a repetition; None without one.
     key: str | None = None
-    #: Whether it came to its end: what raised, or was killed before, did not happen.
+    #: Whether it came to its end. If it raised, or the process was killed before, it did not happen.
     is_done: bool = False
     #: How it failed: the database's code (SQLSTATE), or the class of the exception.
     error: str = ""
-    #: Whether it is of the run that was asked for, and not of what that one enqueued.
+    #: Whether it belongs to the job that was asked for, and not to one that this job enqueued.
     is_own: bool = True
     #: When it began and ended, on the machine's monotonic clock.
     at: float = 0.0
@@ -126,10 +127,10 @@ def shown(filename: str) -> str:
 class Recorder:
     """
     Parameters:
-        pipe: where the parent hears of each event, also if this process is killed after it.
-        caches: a file in which all processes of a test share what is in their caches.
-        is_sealed: no HTTP request and no mail leaves.
-        job: the one that was asked for; None: whatever runs here is.
+        pipe: tells the parent of each event, at once, because this process may be killed.
+        caches: a file by which all processes of a test share the content of their caches.
+        is_sealed: no HTTP request and no mail is sent.
+        job: the job that was asked for; None: any job is.
         dies_after: the process ends itself after so many events; 0: before the first one.
         is_stepwise: it waits before each event until the parent lets it on.
     """
@@ -147,7 +148,7 @@ class Recorder:
         self._job, self._dies_after, self._is_stepwise = job, dies_after, is_stepwise
         self._count = 0
         self._inside = threading.local()
-        #: One thread at a time talks to the parent.
+        #: Only one thread at a time talks to the parent.
         self._lock = threading.RLock()
         #: The completion and its commit, which are one event.
         self._completion: Event | None = None
@@ -164,7 +165,7 @@ class Recorder:
                 _around(owner, name, lambda *args, **kwargs: self.event("mail", *_mail(*args)))
             elif kind == "cache":
                 _around(owner, name, partial(self._caching, name))
-        # Of several mails at once.
+        # This sends several mails at once.
         _around(EmailBackend, "send_messages", lambda _, messages: self.event("mail", _mails(messages)))
         current_app.amqp.send_task_message = self._sending
 
@@ -185,16 +186,16 @@ class Recorder:
 
     @property
     def _is_on(self) -> bool:
-        """Whether what happens here is an event: not within another one, nor outside of a run.
+        """Whether what happens now is an event: it is inside a run, and not inside another event.
 
-        A thread that the body started knows of no run.
+        A thread that the body started does not know the run.
         """
         is_running = current_run() is not None or threading.current_thread() is not threading.main_thread()
         return is_running and not getattr(self._inside, "is_on", False)
 
     @contextmanager
     def event(self, kind: str, what: str, key: str | None = None) -> Iterator[None]:
-        """Around something that happens; what happens in it is part of it."""
+        """Note that something happens in this block. Whatever else happens in the block is part of it."""
         if not self._is_on:
             yield
             return
@@ -250,7 +251,7 @@ class Recorder:
                 yield
         else:
             yield
-            # Before the hooks of on_commit().
+            # This is before the hooks of on_commit().
             self._complete()
 
     def _caching(self, name: str, cache: Any, key: Any = "", *args: Any, **kwargs: Any) -> AbstractContextManager[None]:
@@ -280,7 +281,7 @@ class Recorder:
             self._end(event)
 
     def _watch_http(self) -> None:
-        """``http.client`` sends step by step; a test may replace what is below ``requests`` and ``httpx``."""
+        """Watch ``http.client``, which sends step by step, and clients below which a test may replace everything."""
 
         @contextmanager
         def put_request(connection: Any, method: str, url: str, *args: Any, **kwargs: Any) -> Iterator[None]:
@@ -327,7 +328,7 @@ class Recorder:
 
 
 def _around(owner: Any, name: str, context: Callable[..., AbstractContextManager[None]]) -> None:
-    """Enter a context, made of the arguments, around each call of a method."""
+    """Enter a context around each call of a method. ``context`` makes it from the arguments of the call."""
     original = getattr(owner, name)
 
     @wraps(original)
@@ -343,7 +344,7 @@ class HttpRefused(Exception):
 
 
 def import_clients() -> None:
-    """Those that do not go through ``http.client``: a body that imports one later finds it refusing."""
+    """Import the clients that are to refuse requests, so that they also do if a body imports them later."""
     for module, *_ in CLIENTS:
         with suppress(ImportError):
             import_module(module)
@@ -358,7 +359,7 @@ def _text(value: Any) -> str:
 
 
 def shortened(sql: str, most: int = 120) -> str:
-    """A statement in one line, without the names of the columns that it reads."""
+    """The statement in one line. The columns that it reads are left out."""
     text = " ".join(sql.split())
     if text.startswith("SELECT") and " FROM " in text:
         text = f"SELECT ... {text[text.index(' FROM ') + 1 :]}"
@@ -366,7 +367,7 @@ def shortened(sql: str, most: int = 120) -> str:
 
 
 def _key(headers: dict[str, str], *payload: str) -> str | None:
-    """The key that it carries: a header, or the key of the job somewhere in it."""
+    """The key that it carries: one of the headers, or the key of the job anywhere in it."""
     for name, value in headers.items():
         if name.lower() in _KEYS:
             return value
@@ -406,11 +407,11 @@ def _described(method: str, url: str, headers: dict[str, str], body: Any) -> tup
     return what, what if method.upper() in REPEATABLE else _key(headers, url, _text(body))
 
 
-# Caches in memory, shared by the processes of a test as one in Redis would be
+# Caches in memory. All processes of a test share them, as they would share one in Redis
 
 
 def save_caches(path: Path) -> None:
-    # As JSON: nothing of ours unpickles. The values are bytes.
+    # JSON, because unpickling is unsafe. The values are bytes.
     kept = [
         [name, key, locmem._expire_info[name].get(key), value.hex()]  # type: ignore[attr-defined]
         for name, values in locmem._caches.items()  # type: ignore[attr-defined]
@@ -424,7 +425,7 @@ def save_caches(path: Path) -> None:
 def load_caches(path: Path) -> None:
     if not path.exists():
         return
-    # In place: caches that are in use have them.
+    # In place, because cache objects refer to these dicts.
     for values in (*locmem._caches.values(), *locmem._expire_info.values()):  # type: ignore[attr-defined]
         values.clear()
     for name, key, expires_at, value in json.loads(path.read_text()):

@@ -1,8 +1,8 @@
 """Run what waits in the test's own process, and look at what was enqueued.
 
-It works in ``TestCase``, in ``TransactionTestCase`` and with pytest-django; it needs neither a broker nor a worker. In
-a ``TestCase`` each body is a savepoint of the test's transaction. The path of a run is that of a worker: claim, body,
-completion, and what follows.
+It works in ``TestCase``, in ``TransactionTestCase`` and with pytest-django. It needs neither a broker nor a worker. In
+a ``TestCase`` each body is a savepoint of the test's transaction. A run takes the same path as in a worker: claim,
+body, completion, and follow-ups.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from jobs.models import UNRELAYED, WAITING, Event, Job, Node, Pause, Schedule, S
 from jobs.models.values import decoded
 from jobs.worker.runner import Runner
 
-#: So many runs without a ``limit`` mean that it never ends.
+#: After so many runs without a ``limit`` we say that it never ends.
 ENDLESS = 1000
 
-#: Seconds by which the time of a job may differ from the ``run_at`` that is asserted.
+#: So many seconds may lie between a job's ``run_at`` and the asserted one.
 TOLERANCE = 5.0
 
 
 class Runs(list[Job]):
-    """One entry for each run, in their order: the job as the run left it. A job that was retried stands there twice."""
+    """The jobs that ran, in this order, each as its run left it. A job that was retried is in it twice."""
 
     @property
     def states(self) -> Counter[str]:
@@ -63,28 +63,28 @@ def run_jobs(
     raises: bool = True,
     schedules: bool | Collection[str] = True,
 ) -> Runs:
-    """Run what waits, in this process, and what follows from it, until nothing is due.
+    """Run the jobs that wait, in this process, and their follow-ups, until nothing is due.
 
-    The order is that of a claim: by priority, then by the time since which a job is due. All queues take part, except
-    paused ones. Time limits do not strike.
+    Jobs run in the order of a claim: by priority, then by the time at which they came due. All queues take part, except
+    paused ones. Time limits do not apply.
 
     Parameters:
         limit: stop after so many runs.
-        until: let time pass up to this moment: what is scheduled before it comes due, in the order of its time. What a
-            body then puts off (a retry, a snooze, a countdown) is put off from that time on. Neither the clock of the
-            database nor that of Python moves.
-        raises: raise the exception of the first job that ends ``failed``, at once and as it was. With False look at
-            the rows. A retry is no failure.
-        schedules: with ``until`` the schedule makes its jobs, too, as time passes: ``beat_schedule``,
-            ``add_periodic_task()`` and the tasks' ``every=``. False: it makes none; a list: only these entries do.
+        until: let time pass up to this moment. Jobs that are scheduled before it come due, in the order of their time.
+            A delay that a body asks for (a retry, a snooze, a countdown) begins at the time at which the body ran.
+            Neither the clock of the database nor Python's clock moves.
+        raises: raise the exception of the first job that ends ``failed``, at once and unchanged. With False, look at
+            the rows instead. A retry is no failure.
+        schedules: with ``until``, the schedule also makes its jobs as time passes: ``beat_schedule``,
+            ``add_periodic_task()`` and the tasks' ``every=``. False: none of them; a list: only these entries.
 
     Returns:
         The jobs that ran (:class:`Runs`), without the app's own, such as ``jobs.ended``.
 
     Raises:
-        TransactionManagementError: it is called inside of ``transaction.atomic()``, whose jobs no worker would see yet.
-        celery.exceptions.NotRegistered: nobody here knows the task of a job.
-        AssertionError: 1000 jobs ran, without a ``limit``, and there are still more.
+        TransactionManagementError: it is called inside ``transaction.atomic()``. No worker would see these jobs yet.
+        celery.exceptions.NotRegistered: the task of a job is not registered here.
+        AssertionError: 1000 jobs ran without a ``limit``, and there are still more.
     """
     if until is not None and timezone.is_naive(until):
         raise ValueError(f"run_jobs(until={until!r}): the moment needs a time zone; use django.utils.timezone.now()")
@@ -114,7 +114,7 @@ def run_jobs(
 
 @contextmanager
 def _process(aliases: Sequence[str]) -> Iterator[_Process]:
-    """This process is a worker for a block, and leaves no trace of that."""
+    """Make this process a worker for the length of a block. No trace of it stays."""
     node, board.node = board.node, uuid.uuid4()
     process = _Process(aliases)
     try:
@@ -123,7 +123,7 @@ def _process(aliases: Sequence[str]) -> Iterator[_Process]:
         yield process
     finally:
         for alias in aliases:
-            # A test that broke its transaction has an exception of its own.
+            # If the test broke its transaction, it has already raised an exception.
             with suppress(Error):
                 Node.objects.using(alias).filter(pk=board.node).delete()
         process.runner.slot.free()
@@ -135,13 +135,13 @@ class _Process:
         self.aliases = aliases
         self.app: Any = current_app._get_current_object()
         self.runner = Runner(self.app, "tests")
-        #: The time at which the jobs run, once it has been moved.
+        #: The time at which the jobs run; None until it is moved.
         self.at: datetime.datetime | None = None
         #: The entries of the schedule that take part.
         self.entries: list[Entry] = []
 
     def begin_schedules(self, names: Collection[str] | None) -> None:
-        """Let the ticks of these entries (None: of all) come from now on. A test sends no messages to stock tasks."""
+        """From now on let these entries (None: all) have their ticks. Those of stock tasks are left out."""
         import_tasks(self.app)
         found, wrong = entries.gather(self.app)
         if unknown := [name for name in names or () if name not in found]:
@@ -162,7 +162,7 @@ class _Process:
                 schedules.define(entry, row, now, now)
 
     def run_next(self, until: datetime.datetime | None) -> tuple[Job, BaseException | None] | None:
-        """Run one job; it, and if it failed why. None: nothing is due."""
+        """Run one job; return it, and the exception if it failed. None: nothing is due."""
         while (job := self._claim()) is None:
             if until is None or not self._move_time(until):
                 return None
@@ -173,12 +173,12 @@ class _Process:
             self._put_off(known)
             job = Job.objects.using(using).get(pk=job.pk)
         except Error as exc:
-            # It broke the transaction of the test.
+            # The body broke the transaction of the test.
             raise raised or exc from None
         return job, self._failure(job, raised) if job.state == State.FAILED else None
 
     def _move_time(self, until: datetime.datetime) -> bool:
-        """Let time pass up to the next moment at which something is due; False: there is none before ``until``."""
+        """Let time pass up to the next moment at which something is due. False: there is none before ``until``."""
         moments: list[datetime.datetime] = []
         for alias in self.aliases:
             scheduled = Job.objects.using(alias).filter(_OF_OPEN_QUEUES, state=State.SCHEDULED, run_at__lte=until)
@@ -215,13 +215,13 @@ class _Process:
                 import_tasks(self.app)
             if not is_ours(self.app.tasks.get(first.task)):
                 raise NotRegistered(f"{first.task!r}, which the job {first.pk} calls: import the module of the task")
-            # A new one looks from the beginning of the queue.
+            # A new claimer begins at the head of the queue.
             for job in Claimer().claim(alias, first.queue, board.node, 1):
                 return job
         return None
 
     def _hand_on(self, alias: str) -> bool:
-        """Give the events that were told of to the handlers, of which all have to be known."""
+        """Hand on the events that were told of. All handlers have to be known for that."""
         if not Event.objects.using(alias).filter(UNRELAYED).exists():
             return False
         import_tasks(self.app)
@@ -229,7 +229,7 @@ class _Process:
         return bool(relay.hand_on(self.app, alias))
 
     def _times(self) -> dict[tuple[str, uuid.UUID], tuple[Any, Any]]:
-        """Once time has been moved: when each job that waits begins and expires."""
+        """When each waiting job begins and expires. It is needed only once time has been moved."""
         if self.at is None:
             return {}
         rows = {alias: Job.objects.using(alias).filter(state__in=WAITING) for alias in self.aliases}
@@ -237,7 +237,7 @@ class _Process:
         return {(alias, pk): (run_at, expires_at) for alias, (pk, run_at, expires_at) in times}
 
     def _put_off(self, known: Mapping[tuple[str, uuid.UUID], tuple[Any, Any]]) -> None:
-        """What the body put off from now on is put off from the time at which it ran."""
+        """Move what the body put off: the delay begins at the time at which the body ran, and not now."""
         ahead = self.at - timezone.now() if self.at else datetime.timedelta()
         if ahead <= datetime.timedelta():
             return
@@ -250,7 +250,7 @@ class _Process:
 
     def _failure(self, job: Job, raised: BaseException | None) -> BaseException:
         if isinstance(raised, TaskExited | TaskOutOfMemory) and raised.__cause__ is not None:
-            # Celery could not have told of it.
+            # Celery cannot report this exception itself.
             return raised.__cause__
         if isinstance(raised, Exception) and not isinstance(raised, Ignore):
             return raised
@@ -258,7 +258,7 @@ class _Process:
 
 
 def is_ours(task: Any) -> bool:
-    """Whether its calls are rows."""
+    """Whether a call of the task makes a row."""
     return getattr(task, "is_transactional", False) and not task.is_stock()
 
 
@@ -266,7 +266,7 @@ _OF_OPEN_QUEUES = ~Exists(Pause.objects.filter(pk=OuterRef("queue")))
 
 
 def _aliases() -> list[str]:
-    """The databases of jobs that the test may use."""
+    """The job databases that the test may use."""
     found: list[str] = []
     refusals = []
     for alias in conf().DATABASES:
@@ -282,10 +282,10 @@ def _aliases() -> list[str]:
 
 @contextmanager
 def capture_jobs() -> Iterator[list[Job]]:
-    """Collect the jobs that a block enqueues, in their order; also those of a transaction that does not commit.
+    """Collect the jobs that a block enqueues, in their order, even if their transaction does not commit.
 
-    They are copies of what was called; their rows are written as ever. Calls of tasks that are left to Celery, or
-    eager, are no jobs, nor is a call of a ``unique=`` task that found a job which waits already.
+    The list holds copies; the rows are written as usual. Calls of stock tasks and eager calls make no job. Nor does a
+    call of a ``unique=`` task if such a job waits already.
     """
     found: list[Job] = []
 
@@ -303,7 +303,7 @@ def capture_jobs() -> Iterator[list[Job]]:
 
 
 def _resolved(value: Any) -> Any:
-    """The time that the database's clock will write, by this machine's."""
+    """Replace a time of the database's clock by one of this machine's clock."""
     if isinstance(value, Now):
         return timezone.now()
     if isinstance(value, CombinedExpression):
@@ -320,13 +320,13 @@ def assert_enqueued(
     run_at: datetime.datetime | None = None,
     count: int | None = None,
 ) -> list[Job]:
-    """Assert that a job of the task waits; what is not given is not looked at.
+    """Assert that a job of the task waits. Parameters that are not given are not compared.
 
     Parameters:
         task: the task, or its name.
-        args, kwargs: the arguments as the call gave them.
-        run_at: when it is to run, up to 5 seconds earlier or later.
-        count: exactly so many jobs; None: at least one.
+        args, kwargs: the arguments, as the call gave them.
+        run_at: when it is to run; 5 seconds earlier or later will do.
+        count: how many jobs there have to be; None: at least one.
 
     Returns:
         The jobs, the oldest first.
@@ -349,7 +349,7 @@ def assert_not_enqueued(
     queue: str | None = None,
     run_at: datetime.datetime | None = None,
 ) -> None:
-    """Assert that no such job of the task waits; parameters as of :func:`assert_enqueued`."""
+    """Assert that no such job of the task waits. The parameters are those of :func:`assert_enqueued`."""
     found, what = _look_for(task, args=args, kwargs=kwargs, queue=queue, run_at=run_at)
     if found:
         raise AssertionError(f"{len(found)} jobs of {what}. {_what_there_is()}")
@@ -374,7 +374,7 @@ def _look_for(task: Any, **given: Any) -> tuple[list[Job], str]:
 
 
 def _jobs(**wanted: Any) -> list[Job]:
-    """The oldest first."""
+    """The jobs of all databases, the oldest first."""
     return [job for alias in _aliases() for job in Job.objects.using(alias).filter(**wanted).order_by("pk")]
 
 

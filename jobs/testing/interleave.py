@@ -1,4 +1,4 @@
-"""Two runs at once, each of which waits before every statement and effect until it is let on."""
+"""Two runs at once. Each waits before every statement and effect until it may go on."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from itertools import count, product
 from jobs.testing.child import PATIENCE, Broken, Child, Children, run_all
 from jobs.testing.events import Event
 
-#: Which of the two goes on, and by how many steps; None: to its end.
+#: Which of the two goes on, and for how many steps; None: to its end.
 Step = tuple[int, int | None]
 
-#: Seconds without a sign after which a run is taken for blocked, where the database does not say so; between two looks.
+#: Seconds without a sign after which a run counts as blocked, if the database cannot say so; and between two looks.
 SILENT, TICK = 0.15, 0.004
 
 NAMES = ("jobs-crashtest-first", "jobs-crashtest-second")
 
 
 def play(children: Children, steps: Sequence[Step]) -> list[list[Event]]:
-    """Run the two jobs that wait, in this order of their steps; after these each to its end. Returns their events."""
+    """Run both jobs in this order of their steps, then each of them to its end; return their events."""
     runs: list[Child] = []
     try:
         for name in NAMES:
             runs.append(children.start(partial(run_all, 1), name, is_stepwise=True))
-            # The first one claims the first job.
+            # The first run claims the first job.
             if not runs[-1].look(PATIENCE):
                 raise Broken("two runs at once did not begin")
         for who, many in (*steps, (0, None), (1, None)):
@@ -37,7 +37,7 @@ def play(children: Children, steps: Sequence[Step]) -> list[list[Event]]:
 
 
 def _advance(children: Children, runs: Sequence[Child], who: int, many: int | None) -> None:
-    """Let one of them on. One that waits for the other's transaction stands there until that one has gone on."""
+    """Let one of them go on. If it waits for the other's transaction, the other one has to go on first."""
     run, other = runs[who], runs[1 - who]
     for _ in range(many) if many is not None else count():
         if run.is_over:
@@ -53,24 +53,24 @@ def _advance(children: Children, runs: Sequence[Child], who: int, many: int | No
             if many is not None:
                 return
             if other.look(0) and not other.is_over:
-                # It holds what is waited for.
+                # The other one holds the lock.
                 other.go()
                 since = time.monotonic()
 
 
 def _is_blocked(children: Children, name: str, since: float) -> bool:
     known = [copy for copy in children.copies if copy.knows_waits]
-    # A project may have a name of its own for its connections.
+    # A project may name its connections itself: then the database cannot tell.
     if time.monotonic() - since > (10 * SILENT if known else SILENT):
         return True
     return any(copy.waits(name) for copy in known)
 
 
 def schedules(first: int, second: int) -> Iterator[list[Step]]:
-    """Where the one is interrupted by the other: once, at each step; then also the other one at each of its steps.
+    """All orders of steps to try: one interrupts the other once, at each step; then they interrupt each other.
 
     Parameters:
-        first, second: how many steps they have.
+        first, second: how many steps each of them has.
     """
     yield from ([(0, step), (1, None)] for step in range(1, first + 1))
     yield from ([(1, step), (0, None)] for step in range(1, second + 1))

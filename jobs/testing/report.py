@@ -1,4 +1,4 @@
-"""What was found, for people and for programs: as text, as JSON, and as a page with the run as a time line."""
+"""What was found: as text, as JSON, and as an HTML page that shows the run as a time line."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from jobs.testing.events import Event
 
 @dataclass
 class Finding:
-    """Where a fault leaves something else than a run without one."""
+    """A fault after which something else is left than after a run without one."""
 
     #: ``rows``, ``twice`` or ``lost`` (an effect), ``failed`` (the job), ``again`` (a second job of the idempotency
     #: key), ``deadlock``.
     kind: str
     #: The fault, in words.
     fault: str
-    #: Of the task's own code.
+    #: A line of the task's own code.
     file: str
     line: int
     cure: str
     differences: list[Difference] = field(default_factory=list)
-    #: What is not as it should be, in words.
+    #: What is wrong, in words.
     says: list[str] = field(default_factory=list)
-    #: How many events were over when it was killed, each time that it led to this; empty of two runs at once.
+    #: After which events the run was killed when this was found; empty for two runs at once.
     points: list[int] = field(default_factory=list)
 
     @property
@@ -48,10 +48,10 @@ class Examination:
 
     task: str
     call: str
-    #: Of a run without a fault.
+    #: The events of a run without a fault.
     events: list[Event] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
-    #: The points at which it was killed, and how many schedules of two runs were tried.
+    #: The points at which it was killed, and how many schedules of two runs at once were tried.
     points: list[int] = field(default_factory=list)
     schedules: int = 0
     #: What was left out, and why.
@@ -59,7 +59,7 @@ class Examination:
     seconds: float = 0.0
 
     def add(self, finding: Finding) -> None:
-        """The same again at another point is the same finding."""
+        """Add a finding. If another point led to the same one, it is added to that one."""
         for known in self.findings:
             if (known.kind, known.says) == (finding.kind, finding.says):
                 known.points += finding.points
@@ -78,7 +78,7 @@ def as_json(examination: Examination) -> dict[str, Any]:
 
 
 def as_html(examination: Examination) -> str:
-    """One file that asks nobody for anything."""
+    """A page in one file, which loads nothing else."""
     numbered = list(enumerate(examination.findings, 1))
     moments = []
     for number, event in enumerate([None, *examination.events]):
