@@ -1,7 +1,7 @@
-"""What the shop tells other services of: names and fields that they rely on.
+"""The events that the shop tells other services of. They rely on these names and fields.
 
-Customers and orders go by their public ids, which mean the same in every database. What happened to one customer is
-handled in its order.
+An event names customers and orders by their public ids, which mean the same in every database. Events of one customer
+are handled in their order.
 """
 
 import uuid

@@ -16,7 +16,7 @@ class SignUpForm(forms.ModelForm):
         }
 
     def clean_email(self):
-        """Ask the model's constraints already here, so that the message stands beside the field."""
+        """Check the model's constraints here, so that the message stands beside the field."""
         email = self.cleaned_data["email"]
         for constraint in Customer._meta.constraints:
             constraint.validate(Customer, Customer(email=email))

@@ -7,13 +7,13 @@ from django.utils.translation import gettext_lazy as _
 
 
 class Customer(models.Model):
-    #: Stands in addresses, where a primary key could be counted up.
+    #: It stands in URLs. A primary key there could be guessed by counting.
     public_id = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
     email = models.EmailField(_("e-mail address"))
     name = models.CharField(_("name"), max_length=100)
     created_at = models.DateTimeField(_("signed up at"), auto_now_add=True)
     is_welcome_email_sent = models.BooleanField(_("welcome e-mail sent"), default=False)
-    #: The id of the job. No foreign key: jobs that ended are pruned, customers stay.
+    #: The id of the job. It is no foreign key, because ended jobs are pruned while customers stay.
     welcome_job = models.UUIDField(_("welcome job"), null=True, blank=True, editable=False)
 
     class Meta:
@@ -37,12 +37,12 @@ class Customer(models.Model):
 
 
 class Order(models.Model):
-    #: What the payment provider knows the order by. A primary key could come again, in a database that was restored.
+    #: The payment provider knows the order by this id. A restored database could use a primary key a second time.
     public_id = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
     customer = models.ForeignKey(Customer, models.CASCADE, related_name="orders", verbose_name=_("customer"))
     cents = models.PositiveIntegerField(_("amount in cents"))
     created_at = models.DateTimeField(_("ordered at"), auto_now_add=True)
-    #: The provider's id of the charge; empty: not paid yet.
+    #: The provider's id of the charge; empty as long as the order is not paid.
     charge = models.CharField(_("charge"), max_length=100, blank=True, editable=False)
     #: The id of the job, as of :attr:`Customer.welcome_job`.
     payment_job = models.UUIDField(_("payment job"), null=True, blank=True, editable=False)
@@ -61,7 +61,7 @@ class Import(models.Model):
 
     source = models.CharField(_("source"), max_length=255, unique=True)
     position = models.PositiveIntegerField(_("lines read"), default=0)
-    #: The lock's token of who wrote last: nobody with a smaller one may write again.
+    #: The lock token of the last writer. A run with a smaller token must not write any more.
     fence = models.BigIntegerField(default=0, editable=False)
 
     class Meta:
@@ -77,7 +77,7 @@ class CustomerFile(models.Model):
 
     #: As of :attr:`Customer.public_id`.
     public_id = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
-    #: CSV with a head: name, email.
+    #: CSV; its first line names the columns: name, email.
     text = models.TextField(_("text"))
     created_at = models.DateTimeField(_("handed in at"), auto_now_add=True)
     #: The id of the job, as of :attr:`Customer.welcome_job`.
@@ -110,9 +110,9 @@ class DailySummary(models.Model):
 
 
 class WelcomeEffect(models.Model):
-    """A ledger: one row for every time that the welcome task's effects were committed.
+    """A ledger with a row for each time that the welcome task's effects were committed.
 
-    No constraint keeps it at one row per customer, so that ``manage.py demo`` can count.
+    No constraint limits it to one row per customer, so that ``manage.py demo`` would see a second one.
     """
 
     customer = models.ForeignKey(Customer, models.CASCADE, related_name="welcome_effects", verbose_name=_("customer"))

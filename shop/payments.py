@@ -13,24 +13,24 @@ class PaymentError(Exception):
 
 
 def charge(order: str, cents: int, idempotency_key: str) -> dict[str, Any]:
-    """Charge an order; under the same key the provider does it once, and repeats its answer.
+    """Charge an order. For one key the provider charges once, and repeats its answer.
 
     Raises:
-        PaymentError: refused; nothing was charged.
-        ConnectionRefusedError: nobody was reached; nothing was charged.
-        OSError, http.client.HTTPException: no answer, or none to rely on. Nobody knows.
+        PaymentError: the provider refused; nothing was charged.
+        ConnectionRefusedError: the provider was not reached; nothing was charged.
+        OSError, http.client.HTTPException: there is no answer, or none to rely on. Nobody knows whether it charged.
     """
     status, answer = _request("POST", "/charges", {"order": order, "cents": cents}, idempotency_key)
     if status == 402:
         raise PaymentError(f"the payment was refused: {answer}")
     if status != 200:
-        # Also of an error in the provider's own house (500) nobody knows whether it struck before the charge or after.
+        # An internal error of the provider (500) may have happened before the charge or after it.
         raise http.client.HTTPException(f"the provider answered {status}: {answer}")
     return answer
 
 
 def find_charge(idempotency_key: str) -> dict[str, Any] | None:
-    """What was charged under a key, if anything was."""
+    """The charge of a key; None if nothing was charged."""
     status, answer = _request("GET", f"/charges?key={quote(idempotency_key)}")
     if status not in (200, 404):
         raise http.client.HTTPException(f"the provider answered {status}: {answer}")

@@ -6,10 +6,10 @@ from shop.tasks import charge_order, collect_data, import_customers, send_welcom
 
 
 def sign_up(customer: Customer) -> Customer:
-    """Save a new customer together with the job that welcomes them, and tell other services: all of it, or nothing.
+    """Save a new customer, enqueue the job that welcomes them, and tell other services: all of it, or nothing.
 
     Raises:
-        django.db.IntegrityError: the e-mail address is taken. Nothing is saved then, and an outer
+        django.db.IntegrityError: the e-mail address is taken. Then nothing is saved, and an outer
             transaction stays usable.
     """
     with transaction.atomic():

@@ -80,7 +80,7 @@ CACHES = {
 
 EMAIL_HOST = os.environ.get("EMAIL_HOST", "localhost")
 EMAIL_PORT = int(os.environ.get("EMAIL_PORT", "25"))
-#: A mail server that hangs must not hold a worker, nor the customer's row, for longer (seconds).
+#: A mail server that hangs holds up a worker, and the lock on the customer's row, for so many seconds at the most.
 EMAIL_TIMEOUT = 5
 
 PAYMENT_URL = os.environ.get("PAYMENT_URL", "http://localhost:8001")
@@ -89,7 +89,7 @@ PAYMENT_TIMEOUT = 5
 
 DEFAULT_FROM_EMAIL = "The shop <shop@example.com>"
 
-#: With a RabbitMQ for events the services have a database each; without one they share the shop's.
+#: With a RabbitMQ for events each service has a database of its own; without one they share that of the shop.
 JOBS: dict[str, object] = {"SERVICE": "shop", "EVENT_BROKER": os.environ.get("EVENT_BROKER_URL") or None}
 #: Tasks of django.tasks are jobs, too.
 TASKS = {"default": {"BACKEND": "jobs.django_tasks.JobsBackend"}}
@@ -99,7 +99,7 @@ LOGGING = {
     "disable_existing_loggers": False,
     "formatters": {"console": {"format": "{asctime} {levelname} {message}", "style": "{"}},
     "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "console"}},
-    # Not propagated: the worker's own handler would write each line a second time.
+    # They do not propagate, or the worker's own handler would write each line a second time.
     "loggers": {
         "jobs": {"handlers": ["console"], "level": os.environ.get("LOG_LEVEL") or "WARNING", "propagate": False}
     },

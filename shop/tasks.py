@@ -1,6 +1,6 @@
-"""The shop's jobs, each with the tool that fits: marker and guard, ledger of calls, lock, cursor, unique key.
+"""The shop's tasks. Each uses the tool that fits it: marker and guard, ledger of calls, lock, cursor, or unique key.
 
-The last one is a task of Django's own interface.
+The last one is a task of Django's own interface, ``django.tasks``.
 """
 
 import csv
@@ -32,23 +32,23 @@ from shop.models import Customer, CustomerFile, DailySummary, Import, Order, Wel
     retry_backoff=True,
     retry_backoff_max=60,
     retry_jitter=True,
-    # EMAIL_TIMEOUT bounds each answer of the mail server, this the whole conversation (seconds).
+    # Seconds for the whole conversation with the mail server. EMAIL_TIMEOUT limits each of its answers.
     soft_time_limit=30,
-    # At most one committed run per customer, however many jobs ask for it.
+    # At most one run per customer is committed, however many jobs there are.
     idempotency_key="welcome:{customer_id}",
 )
 def send_welcome_email(self, customer_id):
-    """Send the welcome e-mail, once per customer as far as the database can tell.
+    """Send the welcome e-mail, and note that it was sent.
 
-    The flag and the ledger row are committed exactly once. The e-mail leaves at least once: if the worker is
-    killed after the server took it and before the commit, the next run sends it again, under the same
-    Message-ID, by which mailboxes and people can tell that it is the same one.
+    The flag and the ledger row are committed exactly once. The e-mail is sent at least once: if the worker is killed
+    after the mail server has accepted it and before the commit, the next run sends it again. It then has the same
+    Message-ID, so mailboxes and people recognise it.
     """
-    # The same in every run.
+    # It is the same in every run.
     message_id = self.job.idempotency_key.replace(":", ".")
-    # Locked until the commit, so also while the mail server answers: this customer's own row, and nothing else.
-    # It would be wrong to lock a row of auth_user here, which every login updates. EMAIL_TIMEOUT is set because
-    # without it a mail server that hangs would keep the lock, and the worker, for as long as it likes.
+    # The customer's own row is locked until the commit, also while the mail server answers. Nothing else is locked.
+    # Do not lock a row of auth_user here: every login updates it. EMAIL_TIMEOUT has to be set: without it a mail
+    # server that hangs would hold the lock and the worker without end.
     try:
         with guard(Customer, pk=customer_id) as customer:
             if customer.is_welcome_email_sent:
@@ -58,7 +58,7 @@ def send_welcome_email(self, customer_id):
             customer.save(update_fields=["is_welcome_email_sent"])
             WelcomeEffect.objects.create(customer=customer)
     except Customer.DoesNotExist:
-        # Deleted since: nobody is left to welcome.
+        # The customer was deleted in the meantime.
         return
 
 
@@ -76,10 +76,10 @@ def welcome_email(customer: Customer, message_id: str) -> EmailMultiAlternatives
 
 @shared_task(
     bind=True,
-    # The ledger commits before the call and after it, and no transaction is open while the provider takes its time.
+    # The ledger commits before the call and after it. No transaction is open while the provider works.
     atomic=False,
-    # The provider heeds the key, so a call of which nobody knows is made again. For one that does not: "park", or a
-    # function that asks it, here ``lambda call: payments.find_charge(call.key)``.
+    # If nobody knows whether a call happened, it is made again, because this provider heeds the key. For a provider
+    # that does not, use "park", or a function that asks it: ``lambda call: payments.find_charge(call.key)``.
     on_ambiguous="retry",
     autoretry_for=(OSError, http.client.HTTPException, SoftTimeLimitExceeded),
     max_retries=8,
@@ -89,38 +89,38 @@ def welcome_email(customer: Customer, message_id: str) -> EmailMultiAlternatives
     soft_time_limit=30,
 )
 def charge_order(self, order_id):
-    """Charge an order. The provider is called at least once, under one key, by which it charges once.
+    """Charge an order. The provider is called at least once, always with the same key, and so it charges once.
 
-    Whoever dies where (this worker, the provider, the line between them), the next run knows from the ledger that
-    the order may be paid already.
+    The worker, the provider or the network may fail at any moment: the next run learns from the ledger that the order
+    may be paid already.
     """
     order = Order.objects.select_related("customer").filter(pk=order_id).first()
     if order is None or order.charge:
         return
     with effect("charge", str(order.public_id)) as call:
-        # Answered before: a run that was killed between the answer and its last line below.
+        # It is done if an earlier run had the answer, and was killed before the last line below.
         if not call.done:
             try:
                 call.answered(payments.charge(str(order.public_id), order.cents, idempotency_key=call.key))
             except (ConnectionRefusedError, payments.PaymentError):
-                # For sure nothing was charged. After any other exception nobody knows, and the ledger says so.
+                # Nothing was charged. After any other exception nobody knows, and the ledger says so.
                 call.not_sent()
                 raise
-    # A person who says that it happened need not know its id.
+    # If a person has said that it happened, the id may be unknown.
     charge = call.answer["id"] if call.answer else "by hand"
     with transaction.atomic():
-        # Other services are told once, by the run that notes it.
+        # Only the run that notes the charge tells other services.
         if Order.objects.filter(pk=order_id, charge="").update(charge=charge):
             order_paid(order.public_id, order.customer.public_id, order.cents)
 
 
 @shared_task(
     bind=True,
-    # One run per feed at a time. It saves the work of the second one; that no order is there twice is up to the
-    # database, below.
+    # Only one run per feed at a time. This saves work; it is the database, below, that prevents an order from being
+    # there twice.
     lock="import:{source}",
     lock_ttl=60,
-    # The feed is read before the transaction begins, so that nothing stays locked while its server takes its time.
+    # The feed is read before the transaction begins: nothing is locked while its server answers.
     atomic=False,
     autoretry_for=(OSError,),
     max_retries=8,
@@ -132,7 +132,7 @@ def import_orders(self, source):
     Import.objects.get_or_create(source=source)
     with transaction.atomic(), guard(Import, source=source) as feed:
         if feed.fence > self.lock_token:
-            # This run was paused for longer than its lock lives, and another one came after it.
+            # This run paused for longer than its lock lives, and another run has written since.
             return 0
         new = records[feed.position :]
         for record in new:
@@ -144,19 +144,19 @@ def import_orders(self, source):
 
 
 def read_feed(source):
-    """The orders of a feed, one JSON object a line; lines are only added."""
+    """The orders of a feed: one JSON object a line. Lines are only added, never changed."""
     with open(source) as lines:
         return [json.loads(line) for line in lines if line.strip()]
 
 
-#: How many customers of a file are one transaction.
+#: So many customers of a file are saved in one transaction.
 PART = 100
 
 
-# Each part of it has a transaction of its own, so that nothing stays locked for long, and a kill costs one part.
+# Each part has a transaction of its own: nothing is locked for long, and a kill costs one part.
 @shared_task(bind=True, atomic=False)
 def import_customers(self, file_id):
-    """Take over the customers of a file, part by part; a run that was lost goes on where its last commit was."""
+    """Take over the customers of a file, part by part. After a crash the next run goes on after the last commit."""
     rows = list(csv.DictReader(CustomerFile.objects.get(pk=file_id).text.splitlines()))
     done = self.job.cursor or 0
     while done < len(rows):
@@ -166,15 +166,15 @@ def import_customers(self, file_id):
                 if not Customer.objects.filter(email__iexact=row["email"]).exists():
                     Customer.objects.create(name=row["name"], email=row["email"])
             done += len(part)
-            # In the commit of the part: both, or neither. A run that was killed raises here.
+            # The cursor is committed with the part. If this run has lost its job, this raises.
             self.job.save_cursor(done)
-        # For whoever looks at the file's page.
+        # The page of the file shows it.
         self.progress(done, len(rows), f"{done} of {len(rows)}")
     return len(rows)
 
 
-# Celery beat asks for it every night, and an operator may do so at any time: whoever comes while one waits finds it
-# there. The key is free when the summary starts, because it may have counted by then.
+# The schedule may ask for it every night, and an operator at any time. As long as one job waits, a second call gets
+# that job. The key is free as soon as the job starts, because from then on it may miss what is new.
 @shared_task(unique="summary:{day}")
 def summarize(day):
     """Count a day's sign-ups and orders."""
@@ -187,10 +187,10 @@ def summarize(day):
     )
 
 
-# Of ``django.tasks``, with the backend of settings.TASKS: a job like all others.
+# A task of ``django.tasks`` is a job like all others, by the backend in settings.TASKS.
 @task
 def collect_data(customer_id):
-    """What the shop knows of a customer, who may ask for it. It is the result of the task."""
+    """Return what the shop knows of a customer, who may ask for it. It is the result of the task."""
     customer = Customer.objects.get(pk=customer_id)
     orders = customer.orders.order_by("created_at")
     return {

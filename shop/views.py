@@ -17,7 +17,7 @@ def sign_up_view(request: HttpRequest) -> HttpResponse:
         try:
             return redirect(sign_up(form.save(commit=False)))
         except IntegrityError:
-            # Somebody took the e-mail address after the form was validated; now validation sees it.
+            # Somebody took the e-mail address after the form was validated. A second validation sees that.
             form.full_clean()
             if form.is_valid():
                 raise
@@ -28,12 +28,12 @@ def sign_up_view(request: HttpRequest) -> HttpResponse:
 @never_cache
 def customer_view(request: HttpRequest, public_id: str) -> HttpResponse:
     customer = get_object_or_404(Customer, public_id=public_id)
-    # None if there is no job (any more): jobs that ended are pruned after some days.
+    # There may be none: ended jobs are pruned after some days.
     job = Job.objects.filter(pk=customer.welcome_job).first()
     return render(request, "shop/customer.html", {"customer": customer, "job": job})
 
 
-# Of a real shop: for its staff only.
+# In a real shop only the staff may do this.
 @require_http_methods(["GET", "HEAD", "POST"])
 def hand_in_view(request: HttpRequest) -> HttpResponse:
     form = CustomerFileForm(request.POST, request.FILES) if request.method == "POST" else CustomerFileForm()

@@ -1,4 +1,4 @@
-"""The second service beside the demo's shop: what happens to it, and what it made of the shop's events."""
+"""The second service of the demo: when it is killed, and what it has made of the shop's events."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from shop.demo.worker import Worker
 from shop.loyalty.models import Account, Award
 from shop.models import Customer, Order
 
-#: So often its worker is killed, each time after some more of the awards.
+#: How often its worker is killed, each time after some more awards.
 KILLS = 2
 
-#: Of all sign-ups, the part after which nothing more happens to it.
+#: After this part of all sign-ups nothing more is killed.
 PART = 0.6
 
 
@@ -32,9 +32,9 @@ class Loyalty:
     """
     Parameters:
         signups: how many customers will sign up.
-        seed: decides when its worker dies, and the broker.
+        seed: decides when its worker and the broker die.
         name: the beginning of its workers' names.
-        broker: between the services; None: they share a database.
+        broker: the broker between the services; None: they share a database.
     """
 
     def __init__(self, signups: int, seed: int, name: str, directory: Path, broker: RabbitMQ | None) -> None:
@@ -63,12 +63,12 @@ class Loyalty:
         return Subscription.objects.using(self._using).filter(service="loyalty").count() == 2
 
     def strike(self) -> None:
-        """From now on things happen to it."""
+        """Begin to kill its workers and the broker, each at its moment."""
         self._thread.start()
 
     @property
     def is_done(self) -> bool:
-        """Whether all has happened, and each event is handled."""
+        """Whether everything was killed that is to be killed, and each event is handled."""
         if self._failure is not None:
             raise self._failure
         return not (
@@ -108,7 +108,7 @@ class Loyalty:
             found.append(f"{counts['events_lost']} events were lost.")
         if counts["events_twice"]:
             found.append(f"{counts['events_twice']} events were handled more than once.")
-        # As shop.loyalty.handlers gives them.
+        # The same points as in shop.loyalty.handlers.
         due = 100 * Customer.objects.count() + sum(cents // 100 for cents in paid.values_list("cents", flat=True))
         if counts["points"] != due:
             found.append(f"{counts['points']} points were given, and {due} were due.")

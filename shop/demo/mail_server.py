@@ -12,7 +12,7 @@ from email import message_from_bytes
 
 from aiosmtpd.controller import Controller
 
-#: How long an answer is held back at the most (seconds); less than EMAIL_TIMEOUT.
+#: An answer is held back for so many seconds at the most; it has to be less than EMAIL_TIMEOUT.
 HOLD = 4.0
 
 
@@ -24,10 +24,10 @@ class MailServer:
     """
 
     def __init__(self, refusals: Mapping[str, int], hold_at: int) -> None:
-        #: (recipient, Message-ID) of every DATA command that was accepted.
+        #: The recipient and the Message-ID of every DATA command that was accepted.
         self.accepted: list[tuple[str, str]] = []
         self.refused = 0
-        #: The Message-ID of the e-mail that was accepted and whose sender does not know it yet.
+        #: The Message-ID of the e-mail that was accepted while its sender does not know it yet.
         self.held: Future[str] = Future()
         self.released = threading.Event()
         self._refusals = Counter(refusals)

@@ -1,4 +1,4 @@
-"""A payment provider on this machine: it heeds the Idempotency-Key, and now and then charges and does not answer."""
+"""A payment provider on this machine. It heeds the Idempotency-Key; now and then it charges and does not answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 
 
 class Ledger:
-    """What was charged, by key. Kept in a file if there is one: a line of JSON for each request and each charge."""
+    """What was charged, by key. A file can keep it: it gets a line of JSON for each request and each charge."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
@@ -25,7 +25,7 @@ class Ledger:
                     self.charges[line["key"]] = line["charge"]
 
     def charge(self, key: str, order: str, cents: int) -> dict[str, Any]:
-        """Charge once for each key; the second time it is the answer of the first."""
+        """Charge once for each key; a second request gets the answer of the first."""
         with self._lock:
             self.requests.append(key)
             self._write(kind="request", key=key)
@@ -74,7 +74,7 @@ class Handler(BaseHTTPRequestHandler):
 class PaymentProvider:
     """
     Parameters:
-        every: after one charge in so many (the first is one) the connection breaks off, and nobody gets the answer.
+        every: one charge in so many, beginning with the first, breaks the connection off in place of an answer.
     """
 
     def __init__(self, every: int) -> None:
@@ -94,7 +94,7 @@ class PaymentProvider:
 
         class Server(ThreadingHTTPServer):
             def handle_error(self, request: Any, client_address: Any) -> None:
-                """What died says nothing."""
+                """A connection that was broken off is not reported."""
 
         self._server = Server(("127.0.0.1", 0), Dying)
         self.url = f"http://127.0.0.1:{self._server.server_port}"

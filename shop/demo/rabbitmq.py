@@ -16,7 +16,7 @@ from kombu import Connection
 #: Seconds that it may take to start.
 START = 40.0
 
-#: Where Debian's package has it, beside those places that all programs are looked for in.
+#: Where Debian's package puts it. It is also looked for in PATH.
 DEBIAN = "/usr/lib/rabbitmq/bin"
 
 
@@ -40,7 +40,7 @@ class RabbitMQ:
         return f"amqp://guest:guest@127.0.0.1:{self.ports[0]}//"
 
     def start(self) -> bool:
-        """Start it; whether it answers before long."""
+        """Start it; return whether it answers in time."""
         port, names, nodes = map(str, self.ports)
         (self.directory / "rabbitmq.conf").write_text(f"listeners.tcp.default = 127.0.0.1:{port}\n")
         (self.directory / "plugins").write_text("[].\n")
@@ -58,7 +58,7 @@ class RabbitMQ:
             "RABBITMQ_LOG_BASE": str(self.directory / "logs"),
             "RABBITMQ_PID_FILE": str(self.directory / "rabbitmq-node"),
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
-            # Not through a shell that changes the user.
+            # Otherwise a shell changes the user.
             "RUNNING_UNDER_SYSTEMD": "1",
         }
         process = self._run("rabbitmq-server", **env)
@@ -71,11 +71,11 @@ class RabbitMQ:
         return False
 
     def kill(self) -> None:
-        """SIGKILL; what it has confirmed is on its disk."""
+        """Send SIGKILL. The messages that it has confirmed are on its disk."""
         self._end("rabbitmq-server")
 
     def stop(self) -> None:
-        """The end of all its processes."""
+        """End all its processes."""
         self.kill()
         self._end("epmd")
 
@@ -101,7 +101,7 @@ class RabbitMQ:
 
 
 def _program(name: str) -> str | None:
-    # Debian's wrapper in /usr/sbin is for root alone.
+    # Debian's wrapper in /usr/sbin works only for root.
     return shutil.which(name, path=DEBIAN) or shutil.which(name)
 
 

@@ -1,4 +1,4 @@
-"""Settings of the demo's own process, which looks into both services."""
+"""Settings of the demo's own process, which reads the databases of both services."""
 
 import os
 

@@ -33,25 +33,25 @@ from shop.models import Customer, Order, WelcomeEffect
 from shop.services import place_order
 from shop.tasks import send_welcome_email
 
-#: One customer in so many: has deliveries refused; has somebody roll back before them; orders.
+#: One customer in so many has deliveries refused, comes after a rollback, or orders something.
 REFUSED, ROLLED_BACK, ORDERING = 8, 10, 4
 
-#: The payment provider dies in one charge of so many, and leaves its client without an answer.
+#: The payment provider gives no answer to one charge in so many.
 UNANSWERED = 4
 
 #: Seconds without any progress after which the demo gives up.
 PATIENCE = 60.0
 
-#: The first run to arrive here waits to be killed: its effects and its completion are written, and not committed.
+#: The first run that arrives here waits to be killed. Its effects and its completion are written, but not committed.
 LAST_MOMENT = "after_completion"
 
 
 class Stuck(Exception):
-    """Nothing moves any more."""
+    """The demo makes no progress any more."""
 
 
 class _PowerFailure(Exception):
-    """Ends a transaction after the view answered, and before its commit."""
+    """Ends a transaction after the answer of the view and before its commit."""
 
 
 class Show:
@@ -60,7 +60,7 @@ class Show:
         signups: how many customers sign up for good.
         seed: decides which deliveries fail, who rolls back, and who orders.
         directory: for the workers' logs.
-        broker: between the two services; None: they share a database.
+        broker: the broker between the two services; None: they share a database.
         progress: whether to draw progress bars; None: only on a terminal.
     """
 
@@ -72,7 +72,7 @@ class Show:
         self.directory = directory
         self.progress = progress
         self.workers: list[Worker] = []
-        #: Set by signal handlers: an exception that they raise gets lost when it strikes in a finalizer.
+        #: Signal handlers set it. If they raised an exception, it could get lost in a finalizer.
         self.is_interrupted = False
         self.started = time.monotonic()
         self._name = f"demo-{uuid.uuid4().hex[:8]}"
@@ -93,7 +93,7 @@ class Show:
         self.mail = MailServer({email: choice.randint(1, 2) for email in refused}, hold_at=signups // 4 + 2)
 
     def run(self) -> dict[str, Any]:
-        """Play it all; returns what happened.
+        """Run the whole demo; return what happened.
 
         Raises:
             Stuck: a worker does not start, or jobs do not end.
@@ -133,7 +133,7 @@ class Show:
 
     @property
     def all_workers(self) -> list[Worker]:
-        """Those of both services."""
+        """The workers of both services."""
         return [*self.workers, *self.loyalty.workers]
 
     def _start_worker(self) -> None:
@@ -173,10 +173,10 @@ class Show:
             connections.close_all()
 
     def _kill_at_commit(self) -> Worker:
-        """Kill the worker of the first run that has done all and not committed it.
+        """Kill the worker of the first run that has done everything but its commit.
 
-        A broker that had its acknowledgement early would have forgotten the job; the row is acknowledged by the commit
-        of its effects.
+        With an early acknowledgement the broker would have forgotten the job. A row is acknowledged by the commit of
+        its effects.
         """
         reached = self.directory / f"{LAST_MOMENT}.reached"
         while not (reached.exists() and (text := reached.read_text())):
@@ -191,7 +191,7 @@ class Show:
     def _kill_in_mid_work(self) -> Worker:
         """Kill the worker that waits for the mail server's answer.
 
-        The worst moment that there is: the e-mail was accepted, and its sender never learns of it.
+        This is the worst moment of all: the e-mail was accepted, and its sender never learns of it.
         """
         message_id = self.mail.held.result()
         key = message_id.strip("<>").partition("@")[0].replace(".", ":")
@@ -213,7 +213,7 @@ class Show:
             if email in self.ordering:
                 ordering.append(email)
             if self._killed[0].done():
-                # Before that only e-mails are sent: it is one of them that is undone.
+                # Until then only e-mails are sent, so the run that is killed sends one.
                 ordering = self._place_orders(ordering)
         deadline = time.monotonic() + PATIENCE
         while not self._killed[0].done():
@@ -238,7 +238,7 @@ class Show:
     # The end
 
     def _wait_for_jobs(self) -> None:
-        """Until every job has ended, and the workers that were to die have died."""
+        """Wait until every job has ended, and each worker that is to die has died."""
         with self._bar(None, "welcoming", total=self.signups + len(self.ordering)) as bar:
             moved = time.monotonic()
             while True:
@@ -339,12 +339,12 @@ class Show:
 
 
 def jobs() -> QuerySet[Job]:
-    """Those of the shop; the second service may have its own in the same table."""
+    """The jobs of the shop. The second service may have its own jobs in the same table."""
     return Job.objects.exclude(queue=queue())
 
 
 def share(number: int, one_in: int) -> int:
-    """At least one, so that a small demo shows everything as well."""
+    """One in so many, but at least one, so that a small demo shows everything as well."""
     return max(1, number // one_in)
 
 
@@ -362,7 +362,7 @@ def sign_up_on_the_site(email: str) -> None:
 
 
 def forget_queue(name: str) -> None:
-    """The queue has a name of this demo's own; a broker that is shared must not keep it."""
+    """Remove the queue from the broker, which may be shared. Its name belongs to this demo alone."""
     try:
         with app.connection_for_write(connect_timeout=2) as connection:
             found = app.amqp.queues[name](connection.default_channel)

@@ -1,4 +1,4 @@
-"""A real ``celery -A shop worker``, or that of another service, in a process group of its own."""
+"""A real ``celery -A shop worker``, or one of another service, in a process group of its own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Worker:
         self.log = directory / f"{name}.log"
         command = [sys.executable, "-m", "celery", "-A", app, "worker", "-l", "INFO", "-c", "2", "-n", f"{name}@%h"]
         command += ["--without-gossip", "--without-mingle"]
-        # What is killed leaves temporary files behind: in the directory, they go with it.
+        # A killed process leaves temporary files. They are in this directory, and are removed with it.
         env = {**os.environ, "LOG_LEVEL": "INFO", "TMPDIR": str(directory), **env}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -40,13 +40,13 @@ class Worker:
         return self.process.poll() is None
 
     def kill(self) -> None:
-        """SIGKILL to the whole group: nobody is left to say goodbye."""
+        """Send SIGKILL to the whole process group: no process can clean up."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self.process.wait()
 
     def ask_to_stop(self) -> None:
-        """SIGTERM to the main process: a warm shutdown, as a deploy does it."""
+        """Send SIGTERM to the main process: a warm shutdown, as in a deploy."""
         if self.is_running():
             self.process.terminate()
 

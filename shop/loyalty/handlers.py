@@ -1,4 +1,4 @@
-"""What the service does about the shop's events. Each handler is a job: its effects are committed exactly once."""
+"""The handlers of the shop's events. Each runs as a job: its effects are committed exactly once."""
 
 import uuid
 
@@ -13,7 +13,7 @@ WELCOME = 100
 
 @handler("shop.customer.signed_up", bind=True)
 def welcome(self, customer: uuid.UUID, email: str) -> None:
-    """Open the account, with some points to begin with."""
+    """Open the account, with some points for the start."""
     award(customer, self.event.id, WELCOME)
     Account.objects.filter(customer=customer).update(email=email)
 
@@ -25,7 +25,7 @@ def award_points(self, customer: uuid.UUID, cents: int) -> None:
 
 
 def award(customer: uuid.UUID, event: uuid.UUID, points: int) -> None:
-    # Only events of one name are in order: an order may be handled before the sign-up.
+    # Only events of the same name are in order: this event may be handled before the sign-up.
     account, _ = Account.objects.get_or_create(customer=customer)
     Award.objects.create(account=account, event=event, points=points)
     Account.objects.filter(pk=account.pk).update(points=F("points") + points)

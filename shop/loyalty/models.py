@@ -3,7 +3,7 @@ from django.utils.translation import gettext_lazy as _
 
 
 class Account(models.Model):
-    #: The shop's public id of the customer. No foreign key: the shop may have another database.
+    #: The public id of the customer. It is no foreign key, because the shop may have another database.
     customer = models.UUIDField(_("customer"), unique=True)
     email = models.EmailField(_("e-mail address"), blank=True)
     points = models.PositiveIntegerField(_("points"), default=0)
@@ -17,9 +17,9 @@ class Account(models.Model):
 
 
 class Award(models.Model):
-    """A ledger: one row for every time that points were given.
+    """A ledger with a row for each time that points were given.
 
-    No constraint keeps it at one row per event, so that ``manage.py demo`` can count.
+    No constraint limits it to one row per event, so that ``manage.py demo`` would see a second one.
     """
 
     account = models.ForeignKey(Account, models.CASCADE, related_name="awards", verbose_name=_("account"))

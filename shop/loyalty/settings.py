@@ -1,4 +1,4 @@
-"""Settings of the second service: those of the shop, but for what is its own."""
+"""Settings of the second service: those of the shop, and some of its own."""
 
 import os
 
@@ -10,8 +10,8 @@ ROOT_URLCONF = "shop.loyalty.urls"
 
 JOBS = {**JOBS, "SERVICE": "loyalty"}
 if JOBS["EVENT_BROKER"]:
-    # Without it events are rows of one database, that of the shop.
+    # Without a broker for events, both services share the database of the shop.
     url = os.environ.get("LOYALTY_DATABASE_URL") or f"sqlite:///{BASE_DIR / 'loyalty.sqlite3'}"
     DATABASES = {"default": database(url)}
-#: Its handlers' jobs are for its own workers, also where both share a database.
+#: Only its own workers run its handlers, even if both services share a database.
 CELERY_TASK_DEFAULT_QUEUE = os.environ.get("LOYALTY_QUEUE") or "loyalty"

@@ -23,13 +23,13 @@ from django.db import DatabaseError, connection
 from shop.demo.rabbitmq import RabbitMQ, free_ports
 from shop.demo.worker import kill_orphans
 
-#: Set for the process that runs on the throw-away database: a directory of its own.
+#: The directory of the inner process, which runs on the throw-away database. Only there it is set.
 DIRECTORY = "SHOP_DEMO_DIRECTORY"
 
 #: The ports of its RabbitMQ.
 PORTS = "SHOP_DEMO_PORTS"
 
-#: How many of the last lines of each worker's log are shown when something went wrong.
+#: So many last lines of each worker's log are shown if something went wrong.
 TAIL = 40
 
 ROWS = (
@@ -99,7 +99,7 @@ class Command(BaseCommand):
     # The outer process: prepares, and clears away
 
     def run_apart(self, arguments: list[str], with_rabbitmq: bool) -> None:
-        """Run this command again, in a process whose settings know only throw-away things."""
+        """Run this command again, in a process whose settings name only throw-away databases and queues."""
         process: subprocess.Popen[bytes] | None = None
 
         def pass_on(number: int, frame: Any) -> None:
@@ -115,7 +115,7 @@ class Command(BaseCommand):
             throw_away_database(Path(directory), "loyalty") as loyalty_url,
             rabbitmq(Path(directory)) if with_rabbitmq else nullcontext() as broker,
         ):
-            # On a broker that is shared, this demo's messages are nobody else's.
+            # The broker may be shared: nobody else uses a queue of this name.
             queue = f"demo-{uuid.uuid4().hex[:12]}"
             env = {
                 **os.environ,
@@ -146,7 +146,7 @@ class Command(BaseCommand):
         show = Show(signups, seed, directory, broker, progress=False if as_json else None)
 
         def interrupt(number: int, frame: Any) -> None:
-            # A terminal sends it to us, and our parent passes it on: the second one must not disturb the clearing up.
+            # The signal comes twice, from the terminal and from our parent. The second must not disturb the clean-up.
             show.is_interrupted = True
 
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -198,7 +198,7 @@ def throw_away_database(directory: Path, name: str) -> Iterator[str]:
     """The URL of an empty database, which is gone afterwards.
 
     Raises:
-        CommandError: no server at DATABASE_URL, or of another kind.
+        CommandError: there is no server at DATABASE_URL, or it is of another kind.
     """
     if connection.vendor == "sqlite":
         yield f"sqlite:///{directory / name}.sqlite3"
@@ -224,7 +224,7 @@ def throw_away_database(directory: Path, name: str) -> Iterator[str]:
 
 @contextmanager
 def rabbitmq(directory: Path) -> Iterator[RabbitMQ | None]:
-    """One of the demo's own; None if it is not installed, or does not start here."""
+    """Start a RabbitMQ for the demo; None if it is not installed, or does not start here."""
     if not RabbitMQ.is_installed():
         yield None
         return
