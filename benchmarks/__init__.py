@@ -1,1 +1,1 @@
-"""What jobs cost, beside what others do; and what the pages cost when there is much history."""
+"""Measure what jobs cost beside other queues, and what the pages cost over a long history."""

@@ -1,5 +1,5 @@
-"""What jobs cost, beside what others do. Starts servers of its own, runs all peers in turn, in interleaved rounds, and
-writes tables and charts."""
+"""Measure what jobs cost beside other queues. This starts servers of its own, runs all peers in turn, in interleaved
+rounds, and writes tables and charts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from benchmarks.run import ROOT, Plan, Run
 
 RESULTS = ROOT / "benchmarks" / "results"
 
-#: Minutes after which no further round is begun.
+#: No further round begins after so many minutes.
 WHOLE, QUICK = 28.0, 3.0
 
 
@@ -36,7 +36,7 @@ def main() -> int:
     if not plan.all_takers():
         parser.error("none of these peers takes part in one of these figures")
     signal.signal(signal.SIGTERM, _end)
-    # A shell has its background jobs ignore it.
+    # A shell makes its background jobs ignore this signal.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         found = _run(plan)
@@ -56,7 +56,7 @@ def main() -> int:
 
 def _run(plan: Plan) -> report.Report:
     takers = [PEERS[name] for name in plan.all_takers()]
-    # The pids of the servers are looked up by name, PostgreSQL's by all.
+    # PostgreSQL always runs: all peers look up its pid by name.
     names = {"postgres", *(name for peer in takers for name in peer.servers())}
     at = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
     with servers.scratch() as scratch, servers.running(names) as running:

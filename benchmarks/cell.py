@@ -1,6 +1,6 @@
-"""Cell: one part of a figure, of one peer, in a process of its own: ``python -m benchmarks.cell FIGURE OPTIONS``.
+"""Measure one part of a figure for one peer, in a process of its own: ``python -m benchmarks.cell FIGURE OPTIONS``.
 
-The environment says which peer, and where its servers are. A line of JSON says what was found.
+The environment says which peer, and where its servers are. The result is a line of JSON.
 """
 
 from __future__ import annotations

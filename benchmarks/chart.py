@@ -1,4 +1,4 @@
-"""Charts: one bar for each peer, as SVG that can be read on light and on dark."""
+"""Charts: one bar for each peer, as SVG that can be read on a light and on a dark page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.samples import Spread
 
 WIDTH, LEFT, RIGHT, ROW, TOP = 760, 190, 130, 26, 52
 
-#: A bar that is longer than so many times the middle one is cut, and says so: the others would be too short to compare.
+#: A bar is cut, and says so, if it is so many times longer than the middle one: the others would become too short.
 CUT = 5.0
 
 _STYLE = """
@@ -44,11 +44,11 @@ class Bar:
 def draw(title: str, note: str, bars: Sequence[Bar], digits: int) -> str:
     """
     Parameters:
-        note: which end is the good one.
+        note: says which end is the better one.
     """
     middles = [max(0.0, bar.spread.middle) for bar in bars]
     longest = min(max(middles), CUT * median(middles)) if median(middles) else max(middles)
-    # The spread of a bar that is not cut has its place, too.
+    # The spread of a bar needs room, too, unless the bar is cut.
     ends = [bar.spread.most for bar in bars if bar.spread.middle <= longest]
     longest = max([longest, *(end for end in ends if end <= 2 * longest)])
     scale = (WIDTH - LEFT - RIGHT) / (longest or 1.0)

@@ -1,4 +1,4 @@
-"""What ran, and when: each completion is 24 bytes, appended to one file by all processes."""
+"""What ran, and when. All processes append to one file, 24 bytes for each completion."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def path() -> Path:
 
 
 def record(number: int) -> None:
-    """One ``write(2)``, which the kernel does not tear."""
+    """Append one completion. The kernel writes 24 bytes as a whole."""
     pid = os.getpid()
     os.write(_file(pid), _ROW.pack(number, time.monotonic_ns(), pid))
 
@@ -44,7 +44,7 @@ def count() -> int:
 def read(skip: int = 0) -> list[Completion]:
     """
     Parameters:
-        skip: how many are known already.
+        skip: leave out so many, which are known already.
 
     Returns:
         The completions, in the order in which they were written.
@@ -61,7 +61,7 @@ def rate(found: list[Completion], trim: float = 0.0) -> float | None:
     """Completions per second between the first and the last one; None for fewer than two.
 
     Parameters:
-        trim: what part to leave out at each end.
+        trim: the part to leave out at each end.
     """
     times = sorted(each.at for each in found)
     times = times[int(len(times) * trim) : len(times) - int(len(times) * trim)]

@@ -1,4 +1,4 @@
-"""Goals: what our own figures are held against."""
+"""Goals for our own figures."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from benchmarks.samples import Samples
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """``key`` of ``peer`` is at the most, or at least, so much; or so many times that of ``against``."""
+    """``key`` of ``peer`` has to be at most, or at least, so much, or so many times that of ``against``."""
 
     figure: str
     key: str
     says: str
     peer: str = "jobs"
-    #: Of several, the best one counts.
+    #: The best of them counts.
     against: tuple[str, ...] = ()
-    #: The other's key, if it has another name.
+    #: The key of ``against``, if it has another name.
     against_key: str = ""
     most: float | None = None
     least: float | None = None
-    #: How far apart both may be, instead of how many times the one is the other.
+    #: The limit is the difference of both, and not their ratio.
     is_difference: bool = False
     unit: str = "x"
 
@@ -46,7 +46,7 @@ class Goal:
 @dataclass(frozen=True)
 class Verdict:
     goal: Goal
-    #: One of each round: rounds are compared with themselves.
+    #: One value of each round: values of different rounds are not compared.
     values: list[float]
 
     @property

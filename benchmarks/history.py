@@ -1,4 +1,4 @@
-"""A database as a month of work leaves it: generated in SQL, from a row that ``delay()`` made; counted by ``tally``."""
+"""Make a database that looks as after a month of work: SQL copies a row of ``delay()``, and ``tally`` counts them."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ ERRORS = (
     *("WorkerLostError", "NodeLost", "PaymentError"),
 )
 
-#: Workers that are alive, and their processes; those of the month before, which signed off.
+#: Workers that are alive, the processes of each, and workers of the month before, which signed off.
 ALIVE, PROCESSES, FORMER = 10, 16, 90
 
-#: Rows of one statement.
+#: How many rows one statement makes.
 CHUNK = 20_000
 
 _DRAWN = f"""
@@ -74,7 +74,7 @@ _ENTRY = (
 )
 _ENDED = _CALL | {
     "state": "became",
-    # One of the ten that were up at that time.
+    # One of the ten workers that were up at that time.
     "node_id": "(%(nodes)s::uuid[])[1 + floor(greatest(0, least(1, extract(epoch FROM %(now)s - ended) "
     f"/ {SPAN.total_seconds()})) * {FORMER} + {ALIVE} * f)::int]",
     "lease": "CASE became WHEN 'cancelled' THEN 0 WHEN 'failed' THEN 3 ELSE 1 END",
@@ -143,8 +143,8 @@ _AROUND = {
 def build(jobs: int, say: Callable[[str], None]) -> None:
     """
     Parameters:
-        jobs: how many; of each state in its part.
-        say: is told how far it is.
+        jobs: how many jobs; the parts above say how many of each state.
+        say: is called with the progress.
     """
     identity.check_all()
     template = _template()
@@ -161,7 +161,7 @@ def build(jobs: int, say: Callable[[str], None]) -> None:
     ended = round(jobs * (SUCCEEDED + FAILED + CANCELLED))
     for first, last in _chunks(ended):
         since = begin + SPAN * ((first - 1) / ended)
-        # The last ones end as the building does, so that the last minutes are not empty.
+        # The last jobs end at the present moment, so that the last minutes are not empty.
         until = tally.clock("default") if last == ended else begin + SPAN * (last / ended)
         part = {"first": first, "last": last, "begin": since, "end": until}
         whole = SUCCEEDED + FAILED + CANCELLED
@@ -190,14 +190,14 @@ def build(jobs: int, say: Callable[[str], None]) -> None:
 
 
 def _template() -> Job:
-    """A job as it is made; with what later releases add to it."""
+    """The columns of a new job, also those that later releases add."""
     from shop.tasks import send_welcome_email
 
     return Job.objects.get(pk=send_welcome_email.delay(1).id)
 
 
 def _nodes() -> list[uuid.UUID]:
-    """Workers: those that are alive first."""
+    """Make workers; return those that are alive first."""
     now = tally.clock("default")
     nodes = [
         Node(
@@ -215,7 +215,7 @@ def _nodes() -> list[uuid.UUID]:
         for number in range(ALIVE + FORMER)
     ]
     Node.objects.bulk_create(nodes)
-    # In the future: nobody beats while pages are measured.
+    # The beats lie in the future, because nobody beats while pages are measured.
     beats = (
         "INSERT INTO jobs_beat SELECT id, 1000, extract(epoch FROM now()) + 86400 FROM jobs_node WHERE dead_at IS NULL"
     )
@@ -229,7 +229,7 @@ def _chunks(count: int) -> Iterator[tuple[int, int]]:
 
 
 def _insert(given: dict[str, str], more: str, values: dict[str, Any]) -> None:
-    """Rows with the given columns; what is not given is as in the template."""
+    """Insert rows with the given columns; all other columns are copied from the template."""
     columns = [str(field.column) for field in Job._meta.concrete_fields]
     selected = ", ".join(given.get(column, f"template.{column}") for column in columns)
     _run(
@@ -240,7 +240,7 @@ def _insert(given: dict[str, str], more: str, values: dict[str, Any]) -> None:
 
 
 def _count(begin: datetime.datetime, say: Callable[[str], None]) -> None:
-    """Hour by hour, as if a worker had counted all along."""
+    """Count hour by hour, as if a worker had counted all the time."""
     now = tally.clock("default")
     hour = tally.floor(begin, HOUR)
     kept = tally.floor(now - tally.MINUTES_KEPT, HOUR)

@@ -1,4 +1,4 @@
-"""The machine that the figures come from; nothing by which it could be found."""
+"""Describe the machine that the figures come from, without anything that identifies it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def describe(directory: Path) -> dict[str, Any]:
 
 
 def sync_time(directory: Path, times: int = 200) -> int:
-    """Microseconds to write 8 kB and wait for the disk: what a commit waits for at the least."""
+    """The microseconds to write 8 kB and wait for the disk. A commit waits at least as long."""
     path = directory / "sync"
     file = os.open(path, os.O_WRONLY | os.O_CREAT)
     try:

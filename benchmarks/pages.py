@@ -20,10 +20,10 @@ from urllib.parse import quote
 
 from tests import servers
 
-#: How often each page is asked for, and how often before that.
+#: Each page is measured so often, after so many requests that are not measured.
 TIMES, WARM_UPS = 20, 2
 
-#: Milliseconds from which on ``--plans`` looks at a page's statements.
+#: ``--plans`` looks at the statements of pages that take more milliseconds than this.
 SLOW = 20.0
 
 SCAN = "Seq Scan on jobs_job "
@@ -38,14 +38,14 @@ class Bound:
 @dataclass(frozen=True)
 class Page:
     name: str
-    #: A path, or what is written behind ``manage.py jobs``; with names out of :func:`places`.
+    #: A path, or the arguments of ``manage.py jobs``, with names from :func:`places`.
     what: str
-    #: The form, where it is posted.
+    #: The values of the form, if the page is a POST.
     form: Mapping[str, str] | None = None
     bound: Bound | None = None
 
 
-#: Of the median, and of the statements on all connections.
+#: The limits for the median, and for the number of statements on all connections.
 DASHBOARD = Bound(milliseconds=200, queries=30)
 
 LIST, CHOSEN = "/admin/jobs/job/", {"_selected_action": "{failed}"}
@@ -135,7 +135,7 @@ class Result:
     name: str
     median_ms: float
     worst_ms: float
-    #: Medians: of the processor's time here, and of the wait for the database.
+    #: Medians of the processor's time here, and of the time waiting for the database.
     python_ms: float
     sql_ms: float
     queries: int
@@ -171,7 +171,7 @@ def main() -> int:
     if options.jobs < 1000:
         parser.error("--jobs: at least 1000, so that there are some in each state")
     signal.signal(signal.SIGTERM, _end)
-    # A shell has its background jobs ignore it.
+    # A shell makes its background jobs ignore this signal.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with database():
@@ -187,7 +187,7 @@ def _end(number: int, frame: object) -> NoReturn:
 
 @contextmanager
 def database() -> Iterator[None]:
-    """PostgreSQL as it is installed, empty, and Django on top of it."""
+    """Start an empty PostgreSQL with its default settings, and set up Django for it."""
     server = servers.Postgres(settings=())
     try:
         os.environ |= {"DATABASE_URL": server.url, "CELERY_BROKER_URL": "jobs://", "CACHE_URL": ""}
@@ -229,7 +229,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 class Browser:
-    """Of a superuser. It keeps the statements, on whatever connection they are made."""
+    """The browser of a superuser. It keeps the statements of all connections."""
 
     def __init__(self) -> None:
         from django.contrib.auth.models import User
@@ -246,7 +246,7 @@ class Browser:
     def ask(self, page: Page, known: Mapping[str, str]) -> int:
         """
         Returns:
-            How many bytes came.
+            How many bytes the answer has.
         """
         what = page.what.format(**known)
         self.statements = []
@@ -299,7 +299,7 @@ def measure(page: Page, browser: Browser, known: Mapping[str, str], times: int =
 
 
 def explain(result: Result) -> list[str]:
-    """What the database did for each statement, which is made again and rolled back."""
+    """The plan of each statement. For that it is executed again, and rolled back."""
     from django.db import connection, transaction
 
     texts = []
@@ -315,7 +315,7 @@ def explain(result: Result) -> list[str]:
 
 
 def places() -> dict[str, str]:
-    """What the pages are asked about: a job of each state, one in the middle of the history, a day, a worker."""
+    """The values for the paths: a job of each state, one in the middle of the history, a day, a worker."""
     from django.utils import timezone
 
     from jobs.models import Job, Node, State

@@ -1,4 +1,4 @@
-"""Processes: what belongs to one, what it used of the processor and of memory, and its end."""
+"""Processes: their descendants, their use of the processor and of memory, and their end."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 @contextlib.contextmanager
 def adopting_orphans() -> Iterator[None]:
-    """The orphans among our descendants become our children meanwhile, so that none is lost from sight. They are
-    waited for by :func:`kill`, and by nobody else."""
+    """In this block orphans among our descendants become our children, so that none is lost from sight. Only
+    :func:`kill` waits for them."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:
         yield
@@ -32,7 +32,7 @@ def _prctl(*arguments: int) -> None:
 
 
 def descendants(keep: Iterable[int] = ()) -> list[int]:
-    """Of this process, without those of ``keep`` and theirs."""
+    """The descendants of this process, without ``keep`` and the descendants of those."""
     kept = {member for pid in keep for member in family(pid)}
     return [pid for pid in family(os.getpid())[1:] if pid not in kept]
 
@@ -45,16 +45,16 @@ def kill(keep: Iterable[int] = (), timeout: float = 10.0) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for pid in pids:
-            # Only our own children can be waited for; the others become ours.
+            # We can wait only for our own children. The others become ours later.
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
         time.sleep(0.01)
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
-    """What the families of these processes used so far, with those members that have ended and were waited for.
+    """What these processes and their descendants have used so far, also those that have ended and were waited for.
 
-    The living are counted in nanoseconds; ``/proc/PID/stat`` alone, in steps of 10 ms, is too coarse for what is idle.
+    Living processes are counted in nanoseconds: the 10 ms steps of ``/proc/PID/stat`` are too coarse for an idle one.
     """
     return sum(_living(member) + _ended(member) for pid in pids for member in family(pid))
 
@@ -76,7 +76,7 @@ def _ended(pid: int) -> float:
 
 
 def memory(pids: Iterable[int]) -> int:
-    """Bytes in memory of the families of these processes; what several share counts once (PSS)."""
+    """The bytes in memory of these processes and their descendants. Shared memory counts once (PSS)."""
     total = 0
     for member in [member for pid in pids for member in family(pid)]:
         with contextlib.suppress(OSError):

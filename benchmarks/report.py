@@ -1,4 +1,4 @@
-"""The report: a table of goals, one of each figure, the charts, and all of it as JSON."""
+"""The report: a table of the goals, a table for each figure, the charts, and all of it as JSON."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Report:
 
     @property
     def is_good(self) -> bool:
-        """All that was measured is met, and none of ours failed."""
+        """Whether every goal that was measured is met, and none of our own peers failed."""
         ours_failed = any(errors and is_ours(peer) for (_, peer), errors in self.samples.errors.items())
         return not ours_failed and all(verdict.is_met is not False for verdict in self.verdicts())
 
@@ -78,7 +78,7 @@ class Report:
         return [name for name in PEERS if name in found]
 
     def charts(self) -> Iterator[tuple[str, str]]:
-        """Names of files, and what is in them."""
+        """The files by name, with their content."""
         for name in self.figures:
             figure = FIGURES[name]
             for column in figure.columns:
@@ -187,7 +187,7 @@ def as_text(spread: Spread, digits: int) -> str:
 
 
 def write(report: Report, directory: Path) -> None:
-    """Replace what an earlier run left."""
+    """Write the files, and remove those of an earlier run."""
     directory.mkdir(parents=True, exist_ok=True)
     for chart in directory.glob("*.svg"):
         chart.unlink()

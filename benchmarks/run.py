@@ -1,4 +1,4 @@
-"""Run: all cells, in interleaved rounds."""
+"""A run of all cells, in interleaved rounds."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ ROOT = Path(__file__).parent.parent
 @dataclass(frozen=True)
 class Plan:
     figures: Sequence[str]
-    #: None: those of each figure.
+    #: None: the peers of each figure.
     peers: Sequence[str] | None
     is_quick: bool
-    #: None: each figure's own number.
+    #: None: the number of each figure.
     rounds: int | None
     seconds: float
 
@@ -71,7 +71,7 @@ class Cell:
 class Run:
     plan: Plan
     servers: Servers
-    #: For databases of SQLite, logs and completions.
+    #: For SQLite databases, logs and completions.
     directory: Path
     samples: Samples = field(default_factory=Samples)
     rounds: int = 0
@@ -106,7 +106,7 @@ class Run:
         sys.stderr.flush()
 
     def _cells(self, number: int) -> Iterator[Cell]:
-        """Those of a round. Who came first in one comes last in the next."""
+        """The cells of a round. The peer that was first in one round is last in the next."""
         for name in self.plan.figures:
             figure = FIGURES[name]
             if number > self.plan.rounds_of(figure):
@@ -119,7 +119,7 @@ class Run:
                     yield from (Cell(figure, PEERS[peer], part) for part in parts)
 
     def _prepare(self) -> None:
-        """A database for each peer. A peer that has none takes no part."""
+        """Make a database for each peer. A peer without one takes no part."""
         for name in self.plan.all_takers():
             peer = PEERS[name]
             try:
@@ -169,7 +169,7 @@ class Run:
     def _call(self, peer: Peer, url: str, timeout: float, *arguments: str) -> str:
         """
         Returns:
-            The last line that the cell said.
+            The last line that the cell printed.
 
         Raises:
             RuntimeError: it failed, or took too long. None of its processes is left.

@@ -1,4 +1,4 @@
-"""Samples: what each round found, by figure, peer and key."""
+"""What each round measured, by figure, peer and key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Spread:
 @dataclass
 class Samples:
     _values: dict[tuple[str, str, str], dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
-    #: What kept a peer from a figure, and how often.
+    #: The errors of a peer at a figure, one for each time.
     errors: dict[tuple[str, str], list[str]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, figure: str, peer: str, number: int, values: dict[str, float | None]) -> None:
@@ -37,6 +37,6 @@ class Samples:
         return Spread(median(values), min(values), max(values), len(values)) if values else None
 
     def peers(self, figure: str) -> list[str]:
-        """Those that have figures or errors, in the order in which they came."""
+        """The peers that have values or errors, in the order in which they came."""
         found = [peer for name, peer, _ in self._values if name == figure]
         return list(dict.fromkeys([*found, *(peer for name, peer in self.errors if name == figure)]))

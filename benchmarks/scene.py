@@ -1,4 +1,4 @@
-"""Scene: one peer in front of its servers, in a process of its own, where figures are taken."""
+"""What a measurement has at hand: one peer and its servers, in a process of its own."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from benchmarks import completions, processes
 from benchmarks.peers import PEERS, Peer
 from tests.servers import die_with_parent
 
-#: Seconds without a completion after which nothing more is expected.
+#: After so many seconds without a completion nothing more is expected.
 STALL = 15.0
 
-#: Seconds that a worker may take to its first completion.
+#: A worker may take so many seconds until its first completion.
 START = 30.0
 
 
@@ -28,7 +28,7 @@ class Scene:
         self.servers: dict[str, int] = json.loads(os.environ["BENCH_PIDS"])
 
     def empty(self) -> None:
-        """No jobs, no users, no completions, and nothing that the database still has to write."""
+        """Remove all jobs, users and completions, and let the database write everything to disk."""
         from benchmarks.peers.peer import truncate
         from benchmarks.project.models import User
 
@@ -49,7 +49,7 @@ class Scene:
             return cursor.fetchall() if cursor.description else []
 
     def users(self, number: int) -> list[int]:
-        """Make so many; their keys."""
+        """Make so many users; return their keys."""
         from benchmarks.project.models import User
 
         rows = [User(email=f"user{each}@example.com") for each in range(number)]
@@ -61,7 +61,7 @@ class Scene:
         return TASKS[body]
 
     def fill(self, body: str, number: int) -> list[int]:
-        """As many jobs, each for a user of its own; their keys."""
+        """Enqueue so many jobs, each for a user of its own; return the keys."""
         from django.db import transaction
 
         keys = self.users(number)
@@ -79,13 +79,13 @@ class Scene:
 
     @contextmanager
     def workers(self, number: int = 2) -> Iterator[list[int]]:
-        """The peer's workers, with so many processes for bodies; their ids. Killed in the end."""
+        """Run the peer's workers, with so many processes for bodies; they are killed at the end. Yields their pids."""
         with self.running(self.peer.workers(number)) as pids:
             yield pids
 
     @contextmanager
     def running(self, commands: Sequence[Sequence[str]], **environment: str) -> Iterator[list[int]]:
-        """These processes; their ids. Killed in the end."""
+        """Run these commands; they are killed at the end. Yields their pids."""
         env = {**os.environ, **environment}
         started = [subprocess.Popen(die_with_parent(*each), stdout=2, env=env) for each in commands]
         try:
@@ -96,7 +96,7 @@ class Scene:
                 process.wait()
 
     def wait(self, number: int, seconds: float) -> bool:
-        """Until there are so many completions; for so long at the most, counted from the first one."""
+        """Wait until there are so many completions, or for so many seconds, counted from the first one."""
         began = changed = time.monotonic()
         known = first = completions.count()
         while known < number:
@@ -111,7 +111,7 @@ class Scene:
         return True
 
     def warm(self) -> None:
-        """Until the workers have run one."""
+        """Wait until the workers have run a job."""
         known = completions.count()
         self.enqueue()
         if not self.wait(known + 1, 1):
@@ -121,7 +121,7 @@ class Scene:
         return {name: processes.cpu_seconds([pid]) for name, pid in self.servers.items()}
 
     def latencies(self, number: int, seconds: float, gap: float = 0.03) -> list[float]:
-        """Milliseconds from the end of COMMIT to the first line of the body, of one job after the other.
+        """The milliseconds from the end of COMMIT to the first line of the body, for one job after the other.
 
         Parameters:
             gap: the mean of the seconds between two calls.
@@ -145,18 +145,18 @@ class Scene:
             while completions.count() <= known and time.monotonic() < deadline:
                 time.sleep(0.002)
             run = [each for each in completions.read(known) if each.number == user.pk]
-            # A job that is late is as late as we have waited for it.
+            # A job that has not begun yet is as late as we have waited for it.
             at = run[0].at if run else time.monotonic_ns()
             found.append((at - committed[0]) / 1e6)
             if is_late:
-                # Who polls would be met at the start of a pause, each time.
+                # Otherwise each call would meet a polling worker at the start of its pause.
                 time.sleep(random.uniform(0.0, found[-1] / 1e3))
         return found
 
 
 @contextmanager
 def prepared() -> Iterator[Scene]:
-    """Django, set up for the peer of the environment."""
+    """Set up Django for the peer that the environment names."""
     import django
 
     django.setup()

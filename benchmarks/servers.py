@@ -1,4 +1,4 @@
-"""The servers of a run: as durable as they are when installed, on free ports; they die with the benchmark."""
+"""The servers of a run. They have their default settings and free ports, and die with the benchmark."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.servers import Missing, Server
 
 
 class Redis(servers.Redis):
-    """With the snapshots that it makes when nobody says otherwise; the system's, if there is one beside the wheel's."""
+    """Redis with its default snapshots. The system's Redis is preferred to that of the wheel."""
 
     def command(self) -> list[str]:
         found = super().command()
@@ -44,7 +44,7 @@ _STARTS = {"postgres": lambda: servers.Postgres(settings=()), "redis": Redis, "r
 
 @contextmanager
 def running(names: Iterable[str]) -> Iterator[Servers]:
-    """Start these; what is not installed is missing, with its reason."""
+    """Start these servers. Those that are not installed are listed as missing, with the reason."""
     found = Servers()
     with ExitStack() as stack:
         for name in sorted(names):

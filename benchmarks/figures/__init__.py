@@ -16,7 +16,7 @@ from benchmarks.figures.sqlite import Sqlite
 
 __all__ = ["FIGURES", "Column", "Figure"]
 
-#: In the order of the report.
+#: They appear in the report in this order.
 FIGURES: dict[str, Figure] = {
     figure.name: figure
     for figure in (

@@ -1,4 +1,4 @@
-"""How many jobs a second one transaction takes."""
+"""How many jobs a second can be enqueued in one transaction."""
 
 from __future__ import annotations
 

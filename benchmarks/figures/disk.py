@@ -1,4 +1,4 @@
-"""What is left of a finished job."""
+"""How much disk space a finished job takes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Disk(Figure):
         scene.empty()
         scene.fill("noop", number)
         with scene.workers():
-            # A worker that is too slow leaves jobs that wait: they are rows as well.
+            # If a worker is too slow, some jobs still wait. They are rows as well.
             scene.wait(number, seconds)
         scene.execute("VACUUM jobs_job")
         [(rows, table, indexes)] = scene.execute(

@@ -78,7 +78,7 @@ class Drain(Figure):
     )
 
     def takes(self, peer: str, options: Mapping[str, Any]) -> bool:
-        # Without a queue nothing is left of an empty body; and it needs no connection that could be kept.
+        # An empty body without a queue does nothing at all, and an empty body needs no connection that could be kept.
         return options["body"] != "noop" or peer not in ("bare", *KEPT)
 
     def measure(

@@ -15,7 +15,7 @@ from benchmarks.scene import Scene, quantile
 #: Transactions in a row with a call, and then without one.
 BLOCK = 50
 
-#: Seconds between two paced transactions: more than the time within which calls share a ring.
+#: Seconds between two paced transactions. Calls within a shorter time would share a ring.
 PACE = 0.03
 
 
@@ -117,7 +117,7 @@ def _call(scene: Scene) -> Callable[[int], Any]:
 
 
 def unit(scene: Scene, call: Callable[[int], Any] | None = None) -> float:
-    """Seconds of one transaction that makes a user, and with their key calls what is given."""
+    """The seconds of one transaction that makes a user, and calls a function with the key of the user."""
     from django.db import transaction
 
     from benchmarks.project.models import User
@@ -132,7 +132,7 @@ def unit(scene: Scene, call: Callable[[int], Any] | None = None) -> float:
 
 @dataclass
 class _Used:
-    """Seconds: of each transaction, and of the processor for one of each block."""
+    """The seconds of each transaction, and the seconds of the processor for one transaction of each block."""
 
     seconds: list[float] = field(default_factory=list)
     python: list[float] = field(default_factory=list)

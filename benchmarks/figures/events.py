@@ -1,4 +1,4 @@
-"""What an event costs, beside a job's call."""
+"""What an event costs, beside the call of a job."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from benchmarks.figures.figure import Column, Figure
 from benchmarks.goals import Goal
 from benchmarks.scene import START, Scene, quantile
 
-#: How many are told of in a transaction before the workers start.
+#: So many events are told of in one transaction before the workers start.
 PART = 1_000
 
-#: Messages, at the most, that a worker sends to other services before the first event.
+#: A worker sends at most so many messages to other services before the first event.
 GREETINGS = 10
 
 
@@ -124,7 +124,7 @@ def _added(scene: Scene, number: int) -> dict[str, float | None]:
     for block in range(1 + number // BLOCK):
         for way, call in ways.items():
             seconds = [unit(scene, call) for _ in range(BLOCK)]
-            # The first one warms up.
+            # The first block only warms up.
             found[way] += seconds if block else []
     bare = found.pop("bare")
     added: dict[str, float | None] = {}
@@ -147,7 +147,7 @@ def _tell(scene: Scene, keys: list[int]) -> None:
 
 
 def _services(scene: Scene, number: int, seconds: float) -> dict[str, float | None]:
-    """Another service, with a copy of this database, hears of what is told here."""
+    """Let another service, with a copy of this database, receive the events of this one."""
     from django.db import connection
 
     from benchmarks.project.celery import app
@@ -160,7 +160,7 @@ def _services(scene: Scene, number: int, seconds: float) -> dict[str, float | No
         cursor.execute(f'CREATE DATABASE "{here}-there" TEMPLATE "{here}"')
     there = {"BENCH_SERVICE": "there", "BENCH_DATABASE_URL": f"{os.environ['BENCH_DATABASE_URL']}-there"}
     with scene.workers(1), scene.running(scene.peer.workers(2), **there):
-        # What it hears of is what is told after its start.
+        # It receives only the events that are told of after its start.
         deadline = time.monotonic() + START
         while not completions.count() and time.monotonic() < deadline:
             _tell(scene, keys[:1])
@@ -171,10 +171,10 @@ def _services(scene: Scene, number: int, seconds: float) -> dict[str, float | No
         def count() -> int:
             return int(broker.default_channel.queue_declare("events.there", passive=True).message_count)
 
-        # Greetings are no events.
+        # Greetings are not counted as events.
         known = found = count() + GREETINGS
         times = list[tuple[float, int]]()
-        # The first worker was killed, and has to be found dead before another one sends.
+        # The first worker was killed. It has to be found dead before another one sends.
         deadline = time.monotonic() + START + seconds
         with scene.workers(1):
             while found < known - GREETINGS + number and time.monotonic() < deadline:

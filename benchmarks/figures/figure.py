@@ -15,7 +15,7 @@ class Column:
     key: str
     title: str
     digits: int = 0
-    #: ``"less"`` or ``"more"``; a chart is drawn of those that are one of both and have ``is_drawn``.
+    #: ``"less"`` or ``"more"``, or empty. Only with one of both, and with ``is_drawn``, there is a chart.
     better: str = ""
     is_drawn: bool = False
 
@@ -28,36 +28,36 @@ class Figure:
     columns: ClassVar[Sequence[Column]]
     goals: ClassVar[Sequence[Goal]] = ()
 
-    #: Whom it is about; in a quick run, which leaves the figure out if there are none; and who takes part only when
-    #: asked for by name.
+    #: The peers of a whole run; those of a quick run, which leaves the figure out if there are none; and those that
+    #: take part only if they are asked for by name.
     peers: ClassVar[Sequence[str]]
     quick_peers: ClassVar[Sequence[str]] = ()
     more_peers: ClassVar[Sequence[str]] = ()
 
-    #: Parts of the measurement, each in a process of its own, with what :meth:`measure` is given.
+    #: The parts of the measurement, as arguments of :meth:`measure`. Each is a process of its own.
     parts: ClassVar[Sequence[Mapping[str, Any]]] = ({},)
     quick_parts: ClassVar[Sequence[Mapping[str, Any]]] = ({},)
 
-    #: In how many rounds of a full run it takes part. A quick run has one.
+    #: It takes part in so many rounds of a whole run. A quick run has one.
     rounds: ClassVar[int] = 3
 
-    #: Seconds after which a part is given up.
+    #: A part is given up after so many seconds.
     timeout: ClassVar[float] = 90.0
 
     def takes(self, peer: str, options: Mapping[str, Any]) -> bool:
-        """Has this part a meaning for the peer?"""
+        """Whether this part makes sense for the peer."""
         return True
 
     def measure(self, scene: Scene, **options: Any) -> dict[str, float | None]:
         raise NotImplementedError
 
 
-#: Other manners of our own.
+#: Other ways to run our own queue.
 OURS = ("jobs-rabbitmq", "jobs-alone")
 
 TRANSACTIONAL = ("procrastinate", "django-tasks-db", "django-q2")
 
-#: One of each manner of enqueueing: to keep connections changes nothing there.
+#: One peer for each way to enqueue. Kept connections make no difference there.
 CALLERS = (
     "jobs",
     "celery-redis",

@@ -1,4 +1,4 @@
-"""What a transaction that somebody keeps open costs."""
+"""What it costs if somebody keeps a transaction open."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.figures.figure import Column, Figure
 from benchmarks.goals import Goal
 from benchmarks.scene import Scene
 
-#: How many thousands, at each end, are compared.
+#: So many thousands of jobs are compared at each end.
 ENDS = 5
 
 

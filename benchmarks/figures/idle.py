@@ -1,4 +1,4 @@
-"""What a worker costs that has nothing to do."""
+"""What an idle worker costs."""
 
 from __future__ import annotations
 

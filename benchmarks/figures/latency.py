@@ -1,4 +1,4 @@
-"""How soon an idle worker begins."""
+"""How soon an idle worker begins a job."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from benchmarks.figures.figure import Column, Figure
 from benchmarks.goals import Goal
 from benchmarks.scene import Scene
 
-#: How many jobs a claim asks for.
+#: A claim asks for so many jobs.
 SIZES = (1, 10, 100)
 
 

@@ -1,4 +1,4 @@
-"""What it costs that many processes claim from one queue."""
+"""What it costs if many processes claim from one queue."""
 
 from __future__ import annotations
 

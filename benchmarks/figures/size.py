@@ -16,7 +16,7 @@ ROWS = 1_000_000
 #: A queue that is paused.
 WAITING = "waiting"
 
-#: One row becomes many. All its times move by the same, so that each is a row that could be.
+#: One row becomes many. All times of a copy move by the same amount, so that it could be a real row.
 _COPY = """
 INSERT INTO jobs_job ({columns})
 SELECT {values}
@@ -25,7 +25,7 @@ FROM jobs_job AS one, generate_series(1, %s) AS number,
 WHERE one.id = %s
 """
 
-#: As `delay()` allocates them: the milliseconds first.
+#: An id as `delay()` allocates it, with the milliseconds first.
 _ID = (
     "(lpad(to_hex((extract(epoch FROM now() - ago) * 1000)::bigint), 12, '0') || '7' || substr(drawn, 1, 3)"
     " || '8' || substr(drawn, 4, 15))::uuid"

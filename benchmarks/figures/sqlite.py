@@ -1,4 +1,4 @@
-"""What SQLite does for two processes, and for those who write beside them."""
+"""What two processes do on SQLite, and how long other writers wait beside them."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Sqlite(Figure):
         }
 
     def _writes(self, number: int, seconds: float) -> list[float]:
-        """Milliseconds of each, until the others are done."""
+        """The milliseconds of each write, until the others are done."""
         from benchmarks.project.models import User
 
         found: list[float] = []

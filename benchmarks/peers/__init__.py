@@ -5,7 +5,7 @@ from benchmarks.peers.peer import Peer
 
 __all__ = ["PEERS", "Peer"]
 
-#: In the order in which they appear in tables.
+#: They appear in the tables in this order.
 PEERS: dict[str, Peer] = {
     peer.name: peer
     for module in (jobs, bare, celery, procrastinate, django_tasks_db, django_q2, huey, dramatiq)

@@ -1,4 +1,4 @@
-"""No queue: processes that share the numbers and do nothing but the body. What a queue can reach at the most."""
+"""No queue: processes share the numbers, and do nothing but the body. No queue can be faster."""
 
 from __future__ import annotations
 

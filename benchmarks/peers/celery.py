@@ -1,7 +1,7 @@
 """Bare Celery with ``delay_on_commit``: what most projects use.
 
-Acknowledged late, and rejected when the worker is lost, because a queue that loses the job with its worker is no
-peer. The rest are Celery's defaults.
+Messages are acknowledged late, and rejected when the worker is lost: a queue that loses a job together with its worker
+would be no peer. All other settings are Celery's defaults.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from benchmarks.peers.peer import Peer, broker_url, flush_redis, truncate
 
 @dataclass(frozen=True, kw_only=True)
 class Celery(Peer):
-    #: Celery closes the connection to the database around each task. With CELERY_DB_REUSE_MAX, which its documentation
-    #: does not know, it is kept.
+    #: Celery closes the connection to the database around each task. CELERY_DB_REUSE_MAX, which its documentation does
+    #: not mention, keeps it.
     keeps_connections: bool = False
 
-    #: Does it keep the states of tasks in the database, with django-celery-results?
+    #: Whether django-celery-results keeps the states of tasks in the database.
     has_results: bool = False
 
     drained: int = 4_000

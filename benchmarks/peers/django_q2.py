@@ -1,4 +1,4 @@
-"""Django-Q2 with its database broker, tuned: large batches, and no rows of results."""
+"""Django-Q2 with its database broker. It is tuned: large batches, and no rows for results."""
 
 from __future__ import annotations
 

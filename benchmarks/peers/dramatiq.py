@@ -15,7 +15,7 @@ class Dramatiq(Peer):
 
     def settings(self) -> dict[str, Any]:
         names = {"redis": "redis.RedisBroker", "rabbitmq": "rabbitmq.RabbitmqBroker"}
-        # Its client reads "//" as a host without a name.
+        # Its client takes "//" for a host without a name.
         url = broker_url(self.broker)
         if self.broker == "rabbitmq":
             url = url.removesuffix("//") + "/%2F?heartbeat=0"

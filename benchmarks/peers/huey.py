@@ -1,4 +1,4 @@
-"""Huey: on Redis, and on a SQLite file of its own, which is written as durably as the project's database."""
+"""Huey, on Redis or on a SQLite file of its own, which is as durable as the project's database."""
 
 from __future__ import annotations
 

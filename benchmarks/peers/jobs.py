@@ -16,7 +16,7 @@ class Jobs(Peer):
     is_transactional: ClassVar[bool] = True
     packages: ClassVar[tuple[str, ...]] = ("celery", "kombu", "psycopg")
 
-    #: Its events go over the broker.
+    #: Whether its events go over the broker.
     is_service: bool = False
 
     def settings(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Peer: what an adapter has to say about a queue."""
+"""What an adapter has to say about a queue."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """One queue in one manner of use. Its methods are called in a process that has Django set up, but for
-    :meth:`settings`."""
+    """One queue, used in one way. Django is set up when its methods are called, except for :meth:`settings`."""
 
     name: str
 
@@ -22,23 +21,23 @@ class Peer:
     #: ``"postgres"`` or ``"sqlite"``.
     database: str = "postgres"
 
-    #: How many jobs a drain is given at the most: about as many as it does in the time.
+    #: The most jobs of a drain: about as many as it can do in the time.
     drained: int = 10_000
 
-    #: What it is, where its name does not tell.
+    #: What it is, if its name does not say so.
     about: str = ""
 
-    #: Does a job exist if and only if the caller's transaction committed?
+    #: Whether a job exists if and only if the caller's transaction committed.
     is_transactional: ClassVar[bool] = False
 
-    #: Distributions whose versions belong to its figures.
+    #: The versions of these distributions are reported with its figures.
     packages: ClassVar[tuple[str, ...]] = ()
 
     def servers(self) -> set[str]:
         return {self.broker, self.database} - {"", "sqlite"}
 
     def settings(self) -> dict[str, Any]:
-        """Django's settings; ``INSTALLED_APPS`` come after the project's."""
+        """Its Django settings; its ``INSTALLED_APPS`` are added to those of the project."""
         return {}
 
     def task(self, body: Callable[[int], None]) -> Any:
@@ -46,19 +45,19 @@ class Peer:
         raise NotImplementedError
 
     def enqueue(self, task: Any, number: int) -> None:
-        """In a transaction."""
+        """Enqueue a job, in a transaction."""
         raise NotImplementedError
 
     def bulk(self, task: Any, numbers: Sequence[int]) -> None:
-        """In a transaction, as its documentation does it for many."""
+        """Enqueue many jobs, in a transaction, the way its documentation does."""
         for number in numbers:
             self.enqueue(task, number)
 
     def purge(self) -> None:
-        """Empty it. No worker runs."""
+        """Remove all jobs. No worker runs then."""
 
     def workers(self, processes: int) -> list[list[str]]:
-        """The commands that start as many processes for bodies."""
+        """The commands that start so many processes for bodies."""
         raise NotImplementedError
 
 
@@ -78,7 +77,7 @@ def flush_redis() -> None:
 
 
 def truncate(tables: Iterable[str]) -> None:
-    """Empty these tables of the database; those of SQLite one by one."""
+    """Empty these tables, on SQLite one after the other."""
     from django.db import connection, transaction
 
     with transaction.atomic(), connection.cursor() as cursor:

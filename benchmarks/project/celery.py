@@ -1,4 +1,4 @@
-"""The Celery app of those peers that are Celery, or ride on it."""
+"""The Celery app of the peers that are Celery or use it."""
 
 from celery import Celery
 from django.conf import settings

@@ -1,4 +1,4 @@
-"""The same work told of as an event."""
+"""The same work, done by the handler of an event."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings that are the same for every peer, and then the peer's own."""
+"""Settings that are the same for every peer, and those of the peer itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bodies, the same for every peer."""
+"""The bodies. They are the same for every peer."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from benchmarks.project.models import User
 
 @settings.PEER.task
 def noop(number: int) -> None:
-    """Nothing but the record of the completion."""
+    """Only record the completion."""
     record(number)
 
 
 @settings.PEER.task
 def idem(number: int) -> None:
-    """What an idempotent task does: lock the row, look, act, and remember it, in one transaction."""
+    """Do what an idempotent task does: lock the row, look, act, and note it, in one transaction."""
     with transaction.atomic():
         user = User.objects.select_for_update().get(pk=number)
         if not user.is_welcomed:
