@@ -60,13 +60,13 @@ class Node(models.Model):
     pool = models.CharField(_("pool"), max_length=64, null=True)
     concurrency = models.PositiveIntegerField(_("concurrency"), null=True)
     started_at = models.DateTimeField(_("started at"), default=Now)
-    #: It was told to stop, and takes nothing new.
+    #: It was told to stop, and claims nothing new.
     stopping_at = models.DateTimeField(_("stopping since"), null=True)
-    #: Set once, by whoever first saw that it is gone, or by itself. A node that was only paused takes a new id.
+    #: Set once, by itself or by who saw first that it is gone. A node that was only paused takes a new id.
     dead_at = models.DateTimeField(_("dead at"), null=True)
-    #: The node stopped in good order, and declared itself dead.
+    #: It stopped in good order, and declared itself dead.
     signed_off = models.BooleanField(_("signed off"), default=False)
-    #: Somebody has seen that it died; until then the dashboard says so.
+    #: When a person saw that it died; until then the dashboard says so.
     seen_at = models.DateTimeField(null=True)
 
     class Meta:
@@ -87,7 +87,7 @@ class Node(models.Model):
 class Order(models.Model):
     """What a node is told to do (``jobs.lifecycle.orders``). On SQLite it lives in the second file."""
 
-    #: The job that is killed; the node itself, if it is to be quiet or to stop.
+    #: The job that is to be killed; the node itself, if that is to be quiet or to stop.
     id = models.UUIDField(primary_key=True)
     node = models.UUIDField()
     what = models.CharField(max_length=8)
@@ -103,10 +103,10 @@ class Order(models.Model):
 
 
 class Beat(models.Model):
-    """A node's heartbeat. Apart from :class:`Node`, because on SQLite it lives in another file."""
+    """A node's heartbeat. It is no column of :class:`Node`, because on SQLite it lives in the second file."""
 
     node = models.UUIDField(primary_key=True)
-    #: What rescue watches, by a clock of its own.
+    #: Rescue watches whether it grows, by its own clock.
     count = models.BigIntegerField(default=0)
     #: For people: seconds since 1970 by the database's clock.
     at = models.FloatField(default=0)
@@ -116,15 +116,15 @@ class Beat(models.Model):
 
 
 class Batch(models.Model):
-    """Many jobs with one name, one bar and one end (``jobs.batch``). Its jobs say how far it is: nobody counts here."""
+    """Many jobs with one name, one bar and one end (``jobs.batch``). How far it is, its jobs' rows say."""
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     name = models.CharField(_("name"), max_length=255)
     made_at = models.DateTimeField(_("created at"), default=Now)
-    #: Signatures that are to be called; None when there is none, or it was called.
+    #: Signatures to call at the end; None: there is none, or it was called.
     on_success = JSONText(_("on success"), null=True)
     on_failure = JSONText(_("on failure"), null=True)
-    #: What was called, by which of these names: ``{"on_success": {"task": ..., "id": ...}}``.
+    #: The calls that were made: ``{"on_success": {"task": ..., "id": ...}}``.
     called = models.JSONField(default=dict)
     #: None while a job of it may still run.
     ended_at = models.DateTimeField(_("finished at"), null=True)
@@ -169,7 +169,7 @@ FINISHED = Q(state__in=ENDED, finished_at__isnull=False) | (~Q(state__in=ENDED) 
 
 
 class Job(models.Model):
-    """One call of a task, from the commit that made it to its end. What most calls do not say is NULL."""
+    """One call of a task, from the commit that made it to its end. Columns that most calls do not need are NULL."""
 
     State = State
 
@@ -183,18 +183,18 @@ class Job(models.Model):
     queue = models.CharField(_("queue"), max_length=255)
     #: As it was given.
     priority = models.SmallIntegerField(_("priority"), null=True)
-    #: The priority as the claim sorts it: the smallest first, whatever the broker calls first.
+    #: The priority as the claim sorts it: the smallest first, also where the broker takes the largest first.
     rank = models.SmallIntegerField(default=0, db_default=0)
     state = Word(_("state"), max_length=16, choices=State.choices, default=State.READY, db_default=State.READY)
     run_at = models.DateTimeField(_("run at"), default=Now, db_default=Now())
     expires_at = models.DateTimeField(_("expires at"), null=True)
-    #: Only of a job whose id does not say it.
+    #: When it was called, if its id does not say it. Read ``created_at``.
     made_at = models.DateTimeField(null=True)
-    #: Grows with every claim; with the token the fence of every settle (Kleppmann, "How to do distributed locking").
+    #: Grows with every claim. With the token it fences every settle (Kleppmann, "How to do distributed locking").
     lease = models.IntegerField(_("times claimed"), default=0, db_default=0)
-    #: Fresh with every claim: a claim that a database crash forgot is repeated under the same lease.
+    #: New with every claim. A claim that a crash of the database forgot is repeated under the same lease.
     token = models.BigIntegerField(_("claim token"), null=True)
-    #: Who runs it, or ran it last. No constraint: a claim locks no node row, and nodes are pruned without a scan.
+    #: The node that runs it, or ran it last. Without a constraint a claim locks no node, and prune scans no jobs.
     node = models.ForeignKey(
         Node, models.DO_NOTHING, "jobs", null=True, db_constraint=False, db_index=False, verbose_name=_("worker")
     )
@@ -221,20 +221,20 @@ class Job(models.Model):
     unique_until = models.CharField(_("unique until"), max_length=8, null=True)
     #: From then on the key is free, whatever became of the job (``unique_for=``).
     unique_expires_at = models.DateTimeField(_("unique until time"), null=True)
-    #: Many jobs that belong together (``jobs.batch``). No constraint, and no index but the one below.
+    #: The batch that it belongs to (``jobs.batch``). No constraint, and no index but the one below.
     batch = models.ForeignKey(
         Batch, models.DO_NOTHING, "jobs", null=True, db_constraint=False, db_index=False, verbose_name=_("batch")
     )
     #: Where the next run of a long body goes on (:meth:`save_cursor`); None: at the beginning.
     cursor = Typed(_("cursor"), null=True)
-    #: Which jobs share its task's limits (``concurrency=``, ``rate=``, ``limit_key=``): those of the same text.
+    #: Jobs of the same text share the limits of their task (``concurrency=``, ``rate=``, ``limit_key=``).
     limit_key = models.CharField(_("limit"), max_length=255, null=True)
     #: Its limit is reached: claims do not look at it until it is let in (``jobs.lifecycle.limited``).
     held = models.BooleanField(_("held back"), null=True)
     #: While it runs: the numbers of its places among those of its limit, and of its queue. No two runs have the same.
     limit_place = models.SmallIntegerField(null=True)
     queue_place = models.SmallIntegerField(null=True)
-    #: Of those of the same key one is let in after the other, the smallest place first (``jobs.lifecycle.order``). It
+    #: Jobs of the same key are let in one after the other, the smallest place first (``jobs.lifecycle.order``). A job
     #: waits behind others as long as it has a place.
     order_key = models.CharField(_("order key"), max_length=255, null=True)
     order_place = models.BigIntegerField(null=True)
@@ -257,14 +257,14 @@ class Job(models.Model):
             models.CheckConstraint(name="jobs_job_owner", condition=~Q(state="running") | OWNED),
             models.CheckConstraint(name="jobs_job_finished", condition=FINISHED),
             models.CheckConstraint(name="jobs_job_failed", condition=~Q(state="failed") | Q(error__isnull=False)),
-            # PostgreSQL names it when it is violated; nobody else takes a second job of a key.
+            # A second waiting job of a key is refused. PostgreSQL names the constraint in its error.
             models.UniqueConstraint(name="jobs_job_unique", fields=["unique_key"], condition=UNIQUE),
-            # The proof of a limit on what runs at once: a place is free when its run is over, however that ended.
+            # These prove a limit on what runs at once. A place is free when its run is over, however that ended.
             models.UniqueConstraint(name="jobs_job_place", fields=["limit_key", "limit_place"], condition=PLACED),
             models.UniqueConstraint(name="jobs_job_queue_place", fields=["queue", "queue_place"], condition=SEATED),
         ]
         indexes: ClassVar = [
-            # Hot ones: live states only, so that history costs disk and not speed.
+            # The hot ones hold live states only, so that history costs disk and not speed.
             models.Index(name="jobs_job_scheduled", fields=["run_at"], condition=Q(state="scheduled")),
             # The order in which jobs are claimed.
             models.Index(name="jobs_job_ready", fields=["queue", "rank", "run_at", "id"], condition=CLAIMABLE),
@@ -273,9 +273,9 @@ class Job(models.Model):
             models.Index(name="jobs_job_held", fields=["queue", "id"], condition=HELD),
             models.Index(name="jobs_job_expires", fields=["expires_at"], condition=EXPIRING),
             models.Index(name="jobs_job_running", fields=["node"], condition=Q(state="running")),
-            # History, read by people and by prune: rows arrive at its right edge. By creation the key has it.
+            # History, in the order of its end, for people and prune. The primary key has the order of creation.
             models.Index(name="jobs_job_finished", fields=["finished_at"], condition=Q(finished_at__isnull=False)),
-            # For people who look for one in a long history. Each costs only the jobs that have such a thing.
+            # For people who search a long history. Each holds only the jobs that have a value.
             models.Index(name="jobs_job_unsuccessful", fields=["id"], condition=Q(state__in=UNSUCCESSFUL)),
             models.Index(name="jobs_job_made", fields=["made_at"], condition=Q(made_at__isnull=False)),
             models.Index(name="jobs_job_marker_key", fields=["marker_key"], condition=Q(marker_key__isnull=False)),
@@ -290,9 +290,9 @@ class Job(models.Model):
 
     @classmethod
     def of(cls, values: dict[str, Any], using: str | None = None) -> Job:
-        """A job that a call makes; the same as ``Job(**values)``, at a fifth of its cost and without its signals.
+        """A new job, as ``Job(**values)`` makes it, at a fifth of the cost and without Django's signals.
 
-        With ``using`` it is a row as its claim returned it; what is missing is read when somebody asks for it.
+        With ``using`` it is a row that a claim returned. Other fields are read when somebody asks for them.
         """
         job, state = cls.__new__(cls), ModelState()
         if using is None:
@@ -319,7 +319,7 @@ class Job(models.Model):
 
     @property
     def headers(self) -> dict[str, Any]:
-        """The message headers that the caller gave, and those that receivers of Celery's signals added."""
+        """The message headers that the caller gave, and that receivers of Celery's signals added."""
         # Somebody may have edited the row by hand.
         options = self.options if isinstance(self.options, dict) else {}
         return dict(options.get("headers") or {})
@@ -336,7 +336,7 @@ class Job(models.Model):
 
     @property
     def own_error(self) -> dict[str, Any] | None:
-        """The error that this run was settled with; that of an earlier run may still stand in the row."""
+        """The error that this run was settled with; None if the row still has an earlier run's."""
         error = self.error if isinstance(self.error, dict) else {}
         return error if error.get("attempt") == self.lease else None
 
@@ -371,12 +371,12 @@ class Job(models.Model):
         symbol_by_name("jobs.lifecycle.run:save_cursor")(self, value)
 
     def take_own_id(self) -> None:
-        """There is a row of its id already, because a frozen signature was called again: Celery goes by the old id."""
+        """Take a new id: a frozen signature is called again, and its first row has the id. Celery sees the old one."""
         self.options.setdefault("task_id", str(self.id))
         self.id = uuid7()
 
     def forget_computed(self) -> None:
-        """Read what the database computed (times, counts) from the row, when somebody asks for it."""
+        """Forget what the database computed (times, counts). It is read from the row when somebody asks for it."""
         for name, value in list(self.__dict__.items()):
             if hasattr(value, "resolve_expression"):
                 del self.__dict__[name]
@@ -438,7 +438,7 @@ class Pause(models.Model):
 
 
 class Schedule(models.Model):
-    """How far an entry of the schedule is (``jobs.maintenance.schedules``). What it calls and when, the code says."""
+    """How far an entry of the schedule is (``jobs.maintenance.schedules``). The code says what it calls, and when."""
 
     name = models.CharField(_("name"), primary_key=True, max_length=255)
     task = models.CharField(_("task"), max_length=255)
@@ -446,15 +446,15 @@ class Schedule(models.Model):
     timing = models.TextField(_("when"))
     #: Of the entry that is in force (``Entry.definition``); empty: the next worker that has one begins anew.
     definition = models.CharField(max_length=100, default="")
-    #: When the worker began that brought this definition: of several the newest worker's is in force.
+    #: When the worker began that wrote this definition. The newest worker's is in force.
     defined_at = models.DateTimeField()
     #: When a worker that has this definition looked, up to half a minute ago.
     seen_at = models.DateTimeField(_("seen at"), default=Now)
-    #: Up to this tick all are decided: their jobs are made, or they were skipped. It only grows.
+    #: All ticks up to this one have their jobs, or were skipped. It only grows.
     last_tick = models.DateTimeField(_("last tick"))
-    #: None: there is none to come.
+    #: None: no tick is to come.
     next_tick = models.DateTimeField(_("next run"), null=True)
-    #: The tick of the last job that a tick made, and that job.
+    #: The last tick that made a job, and that job.
     last_run = models.DateTimeField(_("last run"), null=True)
     last_job = models.UUIDField(_("last job"), null=True)
     #: How many ticks got no job in time, and the last of them.
@@ -479,7 +479,7 @@ class Schedule(models.Model):
 
 
 class Limit(models.Model):
-    """What somebody set by hand: it wins over the settings and the code (``jobs.lifecycle.limits``)."""
+    """A limit that somebody set by hand. It wins over the settings and the code (``jobs.lifecycle.limits``)."""
 
     #: A task's name, or ``@`` and that of a queue.
     name = models.CharField(_("name"), primary_key=True, max_length=300)
@@ -508,10 +508,10 @@ class Gate(models.Model):
 
     #: As ``Job.limit_key``; of a queue ``@`` and its name.
     key = models.CharField(primary_key=True, max_length=300)
-    #: What the last start was counted from, and from when on the next one is: their distance is the rate's.
+    #: The moment that the last start counts from, and the next one's. The rate says how far apart they are.
     last_at = models.FloatField(default=0, db_default=0)
     next_at = models.FloatField(default=0, db_default=0)
-    #: Jobs are held back: then somebody sees whether one can be let in.
+    #: When somebody looks whether one of the jobs that are held back can be let in; None: none is held back.
     look_at = models.FloatField(null=True)
 
     class Meta:
@@ -523,7 +523,7 @@ class Gate(models.Model):
 
 
 class Overview(Job):
-    """No rows of its own: a place for the dashboard in the admin's index."""
+    """It has no rows: it gives the dashboard a place in the admin's index."""
 
     class Meta:
         proxy = True
@@ -533,7 +533,7 @@ class Overview(Job):
 
 
 class Cancellation(models.Model):
-    """Somebody wants a running job to end. Beside the job: its row belongs to its run, which may hold it locked."""
+    """A wish that a running job ends. It is no column of the job, whose row its run may hold locked."""
 
     job = models.UUIDField(primary_key=True)
     at = models.DateTimeField(default=Now)
@@ -576,7 +576,7 @@ class Tally(models.Model):
     #: The class of the error; empty without one.
     error = models.CharField(max_length=200, default="")
     count = models.PositiveIntegerField()
-    #: How long they ran, and how long they had waited: how many in which bucket (``tally.bucket``).
+    #: How many ran for how long, and had waited for how long, by buckets (``tally.bucket``).
     ran = models.JSONField(default=dict)
     waited = models.JSONField(default=dict)
 
@@ -590,7 +590,7 @@ class Tally(models.Model):
 
 
 class Marker(models.Model):
-    """Something was done, once: inserted in the transaction of its effects (``jobs.idempotency.markers``)."""
+    """The note that something was done, in the transaction of its effects (``jobs.idempotency.markers``)."""
 
     class Kind(models.TextChoices):
         #: ``idempotency_key=`` of a task.
@@ -601,9 +601,9 @@ class Marker(models.Model):
     id = models.BigAutoField(primary_key=True)
     key = models.CharField(_("key"), max_length=255)
     kind = models.CharField(_("kind"), max_length=8, choices=Kind.choices)
-    #: Of the arguments; the same key with other arguments is a mistake. Empty for ``once()``, which has none.
+    #: Of the arguments: the same key with other arguments is a mistake. Empty for ``once()``, which has none.
     fingerprint = models.CharField(max_length=64, default="")
-    #: The job that left it, whose result others replay. No foreign key: prune keeps both alike.
+    #: The job that left it, whose result others replay. No foreign key is needed: prune keeps both alike.
     job = models.UUIDField(_("job"), null=True)
     created_at = models.DateTimeField(_("created at"), default=Now)
     expires_at = models.DateTimeField(_("expires at"), null=True)
@@ -623,17 +623,17 @@ class Marker(models.Model):
 
 
 class Lock(models.Model):
-    """A lock where there is no Redis (``jobs.idempotency.locks``); on SQLite it lives in the second file."""
+    """A lock where there is no Redis (``jobs.idempotency.locks``). On SQLite it lives in the second file."""
 
     key = models.CharField(primary_key=True, max_length=255)
-    #: The job that holds it, and under which lease; it is held as long as that run lasts. None outside of jobs.
+    #: The job that holds it, and its lease: the lock is held as long as that run lasts. None outside of jobs.
     job = models.UUIDField(null=True)
     lease = models.IntegerField(default=0)
     #: Of this very holder.
     token = models.UUIDField()
     #: Grows with every holder.
     fence = models.BigIntegerField()
-    #: Seconds since 1970 by the database's clock: of a holder that is no job.
+    #: Of a holder that is no job: seconds since 1970 by the database's clock.
     expires_at = models.FloatField(default=0)
 
     class Meta:
@@ -641,13 +641,13 @@ class Lock(models.Model):
 
 
 class Effect(models.Model):
-    """An external call: that it was begun, and what the provider answered (``jobs.idempotency.effects``)."""
+    """An external call: it was begun, and what the provider answered (``jobs.idempotency.effects``)."""
 
     class State(models.TextChoices):
-        #: Committed before the call. If nobody makes it any more, nobody knows whether it happened.
+        #: Committed before the call. If its run is gone, nobody knows whether the call happened.
         SENDING = "sending", _("sending")
         SENT = "sent", _("sent")
-        #: A person decides: nobody knows whether it happened, or its answer could not be kept.
+        #: A person has to decide: nobody knows whether it happened, or its answer could not be kept.
         PARKED = "parked", _("parked")
 
     id = models.BigAutoField(primary_key=True)
@@ -681,15 +681,16 @@ class Effect(models.Model):
 
 
 class StoredResult(models.Model):
-    """What no job's row says (``jobs.calling.stored``): results of tasks that are no jobs, what a running job says of
-    itself (``update_state``), and saved groups. On SQLite it lives in the second file.
+    """Results of tasks that are no jobs, the state that a running job tells (``update_state``), and saved groups.
+
+    See ``jobs.calling.stored``. On SQLite it lives in the second file.
     """
 
-    #: A task's id; of a group ``group:`` and its id.
+    #: A task's id, or ``group:`` and a group's id.
     id = models.CharField(primary_key=True, max_length=255)
     #: As JSON, what Celery's backends keep of a task: status, result, traceback, children, ...
     meta = models.TextField()
-    #: Of the run that said it. None: it is of no job.
+    #: Of the run that wrote it; None: it is of no job.
     lease = models.IntegerField(null=True)
     #: Seconds since 1970 by the database's clock; None: it is kept (``result_expires``).
     expires_at = models.FloatField(null=True, db_index=True)

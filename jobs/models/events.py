@@ -16,16 +16,16 @@ EVENT_HEADER = "event"
 #: Among an event's headers: the values without names, of a Celery task that came as an event.
 ARGS = "args"
 
-#: Emitted here, and not given to the handlers yet; the same of what came from elsewhere; numbered, and not sent yet.
+#: Told here, and not handed on yet; received, and not handed on yet; numbered, and not sent yet.
 UNRELAYED = Q(relayed_at__isnull=True, received_at__isnull=True)
 PARKED = Q(relayed_at__isnull=True, received_at__isnull=False)
 UNSENT = Q(number__isnull=False, sent_at__isnull=True, received_at__isnull=True)
 
 
 class Event(models.Model):
-    """What happened, once: emitted here in the transaction in which it did, or received from another service."""
+    """What happened: told here in the transaction in which it did, or received from another service."""
 
-    #: In the order in which they were emitted here, or arrived.
+    #: In the order in which they were told here, or arrived.
     id = models.BigAutoField(primary_key=True)
     #: The id that all services know it by (CloudEvents' ``id``).
     uuid = models.UUIDField(_("event id"), unique=True, default=uuid7, editable=False)
@@ -33,23 +33,23 @@ class Event(models.Model):
     version = models.SmallIntegerField(_("version"), default=1, db_default=1)
     #: The service that told of it.
     source = models.CharField(_("source"), max_length=255)
-    #: What is handled in the order in which it happened (``order_key=``); None: each on its own.
+    #: Events of the same key are handled in their order (``order_key=``); None: each on its own.
     order_key = models.CharField(_("order key"), max_length=255, null=True)
     data = JSONText(_("data"), default=dict, db_default={})
-    #: ``traceparent`` and the like, and what else came with it.
+    #: ``traceparent`` and the like, and :data:`ARGS`.
     headers = Sparse(_("headers"), default=dict, null=True)
     at = models.DateTimeField(_("happened at"), default=Now, db_default=Now())
-    #: The job whose body emitted it.
+    #: The job whose body told it.
     job = models.UUIDField(_("job"), null=True)
-    #: Given to the handlers of this database: their jobs are there.
+    #: When the jobs of this database's handlers were made.
     relayed_at = models.DateTimeField(_("handed on at"), null=True)
     #: Its place among the source's events of this name, without a gap; only with a broker.
     number = models.BigIntegerField(_("number"), null=True)
     #: The broker has confirmed it.
     sent_at = models.DateTimeField(_("published at"), null=True)
-    #: A service asked for it once more: only those that know it by its id may get it.
+    #: A service asked for it again, so only services that recognize it by its id may get it.
     is_resent = models.BooleanField(default=False, db_default=False)
-    #: It came from another database.
+    #: When it came from another database; None: it was told here.
     received_at = models.DateTimeField(_("received at"), null=True)
     #: Why nobody handles it, in words.
     problem = models.TextField(_("problem"), null=True)
@@ -80,7 +80,7 @@ class Event(models.Model):
 
 
 class Subscription(models.Model):
-    """A handler, as the workers of its service have told of it."""
+    """A handler and what it wants, as the workers of its service wrote it."""
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     service = models.CharField(_("service"), max_length=255)
@@ -92,7 +92,7 @@ class Subscription(models.Model):
     version = models.SmallIntegerField(_("version"), null=True)
     queue = models.CharField(_("queue"), max_length=255)
     rank = models.SmallIntegerField(default=0)
-    #: Events of the same order key one after the other.
+    #: Events of the same order key are handled one after the other.
     is_ordered = models.BooleanField(default=True)
     #: How many of its failed jobs are kept, the newest; None: all, for ``JOBS["RETENTION_FAILED"]``.
     keep_failed = models.PositiveIntegerField(_("failed jobs that are kept"), null=True)
@@ -111,13 +111,13 @@ class Subscription(models.Model):
 
 
 class Position(models.Model):
-    """How far a service's events of a name are: the last number that it gave, or that was handed on here."""
+    """How far a service's events of a name are: the last number that was given, or of another service, handed on."""
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     source = models.CharField(max_length=255)
     name = models.CharField(max_length=255)
     number = models.BigIntegerField(default=0)
-    #: Of a source elsewhere: since when a number is missing.
+    #: Of another service: since when a number is missing; None: none is.
     gap_since = models.DateTimeField(null=True)
 
     class Meta:
@@ -126,12 +126,12 @@ class Position(models.Model):
 
 
 class Relay(models.Model):
-    """The one row that lets events be handed on one after the other: whoever does it has locked it."""
+    """The one row that a process locks while it hands events on, so that one at a time does."""
 
     id = models.SmallIntegerField(primary_key=True)
     #: The worker that publishes to the broker, as long as it lives.
     node = models.UUIDField(null=True)
-    #: The last place in an order that was given to a job.
+    #: The last ``Job.order_place`` that was given.
     place = models.BigIntegerField(default=0)
 
     class Meta:
