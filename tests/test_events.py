@@ -116,6 +116,12 @@ def test_a_pattern_is_that_of_a_topic_exchange():
         handler("a b")
 
 
+@pytest.mark.parametrize("option", [{"version": "1"}, {"version": 0}, {"retries": -1}, {"keep_failed": 2**31}])
+def test_options_of_a_handler_that_no_row_could_keep_are_refused(option):
+    with pytest.raises(ValueError, match="must be a whole number from"):
+        handler("a.b", **option)
+
+
 def test_a_version_that_no_handler_understands_makes_no_job():
     told.thing_lost("a")
     assert {job.task for job in run_jobs()} == {ALL}

@@ -231,8 +231,11 @@ def handler(
         raise TypeError(f"@handler({pattern!r}): {odd[0]}= has no meaning here: each event makes one job, at once")
     if retries is not None:
         options = {"autoretry_for": (Exception,), "retry_backoff": True, **options, "max_retries": retries}
-    if keep_failed is not None and (type(keep_failed) is not int or keep_failed < 0):
-        raise ValueError(f"@handler({pattern!r}): keep_failed={keep_failed!r} must be a whole number, or None")
+    bounds = {"version": (version, 1, 2**15), "retries": (retries, 0, 2**31), "keep_failed": (keep_failed, 0, 2**31)}
+    for name, (value, least, most) in bounds.items():
+        if value is not None and (type(value) is not int or not least <= value < most):
+            says = f"{name}={value!r} must be a whole number from {least} to {most - 1}, or None"
+            raise ValueError(f"@handler({pattern!r}): {says}")
     subscribes = {"pattern": pattern, "version": version, "is_ordered": ordered, "keep_failed": keep_failed}
     base = type("Handler", (Handler,), {"abstract": True, "subscribes": subscribes, "__module__": __name__})
 
