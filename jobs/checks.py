@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import celery
+from celery.utils.functional import maybe_list
 from django.apps import apps
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
@@ -147,7 +148,7 @@ def for_worker(worker: Any) -> list[CheckMessage]:
 
 
 def _say(key: str, **values: Any) -> CheckMessage:
-    """The message of this id, with its values; of many names the first five."""
+    """The message of this id, with its values; a set of names is cut after five."""
     for name, value in values.items():
         if isinstance(value, set):
             names = sorted(value)
@@ -158,7 +159,7 @@ def _say(key: str, **values: Any) -> CheckMessage:
 
 
 def _careful(check: Callable[..., Iterable[CheckMessage]]) -> Callable[..., list[CheckMessage]]:
-    """A check that itself fails says so, and stops nobody."""
+    """A check that fails itself says so, and the others go on."""
 
     def careful(*subject: Any, **kwargs: Any) -> list[CheckMessage]:
         found = []
@@ -246,7 +247,7 @@ def check_routing() -> Iterator[CheckMessage]:
 
 @_careful
 def check_celery(app: Celery | None = None) -> Iterator[CheckMessage]:
-    """What the app's settings alone tell; its tasks need not be loaded. By default of the project's app."""
+    """Check the app's settings, without its tasks. By default those of the project's app."""
     if (app := app or project.celery_app()) is None:
         yield _say("W016")
         return
@@ -296,12 +297,9 @@ def is_excluded(task: str) -> bool:
 
 
 def _broker_urls(app: Celery) -> set[str]:
-    found: set[str] = set()
-    for name in ("broker_url", "broker_read_url", "broker_write_url"):
-        urls = app.conf[name] or ()
-        for each in [urls] if isinstance(urls, str) else urls:
-            found.update(str(each).split(";"))
-    return found - {""}
+    settings = [app.conf[name] for name in ("broker_url", "broker_read_url", "broker_write_url")]
+    # Each may be a list, and hold several URLs with semicolons in between.
+    return {url for each in settings for part in maybe_list(each) or () for url in str(part).split(";")} - {""}
 
 
 def _unknown_transport(url: str) -> str:
@@ -356,7 +354,7 @@ def check_worker(worker: Any) -> Iterator[CheckMessage]:
 
 @_careful
 def check_tasks(app: Celery | None = None) -> Iterator[CheckMessage]:
-    """What the options of the tasks tell. By default of the project's tasks, which are imported for it."""
+    """Check the options of the tasks. By default those of the project's tasks, which are imported for it."""
     if app is None:
         if (app := project.celery_app()) is None:
             return
@@ -413,7 +411,7 @@ def _own_tasks(app: Celery) -> dict[str, Any]:
 
 
 def has_foreign_base(task: Any) -> bool:
-    """Whether its class is neither ours nor Celery's own, which nobody takes by mistake."""
+    """Whether the task's class is neither ours nor Celery's own."""
     if getattr(task, "is_transactional", False):
         return False
     # Celery makes a class for a task that was a function: its base counts.

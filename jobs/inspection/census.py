@@ -36,7 +36,7 @@ def at_least(count: int, capped: bool) -> str:
 
 
 def _age(since: str) -> Any:
-    """By the database's clock."""
+    """How long ago a column's moment is, by the database's clock."""
     return ExpressionWrapper(Now() - F(since), output_field=DurationField())
 
 
@@ -168,7 +168,7 @@ def heads(using: str) -> list[Head]:
 
 
 def in_line(using: str | None = None) -> QuerySet[Job]:
-    """The ready jobs in the order in which they are claimed; so the planner takes their index, even to count a few."""
+    """The ready jobs in the order of claims: with it the planner takes their index, even to count a few."""
     return Job.objects.using(using).filter(CLAIMABLE).order_by("queue", "rank", "run_at", "pk")
 
 
@@ -192,7 +192,7 @@ def lines() -> Callable[[str], str]:
 
 
 def scheduled(using: str) -> QuerySet[Any]:
-    """Those that are due first, with ``age``: for how long they are due; negative for what is to come."""
+    """The scheduled jobs, the first ones first, with ``age``: for how long they are due, negative before that."""
     return Job.objects.using(using).filter(state=State.SCHEDULED).order_by("run_at").annotate(age=_age("run_at"))
 
 
@@ -241,7 +241,7 @@ class Live:
 
 
 def gather(live: bool) -> dict[str, Any]:
-    """Summed up over all job databases. ``live`` leaves the ended jobs at None.
+    """What there is, summed up over all job databases. ``live`` leaves the ended jobs at None.
 
     Of a queue's scheduled and ready jobs :data:`MOST` are counted; ``capped`` says that there may be more.
     """

@@ -53,7 +53,7 @@ class Dashboard:
         return total
 
     def chart(self) -> Chart:
-        """How many ended in each bar, for each series; and in the highest bar."""
+        """How many jobs ended in each bar, by series."""
         counts: dict[str, Counter[datetime.datetime]] = defaultdict(Counter)
         for row in self.tallies:
             counts[getattr(row, self.by)][row.begin] += row.count
@@ -73,7 +73,7 @@ class Dashboard:
         return Chart(self.begins, series, highest, top, {place: n for place, n in enumerate(bars) if n > top})
 
     def durations(self) -> list[dict[str, Any]]:
-        """For each task, and for all: how long they ran and waited (seconds)."""
+        """How long jobs ran and waited (seconds), by task, and all of them first."""
         found: dict[str, dict[str, Any]] = {}
 
         def add(task: str, count: int, ran: Any, waited: Any) -> None:
@@ -103,7 +103,7 @@ class Dashboard:
         return sorted(found.values(), key=lambda each: -each["count"])
 
     def queues(self) -> list[dict[str, Any]]:
-        """With their rates (jobs a minute), and how long it takes until all that is ready has run (seconds)."""
+        """The queues, with their rates (jobs a minute), and the time until all ready jobs have run (seconds)."""
         found = []
         for name, (enters, leaves) in sorted(self.rates.items()):
             queue, drained = self.found["queues"].get(name, census.IDLE), None
@@ -124,7 +124,7 @@ class Dashboard:
         return {name: (entered[name], left[name] / RATED) for name in {*self.found["queues"], *left}}
 
     def _entered(self) -> dict[str, float]:
-        """Jobs a minute, of each queue; of very many calls the newest tell."""
+        """Jobs a minute into each queue; if there were very many, those of the newest."""
         begin = self.now - RATED * MINUTE
         total: dict[str, float] = defaultdict(float)
         for alias in conf().DATABASES:

@@ -14,7 +14,7 @@ SAYS = f"Processes that are busy, and those that work off in {DRAIN} s what is r
 
 
 def processes(found: dict[str, Any]) -> dict[str, int]:
-    """By queue, out of ``census.gather``: what runs, and as many more as work off in a minute what is ready.
+    """The processes that each queue needs, out of ``census.gather``: for what runs, and to work the rest off in time.
 
     How long a job takes is the mean of the last hour's; where none ended, each is taken to need a process of its own.
     What is held, and what a pause or the queue's limit keeps, needs none. There are never more than there are jobs.

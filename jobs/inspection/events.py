@@ -52,14 +52,14 @@ def stage(event: Event) -> str:
 
 
 class Backlog(NamedTuple):
-    """Of the events of a kind: how many (:data:`MOST` are counted), and for how many seconds the oldest is there."""
+    """How many events of a kind there are (:data:`MOST` are counted), and for how many seconds the oldest is there."""
 
     number: int
     seconds: float
 
 
 def backlog(using: str) -> dict[str, Backlog]:
-    """Of each kind of :data:`OPEN`, in one statement."""
+    """The backlog of each kind of :data:`OPEN`, in one statement."""
     vendor = connections[using].vendor
     sql = _BACKLOG.replace("{seconds}", _SECONDS[vendor])
     sql = f"SELECT found.*, {databases.EPOCH_NOW[vendor]} FROM ({sql}) AS found"
@@ -70,7 +70,7 @@ def backlog(using: str) -> dict[str, Backlog]:
 
 
 def summed() -> dict[str, Backlog]:
-    """The same over all job databases."""
+    """The backlog of each kind, over all job databases."""
     every = [backlog(alias) for alias in conf().DATABASES]
     return {
         name: Backlog(sum(each[name].number for each in every), max(each[name].seconds for each in every))
@@ -91,7 +91,7 @@ _READY = "state = 'ready' AND held IS NULL AND queue = %s ORDER BY queue, rank, 
 
 
 class Lag(NamedTuple):
-    """Of a handler's jobs: how many have not ended, for how many seconds the oldest is there, how many failed."""
+    """How many of a handler's jobs have not ended, for how many seconds the oldest is there, and how many failed."""
 
     waiting: int = 0
     seconds: float = 0.0
@@ -99,7 +99,7 @@ class Lag(NamedTuple):
 
 
 def lags(using: str, handlers: Iterable[tuple[str, str]]) -> dict[str, Lag]:
-    """Of each handler, by the name of its task, in one statement.
+    """The lag of each handler, by the name of its task, in one statement.
 
     It reads :data:`MOST` jobs at the most: of each queue, of those that are held back, of those that are scheduled, of
     those that run, and of the newest that ended without success.
@@ -129,7 +129,7 @@ def lags(using: str, handlers: Iterable[tuple[str, str]]) -> dict[str, Lag]:
 
 
 def all_lags() -> dict[tuple[str, str], Lag]:
-    """Of every handler that is known in any job database, by its service and name."""
+    """The lag of every handler in all job databases, by its service and name."""
     found: dict[tuple[str, str], Lag] = {}
     handlers = Subscription.objects.order_by("service", "handler").values_list("service", "handler", "queue")
     for rows in databases.each(handlers):

@@ -67,7 +67,7 @@ def usage() -> list[dict[str, Any]]:
 
 
 def _note_use(using: str, of: Mapping[str, Limit], found: dict[str, dict[str, Any]]) -> None:
-    """In as many statements for many limits as for one; one more for each that is reached."""
+    """Note how far each limit is used, in as many statements for many as for one, and one for each that is reached."""
     jobs, used = Job.objects.using(using), defaultdict[str, Counter[str]](Counter)
     placed = jobs.filter(Q(limit_key__isnull=False) | SEATED, state=State.RUNNING)
     # Count() of a column leaves out the rows where it is null.

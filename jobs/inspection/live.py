@@ -28,7 +28,7 @@ OLDEST = 200  #: The oldest running jobs, whose progress is looked at.
 
 
 def look() -> list[Any]:
-    """Something that changes when a page may; a few rows by their indexes."""
+    """A few rows, read by their indexes, that differ whenever a page may have changed."""
     found: list[Any] = []
     for alias in conf().DATABASES:
         jobs = Job.objects.using(alias)
@@ -48,7 +48,7 @@ def look() -> list[Any]:
 
 
 class Watch:
-    """Who watches in this process; its thread, and its connections, are there as long as somebody does."""
+    """Those who watch in this process. Its thread and connections are there as long as somebody does."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -58,7 +58,7 @@ class Watch:
 
     @contextmanager
     def joined(self, event: asyncio.Event, since: float) -> Iterator[None]:
-        """Let the event be set when something changes; at once, if something may have since then (Unix time)."""
+        """Set the event when something changes; at once if something may have changed since then (Unix time)."""
         with self._lock:
             self._watchers[event] = asyncio.get_running_loop()
             if self._thread is None:
@@ -123,7 +123,7 @@ def _ear(alias: str, stack: ExitStack) -> Any:
 
 
 def _sleep(ears: list[Any]) -> None:
-    """Until it is rung for a new job, or for :data:`LOOK`."""
+    """Sleep until a new job rings, or for :data:`LOOK`."""
     time.sleep(LEAST)
     heard, _, _ = select.select(ears, [], [], LOOK - LEAST)
     for ear in heard:

@@ -19,7 +19,7 @@ from jobs.models import State, Tally
 
 
 def exposition() -> tuple[bytes, str]:
-    """The text, and its content type."""
+    """The text for Prometheus, and its content type."""
     registry = CollectorRegistry()
     registry.register(_Collector())
     return generate_latest(registry), CONTENT_TYPE_LATEST

@@ -14,7 +14,7 @@ _SALT = "jobs.progress"
 
 
 def of(each: Job | Batch) -> dict[str, Any]:
-    """As JSON: ``percent`` is None while nobody knows. A batch is ``running`` until all of its jobs have ended."""
+    """What may be seen, as JSON: ``percent`` is None while nobody knows. A batch is ``running`` until all ended."""
     if isinstance(each, Batch):
         counts, label, is_over = batches.counts(each), each.name, each.ended_at is not None
         ended, total = sum(counts.get(state, 0) for state in ENDED), sum(counts.values())
@@ -36,7 +36,7 @@ def find(key: uuid.UUID | None) -> Job | Batch | None:
 
 
 def token_of(each: Job | Batch) -> str:
-    """For an address that nobody can guess; whoever has it may see this progress, and nothing else."""
+    """A token for an address that nobody can guess; whoever has it may see this progress, and nothing else."""
     return Signer(salt=_SALT).sign(str(each.pk))
 
 

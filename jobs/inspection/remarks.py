@@ -108,7 +108,7 @@ def of(
     rates: Mapping[str, tuple[float, float]] | None = None,
     minutes: Iterable[Any] | None = None,
 ) -> list[Remark]:
-    """Out of :func:`census.gather`, the worst first.
+    """The remarks on what :func:`census.gather` found, the worst first.
 
     Parameters:
         running: the oldest jobs that run (:func:`census.running_now`).
@@ -137,7 +137,7 @@ def of(
 
 
 def sentence(remarks: Iterable[Remark], more: Iterable[str] = ()) -> str:
-    """All of them in one: how many problems there are, and which. ``more`` is said at the end."""
+    """One sentence of all remarks: how many problems there are, and which. ``more`` is said at the end."""
     total: Counter[str] = Counter()
     problems = 0
     for each in remarks:
@@ -166,7 +166,7 @@ def _copies(marks: dict[str, Any]) -> Iterator[Remark]:
 
 
 def _no_worker(found: dict[str, Any]) -> Iterator[Remark]:
-    """As long as no queue tells of it."""
+    """No worker is alive, and no queue says so."""
     waits = [queue["oldest_ready_seconds"] or 0.0 for queue in found["queues"].values() if not queue["paused"]]
     if not any(node["alive"] for node in found["nodes"]) and max(waits, default=0.0) < census.late_after():
         means = gettext("Nothing that is called or comes due runs until one is started.")
@@ -238,7 +238,7 @@ def _by(who: str, why: str) -> str:
 
 
 def _limited(found: list[dict[str, Any]]) -> Iterator[Remark]:
-    """Of those that are reached: nothing is broken, and somebody may wonder why jobs wait."""
+    """The limits that are reached: nothing is broken, and somebody may wonder why jobs wait."""
     for row in found:
         if row["reached"] == "concurrency":
             says = gettext(
@@ -293,7 +293,7 @@ def _ago(at: Any) -> float:
 
 
 def _failed(minutes: Iterable[Any], nodes: list[dict[str, Any]]) -> Iterator[Remark]:
-    """Of each task, those with the most failures first."""
+    """The failures by task, those with the most first."""
     tasks: dict[str, list[Any]] = defaultdict(list)
     numbers: Counter[str] = Counter()
     for row in minutes:
@@ -355,7 +355,7 @@ def _stuck(running: Iterable[Any]) -> Iterator[Remark]:
 
 
 def _batches() -> Iterator[Remark]:
-    """Of the oldest that have not ended."""
+    """The oldest batches that do not end."""
     begin = timezone.now() - datetime.timedelta(seconds=LONG_BATCH)
     live = Job.objects.filter(batch=OuterRef("pk"), state__in=LIVE).values("pk")
     batches = Batch.objects.filter(ended_at=None).order_by("pk")
@@ -386,7 +386,7 @@ _EVENTS = {
 
 
 def _events() -> Iterator[Remark]:
-    """What does not get on, of each kind; one remark for all databases."""
+    """The events that do not get on: one remark of each kind, for all databases."""
     for name, found in events.summed().items():
         number, since = found.number, found.seconds
         if not number or (name != "problem" and since <= census.late_after()):

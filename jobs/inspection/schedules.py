@@ -43,7 +43,7 @@ def status(row: Any, has_workers: bool) -> str:
 
 
 def known(rows: QuerySet[Schedule]) -> QuerySet[Any]:
-    """With ``now`` by the database's clock, and the ``state`` of the last job, if that is still there."""
+    """The rows with ``now`` by the database's clock, and the ``state`` of the last job, if that is still there."""
     return rows.annotate(now=Now(), state=Subquery(Job.objects.filter(pk=OuterRef("last_job")).values("state")))
 
 

@@ -36,7 +36,7 @@ def _of(using: str, stretch: datetime.timedelta, begin: datetime.datetime) -> It
 
 
 def last_hour() -> tuple[list[Row], list[Row]]:
-    """By the minute: what was counted, and what was not; of very many of these the newest."""
+    """The last hour by the minute: what was counted, and what was not yet (of very many jobs the newest)."""
     now, counted, rest = timezone.now(), [], []
     begin = floor(now, MINUTE) - HOUR
     for alias in conf().DATABASES:

@@ -1,4 +1,4 @@
-"""The beats of nodes, by which others see that they live: a counter each, so that no clock has to agree."""
+"""The beats of nodes, by which others see that they live: a counter each, so that no clocks have to agree."""
 
 import uuid
 

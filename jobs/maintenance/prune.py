@@ -80,7 +80,7 @@ class Prune:
         done["nodes"] += old._raw_delete(using)
 
     def _step(self, using: str) -> int | None:
-        """How many of the next jobs were deleted; None at the end of history."""
+        """Delete the next jobs; how many these were, or None at the end of history."""
         now = time.monotonic()
         place, began = self._walks.get(using, (None, now))
         found = list(walk(using, place, conf().BATCH).values_list("pk", "place", "is_over"))
@@ -119,7 +119,7 @@ def _prune_events(using: str) -> None:
 
 
 def walk(using: str, behind: Place | None, limit: int) -> Any:
-    """The next ended jobs, oldest first, with ``place`` and ``is_over``. What it passes over is read, and counts."""
+    """The next ended jobs, oldest first, with ``place`` and ``is_over``; also those that are not over."""
     rows, ages = Job.objects.using(using), _retentions().values()
     rows = rows.filter(finished_at__lt=now_plus(-min(ages))) if ages else rows.none()
     if behind is not None:
@@ -142,14 +142,14 @@ def _old() -> Q:
 
 
 def _over(using: str) -> Any:
-    """The retention is over, no marker points at the result, and no open batch counts it."""
+    """The condition that the retention is over, no marker points at the result, and no open batch counts it."""
     is_open = Batch.objects.using(using).filter(pk=OuterRef("batch"), ended_at=None)
     # By the marker's job: the row of an adopted job has no ``marker_key``.
     return _old() & ~Exists(Marker.objects.using(using).filter(job=OuterRef("pk"))) & ~Exists(is_open)
 
 
 def delete_old(keys: Sequence[uuid.UUID], using: str) -> int:
-    """Race with a replay: the rows are locked, and one that is locked already is left for another time."""
+    """Delete those that are old enough. Race with a replay: a row that somebody has locked is left for another time."""
     with transaction.atomic(using=using):
         rows = databases.free(Job.objects.using(using).filter(_old(), pk__in=keys))
         locked = list(rows.values_list("pk", flat=True))
@@ -157,7 +157,7 @@ def delete_old(keys: Sequence[uuid.UUID], using: str) -> int:
 
 
 def delete(keys: Sequence[uuid.UUID], using: str) -> int:
-    """Delete the jobs that ended. Race with a replay: the condition. Ask :func:`needed_for` before."""
+    """Delete the jobs, if they have ended: else a replay was faster. Ask :func:`needed_for` before."""
     with transaction.atomic(using=using):
         # A job stays until its errbacks and its chord have been told of its end.
         telling = Job.objects.using(using).filter(parent_id=OuterRef("pk"), task="jobs.ended", state__in=LIVE)

@@ -95,7 +95,7 @@ def bury(node_id: uuid.UUID, *, by_itself: bool = False) -> int:
 
 
 def give_back_all(using: str) -> int:
-    """The jobs that dead nodes were running, whoever buried them."""
+    """Give back the jobs that dead nodes were running, whoever declared these dead."""
     if using != databases.home():
         # Tell this database of the nodes that are dead at home.
         alive = list(Node.objects.using(using).filter(dead_at=None).values_list("pk", flat=True))
@@ -126,7 +126,7 @@ _reported: set[uuid.UUID] = set()  #: The rows that cannot be given back: they s
 
 
 def _settle(key: uuid.UUID, using: str, action: str, transition: Callable[[Job], bool], **where: Any) -> int:
-    """One bad row never stops the others; it is logged once."""
+    """Settle one job. A bad row never stops the others; it is logged once."""
     found: list[Job] = []
 
     def settle(job: Job) -> bool:
@@ -176,7 +176,7 @@ class OwnJobs:
         self._ended[slot.job, slot.lease] = (kind, text)
 
     def settle_dead(self) -> int:
-        """Settle the jobs that their process died with. Memory only, as long as none did."""
+        """Settle the jobs whose process died. It reads memory only, as long as none did."""
         # Race: first what was announced, then the board. An end that is announced in between is kept.
         announced = set(self._ended)
         occupied = board.occupied()
@@ -232,7 +232,7 @@ class OwnJobs:
         return transitions.crash(job, error, conf().MAX_CRASHES if own is None else int(own))
 
     def give_back_waiting(self) -> int:
-        """What waits behind a long body is given back, for whoever is free.
+        """Give back what waits behind a long body, for whoever is free.
 
         Race with the process, which may end that body at this moment: see ``transitions.give_back``.
         """
@@ -246,7 +246,7 @@ class OwnJobs:
         return done
 
     def hand_back_orphans(self) -> int:
-        """Rows that run here, and that no process has for two beats (a settle that failed, an answer that was lost)."""
+        """Give back what no process has had for two beats (a settle that failed, an answer that was lost)."""
         return databases.everywhere(self._hand_back_orphans_in)
 
     def _hand_back_orphans_in(self, alias: str) -> int:
@@ -260,7 +260,7 @@ class OwnJobs:
         return sum(_settle(key, alias, "rescued", orphan, lease=lease, token=token) for key, lease, token in late)
 
     def hand_back_all(self) -> int:
-        """The worker has stopped, and its processes: what they still ran goes back, and counts nowhere."""
+        """Give back what still ran when the worker's processes had stopped; it counts nowhere."""
         hand_back = partial(transitions.hand_back, delay=0)
         return sum(_settle_all(self._running(alias), "handed_back", hand_back) for alias in conf().DATABASES)
 

@@ -123,7 +123,7 @@ class Schedules:
 
     @contextmanager
     def _alone(self, entry: Entry) -> Iterator[None]:
-        """What its schedule raises keeps no other entry from its ticks."""
+        """Log what the entry's schedule raises: the other entries get their ticks."""
         try:
             yield
         except (Error, UniqueBusy):

@@ -79,7 +79,7 @@ class Count:
 
 
 def _fold(using: str, old: QuerySet[Tally]) -> None:
-    """Hours that grew old live on in one sum each, of length 0: counters only grow."""
+    """Add old hours to one sum each, of length 0: a counter may only grow."""
     rows = Tally.objects.using(using)
     with transaction.atomic(using=using):
         hours = list(old.select_for_update())
@@ -91,7 +91,7 @@ def _fold(using: str, old: QuerySet[Tally]) -> None:
 
 
 def clock(using: str) -> datetime.datetime:
-    """The database's."""
+    """The time by the database's clock."""
     [[now]] = databases.ask(using, f"SELECT {databases.EPOCH_NOW[connections[using].vendor]}")
     return datetime.datetime.fromtimestamp(float(now), datetime.UTC)
 
@@ -119,7 +119,7 @@ def _replace(rows: QuerySet[Tally], found: Tallies) -> None:
 
 
 def count(using: str, begin: datetime.datetime, end: datetime.datetime) -> int:
-    """One hour or a part of it, and what that is a part of."""
+    """Count one hour or a part of it anew, and add up the hour and the quarter of a day around it."""
     found = ended(using, begin, end)
     minutes = Tally.objects.using(using).filter(length=60, begin__gte=begin, begin__lt=end)
     for old in minutes:
@@ -173,12 +173,12 @@ def bucket(seconds: float) -> int:
 
 
 def middle(number: int) -> float:
-    """Seconds: of a bucket."""
+    """The middle of a bucket, in seconds."""
     return float(LEAST * STEP ** (number - 0.5))
 
 
 def mean(histogram: Mapping[Any, int]) -> float | None:
-    """Seconds; None of nothing."""
+    """The mean in seconds; None of nothing."""
     total = sum(histogram.values())
     return sum(middle(int(number)) * count for number, count in histogram.items()) / total if total else None
 

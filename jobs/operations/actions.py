@@ -35,7 +35,7 @@ class Outcome(NamedTuple):
 
     @property
     def says(self) -> str:
-        """In the language that is active by then."""
+        """The text, in the language that is active when somebody asks."""
         return str(self.text) % self.values
 
 
@@ -298,7 +298,7 @@ class Delete(Operation):
             raise Refused(why)
 
     def note(self, key: uuid.UUID, using: str) -> None:
-        """Its history goes with it, and the log stays."""
+        """The history goes with the job: what was done stays in the log."""
         about = {"action": "deleted", "job": str(key), "by": self.who, "why": self.why}
         logger.info("the job %s was deleted by %s: %s", key, self.who or "somebody", self.why or "-", extra=about)
 

@@ -29,7 +29,7 @@ def adopt(alias: str) -> None:
 
 
 def cancel_all(alias: str) -> int:
-    """Cancel every job of a copy that has not ended, those that its original is running as well; return how many.
+    """Cancel every job of a copy that has not ended, also those that its original was running; return how many.
 
     A running one whose row somebody holds locked is left: count again. The messages of a ``jobs://`` broker go too.
     """

@@ -29,7 +29,7 @@ class Held(Exception):
 
 
 def order(key: uuid.UUID, using: str, why: str) -> None:
-    """Before the transaction, on SQLite: the body holds the lock that the row needs, so its process has to go first.
+    """On SQLite, tell the worker before the transaction: the body holds the write lock, so its process has to go first.
 
     Then the worker ends the job, or this process does, whoever is faster.
     """

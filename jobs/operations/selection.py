@@ -59,7 +59,7 @@ class Selection:
 
     @classmethod
     def of(cls, given: Mapping[str, str | None], states: Sequence[str] = ()) -> Self:
-        """Out of what people wrote; empty is not given. ``Unreadable``: one of them cannot be."""
+        """A selection out of what people wrote; empty texts count for nothing. ``Unreadable``: a text cannot be."""
         values: dict[str, Any] = {}
         for name, field in FIELDS.items():
             if text := (given.get(name) or "").strip():
@@ -117,7 +117,7 @@ class Selection:
 
 
 def newest(rows: QuerySet[M]) -> QuerySet[M]:
-    """The newest of the rows: those that are searched."""
+    """The newest rows, which are searched."""
     last = list(rows.order_by("-pk").values_list("pk", flat=True)[SEARCHED - 1 : SEARCHED])
     return rows.filter(pk__gte=last[0]) if last else rows
 
@@ -138,14 +138,14 @@ def _on_node(rows: QuerySet[Job], text: str) -> QuerySet[Job]:
 
 
 def _before(rows: QuerySet[Job], moment: datetime.datetime) -> QuerySet[Job]:
-    """Where every id says its time, the key's index alone leads to the newest of them."""
+    """Those made before; if every id tells its time, the index of the key alone finds the newest of them."""
     if Job.objects.using(rows.db).filter(made_at__isnull=False).exists():
         return rows.filter(created_before(moment))
     return rows.filter(pk__lt=first_id(moment))
 
 
 def said(text: str) -> Q:
-    """In the arguments, as it was written, or as JSON escapes it."""
+    """The condition that a text is in the arguments, as it was written or as JSON escapes it."""
     ways = {text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]}
     found = [Q(IContains(Cast(name, TextField()), way)) for way in ways for name in ("args", "kwargs")]
     return Q(*found, _connector=Q.OR)
@@ -155,7 +155,7 @@ def said(text: str) -> Q:
 
 
 def identify(text: str) -> uuid.UUID:
-    """The id of a job, out of a whole one or of its last digits. ``ValueError`` says what is wrong with the text."""
+    """The id of a job, from a whole one or from its last digits. ``ValueError`` says what is wrong with the text."""
     if (key := parse_uuid(text)) is not None:
         return key
     if not _END.fullmatch(text):
@@ -171,13 +171,13 @@ def identify(text: str) -> uuid.UUID:
 
 
 def tasks_like(text: str) -> list[str]:
-    """The names of tasks, known ones or such that ran, that begin with the text or whose function is called so."""
+    """The names of tasks, known here or counted once, that begin with the text, or whose function is called so."""
     known = set(Tally.objects.values_list("task", flat=True).distinct()) | set(getattr(celery_app(), "tasks", ()))
     return sorted(name for name in known if name.startswith(text) or name.rpartition(".")[2] == text)
 
 
 def full_name(text: str) -> str:
-    """The name of a task, out of it or of its end. ``Unreadable``: no task, or several, are called so."""
+    """The name of a task, from itself or from its end. ``Unreadable``: no task, or several, are called so."""
     app = celery_app()
     if "*" in text or app is None or text in app.tasks:
         return text

@@ -109,7 +109,7 @@ def _asking(alias: str) -> Iterator[None]:
 
 
 def _hold_shapes(alias: str, findings: dict[str, Finding], everything: bool) -> None:
-    """One pass over each of the live states, by its partial index, and one over history."""
+    """Hold the shapes against each live state, by its partial index, and against history: one pass each."""
     rows = Job.objects.using(alias)
     history = rows.exclude(state__in=LIVE)
     if not everything:
@@ -158,7 +158,7 @@ class Suspicion:
         finding.add(self.alias, self.violations, (self.rows if self.violations else {}) | examples)
 
     def _broken(self, view: View) -> Rows:
-        """Nothing, under a bound, if no worker could have put it right: there was none, or it cannot write."""
+        """The rows that break the rule. Under a bound none, if no worker could have put them right."""
         if self.bound and view.worked_for < self.bound:
             return []
         broken = self.rule.broken(Search(view, self.alias, self.bound))

@@ -125,7 +125,7 @@ RULES: list[Rule] = []  #: In the order of the report.
 
 
 class Search:
-    """For the rows of one database that break a rule; under a bound for those that have waited for so many seconds."""
+    """Searches one database for rows that break a rule; under a bound for those that waited for so many seconds."""
 
     def __init__(self, view: View, using: str, seconds: float) -> None:
         self.view, self.using, self.seconds, self.since = view, using, seconds, now_plus(-seconds)
@@ -133,7 +133,7 @@ class Search:
         self.running = self.jobs.filter(state=State.RUNNING)
 
     def ready(self, seconds: float) -> dict[Head, QuerySet[Job]]:
-        """Those of queues that are not paused; stretch by stretch of the index that claims use."""
+        """The ready jobs of queues that are not paused, stretch by stretch of the index that claims use."""
         paused = queues.paused()
         ready = in_line(self.using).filter(Q(expires_at=None) | Q(expires_at__gt=Now()), run_at__lte=now_plus(-seconds))
         found = [head for head in heads(self.using) if head.seconds > seconds and head.queue not in paused]
@@ -226,7 +226,7 @@ class Search:
 
     @Rule("held-let-in", _("whoever lets in a job that is held back at its limit knows of it"))
     def without_a_gate(self) -> Rows:
-        """Nobody looks at what has no gate, or one at which nobody is said to be held."""
+        """Without a gate, or if the gate says that nobody is held, nobody looks at a held job."""
         held = self.jobs.filter(HELD)
         keys = set(held.order_by("queue", "id").values_list("limit_key", flat=True)[:MOST])
         gates = Gate.objects.using(self.using).filter(pk__in=keys, look_at__isnull=False)
@@ -245,7 +245,7 @@ class Search:
 
     @Rule("batch-counts", _("a batch that has ended has no job that may still run, and none that it did not count"))
     def miscounted(self) -> Rows:
-        """Of the newest that ended within a day. Fewer jobs than were counted are no mistake: they are pruned."""
+        """Among the newest that ended within a day. Fewer jobs than were counted are no mistake: prune deletes them."""
         rows = Batch.objects.using(self.using).filter(ended_at__gt=now_plus(-86400)).order_by("-pk")
         counted, size = {}, 0
         for batch in rows[:BATCHES]:

@@ -45,7 +45,7 @@ def _plain(value: Any) -> Any:
 
 
 class View:
-    """A job; the rest is looked up when somebody asks for it, and once."""
+    """A job, and what is known around it: looked up once, when somebody asks for it."""
 
     def __init__(self, job: Any) -> None:
         self.job: Job = job
@@ -76,7 +76,7 @@ class View:
 
     @cached_property
     def workers(self) -> list[Any]:
-        """Those that nobody declared dead, the silent ones among them; with the tasks that they know."""
+        """The workers that nobody declared dead, also the silent ones, with the tasks that they know."""
         return workers(Node.objects.using(databases.home()).filter(dead_at=None))
 
     @property
@@ -85,7 +85,7 @@ class View:
 
     @cached_property
     def own_worker(self) -> Any:
-        """The one that runs the job, or ran it last."""
+        """The worker that runs the job, or ran it last."""
         return next(iter(workers(Node.objects.using(self.using).filter(jobs=self.job))), None)
 
     @cached_property
@@ -94,7 +94,7 @@ class View:
 
     @cached_property
     def tasks(self) -> Mapping[str, Any]:
-        """Those that this process knows."""
+        """The tasks that this process knows."""
         return getattr(loaded_app(), "tasks", {})
 
     @property
@@ -119,7 +119,7 @@ class View:
 
     @cached_property
     def markers(self) -> list[Marker]:
-        """Those that the job left, and the one that it would leave."""
+        """The markers that the job left, and the one that it would leave."""
         own = Q(job=self.job.pk)
         if self.job.marker_key is not None:
             own |= Q(key=self.job.marker_key, kind=Marker.Kind.TASK)

@@ -155,7 +155,7 @@ def unknown_task(view: View) -> Iterator[Reason]:
 
 
 def locked(view: View) -> Iterator[Reason]:
-    """Another one holds the lock of its task."""
+    """Somebody else holds the lock of its task."""
     key, held = view.lock or ("", None)
     if held is None or held.job == view.job.pk:
         return
@@ -210,7 +210,7 @@ WHERE datname = current_database() AND backend_type = 'client backend' AND pid <
 
 
 def held_up(view: View, code: str, says: str, where: str, value: Any, **evidence: Any) -> Iterator[Reason]:
-    """A transaction of somebody else, if ``where`` finds one. Only PostgreSQL says."""
+    """The reason that somebody else's transaction is, if ``where`` finds one. Only PostgreSQL tells."""
     if connections[view.using].vendor != "postgresql":
         return
     for pid, application, state, seconds in databases.ask(view.using, _ACTIVITY + where, value)[:1]:
@@ -308,7 +308,7 @@ def _in_line(view: View) -> Iterator[Reason]:
 
 
 def _ahead(view: View, ready: QuerySet[Job]) -> int:
-    """For how many of these jobs the turn comes before this one; nobody counts beyond ``census.MOST``."""
+    """How many of these jobs have their turn before this one; the count ends at ``census.MOST``."""
     job, equal = view.job, ready.filter(rank=view.job.rank)
     # As the database has it: SQLite compares texts, and Django would write another one.
     run_at = Subquery(Job.objects.using(view.using).filter(pk=job.pk).values("run_at")[:1])
