@@ -28,7 +28,7 @@ from django.utils import timezone
 
 from jobs import checks
 from jobs.calling import entries
-from jobs.calling.entry import NAME, TICK
+from jobs.calling.entries import NAME, TICK
 from jobs.calling.ticks import IN_TIME
 from jobs.inspection import census, remarks, schedules, why
 from jobs.maintenance.schedules import GONE, LEFT, LOOK, Schedules, decide

@@ -17,8 +17,8 @@ from django.db import DataError, Error, IntegrityError, transaction
 from django.db.models import F
 from django.db.models.functions import Now
 
-from jobs.calling import entries, periodic
-from jobs.calling.entry import Entry
+from jobs.calling import entries
+from jobs.calling.entries import Entry
 from jobs.conf import celery_app
 from jobs.conf.logs import logger
 from jobs.conf.syncpoints import reach
@@ -71,7 +71,7 @@ class Schedules:
         return done
 
     def _read(self) -> dict[str, Entry]:
-        changed = periodic.last_change() if entries.has_tables() else None
+        changed = entries.last_change() if entries.has_tables() else None
         if self._entries is None or changed != self._changed:
             app = self._app or celery_app()
             self._entries, wrong = entries.gather(app) if app is not None else ({}, [])

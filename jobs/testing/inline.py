@@ -27,7 +27,7 @@ from django.utils import timezone
 
 from jobs.arguments import normalize
 from jobs.calling import batches, entries, followups, outbox
-from jobs.calling.entry import Entry
+from jobs.calling.entries import Entry
 from jobs.conf import OWN_TASKS, conf, import_tasks
 from jobs.database import databases
 from jobs.errors import TaskExited, TaskOutOfMemory

@@ -12,7 +12,7 @@ from django.db.models.functions import Now
 from django.utils.translation import gettext
 
 from jobs.calling import batches
-from jobs.calling.entry import NAME, TICK
+from jobs.calling.entries import NAME, TICK
 from jobs.conf import conf
 from jobs.database import databases
 from jobs.inspection.why import ended, running, waiting
