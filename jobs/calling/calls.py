@@ -81,8 +81,8 @@ def terms(app: Celery, task: Any, args: Any, kwargs: Any, options: dict[str, Any
         raise ValueError(f"serializer={serializer!r} cannot be kept: a job's arguments are JSON; remove the option")
     for name in PLUMBING & options.keys():
         del options[name]
-    eta, countdown, expires = options.pop("eta", None), options.pop("countdown", None), options.pop("expires", None)
-    run_at = _run_at(app, eta, countdown) if eta or countdown else None
+    run_at = _run_at(app, options.pop("countdown", None), options.pop("eta", None))
+    expires = options.pop("expires", None)
     is_queue_given = options.get("queue") is not None
     options = _routed(app, options, task, args, kwargs)
     root_id, parent_id = options.pop("root_id", None), options.pop("parent_id", None)
@@ -120,11 +120,7 @@ def terms(app: Celery, task: Any, args: Any, kwargs: Any, options: dict[str, Any
     if run_at is not None:
         row |= {"state": State.SCHEDULED, "run_at": run_at}
     if expires is not None:
-        # Like a countdown, seconds are meant from now on by the database's clock: this machine's may be wrong.
-        is_span = isinstance(expires, int | float)
-        row["expires_at"] = (
-            transitions.now_plus(_span(expires, "expires")) if is_span else _moment(app, expires, "expires")
-        )
+        row["expires_at"] = _moment(app, expires, "expires")
     if kept:
         row["options"] = storable(kept, "the options")
     return Terms(row, kept, options.get("headers"), parent)
@@ -204,24 +200,22 @@ def rank_of(app: Celery, priority: int | None) -> int:
     return -priority if first.startswith(("amqp", "pyamqp")) else priority
 
 
-def _span(seconds: Any, name: str) -> float:
-    if not -LONGEST <= seconds <= LONGEST:
-        raise ValueError(f"{name}={seconds!r} is more than ten years of seconds: pass seconds, not milliseconds")
-    return float(seconds)
+def _run_at(app: Celery, countdown: Any, eta: Any) -> Any:
+    """When the job is to run; a countdown wins. None: at once."""
+    name, value = ("countdown", countdown) if countdown else ("eta", eta)
+    if not value:
+        return None
+    moment = _moment(app, value, name)
+    is_past = moment <= timezone.now() if isinstance(moment, datetime.datetime) else value < 0
+    return None if is_past else moment
 
 
-def _run_at(app: Celery, eta: Any, countdown: Any) -> Any:
-    """None for now; an expression on the database's clock for a countdown, which wins; the moment itself for an eta."""
-    if countdown:
-        seconds = _span(float(countdown), "countdown")
-        return transitions.now_plus(seconds) if seconds > 0 else None
-    moment = _moment(app, eta, "eta")
-    return moment if moment > timezone.now() else None
-
-
-def _moment(app: Celery, value: Any, name: str) -> datetime.datetime:
+def _moment(app: Celery, value: Any, name: str) -> Any:
+    """Seconds count from now on by the database's clock, and become an expression: this machine's may be wrong."""
     if isinstance(value, int | float):
-        return timezone.now() + datetime.timedelta(seconds=_span(value, name))
+        if not -LONGEST <= value <= LONGEST:
+            raise ValueError(f"{name}={value!r} is more than ten years of seconds: pass seconds, not milliseconds")
+        return transitions.now_plus(float(value))
     if isinstance(value, str):
         try:
             value = maybe_iso8601(value)

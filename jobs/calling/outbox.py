@@ -201,9 +201,9 @@ def _insert(jobs: list[Job], using: str) -> None:
         columns = (*_ALWAYS, *said[0])
         verb, end = _IGNORING[connection.vendor] if is_frozen else ("INSERT", "")
         sql = f"{verb}{_statement(columns)}{end}"
-        if not _execute(connection, using, sql, _values(jobs[0], columns, connection)):
+        if not _execute(connection, using, sql, jobs[0], columns):
             jobs[0].take_own_id()
-            _execute(connection, using, sql, _values(jobs[0], columns, connection))
+            _execute(connection, using, sql, jobs[0], columns)
     elif len(jobs) == 1:
         if is_frozen and Job.objects.using(using).filter(pk=jobs[0].pk).exists():
             jobs[0].take_own_id()
@@ -232,37 +232,36 @@ def _statement(columns: tuple[str, ...]) -> str:
     return f" INTO jobs_job ({', '.join(columns)}) VALUES ({', '.join(['%s'] * len(columns))})"
 
 
-def _values(job: Job, columns: Iterable[str], connection: Any) -> list[Any]:
-    values = []
-    for name in columns:
-        value = job.__dict__[name]
-        if name in _JSON:
-            value = json.dumps(value)
-        elif isinstance(value, uuid.UUID) and not connection.features.has_native_uuid_field:
-            value = value.hex
-        elif name.endswith("_at"):
-            value = connection.ops.adapt_datetimefield_value(value)
-        values.append(value)
-    return values
-
-
 #: How many calls over one connection make it worth while to prepare the INSERT.
 _OFTEN = 5
 
 
-def _execute(connection: Any, using: str, sql: str, values: list[Any]) -> int:
+def _execute(connection: Any, using: str, sql: str, job: Job, columns: Iterable[str]) -> int:
     """How many rows were inserted."""
-    calls = getattr(connection.connection, "_jobs_calls", 0)
-    # Django's own cursor where somebody watches what it executes.
-    if calls >= _OFTEN and not connection.queries_logged and not connection.execute_wrappers:
-        connection.validate_no_broken_transaction()
-        return claims.session_of(using).execute(sql, values)
+    values: list[Any] = []
+    if connection.vendor == "postgresql":
+        values = [_text(name, job.__dict__[name]) for name in columns]
+        calls = getattr(connection.connection, "_jobs_calls", 0)
+        # Django's own cursor where somebody watches what it executes.
+        if calls >= _OFTEN and not connection.queries_logged and not connection.execute_wrappers:
+            connection.validate_no_broken_transaction()
+            return claims.session_of(using).insert(sql, values)
+    else:
+        fields: dict[str, Any] = {name: Job._meta.get_field(name) for name in columns}
+        values = [field.get_db_prep_save(job.__dict__[name], connection) for name, field in fields.items()]
     with connection.cursor() as cursor:
         cursor.execute(sql, values)
         done: int = cursor.rowcount
     if connection.vendor == "postgresql":
         connection.connection._jobs_calls = calls + 1
     return done
+
+
+def _text(name: str, value: Any) -> str | None:
+    """A value as PostgreSQL reads it."""
+    if name in _JSON:
+        return json.dumps(value) if value or name != "options" else None
+    return None if value is None else str(value)
 
 
 _ESCAPED = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
@@ -274,15 +273,12 @@ def _copy(jobs: Sequence[Job], said: set[str], connection: Any) -> None:
     with connection.cursor() as cursor, cursor.copy(f"COPY jobs_job ({', '.join(columns)}) FROM STDIN") as copy:
         for start in range(0, len(jobs), 1000):
             rows = (job.__dict__ for job in jobs[start : start + 1000])
-            copy.write("".join(["\t".join([_text(name, row[name]) for name in columns]) + "\n" for row in rows]))
+            copy.write("".join(["\t".join([_escaped(name, row[name]) for name in columns]) + "\n" for row in rows]))
 
 
-def _text(name: str, value: Any) -> str:
-    if name in _JSON and (value or name != "options"):
-        return json.dumps(value).replace("\\", "\\\\")
-    if value is None or name == "options":
-        return "\\N"
-    return value.translate(_ESCAPED) if type(value) is str else str(value)
+def _escaped(name: str, value: Any) -> str:
+    text = _text(name, value)
+    return "\\N" if text is None else text.translate(_ESCAPED)
 
 
 def _batch_size(using: str) -> int | None:

@@ -94,12 +94,7 @@ WITH done AS (
 SELECT 1 / count(*) FROM done
 """
 
-_PREPARE_SUCCEED = "PREPARE jobs_succeed (json, float8, uuid, int, bigint) AS" + _SUCCEED.format(
-    "$1", "$2", "$3", "$4", "$5"
-)
-
-#: As psycopg calls what it has prepared: the query, and the types of its values.
-_SUCCEED_KEY = (_PREPARE_SUCCEED.encode(), ())
+_SUCCEED_PREPARED = "(json, float8, uuid, int, bigint) AS" + _SUCCEED.format("$1", "$2", "$3", "$4", "$5")
 
 
 class Claimer:
@@ -339,8 +334,8 @@ def _succeed(connection: Any, using: str, job: Job, result: Any, runtime: float)
         begin = "BEGIN; "
     try:
         with session.wrap:
-            is_prepared = session.has_prepared()
-            sql = f"EXECUTE jobs_succeed({', '.join(values)})" if is_prepared else _SUCCEED.format(*values)
+            name = session.prepared(_SUCCEED_PREPARED)
+            sql = f"EXECUTE {name}({', '.join(values)})" if name else _SUCCEED.format(*values)
             session.send(begin + sql + commit)
     except DataError as exc:
         if databases.sqlstate(exc) != DIVISION_BY_ZERO:
@@ -373,6 +368,7 @@ class Session:
             # Django lets psycopg prepare nothing at all; now it does where it is asked to.
             raw.prepare_threshold = sys.maxsize
         self._plan_at = 0.0
+        self._prepared = 0
         self._is_busy = False
 
     def fetch(self, sql: str, values: Any) -> list[Any]:
@@ -394,8 +390,23 @@ class Session:
         with self.wrap:
             self.send("; ".join(statements))
 
-    def has_prepared(self) -> bool:
-        """Whether the completion is prepared, as it is from the first time on.
+    def insert(self, sql: str, values: Sequence[str | None]) -> int:
+        """Execute an INSERT of texts, and return how many rows it made.
+
+        If nothing else is under way on the connection, it goes past psycopg's cursor, which takes as long as the server.
+        """
+        with self.wrap:
+            raw, pgconn = self.cursor.connection, self.cursor.connection.pgconn
+            status = pgconn.transaction_status
+            # psycopg sends BEGIN, and a caller of its own may have a pipeline, or read a stream.
+            is_free = status == databases.INTRANS or (status == databases.IDLE and raw.autocommit)
+            if not is_free or pgconn.pipeline_status or not (name := self.prepared(f"AS {sql}")):
+                return self.cursor.execute(sql, values, prepare=self.is_direct).rowcount
+            texts: Any = [None if each is None else each.encode() for each in values]
+            return int(self._checked(pgconn.exec_prepared(name.encode(), texts)).command_tuples or 0)
+
+    def prepared(self, statement: str) -> str:
+        """The name of a statement ("AS ...") that is prepared, as it is from the first time on; empty: it cannot be.
 
         After each rollback, also to a savepoint, psycopg forgets what it has prepared, and deallocates all there is. So
         ours is among what it knows; as long as the deallocation is to come, nothing is prepared.
@@ -403,11 +414,16 @@ class Session:
         known = getattr(self.cursor.connection, "_prepared", None)
         names = getattr(known, "_names", None)
         if not self.is_direct or names is None or getattr(known, "_to_flush", True):
-            return False
-        if _SUCCEED_KEY not in names:
-            self.send(_PREPARE_SUCCEED)
-            names[_SUCCEED_KEY] = b"jobs_succeed"
-        return True
+            return ""
+        # psycopg's key: the query, and the types of its values.
+        key = (statement.encode(), ())
+        if (name := names.get(key)) is None:
+            self._prepared += 1
+            name = b"jobs_%d" % self._prepared
+            places = tuple(f"${place}" for place in range(1, statement.count("%s") + 1))
+            self.send(f"PREPARE {name.decode()} {statement % places}")
+            names[key] = name
+        return str(name.decode())
 
     def literal(self, text: str) -> str:
         from psycopg import pq
@@ -420,10 +436,12 @@ class Session:
         Returns:
             psycopg.pq.PGresult: the last one's.
         """
+        return self._checked(self.cursor.connection.pgconn.exec_(sql.encode()))
+
+    def _checked(self, result: Any) -> Any:
         from psycopg import errors, pq
 
         pgconn = self.cursor.connection.pgconn
-        result = pgconn.exec_(sql.encode())
         if result.status not in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK):
             if pgconn.status == pq.ConnStatus.BAD:
                 raise errors.OperationalError(pgconn.get_error_message())

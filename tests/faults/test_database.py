@@ -147,7 +147,7 @@ def locks_two(key, first, second):
 
 @guard(Without("jobs.execution.pipeline:_is_conflict", "False"))
 @guard(
-    Without("jobs.lifecycle.claims:Session.has_prepared", "vars(self)", clause='getattr(known, "_names", None)'),
+    Without("jobs.lifecycle.claims:Session.prepared", "vars(self)", clause='getattr(known, "_names", None)'),
 )
 def test_deadlocks(ledger):
     """Two kinds of bodies lock the same two rows in opposite order, again and again.
