@@ -260,6 +260,19 @@ def test_the_thousandth_call_of_a_connection_keeps_what_the_first_one_keeps(auto
 
 
 @pytest.mark.database
+def test_a_call_in_a_pipeline_of_the_driver_is_recorded():
+    if connection.vendor != "postgresql":
+        pytest.skip("no pipelines")
+    for number in range(10):
+        tasks.noop.delay(number)
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SELECT 1")
+        with connection.connection.pipeline():
+            tasks.noop.delay("a")
+    assert Job.objects.count() == 11
+
+
+@pytest.mark.database
 def test_a_call_in_a_broken_transaction_is_refused():
     for _ in range(10):
         tasks.noop.delay()

@@ -393,7 +393,7 @@ class Session:
     def insert(self, sql: str, values: Sequence[str | None]) -> int:
         """Execute an INSERT of texts, and return how many rows it made.
 
-        If nothing else is under way on the connection, it goes past psycopg's cursor, which takes as long as the server.
+        If nothing else is under way, it goes past psycopg's cursor, which takes as long as the server.
         """
         with self.wrap:
             raw, pgconn = self.cursor.connection, self.cursor.connection.pgconn
