@@ -1,11 +1,12 @@
 """The admin: what every job did, where it is now and why, and the buttons to put it right."""
 
 from jobs.admin.batch import BatchAdmin
-from jobs.admin.dashboard import NodeAdmin, OverviewAdmin
+from jobs.admin.dashboard import OverviewAdmin
 from jobs.admin.event import EventAdmin, SubscriptionAdmin
 from jobs.admin.idempotency import EffectAdmin, MarkerAdmin
 from jobs.admin.job import JobAdmin
 from jobs.admin.limit import LimitAdmin
+from jobs.admin.node import NodeAdmin
 from jobs.admin.schedule import ScheduleAdmin
 
 __all__ = [

@@ -26,17 +26,17 @@ from jobs.management.console.base import JobsCommand, option, project_app, repor
 from jobs.management.console.values import Values
 from jobs.models.values import parse_uuid
 
-#: What a finding means for the switch.
+#: What a finding means: it breaks after the switch, differs from before, or is not needed any more.
 BREAKS, DIFFERS, NEEDLESS = "breaks", "differs", "needless"
 
-#: What ``audit`` cannot see, so that nobody believes that there is nothing.
+#: What ``audit`` cannot see. It is said, so that nobody trusts it for that.
 BLIND = (
     "Not seen: values that come from other functions, calls by name, code that is not in this project, what templates "
     "and signals do, and how long a body takes (a long one, or one that waits for the network, is better off with "
     "atomic=False)."
 )
 
-#: Installed apps of which docs/reference/compatibility.md has something to say.
+#: Installed apps about which docs/reference/compatibility.md says more.
 PACKAGES = {
     "django_celery_results": "writes a result after the commit of its job, where it may be lost: jobs.backend reads "
     "the rows, and celery_settings() sets it",
@@ -47,7 +47,7 @@ PACKAGES = {
 #: Options of a task that do nothing any more.
 MEANINGLESS = ("acks_late", "reject_on_worker_lost", "acks_on_failure_or_timeout")
 
-#: What a body may call that ends its own transaction -> why it breaks.
+#: Calls in a body that would end its own transaction, and why they break.
 CLOSING = {
     name: f"{name}() in the body ends the transaction that the body and its job share"
     for name in ("close_old_connections", "connection.close", "connections.close_all")
@@ -58,7 +58,7 @@ CLOSING = {
 
 
 class Remark(NamedTuple):
-    """What is said of one place."""
+    """A finding: the place, what it means, a sentence and the cure."""
 
     where: str
     kind: str
@@ -101,7 +101,7 @@ def audit(out: JobsCommand, args: Namespace) -> None:
         raise CommandError(f"{count[BREAKS]} findings break.")
 
 
-# What is set
+# The settings
 
 
 def _settings(app: Celery) -> Iterator[Remark]:
@@ -127,7 +127,7 @@ def _packages(app: Celery) -> Iterator[Remark]:
     for name, says in PACKAGES.items():
         if apps.is_installed(name):
             yield Remark(name, DIFFERS, says, "docs/reference/compatibility.md")
-    # Else the checks have said it.
+    # If tasks are transactional, the checks above have said it.
     for message in () if getattr(app.Task, "is_transactional", False) else checks.neglected():
         yield Remark(f"settings ({message.id})", BREAKS, message.msg, message.hint or "")
 
@@ -139,14 +139,14 @@ def _beat(app: Celery) -> Iterator[Remark]:
             says = f"no task {task!r} is registered: a message is sent at each tick that no worker knows"
             yield Remark(where, DIFFERS, says, "Remove the entry, or import the module of the task.")
         try:
-            # The only option that is the schedule's.
+            # ``catch_up`` is an option of the entry; all others are of the call.
             check_call({key: value for key, value in (entry.get("options") or {}).items() if key != "catch_up"})
             normalize(entry.get("args"), entry.get("kwargs"), conf().MAX_ARGS_BYTES)
         except (TypeError, ValueError) as exc:
             yield Remark(where, BREAKS, str(exc), "Change the entry.")
 
 
-# What is declared
+# The declarations of tasks
 
 
 def _is_meant(name: str, task: Any) -> bool:
@@ -182,18 +182,18 @@ def _task(task: Any) -> Iterator[Remark]:
         cure = "Divide what you meant for each worker, or leave it: docs/howto/limits.md."
         says = f"rate_limit={task.rate_limit!r} will be a rate of all workers together, and not of each"
         yield Remark(where, DIFFERS, says, cure)
-    # Celery makes attributes of its settings, and our class has its own.
+    # Celery sets attributes from its settings, and our class has its own: only what the task itself says counts.
     given = [name for name in MEANINGLESS if vars(kind).get(name) not in (None, conf.get(f"task_{name}"))]
     if given and not getattr(task, "is_transactional", False):
         cure = "Remove it: the commit of its completion acknowledges a job."
         yield Remark(where, NEEDLESS, f"{', '.join(given)} means nothing for a job", cure)
 
 
-# What is written
+# The source
 
 
 def _sources() -> Iterator[Path]:
-    """The project's own files: of its apps, and of the package that holds its settings."""
+    """The files of the project's own apps, and of the package with its settings."""
     package = find_spec(str(settings.SETTINGS_MODULE).partition(".")[0])
     roots = {Path(each.path) for each in apps.get_app_configs()}
     if package is not None and package.origin:

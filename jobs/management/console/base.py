@@ -24,7 +24,7 @@ Option = tuple[str, dict[str, Any]]
 
 
 def option(flag: str, help: str, **settings: Any) -> Option:
-    """What ``argparse`` is told of one argument."""
+    """An argument for ``argparse``."""
     return flag, {"help": help, **settings}
 
 
@@ -32,7 +32,7 @@ DRY_RUN = option("--dry-run", "say what would be done, and change nothing", acti
 REASON = option("--reason", "why, for those who ask", default="")
 ID = option("id", "the id of a job (a UUID), or its last 8 digits, as lists show it", metavar="ID")
 LIMIT = option("--limit", "how many at the most (default: %(default)s)", type=int, default=20)
-#: Every subcommand has it.
+#: An option of every subcommand.
 AS_JSON = option("--json", "print JSON, and nothing else, to stdout", action="store_true", dest="as_json")
 
 
@@ -41,22 +41,22 @@ class Subcommand(NamedTuple):
     #: Its help: a summary in the first line, and examples at the end.
     text: str
     options: Sequence[Option]
-    #: Gets where to write, and the options. Raises ``CommandError`` if something was not done: the text goes to
-    #: stderr, and ``returncode`` is the exit status.
+    #: Takes the command, to write by it, and the options. Raises ``CommandError`` if something was not done: its text
+    #: goes to stderr, and its ``returncode`` is the exit status.
     run: Callable[[JobsCommand, Namespace], None]
-    #: Whether the system checks have to have no errors.
+    #: Whether it runs only if the system checks find no error.
     is_checked: bool = True
 
 
 def subcommand(
     *options: Option, is_checked: bool = True
 ) -> Callable[[Callable[[JobsCommand, Namespace], None]], Subcommand]:
-    """Make a function a subcommand of its name; its docstring is the help."""
+    """Make a function a subcommand with its name, and with its docstring as the help."""
     return lambda run: Subcommand(run.__name__.rstrip("_"), inspect.getdoc(run) or "", options, run, is_checked)
 
 
 class Help(DjangoHelpFormatter, RawDescriptionHelpFormatter):
-    """Django's order of options, and examples that keep their lines."""
+    """Options in Django's order, and examples with their own line breaks."""
 
 
 class JobsCommand(BaseCommand):
@@ -79,7 +79,7 @@ class JobsCommand(BaseCommand):
             sub = subparsers.add_parser(each.name, formatter_class=Help, **texts)
             for flag, settings in (*each.options, AS_JSON):
                 sub.add_argument(flag, **settings)
-            # Django's own options also behind the subcommand, where people write them.
+            # People write Django's own options behind the subcommand as well.
             for flag in ("--settings", "--pythonpath"):
                 sub.add_argument(flag, default=SUPPRESS, help=SUPPRESS)
             for flag in ("--traceback", "--no-color", "--force-color"):
@@ -92,13 +92,13 @@ class JobsCommand(BaseCommand):
         try:
             super().check(*args, **kwargs)
         except SystemCheckError as exc:
-            # 1 is a subcommand's own answer (verify: the promise is broken), and none was run.
+            # 1 would be the answer of a subcommand (verify: the promise is broken), and none has run.
             exc.returncode = 2
             raise
 
     def handle(self, *args: Any, **options: Any) -> None:
         self.as_json = options["as_json"]
-        # What programs read is the same in every language.
+        # JSON is the same in every language.
         with translation.override(None) if self.as_json else nullcontext():
             try:
                 self.subcommands[options["subcommand"]].run(self, Namespace(**options))
@@ -106,21 +106,21 @@ class JobsCommand(BaseCommand):
                 raise CommandError(f"The database says: {databases.describe(exc)}") from exc
 
     def say(self, line: str) -> None:
-        """To people: not with ``--json``."""
+        """Write a line for people: nothing with ``--json``."""
         if not self.as_json:
             self.stdout.write(line)
             self.stdout.flush()
 
     def say_table(self, head: Sequence[str], rows: Sequence[Sequence[Any]], nothing: str = "") -> None:
-        """To people: rows below their heads, or what to say if there are none."""
-        # On a terminal, if nobody asked for --no-color.
+        """Write rows as a table for people, or ``nothing`` if there are none."""
+        # Only on a terminal, and not with --no-color.
         is_rich = self.stdout.isatty() and self.style.SUCCESS("x") != "x"
         self.say(table([head, *rows], is_rich) if rows else nothing)
 
     def say_json(self, value: Any) -> None:
-        """To programs: only with ``--json``."""
+        """Write a value for programs: only with ``--json``."""
         if self.as_json:
-            # JSON has no type for moments and ids.
+            # Moments and ids become texts.
             text = json.dumps(value, ensure_ascii=False, default=lambda odd: getattr(odd, "isoformat", odd.__str__)())
             self.stdout.write(text)
             self.stdout.flush()
@@ -128,7 +128,7 @@ class JobsCommand(BaseCommand):
 
 @contextmanager
 def reported(*kinds: type[Exception], says: str = "{}", code: int = 1) -> Iterator[None]:
-    """What exceptions of these kinds (or ``ValueError``) say is what the command says, without a traceback."""
+    """Let the command fail with the text of such an exception (default: ``ValueError``), without a traceback."""
     kinds = kinds or (ValueError,)
     try:
         yield
@@ -137,7 +137,7 @@ def reported(*kinds: type[Exception], says: str = "{}", code: int = 1) -> Iterat
 
 
 def project_app() -> Celery:
-    """The project's Celery app, with its tasks. Celery's fallback knows no task and no limit."""
+    """The project's Celery app with its tasks: Celery's fallback app knows neither tasks nor limits."""
     app = celery_app()
     if app is None:
         raise CommandError(
@@ -149,7 +149,7 @@ def project_app() -> Celery:
 
 
 def me() -> str:
-    """Who calls, for the history of what is done; empty if the system does not know."""
+    """The user of the system, for the history of jobs; empty if the system does not know."""
     try:
         return getpass.getuser()
     except (KeyError, OSError, ImportError):
@@ -157,5 +157,5 @@ def me() -> str:
 
 
 def local(at: datetime.datetime | None) -> str:
-    """In the settings' time zone, to the second."""
+    """A moment in the settings' time zone, to the second."""
     return "-" if at is None else f"{timezone.localtime(at):%Y-%m-%d %H:%M:%S}"

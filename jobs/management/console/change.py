@@ -31,16 +31,16 @@ WHICH = (
     *(option(f"--{name}", field.help) for name, field in FIELDS.items()),
 )
 
-#: How many of those that were refused are named one by one, and seconds between two lines about how far it is.
+#: How many refusals are named one by one; and the seconds between two lines about the progress.
 NAMED, PROGRESS = 20, 2.0
 
 
 def which(args: Namespace, meant: tuple[str, ...] = ()) -> Selection:
-    """What the options of :data:`WHICH` say; of the states that are ``meant``, if none is named."""
+    """The jobs that the options of :data:`WHICH` name; in the states that are ``meant`` if no state is named."""
     given = {name: value for name in FIELDS if (value := getattr(args, name)) is not None}
     for name, value in given.items():
         if not value.strip():
-            # A variable of a script that is not set must not mean "all".
+            # An unset variable of a script must not mean "all".
             raise CommandError(f"--{name} is empty: give it a value, or leave it out.")
     if args.contains is not None and conf().REDACT is not None:
         raise CommandError("--contains: the arguments are redacted (JOBS['REDACT']), and nobody may search in them.")
@@ -57,7 +57,7 @@ def key_of(text: str) -> uuid.UUID:
 
 
 def _change(operation: Operation, out: JobsCommand, args: Namespace) -> None:
-    """The operation, for each of the jobs that are named, or that fit."""
+    """Do the operation to each of the jobs that are named by id, or that fit the options."""
     with reported(says="--to: {}"):
         operation = operation.told(getattr(args, "to", ""), me(), args.why)
     if bool(args.ids) == any(getattr(args, name) is not None for name in ("state", *FIELDS)):
@@ -121,7 +121,7 @@ retry, run, cancel, kill, move, prioritize, delete = map(_subcommand, OPERATIONS
 
 
 def _warn_of_unknown(out: JobsCommand, names: Iterable[str]) -> None:
-    """To stderr, and no error: the first job of a queue, and its worker, may come later."""
+    """A warning and no error: the first job of a queue, and its worker, may come later."""
     app = loaded_app()
     known = {*census.gather(live=True)["queues"], *conf().QUEUES}
     known |= {*Tally.objects.values_list("queue", flat=True).distinct()}

@@ -36,7 +36,7 @@ def crashtest(out: JobsCommand, args: Namespace) -> None:
       manage.py jobs crashtest shop.tasks.send_welcome_email 1
       manage.py jobs crashtest charge_order 1 --allow-http --html report.html
     """
-    # It imports django.test, which no other command needs.
+    # Imported late: it imports django.test, which no other command needs.
     from jobs.testing import crash
     from jobs.testing.report import as_html, as_json
 

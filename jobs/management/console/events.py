@@ -19,10 +19,10 @@ from jobs.models.values import parse_uuid
 from jobs.operations.redaction import data_of
 from jobs.operations.selection import moment
 
-#: How many a list shows.
+#: How many events a list shows.
 SHOWN = 50
 
-#: What is said of an event, by how far it is.
+#: What the command says of each stage of an event.
 STATES = {
     "unrelayed": "waiting",
     "parked": "waits for one before it",
@@ -87,7 +87,7 @@ def _list(out: JobsCommand, args: Namespace) -> None:
 
 
 def state_of(event: Event) -> str:
-    """In a word, or why nobody handles it."""
+    """How far the event is, or why nobody handles it."""
     return str(event.problem) if event.problem is not None else STATES[stage(event)]
 
 

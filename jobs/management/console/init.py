@@ -49,7 +49,7 @@ TASK_CLASS = 'task_cls="jobs.task:Task"'
 
 
 class Plan:
-    """The project's files as they would be, and what is left to a person."""
+    """The project's files as they would be, and notes about what a person has to do."""
 
     def __init__(self) -> None:
         self.texts: dict[Path, str] = {}
@@ -63,7 +63,7 @@ class Plan:
         self.texts[path] = f"{before}\n\n{text}" if before else text
 
     def insert(self, path: Path, line: int, column: int, text: str) -> None:
-        """At a place as ``ast`` counts: lines from 1, columns in bytes."""
+        """Insert a text at a place as ``ast`` counts: lines from 1, columns in bytes."""
         lines = self.text(path).splitlines(keepends=True)
         row = lines[line - 1].encode()
         lines[line - 1] = (row[:column] + text.encode() + row[column:]).decode()
@@ -79,7 +79,7 @@ class Plan:
 
 
 class Made(NamedTuple):
-    """Where a project makes its Celery app."""
+    """The place where the project makes its Celery app."""
 
     path: Path
     module: str
@@ -156,7 +156,7 @@ def _file(module: str) -> Path | None:
 
 
 def _made(package: str) -> Made | None:
-    """Where the Celery app is made: the loaded one, or the first of the files that have always been its place."""
+    """Find where the loaded app is made, or else an app in the files that are its usual place."""
     app = celery_app()
     modules = [] if app is None else list(sys.modules.items())
     names = [name for name, module in modules if any(each is app for each in getattr(module, "__dict__", {}).values())]
@@ -198,7 +198,7 @@ def _give_settings(plan: Plan, path: Path, broker: str, made: Made | None) -> No
             "namespace='CELERY'): write app.conf.update(celery_settings(BROKER_URL)) above what configures the app "
             "(from jobs.conf import celery_settings)."
         )
-    # Nobody else sets this one.
+    # Of all settings only ``celery_settings`` sets this one.
     elif not hasattr(settings, "CELERY_BROKER_CHANNEL_ERROR_RETRY") and "celery_settings(" not in plan.text(path):
         is_named = bool(getattr(settings, "CELERY_BROKER_URL", None))
         plan.append(path, SETTINGS.format(broker="CELERY_BROKER_URL" if is_named else f'"{broker}"'))
@@ -209,7 +209,7 @@ def _give_settings(plan: Plan, path: Path, broker: str, made: Made | None) -> No
 
 
 def _namespace(made: Made) -> str | None:
-    """Under which prefix the app reads its settings from Django's; None if it does not."""
+    """The prefix of the app's settings among Django's; None if it does not read them."""
     calls = (node for node in ast.walk(ast.parse(made.path.read_text())) if isinstance(node, ast.Call))
     for call in calls:
         if last_name(call.func) == "config_from_object" and "'django.conf:settings'" in map(ast.unparse, call.args[:1]):

@@ -156,7 +156,7 @@ def show(out: JobsCommand, args: Namespace) -> None:
 
 
 def _follow(out: JobsCommand, key: uuid.UUID) -> None:
-    """One line for each change of the state and of what the body says."""
+    """Write a line for each change of the state or the progress."""
     line = None
     while (job := databases.first(Job.objects.filter(pk=key))) is not None:
         before, line = line, f"{job.state} {progress.of([job]).get(key) or ''}".rstrip()

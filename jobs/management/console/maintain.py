@@ -71,7 +71,7 @@ def prune(out: JobsCommand, args: Namespace) -> None:
 def _repeat(
     out: JobsCommand, args: Namespace, run_once: Callable[[], dict[str, int]], interval: float, watch: float = 0.0
 ) -> None:
-    """Run until a signal comes; with ``--once`` a single time, or for ``watch`` seconds."""
+    """Repeat until a signal comes. With ``--once``: one time, or for ``watch`` seconds."""
     name = args.subcommand
     if watch or not args.once:
         until = f"for {watch:g} s: only then is a silent worker dead" if args.once else "until a signal comes"
@@ -109,7 +109,7 @@ def _report(out: JobsCommand, args: Namespace, done: dict[str, int], verb: str =
 
 @contextmanager
 def _stopped_by_signals() -> Iterator[threading.Event]:
-    """An event that SIGTERM and SIGINT set; a second signal ends the process in its usual way."""
+    """An event that SIGTERM and SIGINT set. A second signal ends the process as usual."""
     stopping = threading.Event()
     before: dict[int, Any] = {}
 
@@ -126,12 +126,12 @@ def _stopped_by_signals() -> Iterator[threading.Event]:
         stop()
 
 
-#: What a remark is called, of which the dashboard tells as well: a fault, or worth a look.
+#: The name of a finding that is a remark of the dashboard: a fault, or worth a look.
 ATTENTION = "attention"
 
 
 class Finding(NamedTuple):
-    """What the doctor says of one thing."""
+    """What the doctor found out about one thing."""
 
     what: str
     is_well: bool
@@ -178,7 +178,7 @@ def _examine(queue: str | None, timeout: float, is_probed: bool) -> Iterator[Fin
     asked = [_database(alias) for alias in conf().DATABASES]
     yield from asked
     if not all(each.is_well for each in asked):
-        # Everything else asks it.
+        # All other examinations ask the database.
         return
     faults = [each for each in checks.run_checks(tags=["jobs"]) if each.level >= checks.WARNING]
     yield from (Finding(f"setting {each.id}", False, each.msg, each.hint or "") for each in faults)
@@ -186,7 +186,7 @@ def _examine(queue: str | None, timeout: float, is_probed: bool) -> Iterator[Fin
         yield Finding("settings", True, "manage.py check has nothing to say")
     app = celery_app()
     if app is None:
-        # As jobs.W016 has said.
+        # The check jobs.W016 has said so.
         return
     yield _broker(app)
     yield _locks()

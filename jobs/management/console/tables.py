@@ -9,13 +9,13 @@ from typing import Any
 from jobs.inspection.census import LIVE
 from jobs.models import ENDED
 
-#: Columns whose cells are never broken, as an id is of use only as a whole; and the colours of states.
+#: Columns whose cells are not broken into lines; and the colours of states.
 WHOLE = ("id", "state", "created", "worker", "queue")
 COLOURS = dict(zip((*LIVE, *ENDED), ("blue", "cyan", "yellow", "green", "red", "dim"), strict=True))
 
 
 def table(rows: Sequence[Sequence[Any]], is_rich: bool) -> str:
-    """Columns in line, the first row their heads; numbers to the right."""
+    """The rows as a table. The first row has the heads; columns of numbers are aligned to the right."""
     is_number = [str(cell).rstrip("+").isdigit() for cell in rows[-1]]
     if is_rich:
         with suppress(ImportError):  # rich is not installed.

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-#: Methods of a manager that answer with a row; with a row and more; with rows.
+#: Methods of a manager that return a row; a pair with a row; a queryset.
 ONE = set("get create first last latest earliest aget acreate afirst alast alatest aearliest".split())
 PAIR = set("get_or_create update_or_create aget_or_create aupdate_or_create".split())
 MANY = set(
@@ -15,24 +15,24 @@ MANY = set(
 )
 MANAGER = re.compile(r"\.(objects|_default_manager|_base_manager)\b")
 
-#: Of each kind: what it is, and the cure.
+#: The kinds of values that no job can carry: what each is, and the cure.
 KINDS = {
     "instance": ("a model instance", "Pass its primary key (.pk), and read the row again in the task."),
     "queryset": ("a queryset", "Pass a list of primary keys."),
     "set": ("a set", "Pass a sorted list."),
 }
 
-#: A method that takes the task's arguments as its own; and one that takes them as args and kwargs.
+#: Methods of a task that take its arguments as their own; and those that take them as args and kwargs.
 DIRECT = ("delay", "delay_on_commit", "adelay", "s", "si")
 WRAPPED = ("apply_async", "apply_async_on_commit", "aapply_async")
 
 
 class Values(ast.NodeVisitor):
-    """Finds the calls of a file. Afterwards ``found`` has line, sentence and cure of each."""
+    """Finds the calls of a file that pass such values: ``found`` has the line, a sentence and the cure of each."""
 
     def __init__(self, models: set[str]) -> None:
         self.models = models
-        #: Of each name in scope, what it is: one of :data:`KINDS`, or None.
+        #: The names in scope: one of :data:`KINDS`, or None for anything else.
         self.known: dict[str, str | None] = {}
         self.found: list[tuple[int, str, str]] = []
 
@@ -48,7 +48,7 @@ class Values(ast.NodeVisitor):
                     says = f"the task {node.name} takes a model instance, {ast.unparse(each)}"
                     self.found.append((each.lineno, says, KINDS["instance"][1]))
         if "sender" in known and "instance" in known:
-            # A receiver of a model's signal.
+            # It is a receiver of a model's signal.
             known["instance"] = "instance"
         if "self" in known:
             known["self"] = self.known.get("self")
@@ -74,7 +74,7 @@ class Values(ast.NodeVisitor):
 
     def visit_For(self, node: ast.For | ast.AsyncFor) -> None:
         if isinstance(node.target, ast.Name):
-            # Of values() and values_list() the items are plain.
+            # The items of values() and values_list() are plain.
             is_rows = self._kind(node.iter) == "queryset" and ".values" not in ast.unparse(node.iter)
             self.known[node.target.id] = "instance" if is_rows else None
         self.generic_visit(node)
@@ -104,7 +104,7 @@ class Values(ast.NodeVisitor):
                 yield from self._within(node.values)
 
     def _is_model(self, annotation: ast.expr | None) -> bool:
-        """``User``, ``models.User``, ``"User"``, ``User | None``, ``Optional[User]``."""
+        """Such as ``User``, ``models.User``, ``"User"``, ``User | None``, ``Optional[User]``."""
         text = "" if annotation is None else re.sub("['\"]", "", ast.unparse(annotation))
         text = re.sub(r"^(?:\w+\.)?Optional\[(.*)\]$", r"\1", text)
         return any(part.strip().rpartition(".")[2] in self.models for part in text.split("|"))
@@ -116,7 +116,7 @@ class Values(ast.NodeVisitor):
         return last_name(node.func) if is_chain and isinstance(node, ast.Call) else ""
 
     def _kind(self, node: ast.expr) -> str | None:
-        """What no job can carry, as one of :data:`KINDS`; None of what can be, or is not known."""
+        """One of :data:`KINDS`; None for what a job can carry, and for what is not known."""
         node = node.value if isinstance(node, ast.Await) else node
         if isinstance(node, ast.Set | ast.SetComp):
             return "set"
