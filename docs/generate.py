@@ -6,10 +6,12 @@ A page holds a part between ``<!-- made from the code: NAME -->`` and ``<!-- end
 from __future__ import annotations
 
 import ast
+import html
 import inspect
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -154,6 +156,58 @@ def files() -> list[str]:
     return lines
 
 
+#: Of the picture of the house: a box and the space around it, in pixels; the lines of a summary, in characters.
+WIDE, HIGH, GAP, LINE = 178, 54, 26, 32
+
+
+def picture() -> str:
+    """The rooms on their floors, as SVG. An arrow is an import that no other way of arrows says already."""
+    from tests.test_house import HOME, floors, house
+
+    rooms, floor_of = house(), floors()
+    way: dict[str, set[str]] = {}
+    for room in sorted(rooms, key=floor_of.__getitem__):
+        way[room] = rooms[room].union(*(way[below] for below in rooms[room]))
+    rows = [sorted(each for each in rooms if floor_of[each] == n) for n in range(max(floor_of.values()), 0, -1)]
+    width = max(map(len, rows)) * (WIDE + GAP) + GAP
+    at = {
+        room: (width / 2 + (n - len(row) / 2) * (WIDE + GAP) + GAP / 2, GAP + line * (HIGH + GAP))
+        for line, row in enumerate(rows)
+        for n, room in enumerate(row)
+    }
+    arrows, boxes = [], []
+    for room, (x, y) in at.items():
+        for below in sorted(rooms[room]):
+            if not any(below in way[other] for other in rooms[room] - {below}):
+                to_x, to_y = at[below]
+                arrows.append(f'<path d="M{x + WIDE / 2:g} {y + HIGH}L{to_x + WIDE / 2:g} {to_y - 3:g}"/>')
+        path = HOME / room / "__init__.py"
+        said = ast.get_docstring(ast.parse((path if path.exists() else HOME / f"{room}.py").read_text())) or ""
+        summary = textwrap.wrap(
+            markdown(said.partition("\n")[0]).replace("`", ""), LINE, max_lines=2, placeholder=" ..."
+        )
+        name = "jobs" if room == "__init__" else room
+        boxes.append(f'<rect x="{x:g}" y="{y:g}" width="{WIDE}" height="{HIGH}" rx="5"/>')
+        boxes.append(f'<text class="name" x="{x + WIDE / 2:g}" y="{y + 17:g}">{name}</text>')
+        for n, line in enumerate(summary):
+            boxes.append(f'<text x="{x + WIDE / 2:g}" y="{y + 32 + 13 * n:g}">{html.escape(line)}</text>')
+    high = len(rows) * (HIGH + GAP) + GAP
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {high}"',
+            'font-family="sans-serif" font-size="10">',
+            "<style>rect{fill:#eef3fb;stroke:#7b93bd}path{stroke:#9aa5b5;fill:none;marker-end:url(#tip)}",
+            "text{text-anchor:middle;fill:#333}.name{font-weight:bold;font-size:13px;fill:#123}</style>",
+            '<marker id="tip" viewBox="0 0 6 6" refX="5" refY="3" markerWidth="6" markerHeight="6" orient="auto">',
+            '<polygon points="0,0 6,3 0,6" fill="#9aa5b5"/></marker>',
+            f'<rect x="0" y="0" width="{width}" height="{high}" style="fill:#fff;stroke:none"/>',
+            *arrows,
+            *boxes,
+            "</svg>\n",
+        ]
+    )
+
+
 PARTS: dict[str, Callable[[], list[str]]] = {
     each.__name__: each for each in (settings, options, errors, signals, checks, metrics, commands, files)
 }
@@ -166,8 +220,9 @@ def generated(page: str) -> str:
 
 def stale() -> dict[Path, str]:
     """The pages that say something else than the code, and what they should be."""
-    pages = {path: path.read_text() for path in sorted(DOCS.rglob("*.md"))}
-    return {path: new for path, old in pages.items() if (new := generated(old)) != old}
+    pages = {path: generated(path.read_text()) for path in sorted(DOCS.rglob("*.md"))}
+    pages[DOCS / "images" / "house.svg"] = picture()
+    return {path: new for path, new in pages.items() if not path.exists() or path.read_text() != new}
 
 
 if __name__ == "__main__":

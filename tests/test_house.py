@@ -47,7 +47,8 @@ def house() -> dict[str, set[str]]:
     return {room: below - {room} for room, below in found.items()}
 
 
-def test_imports_between_rooms_go_downwards():
+def floors() -> dict[str, int]:
+    """On which floor each room stands: above all that it imports."""
     rooms = house()
 
     @lru_cache(None)
@@ -55,6 +56,10 @@ def test_imports_between_rooms_go_downwards():
         assert room not in above, f"a circle: {' -> '.join([*above, room])}"
         return 1 + max((floor(below, *above, room) for below in rooms[room]), default=0)
 
-    assert len(rooms) <= ROOMS, sorted(rooms)
-    floors = {room: floor(room) for room in rooms}
-    assert max(floors.values()) <= FLOORS, sorted(floors.items(), key=lambda pair: -pair[1])
+    return {room: floor(room) for room in rooms}
+
+
+def test_imports_between_rooms_go_downwards():
+    found = floors()
+    assert len(found) <= ROOMS, sorted(found)
+    assert max(found.values()) <= FLOORS, sorted(found.items(), key=lambda pair: -pair[1])

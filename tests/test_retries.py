@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 
 import kombu.exceptions
+import psycopg
 import pytest
 from celery import current_app, signals
 from django.core.management import call_command
@@ -283,3 +284,13 @@ def test_it_is_told_as_every_other_retry_is(node, make, capsys):
     assert seen == [("tests.raises0", "ConnectionError")]
     call_command("jobs", "why", Job.objects.get().task_id)
     assert "Retry number 1 runs in" in capsys.readouterr().out
+
+
+def test_a_query_that_the_body_left_behind_is_its_own_failure():
+    """psycopg says so without a code of the server's, as of a link that is gone."""
+    exc = OperationalError("sending query failed: another command is already in progress")
+    exc.__cause__ = psycopg.OperationalError(*exc.args)
+    assert not may_pass(exc)
+    gone = OperationalError("consuming input failed: server closed the connection unexpectedly")
+    gone.__cause__ = exc.__cause__
+    assert may_pass(gone)

@@ -93,4 +93,7 @@ def _is_away(exc: Error) -> bool:
     driver = type(cause).__module__.partition(".")[0]
     if driver == "sqlite3":
         return any(text in str(exc) for text in ("is locked", "unable to open"))
-    return driver.startswith("psycopg") or next(iter(exc.args), None) in MYSQL_IS_AWAY
+    if driver.startswith("psycopg"):
+        # The link is sound: a body goes on while a query of its own is left behind.
+        return "another command is already in progress" not in str(exc)
+    return next(iter(exc.args), None) in MYSQL_IS_AWAY
