@@ -11,11 +11,9 @@ class JobsConfig(AppConfig):
 
     def ready(self) -> None:
         from jobs import checks, tasks  # noqa: F401  (registers the system checks, and our own tasks)
-        from jobs.conf import conf, problems
         from jobs.lifecycle import isolation
         from jobs.worker import steps  # noqa: F401  (listens to Celery's workers)
 
-        if not problems() and conf().ISOLATION:
-            isolation.install()
+        isolation.install_if_wanted()
         if (module := sys.modules.get("jobs.django_tasks")) is not None:
             module.make_celery_tasks()

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import uuid
 from typing import Any
 
 from celery import shared_task
-from celery.exceptions import SoftTimeLimitExceeded, TaskPredicate
+from celery.exceptions import SoftTimeLimitExceeded
 from kombu.exceptions import OperationalError
 
 from jobs.calling import followups
-from jobs.errors import Snooze, UniqueTaken
 from jobs.lifecycle.board import board
-from jobs.models import ENDED, Job
-from jobs.models.values import decoded
 from jobs.task import Task
 
 
@@ -36,26 +32,14 @@ def probe() -> str:
 )
 def ended(self: Any, job_id: str, lease: int) -> None:
     """Tell those who wait for a job that it has ended, unless somebody runs it again."""
-    rows = Job.objects.using(self.job._state.db).filter(pk=uuid.UUID(job_id), lease=lease, state__in=ENDED)
-    if (job := rows.first()) is not None:
-        followups.tell(self.app, job)
+    followups.tell_of(self.app, self.job._state.db, job_id, lease)
 
 
 # It fails because another job failed: one more attempt would not help.
 @shared_task(base=Task, bind=True, name="jobs.same", max_retries=0)
 def same(self: Any, job_id: str) -> Any:
     """End as a job ends that does the same work: a unique task that is part of a chain, a group or a chord."""
-    job = Job.objects.using(self.job._state.db).filter(pk=job_id).first()
-    if job is None:
-        raise UniqueTaken(f"the job {job_id}, which did the work, was deleted")
-    job = followups.last_of(job)
-    if job is None or job.state not in ENDED:
-        raise Snooze(min(60, 0.5 * 1.5 ** min(self.job.snoozes, 12)), f"the job {job_id} does the same work")
-    if job.state == Job.State.SUCCEEDED:
-        return decoded(job.result)
-    exc = followups.exception_of(job.error or {}, self.backend)
-    # ``Busy`` and its like would snooze or cancel this job if its body raised them.
-    raise RuntimeError(str(exc)) if isinstance(exc, TaskPredicate) else exc
+    return followups.end_as(self, job_id)
 
 
 @shared_task(

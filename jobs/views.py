@@ -3,13 +3,11 @@
 import secrets
 
 from django.core.exceptions import PermissionDenied
-from django.db import Error
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from jobs.conf import conf
-from jobs.database import identity
 from jobs.inspection import census, public
 from jobs.models import Job
 
@@ -23,17 +21,7 @@ def health(request: HttpRequest) -> HttpResponse:
     workers keep up with their queues: a balancer that takes web servers away for that makes nothing better. So it takes
     the same few milliseconds under any backlog.
     """
-    reasons, aliases = [], conf().DATABASES
-    try:
-        if not census.has_workers():
-            reasons.append("no_worker")
-        first = [job.age for alias in aliases for job in census.scheduled(alias).only("pk")[:1]]
-        if any(age.total_seconds() > census.late_after() for age in first):
-            reasons.append("overdue")
-        if not all(mark["adopted"] for mark in map(identity.marks, aliases)):
-            reasons.append("not_adopted")
-    except Error:
-        reasons = ["database"]
+    reasons = census.ailments()
     return JsonResponse({"status": "failing" if reasons else "ok", "reasons": reasons}, status=503 if reasons else 200)
 
 

@@ -18,11 +18,11 @@ from kombu import Exchange, Queue
 
 from jobs.conf import syncpoints
 from jobs.errors import TaskExited
+from jobs.inspection.redaction import Shown
 from jobs.lifecycle import claims, ring, transitions
 from jobs.lifecycle.board import board
 from jobs.models import Job
 from jobs.models.values import decoded
-from jobs.operations.redaction import Shown
 from jobs.worker.runner import Runner
 from tests import tasks
 from tests.harness import claim, deliver, effects, run

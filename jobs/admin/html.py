@@ -16,10 +16,10 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from jobs.inspection.redaction import Shown
 from jobs.inspection.times import duration
 from jobs.models import Event, Job, State
 from jobs.models.values import scrub
-from jobs.operations.redaction import Shown
 from jobs.operations.selection import DIGITS
 
 NOTHING = "-"  #: What stands for a value that is not there.

@@ -31,13 +31,13 @@ from jobs.calling.options import says_how_to_retry
 from jobs.conf import celery_app, conf
 from jobs.inspection import events, why
 from jobs.inspection.census import LIVE, Live, at_least
+from jobs.inspection.redaction import Shown
 from jobs.inspection.times import duration
 from jobs.models import UNSUCCESSFUL, WAITING, Batch, Job, State
 from jobs.models.fields import created_since
 from jobs.models.values import parse_uuid, scrub
 from jobs.operations import selection
 from jobs.operations.actions import OPERATIONS
-from jobs.operations.redaction import Shown
 from jobs.operations.selection import DIGITS, FIELDS, Selection, newest
 
 SEEN = 1000  #: The filter counts the failed ones among this many of the newest failed and cancelled jobs.

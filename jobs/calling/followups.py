@@ -18,6 +18,7 @@ from celery import Celery, states
 from celery._state import pop_current_task, push_current_task
 from celery.app.task import Context
 from celery.canvas import group, signature
+from celery.exceptions import TaskPredicate
 from celery.utils.functional import maybe_list
 from celery.utils.nodenames import gethostname
 from django.db import transaction
@@ -27,10 +28,10 @@ from jobs import errors
 from jobs.calling import chords, outbox, request
 from jobs.conf import has_results_elsewhere, reads_rows
 from jobs.database import databases
-from jobs.errors import for_celery
+from jobs.errors import Snooze, UniqueTaken, for_celery
 from jobs.lifecycle import claims, isolation, transitions
 from jobs.lifecycle.run import Run, current_job
-from jobs.models import Job, State
+from jobs.models import ENDED, Job, State
 from jobs.models.values import decoded, jsonable, parse_uuid, storable
 
 #: The modules in which an exception's class is looked up if the row holds only its name: no body raised it.
@@ -84,6 +85,13 @@ def forget(run: Run) -> None:
     if (given := run.request) is None:
         return
     given.callbacks = given.chain = given.errbacks = given.chord = None
+
+
+def tell_of(app: Celery, using: str, job_id: str, lease: int) -> None:
+    """Tell those who wait for a job that it has ended, unless somebody runs it again."""
+    job = Job.objects.using(using).filter(pk=job_id, lease=lease, state__in=ENDED).first()
+    if job is not None:
+        tell(app, job)
 
 
 def tell(app: Celery, job: Job) -> None:
@@ -169,6 +177,21 @@ def send(
     queue = job.queue if job else app.conf.task_default_queue
     transitions.add_own("jobs.send", jsonable(call, "the call"), using, queue, job)
     return app.AsyncResult(task_id)
+
+
+def end_as(task: Any, job_id: str) -> Any:
+    """End the task's job as another job ends, which does the same work; come back later if it has not ended."""
+    job = Job.objects.using(task.job._state.db).filter(pk=job_id).first()
+    if job is None:
+        raise UniqueTaken(f"the job {job_id}, which did the work, was deleted")
+    job = last_of(job)
+    if job is None or job.state not in ENDED:
+        raise Snooze(min(60, 0.5 * 1.5 ** min(task.job.snoozes, 12)), f"the job {job_id} does the same work")
+    if job.state == State.SUCCEEDED:
+        return decoded(job.result)
+    exc = exception_of(job.error or {}, task.backend)
+    # ``Busy`` and its like would snooze or cancel this job if its body raised them.
+    raise RuntimeError(str(exc)) if isinstance(exc, TaskPredicate) else exc
 
 
 def last_of(job: Job) -> Job | None:

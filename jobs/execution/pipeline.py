@@ -13,7 +13,6 @@ from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from django.db import connections, transaction
 from django.db.utils import DataError, Error, IntegrityError, InterfaceError, OperationalError, ProgrammingError
 
-from jobs import signals
 from jobs.calling import calls, followups, request, tracing
 from jobs.conf.syncpoints import reach
 from jobs.database import databases
@@ -54,7 +53,6 @@ def run(task: Any, context: Any, args: Any, kwargs: Any) -> Any:
                     run.report(logging.WARNING, "left to the workers of a later release", "handed_back")
                     raise Ignore()
                 run.log(logging.DEBUG, "started", "started")
-                signals.started.tell(job, run.using)
                 with running(run):
                     return _exclusively(run)
         finally:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from django.db import connections
+from django.db import Error, connections
 from django.db.models import Count, DurationField, ExpressionWrapper, F, IntegerField, OuterRef, Q, QuerySet, Subquery
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
@@ -285,3 +285,19 @@ def gather(live: bool) -> dict[str, Any]:
         "schedules": schedules.gather(any(node["takes_jobs"] for node in listed)),
         "limits": limits.usage(),
     }
+
+
+def ailments() -> list[str]:
+    """Why no job is run, in a word each, if so; what the health check answers."""
+    reasons, aliases = [], conf().DATABASES
+    try:
+        if not has_workers():
+            reasons.append("no_worker")
+        first = [job.age for alias in aliases for job in scheduled(alias).only("pk")[:1]]
+        if any(age.total_seconds() > late_after() for age in first):
+            reasons.append("overdue")
+        if not all(mark["adopted"] for mark in map(identity.marks, aliases)):
+            reasons.append("not_adopted")
+    except Error:
+        reasons = ["database"]
+    return reasons

@@ -22,7 +22,7 @@ from django.core.cache import caches
 from django.core.mail import EmailMessage
 from django.db import connections
 
-from jobs.conf import conf
+from jobs.conf import conf, problems
 from jobs.database import databases
 from jobs.errors import NotIsolated, NotIsolatedWarning
 from jobs.lifecycle.run import current_job
@@ -111,6 +111,11 @@ def places() -> Iterator[tuple[type, str, str, Callable[[Any], str]]]:
     for alias in settings.CACHES:
         for name in WRITES:
             yield type(caches[alias]), name, "cache", lambda cache, name=name: f"{name}() of a cache"  # type: ignore[misc]
+
+
+def install_if_wanted() -> None:
+    if not problems() and conf().ISOLATION:
+        install()
 
 
 def install() -> None:

@@ -137,3 +137,15 @@ told = threading.Event()
 
 #: Made before the worker forks, like the board.
 bell = Bell()
+
+
+def hears(alias: str, wait: float = 1.0) -> bool:
+    """Whether a ring gets through: behind a pooler that shares connections it does not, and a poll has to do."""
+    if connections[alias].vendor != "postgresql":
+        return True
+    with databases.apart(alias) as connection:
+        connection.ensure_connection()
+        raw = connection.connection
+        raw.execute(f"LISTEN {CHANNEL}")
+        claims.session_of(alias).notify(CHANNEL, [""])
+        return any(True for _ in raw.notifies(timeout=wait, stop_after=1))

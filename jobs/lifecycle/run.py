@@ -149,6 +149,8 @@ def current_job() -> Job | None:
 
 @contextmanager
 def running(run: Run) -> Iterator[None]:
+    """The body comes next: whoever asks is told of this run, until the block ends."""
+    signals.started.tell(run.job, run.using)
     before = _current.set(run)
     try:
         yield

@@ -21,8 +21,8 @@ from django.db.transaction import TransactionManagementError
 
 from jobs.conf import conf
 from jobs.database import databases
+from jobs.inspection.redaction import Shown
 from jobs.models import Job
-from jobs.operations.redaction import Shown
 from jobs.testing import child, compare, copies, events, interleave
 from jobs.testing.child import Children
 from jobs.testing.compare import Outcome, Varying

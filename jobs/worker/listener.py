@@ -10,7 +10,6 @@ from django.db import Error, connections
 
 from jobs.conf.logs import logger
 from jobs.database import databases
-from jobs.lifecycle import claims
 from jobs.lifecycle.board import IDLE, board
 from jobs.lifecycle.ring import ANSWERS, CHANNEL, EVENTS, WAITS, bell, told
 from jobs.maintenance import clock
@@ -108,15 +107,3 @@ def _watch(alias: str, stopping: threading.Event) -> None:
                     _look(alias)
     finally:
         connection.close()
-
-
-def hears(alias: str, wait: float = 1.0) -> bool:
-    """Whether a ring gets through: behind a pooler that shares connections it does not, and a poll has to do."""
-    if connections[alias].vendor != "postgresql":
-        return True
-    with databases.apart(alias) as connection:
-        connection.ensure_connection()
-        raw = connection.connection
-        raw.execute(f"LISTEN {CHANNEL}")
-        claims.session_of(alias).notify(CHANNEL, [""])
-        return any(True for _ in raw.notifies(timeout=wait, stop_after=1))

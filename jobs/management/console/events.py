@@ -13,10 +13,10 @@ from django.db.models import QuerySet
 from jobs.conf import conf, loaded_app
 from jobs.events import amqp, declare, replay
 from jobs.inspection.events import stage
+from jobs.inspection.redaction import data_of
 from jobs.management.console.base import DRY_RUN, JobsCommand, local, option, project_app, reported, subcommand
 from jobs.models import Event, Job
 from jobs.models.values import parse_uuid
-from jobs.operations.redaction import data_of
 from jobs.operations.selection import moment
 
 #: How many events a list shows.

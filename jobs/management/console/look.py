@@ -20,11 +20,11 @@ from jobs.inspection import census, remarks
 from jobs.inspection import verify as promise
 from jobs.inspection import why as reasons
 from jobs.inspection.census import LIVE, at_least
+from jobs.inspection.redaction import Shown
 from jobs.inspection.times import duration
 from jobs.management.console.base import ID, LIMIT, JobsCommand, local, option, reported, subcommand
 from jobs.management.console.change import WHICH, key_of, which
 from jobs.models import ENDED, Action, Batch, Job, Node, State
-from jobs.operations.redaction import Shown
 
 
 @subcommand(option("--live", "leave out the ended jobs, whose count reads all history", action="store_true"))

@@ -22,12 +22,11 @@ from jobs.database.databases import SideDatabase
 from jobs.idempotency import locks
 from jobs.inspection import census, remarks, why
 from jobs.inspection.times import duration
-from jobs.lifecycle import queues, transitions
+from jobs.lifecycle import queues, ring, transitions
 from jobs.maintenance.prune import Prune
 from jobs.maintenance.rescue import Rescue
 from jobs.management.console.base import DRY_RUN, JobsCommand, option, project_app, subcommand
 from jobs.models import ENDED, Job, State
-from jobs.worker import listener
 
 PATIENCE = 2.0  #: Seconds that the broker may take to answer.
 ONCE = option("--once", "do it once, report and end", action="store_true")
@@ -252,7 +251,7 @@ def _ring(alias: str) -> Finding:
     what, vendor, poll = f"rings of {alias!r}", connections[alias].vendor, duration(conf().POLL_INTERVAL)
     if vendor != "postgresql":
         return Finding(what, True, f"{vendor} has none, workers look for new jobs")
-    if listener.hears(alias):
+    if ring.hears(alias):
         return Finding(what, True, "are heard, workers are told of new jobs")
     says = f"are not heard (a pooler that shares connections?): a job may wait {poll} until a worker looks"
     return Finding(what, True, says, "Let workers connect to the server itself, or to a pool of sessions.")
