@@ -43,6 +43,8 @@ class Rescue:
         #: The count of beats of each node, and since when it has stood still.
         self._seen: dict[uuid.UUID, tuple[int, float]] = {}
         self._own, self._last_write = -1, 0.0
+        #: Those that beat and are not alive, or were declared dead in this look.
+        self._strange: set[uuid.UUID] = set()
 
     def run_once(self) -> dict[str, int]:
         done = {"nodes": 0, "jobs": 0}
@@ -50,10 +52,11 @@ class Rescue:
             # Race: the burial before may have waited while nobody could write, and now all beat again.
             if beats.read(self.side).get(node_id, -1) == self._seen[node_id][0]:
                 done["nodes"] += bury(node_id)
+                self._strange.add(node_id)
         done["jobs"] = databases.everywhere(give_back_all)
         # A beat of a node that is dead must miss its row, so that the node notices.
-        if beating := set(beats.read(self.side)) - {VISITOR}:
-            dead = Node.objects.using(databases.home()).filter(pk__in=beating, dead_at__isnull=False)
+        if self._strange:
+            dead = Node.objects.using(databases.home()).filter(pk__in=self._strange, dead_at__isnull=False)
             for node_id in dead.values_list("pk", flat=True):
                 beats.delete(self.side, node_id)
         return done
@@ -72,6 +75,8 @@ class Rescue:
         if own != self._own:
             self._own, self._last_write = own, now
         alive = set(Node.objects.using(databases.home()).filter(dead_at=None).values_list("pk", flat=True))
+        # Race: a node has its row before its first beat, and the rows were read after the beats.
+        self._strange = counts.keys() - alive - {VISITOR}
         silent = []
         for node_id in alive:
             count = counts.get(node_id, -1)
