@@ -12,7 +12,7 @@ import random
 import sys
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any
@@ -23,10 +23,10 @@ from django.db.models.functions import Now
 
 from jobs.conf.syncpoints import is_armed
 from jobs.database import databases
-from jobs.models import Cancellation, Job, Node, Pause, State
+from jobs.models import CLAIMABLE, Cancellation, Job, Node, Pause, State
 
 #: How many a statement asks for: a few sizes, so that each is planned once.
-SIZES = (1, 2, 5, 10, 20, 50, 100, 200)
+SIZES = (1, 2, 5, 10, 20, 30, 50, 100, 200)
 #: Seconds between two looks from the beginning of a queue, where a better row may have come.
 LOOK = 1.0
 #: A look that takes longer than this, in seconds, is repeated after so many times its own length.
@@ -97,6 +97,11 @@ SELECT 1 / count(*) FROM done
 _SUCCEED_PREPARED = "(json, float8, uuid, int, bigint) AS" + _SUCCEED.format("$1", "$2", "$3", "$4", "$5")
 
 
+def size_of(limit: float) -> int:
+    """The largest of the sizes that is not above the limit."""
+    return max((size for size in SIZES if size <= limit), default=1)
+
+
 class Claimer:
     """Claims for one process, queue by queue, each from where the last claim ended."""
 
@@ -121,8 +126,7 @@ class Claimer:
         A node that was declared dead claims nothing. An expired row is not claimed, and no row of a paused queue.
         The answer is in the order of the queue; it is empty if others are about to have what there is.
         """
-        size = next((size for size in reversed(SIZES) if size <= limit), 1)
-        token = token or new_token()
+        size, token = size_of(limit), token or new_token()
         vendor = connections[using].vendor
         if vendor != "postgresql":
             claim = _claim_sqlite if vendor == "sqlite" else _claim_anywhere
@@ -159,23 +163,30 @@ def _claim(
     return jobs_of(rows, using)
 
 
-def jobs_of(rows: Iterable[Sequence[Any]], using: str) -> list[Job]:
+def jobs_of(
+    rows: Iterable[Sequence[Any]], using: str, decode: Callable[[dict[str, Any]], None] | None = None
+) -> list[Job]:
     """What a claim returned, in the order of the queue."""
-    return sorted((Job.of(_decoded(row), using) for row in rows), key=PLACE)
-
-
-def _decoded(row: Sequence[Any]) -> dict[str, Any]:
-    values = dict(zip(COLUMNS, row, strict=True))
-    values["options"] = json.loads(values["options"]) if values["options"] else {}
-    return values
+    jobs = []
+    for row in rows:
+        values = dict(zip(COLUMNS, row, strict=True))
+        if decode is not None:
+            decode(values)
+        values["options"] = json.loads(values["options"]) if values["options"] else {}
+        jobs.append(Job.of(values, using))
+    return sorted(jobs, key=PLACE)
 
 
 @lru_cache(maxsize=1000)
 def _claim_statement(queue: str, limit: int, is_after: bool, is_without: bool) -> str:
     """The queue and the limit stand in it as they are: so the planner takes the index, whatever it knows."""
-    literal = "'" + queue.replace("'", "''").replace("%", "%%") + "'"
     after, without = _AFTER if is_after else "", _WITHOUT if is_without else ""
-    return _CLAIM.format(queue=literal, limit=limit, after=after, without=without, columns=", ".join(COLUMNS))
+    return _CLAIM.format(queue=literal(queue), limit=limit, after=after, without=without, columns=", ".join(COLUMNS))
+
+
+def literal(text: str) -> str:
+    """The text as it stands in a statement whose values are given apart from it."""
+    return "'" + text.replace("'", "''").replace("%", "%%") + "'"
 
 
 #: SQLite's clock, in milliseconds, as Django writes it.
@@ -213,52 +224,59 @@ def _claim_sqlite(using: str, queue: str, node: uuid.UUID, limit: int, token: in
             return []
         sql = _CLAIM_SQLITE.format(without=names)
         rows = cursor.execute(sql, (token, node.hex, *ready, limit)).fetchall()
-    return sorted((Job.of(_decoded_sqlite(row), using) for row in rows), key=PLACE)
+    return jobs_of(rows, using, _decode_sqlite)
 
 
-def _decoded_sqlite(row: Sequence[Any]) -> dict[str, Any]:
-    values = dict(zip(COLUMNS, row, strict=True))
+def _decode_sqlite(values: dict[str, Any]) -> None:
     for name in ("id", "node_id", "parent_id", "root", "batch_id"):
         values[name] = values[name] and uuid.UUID(values[name])
-    for name in ("args", "kwargs", "options"):
-        values[name] = json.loads(values[name] or "{}")
+    for name in ("args", "kwargs"):
+        values[name] = json.loads(values[name])
     for name in ("run_at", "expires_at", "made_at", "started_at", "unique_expires_at"):
         if (moment := values[name]) is not None:
             moment = datetime.datetime.fromisoformat(moment) if isinstance(moment, str) else moment
             values[name] = moment.replace(tzinfo=datetime.UTC)
-    return values
 
 
 def _claim_anywhere(
     using: str, queue: str, node: uuid.UUID, limit: int, token: int, without: Sequence[str]
 ) -> list[Job]:
     """As SQL that every database knows."""
-    rows = Job.objects.using(using)
-    ready = rows.filter(
-        Q(expires_at=None) | Q(expires_at__gt=Now()),
-        Exists(Node.objects.using(using).filter(pk=node, dead_at=None)),
-        ~Exists(Pause.objects.using(using).filter(pk=queue)),
-        state=State.READY,
-        held=None,
-        queue=queue,
-    ).exclude(task__in=without)
-    ready = ready.order_by("rank", "run_at", "id")
+    first = ready(using, queue, node).exclude(task__in=without)
     # Without the write lock: most looks find nothing.
-    if not ready.values_list("pk")[:1]:
+    if not first.values_list("pk")[:1]:
         return []
     with transaction.atomic(using=using):
-        ids = list(databases.free(ready).values_list("pk", flat=True)[:limit])
-        rows.filter(pk__in=ids).update(
-            state=State.RUNNING,
-            lease=F("lease") + 1,
-            token=token,
-            node=node,
-            backend=None,
-            started_at=Now(),
-            limit_place=None,
-            queue_place=None,
+        ids = list(databases.free(first).values_list("pk", flat=True)[:limit])
+        rows = Job.objects.using(using).filter(pk__in=ids)
+        rows.update(node=node, token=token, **RUNNING)
+        return list(rows.order_by("rank", "run_at", "id"))
+
+
+#: What a claim writes, beside the node and the token.
+RUNNING = {
+    "state": State.RUNNING,
+    "lease": F("lease") + 1,
+    "backend": None,
+    "started_at": Now(),
+    "limit_place": None,
+    "queue_place": None,
+}
+
+
+def ready(using: str, queue: str, node: uuid.UUID) -> QuerySet[Job]:
+    """What the node may claim of the queue, in its order."""
+    return (
+        Job.objects.using(using)
+        .filter(
+            CLAIMABLE,
+            Q(expires_at=None) | Q(expires_at__gt=Now()),
+            Exists(Node.objects.using(using).filter(pk=node, dead_at=None)),
+            ~Exists(Pause.objects.using(using).filter(pk=queue)),
+            queue=queue,
         )
-        return list(rows.filter(pk__in=ids).order_by("rank", "run_at", "id"))
+        .order_by("rank", "run_at", "id")
+    )
 
 
 def new_token() -> int:

@@ -22,8 +22,7 @@ from typing import Any
 
 from celery import Celery
 from django.db import Error, IntegrityError, connections, transaction
-from django.db.models import Exists, F, Min, Q, QuerySet
-from django.db.models.functions import Now
+from django.db.models import Min, Q, QuerySet
 
 from jobs.conf import celery_app, conf
 from jobs.conf.logs import logger
@@ -31,9 +30,9 @@ from jobs.conf.rates import Limit
 from jobs.database import databases
 from jobs.lifecycle import claims, limits
 from jobs.lifecycle.board import board
-from jobs.lifecycle.claims import COLUMNS, SIZES, session_of
+from jobs.lifecycle.claims import COLUMNS, literal, session_of
 from jobs.lifecycle.limits import Limits, name_of
-from jobs.models import CLAIMABLE, HELD, LINED, PLACED, SEATED, Gate, Job, Node, Pause, State
+from jobs.models import CLAIMABLE, HELD, LINED, PLACED, SEATED, Gate, Job, State
 
 #: So many jobs that stand in the way are held; and of the limit that most of them have, so many in one statement.
 CROWD, KIN = 50, 1000
@@ -266,8 +265,7 @@ class LimitedClaimer(claims.Claimer):
         is_plain = time.monotonic() < self._plain_until.get(spot, 0.0)
         if is_plain and (rows := super().claim(using, queue, node, limit, token, tuple(known.tasks))):
             return rows
-        size = next((size for size in reversed(SIZES) if size <= limit), 1)
-        token = token or claims.new_token()
+        size, token = claims.size_of(limit), token or claims.new_token()
         left = self._left.pop(using, None)
         if left and (board.holds or self._holds):
             for gate in Gate.objects.using(using).filter(pk__in=left, look_at__isnull=False):
@@ -349,10 +347,6 @@ def _statement(
     queue: str, limit: int, own: Limit, of_tasks: tuple[tuple[str, Limit], ...], is_started: bool = False
 ) -> str:
     """What the limits are stands in it as well: they change seldom, and the planner sees them."""
-
-    def literal(text: str) -> str:
-        return "'" + text.replace("'", "''").replace("%", "%%") + "'"
-
     words: dict[str, Any] = {"queue": literal(queue), "name": literal(name_of(queue)), "now": _NOW}
     words |= {"places": own.places, "pause": own.pause, "burst": own.burst}
     words["next"] = _NEXT.format(**words)
@@ -387,14 +381,7 @@ def _statement(
 
 def _take_anywhere(using: str, queue: str, node: uuid.UUID, size: int, token: int, known: Limits) -> list[Job]:
     """As SQL that every database knows, in one transaction."""
-    jobs = Job.objects.using(using)
-    ready = jobs.filter(
-        CLAIMABLE,
-        Q(expires_at=None) | Q(expires_at__gt=Now()),
-        Exists(Node.objects.using(using).filter(pk=node, dead_at=None)),
-        ~Exists(Pause.objects.using(using).filter(pk=queue)),
-        queue=queue,
-    ).order_by("rank", "run_at", "id")
+    ready, jobs = claims.ready(using, queue, node), Job.objects.using(using)
     # Without the write lock: most looks find nothing.
     if not ready.values_list("pk")[:1]:
         return []
@@ -403,16 +390,8 @@ def _take_anywhere(using: str, queue: str, node: uuid.UUID, size: int, token: in
         for key, (last, following) in found.gates.items():
             Gate.objects.using(using).update_or_create(pk=key, defaults={"last_at": last, "next_at": following})
         for row, place, queue_place in found.picked:
-            jobs.filter(pk=row.pk).update(
-                state=State.RUNNING,
-                lease=F("lease") + 1,
-                token=token,
-                node=node,
-                backend=None,
-                started_at=Now(),
-                limit_place=place,
-                queue_place=queue_place,
-            )
+            places = {"limit_place": place, "queue_place": queue_place}
+            jobs.filter(pk=row.pk).update(node=node, token=token, **{**claims.RUNNING, **places})
         return list(jobs.filter(pk__in=[row.pk for row, *_ in found.picked]).order_by("rank", "run_at", "id"))
 
 

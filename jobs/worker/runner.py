@@ -116,7 +116,7 @@ class Runner:
         """Queue by queue in turn, so that none starves."""
         places = [(alias, queue) for alias in conf().DATABASES for queue in board.queues]
         reach("before_claim")
-        self._asked = max(size for size in claims.SIZES if size <= min(self._next, conf().CLAIM_BATCH))
+        self._asked = claims.size_of(min(self._next, conf().CLAIM_BATCH))
         for step in range(len(places)):
             using, queue = places[(self._turn + step) % len(places)]
             if time.monotonic() < self._away.get(using, 0.0):
