@@ -218,7 +218,7 @@ def test_who_dies_while_it_writes_a_document_keeps_nobody_waiting():
     board.limits = {"a": [1, None]}
     assert board.limits == {"a": [1, None]}
     # As it is in mid-write.
-    struct.pack_into("q", board._memory, 80, 3)
+    struct.pack_into("q", board._memory, board._limits.at, 3)
     assert board.limits == {"a": [1, None]}
     board.limits = {"b": [2, None]}
     assert board.limits == {"b": [2, None]}

@@ -19,21 +19,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-#: Where the queues that the worker consumes begin, as JSON, and how long that may be; the same of the limits that were
-#: set by hand; then the processes of the slots. These stand side by side: to look who is there is one step.
-_TEXTS, _TEXT_MOST = 96, 1 << 20
-_PIDS = _TEXTS + 2 * _TEXT_MOST
+#: Bytes of the queues that the worker consumes, as JSON, and of the limits that were set by hand; and where they begin.
+_DOCUMENT = 1 << 20
+_QUEUES_AT, _LIMITS_AT = 96, 96 + 16 + _DOCUMENT
+
+#: Where the processes of the slots stand, side by side: to look who is there is one step.
+_PIDS = _LIMITS_AT + 16 + _DOCUMENT
 
 #: How often a document is read again that somebody writes at the moment, a millisecond apart.
 _READS = 50
 
-#: Phase, lease, token of the row, token of its claim, began, soft limit, hard limit, job; then what people read.
+#: Phase, lease, token of the row, token of its claim, began, soft limit, hard limit, job; then what people read, and
+#: what the body says of itself.
 _SLOT = struct.Struct("<qqqqddd16s")
 _TEXT = struct.Struct("1000s")
-#: What the body says of itself: its version, which is odd while it is written, and its length; then that many bytes.
-_SAID, _SAID_MOST = struct.Struct("<qq"), 2000
-_SAID_AT = _SLOT.size + _TEXT.size
-_SIZE = _SAID_AT + _SAID.size + _SAID_MOST
+_SAID_AT, _SAID_MOST = _SLOT.size + _TEXT.size, 2000
+_SIZE = _SAID_AT + 16 + _SAID_MOST
 
 #: A process waits; it claims, or is between two jobs; it has a job; it is in the body.
 IDLE, BUSY, NAMED, BODY = range(4)
@@ -91,37 +92,33 @@ def _shared(kind: str, offset: int) -> Any:
     return property(read, write)
 
 
-def _document(number: int, at: int, default: Any) -> Any:
-    """A JSON value that one process writes and all others read. Where it begins to be said is a version, which is odd
-    while it is written, and its length.
+class _Text:
+    """A text that one process writes and others read. Before it stand its version, odd while it is written, and length.
+
+    Race: a writer that dies in between leaves an odd version, and the next one writes over it.
     """
-    version, length = _shared("q", at), _shared("q", at + 8)
-    begin = _TEXTS + number * _TEXT_MOST
 
-    def read(board: Board) -> Any:
-        for _ in range(_READS):
-            if (now := version.fget(board)) == board._known.get(number, (0,))[0]:
-                break
-            text = board._memory[begin : begin + length.fget(board)]
-            # Race: the other process may be writing. One that died in it is started again, and writes again.
-            if now == version.fget(board) and now % 2 == 0:
-                board._known[number] = now, json.loads(text)
-            else:
-                time.sleep(0.001)
-        return board._known.get(number, (0, default))[1]
+    _head = struct.Struct("<qq")
 
-    def write(board: Board, value: Any) -> None:
-        text = json.dumps(value).encode()
-        if len(text) > _TEXT_MOST:
-            raise ValueError(f"{len(text)} characters are more than the {_TEXT_MOST} that the worker's processes share")
-        # A process that died in here left an odd one.
-        now = (version.fget(board) + 1) | 1
-        version.fset(board, now)
-        length.fset(board, len(text))
-        board._memory[begin : begin + len(text)] = text
-        version.fset(board, now + 1)
+    def __init__(self, memory: mmap.mmap, at: int, most: int) -> None:
+        self._memory, self.at, self.most = memory, at, most
 
-    return property(read, write)
+    @property
+    def version(self) -> int:
+        return int(self._head.unpack_from(self._memory, self.at)[0])
+
+    def write(self, text: bytes) -> None:
+        version, begin = self.version | 1, self.at + self._head.size
+        self._head.pack_into(self._memory, self.at, version, len(text))
+        self._memory[begin : begin + len(text)] = text
+        self._head.pack_into(self._memory, self.at, version + 1, len(text))
+
+    def read(self) -> tuple[int, bytes | None]:
+        """Its version and itself; None: it is written at this moment."""
+        version, length = self._head.unpack_from(self._memory, self.at)
+        begin = self.at + self._head.size
+        text = self._memory[begin : begin + length]
+        return version, text if version % 2 == 0 and version == self.version else None
 
 
 def _since(at: float) -> float | None:
@@ -144,11 +141,6 @@ class Board:
     finds = _shared("q", 48)
     #: Until when somebody waits for results, and is told of each end; on the machine's monotonic clock.
     answers_until = _shared("d", 72)
-    #: The queues that the worker consumes.
-    _queues: Any = _document(0, 56, [])
-    #: What was set by hand (``lifecycle.limits``), as the companion read it last.
-    limits: Any = _document(1, 80, {})
-
     #: Seconds since the node's last beat was written; 0 where nobody beats (outside of a worker).
     silence = property(lambda board: _since(board._beat_at) or 0.0)
     #: Seconds since the worker was told to stop; None if it was not. It outlives a companion that dies.
@@ -160,8 +152,10 @@ class Board:
         self._memory = mmap.mmap(-1, _HEADER + SLOTS * _SIZE)
         self._pids = memoryview(self._memory)[_PIDS:_HEADER].cast("q")
         self._lock = threading.Lock()
+        self._queues = _Text(self._memory, _QUEUES_AT, _DOCUMENT)
+        self._limits = _Text(self._memory, _LIMITS_AT, _DOCUMENT)
         #: The documents as this process has read them: the version and the value of each.
-        self._known: dict[int, tuple[int, Any]] = {}
+        self._known: dict[_Text, tuple[int, Any]] = {self._queues: (0, []), self._limits: (0, {})}
 
     @property
     def node(self) -> uuid.UUID:
@@ -189,11 +183,39 @@ class Board:
     @property
     def queues(self) -> list[str]:
         """The queues that the worker consumes."""
-        return list(self._queues)
+        return list(self._read(self._queues))
 
     @queues.setter
     def queues(self, names: list[str]) -> None:
-        self._queues = sorted(names)
+        self._write(self._queues, sorted(names))
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """What was set by hand (``lifecycle.limits``), as the companion read it last."""
+        return dict(self._read(self._limits))
+
+    @limits.setter
+    def limits(self, given: dict[str, Any]) -> None:
+        self._write(self._limits, given)
+
+    def _read(self, document: _Text) -> Any:
+        for _ in range(_READS):
+            if document.version == self._known[document][0]:
+                break
+            version, text = document.read()
+            if text is None:
+                time.sleep(0.001)
+            else:
+                self._known[document] = version, json.loads(text)
+        return self._known[document][1]
+
+    def _write(self, document: _Text, value: Any) -> None:
+        text = json.dumps(value).encode()
+        if len(text) > document.most:
+            raise ValueError(
+                f"{len(text)} characters are more than the {document.most} that the worker's processes share"
+            )
+        document.write(text)
 
     def take(self) -> Slot:
         """A slot for this process, or for a thread of it. A dead process keeps its own until it was settled."""
@@ -242,18 +264,16 @@ class Board:
     def said(self, known: dict[int, int]) -> Iterator[bytes]:
         """What bodies have said since; ``known`` is for the reader, who remembers in it what was heard of each slot."""
         for slot in self.occupied():
-            place = _HEADER + slot.index * _SIZE + _SAID_AT
-            version, length = _SAID.unpack_from(self._memory, place)
-            text = self._memory[place + _SAID.size : place + _SAID.size + length]
+            version, text = self._said(slot.index).read()
             # Race: the body says something else at this moment, which is heard the next time.
-            if version % 2 or version == known.get(slot.index, 0) or version != self._version(place):
+            if text is None or version == known.get(slot.index, 0):
                 continue
             if text:
                 yield text
             known[slot.index] = version
 
-    def _version(self, place: int) -> int:
-        return int(_SAID.unpack_from(self._memory, place)[0])
+    def _said(self, index: int) -> _Text:
+        return _Text(self._memory, _HEADER + index * _SIZE + _SAID_AT, _SAID_MOST)
 
     def clear(self, slot: Occupied) -> None:
         self._pids[slot.index] = 0
@@ -301,14 +321,7 @@ class Slot:
     def say(self, text: bytes) -> bool:
         """Leave something for the companion, which writes it within a second; False: it is too long, or nobody will."""
         is_heard = self._board.silence > 0 and len(text) <= _SAID_MOST
-        place = self._offset + _SAID_AT
-        # A process that died in here left an odd one.
-        version = self._board._version(place) | 1
-        _SAID.pack_into(self._memory, place, version, len(text) if is_heard else 0)
-        if is_heard:
-            start = place + _SAID.size
-            self._memory[start : start + len(text)] = text
-        _SAID.pack_into(self._memory, place, version + 1, len(text) if is_heard else 0)
+        self._board._said(self._index).write(text if is_heard else b"")
         return is_heard
 
     def body(self) -> Slot:
