@@ -6,13 +6,11 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import signal
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NoReturn
 
-from benchmarks import machine, report, servers
+from benchmarks import machine, processes, report, servers
 from benchmarks.figures import FIGURES
 from benchmarks.peers import PEERS
 from benchmarks.run import ROOT, Plan, Run
@@ -35,14 +33,11 @@ def main() -> int:
     )
     if not plan.all_takers():
         parser.error("none of these peers takes part in one of these figures")
-    signal.signal(signal.SIGTERM, _end)
-    # A shell makes its background jobs ignore this signal.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        found = _run(plan)
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        return 130
+    return processes.run(lambda: _report(plan, options))
+
+
+def _report(plan: Plan, options: argparse.Namespace) -> int:
+    found = _run(plan)
     is_whole = not (options.quick or options.only or options.peers)
     directory = options.output or (RESULTS if is_whole else RESULTS / "partial")
     report.write(found, directory)
@@ -75,10 +70,6 @@ def _run(plan: Plan) -> report.Report:
         figures=list(plan.figures),
         samples=run.samples,
     )
-
-
-def _end(number: int, frame: object) -> NoReturn:
-    sys.exit(128 + number)
 
 
 def _names(known: Iterable[str]) -> Callable[[str], list[str]]:

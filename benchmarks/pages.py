@@ -7,17 +7,16 @@ import datetime
 import io
 import json
 import os
-import platform
-import signal
 import statistics
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import quote
 
+from benchmarks import machine, processes
 from tests import servers
 
 #: Each page is measured so often, after so many requests that are not measured.
@@ -170,19 +169,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.jobs < 1000:
         parser.error("--jobs: at least 1000, so that there are some in each state")
-    signal.signal(signal.SIGTERM, _end)
-    # A shell makes its background jobs ignore this signal.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with database():
-            return _run(options)
-    except KeyboardInterrupt:
-        say("interrupted")
-        return 130
-
-
-def _end(number: int, frame: object) -> NoReturn:
-    sys.exit(128 + number)
+    return processes.run(lambda: _run(options))
 
 
 @contextmanager
@@ -202,6 +189,7 @@ def database() -> Iterator[None]:
         server.stop()
 
 
+@database()
 def _run(options: argparse.Namespace) -> int:
     from benchmarks import history
 
@@ -340,23 +328,14 @@ def places() -> dict[str, str]:
 
 
 def surroundings(jobs: int) -> dict[str, Any]:
-    import celery
-    import django
-    import psycopg
     from django.db import connection
 
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_size_pretty(pg_total_relation_size('jobs_job')), current_setting('server_version')")
         size, server = cursor.fetchone()
-    versions = [
-        f"Python {platform.python_version()}",
-        f"Django {django.__version__}",
-        f"psycopg {psycopg.__version__}",
-        f"Celery {celery.__version__}",
-        f"PostgreSQL {server.split()[0]}",
-        f"{os.cpu_count()} cores",
-    ]
-    return {"jobs": jobs, "size": size, "versions": versions}
+    found = {**machine.versions(["Django", "psycopg", "Celery"]), "PostgreSQL": server.split()[0]}
+    versions = [f"{name} {version}" for name, version in found.items()]
+    return {"jobs": jobs, "size": size, "versions": [*versions, f"{os.cpu_count()} cores"]}
 
 
 def as_table(results: list[Result]) -> str:

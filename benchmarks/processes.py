@@ -6,14 +6,32 @@ import contextlib
 import ctypes
 import os
 import signal
+import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 from tests.servers import family
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PR_SET_CHILD_SUBREAPER = 36
+
+
+def run(program: Callable[[], int]) -> int:
+    """Run a program so that it can clean up when it is told to end; return the exit status."""
+
+    def end(number: int, frame: object) -> NoReturn:
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
+    # A shell makes its background jobs ignore this signal.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return program()
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return 128 + signal.SIGINT
 
 
 @contextlib.contextmanager
