@@ -232,9 +232,12 @@ class _Process:
         """When each waiting job begins and expires. It is needed only once time has been moved."""
         if self.at is None:
             return {}
-        rows = {alias: Job.objects.using(alias).filter(state__in=WAITING) for alias in self.aliases}
-        times = ((alias, row) for alias in rows for row in rows[alias].values_list("pk", "run_at", "expires_at"))
-        return {(alias, pk): (run_at, expires_at) for alias, (pk, run_at, expires_at) in times}
+        found = {}
+        for alias in self.aliases:
+            waiting = Job.objects.using(alias).filter(state__in=WAITING)
+            for pk, run_at, expires_at in waiting.values_list("pk", "run_at", "expires_at"):
+                found[alias, pk] = run_at, expires_at
+        return found
 
     def _put_off(self, known: Mapping[tuple[str, uuid.UUID], tuple[Any, Any]]) -> None:
         """Move what the body put off: the delay begins at the time at which the body ran, and not now."""
