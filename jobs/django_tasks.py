@@ -20,7 +20,6 @@ from __future__ import annotations
 import inspect
 import uuid
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
@@ -32,7 +31,6 @@ from django.core import checks
 from django.utils.module_loading import import_string
 
 from jobs import signals
-from jobs.models.values import decoded
 
 if TYPE_CHECKING or django.VERSION >= (6,):
     from django.tasks import DEFAULT_TASK_QUEUE_NAME, Task, TaskContext, TaskResult, TaskResultStatus, task_backends
@@ -111,16 +109,15 @@ class JobsBackend(BaseTaskBackend):
         return result
 
     def get_result(self, result_id: str) -> TaskResult[..., Any]:
-        from jobs.conf import conf
+        from jobs.database import databases
         from jobs.models import Job
+        from jobs.models.values import parse_uuid
 
-        with suppress(ValueError):
-            key = uuid.UUID(str(result_id))
-            for alias in conf().DATABASES:
-                job = Job.objects.using(alias).filter(pk=key).first()
-                if job is not None and job.django_task is not None:
-                    return result_of(job)
-        raise TaskResultDoesNotExist(result_id)
+        key = parse_uuid(str(result_id))
+        job = None if key is None else databases.first(Job.objects.filter(pk=key))
+        if job is None or job.django_task is None:
+            raise TaskResultDoesNotExist(result_id)
+        return result_of(job)
 
     def check(self, **kwargs: Any) -> list[Any]:
         found = list(super().check(**kwargs))
@@ -184,6 +181,8 @@ def result_of(job: Job) -> TaskResult[..., Any]:
     Raises:
         ImportError: its function is gone.
     """
+    from jobs.models.values import decoded
+
     if job.lease == 1 and job.state == "running":
         # A claim leaves these out. At the first run they are known without asking.
         job.__dict__.update({"error": None, "errors": [], "finished_at": None} | job.__dict__)

@@ -129,7 +129,7 @@ _COLUMNS = {
 }
 
 #: Each transaction keeps the key's lock until its commit, so ids of one key are in the order of their commits.
-_LOCKED = "FROM pg_advisory_xact_lock(hashtextextended(%s, 7215))"
+_LOCKED = "pg_advisory_xact_lock(hashtextextended(%s, 7215))"
 
 
 def insert(
@@ -147,14 +147,12 @@ def insert(
     check_size(text, f"the event {name} has", conf().MAX_ARGS_BYTES)
     said = json.dumps(headers) if headers else None
     values: list[Any] = [key.hex, name, version, service(), text, order_key, said, job and job.pk.hex]
-    marks, source = ["%s"] * len(_COLUMNS), ""
-    if connection.vendor == "postgresql":
-        marks = [f"%s::{cast}" for cast in _COLUMNS.values()]
-        if order_key is not None:
-            source = _LOCKED
-            values.append(f"{name}\0{order_key}".replace("\0", " "))
+    source = f"VALUES ({', '.join(['%s'] * len(_COLUMNS))})"
+    if order_key is not None and connection.vendor == "postgresql":
+        source = f"SELECT {', '.join(f'%s::{cast}' for cast in _COLUMNS.values())} FROM {_LOCKED}"
+        values.append(f"{name}\0{order_key}".replace("\0", " "))
     with connection.cursor() as cursor:
-        cursor.execute(f"INSERT INTO jobs_event ({', '.join(_COLUMNS)}) SELECT {', '.join(marks)} {source}", values)
+        cursor.execute(f"INSERT INTO jobs_event ({', '.join(_COLUMNS)}) {source}", values)
     outbox.ring_after(using, EVENTS)
     return key
 

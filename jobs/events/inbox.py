@@ -17,7 +17,7 @@ from django.db import InterfaceError, OperationalError, ProgrammingError, transa
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from jobs.conf import conf, service
+from jobs.conf import service
 from jobs.conf.logs import logger
 from jobs.conf.syncpoints import reach
 from jobs.database import databases
@@ -136,9 +136,8 @@ def _store(
 ) -> None:
     with transaction.atomic(using=using):
         locked = relay.lock(using)
-        known: set[uuid.UUID] = set()
-        for alias in conf().DATABASES:
-            known.update(Event.objects.using(alias).filter(uuid__in=events).values_list("uuid", flat=True))
+        rows = databases.each(Event.objects.filter(uuid__in=events))
+        known = {key for part in rows for key in part.values_list("uuid", flat=True)}
         new = [event for key, event in events.items() if key not in known]
         at_once = _next(using, new)
         rest = [event for event in new if event.relayed_at is None]
