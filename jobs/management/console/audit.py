@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import os
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from celery import Celery
 from django.apps import apps
-from django.conf import settings
 from django.core.management.base import CommandError
 from kombu.common import Broadcast
 
 from jobs import checks
 from jobs.arguments import normalize
-from jobs.calling.options import OF_A_CALL, check_call, check_declaration
+from jobs.calling.options import check_call, check_declaration
 from jobs.conf import conf, problems
+from jobs.management.console import source
 from jobs.management.console.base import JobsCommand, option, project_app, reported, subcommand
-from jobs.management.console.values import Values
-from jobs.models.values import parse_uuid
-
-#: What a finding means: it breaks after the switch, differs from before, or is not needed any more.
-BREAKS, DIFFERS, NEEDLESS = "breaks", "differs", "needless"
+from jobs.management.console.source import BREAKS, DIFFERS, NEEDLESS, Remark
 
 #: What ``audit`` cannot see. It is said, so that nobody trusts it for that.
 BLIND = (
@@ -46,24 +39,6 @@ PACKAGES = {
 
 #: Options of a task that do nothing any more.
 MEANINGLESS = ("acks_late", "reject_on_worker_lost", "acks_on_failure_or_timeout")
-
-#: Calls in a body that would end its own transaction, and why they break.
-CLOSING = {
-    name: f"{name}() in the body ends the transaction that the body and its job share"
-    for name in ("close_old_connections", "connection.close", "connections.close_all")
-} | {
-    name: f"{name}() is refused in the transaction that the body and its job share"
-    for name in ("transaction.commit", "transaction.rollback", "transaction.set_autocommit")
-}
-
-
-class Remark(NamedTuple):
-    """A finding: the place, what it means, a sentence and the cure."""
-
-    where: str
-    kind: str
-    says: str
-    cure: str
 
 
 @subcommand(option("--strict", "exit with 1 if something breaks", action="store_true"), is_checked=False)
@@ -85,9 +60,9 @@ def audit(out: JobsCommand, args: Namespace) -> None:
     tasks = [task for name, task in sorted(app.tasks.items()) if _is_meant(name, task)]
     for task in tasks:
         found += _task(task)
-    files = sorted(set(_sources()))
+    files = sorted(set(source.files()))
     for path in files:
-        found += _source(path)
+        found += source.read(path)
     count = Counter(each.kind for each in found)
     for each in found:
         style = {BREAKS: out.style.ERROR, DIFFERS: out.style.WARNING}.get(each.kind, out.style.SUCCESS)
@@ -187,87 +162,3 @@ def _task(task: Any) -> Iterator[Remark]:
     if given and not getattr(task, "is_transactional", False):
         cure = "Remove it: the commit of its completion acknowledges a job."
         yield Remark(where, NEEDLESS, f"{', '.join(given)} means nothing for a job", cure)
-
-
-# The source
-
-
-def _sources() -> Iterator[Path]:
-    """The files of the project's own apps, and of the package with its settings."""
-    package = find_spec(str(settings.SETTINGS_MODULE).partition(".")[0])
-    roots = {Path(each.path) for each in apps.get_app_configs()}
-    if package is not None and package.origin:
-        roots.add(Path(package.origin).parent)
-    for root in roots - {Path(__file__).parents[2]}:
-        for path in root.rglob("*.py"):
-            if not {"site-packages", "dist-packages", "migrations"} & set(path.parts):
-                yield path
-
-
-def _source(path: Path) -> Iterator[Remark]:
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError):
-        return
-    name = os.path.relpath(path)
-    for task in (each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef) and _is_task(each)):
-        for call in _calls(task):
-            yield from (Remark(f"{name}:{call.lineno}", *said) for said in _in_body(call))
-    for call in _calls(tree):
-        yield from (Remark(f"{name}:{call.lineno}", *said) for said in (*_on_commit(call), *_options(call)))
-    values = Values({model.__name__ for model in apps.get_models()})
-    values.visit(tree)
-    yield from (Remark(f"{name}:{line}", BREAKS, says, cure) for line, says, cure in values.found)
-
-
-def _calls(tree: ast.AST) -> Iterator[ast.Call]:
-    return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-
-
-def _is_task(node: ast.FunctionDef) -> bool:
-    names = [ast.unparse(each.func if isinstance(each, ast.Call) else each) for each in node.decorator_list]
-    return any(name.rpartition(".")[2] in ("task", "shared_task") for name in names)
-
-
-Said = Iterator[tuple[str, str, str]]
-
-
-def _in_body(node: ast.Call) -> Said:
-    name = ast.unparse(node.func).removeprefix("django.").removeprefix("db.")
-    if name in CLOSING:
-        yield BREAKS, CLOSING[name], "Remove it, a worker cares for its connections; or declare the task atomic=False."
-    if any(each.arg == "durable" and getattr(each.value, "value", None) is True for each in node.keywords):
-        says = "atomic(durable=True) raises in a body, which is in a transaction"
-        yield BREAKS, says, "Remove durable, or declare the task atomic=False."
-    if name.rpartition(".")[2] == "on_commit" and not any(map(_enqueues, ast.walk(node))):
-        says = "on_commit() in a body is lost if the process dies after the commit"
-        yield DIFFERS, says, "Enqueue a job in its place."
-
-
-def _enqueues(node: ast.AST) -> bool:
-    return isinstance(node, ast.Attribute) and node.attr in ("delay", "apply_async")
-
-
-def _on_commit(node: ast.Call) -> Said:
-    if ast.unparse(node.func).rpartition(".")[2] == "on_commit" and any(map(_enqueues, ast.walk(node))):
-        says = "on_commit() around a call: the call is part of the transaction"
-        yield NEEDLESS, says, "Call it directly; until then it works, and its job can be lost between the two commits."
-
-
-def _options(node: ast.Call) -> Said:
-    if not isinstance(node.func, ast.Attribute) or node.func.attr not in ("apply_async", "apply_async_on_commit"):
-        return
-    given = {each.arg: each.value for each in node.keywords if each.arg}
-    for name in given.keys() - OF_A_CALL - {"args", "kwargs"} - set(() if problems() else conf().TASK_OPTIONS):
-        try:
-            check_call({name: None})
-        except TypeError as exc:
-            yield BREAKS, str(exc), "Change the call."
-    serializer = getattr(given.get("serializer"), "value", "json")
-    if serializer not in checks.JSON:
-        yield BREAKS, f"serializer={serializer!r}: a job's arguments are JSON", "Remove it, or JOBS['EXCLUDE']."
-    key = given.get("task_id")
-    is_text = isinstance(key, ast.Constant) and isinstance(key.value, str) and parse_uuid(key.value) is None
-    if key is not None and (is_text or isinstance(key, ast.JoinedStr)):
-        says = f"task_id={ast.unparse(key)} is no UUID, and a job's id is one"
-        yield BREAKS, says, "Leave it out: for one waiting job per key there is unique=, for one run idempotency_key=."

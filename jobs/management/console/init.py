@@ -15,7 +15,7 @@ from django.core.management.base import CommandError
 from jobs import checks
 from jobs.conf import celery_app, conf
 from jobs.management.console.base import JobsCommand, option, subcommand
-from jobs.management.console.values import last_name
+from jobs.management.console.source import last_name
 
 CELERY = """\
 import os
