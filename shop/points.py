@@ -14,7 +14,7 @@ from jobs.conf import syncpoints
 
 POINTS = """
 before_claim after_claim before_call after_call after_sent before_commit after_completion after_commit before_ring
-before_adopt after_adopt before_tick after_tick before_relay after_relay before_publish after_publish before_store
+before_receive after_receive before_tick after_tick before_relay after_relay before_publish after_publish before_store
 after_store
 """.split()
 

@@ -188,7 +188,7 @@ def claim(key, node=None):
     jobs = LimitedClaimer().claim(alias, wanted.queue, node or board.node, 1)
     rows.update(rank=wanted.rank)
     if jobs and jobs[0].pk != wanted.pk:
-        transitions.give_back(alias, node or board.node, jobs[0].token)
+        transitions.hand_back_claim(alias, node or board.node, jobs[0].token)
         return None
     for job in jobs:
         job.rank = wanted.rank

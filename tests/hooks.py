@@ -26,14 +26,14 @@ def _end_in_adoption(marker):
     """The first process that gives a message its row is told to end before this is committed."""
     from jobs.calling import calls
 
-    adopt = calls.adopt
+    receive = calls.receive
 
-    def end_and_adopt(*args):
+    def end_and_receive(*args):
         if once_only(marker):
             end_at("_commit")
-        return adopt(*args)
+        return receive(*args)
 
-    calls.adopt = end_and_adopt
+    calls.receive = end_and_receive
 
 
 def _quit_in_a_write(order):

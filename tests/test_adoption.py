@@ -185,7 +185,7 @@ def test_the_same_message_many_times_at_once_runs_once():
 
 @pytest.mark.slow
 @pytest.mark.core
-@pytest.mark.parametrize("point", ["before_adopt", "after_adopt"])
+@pytest.mark.parametrize("point", ["before_receive", "after_receive"])
 def test_a_message_whose_process_dies_runs_in_the_end(point):
     with Worker(concurrency=1, sync=f"{point}=kill"):
         result = current_app.send_task("tests.tasks.effect", ("a",))

@@ -147,7 +147,7 @@ def test_after_a_retry_it_ends_again_and_success_is_told_once(node):
     finish(second, failing=True)
     assert ticked() == ["failed"]
     for key in (first, second):
-        assert transitions.replay(key, "default")
+        assert transitions.retry_by_hand(key, "default")
         assert Batch.objects.get().ended_at is None
         finish(key)
         # The second time of a failure is not told again.
@@ -403,7 +403,7 @@ def test_a_batch_whose_failed_job_is_gone_does_not_succeed(how, node):
         Job.objects.filter(pk=first).update(finished_at=datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC))
         with databases.side() as side:
             assert Prune(side).run_once()["jobs"] == 1
-    assert transitions.replay(second, "default")
+    assert transitions.retry_by_hand(second, "default")
     finish(second)
     assert ticked() == ["failed"]
 
@@ -415,7 +415,7 @@ def test_what_has_succeeded_may_go(node):
     finish(second, failing=True)
     assert ticked() == ["failed"]
     call_command("jobs", "delete", str(first))
-    assert transitions.replay(second, "default")
+    assert transitions.retry_by_hand(second, "default")
     finish(second)
     assert ticked() == ["failed", "succeeded"]
 

@@ -87,7 +87,7 @@ def test_a_claim_is_a_fresh_token_and_the_next_lease(node):
         assert (row.state, row.token, row.node_id) == ("running", token, node.pk)
         assert abs((row.started_at - timezone.now()).total_seconds()) < 10
         assert row.lease == jobs[row.pk].lease
-    transitions.give_back("default", node.pk, token)
+    transitions.hand_back_claim("default", node.pk, token)
     assert {job.token for job in claim(10)} != {token}
 
 
@@ -305,7 +305,7 @@ def test_a_renewed_row_is_not_given_back(node):
     batch = begun.token
     assert claims.renew(waiting)
     assert waiting.token != batch
-    assert transitions.give_back("default", node.pk, batch, begun.pk) == 0
+    assert transitions.hand_back_claim("default", node.pk, batch, begun.pk) == 0
     assert claims.succeed(waiting, None, 0.0)
     assert state(waiting)[0] == "succeeded"
 
@@ -314,7 +314,7 @@ def test_a_row_that_was_given_back_is_not_renewed(node):
     make(age=2), make(age=1)
     begun, waiting = claim(2)
     before = waiting.token
-    assert transitions.give_back("default", node.pk, begun.token, begun.pk) == 1
+    assert transitions.hand_back_claim("default", node.pk, begun.token, begun.pk) == 1
     assert not claims.renew(waiting)
     assert waiting.token == before
     [again] = claim(2)
@@ -339,7 +339,7 @@ def test_of_a_renewal_and_a_return_at_the_same_time_one_does_nothing(node):
     begun, waiting = claim(2)
     renewed: list[bool] = []
     with open_transaction(lambda: renewed.append(claims.renew(waiting))):
-        back = Elsewhere(lambda: transitions.give_back("default", node.pk, begun.token, begun.pk))
+        back = Elsewhere(lambda: transitions.hand_back_claim("default", node.pk, begun.token, begun.pk))
         time.sleep(0.2)
         assert not back.outcome, "it waits for the renewal"
     assert (renewed, back.result()) == ([True], 0)
@@ -347,7 +347,7 @@ def test_of_a_renewal_and_a_return_at_the_same_time_one_does_nothing(node):
 
     make(age=1)
     [third] = claim(1)
-    with open_transaction(lambda: transitions.give_back("default", node.pk, third.token)):
+    with open_transaction(lambda: transitions.hand_back_claim("default", node.pk, third.token)):
         late = Elsewhere(lambda: claims.renew(third))
         time.sleep(0.2)
         assert not late.outcome
@@ -367,7 +367,7 @@ def test_a_return_leaves_what_was_begun_and_what_is_of_other_claims(node):
     begun, waiting = claim(2)
     [other] = claim(1)
     elsewhere = make("running", token=begun.token, node=make_node())
-    assert transitions.give_back("default", node.pk, begun.token, begun.pk) == 1
+    assert transitions.hand_back_claim("default", node.pk, begun.token, begun.pk) == 1
     assert [state(job)[0] for job in (begun, waiting, other, elsewhere)] == ["running", "ready", "running", "running"]
     assert state(waiting) == ("ready", 1, 0, 0, 0)
     assert Job.objects.get(pk=waiting.pk).backend is None
@@ -376,7 +376,7 @@ def test_a_return_leaves_what_was_begun_and_what_is_of_other_claims(node):
 def test_a_row_that_waits_again_keeps_its_place(node):
     rows = [make(age=3), make(age=2), make(age=1)]
     begun, *_ = claim(2)
-    transitions.give_back("default", node.pk, begun.token, begun.pk)
+    transitions.hand_back_claim("default", node.pk, begun.token, begun.pk)
     assert keys(claim(10)) == keys(rows[1:])
 
 
@@ -386,7 +386,7 @@ def test_a_unique_job_goes_back_unless_another_has_its_key_by_now(node):
     assert len(jobs) == 3
     holder = tasks.summary.delay("mon")
     assert not holder.existing
-    assert transitions.give_back("default", node.pk, jobs[0].token, uuid.UUID(begun.id)) == 2
+    assert transitions.hand_back_claim("default", node.pk, jobs[0].token, uuid.UUID(begun.id)) == 2
     assert Job.objects.get(pk=second.id).state == "ready"
     job = Job.objects.get(pk=first.id)
     assert (job.state, job.error["type"]) == ("failed", "UniqueTaken")
@@ -545,7 +545,7 @@ def test_a_row_that_was_given_back_before_it_began_does_not_run(runner, monkeypa
 
     def lose(*args):
         made = name(*args)
-        transitions.give_back("default", board.node, Job.objects.get(pk=job.pk).token)
+        transitions.hand_back_claim("default", board.node, Job.objects.get(pk=job.pk).token)
         return made
 
     monkeypatch.setattr(runner, "_name", lose)
@@ -753,11 +753,11 @@ def test_no_hot_statement_scans_or_sorts_the_table(full, statistics):
         ("make_due last", "jobs_job_scheduled", lambda: transitions.make_due("default", 10, "-run_at")),
         ("expire", "jobs_job_expires", lambda: transitions.expire("default", 10)),
         ("orphans", "jobs_job_running", own.hand_back_orphans),
-        ("give_back", "jobs_job_running", lambda: transitions.give_back("default", board.node, 1)),
+        ("give_back", "jobs_job_running", lambda: transitions.hand_back_claim("default", board.node, 1)),
         (
             "dead nodes",
             "jobs_job_running",
-            lambda: rescue.give_back_all("default"),
+            lambda: rescue.rescue_all("default"),
         ),
     ):
         made = statements_of(action)

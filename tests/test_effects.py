@@ -294,7 +294,7 @@ def run(task, *parts) -> Job:
 
 
 def run_again(job: Job) -> Job:
-    assert transitions.replay(job.pk, "default")
+    assert transitions.retry_by_hand(job.pk, "default")
     deliver(calls_retry.AsyncResult(str(job.pk)))
     return Job.objects.get(pk=job.pk)
 

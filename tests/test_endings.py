@@ -116,7 +116,7 @@ def test_a_chord_tells_of_its_failure_once_however_many_parts_are_run_again(node
     chord(header, gather.s("body").on_error(effect.si("errback"))).apply_async()
     run_ready()
     for job in Job.objects.filter(state="failed", task=tasks.fails_first.name):
-        transitions.replay(job.pk, "default")
+        transitions.retry_by_hand(job.pk, "default")
     run_ready()
     assert effects() == {"errback": 1}
 

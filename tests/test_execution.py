@@ -481,7 +481,7 @@ def test_errors_keep_the_first_and_the_last():
 def test_a_replay_resets_the_counts_but_never_the_lease():
     result = tasks.raises.delay("wrong")
     deliver(result)
-    assert transitions.replay(uuid.UUID(result.id), "default")
+    assert transitions.retry_by_hand(uuid.UUID(result.id), "default")
     job = Job.objects.get()
     assert (job.state, job.retries, job.lease, job.finished_at) == ("ready", 0, 1, None)
     deliver(result)
@@ -572,7 +572,7 @@ def test_a_replayed_job_no_longer_expires():
     result = tasks.effect.apply_async(("a",), expires=1)
     Job.objects.update(expires_at=timezone.now() - timezone.timedelta(seconds=1))
     transitions.expire("default", 10)
-    assert transitions.replay(uuid.UUID(result.id), "default")
+    assert transitions.retry_by_hand(uuid.UUID(result.id), "default")
     assert deliver(result)[0] == "SUCCESS"
 
 

@@ -221,7 +221,7 @@ def test_whoever_ends_a_job_its_errbacks_hear_of_it(node, end):
 def test_a_job_that_is_run_again_before_its_errbacks_heard_of_it_has_not_failed(node):
     result = passes.apply_async((1,), link_error=errback_of_one.s())
     transitions.cancel(Job.objects.get().pk, "default")
-    transitions.replay(Job.objects.get(pk=result.id).pk, "default")
+    transitions.retry_by_hand(Job.objects.get(pk=result.id).pk, "default")
     run(claim(Job.objects.get(task="jobs.ended").pk))
     assert effects() == {}
     run_ready()
@@ -283,7 +283,7 @@ def test_a_failed_part_that_is_run_again_completes_its_chord(node):
     chord([passes.s(1), tasks.fails_first.s("x")], gather.s("body").on_error(effect.si("errback"))).apply_async()
     run_ready()
     failed = Job.objects.get(state="failed")
-    assert transitions.replay(failed.pk, "default")
+    assert transitions.retry_by_hand(failed.pk, "default")
     run_ready()
     assert effects() == {"errback": 1, "body": 1}
 

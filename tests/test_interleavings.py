@@ -128,7 +128,7 @@ class Promise(RuleBasedStateMachine):
     def give_back(self, data: st.DataObject) -> None:
         """What was claimed together with a run waits again; whoever claimed it may not know yet."""
         begun = self.runs[data.draw(st.integers(0, len(self.runs) - 1))]
-        transitions.give_back("default", begun.node_id, begun.token, begun.pk)
+        transitions.hand_back_claim("default", begun.node_id, begun.token, begun.pk)
         rest = Job.objects.filter(state="running", token=begun.token).exclude(pk=begun.pk)
         assert not rest.exists()
 
@@ -182,7 +182,7 @@ class Promise(RuleBasedStateMachine):
 
     @rule()
     def rescue(self) -> None:
-        rescue.give_back_all("default")
+        rescue.rescue_all("default")
         assert not Job.objects.filter(state="running", node__dead_at__isnull=False).exists()
 
     @rule()
@@ -196,7 +196,7 @@ class Promise(RuleBasedStateMachine):
     def replay(self, data: st.DataObject) -> None:
         job = Job.objects.get(pk=self.draw(data, self.ids))
         try:
-            assert transitions.replay(job.pk, "default") == (job.state in ("failed", "cancelled"))
+            assert transitions.retry_by_hand(job.pk, "default") == (job.state in ("failed", "cancelled"))
         except UniqueTaken:
             assert job.unique_key is not None
 

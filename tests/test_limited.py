@@ -92,7 +92,7 @@ def test_a_place_is_free_however_its_run_ended(ending):
     elif ending == "cancel":
         assert transitions.cancel_running(first, transitions.error_entry("Cancelled", "by hand"))
     else:
-        assert transitions.give_back("default", board.node, first.token, begun=second.pk) == 1
+        assert transitions.hand_back_claim("default", board.node, first.token, begun=second.pk) == 1
     # One that crashed begins anew at the end of the line.
     assert take() == (["a"] if ending == "give_back" else ["c"])
 

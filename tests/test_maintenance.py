@@ -218,7 +218,7 @@ def test_a_row_that_somebody_edited_keeps_no_other_from_being_given_back(wrong):
     dead = make_node(dead_at=timezone.now())
     bad, _, _ = (make("running", node=dead) for _ in range(3))
     Job.objects.filter(pk=bad.pk).update(**wrong)
-    assert rescue.give_back_all("default") == 3
+    assert rescue.rescue_all("default") == 3
     assert not Job.objects.filter(state="running").exists()
 
 
@@ -233,7 +233,7 @@ def test_a_row_that_cannot_be_given_back_is_told_of_once(monkeypatch, caplog):
         return lose(job, *more)
 
     monkeypatch.setattr(transitions, "lose", lose_but_one)
-    assert [rescue.give_back_all("default") for _ in range(3)] == [2, 0, 0]
+    assert [rescue.rescue_all("default") for _ in range(3)] == [2, 0, 0]
     assert [job.pk for job in Job.objects.filter(state="running")] == [bad.pk]
     told = [record for record in caplog.records if getattr(record, "action", "") == "rescue_failed"]
     assert [record.job for record in told if record.levelname == "ERROR"] == [str(bad.pk)]
@@ -270,11 +270,11 @@ def test_a_rescuer_that_comes_second_leaves_the_next_run_alone(monkeypatch):
 
     def give_back_and_claim(runs, using):
         monkeypatch.setattr(rescue, "end_backends", end_backends)
-        assert rescue.give_back_all("default") == 1
+        assert rescue.rescue_all("default") == 1
         assert claim(job.pk, alive.pk)
 
     monkeypatch.setattr(rescue, "end_backends", give_back_and_claim)
-    assert rescue.give_back_all("default") == 0
+    assert rescue.rescue_all("default") == 0
     job.refresh_from_db()
     assert (job.state, job.node_id, job.node_losses) == ("running", alive.pk, 1)
 
@@ -523,11 +523,11 @@ def test_what_waits_behind_a_long_body_goes_back(own, bell, monkeypatch):
     Job.objects.filter(pk=waiting.pk).update(token=begun.token)
     slot = board.take()
     slot.name(begun.pk, begun.lease, begun.token, begun.token, None, None, b"{}")
-    assert own.give_back_waiting() == 0, "it is not long yet"
+    assert own.hand_back_waiting() == 0, "it is not long yet"
     assert not bell.wait(0)
     monkeypatch.setattr("jobs.lifecycle.board.LONG", -1.0)
     with slot.body():
-        assert own.give_back_waiting() == 1
+        assert own.hand_back_waiting() == 1
     assert states(begun, waiting) == [("running", 0, 0), ("ready", 0, 0)]
     assert bell.wait(0)
     assert LONG == 2.0

@@ -206,7 +206,7 @@ def test_a_dead_workers_job_is_rescued_and_fails_at_its_limit(told, node, settin
         assert claim(result.id, node.pk)
         transitions.bury(node.pk, "default")
         settings.JOBS = {**settings.JOBS, "MAX_NODE_LOSSES": 2}
-        rescue.give_back_all("default")
+        rescue.rescue_all("default")
         node = Node.objects.create(hostname="next", pid=2)
     assert names(told) == ["rescued", "failed"]
     assert told[0][1]["action"] == "rescued"
@@ -266,7 +266,7 @@ def test_a_receiver_that_raises_changes_no_jobs_fate(broken, caplog, node):
     job = Job.objects.get(state="ready")
     assert claim(job.pk, node.pk)
     transitions.bury(node.pk, "default")
-    assert rescue.give_back_all("default") == 1
+    assert rescue.rescue_all("default") == 1
     assert Job.objects.get(pk=job.pk).state == "ready"
 
     lines = [record for record in caplog.records if getattr(record, "action", "") == "receiver_failed"]

@@ -101,7 +101,7 @@ def test_what_was_counted_stays_counted():
     retried, pruned, kept = (ended(at, state="failed") for _ in range(3))
     count = Count()
     count.run_once()
-    transitions.replay(retried.pk, "default")
+    transitions.retry_by_hand(retried.pk, "default")
     pruned.delete()
     ended(at)
     count._done["default"] = at

@@ -460,7 +460,7 @@ def test_what_is_refused_is_told_in_german(in_german, german):
     assert says.startswith("bleibt im Zustand „fehlgeschlagen“: Der Job ")
     assert says.endswith("wenn jener beendet ist")
     with pytest.raises(UniqueTaken, match="does the same work"):
-        transitions.replay(job.pk, "default")
+        transitions.retry_by_hand(job.pk, "default")
     waits = make("ready")
     for queue, words in (("", "Bitte eine Queue nennen"), ("\0", "Bitte eine Queue nennen")):
         form = {"operation": "move", "value": queue}

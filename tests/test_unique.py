@@ -195,7 +195,7 @@ def test_rescue_goes_on_when_a_key_is_taken(node):
         assert claim(result.id)
     holder = tasks.summary.delay("mon")
     rescue.bury(node.pk)
-    assert rescue.give_back_all("default") == 2
+    assert rescue.rescue_all("default") == 2
     assert Job.objects.get(pk=plain.id).state == "ready"
     job = Job.objects.get(pk=one.id)
     assert (job.state, job.error["type"], job.node_losses) == ("failed", "UniqueTaken", 1)
@@ -214,7 +214,7 @@ def test_rescue_does_not_wait_for_a_caller(node, settings):
         assert claim(result.id)
     with open_transaction(lambda: tasks.summary.delay("mon"), commits=False):
         rescue.bury(node.pk)
-        assert rescue.give_back_all("default") == 2
+        assert rescue.rescue_all("default") == 2
         assert set(Job.objects.values_list("state", flat=True)) == {"ready"}
 
 
@@ -228,7 +228,7 @@ def test_replay_while_somebody_may_take_the_key(node, settings, capsys):
     transitions.cancel(uuid.UUID(two.id), "default")
     with open_transaction(lambda: tasks.summary.delay("mon")):
         with pytest.raises(UniqueBusy, match="in a moment"):
-            transitions.replay(uuid.UUID(one.id), "default")
+            transitions.retry_by_hand(uuid.UUID(one.id), "default")
         with pytest.raises(CommandError, match="1 of 2"):
             call_command("jobs", "retry", one.id, two.id)
     assert Job.objects.get(pk=two.id).state == "ready", "the others are retried"
@@ -240,12 +240,12 @@ def test_replay_of_a_job_whose_key_is_taken(node, capsys):
     deliver(one)
     holder = tasks.summary.delay("mon")
     with pytest.raises(UniqueTaken, match=holder.id):
-        transitions.replay(uuid.UUID(one.id), "default")
+        transitions.retry_by_hand(uuid.UUID(one.id), "default")
     with pytest.raises(CommandError, match="could not be retried"):
         call_command("jobs", "retry", one.id)
     assert holder.id in capsys.readouterr().out
     deliver(holder)
-    assert transitions.replay(uuid.UUID(one.id), "default")
+    assert transitions.retry_by_hand(uuid.UUID(one.id), "default")
 
 
 def test_the_key_of_another_task_is_an_error_and_no_job(node):
@@ -334,7 +334,7 @@ def test_unique_for_is_over_for_a_replay_too(node):
     Job.objects.update(state="cancelled", finished_at=timezone.now(), error=ERROR)
     tasks.summary_for_a_while.delay("mon")
     Job.objects.filter(pk=one.id).update(unique_expires_at=transitions.now_plus(-1))
-    assert transitions.replay(uuid.UUID(one.id), "default")
+    assert transitions.retry_by_hand(uuid.UUID(one.id), "default")
     assert Job.objects.filter(state="ready").count() == 2
 
 

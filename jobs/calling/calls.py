@@ -280,7 +280,7 @@ def known_queue(app: Celery, queue: str) -> str:
 # A message: from ``send_task`` by name, ``celery call``, another service, or a producer from before the switch
 
 
-def adopt(task: str, request: Any, args: Any, kwargs: Any) -> None:
+def receive(task: str, request: Any, args: Any, kwargs: Any) -> None:
     """Give a foreign message its row, if it has none yet: a job from then on. Race: of several copies, one inserts.
 
     Raises:
@@ -313,9 +313,9 @@ def adopt(task: str, request: Any, args: Any, kwargs: Any) -> None:
         # Of arguments that do not fit the run will say so.
         with suppress(Exception):
             job.limit_key = known.limit_key_of(job)
-    reach("before_adopt")
+    reach("before_receive")
     Job.objects.using(databases.job_alias()).bulk_create([job], ignore_conflicts=True)
-    reach("after_adopt")
+    reach("after_receive")
     bell.ring()
 
 

@@ -41,7 +41,7 @@ def run(task: Any, context: Any, args: Any, kwargs: Any) -> Any:
     given = claimed.get()
     claimed.set(None)
     if given is None:
-        return _adopt(task, context, args, kwargs)
+        return _receive(task, context, args, kwargs)
     job, slot = given
     with settlement.unmasked():
         run = context.jobs_run = Run(task, context, job, slot)
@@ -59,14 +59,14 @@ def run(task: Any, context: Any, args: Any, kwargs: Any) -> Any:
             databases.tidy(run.using)
 
 
-def _adopt(task: Any, context: Any, args: Any, kwargs: Any) -> Any:
+def _receive(task: Any, context: Any, args: Any, kwargs: Any) -> Any:
     """A message that no ``delay()`` of ours made gets its row, and is acknowledged after that."""
     error: Exception
     for pause in RECONNECT:
         time.sleep(pause)
         try:
             with settlement.unmasked():
-                calls.adopt(task.name, context, args, kwargs)
+                calls.receive(task.name, context, args, kwargs)
         except (OperationalError, InterfaceError) as exc:
             error = exc
             databases.drop(databases.job_alias())

@@ -256,7 +256,7 @@ def settle_running(key: uuid.UUID, using: str, transition: Callable[[Job], bool]
         return job is not None and transition(job)
 
 
-def give_back(using: str, node: uuid.UUID, token: int, begun: uuid.UUID | None = None) -> int:
+def hand_back_claim(using: str, node: uuid.UUID, token: int, begun: uuid.UUID | None = None) -> int:
     """What was claimed with a token and is not ``begun`` waits again, and counts nowhere.
 
     Race with the process that claimed it: before it begins such a row it gives it a token of its own.
@@ -291,7 +291,7 @@ def run_now(job_id: uuid.UUID, using: str) -> bool:
     return redirect(job_id, using, _waiting(None), (State.SCHEDULED,)) or rows.filter(state=State.READY).exists()
 
 
-def replay(job_id: uuid.UUID, using: str) -> bool:
+def retry_by_hand(job_id: uuid.UUID, using: str) -> bool:
     """Run a failed or cancelled job again, its counts at zero. ``lease`` stays: it is the fence.
 
     With an order key it waits until no other one of the key is out.

@@ -53,7 +53,7 @@ class Rescue:
             if beats.read(self.side).get(node_id, -1) == self._seen[node_id][0]:
                 done["nodes"] += bury(node_id)
                 self._strange.add(node_id)
-        done["jobs"] = databases.everywhere(give_back_all)
+        done["jobs"] = databases.everywhere(rescue_all)
         # A beat of a node that is dead must miss its row, so that the node notices.
         if self._strange:
             dead = Node.objects.using(databases.home()).filter(pk__in=self._strange, dead_at__isnull=False)
@@ -99,7 +99,7 @@ def bury(node_id: uuid.UUID, *, by_itself: bool = False) -> int:
     return int(declared)
 
 
-def give_back_all(using: str) -> int:
+def rescue_all(using: str) -> int:
     """Give back the jobs that dead nodes were running, whoever declared these dead."""
     if using != databases.home():
         # Tell this database of the nodes that are dead at home.
@@ -204,7 +204,7 @@ class OwnJobs:
                 continue
             begun = slot.job if slot.has_job else None
             if slot.batch:
-                done += transitions.give_back(alias, board.node, slot.batch, begun)
+                done += transitions.hand_back_claim(alias, board.node, slot.batch, begun)
             where = {"node_id": board.node, "lease": slot.lease, "token": slot.token}
             # Without a job it waited, or claimed: then nobody has what it got, and two beats give that back.
             if begun is not None:
@@ -236,15 +236,15 @@ class OwnJobs:
         own = getattr(current_app.tasks.get(job.task), "max_crashes", None)
         return transitions.crash(job, error, conf().MAX_CRASHES if own is None else int(own))
 
-    def give_back_waiting(self) -> int:
+    def hand_back_waiting(self) -> int:
         """Give back what waits behind a long body, for whoever is free.
 
-        Race with the process, which may end that body at this moment: see ``transitions.give_back``.
+        Race with the process, which may end that body at this moment: see ``transitions.hand_back_claim``.
         """
         done = 0
         for slot in board.occupied():
             if slot.holds_up:
-                back = partial(transitions.give_back, node=board.node, token=slot.batch, begun=slot.job)
+                back = partial(transitions.hand_back_claim, node=board.node, token=slot.batch, begun=slot.job)
                 done += databases.everywhere(back)
         if done:
             bell.ring()

@@ -137,7 +137,7 @@ class Retry(Operation):
 
     def change(self, key: uuid.UUID, using: str, state: str) -> bool:
         try:
-            return transitions.replay(key, using)
+            return transitions.retry_by_hand(key, using)
         except UniqueTaken:
             raise Refused(unique.describe(Job.objects.using(using).get(pk=key), gettext)) from None
         except UniqueBusy:

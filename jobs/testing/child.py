@@ -223,4 +223,4 @@ def rescue_all() -> None:
         for node in Node.objects.using(alias).filter(dead_at=None).values_list("pk", flat=True):
             rescue.bury(node)
     for alias in conf().DATABASES:
-        rescue.give_back_all(alias)
+        rescue.rescue_all(alias)

@@ -377,7 +377,7 @@ class _Process:
         # Without a word that it stops its main process was killed.
         self._try(lambda: rescue.bury(board.node, by_itself=is_stopping))
         for alias in conf().DATABASES:
-            self._try(partial(rescue.give_back_all, alias))
+            self._try(partial(rescue.rescue_all, alias))
         self._try(lambda: beats.delete(self._side, board.node))
 
     # The thread that watches: time limits are kept while a beat hangs, behind a dead link, or on SQLite behind a body
@@ -461,7 +461,7 @@ class _Process:
             self._fell.clear()
             self._try(self._revoke)
             self._try(self._own.settle_dead)
-            self._try(self._own.give_back_waiting)
+            self._try(self._own.hand_back_waiting)
             if time.monotonic() >= next_watch:
                 next_watch = time.monotonic() + conf().HEARTBEAT
                 if self._registered:

@@ -147,7 +147,7 @@ class Runner:
         for index, job in enumerate(jobs):
             waiting = jobs[index + 1 :]
             if index and (board.stopping_for is not None or board.stock_waits or self._is_wanted()):
-                self._give_back(job, batch)
+                self._hand_back_rest(job, batch)
                 return
             task = self._task_of(job)
             if task is None or not getattr(task, "is_transactional", False) or task.is_stock():
@@ -156,7 +156,7 @@ class Runner:
             mean = self._means.get(job.task)
             if waiting and (mean is None or used + mean > BATCH_TIME):
                 # Its length is unknown, or larger than thought: nobody waits behind it.
-                self._give_back(job, batch, begun=job.pk)
+                self._hand_back_rest(job, batch, begun=job.pk)
                 waiting = []
             used += mean or 0.0
             self._run(task, job, batch if waiting else 0, claimed_at)
@@ -174,10 +174,10 @@ class Runner:
                 log(logging.WARNING, job, f"cannot be imported: {exc!r}", "import_failed")
         return task
 
-    def _give_back(self, job: Job, batch: int, begun: uuid.UUID | None = None) -> None:
+    def _hand_back_rest(self, job: Job, batch: int, begun: uuid.UUID | None = None) -> None:
         """The rest of a claim waits again, for whoever is free. Without a database the companion does it later."""
         with suppress(Error):
-            transitions.give_back(str(job._state.db), board.node, batch, begun)
+            transitions.hand_back_claim(str(job._state.db), board.node, batch, begun)
             if board.stopping_for is None:
                 bell.ring()
 

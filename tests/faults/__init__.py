@@ -5,7 +5,7 @@ words of this package, and ends with ``ledger.check(within=...)``, inside the ``
 job ended as it should, none lost, no effect twice, nothing stuck, in bounded time. Its docstring says what guards it,
 and its marks name that as data (``guards.py``): a function of ``jobs``, and what it returns when it is taken out::
 
-    @guard("jobs.maintenance.rescue:give_back_all", case="sqlite after_claim")
+    @guard("jobs.maintenance.rescue:rescue_all", case="sqlite after_claim")
     @guard(Without("jobs.execution.pipeline:_is_conflict", "False"))
 
 Where no whole function is the guard, it is one call or one clause in it (``call=``, ``clause=``). Several marks are

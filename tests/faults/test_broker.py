@@ -166,10 +166,10 @@ def elsewhere(broker) -> str:
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("point", ["before_adopt", again("after_adopt")])
-@guard(Without("jobs.task:Task.on_bound", "_lost = False", clause="_lost = True"), case="before_adopt")
-@guard(Without("jobs.calling.calls:adopt", "", clause=", ignore_conflicts=True"), case="after_adopt")
-def test_process_killed_while_it_adopts_a_call_by_name(ledger, point):
+@pytest.mark.parametrize("point", ["before_receive", again("after_receive")])
+@guard(Without("jobs.task:Task.on_bound", "_lost = False", clause="_lost = True"), case="before_receive")
+@guard(Without("jobs.calling.calls:receive", "", clause=", ignore_conflicts=True"), case="after_receive")
+def test_process_killed_while_it_receives_a_call_by_name(ledger, point):
     """The message is acknowledged only after its row is committed, and then comes again: the row is there.
 
     Guard: a call by name is acknowledged late, and its row inserted once.

@@ -118,7 +118,7 @@ def test_a_handlers_process_is_killed(services, point):
 
 @pytest.mark.quick
 @pytest.mark.parametrize("side", ["shop", "loyalty"])
-@guard("jobs.maintenance.rescue:give_back_all", case="loyalty shared")
+@guard("jobs.maintenance.rescue:rescue_all", case="loyalty shared")
 def test_workers_are_killed_at_any_moment(services, side):
     """Whole workers, again and again, while events are told.
 

@@ -18,7 +18,7 @@ from tests.servers import wait_for
 
 
 @guard("jobs.maintenance.rescue:OwnJobs.settle_dead", "jobs.maintenance.rescue:OwnJobs.hand_back_orphans")
-@guard("jobs.maintenance.rescue:give_back_all")
+@guard("jobs.maintenance.rescue:rescue_all")
 @pytest.mark.parametrize(("seconds", "kills"), [(20, 10), pytest.param(60, 12, marks=pytest.mark.long)])
 def test_many_processes_and_one_killed_every_few_seconds(ledger, seconds, kills):
     """Children, companions, whole workers and producers; three jobs run nearly all the time, innocent of it.

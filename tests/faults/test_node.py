@@ -33,7 +33,7 @@ def silence(worker: Worker) -> float:
 
 
 @pytest.mark.quick
-@guard("jobs.maintenance.rescue:give_back_all")
+@guard("jobs.maintenance.rescue:rescue_all")
 def test_worker_killed_under_load(ledger):
     """SIGKILL to the whole group.
 
@@ -48,7 +48,7 @@ def test_worker_killed_under_load(ledger):
 
 @pytest.mark.parametrize("link_is", ["closed", "half-open"])
 @guard("jobs.maintenance.zombies:end_backends", case="half-open")
-@guard("jobs.maintenance.rescue:give_back_all", case="closed")
+@guard("jobs.maintenance.rescue:rescue_all", case="closed")
 def test_all_workers_lose_power_at_once(ledger, database, link_is):
     """Their connections are closed, or stay open at the database server, in transactions that hold locks.
 

@@ -154,7 +154,7 @@ def replay_all(failed: list[str]) -> None:
     try:
         for _ in range(3):
             for key in failed:
-                transitions.replay(key, "default")
+                transitions.retry_by_hand(key, "default")
             jobs("retry", *failed)
     finally:
         connection.close()

@@ -39,7 +39,7 @@ def test_process_killed_at(ledger, point):
     assert sum(Job.objects.values_list("crashes", flat=True)) <= 1
 
 
-@guard("jobs.maintenance.rescue:give_back_all")
+@guard("jobs.maintenance.rescue:rescue_all")
 def test_main_process_killed(ledger):
     """And with it the worker, in the middle of a body. Its companion lives, and says so.
 

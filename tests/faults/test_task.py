@@ -142,7 +142,7 @@ def test_arguments_of_an_older_signature(ledger):
     assert set(failed().values_list("error__type", "lease")) == {("TypeError", 1)}
 
 
-@guard(Without("jobs.execution.pipeline:_adopt", "task.run(*args, **kwargs)"))
+@guard(Without("jobs.execution.pipeline:_receive", "task.run(*args, **kwargs)"))
 def test_messages_sent_by_name(ledger):
     """From another service, or from before the switch: jobs as all others, each delivered twice.
 
@@ -158,7 +158,7 @@ def test_messages_sent_by_name(ledger):
 
 
 @guard(Without("jobs.execution.settlement:unmasked", "(yield)"))
-def test_process_ended_while_it_adopts(ledger, tmp_path):
+def test_process_ended_while_it_receives(ledger, tmp_path):
     """A SIGTERM before the row of a message sent by name is committed: the broker has the message again.
 
     Guard: an error in front of the shutdown does not hide it.
@@ -175,7 +175,7 @@ def test_process_ended_while_it_adopts(ledger, tmp_path):
 
 def replay(jobs) -> None:
     for key in list(jobs.values_list("pk", flat=True)):
-        assert transitions.replay(key, "default")
+        assert transitions.retry_by_hand(key, "default")
 
 
 def failed():
