@@ -11,7 +11,7 @@ from celery.worker import control
 from jobs.conf.rates import limit_of
 from jobs.lifecycle.board import Occupied, board
 from jobs.models.values import parse_uuid
-from jobs.worker.companion import companion
+from jobs.worker.supervisor import companion
 
 
 def _info(slot: Occupied, hostname: str) -> dict[str, Any]:

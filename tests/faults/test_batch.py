@@ -157,7 +157,7 @@ def test_body_that_takes_long_for_once(ledger, tmp_path):
     assert Job.objects.get(pk=struck.job).lease == 1
 
 
-@guard(Without("jobs.worker.companion:_supervise", "True", clause="status == 0"))
+@guard(Without("jobs.worker.supervisor:_supervise", "True", clause="status == 0"))
 def test_companion_killed_in_a_batch(ledger, tmp_path):
     """The next one finds on the board what waits behind whom.
 

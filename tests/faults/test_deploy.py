@@ -27,7 +27,7 @@ from tests.models import Effect, Order
 from tests.servers import wait_for
 
 #: The worker declares its own node dead, when it stops in good order.
-SIGN_OFF = Without("jobs.worker.companion:_Process._sign_off", call="rescue.bury")
+SIGN_OFF = Without("jobs.worker.companion:Process._sign_off", call="rescue.bury")
 #: Before that it hands back what it ran; and whose process ended because the worker stops did not crash.
 HAND_BACK = "jobs.maintenance.rescue:OwnJobs.hand_back_all"
 NO_CRASH = Without("jobs.maintenance.rescue:OwnJobs._end", "False", clause="board.stopping_for is not None")
@@ -147,7 +147,7 @@ def test_stopped_as_a_group(ledger, tmp_path):
     assert deaths() == 0
 
 
-@guard(Without("jobs.worker.companion:_supervise", "signal.SIG_DFL", clause="signal.SIG_IGN"))
+@guard(Without("jobs.worker.supervisor:_supervise", "signal.SIG_DFL", clause="signal.SIG_IGN"))
 def test_warm_shutdown_of_a_long_body_is_not_rescued(ledger, tmp_path):
     """It outlives any heartbeat by far; the worker beats until its last body has ended.
 
@@ -189,7 +189,7 @@ def ignores_sigterm_as_stock(key, started):
     shrug_off_sigterm(started)
 
 
-@guard(Without("jobs.worker.companion:_Process._give_up", call="pids.add"), case="stock")
+@guard(Without("jobs.worker.companion:Process._give_up", call="pids.add"), case="stock")
 @guard(SOFT_SHUTDOWN)
 @pytest.mark.parametrize("stubborn", [again(ignores_sigterm), ignores_sigterm_as_stock], ids=["job", "stock"])
 def test_stopped_cold_while_a_process_does_not_end(ledger, tmp_path, stubborn):
@@ -243,8 +243,8 @@ def test_stopped_cold_in_the_middle_of_a_write(ledger, tmp_path, settings, pool)
     assert deaths() == 0
 
 
-@guard("jobs.worker.companion:_Process._give_up")
-@guard(Without("jobs.worker.companion:_Process._give_up", "()", call="board.at_work"))
+@guard("jobs.worker.companion:Process._give_up")
+@guard(Without("jobs.worker.companion:Process._give_up", "()", call="board.at_work"))
 @guard(NO_CRASH, HAND_BACK)
 def test_time_to_stop_is_over(ledger, tmp_path, settings):
     """A body that does not end in STOP_TIMEOUT: its process is killed, and its job goes back at once.
@@ -320,7 +320,7 @@ def test_stopped_inside_a_commit(ledger, database, number):
         ledger.check(within=2 * WORK)
 
 
-@guard(Without("jobs.worker.companion:Companion.wait_until_registered", "True"))
+@guard(Without("jobs.worker.supervisor:Companion.wait_until_registered", "True"))
 def test_migration_applied_while_workers_run(ledger):
     """Workers of the new release wait for their tables, and run when they are there.
 

@@ -21,7 +21,7 @@ from tests.models import Effect
 from tests.servers import wait_for
 
 #: A node whose beat finds no row has been declared dead, and goes on under another id.
-ANOTHER_ID = Without("jobs.worker.companion:_Process._beat", "[beats.beat(self._side, board.node)]", call="beats.beat")
+ANOTHER_ID = Without("jobs.worker.companion:Process._beat", "[beats.beat(self._side, board.node)]", call="beats.beat")
 
 
 def dead(worker: Worker) -> bool:
@@ -136,7 +136,7 @@ def test_a_node_that_wakes_up_takes_another_id(ledger):
 
 @guard(
     Without(
-        "jobs.worker.companion:Companion.start",
+        "jobs.worker.supervisor:Companion.start",
         "uuid.uuid5(uuid.NAMESPACE_DNS, socket.gethostname())",
         call="uuid.uuid4",
     )
