@@ -28,7 +28,7 @@ from jobs.database.databases import job_alias
 from jobs.errors import EffectParked, Replaced, UniqueTaken
 from jobs.execution import pipeline
 from jobs.idempotency import locks
-from jobs.idempotency.keys import KeyTemplate, named, signature_of
+from jobs.idempotency.keys import KeyTemplate, named
 from jobs.lifecycle.run import Run, current_job
 from jobs.lifecycle.transitions import now_plus
 from jobs.models import Job
@@ -164,7 +164,10 @@ class Task(celery.Task):
         given = {name: inspect.getattr_static(cls, name) for name in names}
         given = {name: getattr(value, "__func__", value) for name, value in given.items() if value is not None}
         policy = given.pop("on_ambiguous", None)
-        cls.body_signature = signature_of(cls)
+        run = inspect.getattr_static(cls, "run")
+        takes = inspect.signature(run)
+        own = 0 if isinstance(run, staticmethod) else 1
+        cls.body_signature = takes.replace(parameters=list(takes.parameters.values())[own:])
         if cls.every is not None:
             Ticks(cls.every, cls._get_app())
             try:

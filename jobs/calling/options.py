@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import datetime
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import celery
 import kombu
 
-from jobs.calling.ticks import is_schedule
+from jobs.calling.ticks import SCHEDULES
 from jobs.conf import TASK_OPTIONS, conf, did_you_mean
 from jobs.conf.rates import RATE
 
@@ -61,34 +61,19 @@ OF_A_TASK = (
     )
 )
 
-# What a value must be: how to say it, and whether one is. None is left to Celery, which means its default by it.
+#: What a value must be: how to say it, and the types that it may have; a bool is no number. None is left to Celery,
+#: which means its default by it.
+Rule = tuple[str, tuple[type, ...]]
 
-Rule = tuple[str, Callable[[Any], bool]]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_exceptions(value: Any) -> bool:
-    return isinstance(value, tuple | list | set | frozenset) and all(
-        isinstance(each, type) and issubclass(each, BaseException) for each in value
-    )
-
-
-def _is(*kinds: type) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, kinds)
-
-
-BOOL: Rule = ("True or False", _is(bool))
-WHOLE: Rule = ("a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool))
-SECONDS: Rule = ("a number of seconds (of a timedelta: .total_seconds())", _is_number)
-EXCEPTIONS: Rule = ("a tuple of exception classes, (ConnectionError,)", _is_exceptions)
-TEXT: Rule = ("text", _is(str))
-MAPPING: Rule = ("a dict", _is(Mapping))
+BOOL: Rule = ("True or False", (bool,))
+WHOLE: Rule = ("a whole number", (int,))
+SECONDS: Rule = ("a number of seconds (of a timedelta: .total_seconds())", (int, float))
+EXCEPTIONS: Rule = ("a tuple of exception classes, (ConnectionError,)", (tuple, list, set, frozenset))
+TEXT: Rule = ("text", (str,))
+MAPPING: Rule = ("a dict", (Mapping,))
 MOMENT: Rule = (
     "a datetime, a number of seconds from now, or text such as '2026-11-21T14:30:00Z'",
-    lambda value: _is_number(value) or isinstance(value, datetime.datetime | str),
+    (int, float, datetime.datetime, str),
 )
 LIMITS = dict.fromkeys(("time_limit", "soft_time_limit"), SECONDS)
 
@@ -96,16 +81,16 @@ RULES_OF_A_TASK: dict[str, Rule] = {
     "atomic": BOOL,
     "unique_for": SECONDS,
     "lock_ttl": SECONDS,
-    "every": ("seconds, a timedelta, a crontab, or another schedule of Celery's", is_schedule),
+    "every": ("seconds, a timedelta, a crontab, or another schedule of Celery's", SCHEDULES),
     "catch_up": BOOL,
     "concurrency": WHOLE,
-    "rate": (RATE, _is(str, int, float)),
+    "rate": (RATE, (str, int, float)),
     "autoretry_for": EXCEPTIONS,
     "dont_autoretry_for": EXCEPTIONS,
     "throws": EXCEPTIONS,
     "max_retries": WHOLE,
     "default_retry_delay": SECONDS,
-    "retry_backoff": ("True, False, or a number of seconds", _is(int, float)),
+    "retry_backoff": ("True, False, or a number of seconds", (bool, int, float)),
     "retry_backoff_max": SECONDS,
     "retry_jitter": BOOL,
     "retry_kwargs": MAPPING,
@@ -115,8 +100,8 @@ RULES_OF_A_CALL: dict[str, Rule] = {
     "countdown": SECONDS,
     "eta": MOMENT,
     "expires": MOMENT,
-    "queue": ("the name of a queue", _is(str, kombu.Queue)),
-    "exchange": ("the name of an exchange", _is(str, kombu.Exchange)),
+    "queue": ("the name of a queue", (str, kombu.Queue)),
+    "exchange": ("the name of an exchange", (str, kombu.Exchange)),
     "routing_key": TEXT,
     "priority": WHOLE,
     "shadow": TEXT,
@@ -146,22 +131,31 @@ def check_declaration(task: type[celery.Task], declared: Collection[str]) -> Non
             f"{name}= is no option of a task{did_you_mean(name, OF_A_TASK)} What other code reads of a task is named "
             "in JOBS['TASK_OPTIONS'], or is an attribute of its base class"
         )
-    for name, (says, fits) in RULES_OF_A_TASK.items():
+    for name, rule in RULES_OF_A_TASK.items():
         value = inspect.getattr_static(task, name, None)
         # A property answers when there is a task.
-        if value is not None and not hasattr(type(value), "__get__") and not fits(value):
-            raise TypeError(f"{name}={value!r} must be {says}")
+        if not hasattr(type(value), "__get__"):
+            _check(name, value, rule)
 
 
 def check_call(options: Mapping[str, Any]) -> None:
     """Refuse what means nothing to a call. ``TypeError`` names the option, and the cure."""
     for name, value in options.items():
         if name in RULES_OF_A_CALL:
-            says, fits = RULES_OF_A_CALL[name]
-            if value is not None and not fits(value):
-                raise TypeError(f"{name}={value!r} must be {says}")
+            _check(name, value, RULES_OF_A_CALL[name])
         elif name not in OF_A_CALL:
             _refuse(name, options)
+
+
+def _check(name: str, value: Any, rule: Rule) -> None:
+    if value is None:
+        return
+    says, kinds = rule
+    fits = isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
+    if rule is EXCEPTIONS and fits:
+        fits = all(isinstance(each, type) and issubclass(each, BaseException) for each in value)
+    if not fits:
+        raise TypeError(f"{name}={value!r} must be {says}")
 
 
 def _refuse(name: str, options: Mapping[str, Any]) -> None:

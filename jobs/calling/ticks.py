@@ -25,6 +25,9 @@ LONGEST = datetime.timedelta(days=36_525)
 #: After so many ticks nobody counts further.
 MOST = 10_000
 
+#: What may be the ``schedule`` of an entry, or a task's ``every=``; a bool is no number.
+SCHEDULES = (int, float, datetime.timedelta, BaseSchedule)
+
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60))
 
 
@@ -55,7 +58,8 @@ class Ticks:
     """
 
     def __init__(self, given: Any, app: Celery, relative: bool = False, begins: Any = None, ends: Any = None) -> None:
-        found: Any = maybe_schedule(given, relative, app=app) if is_schedule(given) else None
+        is_schedule = isinstance(given, SCHEDULES) and not isinstance(given, bool)
+        found: Any = maybe_schedule(given, relative, app=app) if is_schedule else None
         if found is None or type(found).remaining_estimate is BaseSchedule.remaining_estimate:
             raise TypeError(f"{given!r} must be seconds, a timedelta, a crontab, or another schedule of Celery's")
         is_interval = isinstance(found, schedule)
@@ -158,8 +162,3 @@ class Ticks:
             and there.isoweekday() % 7 in found.day_of_week
         )
         return tick if fits and tick > at else None
-
-
-def is_schedule(given: Any) -> bool:
-    """Whether it may be the ``schedule`` of an entry, or a task's ``every=``."""
-    return isinstance(given, int | float | datetime.timedelta | BaseSchedule) and not isinstance(given, bool)

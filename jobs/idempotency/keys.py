@@ -2,7 +2,7 @@
 
 import hashlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from string import Formatter
 from typing import Any
 
@@ -50,22 +50,10 @@ class KeyTemplate:
         args, kwargs = decoded(args), decoded(kwargs)
         if callable(self.template):
             return checked(self.template(*args, **kwargs), self.option)
-        return checked(self.template.format_map(bind(self.signature, args, kwargs)), self.option)
-
-
-def signature_of(task: type) -> inspect.Signature:
-    """What a task takes, without the ``self`` of a bound one."""
-    run = inspect.getattr_static(task, "run")
-    signature = inspect.signature(run)
-    own = 0 if isinstance(run, staticmethod) else 1
-    return signature.replace(parameters=list(signature.parameters.values())[own:])
-
-
-def bind(signature: inspect.Signature, args: Any, kwargs: Any) -> Mapping[str, Any]:
-    """The arguments of a call by their names, defaults applied: ``f(1)`` and ``f(user_id=1)`` are the same call."""
-    bound = signature.bind(*args, **kwargs)
-    bound.apply_defaults()
-    return bound.arguments
+        # By their names, with defaults: f(1) and f(user_id=1) are the same call.
+        bound = self.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return checked(self.template.format_map(bound.arguments), self.option)
 
 
 def fingerprint(task: str, signature: inspect.Signature, args: Any, kwargs: Any) -> str:
