@@ -307,7 +307,7 @@ class Task(celery.Task):
         check_call(options)
         # A router, and a task's own shadow_name(), may go by the arguments.
         differ = app.amqp.router.routes or type(self).shadow_name is not celery.Task.shadow_name
-        common = None if differ else self._terms((), {}, dict(options))
+        common = None if differ else self._terms((), {}, options)
         made = []
         for index, (args, kwargs) in enumerate(pairs):
             if isinstance(args, str | bytes) or not isinstance(args, tuple | list | dict):
@@ -325,12 +325,14 @@ class Task(celery.Task):
         return is_stock_name(self.name)
 
     def _compose(self, args: Any, kwargs: Any, options: Mapping[str, Any], said: calls.Terms | None = None) -> Job:
+        if self.declared_wrong is not None:
+            raise self.declared_wrong
         # The checks and merges of celery.Task.apply_async, then ours.
         if self.typing and (check_arguments := getattr(self, "__header__", None)) is not None:
             check_arguments(*(args or ()), **(kwargs or {}))
         given = dict(options)
         if said is None:
-            given["shadow"] = options.get("shadow") or self.shadow_name(args, kwargs, options)
+            given["shadow"] = given.get("shadow") or self.shadow_name(args, kwargs, given)
         if self._dump_pydantic_arguments is not None:
             args, kwargs = self._dump_pydantic_arguments(args, kwargs)
         # What follows a job is written with it, however long its result is.
@@ -343,9 +345,7 @@ class Task(celery.Task):
         job.limit_key = self.limit_key_of(job)
         return job
 
-    def _terms(self, args: Any, kwargs: Any, options: dict[str, Any]) -> calls.Terms:
-        if self.declared_wrong is not None:
-            raise self.declared_wrong
+    def _terms(self, args: Any, kwargs: Any, options: Mapping[str, Any]) -> calls.Terms:
         if self.soft_time_limit and self.time_limit and self.soft_time_limit > self.time_limit:
             raise ValueError("soft_time_limit must be less than or equal to time_limit")
         given = {**self._get_exec_options(), "ignore_result": self.ignore_result, **options}

@@ -6,6 +6,7 @@ import datetime
 import re
 import time
 
+import celery
 import pytest
 from asgiref.sync import async_to_sync
 from celery import current_app, group
@@ -13,6 +14,7 @@ from celery.canvas import StampingVisitor
 
 from jobs import Task
 from jobs.calling import options as known
+from jobs.conf import is_eager
 from jobs.models import Job
 from tests import tasks
 from tests.harness import deliver
@@ -172,6 +174,20 @@ def test_a_typo_is_told_also_where_tasks_run_in_their_caller(monkeypatch):
     monkeypatch.setitem(current_app.conf, "task_always_eager", True)
     with pytest.raises(TypeError, match="did you mean `countdown`"):
         tasks.noop.apply_async(contdown=5)
+
+
+@pytest.mark.parametrize("namespace", ["CELERY", "TASKS"])
+def test_a_test_switches_eager_calls_whenever_it_likes(settings, namespace):
+    app = celery.Celery("eager", set_as_current=False)
+    app.config_from_object("django.conf:settings", namespace=namespace)
+    assert not is_eager(app)
+    setattr(settings, f"{namespace}_TASK_ALWAYS_EAGER", True)
+    assert is_eager(app)
+    delattr(settings, f"{namespace}_TASK_ALWAYS_EAGER")
+    assert not is_eager(app)
+    for value in True, False:
+        app.conf.task_always_eager = value
+        assert is_eager(app) is value
 
 
 @pytest.mark.parametrize("name", ["max_retries", "atomic", "unique_for"])

@@ -260,7 +260,7 @@ def _settings(given: dict[str, Any]) -> Settings:
 def _forget(*, setting: str, **kwargs: Any) -> None:
     if setting == "JOBS":
         conf.cache_clear()
-    _is_lazy.cache_clear()
+    _is_unset.cache_clear()
 
 
 setting_changed.connect(_forget, dispatch_uid="jobs.conf")
@@ -366,17 +366,18 @@ _EAGER = ("task_always_eager", "CELERY_TASK_ALWAYS_EAGER", "CELERY_ALWAYS_EAGER"
 def is_eager(app: Celery) -> bool:
     """Celery's ``task_always_eager``. Every call asks; where nobody has set it, Celery's own look takes 10 us."""
     changes = app.conf.changes
-    if _is_lazy(app, id(app.conf)) and not any(name in changes for name in _EAGER):
+    if _is_unset(app, id(app.conf)) and not any(name in changes for name in _EAGER):
         return False
     return bool(app.conf.task_always_eager)
 
 
 @lru_cache(maxsize=10)
-def _is_lazy(app: Celery, conf_id: int) -> bool:
+def _is_unset(app: Celery, conf_id: int) -> bool:
     """Whether neither the project's settings nor the app name it."""
-    sources = app.conf.maps[:-1]
-    is_known = app.namespace in (None, "CELERY")
-    return is_known and not any(name in source for source in sources for name in _EAGER)
+    # Asked first: it loads the settings.
+    if app.conf.task_always_eager or app.namespace not in (None, "CELERY"):
+        return False
+    return not any(name in source for source in app.conf.maps[:-1] for name in _EAGER)
 
 
 def reads_rows(app: Celery) -> bool:
