@@ -11,7 +11,7 @@ from typing import Any
 
 from celery import Celery
 from celery import signals as celery_signals
-from django.db import Error, connections, transaction
+from django.db import Error, connections
 
 from jobs import signals
 from jobs.calling import request, tracing
@@ -64,9 +64,10 @@ def record(jobs: list[Job], using: str, app: Celery) -> list[Job]:
     if not jobs:
         return []
     _join(jobs, using)
-    calls, is_alone = jobs, connections[using].autocommit and not connections[using].in_atomic_block
+    connection: Any = connections[using]
+    calls, is_alone = jobs, connection.autocommit and not connection.in_atomic_block
     try:
-        jobs = _write(calls, using)
+        jobs = _write(calls, connection)
     except Error as exc:
         if not is_alone or not databases.is_lost(exc, using):
             raise
@@ -76,12 +77,12 @@ def record(jobs: list[Job], using: str, app: Celery) -> list[Job]:
         # A frozen signature may have been called before, so the time of the call has to match as well.
         rows = Job.objects.using(using).filter(pk=calls[0].pk, made_at=calls[0].made_at)
         is_written = calls[0].unique_key is None and rows.exists()
-        jobs = calls if is_written else _write(calls, using)
+        jobs = calls if is_written else _write(calls, connection)
     new = [job for job, call in zip(jobs, calls, strict=True) if job is call]
     for watch in watchers:
         for job in new:
             watch(job)
-    hook = _hook(using)
+    hook = _hook(connection)
     if hook is None:
         for job in new:
             tracing.created(job)
@@ -90,7 +91,7 @@ def record(jobs: list[Job], using: str, app: Celery) -> list[Job]:
     is_heard = signals.enqueued.receivers or celery_signals.after_task_publish.receivers
     if is_heard or any(job.span is not None for job in new):
         hook.recorded.extend((app, job) for job in new)
-    if not connections[using].in_atomic_block:
+    if not connection.in_atomic_block:
         hook()
     return jobs
 
@@ -107,17 +108,17 @@ def _join(jobs: list[Job], using: str) -> None:
             job.batch_id = batch
 
 
-def _write(calls: list[Job], using: str) -> list[Job]:
+def _write(calls: list[Job], connection: Any) -> list[Job]:
     """Insert what is not there already; returns for each call the job that does its work."""
     if calls[0].unique_key is None:
-        _insert(calls, using)
+        _insert(calls, connection)
         return calls
-    jobs = unique.insert(calls, using, _batch_size(using))
+    jobs = unique.insert(calls, connection.alias, _batch_size(connection))
     for place, (job, call) in enumerate(zip(jobs, calls, strict=True)):
         if job is not call and (following.get() is not None or not _IN_CANVAS.isdisjoint(call.options)):
             # Its followers, and whoever waits for its id, would never hear that the other job has ended.
             jobs[place] = unique.stand_in(call, job)
-            _insert([call], using)
+            _insert([call], connection)
     return jobs
 
 
@@ -135,28 +136,27 @@ def _tell_celery(app: Celery, job: Job) -> None:
 
 def ring_after(using: str, name: str) -> None:
     """Ring for something that is no job, after the commit of the current transaction."""
-    if (hook := _hook(using)) is not None:
+    if (hook := _hook(connections[using])) is not None:
         hook.queues.add(name)
         if not connections[using].in_atomic_block:
             hook()
 
 
-def _hook(using: str) -> AfterCommit | None:
+def _hook(connection: Any) -> AfterCommit | None:
     """The hook for the current savepoint level, registered; None if nothing tells us of the commit.
 
     A hook goes with the savepoints that were open when it was registered. If an inner block rolls back, its ring is not
     needed; were a ring lost, a poll would find the job.
     """
-    connection = connections[using]
     if not connection.in_atomic_block:
         # Autocommit: the INSERT is the commit. Autocommit off: only the caller knows, and a poll finds the job.
-        return AfterCommit(using) if connection.get_autocommit() else None
+        return AfterCommit(connection.alias) if connection.get_autocommit() else None
     if connection.run_on_commit:
         sids, function = connection.run_on_commit[-1][:2]
         if isinstance(function, AfterCommit) and sids == set(connection.savepoint_ids):
             return function
-    hook = AfterCommit(using)
-    transaction.on_commit(hook, using=using, robust=True)
+    hook = AfterCommit(connection.alias)
+    connection.on_commit(hook, robust=True)
     return hook
 
 
@@ -189,8 +189,8 @@ _IGNORING = {
 }
 
 
-def _insert(jobs: list[Job], using: str) -> None:
-    connection = connections[using]
+def _insert(jobs: list[Job], connection: Any) -> None:
+    using = connection.alias
     said = [_said(job) for job in jobs]
     computed = any(hasattr(value, "resolve_expression") for values in said for value in values.values())
     # The database's clock says when; or an eta came while the calls were made.
@@ -201,9 +201,9 @@ def _insert(jobs: list[Job], using: str) -> None:
         columns = (*_ALWAYS, *said[0])
         verb, end = _IGNORING[connection.vendor] if is_frozen else ("INSERT", "")
         sql = f"{verb}{_statement(columns)}{end}"
-        if not _execute(connection, using, sql, jobs[0], columns):
+        if not _execute(connection, sql, jobs[0], columns):
             jobs[0].take_own_id()
-            _execute(connection, using, sql, jobs[0], columns)
+            _execute(connection, sql, jobs[0], columns)
     elif len(jobs) == 1:
         if is_frozen and Job.objects.using(using).filter(pk=jobs[0].pk).exists():
             jobs[0].take_own_id()
@@ -211,7 +211,7 @@ def _insert(jobs: list[Job], using: str) -> None:
     elif is_plain and connection.vendor == "postgresql":
         _copy(jobs, {name for values in said for name in values}, connection)
     else:
-        Job.objects.using(using).bulk_create(jobs, batch_size=_batch_size(using))
+        Job.objects.using(using).bulk_create(jobs, batch_size=_batch_size(connection))
     for job in jobs:
         job._state.adding, job._state.db = False, using
 
@@ -236,7 +236,7 @@ def _statement(columns: tuple[str, ...]) -> str:
 _OFTEN = 5
 
 
-def _execute(connection: Any, using: str, sql: str, job: Job, columns: Iterable[str]) -> int:
+def _execute(connection: Any, sql: str, job: Job, columns: Iterable[str]) -> int:
     """How many rows were inserted."""
     values: list[Any] = []
     if connection.vendor == "postgresql":
@@ -245,7 +245,7 @@ def _execute(connection: Any, using: str, sql: str, job: Job, columns: Iterable[
         # Django's own cursor where somebody watches what it executes.
         if calls >= _OFTEN and not connection.queries_logged and not connection.execute_wrappers:
             connection.validate_no_broken_transaction()
-            return claims.session_of(using).insert(sql, values)
+            return claims.session_of(connection.alias).insert(sql, values)
     else:
         fields: dict[str, Any] = {name: Job._meta.get_field(name) for name in columns}
         values = [field.get_db_prep_save(job.__dict__[name], connection) for name, field in fields.items()]
@@ -281,7 +281,7 @@ def _escaped(name: str, value: Any) -> str:
     return "\\N" if text is None else text.translate(_ESCAPED)
 
 
-def _batch_size(using: str) -> int | None:
+def _batch_size(connection: Any) -> int | None:
     """Django knows how many values a statement takes on SQLite, and not on PostgreSQL with ``server_side_binding``."""
-    is_bound = connections[using].settings_dict["OPTIONS"].get("server_side_binding")
+    is_bound = connection.settings_dict["OPTIONS"].get("server_side_binding")
     return 65_535 // len(Job._meta.concrete_fields) if is_bound else None
