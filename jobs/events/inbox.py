@@ -165,24 +165,25 @@ def _by_place(events: Iterable[Event]) -> dict[tuple[str, str], list[Event]]:
 
 def _next(using: str, new: Sequence[Event]) -> list[Event]:
     """Those whose turn it is, in the usual case, in few statements: nothing of their name is missing or parked."""
-    for (source, name), some in _by_place(new).items():
-        numbers = [event.number for event in some]
-        rows = Event.objects.using(using).filter(source=source, name=name, number__in=numbers)
-        taken = set(rows.values_list("number", flat=True))
-        for event in some:
-            # A source that lost its database counts anew, with numbers that others have here.
-            if event.number in taken:
-                event.number = None
-            else:
-                taken.add(event.number)
     found = [event for event in new if event.number is None and event.relayed_at is None]
     for (source, name), some in _by_place(new).items():
         numbers = [event.number for event in some]
+        rows = Event.objects.using(using).filter(source=source, name=name, number__in=numbers)
+        taken, fresh = set(rows.values_list("number", flat=True)), []
+        for event in some:
+            if event.number in taken:
+                # A source that lost its database counts anew, with numbers that others have here.
+                event.number = None
+                found.append(event)
+            else:
+                taken.add(event.number)
+                fresh.append(event)
         positions = Position.objects.using(using).filter(source=source, name=name, gap_since=None)
-        for position in positions:
-            if numbers == list(range(position.number + 1, position.number + 1 + len(some))):
-                positions.update(number=numbers[-1])
-                found += some
+        for position in positions if fresh else ():
+            first = position.number + 1
+            if [event.number for event in fresh] == list(range(first, first + len(fresh))):
+                positions.update(number=fresh[-1].number)
+                found += fresh
     for event in found:
         event.relayed_at = Now()
     return found
