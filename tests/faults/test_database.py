@@ -351,7 +351,12 @@ def test_a_hundred_thousand_due_in_the_same_second(ledger):
 
 
 @guard(Without("jobs.execution.pipeline:_attempt", "False", clause='reached == "begin"'))
-@guard(Without("jobs.database.turns:Lock.__exit__", "exc[0] is None and self.release()"))
+@guard(
+    Without(
+        "jobs.database.turns:_turn",
+        "_threads.acquire(), processes.acquire(), (yield), processes.release(), _threads.release()",
+    )
+)
 @pytest.mark.databases("sqlite")
 def test_sqlite_locked_by_another_writer(ledger, database):
     """For a moment in which a body cannot begin, and for longer than a worker waits for its claim or for its end.
@@ -371,6 +376,7 @@ def test_sqlite_locked_by_another_writer(ledger, database):
                 time.sleep(len(RECONNECT) * 0.2 + sum(RECONNECT) + 1)
         ledger.check(within=LOST_CHILD)
         assert_nobody_is_blamed()
+        assert not Job.objects.filter(retries__gt=0).exists()
 
 
 def pass_through(jobs: int) -> None:
