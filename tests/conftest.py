@@ -119,7 +119,9 @@ TOGETHER = ("tests/browser/", "rabbitmq", "tests/test_strangers.py", "tests/cele
 
 
 def group_of(nodeid: str) -> str:
-    return next((each for each in TOGETHER if each in nodeid), nodeid)
+    # Two long cells in a row would take longer than one more RabbitMQ.
+    is_cell = nodeid.startswith("tests/test_matrix.py")
+    return nodeid if is_cell else next((each for each in TOGETHER if each in nodeid), nodeid)
 
 
 class Grouped(LoadScopeScheduling):

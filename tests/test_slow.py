@@ -40,11 +40,11 @@ def test_killed_worker_is_made_good_within_30_seconds_of_its_restart(broker, tmp
 
 def test_what_outlives_the_visibility_timeout_runs_once(use_broker, redis_server):
     """Redis delivers again what was not acknowledged for so long. A job is no message, whatever it waits for."""
-    use_broker(redis_server.url, visibility_timeout=10, unacked_restore_interval=1, unacked_restore_throttle=1)
+    use_broker(redis_server.url, visibility_timeout=5, unacked_restore_interval=1, unacked_restore_throttle=1)
     with Worker(), Worker():
-        future = tasks.effect.apply_async(("future",), countdown=45)
-        long = tasks.slow.delay("long", 30)
+        future = tasks.effect.apply_async(("future",), countdown=20)
+        long = tasks.slow.delay("long", 15)
         [future_row, long_row] = wait_ended(future.id, long.id, timeout=80)
     assert (future_row.lease, long_row.lease) == (1, 1)
-    assert 45 <= (future_row.finished_at - future_row.created_at).total_seconds() < 50
+    assert 20 <= (future_row.finished_at - future_row.created_at).total_seconds() < 25
     assert effects() == {"future": 1, "long": 1}
