@@ -128,6 +128,8 @@ def count(using: str, begin: datetime.datetime, end: datetime.datetime) -> int:
         if key not in found or old.count > found[key].count:
             old.pk = None
             found[key] = old
+    if not found:
+        return 0
     _replace(minutes, found)
     for part, whole in ((MINUTE, HOUR), (HOUR, QUARTER)):
         # The whole hour (or quarter of a day), even if it is not over.
