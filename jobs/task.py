@@ -28,12 +28,12 @@ from jobs.database.databases import job_alias
 from jobs.errors import EffectParked, Replaced, UniqueTaken
 from jobs.execution import pipeline
 from jobs.idempotency import locks
-from jobs.idempotency.keys import KeyTemplate, named
+from jobs.idempotency.keys import KeyTemplate
 from jobs.lifecycle.run import Run, current_job
 from jobs.lifecycle.transitions import now_plus
 from jobs.models import Job
 from jobs.models.fields import uuid7
-from jobs.models.values import as_uuid, safe_repr
+from jobs.models.values import as_uuid, named, safe_repr
 
 
 def is_stock_name(name: str | None) -> bool:

@@ -9,7 +9,6 @@ from django.views.decorators.http import require_safe
 
 from jobs.conf import conf
 from jobs.inspection import census, public
-from jobs.models import Job
 
 
 @never_cache
@@ -43,8 +42,7 @@ def metrics(request: HttpRequest) -> HttpResponse:
     token, user = conf().METRICS_TOKEN, getattr(request, "user", None)
     given = request.headers.get("Authorization", "").encode()
     is_machine = bool(token) and secrets.compare_digest(given, f"Bearer {token}".encode())
-    permission = f"{Job._meta.app_label}.view_job"
-    if not is_machine and not (user and user.is_active and user.is_staff and user.has_perm(permission)):
+    if not is_machine and not (user and user.is_active and user.is_staff and public.may_look(user)):
         raise PermissionDenied
     try:
         from jobs.inspection.metrics import exposition

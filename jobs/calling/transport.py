@@ -18,8 +18,6 @@ from django.db import DatabaseError, InterfaceError, OperationalError, connectio
 from django.db.models.constants import OnConflict
 from kombu.transport import virtual
 
-import jobs
-
 if not apps.ready and not apps.loading:
     # `celery inspect` and its like load the Celery app, and no Django.
     django.setup()
@@ -166,9 +164,6 @@ class Transport(virtual.Transport):
         super().__init__(client, **kwargs)
         self.side = SideDatabase()
         self._renewed = time.monotonic()
-
-    def driver_version(self) -> str:
-        return jobs.__version__
 
     def drain_events(self, connection: Any, timeout: float | None = None) -> None:
         # Renewing has to happen here and not in _get, which is not called while the prefetch is full.

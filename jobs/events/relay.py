@@ -27,13 +27,13 @@ from jobs.conf.logs import logger
 from jobs.conf.syncpoints import reach
 from jobs.database import databases
 from jobs.events import publisher
-from jobs.idempotency.keys import named
 from jobs.lifecycle import order
 from jobs.lifecycle.board import board
 from jobs.lifecycle.ring import told
 from jobs.lifecycle.transitions import now_plus
 from jobs.models import ARGS, EVENT_HEADER, UNRELAYED, Event, Job, Node, Position, Relay, State, Subscription
 from jobs.models.fields import uuid7
+from jobs.models.values import named
 
 #: Seconds after which the handlers are forgotten that only a dead worker knows. Later events make no jobs for them.
 GRACE = 3600.0

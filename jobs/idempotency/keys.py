@@ -8,10 +8,7 @@ from typing import Any
 
 from kombu.utils.json import dumps
 
-from jobs.models.values import decoded
-
-#: Characters of a key, at the most: as many as every database indexes.
-MAX_KEY = 255
+from jobs.models.values import MAX_KEY, decoded
 
 
 class KeyTemplate:
@@ -80,12 +77,6 @@ def joined(parts: tuple[Any, ...], what: str) -> str:
     if len(parts) == 1:
         return checked(str(parts[0]), what)
     return checked(":".join(str(part).replace("\\", "\\\\").replace(":", "\\:") for part in parts), what)
-
-
-def named(task: str, key: str | None) -> str:
-    """The key of a task's limit: the task's own name, or with a key one for each; a hash where it is too long."""
-    text = task if key is None else f"{task}:{key}"
-    return text if len(text) <= MAX_KEY else f"{text[: MAX_KEY - 65]}:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def checked(key: Any, what: str) -> str:

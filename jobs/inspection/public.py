@@ -29,6 +29,11 @@ def of(each: Job | Batch) -> dict[str, Any]:
     return {"state": state.value, "percent": percent, "text": text, "label": label, "is_over": is_over}
 
 
+def may_look(user: Any) -> bool:
+    """Whether somebody may see all jobs, whatever label the project gave this app."""
+    return bool(user.has_perm(f"{Job._meta.app_label}.view_job"))
+
+
 def find(key: uuid.UUID | None) -> Job | Batch | None:
     if key is None:
         return None

@@ -23,9 +23,9 @@ from jobs.conf import celery_app
 from jobs.conf.logs import logger
 from jobs.conf.syncpoints import reach
 from jobs.database import databases
-from jobs.errors import UniqueBusy
 from jobs.lifecycle.ring import bell
 from jobs.lifecycle.transitions import now_plus
+from jobs.lifecycle.unique import UniqueBusy
 from jobs.maintenance.tally import clock
 from jobs.models import Schedule
 from jobs.models.values import scrub

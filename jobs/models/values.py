@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import datetime
 import decimal
+import hashlib
 import json
 import math
 import uuid
@@ -30,6 +31,9 @@ _CURES: tuple[tuple[type | tuple[type, ...], str], ...] = (
 
 #: What is kept beside JSON's own types, tagged as Celery's own encoder does it.
 TYPES = (datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, uuid.UUID, bytes, bytearray, memoryview)
+
+#: Characters of a key, at the most: as many as every database indexes.
+MAX_KEY = 255
 
 
 class Repr(str):
@@ -141,3 +145,9 @@ def safe_repr(value: Any) -> str:
         return repr(value)
     except Exception as exc:
         return f"<{type(value).__name__}, whose repr() raised {type(exc).__name__}>"
+
+
+def named(task: str, key: str | None) -> str:
+    """The key of a limit or an order: the task's name, or with a key one for each; a hash where it is too long."""
+    text = task if key is None else f"{task}:{key}"
+    return text if len(text) <= MAX_KEY else f"{text[: MAX_KEY - 65]}:{hashlib.sha256(text.encode()).hexdigest()}"

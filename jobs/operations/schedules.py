@@ -9,7 +9,7 @@ from django.utils.translation import gettext
 from jobs.calling import entries
 from jobs.conf import celery_app, import_tasks
 from jobs.database import databases
-from jobs.errors import UniqueBusy, UniqueTaken
+from jobs.lifecycle.transitions import UniqueBusy, UniqueTaken
 from jobs.models import Schedule
 from jobs.models.values import scrub
 from jobs.operations import note

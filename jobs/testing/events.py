@@ -36,7 +36,6 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
-import jobs
 from jobs.conf import syncpoints
 from jobs.database import databases
 from jobs.execution import pipeline
@@ -96,7 +95,7 @@ class Event:
 
 _LIBRARIES = tuple(
     os.path.realpath(str(path)) + os.sep
-    for path in {Path(jobs.__file__).parent, Path(django.__file__).parent, sysconfig.get_path("stdlib")}
+    for path in {Path(__file__).parents[1], Path(django.__file__).parent, sysconfig.get_path("stdlib")}
 )
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from django.template import Context, Engine
 
-import jobs
 from jobs.testing.compare import Difference
 from jobs.testing.events import Event
 
@@ -85,6 +84,6 @@ def as_html(examination: Examination) -> str:
         found = [index for index, finding in numbered if number in finding.points]
         verdict = "found" if found else "fine" if number in examination.points else "left out"
         moments.append({"event": event, "verdict": verdict, "findings": found})
-    engine = Engine(dirs=[str(Path(jobs.__file__).parent / "templates")])
+    engine = Engine(dirs=[str(Path(__file__).parents[1] / "templates")])
     context = {"examination": examination, "findings": numbered, "moments": moments}
     return engine.get_template("jobs/crashtest.html").render(Context(context))

@@ -25,15 +25,14 @@ from jobs.conf import conf
 from jobs.conf.logs import log, logger
 from jobs.conf.syncpoints import reach
 from jobs.database import databases, turns
-from jobs.errors import NotSettled
 from jobs.execution import settlement
-from jobs.idempotency.keys import named
 from jobs.lifecycle import claims, order, transitions
 from jobs.lifecycle.board import BODY, BUSY, IDLE, OLD, board
 from jobs.lifecycle.limited import LimitedClaimer
 from jobs.lifecycle.ring import bell
 from jobs.lifecycle.run import Run, claimed
 from jobs.models import Job
+from jobs.models.values import named
 from jobs.worker import celery_events
 
 #: Seconds that a claim is expected to take to run: nobody waits longer behind its first jobs. It is known by a task's
@@ -205,7 +204,7 @@ class Runner:
             log(logging.ERROR, job, "ended unexpectedly", "run_broken", exc_info=exc)
         else:
             value = None if outcome.info is None else outcome.info.retval
-            if isinstance(value, NotSettled):
+            if isinstance(value, settlement.NotSettled):
                 self._unsettled.append(job)
             error = value if isinstance(value, BaseException) else None
         if getattr(task, "subscribes", None) is not None:
@@ -268,7 +267,7 @@ class Runner:
         """The body of a claimed job was not reached."""
         try:
             settlement.settle(Run(task, None, job, self.slot), exc)
-        except NotSettled:
+        except settlement.NotSettled:
             self._unsettled.append(job)
         except Exception as told:
             # It raises what Celery is to be told; here nobody listens.
