@@ -174,7 +174,7 @@ def test_a_run_that_is_about_to_commit_wins_or_loses(tmp_path):
         wait_reached(worker.directory, "after_completion")
         began = time.monotonic()
         call_command("jobs", "kill", lost.id)
-        assert time.monotonic() - began < 2 * kill.PATIENCE + 1
+        assert time.monotonic() - began < 20, "it does not wait for what will never come"
         killed(lost.id)
     assert effects() == {"won": 1}
 

@@ -249,7 +249,7 @@ def test_a_node_whose_beat_stands_still_is_buried_and_its_jobs_go_back(side, set
     began = time.monotonic()
     while not (done := watch.run_once()).get("nodes"):
         beats.beat(side, alive.pk)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
         time.sleep(0.05)
     assert time.monotonic() - began >= 0.3
     assert done["nodes"] == 1
@@ -336,7 +336,7 @@ def test_a_rescuer_that_cannot_write_calls_nobody_dead(side, settings):
     while not watch.run_once()["nodes"]:
         beats.beat(side, own.pk)
         time.sleep(0.05)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
     assert time.monotonic() - began >= 0.3, "the other one gets the full time again"
 
 

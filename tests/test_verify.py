@@ -327,7 +327,7 @@ def test_what_nobody_touches_is_broken_when_its_bound_is_over(worker, short, sta
     make(state, age=LONG)
     began = time.monotonic()
     assert broken(verify()) == {rule: 1}
-    assert 0.5 < time.monotonic() - began < 5
+    assert 0.5 < time.monotonic() - began < 30
 
 
 def test_a_worker_that_takes_other_jobs_during_the_watch_is_not_blamed(worker, short):
