@@ -13,8 +13,9 @@ HOME = Path(jobs.__file__).parent
 #: They are read as data, or import nothing of ours.
 NO_ROOMS = {"migrations", "locale", "templates"}
 
-#: So many rooms are read before the way through them is clear; so many stand above each other.
-ROOMS, FLOORS = 30, 11
+#: So many rooms are read before the way through them is clear; so many stand above each other; so many imports tie
+#: one to another.
+ROOMS, FLOORS, ARROWS = 30, 11, 134
 
 
 def room_of(path: Path) -> str:
@@ -63,3 +64,5 @@ def test_imports_between_rooms_go_downwards():
     found = floors()
     assert len(found) <= ROOMS, sorted(found)
     assert max(found.values()) <= FLOORS, sorted(found.items(), key=lambda pair: -pair[1])
+    arrows = [f"{room} -> {below}" for room, rooms in house().items() for below in rooms]
+    assert len(arrows) <= ARROWS, sorted(arrows)
