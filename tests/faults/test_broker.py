@@ -147,7 +147,7 @@ def test_broker_emptied(ledger, broker):
 
 
 @pytest.mark.brokers("redis", "rabbitmq")
-@guard("jobs.worker.consumer:_replace_dead")
+@guard("jobs.worker.consumer:_replace_dead", case="redis")
 def test_broker_that_refuses_the_worker(ledger, broker):
     """The worker looks for a virtual host that is not there, and says so.
 
