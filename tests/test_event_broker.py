@@ -557,6 +557,19 @@ def test_a_poison_message_is_kept_and_stops_nobody(handlers):
     assert made["jobs"] == 0, "a replay finds no event in it either"
 
 
+def test_bad_messages_of_one_body_are_kept_apart_and_the_same_one_is_kept_once(handlers):
+    headers = {"cloudEvents:id": "7", "cloudEvents:source": "a"}
+    bad = [
+        Delivery("{}", {"headers": {}}, "shop.odd"),
+        Delivery("{}", {"headers": headers}, "shop.odd"),
+        Delivery("{}", {"headers": headers, "content_type": "text/plain"}, "shop.odd"),
+    ]
+    receive(*bad)
+    receive(*bad)
+    receive(Delivery("{}", {"headers": {**headers, "x-delivery-count": 1}}, "shop.odd"))
+    assert Event.objects.filter(name="shop.odd").exclude(problem=None).count() == 3
+
+
 def test_no_event_is_put_aside_because_the_server_ended_a_session_that_stood_still(handlers, monkeypatch):
     if connections["default"].vendor != "postgresql":
         pytest.skip("PostgreSQL only")

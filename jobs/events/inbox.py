@@ -111,7 +111,12 @@ def _event(message: wire.Message) -> Event:
 def _no_event(delivery: Delivery, why: Exception) -> Event:
     problem = str(why) if isinstance(why, wire.Malformed) else f"it cannot be kept: {type(why).__name__}: {why}"
     body = delivery.body if isinstance(delivery.body, str) else delivery.body.decode(errors="replace")
-    key = "\0".join([delivery.routing_key, str(delivery.properties.get("message_id")), body])
+    properties = delivery.properties
+    headers = properties.get("headers") or properties.get("application_headers") or {}
+    # The broker writes headers of its own, x-..., when it delivers again.
+    sent = sorted((str(name), repr(value)) for name, value in headers.items() if not str(name).startswith("x-"))
+    about = [str(properties.get("message_id")), str(properties.get("content_type")), repr(sent)]
+    key = "\0".join([delivery.routing_key, *about, body])
     logger.warning("a message is no event: %s", problem, extra={"action": "event_malformed"})
     return Event(
         # The same message, delivered again, is the same row.
