@@ -139,6 +139,7 @@ def test_each_option_of_celery_and_of_known_packages_may_be_declared(declare, na
         ({"concurrency": "3"}, "concurrency='3' must be a whole number"),
         ({"concurrency": 0}, "concurrency=0 must be a whole number from 1"),
         ({"rate": "100 a minute"}, "rate='100 a minute' must be a number and its time"),
+        ({"rate": "1000000/s"}, "and less than 1000000$"),
         ({"rate_limit": "often"}, "rate='often' must be a number and its time"),
         ({"limit_key": "{key}"}, "limit_key= needs concurrency= or rate="),
     ],

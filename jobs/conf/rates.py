@@ -7,6 +7,8 @@ from typing import Any
 
 #: Places that a limit may have.
 MOST = 10_000
+#: The number of a rate is below this, whatever its time.
+TOO_HIGH = 1_000_000
 #: The slowest rate: one start in so many seconds.
 SLOWEST = 3650 * 86400
 #: Seconds whose starts a claim may take at once: where a rate is so high that claims one by one would not keep up.
@@ -49,8 +51,9 @@ def _pace(rate: Any) -> tuple[int, float]:
         count, seconds = float(number), _SECONDS[unit or "s"]
     except (KeyError, ValueError):
         count, seconds = -1.0, 1
-    if isinstance(rate, bool) or not 0 <= count < 1e6 or 0 < count < seconds / SLOWEST:
-        raise ValueError(f"rate={rate!r} must be {RATE}")
+    if isinstance(rate, bool) or not 0 <= count < TOO_HIGH or 0 < count < seconds / SLOWEST:
+        most = f", and less than {TOO_HIGH}" if count >= TOO_HIGH else ""
+        raise ValueError(f"rate={rate!r} must be {RATE}{most}")
     if not count:
         return 0, 0.0
     burst = max(1, int(AT_ONCE * count / seconds))
