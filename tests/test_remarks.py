@@ -165,6 +165,14 @@ def test_no_worker_at_all():
     assert [each.kind for each in noted()] == ["starving"]
 
 
+def test_a_queue_whose_worker_was_told_to_be_quiet():
+    node = alive(queues=[])
+    make("ready", age=600)
+    [remark] = noted()
+    assert (remark.kind, remark.command) == ("starving", f"manage.py jobs tell resume {str(node.pk)[:8]}")
+    assert f"{node.hostname} was told to be quiet" in remark.meaning
+
+
 def test_an_unknown_task_is_named():
     alive()
     make("scheduled", age=-60, task="shop.old", error={"type": "NotRegistered", "message": "no"})

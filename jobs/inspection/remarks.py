@@ -175,6 +175,7 @@ def _no_worker(found: dict[str, Any]) -> Iterator[Remark]:
 
 def _queues(found: dict[str, Any], rates: Mapping[str, tuple[float, float]]) -> Iterator[Remark]:
     known = cache(limits.in_force)
+    quiet = [node for node in found["nodes"] if node["takes_jobs"] and not node["queues"]]
     for name, queue in found["queues"].items():
         waited, workers = queue["oldest_ready_seconds"], queue["workers"]
         if queue["paused"]:
@@ -193,6 +194,13 @@ def _queues(found: dict[str, Any], rates: Mapping[str, tuple[float, float]]) -> 
             kind, command = "starving", f"celery -A proj worker -Q {name}"
             says = gettext("%(queue)s: the oldest ready job has waited %(time)s, and no worker consumes its queue")
             means = gettext("Its jobs wait until a worker is started with this queue in its option -Q.")
+            if quiet:
+                # A quiet worker has no queues: it may be the one that consumed this one.
+                means = gettext("No worker takes jobs of the queue %(queue)s: %(quiet)s was told to be quiet.") % {
+                    "queue": name,
+                    "quiet": ", ".join(node["hostname"] for node in quiet),
+                }
+                command = f"manage.py jobs tell resume {quiet[0]['id'][:8]}"
         elif not queue["running"]:
             kind = "standing"
             says = ngettext(
