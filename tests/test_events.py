@@ -453,6 +453,15 @@ def test_the_command_lists_and_shows():
         command("show", str(uuid.uuid4()))
 
 
+def test_the_command_says_that_no_job_handles_an_event(capsys):
+    key = told.thing_made("a")
+    call_command("jobs", "events", "show", str(key))
+    assert "No job handles it in this database." in capsys.readouterr().out
+    run_jobs()
+    call_command("jobs", "events", "show", str(key))
+    assert "No job handles it" not in capsys.readouterr().out
+
+
 def test_the_schemas_are_written(tmp_path):
     command("schema", "--dir", str(tmp_path))
     schema = json.loads((tmp_path / "test.thing.moved.v1.json").read_text())

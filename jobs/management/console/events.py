@@ -114,6 +114,8 @@ def _show(out: JobsCommand, args: Namespace) -> None:
     if event.job is not None:
         out.say(f"by the job {event.job}")
     out.say(json.dumps(data, ensure_ascii=False, indent=2))
+    if not handlers:
+        out.say("No job handles it in this database.")
     for each in handlers:
         out.say(f"{each['handler']}: {each['state']} (job {each['job']})")
     for then in told:
