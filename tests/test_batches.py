@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import threading
+import uuid
 
 import pytest
 from celery import chain, shared_task
@@ -13,6 +14,7 @@ from django.db import connection, connections, transaction
 from django.template import Context, Template
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
+from django.utils import timezone
 
 from jobs import batch
 from jobs.calling import batches
@@ -292,6 +294,27 @@ def test_why_says_what_a_batch_waits_for(node, capsys):
     callback = Job.objects.get(batch=None)
     assert reason.code == "batch_ended"
     assert f"It called {callback.task}: job {callback.pk}." in reason.says
+
+
+def test_why_names_no_job_for_a_callback_that_made_none(node):
+    """The worker that called it did not know the task, so that the call was a message."""
+    found = Batch.objects.create(name="import")
+    make("succeeded", batch=found)
+    called = {"task": "shop.gone", "id": str(uuid.uuid4())}
+    Batch.objects.filter(pk=found.pk).update(
+        ended_at=timezone.now(), counts={"succeeded": 1}, called={"on_success": called}
+    )
+    [reason] = why.explain(found.pk)[1]
+    assert "It called shop.gone, and there is no such job" in reason.says
+    assert "of 1 job, which has ended." in reason.says
+    assert called["id"] not in reason.says + reason.cure
+    assert "imports" in reason.cure
+
+
+def test_why_counts_a_single_job(node):
+    found = Batch.objects.create(name="import")
+    make("ready", batch=found)
+    assert "of 1 job, and it waits" in why.explain(found.pk)[1][0].says
 
 
 def test_the_page_of_a_batch_names_what_is_to_be_called_and_what_was(staff, node):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from django.db.models.functions import Now
-from django.utils.translation import gettext
+from django.utils.translation import gettext, ngettext
 
 from jobs.calling import batches
 from jobs.calling.entries import NAME, TICK
@@ -62,19 +62,40 @@ def _batch(batch: Batch) -> Reason:
     """Why a batch has not ended."""
     counts = batches.counts(batch)
     live = Job.objects.using(batch._state.db).filter(batch=batch.pk, state__in=LIVE).order_by("pk").first()
-    words = {"name": batch.name, "ended": sum(counts.get(state, 0) for state in ENDED), "all": sum(counts.values())}
+    words: dict[str, Any] = {
+        "name": batch.name,
+        "ended": sum(counts.get(state, 0) for state in ENDED),
+        "all": sum(counts.values()),
+    }
     if batch.ended_at is not None or live is None:
-        says, cure = gettext("It is a batch, %(name)s, of %(all)s jobs, and all have ended."), ""
+        cure = ""
+        says = ngettext(
+            "It is a batch, %(name)s, of %(all)s job, which has ended.",
+            "It is a batch, %(name)s, of %(all)s jobs, and all have ended.",
+            words["all"],
+        )
         if batch.ended_at is None:
             cure = gettext(
                 "A worker calls what follows within a second or so. If none does, their log says why it cannot be "
                 "called."
             )
         for called in batch.called.values():
-            says += " " + gettext("It called %(task)s: job %(id)s.") % called
-            cure = f"manage.py jobs why {called['id']}"
+            if databases.first(Job.objects.filter(pk=called["id"])) is not None:
+                says += " " + gettext("It called %(task)s: job %(id)s.") % called
+                cure = f"manage.py jobs why {called['id']}"
+                continue
+            none = gettext(
+                "It called %(task)s, and there is no such job: the worker that called it did not know the task, the "
+                "task is none of jobs, it is a chain or a group, or the job was pruned."
+            )
+            says += " " + none % called
+            cure = gettext("See that all workers import the task (autodiscover_tasks, imports).")
         return Reason("batch_ended", says, cure, words, called=batch.called)
-    says = gettext("It is a batch, %(name)s: %(ended)s of %(all)s jobs have ended, and it waits for the others.")
+    says = ngettext(
+        "It is a batch, %(name)s, of %(all)s job, and it waits for its end.",
+        "It is a batch, %(name)s: %(ended)s of %(all)s jobs have ended, and it waits for the others.",
+        words["all"],
+    )
     return Reason("batch_waits", says, f"manage.py jobs why {live.pk}", words, job=live.pk, **counts)
 
 
