@@ -468,6 +468,17 @@ def test_the_schemas_are_written(tmp_path):
     assert (schema["properties"]["number"], schema["required"]) == ({"type": "integer"}, ["name", "number"])
 
 
+def test_no_schema_is_left_out_in_silence(monkeypatch, tmp_path):
+    def fails(app):
+        raise ModuleNotFoundError("No module named 'stripe'")
+
+    monkeypatch.setattr("jobs.conf.import_tasks", fails)
+    monkeypatch.setattr("jobs.management.console.events.import_tasks", fails)
+    with pytest.raises(ModuleNotFoundError, match="stripe"):
+        command("schema", "--dir", str(tmp_path))
+    assert not [*tmp_path.iterdir()]
+
+
 def test_events_are_forgotten_when_they_are_old_and_were_handed_on(settings):
     settings.JOBS = {**settings.JOBS, "RETENTION_EVENTS": 3600.0}
     told.thing_made("old")

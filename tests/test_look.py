@@ -77,8 +77,9 @@ def test_show_has_everything():
         assert words in text
     found = json.loads(run("show", str(job.pk), "--json"))
     assert (found["args"], found["retries"], found["errors"][0]["message"]) == ([1, {"a": "b"}], 2, "no")
-    with pytest.raises(CommandError, match="no valid UUID"):
-        run("show", "7")
+    for text in "7", "{}":
+        with pytest.raises(CommandError, match="no valid UUID"):
+            run("show", text)
     with pytest.raises(CommandError, match="jobs why"):
         run("show", str(uuid.uuid4()))
 

@@ -7,6 +7,7 @@ import re
 import time
 
 import celery
+import django.conf
 import pytest
 from asgiref.sync import async_to_sync
 from celery import current_app, group
@@ -189,6 +190,18 @@ def test_a_test_switches_eager_calls_whenever_it_likes(settings, namespace):
     for value in True, False:
         app.conf.task_always_eager = value
         assert is_eager(app) is value
+
+
+def test_eager_calls_are_switched_without_a_signal_too(monkeypatch):
+    app = celery.Celery("eager", set_as_current=False)
+    app.config_from_object("django.conf:settings", namespace="CELERY")
+    assert not is_eager(app)
+    monkeypatch.setattr(django.conf.settings, "CELERY_TASK_ALWAYS_EAGER", True, raising=False)
+    assert is_eager(app)
+    monkeypatch.undo()
+    assert not is_eager(app)
+    app.config_from_object({"task_always_eager": True})
+    assert is_eager(app)
 
 
 @pytest.mark.parametrize("name", ["max_retries", "atomic", "unique_for"])

@@ -9,7 +9,7 @@ from datetime import timedelta
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cache, lru_cache
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from celery import Celery, current_app
 from django.conf import settings as django_settings
@@ -260,7 +260,7 @@ def _settings(given: dict[str, Any]) -> Settings:
 def _forget(*, setting: str, **kwargs: Any) -> None:
     if setting == "JOBS":
         conf.cache_clear()
-    _is_unset.cache_clear()
+    _without.cache_clear()
 
 
 setting_changed.connect(_forget, dispatch_uid="jobs.conf")
@@ -365,19 +365,21 @@ _EAGER = ("task_always_eager", "CELERY_TASK_ALWAYS_EAGER", "CELERY_ALWAYS_EAGER"
 
 def is_eager(app: Celery) -> bool:
     """Celery's ``task_always_eager``. Every call asks; where nobody has set it, Celery's own look takes 10 us."""
-    changes = app.conf.changes
-    if _is_unset(app, id(app.conf)) and not any(name in changes for name in _EAGER):
+    config = app.conf
+    # Either may be set at any time.
+    given = config.changes, vars(cast(Any, django_settings)._wrapped)
+    if _without(app, id(config)) is config and not any(name in each for each in given for name in _EAGER):
         return False
-    return bool(app.conf.task_always_eager)
+    return bool(config.task_always_eager)
 
 
 @lru_cache(maxsize=10)
-def _is_unset(app: Celery, conf_id: int) -> bool:
-    """Whether neither the project's settings nor the app name it."""
+def _without(app: Celery, config_id: int) -> Any:
+    """The app's configuration, if neither the project's settings nor the app name it; kept, so that its id stays."""
     # Asked first: it loads the settings.
     if app.conf.task_always_eager or app.namespace not in (None, "CELERY"):
-        return False
-    return not any(name in source for source in app.conf.maps[:-1] for name in _EAGER)
+        return None
+    return None if any(name in source for source in app.conf.maps[:-1] for name in _EAGER) else app.conf
 
 
 def reads_rows(app: Celery) -> bool:

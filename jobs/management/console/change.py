@@ -52,8 +52,10 @@ def which(args: Namespace, meant: tuple[str, ...] = ()) -> Selection:
 
 def key_of(text: str) -> uuid.UUID:
     """The id of a job that was named on the command line."""
-    with reported(says=f"{text!r} {{}}"):
+    try:
         return identify(text)
+    except ValueError as exc:
+        raise CommandError(f"{text!r} {exc}") from exc
 
 
 def _change(operation: Operation, out: JobsCommand, args: Namespace) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.db.models import QuerySet
 
-from jobs.conf import conf, loaded_app
+from jobs.conf import celery_app, conf, import_tasks
 from jobs.events import amqp, declare, replay
 from jobs.inspection.events import stage
 from jobs.inspection.redaction import data_of
@@ -146,7 +146,9 @@ def _replay(out: JobsCommand, args: Namespace) -> None:
 
 
 def _schema(out: JobsCommand, args: Namespace) -> None:
-    loaded_app()
+    if (app := celery_app()) is not None:
+        # A module that cannot be imported must not leave out its events, and say nothing.
+        import_tasks(app)
     found = {f"{each.name}.v{each.version}.json": each for each in declare.types.values()}
     if not found:
         raise CommandError("This project declares no event: @event of jobs.events, in a module that is imported.")
