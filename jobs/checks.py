@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import celery
@@ -105,6 +106,8 @@ W023 These entries of the schedule are left out, and nothing runs for them: {ent
   -> Put right what each says. Workers run the schedule themselves; with JOBS['SCHEDULES'] = None celery beat does.
 W024 What these entries of the schedule call is not there: {entries}.
   -> Put right the name or the arguments. Silence this if the tasks are those of another service.
+W025 Workers do not import these modules, so their handlers get no event: {modules}.
+  -> Write app.autodiscover_tasks(related_name='handlers') beside app.autodiscover_tasks(), or import them in tasks.py.
 """
 
 #: The text and the cure by the id. A line that begins with a blank continues the one before.
@@ -363,6 +366,8 @@ def check_tasks(app: Celery | None = None) -> Iterator[CheckMessage]:
         except TypeError as exc:
             yield _say("E019", exc=exc)
             return
+    if lost := {*_lost_handlers()}:
+        yield _say("W025", modules=lost)
     tasks = _own_tasks(app)
     foreign = {name for name, task in app.tasks.items() if has_foreign_base(task) and not is_excluded(name)}
     if foreign and getattr(app.Task, "is_transactional", False):
@@ -382,6 +387,18 @@ def check_tasks(app: Celery | None = None) -> Iterator[CheckMessage]:
     keyed = {name: task for name, task in tasks.items() if "idempotency_key" in task.key_templates}
     if late := {name for name, task in keyed.items() if failed is None or max(failed, _retry_horizon(task)) > kept}:
         yield _say("W017", kept=kept, tasks=late)
+
+
+def _lost_handlers() -> Iterator[str]:
+    """The ``handlers.py`` of installed apps that handle events, and that the import of the tasks left out."""
+    for config in apps.get_app_configs():
+        name, path = f"{config.name}.handlers", Path(config.path)
+        # An app with a celery.py that is not imported here is another service.
+        if name in sys.modules or ((path / "celery.py").exists() and f"{config.name}.celery" not in sys.modules):
+            continue
+        file = path / "handlers.py"
+        if file.exists() and "jobs.events" in file.read_text(errors="replace"):
+            yield name
 
 
 def _uncallable(app: Celery) -> Iterator[str]:

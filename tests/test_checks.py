@@ -209,6 +209,22 @@ def test_a_task_that_cannot_be_declared_is_an_error_of_manage_py_check(monkeypat
     assert "concurency" in message.msg
 
 
+def test_handlers_that_no_worker_imports(tmp_path, monkeypatch):
+    """Celery's autodiscovery finds only tasks.py."""
+    config = SimpleNamespace(name="lone", path=str(tmp_path))
+    monkeypatch.setattr(checks.apps, "get_app_configs", lambda: [config])
+    (tmp_path / "handlers.py").write_text("import logging\n")
+    assert ids(checks.check_tasks(app())) == []
+    (tmp_path / "handlers.py").write_text("from jobs.events import handler\n")
+    [message] = checks.check_tasks(app())
+    assert (message.id, "lone.handlers" in message.msg) == ("jobs.W025", True)
+    (tmp_path / "celery.py").touch()
+    assert ids(checks.check_tasks(app())) == [], "it is another service"
+    (tmp_path / "celery.py").unlink()
+    monkeypatch.setitem(sys.modules, "lone.handlers", SimpleNamespace())
+    assert ids(checks.check_tasks(app())) == []
+
+
 def test_a_service_that_others_hear_has_a_name(settings):
     settings.JOBS = {"EVENT_BROKER": "amqp://rabbit"}
     assert "jobs.E020" in ids(checks.check_settings())
