@@ -8,7 +8,7 @@ import pytest
 from celery import current_app
 from django.urls import reverse
 
-from tests.browser.pages import DASHBOARD, EFFECTS, EVENTS, LIMITS, LIST, NODES, SHOWN, SUBSCRIPTIONS, change
+from tests.browser.pages import DASHBOARD, EFFECTS, EVENTS, LIMITS, LIST, MARKERS, NODES, SHOWN, SUBSCRIPTIONS, change
 from tests.browser.scene import Scene
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -45,9 +45,12 @@ def test_pictures_of_all_pages(visit, directory, way, monkeypatch):
         "worker": change(scene.nodes[0]),
         "schedules": reverse("admin:jobs_schedule_changelist"),
         "schedule": reverse("admin:jobs_schedule_change", args=["clean up"]),
+        "batches": reverse("admin:jobs_batch_changelist"),
         "batch": reverse("admin:jobs_batch_change", args=[scene.batch.pk]),
         "limits": LIMITS,
         "effects": EFFECTS,
+        "effect": SHOWN["effect"](),
+        "markers": MARKERS,
         "events": EVENTS,
         "event": SHOWN["event"](),
         "subscriptions": SUBSCRIPTIONS,
