@@ -9,9 +9,8 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
 
-from jobs.lifecycle import queues
+from jobs.lifecycle import queues, ring
 from jobs.models import Instance, Job
-from jobs.worker import listener
 from tests.harness import Worker
 from tests.rows import make
 from tests.servers import free_port
@@ -70,13 +69,13 @@ def test_a_broker_that_is_away(use_broker):
 
 
 def test_rings_that_are_not_heard(monkeypatch):
-    monkeypatch.setattr(listener, "hears", lambda alias: False)
-    ring = examine("--no-probe")[0]["rings of 'default'"]
+    monkeypatch.setattr(ring, "hears", lambda alias: False)
+    said = examine("--no-probe")[0]["rings of 'default'"]
     # A job is found nevertheless.
-    assert ring["is_well"]
+    assert said["is_well"]
     if connection.vendor == "postgresql":
-        assert "are not heard" in ring["says"]
-        assert "until a worker looks" in ring["says"]
+        assert "are not heard" in said["says"]
+        assert "until a worker looks" in said["says"]
 
 
 def test_a_copied_database():
@@ -100,7 +99,7 @@ def test_a_queue_that_nobody_works_on():
 def test_what_is_worth_a_look_and_no_fault_is_a_note(monkeypatch):
     queues.pause("mail", "ada")
     make("ready", queue="nobody", age=600)
-    monkeypatch.setattr(listener, "hears", lambda alias: False)
+    monkeypatch.setattr(ring, "hears", lambda alias: False)
     out = io.StringIO()
     with pytest.raises(CommandError):
         call_command("jobs", "doctor", "--no-probe", stdout=out, no_color=True)

@@ -98,7 +98,7 @@ def running(job=None, lease=1):
     job = job or make("running", lease=lease)
     job.lease = lease
     Job.objects.filter(pk=job.pk).update(lease=lease)
-    with runs.running(SimpleNamespace(job=job)):
+    with runs.running(SimpleNamespace(job=job, using="default")):
         yield job
 
 
@@ -212,7 +212,7 @@ def test_the_next_run_of_a_job_takes_over_at_once(store):
         assert is_held()
         zombie = Job.objects.get(pk=job.pk)
         zombie.lease = 1
-        with runs.running(SimpleNamespace(job=zombie)), pytest.raises(Busy), lock("a"):
+        with runs.running(SimpleNamespace(job=zombie, using="default")), pytest.raises(Busy), lock("a"):
             pass
         gate.set()
         thread.join()
