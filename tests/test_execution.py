@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import gc
 import uuid
+import weakref
 from contextlib import contextmanager
 from decimal import Decimal
 
@@ -17,7 +19,7 @@ from django.utils import timezone
 from kombu import Exchange, Queue
 
 from jobs.conf import syncpoints
-from jobs.errors import TaskExited
+from jobs.errors import Snooze, TaskExited
 from jobs.inspection.redaction import Shown
 from jobs.lifecycle import claims, ring, transitions
 from jobs.lifecycle.board import board
@@ -408,6 +410,51 @@ def test_a_conflict_is_not_run_again_by_a_zombie(monkeypatch):
     assert deliver(result)[0] == "IGNORED"
     assert Job.objects.get().state == "running"
     assert not effects()
+
+
+class Held:
+    """What a body has in a variable."""
+
+
+held: list[weakref.ref] = []
+#: For each attempt how much of what the attempts before it held is still there.
+left: list[int] = []
+
+
+@shared_task
+def holding(error):
+    left.append(sum(each() is not None for each in held))
+    mine = Held()
+    held.append(weakref.ref(mine))
+    if error == "deadlock" and len(held) == 1:
+        raise OperationalError("in favour of another") from psycopg.errors.DeadlockDetected()
+    if isinstance(error, int):
+        raise Snooze(60) if error else ValueError
+
+
+@pytest.mark.parametrize("error", ["deadlock", 60, 0])
+def test_what_a_body_held_is_gone_before_the_next_one_begins(runner, monkeypatch, error):
+    """A cursor that is closed later, by the garbage collection, would fail another job's transaction."""
+    monkeypatch.setattr("jobs.execution.pipeline.RERUNS", [0.0])
+    held.clear()
+    left.clear()
+    gc.disable()
+    try:
+        for argument in (error, None):
+            holding.delay(argument)
+            assert runner.run_batch()
+    finally:
+        gc.enable()
+    assert left == ([0, 0, 0] if error == "deadlock" else [0, 0])
+
+
+def test_a_call_whose_followers_nobody_can_read_fails(monkeypatch):
+    def embedded(options):
+        raise LookupError("a type that is not known here")
+
+    monkeypatch.setattr("jobs.calling.request.embedded", embedded)
+    assert deliver(tasks.effect.delay("a"))[0] == "FAILURE"
+    assert Job.objects.get().state == "failed"
 
 
 @pytest.mark.parametrize("wrong", [{"options": 5}, {"args": 5}, {"kwargs": [1]}], ids=str)

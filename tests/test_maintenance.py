@@ -533,6 +533,24 @@ def test_what_waits_behind_a_long_body_goes_back(own, bell, monkeypatch):
     assert LONG == 2.0
 
 
+def test_who_was_in_time_when_the_board_was_read_keeps_its_jobs(own, monkeypatch):
+    """It may have begun the next one by now, under the claim's token, while the rows of another were given back."""
+    monkeypatch.setattr("jobs.lifecycle.board.LONG", 0.1)
+    long, young = board.take(), board.take()
+    long.name(uuid.uuid4(), 1, 1, 1, None, None, b"{}")
+    time.sleep(0.11)
+    young.name(uuid.uuid4(), 1, 2, 2, None, None, b"{}")
+    given_back = []
+
+    def hand_back(alias, node, token, begun):
+        given_back.append(token)
+        time.sleep(0.11)
+
+    monkeypatch.setattr("jobs.lifecycle.transitions.hand_back_claim", hand_back)
+    own.hand_back_waiting()
+    assert given_back == [1]
+
+
 def test_a_stopped_worker_hands_back_what_its_processes_left(own):
     jobs, other = claimed(2), run(tasks.effect.delay("other").id)
     assert own.hand_back_all() == 2

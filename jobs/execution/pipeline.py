@@ -146,6 +146,8 @@ def _perform(run: Run) -> Any:
                 return _tell(run, source, struck)
             case Conflict(exc) if (pause := next(pauses, None)) is not None:
                 run.log(logging.INFO, f"runs again: {exc}", "conflict")
+                # What the body held goes before it begins again.
+                del exc
                 time.sleep(random.uniform(0, pause))
                 run.planned.clear()
                 settlement.write(run, lambda: transitions.owns(run.job))
@@ -159,12 +161,12 @@ def _perform(run: Run) -> Any:
 def _attempt(run: Run) -> Committed | Conflict | Lost | Raised:
     """Body and completion, in one transaction."""
     job, task, using = run.job, run.task, run.using
-    # Each attempt has its own, and a retry those of the call: a body may change what it was given.
-    args, kwargs = decoded(job.args), decoded(job.kwargs)
-    run.request.update(args=decoded(job.args), kwargs=decoded(job.kwargs), **request.embedded(job.options))
     run.result = run.replacement = source = None
     reached, is_lost = "begin", False
     try:
+        # Each attempt has its own, and a retry those of the call: a body may change what it was given.
+        args, kwargs = decoded(job.args), decoded(job.kwargs)
+        run.request.update(args=decoded(job.args), kwargs=decoded(job.kwargs), **request.embedded(job.options))
         # On SQLite the worker's processes take turns.
         with turn(using) if task.atomic else _NOTHING, transaction.atomic(using) if task.atomic else _NOTHING:
             try:
@@ -214,14 +216,15 @@ def _attempt(run: Run) -> Committed | Conflict | Lost | Raised:
         return Raised(exc)
     except BaseException as exc:
         is_sent = reached == "commit"
-        said = settlement.shutdown_behind(exc) or (_what_struck(exc) if is_sent else exc)
+        # No other name: with its frame it would hold itself, and what the body held, until Python collects garbage.
+        exc = settlement.shutdown_behind(exc) or (_what_struck(exc) if is_sent else exc)
         if is_sent and settlement.is_committed(run):
-            return Committed(source, said)
-        if task.atomic and _is_conflict(_what_struck(said)):
-            return Conflict(said)
+            return Committed(source, exc)
+        if task.atomic and _is_conflict(_what_struck(exc)):
+            return Conflict(exc)
         # The database refused, before the body or at its commit.
-        is_refused = isinstance(said, Error) and (reached == "begin" or (is_sent and settlement.may_pass(said)))
-        return Lost(said) if is_lost or is_refused else Raised(said)
+        is_refused = isinstance(exc, Error) and (reached == "begin" or (is_sent and settlement.may_pass(exc)))
+        return Lost(exc) if is_lost or is_refused else Raised(exc)
     return Committed(source)
 
 

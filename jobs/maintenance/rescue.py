@@ -241,11 +241,12 @@ class OwnJobs:
 
         Race with the process, which may end that body at this moment: see ``transitions.hand_back_claim``.
         """
+        # All at once: by the time that one is given back, the next one's process may have begun another job in time.
+        waiting = [slot for slot in board.occupied() if slot.holds_up]
         done = 0
-        for slot in board.occupied():
-            if slot.holds_up:
-                back = partial(transitions.hand_back_claim, node=board.node, token=slot.batch, begun=slot.job)
-                done += databases.everywhere(back)
+        for slot in waiting:
+            back = partial(transitions.hand_back_claim, node=board.node, token=slot.batch, begun=slot.job)
+            done += databases.everywhere(back)
         if done:
             bell.ring()
         return done

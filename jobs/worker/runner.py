@@ -5,6 +5,7 @@ import random
 import signal
 import sys
 import time
+import traceback
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
@@ -158,7 +159,7 @@ class Runner:
                 self._hand_back_rest(job, batch, begun=job.pk)
                 waiting = []
             used += mean or 0.0
-            self._run(task, job, batch if waiting else 0, claimed_at)
+            _let_go(self._run(task, job, batch if waiting else 0, claimed_at))
             self.slot.rest(BUSY, batch if waiting else 0)
             if not waiting:
                 return
@@ -347,6 +348,20 @@ class Runner:
                 stock(number, frame)
 
         signal.signal(signal.SIGUSR1, strike)
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Empty the frames of a run that raised: else what its body held would live until Python collects garbage.
+
+    Race: a server-side cursor (``iterator()``) would be closed then, in a later job's transaction, and break it.
+    """
+    causes = [] if error is None else [error, *filter(None, [error.__cause__])]
+    for each in (each for cause in causes for each in settlement.chain(cause)):
+        for frame, _ in traceback.walk_tb(each.__traceback__):
+            with suppress(RuntimeError):
+                frame.clear()
+                # Celery has looked at them, and up to Python 3.12 a frame keeps what was seen then.
+                frame.f_locals  # noqa: B018
 
 
 def _describe(job: Job, made: dict[str, Any]) -> bytes:
