@@ -164,10 +164,9 @@ class Task(celery.Task):
         given = {name: inspect.getattr_static(cls, name) for name in names}
         given = {name: getattr(value, "__func__", value) for name, value in given.items() if value is not None}
         policy = given.pop("on_ambiguous", None)
-        run = inspect.getattr_static(cls, "run")
-        takes = inspect.signature(run)
-        own = 0 if isinstance(run, staticmethod) else 1
-        cls.body_signature = takes.replace(parameters=list(takes.parameters.values())[own:])
+        run: Any = inspect.getattr_static(cls, "run")
+        # As a task has it: a function, or a static, class or partial method.
+        cls.body_signature = inspect.signature(run.__get__(object(), cls) if hasattr(run, "__get__") else run)
         if cls.every is not None:
             Ticks(cls.every, cls._get_app())
             try:

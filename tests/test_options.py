@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import re
 import time
 
@@ -202,6 +203,24 @@ def test_eager_calls_are_switched_without_a_signal_too(monkeypatch):
     assert not is_eager(app)
     app.config_from_object({"task_always_eager": True})
     assert is_eager(app)
+
+
+BODIES = (
+    lambda self, x: x,
+    staticmethod(lambda x: x),
+    classmethod(lambda cls, x: x),
+    functools.partialmethod(lambda self, n, x: x, 5),
+)
+
+
+@pytest.mark.parametrize("run", BODIES)
+def test_a_body_may_be_any_kind_of_method(run):
+    name = "tests.any_method"
+    task = current_app.register_task(type("Body", (Task,), {"name": name, "run": run, "unique": "any:{x}"})())
+    try:
+        assert (str(task.body_signature), task(3)) == ("(x)", 3)
+    finally:
+        current_app.tasks.unregister(name)
 
 
 @pytest.mark.parametrize("name", ["max_retries", "atomic", "unique_for"])
