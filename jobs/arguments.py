@@ -1,4 +1,7 @@
-"""What may be an argument of a job, decided at the call and not after the commit."""
+"""What may be an argument of a job, decided at the call and not after the commit.
+
+Which types pass, and what to pass in place of others, stands in ``jobs.models.values``.
+"""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ class Task(celery.Task):
             raise cls.declared_wrong from None
         # What workers of this app run of ours, by name, as Celery takes it: no other process needs it.
         app.steps["worker"].add("jobs.worker.steps:NodeStep")
-        app.steps["consumer"].add("jobs.worker.consumer:ConsumerStep")
+        app.steps["consumer"].add("jobs.worker.broker:ConsumerStep")
         followups.install(app)
 
     @classmethod

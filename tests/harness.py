@@ -20,7 +20,7 @@ from jobs.conf import conf
 from jobs.database import databases
 from jobs.lifecycle import transitions
 from jobs.lifecycle.board import BODY, board, is_alive
-from jobs.lifecycle.limited import LimitedClaimer
+from jobs.lifecycle.limited_claims import LimitedClaimer
 from jobs.maintenance import beats
 from jobs.models import ENDED, Job, Node
 from jobs.worker.runner import Runner

@@ -17,7 +17,7 @@ from django.urls import reverse
 
 from jobs.database import databases
 from jobs.inspection import why
-from jobs.lifecycle import orders, transitions
+from jobs.lifecycle import transitions, worker_orders
 from jobs.lifecycle.board import is_alive
 from jobs.models import Action, Job, Node
 from jobs.operations import kill
@@ -50,7 +50,7 @@ def killed(key: object) -> Job:
 
 def obeyed(worker: Worker) -> None:
     """Wait until the worker has read all that it was told so far."""
-    orders.give(worker.node.pk, orders.QUIET, "quiet")
+    worker_orders.give(worker.node.pk, worker_orders.QUIET, "quiet")
     wait_for(lambda: Node.objects.get(pk=worker.node.pk).queues == [], 10, "the worker is quiet")
 
 
@@ -87,8 +87,8 @@ def test_a_process_that_has_gone_on_to_another_job_is_not_killed(tmp_path, body)
         second = tasks.waits.delay("second", *body)
         pid = begun(second, tmp_path)
         # What ran here before, and a run of this very job that was, or is to come.
-        orders.give(worker.node.pk, orders.KILL, "late", uuid.UUID(first.id), 1)
-        orders.give(worker.node.pk, orders.KILL, "of another run", uuid.UUID(second.id), 2)
+        worker_orders.give(worker.node.pk, worker_orders.KILL, "late", uuid.UUID(first.id), 1)
+        worker_orders.give(worker.node.pk, worker_orders.KILL, "of another run", uuid.UUID(second.id), 2)
         obeyed(worker)
         assert is_alive(pid)
         (tmp_path / "gate").touch()
@@ -114,7 +114,7 @@ def test_the_worker_ends_the_job_if_whoever_killed_it_is_gone(tmp_path, body):
     with Worker(concurrency=1) as worker:
         result = tasks.gated.delay("a", *body)
         begun(result, tmp_path)
-        orders.give(worker.node.pk, orders.KILL, "killed by somebody", uuid.UUID(result.id), 1)
+        worker_orders.give(worker.node.pk, worker_orders.KILL, "killed by somebody", uuid.UUID(result.id), 1)
         wait_state(result.id, "cancelled")
     assert (killed(result.id).error["message"], effects()) == ("killed by somebody", {})
 
@@ -136,14 +136,14 @@ def test_a_later_order_for_the_same_job_is_not_deleted_with_an_earlier_one():
     """Race: a job that was killed here was retried, runs elsewhere, and is killed again before the first is over."""
     key, here, there = uuid.uuid4(), uuid.uuid4(), uuid.uuid4()
     with databases.side() as side:
-        orders.give(here, orders.KILL, "first", key, 1)
-        [first] = orders.read(side, here)
-        orders.give(there, orders.KILL, "second", key, 2)
-        orders.delete(side, first)
-        [second] = orders.read(side, there)
+        worker_orders.give(here, worker_orders.KILL, "first", key, 1)
+        [first] = worker_orders.read(side, here)
+        worker_orders.give(there, worker_orders.KILL, "second", key, 2)
+        worker_orders.delete(side, first)
+        [second] = worker_orders.read(side, there)
         assert second.text == "second"
-        orders.delete(side, second)
-        assert orders.read(side, there) == []
+        worker_orders.delete(side, second)
+        assert worker_orders.read(side, there) == []
 
 
 def test_what_waits_or_has_ended_is_not_killed(capsys):
@@ -362,7 +362,7 @@ def test_only_one_live_worker_is_told():
         assert side.execute("SELECT id FROM jobs_order") == []
 
 
-@pytest.mark.parametrize("verb", [orders.QUIET, orders.RESUME, orders.STOP])
+@pytest.mark.parametrize("verb", [worker_orders.QUIET, worker_orders.RESUME, worker_orders.STOP])
 def test_a_button_tells_a_worker(staff, verb):
     client, node = staff("view_node", "control_node"), make_node()
     page = reverse("admin:jobs_node_change", args=[node.pk])
@@ -371,7 +371,7 @@ def test_a_button_tells_a_worker(staff, verb):
     response = client.post(reverse("admin:jobs_node_tell", args=[node.pk]), form, follow=True)
     assert "obeys within a second" in " ".join(map(str, response.context["messages"]))
     with databases.side() as side:
-        [told] = orders.read(side, node.pk)
+        [told] = worker_orders.read(side, node.pk)
     assert (told.what, told.text) == (verb, f"the worker was told to {verb} by ada (a test)")
 
 

@@ -23,9 +23,10 @@ from jobs.conf import problems
 from jobs.conf.rates import limit_of
 from jobs.inspection import census, remarks
 from jobs.inspection.why import explain
-from jobs.lifecycle import claims, limited, limits, transitions
+from jobs.lifecycle import claims, limits, transitions
+from jobs.lifecycle import limited_claims as limited
 from jobs.lifecycle.board import board
-from jobs.lifecycle.limited import LimitedClaimer
+from jobs.lifecycle.limited_claims import LimitedClaimer
 from jobs.lifecycle.transitions import now_plus
 from jobs.maintenance import clock
 from jobs.models import Gate, Job, Limit

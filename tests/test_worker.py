@@ -23,7 +23,7 @@ from jobs.conf import syncpoints
 from jobs.inspection import census, why
 from jobs.lifecycle.run import Run
 from jobs.models import Node
-from jobs.worker.consumer import _despite_leftovers
+from jobs.worker.broker import _despite_leftovers
 from tests import tasks
 from tests.harness import ROOT, Worker, environment, wait_ended
 from tests.models import Effect

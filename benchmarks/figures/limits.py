@@ -47,7 +47,7 @@ class Limits(Figure):
 
         from benchmarks.project.celery import app
         from jobs.lifecycle.claims import Claimer
-        from jobs.lifecycle.limited import LimitedClaimer
+        from jobs.lifecycle.limited_claims import LimitedClaimer
         from jobs.models import Job, Node
 
         def body(key: int) -> None:

@@ -55,13 +55,13 @@ celery.beat:Scheduler.reserve self entry                | celery_beat.py: the sa
 celery.schedules:crontab.remaining_delta self last_run_at tz | ticks.py: the hour that comes twice
 celery.fixups.django:DjangoWorkerFixup.on_task_prerun self sender | steps.py: connections are kept between jobs
 celery.fixups.django:DjangoWorkerFixup.on_task_postrun self sender | steps.py: the same
-celery.worker.worker:WorkController.wait_for_soft_shutdown self | consumer.py: a soft stop waits for jobs
-celery.worker.consumer:Consumer.add_task_queue self queue | consumer.py: processes claim from the same queues
-celery.worker.consumer:Consumer.cancel_task_queue self queue | consumer.py: the same
-celery.worker.consumer:Consumer.ensure_connected self conn | consumer.py: dead processes are replaced meanwhile
-celery.worker.consumer:Consumer.create_task_handler self | consumer.py: a late acknowledgement ends no worker
-celery.worker.consumer:Consumer.on_connection_error_after_connected self exc | consumer.py: nor does a lost connection
-celery.worker.consumer:Consumer.shutdown self           | consumer.py: a broker that says nothing ends no stop
+celery.worker.worker:WorkController.wait_for_soft_shutdown self | broker.py: a soft stop waits for jobs
+celery.worker.consumer:Consumer.add_task_queue self queue | broker.py: processes claim from the same queues
+celery.worker.consumer:Consumer.cancel_task_queue self queue | broker.py: the same
+celery.worker.consumer:Consumer.ensure_connected self conn | broker.py: dead processes are replaced meanwhile
+celery.worker.consumer:Consumer.create_task_handler self | broker.py: a late acknowledgement ends no worker
+celery.worker.consumer:Consumer.on_connection_error_after_connected self exc | broker.py: nor does a lost connection
+celery.worker.consumer:Consumer.shutdown self           | broker.py: a broker that says nothing ends no stop
 celery.app.task:Task._get_app                           | task.py: the app that a task is bound to
 celery.app.task:Task._get_exec_options self             | task.py: the options of a call
 celery.app.task:Task._dump_pydantic_arguments -         | task.py: arguments that are pydantic models

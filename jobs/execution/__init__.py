@@ -1,1 +1,1 @@
-"""One run: claim, body in its transaction, settle."""
+"""One run: the body in its transaction, the completion, the settle."""

@@ -1,4 +1,7 @@
-"""The pipeline of a run, to be read from top to bottom: claim, body in its transaction, settle."""
+"""The pipeline of a run, to be read from top to bottom: body in its transaction, completion, settle.
+
+The job was claimed before (``jobs.worker.runner``).
+"""
 
 from __future__ import annotations
 
@@ -223,7 +226,7 @@ def _attempt(run: Run) -> Committed | Conflict | Lost | Raised:
         if task.atomic and _is_conflict(_what_struck(exc)):
             return Conflict(exc)
         # The database refused, before the body or at its commit.
-        is_refused = isinstance(exc, Error) and (reached == "begin" or (is_sent and settlement.may_pass(exc)))
+        is_refused = isinstance(exc, Error) and (reached == "begin" or (is_sent and settlement.is_passing(exc)))
         return Lost(exc) if is_lost or is_refused else Raised(exc)
     return Committed(source)
 

@@ -160,7 +160,7 @@ def is_committed(run: Run) -> bool:
     return bool(persistently(run, read))
 
 
-def may_pass(exc: Error) -> bool:
+def is_passing(exc: Error) -> bool:
     """A refusal at the commit that another attempt may not meet: serialization failure, deadlock, shutdown."""
     if code := databases.sqlstate(exc):
         return code[:2] in ("40", "57", "08")

@@ -9,7 +9,7 @@ from django.db.models import Count, Q
 from jobs.conf import conf, loaded_app
 from jobs.conf.rates import Limit
 from jobs.lifecycle import limits
-from jobs.lifecycle.limited import clock, next_at
+from jobs.lifecycle.limited_claims import clock, next_at
 from jobs.lifecycle.limits import Limits, name_of
 from jobs.models import CLAIMABLE, LINED, SEATED, Gate, Job, State
 

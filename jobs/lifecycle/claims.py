@@ -70,7 +70,7 @@ RETURNING {columns}
 #: The planner sees the place, and plans each claim anew. A plan that is kept may be that of a table which was empty.
 _AFTER = "AND (rank, run_at, id) > (%(rank)s::smallint, %(run_at)s::timestamptz, %(id)s::uuid)"
 
-#: Those whose limits another claim heeds (``lifecycle.limited``).
+#: Those whose limits another claim heeds (``lifecycle.limited_claims``).
 _WITHOUT = "AND task <> ALL (%(without)s)"
 
 #: The row of a run, by its key. The state is written so that the planner does not take the index of all that runs.

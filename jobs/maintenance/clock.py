@@ -10,7 +10,7 @@ from django.db import connections
 from jobs.calling import batches
 from jobs.conf import conf
 from jobs.database import databases
-from jobs.lifecycle import limited, order, transitions
+from jobs.lifecycle import limited_claims, order, transitions
 from jobs.lifecycle.board import board
 from jobs.lifecycle.ring import bell, ring, told
 
@@ -58,7 +58,7 @@ def _tick(using: str, done: dict[str, int], held: list[bool]) -> None:
     found = _look(using, _LOOK, board.queues)
     is_due, is_late, is_asked, is_open, is_limited, holds, may_open, is_behind, is_told, is_ready = found
     if using == databases.home() and (is_limited or board.limits):
-        limited.publish()
+        limited_claims.publish()
     held.append(holds)
     if is_ready or may_open:
         bell.ring()

@@ -18,7 +18,7 @@ from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.database import databases
 from jobs.idempotency import locks, markers
-from jobs.lifecycle import limited, orders
+from jobs.lifecycle import limited_claims, worker_orders
 from jobs.lifecycle.transitions import now_plus
 from jobs.maintenance import is_eldest
 from jobs.models import ENDED, LIVE, UNSENT, UNSUCCESSFUL, Action, Batch, Event, Job, Marker, Node, State, Subscription
@@ -57,7 +57,7 @@ class Prune:
             done["messages"] += transport.prune_replies(self.side)
             locks.prune(self.side)
             stored.prune(self.side)
-            orders.prune(self.side)
+            worker_orders.prune(self.side)
         if done["jobs"]:
             logger.info("pruned %s jobs", done["jobs"], extra={"action": "pruned", "count": done["jobs"]})
         return done
@@ -74,7 +74,7 @@ class Prune:
         chords.prune(using, conf().BATCH)
         batches.prune(using)
         _prune_events(using)
-        limited.prune_gates(using)
+        limited_claims.prune_gates(using)
         running = Job.objects.using(using).filter(state=State.RUNNING, node=OuterRef("pk"))
         old = Node.objects.using(using).filter(~Exists(running), dead_at__lt=now_plus(-NODE_RETENTION))
         done["nodes"] += old._raw_delete(using)

@@ -85,7 +85,7 @@ class Node(models.Model):
 
 
 class Order(models.Model):
-    """What a node is told to do (``jobs.lifecycle.orders``). On SQLite it lives in the second file."""
+    """What a node is told to do (``jobs.lifecycle.worker_orders``). On SQLite it lives in the second file."""
 
     #: The job that is to be killed; the node itself, if that is to be quiet or to stop.
     id = models.UUIDField(primary_key=True)
@@ -229,7 +229,7 @@ class Job(models.Model):
     cursor = Typed(_("cursor"), null=True)
     #: Jobs of the same text share the limits of their task (``concurrency=``, ``rate=``, ``limit_key=``).
     limit_key = models.CharField(_("limit"), max_length=255, null=True)
-    #: Its limit is reached: claims do not look at it until it is let in (``jobs.lifecycle.limited``).
+    #: Its limit is reached: claims do not look at it until it is let in (``jobs.lifecycle.limited_claims``).
     held = models.BooleanField(_("held back"), null=True)
     #: While it runs: the numbers of its places among those of its limit, and of its queue. No two runs have the same.
     limit_place = models.SmallIntegerField(null=True)

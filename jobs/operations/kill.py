@@ -12,7 +12,7 @@ from django.db import OperationalError, connections, transaction
 from django.utils.translation import gettext
 
 from jobs.database import databases
-from jobs.lifecycle import orders, transitions
+from jobs.lifecycle import transitions, worker_orders
 from jobs.lifecycle.run import report
 from jobs.maintenance.zombies import end_backends
 from jobs.models import Job, State
@@ -107,4 +107,4 @@ def _follow(job: Job, using: str, why: str) -> None:
 
 def _tell(job: Job, why: str) -> None:
     assert job.node_id is not None
-    orders.give(job.node_id, orders.KILL, f"the job {job.pk} is {why}", job.pk, job.lease)
+    worker_orders.give(job.node_id, worker_orders.KILL, f"the job {job.pk} is {why}", job.pk, job.lease)

@@ -32,7 +32,7 @@ from jobs.database.identity import NotAdopted
 from jobs.events.publisher import Publisher, numbered
 from jobs.events.receiver import Receiver
 from jobs.events.relay import Post
-from jobs.lifecycle import limits, orders, transitions
+from jobs.lifecycle import limits, transitions, worker_orders
 from jobs.lifecycle.board import BODY, IDLE, Occupied, board, is_alive
 from jobs.lifecycle.ring import told
 from jobs.maintenance import beats, clock, rescue
@@ -157,21 +157,21 @@ class Process:
 
     def _obey(self) -> None:
         """Do what people told this node."""
-        for order in orders.read(self._side, board.node):
+        for order in worker_orders.read(self._side, board.node):
             is_done = True
-            if order.what == orders.KILL:
+            if order.what == worker_orders.KILL:
                 is_done = self._kill(order)
-            elif order.what == orders.STOP:
+            elif order.what == worker_orders.STOP:
                 os.kill(self._main, signal.SIGTERM)
             else:
-                board.is_quiet = order.what == orders.QUIET
+                board.is_quiet = order.what == worker_orders.QUIET
                 self._say()
             if is_done:
                 logger.warning("%s", order.text, extra=board.about("told", order=order.what, job=str(order.key)))
-            if is_done or order.age > orders.PATIENCE:
-                orders.delete(self._side, order)
+            if is_done or order.age > worker_orders.PATIENCE:
+                worker_orders.delete(self._side, order)
 
-    def _kill(self, order: orders.Told) -> bool:
+    def _kill(self, order: worker_orders.Told) -> bool:
         """End the run, if it is here and nowhere else by now. A thread cannot be killed: the fence undoes its work."""
         for slot in board.occupied():
             if slot.has_job and (slot.job, slot.lease) == (order.key, order.lease):

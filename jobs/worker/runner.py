@@ -29,7 +29,7 @@ from jobs.database import databases, turns
 from jobs.execution import settlement
 from jobs.lifecycle import claims, order, transitions
 from jobs.lifecycle.board import BODY, BUSY, IDLE, OLD, board
-from jobs.lifecycle.limited import LimitedClaimer
+from jobs.lifecycle.limited_claims import LimitedClaimer
 from jobs.lifecycle.ring import bell
 from jobs.lifecycle.run import Run, claimed
 from jobs.models import Job

@@ -8,7 +8,7 @@ from django.utils import timezone
 from playwright.sync_api import expect
 
 from jobs.database import databases
-from jobs.lifecycle import orders
+from jobs.lifecycle import worker_orders
 from jobs.models import Job
 from shop.services import hand_in
 from tests.browser.axe import violations
@@ -58,7 +58,7 @@ def test_a_worker_is_told(hand, label):
     hand.press(hand.page.get_by_role("button", name=label))
     said(hand).to_contain_text("obeys within a second")
     with databases.side() as side:
-        [told] = orders.read(side, node.pk)
+        [told] = worker_orders.read(side, node.pk)
     assert told.text.endswith("by ada (a test)")
 
 

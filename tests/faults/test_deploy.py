@@ -33,7 +33,7 @@ HAND_BACK = "jobs.maintenance.rescue:OwnJobs.hand_back_all"
 NO_CRASH = Without("jobs.maintenance.rescue:OwnJobs._end", "False", clause="board.stopping_for is not None")
 
 #: A cold stop tells the companion before Celery waits for its pool.
-SOFT_SHUTDOWN = Without("jobs.worker.consumer:ConsumerStep.__init__.end_soft_shutdown", "wait_for_soft_shutdown()")
+SOFT_SHUTDOWN = Without("jobs.worker.broker:ConsumerStep.__init__.end_soft_shutdown", "wait_for_soft_shutdown()")
 
 
 def counts() -> set[tuple[int, int, int]]:
@@ -75,7 +75,7 @@ def test_stopped_once(ledger, number):
 
 
 @pytest.mark.brokers("redis", "rabbitmq")
-@guard("jobs.worker.alarm:Alarm.start")
+@guard("jobs.worker.silent_broker:Alarm.start")
 def test_stopped_while_the_broker_says_nothing(ledger, broker):
     """It takes connections, and what is sent on them, and never answers: Celery waits for that without a bound.
 
