@@ -418,7 +418,7 @@ class Session:
             status = pgconn.transaction_status
             # psycopg sends BEGIN, and a caller of its own may have a pipeline, or read a stream.
             is_free = status == databases.INTRANS or (status == databases.IDLE and raw.autocommit)
-            if not is_free or pgconn.pipeline_status or not (name := self.prepared(f"AS {sql}")):
+            if not is_free or pgconn.pipeline_status or _is_green() or not (name := self.prepared(f"AS {sql}")):
                 return self.cursor.execute(sql, values, prepare=self.is_direct).rowcount
             texts: Any = [None if each is None else each.encode() for each in values]
             return int(self._checked(pgconn.exec_prepared(name.encode(), texts)).command_tuples or 0)
@@ -465,6 +465,12 @@ class Session:
                 raise errors.OperationalError(pgconn.get_error_message())
             raise errors.error_from_result(result)
         return result
+
+
+def _is_green() -> bool:
+    """Whether this process runs gevent's greenlets: a wait inside libpq would hold up all of them."""
+    gevent = sys.modules.get("gevent.monkey")
+    return gevent is not None and bool(gevent.is_module_patched("select"))
 
 
 def session_of(using: str) -> Session:
