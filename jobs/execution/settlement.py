@@ -67,10 +67,14 @@ def settle(run: Run, exc: BaseException, lost: bool = False) -> NoReturn:
     elif job.state == State.CANCELLED and isinstance(told, Retry):
         told = Cancel("the job was asked to end")
     followups.forget(run)
-    run.report(outcome.level, outcome.text, outcome.action, **outcome.more)
-    if told is exc:
+    try:
         raise exc
-    raise told from exc
+    except BaseException:
+        # Receivers of signals ask ``sys.exc_info()``, as the log of Django's tasks does.
+        run.report(outcome.level, outcome.text, outcome.action, **outcome.more)
+        if told is exc:
+            raise
+        raise told from exc
 
 
 def _lost(job: Job, error: dict[str, Any]) -> Outcome:
