@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 import uuid
 from collections import defaultdict
 from functools import partial
@@ -299,6 +300,21 @@ def test_a_receiver_with_a_failed_query_leaves_the_body_a_sound_connection():
             for name in ALL:
                 getattr(signals, name).disconnect(receiver_)
     assert effects() == {"collide": 1, "collide_in_autocommit": 1}
+
+
+def test_a_receiver_is_told_of_a_failure_while_its_exception_is_handled():
+    """The log of Django's tasks, and what reports errors, ask ``sys.exc_info()``."""
+    handled = []
+
+    def ask(**kwargs):
+        handled.append(sys.exc_info()[1])
+
+    signals.failed.connect(ask)
+    try:
+        state, error = deliver(tasks.raises.delay("plain"))
+    finally:
+        signals.failed.disconnect(ask)
+    assert (state, handled) == ("FAILURE", [error])
 
 
 def test_a_receiver_that_is_no_function_can_raise_as_well(caplog):
