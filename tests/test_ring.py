@@ -154,10 +154,10 @@ def test_a_call_opens_no_connection_to_the_broker(monkeypatch, how):
     assert Job.objects.exists()
 
 
-@pytest.mark.parametrize("verb", ["run_now", "redirect", "replay"])
+@pytest.mark.parametrize("verb", ["run_now", "redirect", "retry_by_hand"])
 def test_what_a_person_lets_go_on_is_told_after_the_commit(heard, verb):
     key = uuid.UUID(tasks.effect.apply_async(("a",), countdown=60 if verb == "run_now" else None).id)
-    if verb == "replay":
+    if verb == "retry_by_hand":
         assert transitions.cancel(key, "default")
     heard()
     ring._rung.clear()
