@@ -499,7 +499,7 @@ def test_what_is_held_or_moved_while_a_claim_looks_is_not_claimed(change, monkey
 @contextmanager
 def slow_claims(monkeypatch):
     """Between what a claim sees and its locks half a second passes."""
-    slow = limited._CLAIM.replace("WITH found", "WITH slow AS MATERIALIZED (SELECT pg_sleep(0.6)::text AS word), found")
+    slow = limited._CLAIM.replace("), found", "), slow AS MATERIALIZED (SELECT pg_sleep(0.6)::text AS word), found")
     at = "SELECT id FROM jobs_job WHERE "
     assert at in slow
     with monkeypatch.context() as patch:

@@ -36,8 +36,9 @@ from jobs.models import CLAIMABLE, HELD, LINED, PLACED, SEATED, Gate, Job, State
 
 #: So many jobs that stand in the way are held; and of the limit that most of them have, so many in one statement.
 CROWD, KIN = 50, 1000
-#: Rows that a claim reads beyond those that it asks for, if it found no job among the first ones and CROWD more.
-WINDOW = 200
+#: Rows that a claim reads beyond those that it asks for: first, from then on if it found no job among those, and from
+#: the beginning of the queue.
+FEW, MORE, WINDOW = 10, CROWD, 200
 #: Seconds between two looks at what is held, or stands in the way, while claims find something.
 LOOK = 1.0
 #: How many times a claim goes on after it has moved others out of its way.
@@ -55,36 +56,38 @@ _NOW = "EXTRACT(EPOCH FROM statement_timestamp())::float8"
 #: The first jobs of the queue, one by one until there are enough: of a limit only the first of its line, and only if
 #: there is a place. Those that are passed over are not locked.
 _CLAIM = """
-WITH found AS MATERIALIZED (
-    SELECT job.id, head.rank, head.run_at, head.limit_key, spot.place, head.burst, coalesce(head.pause, 0) AS pause
+WITH first AS MATERIALIZED (
+    SELECT id, task, limit_key, rank, run_at FROM jobs_job
+    WHERE state = 'ready' AND held IS NULL AND queue = {queue} {start}
+      AND (expires_at IS NULL OR expires_at > statement_timestamp())
+      AND EXISTS (SELECT 1 FROM jobs_node WHERE id = %(node)s AND dead_at IS NULL)
+      AND NOT EXISTS (SELECT 1 FROM jobs_pause WHERE queue = {queue})
+    ORDER BY rank, run_at, id
+    LIMIT {window}
+), taken AS MATERIALIZED (
+    -- Read once for all keys: the planner may take the index of all that runs.
+    SELECT limit_key, array_agg(limit_place) AS taken FROM jobs_job
+    WHERE state = 'running' AND limit_place IS NOT NULL AND limit_key = ANY (ARRAY(SELECT limit_key FROM first))
+    GROUP BY limit_key
+), found AS MATERIALIZED (
+    SELECT job.id, head.rank, head.run_at, head.limit_key, head.place, head.burst, coalesce(head.pause, 0) AS pause
     FROM (
-        SELECT id, limit_key, rank, run_at, own, places[own] AS places, bursts[own] AS burst, pauses[own] AS pause,
-            row_number() OVER (PARTITION BY limit_key ORDER BY rank, run_at, id) AS number
+        SELECT id, limit_key, rank, run_at, own, places, burst, pause, number,
+            CASE WHEN taken IS NULL AND places > 0 THEN 0 ELSE (
+                SELECT number FROM generate_series(0, places - 1) AS number
+                -- The limit may have been higher when those began that run.
+                WHERE number <> ALL (taken) AND places > cardinality(taken)
+                LIMIT 1
+            ) END AS place
         FROM (
-            SELECT id, limit_key, rank, run_at, array_position({tasks}::text[], task::text) AS own,
-                {places}::int[] AS places, {bursts}::int[] AS bursts, {pauses}::float8[] AS pauses
-            FROM jobs_job
-            WHERE state = 'ready' AND held IS NULL AND queue = {queue} {start}
-              AND (expires_at IS NULL OR expires_at > statement_timestamp())
-              AND EXISTS (SELECT 1 FROM jobs_node WHERE id = %(node)s AND dead_at IS NULL)
-              AND NOT EXISTS (SELECT 1 FROM jobs_pause WHERE queue = {queue})
-            ORDER BY rank, run_at, id
-            LIMIT {window}
-        ) AS first
+            SELECT id, limit_key, rank, run_at, own, taken, ({places}::int[])[own] AS places,
+                ({bursts}::int[])[own] AS burst, ({pauses}::float8[])[own] AS pause,
+                row_number() OVER (PARTITION BY limit_key ORDER BY rank, run_at, id) AS number
+            FROM first LEFT JOIN taken USING (limit_key)
+            CROSS JOIN LATERAL (SELECT array_position({tasks}::text[], task::text) AS own) AS limits
+        ) AS numbered
         ORDER BY rank, run_at, id
     ) AS head
-    LEFT JOIN LATERAL (
-        SELECT number AS place FROM generate_series(0, head.places - 1) AS number
-        WHERE head.number = 1 AND NOT EXISTS (
-            SELECT 1 FROM jobs_job AS other
-            WHERE other.state = 'running' AND other.limit_key = head.limit_key AND other.limit_place = number
-        -- The limit may have been higher when those began that run.
-        ) AND head.places > (
-            SELECT count(*) FROM jobs_job AS other
-            WHERE other.state = 'running' AND other.limit_key = head.limit_key AND other.limit_place IS NOT NULL
-        )
-        LIMIT 1
-    ) AS spot ON true
     -- One by one by their key, whatever the planner thinks of the table. What is asked of a row is asked once more when
     -- it is locked: another claim may have held it since, or somebody moved it.
     CROSS JOIN LATERAL (
@@ -93,7 +96,7 @@ WITH found AS MATERIALIZED (
     ) AS job
     WHERE head.own IS NULL OR (
         -- One that was called before its task had a limit has no key yet.
-        head.limit_key IS NOT NULL AND (head.places IS NULL OR spot.place IS NOT NULL)
+        head.limit_key IS NOT NULL AND (head.places IS NULL OR head.place IS NOT NULL)
         AND head.number = 1
         -- Jobs that are held are not among the rows that were read, and may stand before it in its line.
         AND CASE WHEN (SELECT NOT EXISTS (SELECT 1 FROM jobs_gate WHERE look_at IS NOT NULL)) THEN true
@@ -229,6 +232,8 @@ class LimitedClaimer(claims.Claimer):
         self._tidy_at: dict[tuple[str, str], float] = {}
         #: For each database and queue: the place of the row that was the first when it looked last.
         self._start: dict[tuple[str, str], tuple[Any, ...]] = {}
+        #: The databases and queues at whose beginning more than a few jobs stand in the way.
+        self._crowded: set[tuple[str, str]] = set()
         #: For each database and queue: when a rate lets the next job start, on the monotonic clock.
         self._opens_at: dict[tuple[str, str], float] = {}
 
@@ -278,7 +283,9 @@ class LimitedClaimer(claims.Claimer):
                 # Behind the place of an old look somebody better may have come.
                 start = self._start.get(spot, ()) if time.monotonic() < self._tidy_at.get(spot, 0.0) else ()
                 if start:
-                    rows = _take(using, queue, node, size, token, known, start)
+                    beyond = MORE if spot in self._crowded else FEW
+                    if not (rows := _take(using, queue, node, size, token, known, beyond, start)):
+                        self._crowded.add(spot)
                 if not rows:
                     rows = take(using, queue, node, size, token, known)
             except Error as exc:
@@ -290,6 +297,7 @@ class LimitedClaimer(claims.Claimer):
             if rows and time.monotonic() < self._tidy_at.get(spot, 0.0):
                 break
             self._tidy_at[spot] = time.monotonic() + LOOK
+            self._crowded.discard(spot)
             try:
                 may_find_more = self._tidy(using, queue, known)
             except Error as exc:
@@ -331,20 +339,27 @@ class LimitedClaimer(claims.Claimer):
 
 
 def _take(
-    using: str, queue: str, node: uuid.UUID, size: int, token: int, known: Limits, start: tuple[Any, ...] = ()
+    using: str,
+    queue: str,
+    node: uuid.UUID,
+    size: int,
+    token: int,
+    known: Limits,
+    beyond: int = WINDOW,
+    start: tuple[Any, ...] = (),
 ) -> list[Job]:
     """PostgreSQL: all in one statement, so that nothing is held while this process does something else."""
     session, own = session_of(using), known.queues.get(queue, Limit())
     values = {"node": node, "token": token, "backend": session.backend}
     values |= dict(zip(("rank", "run_at", "id"), start, strict=False))
     limit = min(size, own.burst) if own.pause else size
-    sql = _statement(queue, limit, own, tuple(known.tasks.items()), bool(start))
+    sql = _statement(queue, limit, own, tuple(known.tasks.items()), beyond, bool(start))
     return claims.jobs_of(session.fetch(sql, values), using)
 
 
 @lru_cache(maxsize=1000)
 def _statement(
-    queue: str, limit: int, own: Limit, of_tasks: tuple[tuple[str, Limit], ...], is_started: bool = False
+    queue: str, limit: int, own: Limit, of_tasks: tuple[tuple[str, Limit], ...], beyond: int, is_started: bool
 ) -> str:
     """What the limits are stands in it as well: they change seldom, and the planner sees them."""
     words: dict[str, Any] = {"queue": literal(queue), "name": literal(name_of(queue)), "now": _NOW}
@@ -369,7 +384,7 @@ def _statement(
         bursts=f"ARRAY[{', '.join(str(each.burst) for _, each in of_tasks)}]",
         pauses=f"ARRAY[{', '.join(str(each.pause) for _, each in of_tasks)}]",
         limit=limit,
-        window=limit + (CROWD if is_started else WINDOW),
+        window=limit + beyond,
         open=_OPEN.format(**words) if is_paced else "",
         picked=picked,
         source="picked" if is_several else "found",
