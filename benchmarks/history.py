@@ -9,7 +9,7 @@ from typing import Any
 
 from django.db import connection
 
-from jobs.database import identity
+from jobs.database import databases, identity
 from jobs.maintenance import tally
 from jobs.maintenance.tally import HOUR, MINUTE, QUARTER
 from jobs.models import Job, Node, Tally
@@ -156,13 +156,13 @@ def build(jobs: int, say: Callable[[str], None]) -> None:
         "nodes": _nodes(),
     }
     _run("SELECT setseed(0.5)")
-    now = values["now"] = tally.clock("default")
+    now = values["now"] = databases.clock("default")
     begin = now - SPAN
     ended = round(jobs * (SUCCEEDED + FAILED + CANCELLED))
     for first, last in _chunks(ended):
         since = begin + SPAN * ((first - 1) / ended)
         # The last jobs end at the present moment, so that the last minutes are not empty.
-        until = tally.clock("default") if last == ended else begin + SPAN * (last / ended)
+        until = databases.clock("default") if last == ended else begin + SPAN * (last / ended)
         part = {"first": first, "last": last, "begin": since, "end": until}
         whole = SUCCEEDED + FAILED + CANCELLED
         made = _KEYED.format(made="due - delay", source="planned")
@@ -198,7 +198,7 @@ def _template() -> Job:
 
 def _nodes() -> list[uuid.UUID]:
     """Make workers; return those that are alive first."""
-    now = tally.clock("default")
+    now = databases.clock("default")
     nodes = [
         Node(
             hostname=f"worker{number % 10}",
@@ -241,7 +241,7 @@ def _insert(given: dict[str, str], more: str, values: dict[str, Any]) -> None:
 
 def _count(begin: datetime.datetime, say: Callable[[str], None]) -> None:
     """Count hour by hour, as if a worker had counted all the time."""
-    now = tally.clock("default")
+    now = databases.clock("default")
     hour = tally.floor(begin, HOUR)
     kept = tally.floor(now - tally.MINUTES_KEPT, HOUR)
     while hour < now:

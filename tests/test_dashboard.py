@@ -13,10 +13,11 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
+from jobs.database import databases
 from jobs.inspection import census, remarks, tallies
 from jobs.inspection.dashboard import FAILURES, Dashboard
 from jobs.lifecycle import queues
-from jobs.maintenance.tally import HOUR, MINUTE, Count, clock, floor
+from jobs.maintenance.tally import HOUR, MINUTE, Count, floor
 from jobs.models import Job, Pause, Tally
 from tests.rows import let_beat, make, make_node
 from tests.test_tally import ended
@@ -29,7 +30,7 @@ EVIL = "<script>alert(1)</script>"
 
 
 def tally(age: datetime.timedelta, count: int, length: int = 60, **more) -> None:
-    begin = floor(clock("default") - age, datetime.timedelta(seconds=length))
+    begin = floor(databases.clock("default") - age, datetime.timedelta(seconds=length))
     values = {"task": "shop.mail", "queue": "mail", "state": "succeeded", "error": "", "ran": {"20": count}, **more}
     Tally.objects.create(length=length, begin=begin, count=count, **values)
 

@@ -21,6 +21,7 @@ from django.db import IntegrityError, OperationalError, connection, connections,
 
 from jobs.conf import problems
 from jobs.conf.rates import limit_of
+from jobs.database import databases
 from jobs.inspection import census, remarks
 from jobs.inspection.why import explain
 from jobs.lifecycle import claims, limits, transitions
@@ -154,7 +155,7 @@ def test_a_newcomer_stands_behind_those_that_are_held():
     assert Job.objects.filter(held=True).count() == 98
     tasks.two_at_once.delay("new")
     end(0)
-    Gate.objects.update(look_at=limited.clock("default") + 30)
+    Gate.objects.update(look_at=databases.epoch("default") + 30)
     assert take() == [], "they are not let in yet, and it is not its turn"
     Gate.objects.update(look_at=1.0)
     assert take() == [2]
@@ -243,7 +244,7 @@ def test_a_queue_has_its_own_rate(settings):
     assert len(claim(10, claimer, "mail")) == 1
     assert claim(10, claimer, "mail") == []
     assert 0.5 < claimer.patience <= 1
-    Gate.objects.update(next_at=limited.clock("default"))
+    Gate.objects.update(next_at=databases.epoch("default"))
     assert len(claim(10, claimer, "mail")) == 1
 
 
@@ -524,7 +525,7 @@ def test_who_passes_one_gate_of_two_has_passed_none(settings, monkeypatch):
     with slow_claims(monkeypatch), ThreadPoolExecutor(1) as pool:
         found = pool.submit(claim_apart)
         time.sleep(0.3)
-        Gate.objects.create(key=f"@{QUEUE}", last_at=limited.clock("default"), next_at=limited.clock("default") + 1)
+        Gate.objects.create(key=f"@{QUEUE}", last_at=databases.epoch("default"), next_at=databases.epoch("default") + 1)
         assert found.result(10) == []
     assert Gate.objects.get().pk == f"@{QUEUE}"
 
@@ -553,7 +554,7 @@ def set_rate(rate: str | None) -> None:
 
 def test_a_clock_that_was_put_back_closes_no_gate():
     six_a_minute.delay("a")
-    hour = limited.clock("default") + 3600
+    hour = databases.epoch("default") + 3600
     Gate.objects.create(key=six_a_minute.name, last_at=hour, next_at=hour + 10)
     assert take(1) == ["a"]
     assert Gate.objects.get().next_at < hour
@@ -661,7 +662,7 @@ def test_a_clock_that_is_put_back_forgets_nobody_who_is_held():
     by_hand(tasks.effect.name, 1)
     tasks.effect.delay_many([(number,) for number in range(100)])
     assert (take(1), take(1)) == ([0], [])
-    Gate.objects.update(look_at=limited.clock("default") + 3600)
+    Gate.objects.update(look_at=databases.epoch("default") + 3600)
     end(0)
     claimer, found = LimitedClaimer(), []
 

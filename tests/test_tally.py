@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 from django.utils import timezone
 
+from jobs.database import databases
 from jobs.lifecycle import transitions
 from jobs.maintenance import tally
 from jobs.maintenance.tally import (
@@ -86,7 +87,7 @@ def test_again_and_by_another_it_comes_to_the_same():
         each.run_once()
     assert (counts(60), counts(3600), counts(21600)) == before
     # A commit that came late.
-    at = floor(tally.clock("default"), MINUTE) - MINUTE
+    at = floor(databases.clock("default"), MINUTE) - MINUTE
     ended(at)
     first._done["default"] = at + MINUTE
     later = Count()
@@ -97,7 +98,7 @@ def test_again_and_by_another_it_comes_to_the_same():
 
 def test_what_was_counted_stays_counted():
     """A counter that shrinks passes for one that began anew, and its rate would be all that ever was."""
-    at = floor(tally.clock("default"), MINUTE) - MINUTE
+    at = floor(databases.clock("default"), MINUTE) - MINUTE
     retried, pruned, kept = (ended(at, state="failed") for _ in range(3))
     count = Count()
     count.run_once()

@@ -1,5 +1,6 @@
 """Which database jobs live in, the connection beside it, and the care of reused connections."""
 
+import datetime
 import os
 import random
 import threading
@@ -125,6 +126,16 @@ def ask(using: str, sql: str, *params: Any) -> list[Any]:
     with connections[using].cursor() as cursor:
         cursor.execute(sql, params)
         return cursor.fetchall()
+
+
+def epoch(using: str) -> float:
+    """The time by the database's clock, in seconds since 1970."""
+    return float(ask(using, f"SELECT {EPOCH_NOW[connections[using].vendor]}")[0][0])
+
+
+def clock(using: str) -> datetime.datetime:
+    """The time by the database's clock."""
+    return datetime.datetime.fromtimestamp(epoch(using), datetime.UTC)
 
 
 def apart(alias: str) -> closing[BaseDatabaseWrapper]:

@@ -6,6 +6,7 @@ come (``jobs.events.receiver``). So the order in which messages come does not ma
 
 from __future__ import annotations
 
+import datetime
 import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,6 +45,7 @@ def store(app: Celery, using: str, deliveries: Sequence[Delivery]) -> list[wire.
 
     A message that is no event becomes a row that says why. Returns what other services say beside their events.
     """
+    now = databases.clock(using)
     talk: list[wire.Message] = []
     events: dict[uuid.UUID, Event] = {}
     replays: dict[str | None, list[uuid.UUID]] = defaultdict(list)
@@ -53,11 +55,11 @@ def store(app: Celery, using: str, deliveries: Sequence[Delivery]) -> list[wire.
             if message.name in amqp.TALK:
                 talk.append(message)
                 continue
-            event = _event(message)
+            event = _event(message, now)
             if message.again is not None or each.is_direct:
                 replays[message.again].append(event.uuid)
         except Exception as exc:
-            event = _no_event(each, exc)
+            event = _no_event(each, exc, now)
         events.setdefault(event.uuid, event)
     if not events:
         return talk
@@ -75,7 +77,7 @@ def store(app: Celery, using: str, deliveries: Sequence[Delivery]) -> list[wire.
 
 def put_aside(app: Celery, using: str, why: Exception, delivery: Delivery | None = None) -> None:
     """Keep a message that is no event. None: not even its protocol can be read."""
-    event = _no_event(delivery or Delivery(b"", {"message_id": str(uuid.uuid4())}), why)
+    event = _no_event(delivery or Delivery(b"", {"message_id": str(uuid.uuid4())}), why, databases.clock(using))
     _store(app, using, {event.uuid: event}, {})
 
 
@@ -90,7 +92,7 @@ def go_on(app: Celery, using: str, source: str, name: str, number: int = 0) -> N
             return
 
 
-def _event(message: wire.Message) -> Event:
+def _event(message: wire.Message, now: datetime.datetime) -> Event:
     # Our own event comes back and is not here (an older database was restored): it must not take a new event's number.
     is_own = amqp.place_of(message.source)[0] == service()
     return Event(
@@ -103,12 +105,12 @@ def _event(message: wire.Message) -> Event:
         headers={**message.trace, **({ARGS: message.args} if message.args else {})},
         at=message.time or timezone.now(),
         number=None if is_own else message.number,
-        relayed_at=None if message.again is None else Now(),
-        received_at=Now(),
+        relayed_at=None if message.again is None else now,
+        received_at=now,
     )
 
 
-def _no_event(delivery: Delivery, why: Exception) -> Event:
+def _no_event(delivery: Delivery, why: Exception, now: datetime.datetime) -> Event:
     problem = str(why) if isinstance(why, wire.Malformed) else f"it cannot be kept: {type(why).__name__}: {why}"
     body = delivery.body if isinstance(delivery.body, str) else delivery.body.decode(errors="replace")
     properties = delivery.properties
@@ -126,8 +128,8 @@ def _no_event(delivery: Delivery, why: Exception) -> Event:
         version=0,
         source=_clean(str(delivery.properties.get("app_id") or "?"), NAME),
         data={"body": _clean(body, KEPT)},
-        relayed_at=Now(),
-        received_at=Now(),
+        relayed_at=now,
+        received_at=now,
         problem=_clean(problem, KEPT),
     )
 
@@ -190,7 +192,7 @@ def _next(using: str, new: Sequence[Event]) -> list[Event]:
                 positions.update(number=fresh[-1].number)
                 found += fresh
     for event in found:
-        event.relayed_at = Now()
+        event.relayed_at = event.received_at
     return found
 
 

@@ -8,8 +8,9 @@ from django.db.models import Count, Q
 
 from jobs.conf import conf, loaded_app
 from jobs.conf.rates import Limit
+from jobs.database import databases
 from jobs.lifecycle import limits
-from jobs.lifecycle.limited_claims import clock, next_at
+from jobs.lifecycle.limited_claims import next_at
 from jobs.lifecycle.limits import Limits, name_of
 from jobs.models import CLAIMABLE, LINED, SEATED, Gate, Job, State
 
@@ -44,7 +45,7 @@ def keeps(job: Job, known: Limits) -> dict[str, Any] | None:
             runs = placed_now.order_by("started_at").values_list("pk", flat=True)[:SHOWN]
             return {"kind": "concurrency", "of": name, "limit": limit.places, "jobs": [str(each) for each in runs]}
         state = Gate.objects.using(using).filter(pk=gate).first() if limit.pause else None
-        if state is not None and (seconds := _opens_in(state, limit, clock(using))):
+        if state is not None and (seconds := _opens_in(state, limit, databases.epoch(using))):
             return {"kind": "rate", "of": name, "limit": limit.rate, "seconds": seconds}
     return None
 
@@ -76,7 +77,7 @@ def _note_use(using: str, of: Mapping[str, Limit], found: dict[str, dict[str, An
         used[task][str(key)] += of_task
         used[name_of(queue)][queue] += of_queue
     gates = {gate.pk: gate for gate in Gate.objects.using(using).filter(pk__in=[*of])}
-    now = clock(using) if gates else 0.0
+    now = databases.epoch(using) if gates else 0.0
     for name, limit in of.items():
         row, places = found[name], used[name]
         row["running"] += places.total()

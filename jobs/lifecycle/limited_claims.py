@@ -312,7 +312,7 @@ class LimitedClaimer(claims.Claimer):
     def _tidy(self, using: str, queue: str, known: Limits) -> bool:
         """Let in whose turn it is, and hold what stands in the way; whether a claim may find more now."""
         spot = (using, queue)
-        now = clock(using)
+        now = databases.epoch(using)
         closed = Gate.objects.using(using).filter(look_at__isnull=False)
         # A time that is too far off was written before the clock was put back.
         due = closed.filter(Q(look_at__lte=now) | Q(look_at__gt=now + LONGEST_LOOK + LOOK)).order_by("look_at")[:GATES]
@@ -414,11 +414,6 @@ def _rows(jobs: QuerySet[Job]) -> QuerySet[Job, Any]:
     return jobs.values_list("pk", "task", "limit_key", "rank", "run_at", named=True)
 
 
-def clock(using: str) -> float:
-    """The database's, in seconds since 1970."""
-    return float(databases.ask(using, f"SELECT {databases.EPOCH_NOW[connections[using].vendor]}")[0][0])
-
-
 def next_at(gate: Gate, limit: Limit, now: float) -> float:
     """From when on the next start is counted, in the database's time.
 
@@ -447,7 +442,7 @@ def _sort(using: str, queue: str, rows: Sequence[Any], size: int, known: Limits,
     """
     found, own = Found(), known.queues.get(queue, Limit())
     keys = {row.limit_key for row in rows if row.limit_key is not None and row.task in known.tasks}
-    now, taken = clock(using), running_in(using, keys)
+    now, taken = databases.epoch(using), running_in(using, keys)
     gates = {gate.pk: gate for gate in Gate.objects.using(using).filter(pk__in=[*keys, name_of(queue)])}
     of_keys = {row.limit_key: known.tasks[row.task] for row in rows if row.task in known.tasks} | {name_of(queue): own}
     base = {key: max(next_at(gate, of_keys[key], now), now) for key, gate in gates.items()}
@@ -536,7 +531,7 @@ def _hold(using: str, queue: str, blocked: Sequence[Any]) -> int:
         rows = databases.free(Job.objects.using(using).filter(CLAIMABLE, pk__in=ids)).values_list("pk", "limit_key")
         for pk, key in sorted(rows, key=lambda row: str(row[1])):
             done += Job.objects.using(using).filter(CLAIMABLE, pk=pk).update(held=True)
-            gate, now = Gate.objects.using(using).get_or_create(pk=key)[0], clock(using)
+            gate, now = Gate.objects.using(using).get_or_create(pk=key)[0], databases.epoch(using)
             gate.look_at = max(now, min(gate.next_at, now + 1))
             gate.save(update_fields=["look_at"])
     return done
@@ -557,7 +552,7 @@ def _let_in(using: str, gate: Gate, known: Limits) -> int:
     held = Job.objects.using(using).filter(LINED, HELD, limit_key=gate.pk).order_by("limit_key", "queue")
     first = held.only("queue", "task").first()
     limit = known.tasks.get(first.task) if first is not None else None
-    most, now = KIN, clock(using)
+    most, now = KIN, databases.epoch(using)
     look_at = now + LOOK
     if limit is not None and limit.places is not None:
         most = limit.places - len(running_in(using, [gate.pk])[gate.pk])
@@ -612,10 +607,10 @@ def publish() -> None:
         return
     for alias in conf().DATABASES:
         # What is held may be let in by now, long before its former rate's time.
-        now = clock(alias)
+        now = databases.epoch(alias)
         Gate.objects.using(alias).filter(look_at__gt=now).update(look_at=now)
 
 
 def prune_gates(using: str) -> int:
     """Forget the gates that stand open, at which nobody is held: the next job makes its own."""
-    return Gate.objects.using(using).filter(next_at__lt=clock(using) - 60, look_at=None).delete()[0]
+    return Gate.objects.using(using).filter(next_at__lt=databases.epoch(using) - 60, look_at=None).delete()[0]

@@ -26,7 +26,6 @@ from jobs.database import databases
 from jobs.lifecycle.ring import bell
 from jobs.lifecycle.transitions import now_plus
 from jobs.lifecycle.unique import UniqueBusy
-from jobs.maintenance.tally import clock
 from jobs.models import Schedule
 from jobs.models.values import scrub
 
@@ -82,7 +81,7 @@ class Schedules:
 
     def _run(self, using: str, found: dict[str, Entry], done: dict[str, int]) -> None:
         rows: dict[str, Any] = {row.name: row for row in Schedule.objects.using(using).annotate(now=Now())}
-        now = next((row.now for row in rows.values()), None) or clock(using)
+        now = next((row.now for row in rows.values()), None) or databases.clock(using)
         # Computed once: later it would be another moment, by the time that the answer took.
         began = self._began.setdefault(using, now - datetime.timedelta(seconds=time.monotonic() - self._since))
         in_force = {}

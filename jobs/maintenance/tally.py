@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from django.db import IntegrityError, connections, transaction
+from django.db import IntegrityError, transaction
 from django.db.models import F, Max, QuerySet
 
 from jobs.database import databases
@@ -49,7 +49,7 @@ class Count:
     def _run(self, using: str) -> int:
         if not is_eldest(self._node, using):
             return 0
-        end = floor(clock(using), MINUTE)
+        end = floor(databases.clock(using), MINUTE)
         # Whole hours, because they are added up again from their minutes.
         oldest_minute = floor(end - MINUTES_KEPT, HOUR)
         rows = Tally.objects.using(using)
@@ -88,12 +88,6 @@ def _fold(using: str, old: QuerySet[Tally]) -> None:
             total, _ = rows.get_or_create(**key, defaults={"count": 0})
             rows.filter(pk=total.pk).update(count=F("count") + hour.count)
         rows.filter(pk__in=[hour.pk for hour in hours])._raw_delete(using)
-
-
-def clock(using: str) -> datetime.datetime:
-    """The time by the database's clock."""
-    [[now]] = databases.ask(using, f"SELECT {databases.EPOCH_NOW[connections[using].vendor]}")
-    return datetime.datetime.fromtimestamp(float(now), datetime.UTC)
 
 
 def floor(moment: datetime.datetime, step: datetime.timedelta) -> datetime.datetime:

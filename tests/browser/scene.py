@@ -9,8 +9,9 @@ import uuid
 from django.db import transaction
 from django.utils import timezone
 
+from jobs.database import databases
 from jobs.lifecycle import queues
-from jobs.maintenance.tally import HOUR, MINUTE, bucket, clock, floor
+from jobs.maintenance.tally import HOUR, MINUTE, bucket, floor
 from jobs.models import (
     Action,
     Batch,
@@ -172,7 +173,7 @@ class Scene:
 
     def history(self) -> None:
         """What ended in the last hour, and in the last week."""
-        last = floor(clock("default"), MINUTE)
+        last = floor(databases.clock("default"), MINUTE)
         rows = [row for ago in range(60) for row in tallies(60, last - ago * MINUTE, wave(ago))]
         for ago in range(24 * 7):
             rows += tallies(3600, floor(last, HOUR) - ago * HOUR, 60 * wave(ago))
