@@ -62,6 +62,15 @@ class Events(Figure):
             least=0.8,
             says="events handled, beside the same jobs called directly",
         ),
+        Goal(
+            figure="events",
+            peer="jobs-services",
+            key="handled_per_s",
+            against=("jobs",),
+            against_key="jobs_per_s",
+            least=0.8,
+            says="events that another service handles, beside the same jobs called directly",
+        ),
     )
     peers = ("jobs", "jobs-services")
     more_peers = ("jobs-rabbitmq", "jobs-alone")
@@ -77,7 +86,7 @@ class Events(Figure):
         {"part": "jobs", "number": 2_000, "seconds": 4},
         {"part": "events", "number": 2_000, "seconds": 4},
     )
-    rounds = 1
+    rounds = 3
 
     def takes(self, peer: str, options: Mapping[str, Any]) -> bool:
         return (peer == "jobs-services") == (options["part"] == "services")
