@@ -9,9 +9,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from jobs.models.values import Repr, decoded, jsonable
+from jobs.models.values import Repr, check_size, decoded, jsonable
 
-__all__ = ["Repr", "check_size", "decoded", "normalize"]
+__all__ = ["Repr", "decoded", "normalize"]
 
 
 def normalize(args: Any, kwargs: Any, most: int | None = None) -> tuple[list[Any], dict[str, Any]]:
@@ -33,11 +33,3 @@ def normalize(args: Any, kwargs: Any, most: int | None = None) -> tuple[list[Any
     if most is not None and 6 * len(repr(plain)) > most:
         check_size(json.dumps(plain, ensure_ascii=False), "the arguments are", most)
     return plain
-
-
-def check_size(text: str, what: str, most: int) -> None:
-    """Raise ValueError if the JSON is more than ``most`` bytes, which are ``JOBS["MAX_ARGS_BYTES"]``."""
-    if (size := len(text.encode())) > most:
-        raise ValueError(
-            f"{what} {size} bytes of JSON, more than JOBS['MAX_ARGS_BYTES'] ({most}): store the data and pass its key"
-        )

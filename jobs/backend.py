@@ -114,13 +114,13 @@ class Backend(BaseBackend):
     # Chords
 
     def apply_chord(self, header_result_args: Any, body: Any, **kwargs: Any) -> None:
-        chords.begin(self.app.GroupResult(*header_result_args), databases.job_alias(outbox.following.get()))
+        chords.begin(self.app.GroupResult(*header_result_args), outbox.alias_of())
 
     def set_chord_size(self, group_id: str, chord_size: int) -> None:
         """It is known from the call."""
 
     def add_to_chord(self, chord_id: str, result: Any) -> None:
-        chords.add(chord_id, result.id, databases.job_alias(outbox.following.get()))
+        chords.add(chord_id, result.id, outbox.alias_of())
 
     def on_chord_part_return(self, request: Any, state: str, result: Any, **kwargs: Any) -> None:
         """A part that is no job has ended, or one that failed (``followups.tell``)."""

@@ -24,7 +24,6 @@ from jobs.calling.options import check_call, check_declaration
 from jobs.calling.ticks import Ticks
 from jobs.conf import conf, is_eager, problems, sentry, task_options
 from jobs.conf.rates import Limit, limit_of
-from jobs.database.databases import job_alias
 from jobs.errors import EffectParked, Replaced, UniqueTaken
 from jobs.execution import pipeline
 from jobs.idempotency import locks
@@ -270,7 +269,7 @@ class Task(celery.Task):
             return self._results([call], [call], options)[0]
         self._set_unique_key(call)
         try:
-            alias = job_alias(using or outbox.following.get())
+            alias = outbox.alias_of(using)
             if task_id is not None and options.get("replaced_task_nesting"):
                 followups.rename(call, alias)
             [job] = outbox.record([call], alias, app)
@@ -316,7 +315,7 @@ class Task(celery.Task):
                 self._set_unique_key(made[-1])
             except (TypeError, ValueError) as exc:
                 raise type(exc)(f"item {index}: {exc}") from exc
-        recorded = outbox.record(made, job_alias(using), app)
+        recorded = outbox.record(made, outbox.alias_of(using), app)
         return self._results(recorded, made, options)
 
     def is_stock(self) -> bool:

@@ -9,14 +9,13 @@ from celery.exceptions import SoftTimeLimitExceeded
 from kombu.exceptions import OperationalError
 
 from jobs.calling import followups
-from jobs.lifecycle.board import board
 from jobs.task import Task
 
 
-@shared_task(base=Task, name="jobs.probe")
-def probe() -> str:
+@shared_task(base=Task, bind=True, name="jobs.probe")
+def probe(self: Any) -> str:
     """Do nothing, and say where: ``manage.py jobs doctor`` follows it from the call to the end."""
-    return str(board.node)
+    return str(self.job.node_id)
 
 
 @shared_task(

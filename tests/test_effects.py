@@ -15,7 +15,7 @@ from django.db.models import F
 from jobs import Snooze, effect
 from jobs import effect as effect_of
 from jobs.conf import syncpoints
-from jobs.idempotency import effects
+from jobs.inspection import effects
 from jobs.lifecycle import transitions
 from jobs.models import Effect, Event, Job
 from shop import payments

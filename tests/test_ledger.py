@@ -15,9 +15,9 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from jobs.idempotency import effects
 from jobs.inspection.verify import verify
 from jobs.models import Effect, Job
+from jobs.operations.effects import clear_up
 from tests.rows import make
 from tests.test_plans import plan
 
@@ -288,8 +288,8 @@ def test_verify_shows_what_nobody_knows_and_calls_none_of_it_broken(calls):
     found = finding()
     assert (found.violations, found.recovering) == (0, 2)
     assert found.examples == [str(calls["ambiguous"].pk), str(calls["parked"].pk)]
-    effects.clear_up(calls["ambiguous"].pk, "default", happened=False)
-    effects.clear_up(calls["parked"].pk, "default", happened=True)
+    clear_up(calls["ambiguous"].pk, "default", happened=False)
+    clear_up(calls["parked"].pk, "default", happened=True)
     found = finding()
     assert (found.violations, found.recovering, found.examples) == (0, 0, [])
 

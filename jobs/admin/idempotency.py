@@ -16,9 +16,10 @@ from django.utils.translation import gettext_lazy as _
 from jobs.admin import html
 from jobs.admin.base import ReadOnlyAdmin, may, page
 from jobs.admin.html import column, time_column, url_of
-from jobs.idempotency import effects
+from jobs.inspection import effects
 from jobs.models import Effect, Marker
 from jobs.models.values import jsonable, parse_uuid
+from jobs.operations.effects import clear_up
 
 EXPLAINED = _(
     "As long as this marker is there, nobody does this work again: other jobs of the key replay the "
@@ -172,7 +173,7 @@ class EffectAdmin(ReadOnlyAdmin):
         refused: list[str] = []
         for row in queryset:
             with transaction.atomic():
-                if is_done := effects.clear_up(row.pk, queryset.db, happened, answer):
+                if is_done := clear_up(row.pk, queryset.db, happened, answer):
                     self.log_change(request, row, said)
             (done if is_done else refused).append(str(row))
         if done:

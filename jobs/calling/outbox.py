@@ -34,6 +34,11 @@ _IN_CANVAS = frozenset({"link", "link_error", "chain", "chord", "group_id"})
 watchers: list[Callable[[Job], None]] = []
 
 
+def alias_of(using: str | None = None) -> str:
+    """The database of a call; ``ValueError`` if no jobs live there."""
+    return databases.job_alias(using or following.get())
+
+
 class AfterCommit:
     """The on-commit hook of one savepoint level: rings for its queues, tells of its jobs, and never raises."""
 

@@ -16,7 +16,6 @@ import celery
 from asgiref.sync import sync_to_async
 from django.db import connections
 
-from jobs.arguments import check_size
 from jobs.calling import outbox, tracing
 from jobs.conf import conf, service
 from jobs.database import databases
@@ -26,6 +25,7 @@ from jobs.lifecycle.ring import EVENTS
 from jobs.lifecycle.run import current_job
 from jobs.models import EVENT_HEADER
 from jobs.models.fields import uuid7
+from jobs.models.values import check_size
 from jobs.task import Task
 
 #: A name is words with dots between them, as a topic exchange routes them; a pattern has wildcards.

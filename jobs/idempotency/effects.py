@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from django.db import IntegrityError, OperationalError, connections, transaction
-from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.db.models.functions import Now
 from django.db.transaction import TransactionManagementError
 
@@ -22,7 +21,7 @@ from jobs.errors import Busy, EffectParked, LostLease
 from jobs.idempotency.keys import joined
 from jobs.lifecycle import transitions
 from jobs.lifecycle.run import Run, current_run, persistently
-from jobs.models import Effect, Job, State
+from jobs.models import Effect
 from jobs.models.values import decoded, jsonable, safe_repr, scrub
 
 
@@ -188,7 +187,7 @@ class Call:
         if is_new or self.done:
             return False
         # If it was this very run, an earlier block of it ended with an exception.
-        if (row.job, row.lease) != (self.job.pk, self.job.lease) and _is_being_made(row):
+        if (row.job, row.lease) != (self.job.pk, self.job.lease) and row.is_being_made():
             raise Busy(f"the job {row.job} makes the call {self.key}")
         if policy == "retry":
             self._calls = row.calls + 1
@@ -232,45 +231,3 @@ class Call:
             if not is_done or not transitions.hold(self.job):
                 raise LostLease(f"this run lost its lease; what became of {self.key} is not noted")
         return True
-
-
-# The ledger, for people
-
-
-def _is_being_made(row: Effect) -> bool:
-    running = Job.objects.using(row._state.db).filter(pk=row.job, lease=row.lease, state=State.RUNNING)
-    return row.state == Effect.State.SENDING and running.exists()
-
-
-def with_makers(rows: QuerySet[Effect]) -> QuerySet[Effect]:
-    """The rows with ``is_made``: the run that began the call still runs. For :func:`status`."""
-    running = Job.objects.using(rows.db).filter(pk=OuterRef("job"), lease=OuterRef("lease"), state=State.RUNNING)
-    return rows.annotate(is_made=Exists(running))
-
-
-def status(row: Any) -> str:
-    """``sending`` (somebody makes the call), ``ambiguous``, ``parked`` or ``sent``."""
-    return "ambiguous" if row.state == Effect.State.SENDING and not row.is_made else str(row.state)
-
-
-def unsettled(using: str) -> QuerySet[Effect]:
-    """Calls that are ambiguous or parked, oldest first."""
-    # exclude(), because that is the condition of the partial index.
-    rows = with_makers(Effect.objects.using(using).exclude(state=Effect.State.SENT))
-    return rows.filter(Q(state=Effect.State.PARKED) | Q(is_made=False)).order_by("pk")
-
-
-def clear_up(key: int, using: str, happened: bool, answer: Any = None) -> bool:
-    """A person found out: if it happened, the next run gets the answer (JSON); if not, it makes the call.
-
-    False: the call is neither ambiguous nor parked. Race: a run may take it over. Both lock the row before they look.
-    """
-    kept = jsonable(answer, "the answer")
-    rows = Effect.objects.using(using).filter(pk=key)
-    with transaction.atomic(using=using):
-        row = rows.select_for_update().first()
-        if row is None or row.state == Effect.State.SENT or _is_being_made(row):
-            return False
-        if happened:
-            return rows.update(state=Effect.State.SENT, answer=kept, sent_at=Now()) == 1
-        return bool(rows.delete())

@@ -13,8 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from jobs.conf import conf
-from jobs.idempotency import effects
-from jobs.inspection import census, demand, events
+from jobs.inspection import census, demand, effects, events
 from jobs.models import State, Tally
 
 

@@ -679,6 +679,11 @@ class Effect(models.Model):
     def __str__(self) -> str:
         return f"{self.name}:{self.key}"
 
+    def is_being_made(self) -> bool:
+        """Whether the run that began the call still runs."""
+        running = Job.objects.using(self._state.db).filter(pk=self.job, lease=self.lease, state=State.RUNNING)
+        return self.state == Effect.State.SENDING and running.exists()
+
 
 class StoredResult(models.Model):
     """Results of tasks that are no jobs, the state that a running job tells (``update_state``), and saved groups.

@@ -45,6 +45,14 @@ register_type(datetime.timedelta, "timedelta", duration_iso_string, parse_durati
 register_type(Repr, "repr", str, Repr)
 
 
+def check_size(text: str, what: str, most: int) -> None:
+    """Raise ValueError if the JSON is more than ``most`` bytes, which are ``JOBS["MAX_ARGS_BYTES"]``."""
+    if (size := len(text.encode())) > most:
+        raise ValueError(
+            f"{what} {size} bytes of JSON, more than JOBS['MAX_ARGS_BYTES'] ({most}): store the data and pass its key"
+        )
+
+
 def jsonable(value: Any, where: str) -> Any:
     """``value`` as plain JSON data; ``where`` names it in the errors (``jobs.arguments.normalize`` lists them)."""
     try:

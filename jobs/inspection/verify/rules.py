@@ -25,8 +25,7 @@ from django.utils.translation import gettext_lazy as _
 
 from jobs.conf import conf
 from jobs.database import databases
-from jobs.idempotency import effects
-from jobs.inspection import limits
+from jobs.inspection import effects, limits
 from jobs.inspection.census import LIVE, MOST, Head, heads, in_line, late_after, running_by_node, silence, workers
 from jobs.lifecycle import queues
 from jobs.lifecycle.transitions import now_plus

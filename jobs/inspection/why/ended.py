@@ -5,7 +5,7 @@ from typing import Any
 
 from django.utils.translation import gettext, ngettext
 
-from jobs.idempotency import effects
+from jobs.inspection import effects
 from jobs.inspection.why import waiting
 from jobs.inspection.why.view import COUNTS, Reason, View
 from jobs.lifecycle import unique

@@ -13,8 +13,8 @@ from jobs.conf import loaded_app
 from jobs.conf.logs import logger
 from jobs.database import databases
 from jobs.idempotency import locks
-from jobs.idempotency.effects import with_makers
 from jobs.inspection.census import workers
+from jobs.inspection.effects import with_makers
 from jobs.inspection.times import duration
 from jobs.models import Effect, Job, Marker, Node, Pause, State
 

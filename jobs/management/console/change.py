@@ -15,8 +15,8 @@ from django.core.management.base import CommandError
 from django.utils.translation import gettext
 
 from jobs.conf import conf, did_you_mean, loaded_app
-from jobs.idempotency import effects as ledger
 from jobs.inspection import census
+from jobs.inspection.effects import status, unsettled
 from jobs.inspection.limits import usage
 from jobs.lifecycle import limits, queues
 from jobs.lifecycle.limits import name_of
@@ -24,6 +24,7 @@ from jobs.management.console.base import DRY_RUN, ID, REASON, JobsCommand, Subco
 from jobs.models import State, Tally
 from jobs.operations import adoption, workers
 from jobs.operations.actions import OPERATIONS, Operation, Outcome
+from jobs.operations.effects import clear_up
 from jobs.operations.selection import FIELDS, Selection, full_name, identify
 
 WHICH = (
@@ -280,7 +281,7 @@ def effects(out: JobsCommand, args: Namespace) -> None:
     key, using = args.id, args.database or known[0]
     with reported(TypeError, ValueError, says="--answer cannot be kept as JSON: {}"):
         answer = None if args.answer is None else json.loads(args.answer)
-        is_done = ledger.clear_up(key, using, args.happened, answer)
+        is_done = clear_up(key, using, args.happened, answer)
     if not is_done:
         raise CommandError(f"{key} is no call that is ambiguous or parked (a run may be making it): nothing to say.")
     out.say_json({"database": using, "id": key, "happened": args.happened})
@@ -289,12 +290,12 @@ def effects(out: JobsCommand, args: Namespace) -> None:
 
 def _list_effects(out: JobsCommand, aliases: Iterable[str]) -> None:
     found = []
-    for row in chain.from_iterable(ledger.unsettled(alias).iterator() for alias in aliases):
+    for row in chain.from_iterable(unsettled(alias).iterator() for alias in aliases):
         using = row._state.db
-        about = {"id": row.pk, "name": row.name, "key": row.key, "status": ledger.status(row), "calls": row.calls}
+        about = {"id": row.pk, "name": row.name, "key": row.key, "status": status(row), "calls": row.calls}
         found.append({"database": using, **about, "job": row.job, "created_at": row.created_at})
         where = f"{using}: " if len(conf().DATABASES) > 1 else ""
-        out.say(f"{where}{row.pk} {row} {ledger.status(row)}, {row.calls} calls, job {row.job}")
+        out.say(f"{where}{row.pk} {row} {status(row)}, {row.calls} calls, job {row.job}")
     out.say_json(found)
     out.say(f"{len(found)} external calls are not settled.")
     if found:
