@@ -16,7 +16,8 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from jobs.calling.calls import rank_of
-from jobs.lifecycle import claims, transitions
+from jobs.database import sessions
+from jobs.lifecycle import claims, completion, transitions
 from jobs.lifecycle.board import board
 from jobs.lifecycle.claims import Claimer
 from jobs.maintenance import clock, rescue
@@ -306,7 +307,7 @@ def test_a_renewed_row_is_not_given_back(node):
     assert claims.renew(waiting)
     assert waiting.token != batch
     assert transitions.hand_back_claim("default", node.pk, batch, begun.pk) == 0
-    assert claims.succeed(waiting, None, 0.0)
+    assert completion.succeed(waiting, None, 0.0)
     assert state(waiting)[0] == "succeeded"
 
 
@@ -320,8 +321,8 @@ def test_a_row_that_was_given_back_is_not_renewed(node):
     [again] = claim(2)
     assert again.pk == waiting.pk
     assert not claims.renew(waiting), "nor when another process has it"
-    assert not claims.succeed(waiting, None, 0.0)
-    assert claims.succeed(again, None, 0.0)
+    assert not completion.succeed(waiting, None, 0.0)
+    assert completion.succeed(again, None, 0.0)
 
 
 def test_a_claim_that_a_crash_of_the_database_forgot_is_not_renewed(node):
@@ -683,7 +684,7 @@ def test_a_plan_that_was_made_for_an_empty_table_is_given_up(node, monkeypatch):
         [job] = Claimer().claim("default", QUEUE, node.pk, 1)
         with transaction.atomic():
             Job.objects.filter(pk=node.pk).exists()
-            assert claims.succeed(job, None, 0.1)
+            assert completion.succeed(job, None, 0.1)
         with connection.cursor() as cursor:
             cursor.execute("SELECT name, cardinality(parameter_types) FROM pg_prepared_statements")
             plans = []
@@ -696,7 +697,7 @@ def test_a_plan_that_was_made_for_an_empty_table_is_given_up(node, monkeypatch):
         cursor.execute("ALTER TABLE jobs_job SET (autovacuum_enabled = false)")
         cursor.execute("VACUUM ANALYZE jobs_job")
     try:
-        monkeypatch.setattr(claims, "PLANNED", 3600.0)
+        monkeypatch.setattr(sessions, "PLANNED", 3600.0)
         fill("ready", 10)
         for _ in range(10):
             before = claim_and_succeed()
@@ -704,7 +705,7 @@ def test_a_plan_that_was_made_for_an_empty_table_is_given_up(node, monkeypatch):
         assert claim_and_succeed() == before
         assert len(before) == 2
         assert all("Seq Scan on jobs_job" in plan for plan in before)
-        claims.session_of("default")._plan_at = 0.0
+        sessions.session_of("default")._plan_at = 0.0
         assert not any("Seq Scan on jobs_job" in plan for plan in claim_and_succeed())
     finally:
         with connection.cursor() as cursor:
@@ -744,7 +745,7 @@ def test_no_hot_statement_scans_or_sorts_the_table(full, statistics):
                     # The place is where the scan begins, and no filter on its way.
                     assert re.search(r"Index Cond: .*ROW\(rank, run_at, id\) > ROW", text), text
     plans["renew"] = ("jobs_job_pkey", explained_generically(claims._RENEW, values))
-    succeed = claims._SUCCEED.format("NULL::json", "0.1", "%(id)s", "%(lease)s", "%(token)s")
+    succeed = completion._SUCCEED.format("NULL::json", "0.1", "%(id)s", "%(lease)s", "%(token)s")
     plans["succeed"] = ("jobs_job_pkey", explained_generically(succeed, values))
     own = OwnJobs(os.getpid())
     for name, index, action in (

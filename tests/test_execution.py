@@ -19,9 +19,10 @@ from django.utils import timezone
 from kombu import Exchange, Queue
 
 from jobs.conf import syncpoints
+from jobs.database import sessions
 from jobs.errors import Snooze, TaskExited
 from jobs.inspection.redaction import Shown
-from jobs.lifecycle import claims, ring, transitions
+from jobs.lifecycle import completion, ring, transitions
 from jobs.lifecycle.board import board
 from jobs.models import Job
 from jobs.models.values import decoded
@@ -65,7 +66,7 @@ def executed(monkeypatch):
             yield statements
         statements += [query["sql"] for query in queries if not query["sql"].startswith(("BEGIN", "COMMIT"))]
         return
-    execute, send = psycopg.Cursor.execute, claims.Session.send
+    execute, send = psycopg.Cursor.execute, sessions.Session.send
 
     def note_execute(cursor, query, *values, **how):
         statements.append(str(query))
@@ -77,7 +78,7 @@ def executed(monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(psycopg.Cursor, "execute", note_execute)
-        patch.setattr(claims.Session, "send", note_send)
+        patch.setattr(sessions.Session, "send", note_send)
         yield statements
 
 
@@ -160,8 +161,8 @@ def test_a_lost_lease_rolls_the_effects_back():
 @pytest.mark.parametrize(
     "settle",
     [
-        lambda job: claims.succeed(job, None, 0.0),
-        lambda job: claims.succeed(job, "the same", 0.0, Job()),
+        lambda job: completion.succeed(job, None, 0.0),
+        lambda job: completion.succeed(job, "the same", 0.0, Job()),
         lambda job: transitions.hold(job),
         lambda job: transitions.fail(job, transitions.error_entry("E", "m")),
         lambda job: transitions.retry(job, None, transitions.error_entry("E", "m"), {}),
@@ -586,7 +587,7 @@ def test_an_interface_error_at_the_commit_runs_the_job_again(monkeypatch):
 
     result = tasks.effect.delay("a")
     with monkeypatch.context() as patch:
-        patch.setattr(claims, "succeed", broken)
+        patch.setattr(completion, "succeed", broken)
         assert deliver(result)[0] == "IGNORED"
     assert Job.objects.get().state == "ready"
     assert not effects()

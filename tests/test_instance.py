@@ -19,7 +19,7 @@ from django.db import connection, connections, transaction
 
 from jobs.database import databases, identity
 from jobs.database.identity import NotAdopted
-from jobs.lifecycle import claims, transitions
+from jobs.lifecycle import completion, transitions
 from jobs.models import Instance, Job, Node
 from jobs.operations import adoption
 from tests.harness import Worker, claim, effects, wait_ended
@@ -282,7 +282,7 @@ def test_cancelling_a_copy_ends_what_its_original_runs():
     for job in Job.objects.filter(pk__in=[running, *waiting]):
         assert (job.state, job.error["type"]) == ("cancelled", "Cancelled")
         assert "jobs adopt --cancel" in job.error["message"]
-    assert not claims.succeed(claimed, None, 0.0), "a run of the copy, if there is one, lost its lease"
+    assert not completion.succeed(claimed, None, 0.0), "a run of the copy, if there is one, lost its lease"
     assert claim(waiting[0], node.pk) is None
     assert not Node.objects.filter(dead_at=None).exists()
 

@@ -24,7 +24,7 @@ from jobs.conf.rates import limit_of
 from jobs.database import databases
 from jobs.inspection import census, remarks
 from jobs.inspection.why import explain
-from jobs.lifecycle import claims, limits, transitions
+from jobs.lifecycle import completion, limits, transitions
 from jobs.lifecycle import limited_claims as limited
 from jobs.lifecycle.board import board
 from jobs.lifecycle.limited_claims import LimitedClaimer
@@ -74,6 +74,16 @@ def test_no_more_run_at_once_than_there_are_places():
     assert set(Job.objects.filter(state="ready").values_list("lease", "started_at")) == {(0, None)}, "d used nothing"
 
 
+def test_those_that_stand_in_the_way_do_not_make_the_claims_small(monkeypatch):
+    """Guard: a claim reads few rows at first, and more after one that came back short."""
+    monkeypatch.setattr(limited, "LOOK", 3600.0)
+    tasks.two_at_once.delay_many([(name,) for name in range(27)])
+    tasks.noop.delay_many([()] * 100)
+    claimer = LimitedClaimer()
+    sizes = [len(claimer.claim("default", QUEUE, board.node, 20)) for _ in range(4)]
+    assert sizes[0] == sizes[2] == sizes[3] == 20
+
+
 def test_two_running_jobs_have_one_place_never():
     """Guard: the constraint, and not what a claim has counted."""
     tasks.two_at_once.delay_many([(name,) for name in "ab"])
@@ -88,7 +98,7 @@ def test_a_place_is_free_however_its_run_ended(ending):
     tasks.two_at_once.delay_many([(name,) for name in "abc"])
     first, second = claim()
     if ending == "succeed":
-        assert claims.succeed(first, None, 0.1)
+        assert completion.succeed(first, None, 0.1)
     elif ending == "crash":
         assert transitions.crash(first, transitions.error_entry("WorkerLostError", "died"), 3)
     elif ending == "cancel":

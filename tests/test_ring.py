@@ -13,8 +13,8 @@ from celery import current_app
 from django.db import connection, transaction
 
 from jobs.conf import syncpoints
-from jobs.database import databases
-from jobs.lifecycle import claims, ring, transitions
+from jobs.database import databases, sessions
+from jobs.lifecycle import ring, transitions
 from jobs.lifecycle.board import board
 from jobs.lifecycle.ring import Bell
 from jobs.models import Job
@@ -94,13 +94,13 @@ def test_a_ring_is_a_statement_of_its_own_after_the_commit(monkeypatch):
     if connection.vendor != "postgresql":
         pytest.skip("nobody rings elsewhere")
     sent = []
-    send = claims.Session.send
+    send = sessions.Session.send
 
     def note(session, sql):
         sent.append((sql, connection.connection.pgconn.transaction_status))
         send(session, sql)
 
-    monkeypatch.setattr(claims.Session, "send", note)
+    monkeypatch.setattr(sessions.Session, "send", note)
     with transaction.atomic():
         tasks.effect.delay("a")
         assert not sent

@@ -22,7 +22,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from jobs.calling import tracing
-from jobs.lifecycle import claims, transitions
+from jobs.lifecycle import completion, transitions
 from jobs.models import Event, Job
 from jobs.testing import run_jobs
 from tests import event_tasks, misbehaving, tasks
@@ -121,13 +121,13 @@ def test_a_run_is_the_root_of_its_own_trace_with_a_link_to_the_call(spans):
 
 
 def test_the_span_of_a_run_covers_its_completion(spans, monkeypatch):
-    succeed_ = claims.succeed
+    succeed_ = completion.succeed
 
     def traced(*args):
         with spans.span("succeed"):
             return succeed_(*args)
 
-    monkeypatch.setattr(claims, "succeed", traced)
+    monkeypatch.setattr(completion, "succeed", traced)
     deliver(tasks.effect.delay("a"))
     process, succeed = spans.only("process"), spans.only("succeed")
     assert same(succeed.parent, process.get_span_context())

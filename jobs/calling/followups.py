@@ -29,7 +29,7 @@ from jobs.calling import chords, outbox, request
 from jobs.conf import has_results_elsewhere, reads_rows
 from jobs.database import databases
 from jobs.errors import Snooze, UniqueTaken, for_celery
-from jobs.lifecycle import claims, isolation, transitions
+from jobs.lifecycle import completion, isolation, transitions
 from jobs.lifecycle.run import Run, current_job
 from jobs.models import ENDED, Job, State
 from jobs.models.values import decoded, jsonable, parse_uuid, storable
@@ -56,7 +56,7 @@ def write(run: Run) -> None:
     given, job, app = run.request, run.job, run.task.app
     with calls_are_rows(run.using):
         if run.replacement is not None:
-            claims.owned(job).update(options={**job.options, "replaced": True})
+            completion.owned(job).update(options={**job.options, "replaced": True})
             # Celery gave it this job's id, and moved onto it what should follow this job.
             run.replacement.apply_async()
             return

@@ -16,8 +16,8 @@ from django.db import Error, connections
 from jobs import signals
 from jobs.calling import request, tracing
 from jobs.conf.syncpoints import reach
-from jobs.database import databases
-from jobs.lifecycle import claims, ring, unique
+from jobs.database import databases, sessions
+from jobs.lifecycle import ring, unique
 from jobs.lifecycle.run import current_job
 from jobs.models import Job, State
 
@@ -35,7 +35,7 @@ watchers: list[Callable[[Job], None]] = []
 
 
 def alias_of(using: str | None = None) -> str:
-    """The database of a call; ``ValueError`` if no jobs live there."""
+    """``using``, else the database of the block, else the routers' one; ``ValueError`` if no jobs live there."""
     return databases.job_alias(using or following.get())
 
 
@@ -250,7 +250,7 @@ def _execute(connection: Any, sql: str, job: Job, columns: Iterable[str]) -> int
         # Django's own cursor where somebody watches what it executes.
         if calls >= _OFTEN and not connection.queries_logged and not connection.execute_wrappers:
             connection.validate_no_broken_transaction()
-            return claims.session_of(connection.alias).insert(sql, values)
+            return sessions.session_of(connection.alias).insert(sql, values)
     else:
         fields: dict[str, Any] = {name: Job._meta.get_field(name) for name in columns}
         values = [field.get_db_prep_save(job.__dict__[name], connection) for name, field in fields.items()]

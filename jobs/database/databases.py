@@ -38,6 +38,7 @@ REFUSES = ("25006", "25P03")
 
 #: PostgreSQL's codes: the wait for a lock took longer than lock_timeout; of two transactions one had to end.
 LOCK_NOT_AVAILABLE, SERIALIZATION_FAILURE, DEADLOCK = "55P03", "40001", "40P01"
+DIVISION_BY_ZERO = "22012"
 
 #: SQL for "now" in seconds since 1970, by the database's clock.
 EPOCH_NOW = {
@@ -45,6 +46,9 @@ EPOCH_NOW = {
     "postgresql": "EXTRACT(EPOCH FROM clock_timestamp())",
     "mysql": "UNIX_TIMESTAMP(NOW(6))",
 }
+
+#: SQLite's clock, in milliseconds, as Django writes it.
+NOW_SQLITE = "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')"
 
 
 def job_alias(using: str | None = None) -> str:

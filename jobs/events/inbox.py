@@ -6,7 +6,6 @@ come (``jobs.events.receiver``). So the order in which messages come does not ma
 
 from __future__ import annotations
 
-import datetime
 import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -45,7 +44,6 @@ def store(app: Celery, using: str, deliveries: Sequence[Delivery]) -> list[wire.
 
     A message that is no event becomes a row that says why. Returns what other services say beside their events.
     """
-    now = databases.clock(using)
     talk: list[wire.Message] = []
     events: dict[uuid.UUID, Event] = {}
     replays: dict[str | None, list[uuid.UUID]] = defaultdict(list)
@@ -55,11 +53,11 @@ def store(app: Celery, using: str, deliveries: Sequence[Delivery]) -> list[wire.
             if message.name in amqp.TALK:
                 talk.append(message)
                 continue
-            event = _event(message, now)
+            event = _event(message)
             if message.again is not None or each.is_direct:
                 replays[message.again].append(event.uuid)
         except Exception as exc:
-            event = _no_event(each, exc, now)
+            event = _no_event(each, exc)
         events.setdefault(event.uuid, event)
     if not events:
         return talk
@@ -77,7 +75,7 @@ def store(app: Celery, using: str, deliveries: Sequence[Delivery]) -> list[wire.
 
 def put_aside(app: Celery, using: str, why: Exception, delivery: Delivery | None = None) -> None:
     """Keep a message that is no event. None: not even its protocol can be read."""
-    event = _no_event(delivery or Delivery(b"", {"message_id": str(uuid.uuid4())}), why, databases.clock(using))
+    event = _no_event(delivery or Delivery(b"", {"message_id": str(uuid.uuid4())}), why)
     _store(app, using, {event.uuid: event}, {})
 
 
@@ -92,7 +90,7 @@ def go_on(app: Celery, using: str, source: str, name: str, number: int = 0) -> N
             return
 
 
-def _event(message: wire.Message, now: datetime.datetime) -> Event:
+def _event(message: wire.Message) -> Event:
     # Our own event comes back and is not here (an older database was restored): it must not take a new event's number.
     is_own = amqp.place_of(message.source)[0] == service()
     return Event(
@@ -105,12 +103,11 @@ def _event(message: wire.Message, now: datetime.datetime) -> Event:
         headers={**message.trace, **({ARGS: message.args} if message.args else {})},
         at=message.time or timezone.now(),
         number=None if is_own else message.number,
-        relayed_at=None if message.again is None else now,
-        received_at=now,
+        relayed_at=None if message.again is None else timezone.now(),
     )
 
 
-def _no_event(delivery: Delivery, why: Exception, now: datetime.datetime) -> Event:
+def _no_event(delivery: Delivery, why: Exception) -> Event:
     problem = str(why) if isinstance(why, wire.Malformed) else f"it cannot be kept: {type(why).__name__}: {why}"
     body = delivery.body if isinstance(delivery.body, str) else delivery.body.decode(errors="replace")
     properties = delivery.properties
@@ -128,8 +125,7 @@ def _no_event(delivery: Delivery, why: Exception, now: datetime.datetime) -> Eve
         version=0,
         source=_clean(str(delivery.properties.get("app_id") or "?"), NAME),
         data={"body": _clean(body, KEPT)},
-        relayed_at=now,
-        received_at=now,
+        relayed_at=timezone.now(),
         problem=_clean(problem, KEPT),
     )
 
@@ -146,6 +142,11 @@ def _store(
         rows = databases.each(Event.objects.filter(uuid__in=events))
         known = {key for part in rows for key in part.values_list("uuid", flat=True)}
         new = [event for key, event in events.items() if key not in known]
+        # After the lock: a new handler is written under it, and events before its ``since`` are not for it. As a value,
+        # because Django compiles an expression for each row.
+        now = databases.clock(using)
+        for event in new:
+            event.received_at, event.relayed_at = now, event.relayed_at and now
         at_once = _next(using, new)
         rest = [event for event in new if event.relayed_at is None]
         Event.objects.using(using).bulk_create(new)

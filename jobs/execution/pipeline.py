@@ -25,7 +25,7 @@ from jobs.execution import savepoints, settlement
 from jobs.idempotency import markers
 from jobs.idempotency.keys import fingerprint
 from jobs.idempotency.locks import lock
-from jobs.lifecycle import claims, transitions
+from jobs.lifecycle import completion, transitions
 from jobs.lifecycle.board import board
 from jobs.lifecycle.run import RECONNECT, Run, claimed, running
 from jobs.models import Job
@@ -200,7 +200,7 @@ def _attempt(run: Run) -> Committed | Conflict | Lost | Raised:
                         followups.write(run)
                     reach("before_commit")
                     reached = "commit"
-                    if not claims.succeed(job, stored, time.monotonic() - run.began, source):
+                    if not completion.succeed(job, stored, time.monotonic() - run.began, source):
                         raise LostLease("this run lost its lease; its transaction is rolled back")
                     reach("after_completion")
             except BaseException as exc:

@@ -6,7 +6,7 @@ would be a savepoint, and cost two round trips (PostgreSQL).
 
 from typing import Any
 
-from jobs.lifecycle.claims import has_begun
+from jobs.database.sessions import has_begun
 
 
 def spare(connection: Any) -> None:

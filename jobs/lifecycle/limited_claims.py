@@ -28,16 +28,17 @@ from jobs.conf import celery_app, conf
 from jobs.conf.logs import logger
 from jobs.conf.rates import Limit
 from jobs.database import databases
+from jobs.database.sessions import literal, session_of
 from jobs.lifecycle import claims, limits
 from jobs.lifecycle.board import board
-from jobs.lifecycle.claims import COLUMNS, literal, session_of
+from jobs.lifecycle.claims import COLUMNS
 from jobs.lifecycle.limits import Limits, name_of
 from jobs.models import CLAIMABLE, HELD, LINED, PLACED, SEATED, Gate, Job, State
 
 #: So many jobs that stand in the way are held; and of the limit that most of them have, so many in one statement.
 CROWD, KIN = 50, 1000
-#: Rows that a claim reads beyond those that it asks for: first, from then on if it found no job among those, and from
-#: the beginning of the queue.
+#: Rows that a claim reads beyond those that it asks for: at first; while some stand in the way; and from the beginning
+#: of the queue.
 FEW, MORE, WINDOW = 10, CROWD, 200
 #: Seconds between two looks at what is held, or stands in the way, while claims find something.
 LOOK = 1.0
@@ -57,7 +58,7 @@ _NOW = "EXTRACT(EPOCH FROM statement_timestamp())::float8"
 #: there is a place. Those that are passed over are not locked.
 _CLAIM = """
 WITH first AS MATERIALIZED (
-    SELECT id, task, limit_key, rank, run_at FROM jobs_job
+    SELECT id, limit_key, rank, run_at, array_position({tasks}::text[], task::text) AS own FROM jobs_job
     WHERE state = 'ready' AND held IS NULL AND queue = {queue} {start}
       AND (expires_at IS NULL OR expires_at > statement_timestamp())
       AND EXISTS (SELECT 1 FROM jobs_node WHERE id = %(node)s AND dead_at IS NULL)
@@ -65,26 +66,26 @@ WITH first AS MATERIALIZED (
     ORDER BY rank, run_at, id
     LIMIT {window}
 ), taken AS MATERIALIZED (
-    -- Read once for all keys: the planner may take the index of all that runs.
-    SELECT limit_key, array_agg(limit_place) AS taken FROM jobs_job
+    -- Once, and not for each key: the planner may choose the index of all that runs, and read all of it.
+    SELECT limit_key, array_agg(limit_place) AS taken_places FROM jobs_job
     WHERE state = 'running' AND limit_place IS NOT NULL AND limit_key = ANY (ARRAY(SELECT limit_key FROM first))
     GROUP BY limit_key
 ), found AS MATERIALIZED (
     SELECT job.id, head.rank, head.run_at, head.limit_key, head.place, head.burst, coalesce(head.pause, 0) AS pause
     FROM (
         SELECT id, limit_key, rank, run_at, own, places, burst, pause, number,
-            CASE WHEN taken IS NULL AND places > 0 THEN 0 ELSE (
-                SELECT number FROM generate_series(0, places - 1) AS number
-                -- The limit may have been higher when those began that run.
-                WHERE number <> ALL (taken) AND places > cardinality(taken)
+            CASE WHEN number > 1 THEN NULL WHEN taken_places IS NULL AND places > 0 THEN 0 ELSE (
+                SELECT free FROM generate_series(0, places - 1) AS free
+                WHERE free <> ALL (taken_places)
+                    -- The limit may have been higher when those began that run.
+                    AND places > cardinality(taken_places)
                 LIMIT 1
             ) END AS place
         FROM (
-            SELECT id, limit_key, rank, run_at, own, taken, ({places}::int[])[own] AS places,
+            SELECT id, limit_key, rank, run_at, own, taken_places, ({places}::int[])[own] AS places,
                 ({bursts}::int[])[own] AS burst, ({pauses}::float8[])[own] AS pause,
                 row_number() OVER (PARTITION BY limit_key ORDER BY rank, run_at, id) AS number
             FROM first LEFT JOIN taken USING (limit_key)
-            CROSS JOIN LATERAL (SELECT array_position({tasks}::text[], task::text) AS own) AS limits
         ) AS numbered
         ORDER BY rank, run_at, id
     ) AS head
@@ -284,12 +285,13 @@ class LimitedClaimer(claims.Claimer):
                 start = self._start.get(spot, ()) if time.monotonic() < self._tidy_at.get(spot, 0.0) else ()
                 if start:
                     beyond = MORE if spot in self._crowded else FEW
-                    if not (rows := _take(using, queue, node, size, token, known, beyond, start)):
+                    rows = _take(using, queue, node, size, token, known, beyond, start)
+                    if len(rows) < size:
                         self._crowded.add(spot)
                 if not rows:
                     rows = take(using, queue, node, size, token, known)
             except Error as exc:
-                is_behind = isinstance(exc, IntegrityError) or databases.sqlstate(exc) == claims.DIVISION_BY_ZERO
+                is_behind = isinstance(exc, IntegrityError) or databases.sqlstate(exc) == databases.DIVISION_BY_ZERO
                 if not is_behind and not databases.is_conflict(exc):
                     raise
                 # Race: another claim chose the same place, and has it; or it passed one of the gates.

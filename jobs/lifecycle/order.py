@@ -16,8 +16,9 @@ from django.db.models import Exists, OuterRef
 from django.db.models.functions import Now
 
 from jobs.database import databases
+from jobs.database.databases import NOW_SQLITE
+from jobs.database.sessions import has_begun, session_of
 from jobs.lifecycle import ring
-from jobs.lifecycle.claims import NOW_SQLITE, has_begun, session_of
 from jobs.models import LIVE, Job, State
 
 #: When a job runs that waits behind another one: never, until it is let in.

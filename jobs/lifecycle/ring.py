@@ -16,8 +16,7 @@ from typing import Any
 from django.db import Error, connections
 
 from jobs.conf.logs import logger
-from jobs.database import databases
-from jobs.lifecycle import claims
+from jobs.database import databases, sessions
 from jobs.lifecycle.board import board
 from jobs.models import Job
 
@@ -64,7 +63,7 @@ def answer(job: Job, using: str) -> None:
 
 def _notify(using: str, channel: str, payloads: list[str]) -> None:
     try:
-        claims.session_of(using).notify(channel, payloads)
+        sessions.session_of(using).notify(channel, payloads)
     except Error:
         logger.debug("a ring was lost", exc_info=True, extra={"action": "ring_lost"})
         if not connections[using].in_atomic_block:
@@ -147,5 +146,5 @@ def hears(alias: str, wait: float = 1.0) -> bool:
         connection.ensure_connection()
         raw = connection.connection
         raw.execute(f"LISTEN {CHANNEL}")
-        claims.session_of(alias).notify(CHANNEL, [""])
+        sessions.session_of(alias).notify(CHANNEL, [""])
         return any(True for _ in raw.notifies(timeout=wait, stop_after=1))

@@ -19,7 +19,7 @@ from jobs.database import databases
 from jobs.errors import Cancel, LostLease
 from jobs.lifecycle import ring, transitions
 from jobs.lifecycle.board import Slot
-from jobs.lifecycle.claims import owned
+from jobs.lifecycle.completion import owned
 from jobs.models import ENDED, Job, State
 from jobs.models.values import decoded, jsonable
 

@@ -1,7 +1,7 @@
 """The state machine: every transition of a job, each one conditional statement.
 
 Each function names the race that its condition decides. Out of ``running`` there is one door,
-:func:`_settle` (and ``claims.succeed`` for success), fenced by the claim: lease and token. Nobody else writes
+:func:`_settle` (and ``completion.succeed`` for success), fenced by the claim: lease and token. Nobody else writes
 ``Job.state``.
 """
 
@@ -24,7 +24,7 @@ from jobs.conf import conf, has_results_elsewhere
 from jobs.database import databases
 from jobs.errors import UniqueBusy, UniqueTaken
 from jobs.lifecycle import order, ring, unique
-from jobs.lifecycle.claims import owned
+from jobs.lifecycle.completion import owned
 from jobs.models import CLAIMABLE, ENDED, LIVE, UNSUCCESSFUL, WAITING, Batch, Cancellation, Job, Node, Relay, State
 from jobs.models.values import scrub
 

@@ -21,7 +21,7 @@ from django.urls import reverse
 from kombu.exceptions import OperationalError
 from tqdm import tqdm
 
-from jobs.idempotency import effects
+from jobs.inspection import effects
 from jobs.models import Effect, Job, Node
 from shop.celery import app
 from shop.demo.loyalty import Loyalty, queue

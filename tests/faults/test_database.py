@@ -117,7 +117,7 @@ def test_idle_connections_exhaust_the_server(ledger, database):
         assert not Job.objects.filter(crashes__gt=0).exists()
 
 
-@guard(Without("jobs.lifecycle.claims:Session.__init__", "True", clause="pid[0] == raw.info.backend_pid"))
+@guard(Without("jobs.database.sessions:Session.__init__", "True", clause="pid[0] == raw.info.backend_pid"))
 def test_dead_worker_behind_a_pooler(ledger, database, tmp_path):
     """The server processes that it used serve others by now, who are not to be hurt.
 
@@ -147,7 +147,7 @@ def locks_two(key, first, second):
 
 @guard(Without("jobs.execution.pipeline:_is_conflict", "False"))
 @guard(
-    Without("jobs.lifecycle.claims:Session.prepared", "vars(self)", clause='getattr(known, "_names", None)'),
+    Without("jobs.database.sessions:Session.prepared", "vars(self)", clause='getattr(known, "_names", None)'),
 )
 def test_deadlocks(ledger):
     """Two kinds of bodies lock the same two rows in opposite order, again and again.

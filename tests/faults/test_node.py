@@ -94,7 +94,9 @@ def gated_by_lease(self, key, directory):
 
 
 @guard(
-    Without("jobs.lifecycle.claims:owned", "Job.objects.using(job._state.db).filter(pk=job.pk, state=State.RUNNING)")
+    Without(
+        "jobs.lifecycle.completion:owned", "Job.objects.using(job._state.db).filter(pk=job.pk, state=State.RUNNING)"
+    )
 )
 def test_zombie_wakes_while_its_successor_runs(ledger, tmp_path):
     """Its connection was ended; what it writes on a new one must not touch the run of the other.

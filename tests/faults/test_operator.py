@@ -96,7 +96,7 @@ def refused_by_the_copy(states: dict[str, int]) -> None:
 @pytest.mark.quick
 @guard(
     Without(
-        "jobs.lifecycle.claims:_SUCCEED",
+        "jobs.lifecycle.completion:_SUCCEED",
         "",
         clause="AND NOT EXISTS (SELECT 1 FROM jobs_cancellation WHERE job = {{2}})",
     )
