@@ -35,7 +35,7 @@ __all__ = [
 _LAZY = {
     "Task": "task",
     "batch": "calling.batches",
-    "effect": "idempotency.effects",
+    "effect": "idempotency.external_calls",
     "guard": "idempotency.guards",
     "lock": "idempotency.locks",
     "once": "idempotency.markers",

@@ -7,7 +7,7 @@ from jobs.errors import IdempotencyMismatch as IdempotencyMismatch
 from jobs.errors import Snooze as Snooze
 from jobs.errors import UniqueBusy as UniqueBusy
 from jobs.errors import UniqueTaken as UniqueTaken
-from jobs.idempotency.effects import effect as effect
+from jobs.idempotency.external_calls import effect as effect
 from jobs.idempotency.guards import guard as guard
 from jobs.idempotency.locks import lock as lock
 from jobs.idempotency.markers import once as once

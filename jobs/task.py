@@ -20,8 +20,8 @@ from django.db import transaction
 
 from jobs.arguments import normalize
 from jobs.calling import calls, followups, outbox, progress
+from jobs.calling.moments import Ticks
 from jobs.calling.options import check_call, check_declaration
-from jobs.calling.ticks import Ticks
 from jobs.conf import conf, is_eager, problems, sentry, task_options
 from jobs.conf.rates import Limit, limit_of
 from jobs.errors import EffectParked, Replaced, UniqueTaken

@@ -15,7 +15,7 @@ from django.db.models import F
 from jobs import Snooze, effect
 from jobs import effect as effect_of
 from jobs.conf import syncpoints
-from jobs.inspection import effects
+from jobs.inspection import external_calls
 from jobs.lifecycle import transitions
 from jobs.models import Effect, Event, Job
 from shop import payments
@@ -120,7 +120,7 @@ def charging() -> int:
 
 
 def status(key: str = "order-1") -> str:
-    return effects.status(effects.with_makers(Effect.objects.filter(key=key)).get())
+    return external_calls.status(external_calls.with_makers(Effect.objects.filter(key=key)).get())
 
 
 def say(*options: str) -> None:
@@ -155,7 +155,7 @@ def test_process_killed_around_the_call(provider, point, policy):
         )
         if policy == "park" and point != "after_sent":
             assert (row.state, row.error["type"], status()) == ("failed", "EffectParked", "parked")
-            assert [str(call) for call in effects.unsettled("default")] == [KEY]
+            assert [str(call) for call in external_calls.unsettled("default")] == [KEY]
             if charge := payments_of(provider):
                 say("--happened", "--answer", f'{{"id": "{charge}"}}')
             else:
@@ -185,7 +185,7 @@ def test_provider_killed_after_charging(provider, policy):
         [row] = wait_ended(job.id)
         assert (row.state, row.error["type"]) == ("failed", "RemoteDisconnected")
         assert status() == "ambiguous"
-        assert [str(call) for call in effects.unsettled("default")] == [KEY]
+        assert [str(call) for call in external_calls.unsettled("default")] == [KEY]
         provider.start()
         call_command("jobs", "retry", job.id)
         [row] = wait_ended(job.id)
@@ -247,7 +247,7 @@ def test_two_jobs_with_the_same_key_at_once_make_one_call(provider):
         waiting = wait_for(lambda: Job.objects.filter(pk=second.id, snoozes__gt=0).first(), 20, "the second snoozes")
         assert waiting.error["type"] == "Busy"
         assert status() == "sending"
-        assert not effects.unsettled("default").exists()
+        assert not external_calls.unsettled("default").exists()
         provider.hold.unlink()
         one, other = wait_ended(first.id, second.id)
     assert one.result == other.result

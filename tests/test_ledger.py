@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from jobs.inspection.verify import verify
 from jobs.models import Effect, Job
-from jobs.operations.effects import clear_up
+from jobs.operations.external_calls import clear_up
 from tests.rows import make
 from tests.test_plans import plan
 

@@ -29,9 +29,9 @@ from django.utils import timezone
 from jobs import checks
 from jobs.calling import entries
 from jobs.calling.entries import NAME, TICK
-from jobs.calling.ticks import IN_TIME
+from jobs.calling.moments import IN_TIME
 from jobs.inspection import census, remarks, schedules, why
-from jobs.maintenance.schedules import GONE, LEFT, LOOK, Schedules, decide
+from jobs.maintenance.scheduler import GONE, LEFT, LOOK, Schedules, decide
 from jobs.models import Action, Job, Schedule
 from jobs.operations import schedules as operations
 from jobs.task import Task

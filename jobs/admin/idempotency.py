@@ -16,10 +16,10 @@ from django.utils.translation import gettext_lazy as _
 from jobs.admin import html
 from jobs.admin.base import ReadOnlyAdmin, may, page
 from jobs.admin.html import column, time_column, url_of
-from jobs.inspection import effects
+from jobs.inspection import external_calls
 from jobs.models import Effect, Marker
 from jobs.models.values import jsonable, parse_uuid
-from jobs.operations.effects import clear_up
+from jobs.operations.external_calls import clear_up
 
 EXPLAINED = _(
     "As long as this marker is there, nobody does this work again: other jobs of the key replay the "
@@ -88,13 +88,13 @@ class AnswerForm(ActionForm):
 
 
 def status_badge(row: Effect) -> str:
-    status = effects.status(row)
+    status = external_calls.status(row)
     return html.badge(f"effect-{status}", STATUSES[status][0])
 
 
 def may_settle(request: HttpRequest, row: Effect) -> bool:
     """Whether a person has to say if the call happened, and this user may say so."""
-    return may(request, "change_effect") and effects.status(row) in ("ambiguous", "parked")
+    return may(request, "change_effect") and external_calls.status(row) in ("ambiguous", "parked")
 
 
 @admin.register(Effect)
@@ -118,7 +118,7 @@ class EffectAdmin(ReadOnlyAdmin):
     shown_answer = column(_("answer"), lambda row: html.pretty(row.answer))
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Effect]:
-        return effects.with_makers(super().get_queryset(request))
+        return external_calls.with_makers(super().get_queryset(request))
 
     def search(self, rows: QuerySet[Any], term: str) -> QuerySet[Any]:
         name, colon, key = term.partition(":")

@@ -21,7 +21,7 @@ from django.apps import apps
 from django.db.models import F
 
 from jobs.calling import followups
-from jobs.calling.ticks import Ticks
+from jobs.calling.moments import Ticks
 from jobs.conf import conf, did_you_mean, reads_rows
 from jobs.database import databases
 from jobs.models.values import as_uuid

@@ -14,7 +14,7 @@ from typing import Any
 import celery
 import kombu
 
-from jobs.calling.ticks import SCHEDULES
+from jobs.calling.moments import SCHEDULES
 from jobs.conf import TASK_OPTIONS, conf, did_you_mean
 from jobs.conf.rates import RATE
 

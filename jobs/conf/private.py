@@ -52,7 +52,7 @@ celery.worker.autoscale:Autoscaler.qty -                | steps.py: processes th
 celery.worker.autoscale:Autoscaler.maybe_scale self     | steps.py: the autoscaler looks without messages, too
 celery.beat:Scheduler.apply_async self entry producer advance | celery_beat.py: beat makes no calls beside the workers
 celery.beat:Scheduler.reserve self entry                | celery_beat.py: the same
-celery.schedules:crontab.remaining_delta self last_run_at tz | ticks.py: the hour that comes twice
+celery.schedules:crontab.remaining_delta self last_run_at tz | moments.py: the hour that comes twice
 celery.fixups.django:DjangoWorkerFixup.on_task_prerun self sender | steps.py: connections are kept between jobs
 celery.fixups.django:DjangoWorkerFixup.on_task_postrun self sender | steps.py: the same
 celery.worker.worker:WorkController.wait_for_soft_shutdown self | broker.py: a soft stop waits for jobs

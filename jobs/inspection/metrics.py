@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from jobs.conf import conf
-from jobs.inspection import census, demand, effects, events
+from jobs.inspection import census, demand, events, external_calls
 from jobs.models import State, Tally
 
 
@@ -29,7 +29,7 @@ class _Collector:
         found = census.gather(live=True)
         due, queues = found["due"], found["queues"].items()
         live = [([name, state], each[state]) for name, each in queues for state in census.LIVE]
-        unsettled = sum(effects.unsettled(alias).count() for alias in conf().DATABASES)
+        unsettled = sum(external_calls.unsettled(alias).count() for alias in conf().DATABASES)
         waits, lags = events.summed(), events.all_lags()
         ended: dict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)
         for alias in conf().DATABASES:

@@ -7,9 +7,9 @@ from django.db.models import OuterRef, QuerySet, Subquery
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
-from jobs.calling.ticks import IN_TIME
+from jobs.calling.moments import IN_TIME
 from jobs.database import databases
-from jobs.maintenance.schedules import GONE
+from jobs.maintenance.scheduler import GONE
 from jobs.models import Job, Schedule
 
 STATUSES = {

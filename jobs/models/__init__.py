@@ -438,7 +438,7 @@ class Pause(models.Model):
 
 
 class Schedule(models.Model):
-    """How far an entry of the schedule is (``jobs.maintenance.schedules``). The code says what it calls, and when."""
+    """How far an entry of the schedule is (``jobs.maintenance.scheduler``). The code says what it calls, and when."""
 
     name = models.CharField(_("name"), primary_key=True, max_length=255)
     task = models.CharField(_("task"), max_length=255)
@@ -641,7 +641,7 @@ class Lock(models.Model):
 
 
 class Effect(models.Model):
-    """An external call: it was begun, and what the provider answered (``jobs.idempotency.effects``)."""
+    """An external call: it was begun, and what the provider answered (``jobs.idempotency.external_calls``)."""
 
     class State(models.TextChoices):
         #: Committed before the call. If its run is gone, nobody knows whether the call happened.

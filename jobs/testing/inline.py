@@ -35,7 +35,7 @@ from jobs.events import relay
 from jobs.lifecycle import order, transitions
 from jobs.lifecycle.board import board
 from jobs.lifecycle.claims import Claimer
-from jobs.maintenance import schedules
+from jobs.maintenance import scheduler
 from jobs.models import UNRELAYED, WAITING, Event, Job, Node, Pause, Schedule, State
 from jobs.models.values import decoded
 from jobs.worker.runner import Runner
@@ -159,7 +159,7 @@ class _Process:
             now = timezone.now()
             row = Schedule.objects.using(entry.using).filter(pk=entry.name).first()
             if row is None or row.definition != entry.definition:
-                schedules.define(entry, row, now, now)
+                scheduler.define(entry, row, now, now)
 
     def run_next(self, until: datetime.datetime | None) -> tuple[Job, BaseException | None] | None:
         """Run one job; return it, and the exception if it failed. None: nothing is due."""
@@ -195,7 +195,7 @@ class _Process:
         known = self._times()
         for entry, tick in ticks.items():
             if tick <= self.at:
-                schedules.decide(entry, self.at)
+                scheduler.decide(entry, self.at)
         self._put_off(known)
         return True
 

@@ -9,7 +9,7 @@ from django.db.models.functions import Now
 from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.lifecycle.transitions import now_plus
-from jobs.maintenance.schedules import GONE, Schedules
+from jobs.maintenance.scheduler import GONE, Schedules
 from jobs.models import Schedule
 
 

@@ -37,7 +37,7 @@ from jobs.lifecycle.board import BODY, IDLE, Occupied, board, is_alive
 from jobs.lifecycle.ring import told
 from jobs.maintenance import beats, clock, rescue
 from jobs.maintenance.prune import Prune
-from jobs.maintenance.schedules import Schedules
+from jobs.maintenance.scheduler import Schedules
 from jobs.maintenance.tally import Count
 from jobs.models import Node
 from jobs.worker import listener

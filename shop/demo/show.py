@@ -21,7 +21,7 @@ from django.urls import reverse
 from kombu.exceptions import OperationalError
 from tqdm import tqdm
 
-from jobs.inspection import effects
+from jobs.inspection import external_calls
 from jobs.models import Effect, Job, Node
 from shop.celery import app
 from shop.demo.loyalty import Loyalty, queue
@@ -324,7 +324,7 @@ class Show:
             found.append(f"Not paid: {', '.join(unpaid)}.")
         if twice := self.payments.charged_twice():
             found.append(f"Charged more than once: {', '.join(twice)}.")
-        if unsettled := [str(call) for call in effects.unsettled("default")]:
+        if unsettled := [str(call) for call in external_calls.unsettled("default")]:
             found.append(f"Nobody knows whether these happened: {', '.join(unsettled)}.")
         return found
 

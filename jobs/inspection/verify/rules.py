@@ -25,7 +25,7 @@ from django.utils.translation import gettext_lazy as _
 
 from jobs.conf import conf
 from jobs.database import databases
-from jobs.inspection import effects, limits
+from jobs.inspection import external_calls, limits
 from jobs.inspection.census import LIVE, MOST, Head, heads, in_line, late_after, running_by_node, silence, workers
 from jobs.lifecycle import queues
 from jobs.lifecycle.transitions import now_plus
@@ -201,7 +201,7 @@ class Search:
     @Rule(
         "effects-settled",
         _("an external call was begun by a run, and what became of it is known (else its job or a person finds out)"),
-        waiting=lambda search: [effects.unsettled(search.using)],
+        waiting=lambda search: [external_calls.unsettled(search.using)],
     )
     def begun_by_no_run(self) -> Rows:
         later = self.jobs.filter(pk=OuterRef("job"), lease__lt=OuterRef("lease"))

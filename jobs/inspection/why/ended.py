@@ -5,7 +5,7 @@ from typing import Any
 
 from django.utils.translation import gettext, ngettext
 
-from jobs.inspection import effects
+from jobs.inspection import external_calls
 from jobs.inspection.why import waiting
 from jobs.inspection.why.view import COUNTS, Reason, View
 from jobs.lifecycle import unique
@@ -69,7 +69,7 @@ def failed(view: View) -> Iterator[Reason]:
 
 
 def _parked(view: View) -> Iterator[Reason]:
-    for call in effects.unsettled(view.using).filter(job=view.job.pk):
+    for call in external_calls.unsettled(view.using).filter(job=view.job.pk):
         says = ngettext(
             "The external call %(call)s waits for a person: nobody knows whether it happened (%(calls)s call).",
             "The external call %(call)s waits for a person: nobody knows whether it happened (%(calls)s calls).",

@@ -14,7 +14,7 @@ from jobs.conf.logs import logger
 from jobs.database import databases
 from jobs.idempotency import locks
 from jobs.inspection.census import workers
-from jobs.inspection.effects import with_makers
+from jobs.inspection.external_calls import with_makers
 from jobs.inspection.times import duration
 from jobs.models import Effect, Job, Marker, Node, Pause, State
 

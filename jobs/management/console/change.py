@@ -16,7 +16,7 @@ from django.utils.translation import gettext
 
 from jobs.conf import conf, did_you_mean, loaded_app
 from jobs.inspection import census
-from jobs.inspection.effects import status, unsettled
+from jobs.inspection.external_calls import status, unsettled
 from jobs.inspection.limits import usage
 from jobs.lifecycle import limits, queues
 from jobs.lifecycle.limits import name_of
@@ -24,7 +24,7 @@ from jobs.management.console.base import DRY_RUN, ID, REASON, JobsCommand, Subco
 from jobs.models import State, Tally
 from jobs.operations import adoption, workers
 from jobs.operations.actions import OPERATIONS, Operation, Outcome
-from jobs.operations.effects import clear_up
+from jobs.operations.external_calls import clear_up
 from jobs.operations.selection import FIELDS, Selection, full_name, identify
 
 WHICH = (
