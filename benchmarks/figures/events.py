@@ -86,7 +86,7 @@ class Events(Figure):
         {"part": "jobs", "number": 2_000, "seconds": 4},
         {"part": "events", "number": 2_000, "seconds": 4},
     )
-    rounds = 3
+    rounds = 2
 
     def takes(self, peer: str, options: Mapping[str, Any]) -> bool:
         return (peer == "jobs-services") == (options["part"] == "services")
