@@ -18,6 +18,8 @@ PROGRAM = """
 import django
 django.setup()
 import shop.celery
+# Before the ledger: it reads the tasks of the running test's file, and that file needs the ledger.
+import tests.tasks
 from tests.faults.ledger import Ledger
 Ledger().enqueue({jobs}, pace={pace}, **{options})
 """
