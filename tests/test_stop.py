@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 
 import pytest
 from celery import current_app
@@ -80,6 +81,32 @@ def test_a_soft_stop_waits_a_while_for_what_runs(on, broker, tmp_path, pool):
         worker.process.wait(15)
     assert Job.objects.get(pk=waits.id).state == "ready"
     assert effects() == {"a": 1}
+    assert_nothing_counted()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("broker", ["redis", "jobs"])
+@pytest.mark.parametrize("how", ["replaced", "scaled"])
+def test_a_warm_stop_waits_for_a_process_that_was_made_later(on, broker, how, tmp_path):
+    """Guard: Linux ends a process when the thread ends that made it (``PR_SET_PDEATHSIG``), and that one ends first."""
+    on(broker)
+    options = ["--autoscale=2,1"] if how == "scaled" else []
+    env = {"JOBS_TEST_CELERY": json.dumps({"worker_max_tasks_per_child": 1})} if how == "replaced" else {}
+    gate, started = tmp_path / "gate", [tmp_path / "0", tmp_path / "1"]
+    with Worker(*options, **env) as worker:
+        if how == "replaced":
+            wait_ended(*[tasks.effect.delay(key).id for key in "xyz"])
+        jobs = [tasks.waits.delay(path.name, str(path), str(gate)) for path in started]
+        for job, path in zip(jobs, started, strict=True):
+            in_body(job.id, path)
+        worker.main.signal(signal.SIGTERM)
+        worker.said("Warm shutdown")
+        # So long the threads take that end at once.
+        time.sleep(2)
+        gate.touch()
+        assert [job.state for job in wait_ended(*[job.id for job in jobs])] == ["succeeded"] * 2
+        worker.process.wait(20)
+    assert not Job.objects.exclude(lease=1).exists()
     assert_nothing_counted()
 
 

@@ -7,6 +7,7 @@ what is private to Celery and billiard here, and every worker looks whether it i
 import select
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import billiard.pool
@@ -24,6 +25,9 @@ OFFER = 50
 
 #: A process offers itself to the main process, whose event loop looks for one.
 offers = Bell()
+
+#: Its thread makes processes, and lasts as long as the main process.
+_maker = ThreadPoolExecutor(1, "jobs-maker")
 
 
 class _Claiming:
@@ -174,6 +178,16 @@ class BlockingPool(billiard.pool.Pool):
     """
 
     Worker = _BlockingWorker
+
+    def _create_worker_process(self, i: int) -> Any:
+        """Made by a thread that lasts.
+
+        Linux ends a pool process when the thread that made it ends (``PR_SET_PDEATHSIG``, which Celery sets). The
+        threads that replace the dead and scale the pool end in a warm stop before the bodies do.
+        """
+        if threading.current_thread() is threading.main_thread():
+            return super()._create_worker_process(i)
+        return _maker.submit(super()._create_worker_process, i).result()
 
     def _setup_queues(self) -> None:
         super()._setup_queues()
