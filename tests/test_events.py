@@ -398,6 +398,8 @@ def test_a_replay_gives_a_new_handler_what_it_missed_and_nobody_else_anything():
     Subscription.objects.filter(handler=NOTE).update(since=timezone.now())
     Job.objects.filter(task=NOTE).delete()
     assert command("replay", "--to", "shop", "--type", "test.#", "--dry-run")["jobs"] == 0
+    with pytest.raises(CommandError, match="no service 'shap'.*shop"):
+        command("replay", "--to", "shap", "--type", "test.#", "--dry-run")
     assert command("replay", "--to", "shop", "--type", "test.#")["jobs"] == 2
     run_jobs()
     assert effects()["made:a"] == effects()["made:b"] == 2

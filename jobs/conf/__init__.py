@@ -101,6 +101,7 @@ class Settings:
     LOCK_CACHE: str | None = "default"
 
     #: The name of this service for others (``jobs.events``): ``"billing"``. Its queue at the broker is named after it.
+    #: None: the name of the Celery app.
     SERVICE: str | None = None
     #: The RabbitMQ over which services with databases of their own tell each other of events: an ``amqp://`` URL. None:
     #: events reach the handlers of all services that share this database.

@@ -64,6 +64,15 @@ def services(using: str) -> list[str]:
     return sorted(Subscription.objects.using(using).order_by().values_list("service", flat=True).distinct())
 
 
+def check(using: str, to: str) -> bool:
+    """Whether the service shares the database; ``ValueError`` if nobody knows it."""
+    known = services(using)
+    if to not in known and conf().EVENT_BROKER is None:
+        says = gettext("no service %(name)r has handlers in this database%(hint)s")
+        raise ValueError(says % {"name": to, "hint": did_you_mean(to, known)})
+    return to in known
+
+
 def replay(
     app: Celery, events: QuerySet[Event], to: str, again: bool = False, number: str | None = None
 ) -> dict[str, int]:
@@ -84,10 +93,7 @@ def replay(
         OSError, amqp.exceptions.AMQPError, kombu.exceptions.OperationalError: the broker is away.
     """
     using = events.db
-    is_here = to in services(using)
-    if not is_here and conf().EVENT_BROKER is None:
-        says = gettext("no service %(name)r has handlers in this database%(hint)s")
-        raise ValueError(says % {"name": to, "hint": did_you_mean(to, services(using))})
+    is_here = check(using, to)
     mark = (number or str(uuid7())) if again else None
     done = {"events": 0, "jobs": 0, "sent": 0}
     events, place = events.filter(relayed_at__isnull=False, version__gt=0), 0

@@ -53,7 +53,8 @@ def keeps(job: Job, known: Limits) -> dict[str, Any] | None:
 def usage() -> list[dict[str, Any]]:
     """Each limit that holds: how many run, and whether it is reached while others wait."""
     given = limits.read()
-    known = limits.in_force(loaded_app(), given)
+    app = loaded_app()
+    known = limits.in_force(app, given)
     of = {**{name_of(queue): each for queue, each in known.queues.items()}, **known.tasks}
     # Those that somebody took away by hand, with a rate of 0.
     of |= {name: Limit() for name in given if name not in of}
@@ -61,10 +62,17 @@ def usage() -> list[dict[str, Any]]:
     for name, limit in of.items():
         row = found[name] = {"name": name.removeprefix("@"), "kind": "queue" if name.startswith("@") else "task"}
         row |= {"concurrency": limit.places, "rate": limit.rate, "by_hand": name in given}
+        row["per"] = None if app is None else _per(app.tasks.get(name))
         row |= {"running": 0, "reached": None, "next_in": None}
     for alias in conf().DATABASES if of else ():
         _note_use(alias, of, found)
     return list(found.values())
+
+
+def _per(task: Any) -> str | None:
+    """What the limit of a task holds for each of, as its ``limit_key`` says."""
+    key = getattr(task, "key_templates", {}).get("limit_key")
+    return None if key is None else getattr(key.template, "__name__", str(key.template))
 
 
 def _note_use(using: str, of: Mapping[str, Limit], found: dict[str, dict[str, Any]]) -> None:

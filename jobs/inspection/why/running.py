@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 
+from django.db import connections
 from django.utils.translation import gettext
 
 from jobs.conf import conf
@@ -72,7 +73,10 @@ def runs(view: View) -> Iterator[Reason]:
         says = gettext(
             "It has been running for %(since)s on %(worker)s, whose last beat was %(silence)s ago (attempt %(lease)s)."
         )
-        cure = gettext("To end it: manage.py jobs cancel %(id)s. If it hangs: manage.py jobs kill %(id)s")
+        if connections[view.using].vendor == "sqlite":
+            cure = gettext("To end it: manage.py jobs kill %(id)s. An open body on SQLite keeps jobs cancel waiting.")
+        else:
+            cure = gettext("To end it: manage.py jobs cancel %(id)s. If it hangs: manage.py jobs kill %(id)s")
         words = {"since": view.ago(job.started_at), "silence": duration(worker.silence), "lease": job.lease}
         evidence = {"node": worker.pk, "seconds": view.since(job.started_at), "silent_seconds": worker.silence}
         yield Reason("running", says, cure % {"id": job.pk}, {**words, "worker": worker}, **evidence)

@@ -177,8 +177,8 @@ def limited(view: View) -> Iterator[Reason]:
     words = {"ahead": at_least(ahead, ahead == MOST), "since": duration(max(0.0, view.since(job.run_at)))}
     if found["kind"] == "concurrency":
         says = gettext(
-            "It waits for a place: of %(of)s %(limit)s may run at once, and so many do (%(holders)s). Waiting before "
-            "it in its limit: %(ahead)s."
+            "It waits for a place: of %(of)s at most %(limit)s may run at once, and so many do (%(holders)s). Waiting "
+            "before it in its limit: %(ahead)s."
         )
         words["holders"] = ", ".join(found["jobs"])
         code, cure = "limit_reached", f"manage.py jobs why {found['jobs'][0]}"

@@ -103,7 +103,10 @@ class JobsCommand(BaseCommand):
             try:
                 self.subcommands[options["subcommand"]].run(self, Namespace(**options))
             except (OperationalError, ProgrammingError) as exc:
-                raise CommandError(f"The database says: {databases.describe(exc)}") from exc
+                says = f"The database says: {databases.describe(exc)}"
+                if "database is locked" in says:
+                    says += ". A body that runs holds SQLite's write lock: manage.py jobs list --state running"
+                raise CommandError(says) from exc
 
     def say(self, line: str) -> None:
         """Write a line for people: nothing with ``--json``."""

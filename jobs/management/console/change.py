@@ -216,6 +216,7 @@ def limit(out: JobsCommand, args: Namespace) -> None:
     for row in found:
         words = [f"{row['concurrency']} at once ({row['running']} run)"] if row["concurrency"] else []
         words += [row["rate"]] if row["rate"] else []
+        words += [f"for every {row['per']}"] if words and row["per"] else []
         words = (words or ["no limit"]) + (["set by hand"] if row["by_hand"] else [])
         out.say(f"{row['kind']} {row['name']}: {', '.join(map(str, words))}")
     if not found:

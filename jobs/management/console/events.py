@@ -132,6 +132,8 @@ def _replay(out: JobsCommand, args: Namespace) -> None:
     for using in conf().DATABASES:
         rows = _selected(args, using)
         if args.dry_run:
+            with reported():
+                replay.check(using, args.to)
             done["events"] += rows.count()
             continue
         says = "The broker of events says: {}. Nothing is lost: do the same again."
