@@ -29,6 +29,8 @@ from jobs.management.console.base import DRY_RUN, JobsCommand, option, project_a
 from jobs.models import ENDED, Job, State
 
 PATIENCE = 2.0  #: Seconds that the broker may take to answer.
+#: Seconds that the probe may take; and where no worker takes jobs, for one may just be starting.
+PROBED, SOON = 30.0, 3.0
 ONCE = option("--once", "do it once, report and end", action="store_true")
 
 
@@ -140,7 +142,7 @@ class Finding(NamedTuple):
 
 @subcommand(
     option("--queue", "the queue of the probe (default: that of tasks without one)"),
-    option("--timeout", "seconds for the probe (default: %(default)g)", type=float, default=30.0),
+    option("--timeout", f"seconds for the probe (default: {PROBED:g}; {SOON:g} without a worker)", type=float),
     option("--no-probe", "enqueue no job", action="store_false", dest="is_probed"),
 )
 def doctor(out: JobsCommand, args: Namespace) -> None:
@@ -156,7 +158,7 @@ def doctor(out: JobsCommand, args: Namespace) -> None:
       manage.py jobs doctor --queue mail
       manage.py jobs doctor --no-probe --json
     """
-    if args.timeout <= 0:
+    if args.timeout is not None and args.timeout <= 0:
         raise CommandError("--timeout has to be above 0 seconds.")
     found = []
     for finding in _examine(args.queue, args.timeout, args.is_probed):
@@ -173,7 +175,7 @@ def doctor(out: JobsCommand, args: Namespace) -> None:
         raise CommandError(f"{wrong} of {len(found)} things are not as they should be.")
 
 
-def _examine(queue: str | None, timeout: float, is_probed: bool) -> Iterator[Finding]:
+def _examine(queue: str | None, timeout: float | None, is_probed: bool) -> Iterator[Finding]:
     asked = [_database(alias) for alias in conf().DATABASES]
     yield from asked
     if not all(each.is_well for each in asked):
@@ -190,14 +192,14 @@ def _examine(queue: str | None, timeout: float, is_probed: bool) -> Iterator[Fin
     yield _broker(app)
     yield _locks()
     yield from map(_ring, conf().DATABASES)
-    yield _workers()
+    yield (workers := _workers())
     for each in remarks.of(census.gather(live=True)):
         if each.kind == "no_worker":
             continue
         yield Finding(ATTENTION, each.kind in remarks.NO_FAULT, each.text, each.command)
     if is_probed:
         import_tasks(app)
-        yield _probe(app, queue, timeout)
+        yield _probe(app, queue, timeout or (PROBED if workers.is_well else SOON))
 
 
 def _database(alias: str) -> Finding:
