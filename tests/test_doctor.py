@@ -10,6 +10,7 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 
 from jobs.lifecycle import queues, ring
+from jobs.management.console import maintain
 from jobs.models import Instance, Job
 from tests.harness import Worker
 from tests.rows import make
@@ -42,11 +43,13 @@ def test_all_is_well():
     assert set(Job.objects.values_list("state", flat=True)) == {"succeeded"}
 
 
-def test_no_worker():
-    found, error = examine("--timeout", "0.3")
+def test_no_worker(monkeypatch):
+    monkeypatch.setattr(maintain, "SOON", 0.3)
+    found, error = examine()
     assert "2 of 7 things" in error
     assert found["workers"]["says"] == "none is alive"
     assert "No worker is alive" in found["probe"]["says"]
+    assert "within 0.3" in found["probe"]["says"]
     assert Job.objects.get().state == "cancelled"
 
 

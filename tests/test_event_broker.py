@@ -22,6 +22,7 @@ from django.utils import timezone
 from kombu.exceptions import OperationalError
 
 from jobs.conf import service
+from jobs.database import databases
 from jobs.events import declare, inbox, publisher, receiver, relay, replay, wire
 from jobs.events.amqp import EXCHANGE, Voice, queue_of
 from jobs.events.inbox import Delivery
@@ -514,6 +515,22 @@ def test_what_is_late_or_has_no_number_is_handed_on_at_once(handlers):
     inbox.go_on(current_app._get_current_object(), "default", "shop", MOVED, 10)
     receive(message(7), message(None, "x"))
     assert numbers_of_jobs() == [7, 0]
+
+
+def test_what_waited_while_a_handler_was_written_is_timed_after_it(handlers, monkeypatch):
+    """Guard: else a replay would give the handler once more what it had, as soon as the job is pruned."""
+    lock = relay.lock
+
+    def waits(*args: str) -> Relay:
+        locked = lock(*args)
+        time.sleep(0.01)
+        Subscription.objects.update(since=databases.clock("default"))
+        return locked
+
+    monkeypatch.setattr(relay, "lock", waits)
+    receive(message(1), message(None, "x"))
+    written = Subscription.objects.latest("since").since
+    assert all(event.relayed_at >= written for event in Event.objects.all())
 
 
 def test_a_source_that_counts_anew_is_heard(handlers):

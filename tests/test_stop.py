@@ -101,7 +101,7 @@ def test_a_warm_stop_waits_for_a_process_that_was_made_later(on, broker, how, tm
             in_body(job.id, path)
         worker.main.signal(signal.SIGTERM)
         worker.said("Warm shutdown")
-        # So long the threads take that end at once.
+        # The threads end within a second. If their processes went with them, the bodies are gone by now.
         time.sleep(2)
         gate.touch()
         assert [job.state for job in wait_ended(*[job.id for job in jobs])] == ["succeeded"] * 2

@@ -38,6 +38,8 @@ REFUSES = ("25006", "25P03")
 
 #: PostgreSQL's codes: the wait for a lock took longer than lock_timeout; of two transactions one had to end.
 LOCK_NOT_AVAILABLE, SERIALIZATION_FAILURE, DEADLOCK = "55P03", "40001", "40P01"
+
+#: PostgreSQL's code. With it our own statements say that they found no row.
 DIVISION_BY_ZERO = "22012"
 
 #: SQL for "now" in seconds since 1970, by the database's clock.

@@ -142,8 +142,8 @@ def _store(
         rows = databases.each(Event.objects.filter(uuid__in=events))
         known = {key for part in rows for key in part.values_list("uuid", flat=True)}
         new = [event for key, event in events.items() if key not in known]
-        # After the lock: a new handler is written under it, and events before its ``since`` are not for it. As a value,
-        # because Django compiles an expression for each row.
+        # Race: a new handler is written under the same lock. A replay knows by the times that it had what came later.
+        # A value, and not Now(): Django compiles an expression for each row.
         now = databases.clock(using)
         for event in new:
             event.received_at, event.relayed_at = now, event.relayed_at and now

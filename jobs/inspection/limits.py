@@ -62,7 +62,7 @@ def usage() -> list[dict[str, Any]]:
     for name, limit in of.items():
         row = found[name] = {"name": name.removeprefix("@"), "kind": "queue" if name.startswith("@") else "task"}
         row |= {"concurrency": limit.places, "rate": limit.rate, "by_hand": name in given}
-        row["per"] = None if app is None else _per(app.tasks.get(name))
+        row["per"] = _per(app and app.tasks.get(name))
         row |= {"running": 0, "reached": None, "next_in": None}
     for alias in conf().DATABASES if of else ():
         _note_use(alias, of, found)
@@ -70,7 +70,7 @@ def usage() -> list[dict[str, Any]]:
 
 
 def _per(task: Any) -> str | None:
-    """What the limit of a task holds for each of, as its ``limit_key`` says."""
+    """The ``limit_key`` of a task, as its code says it: the limit holds for every key on its own."""
     key = getattr(task, "key_templates", {}).get("limit_key")
     return None if key is None else getattr(key.template, "__name__", str(key.template))
 

@@ -66,7 +66,6 @@ _AFTER = "AND (rank, run_at, id) > (%(rank)s::smallint, %(run_at)s::timestamptz,
 #: Those whose limits another claim heeds (``lifecycle.limited_claims``).
 _WITHOUT = "AND task <> ALL (%(without)s)"
 
-
 _RENEW = f"""
 UPDATE jobs_job SET token = %(token)s, started_at = statement_timestamp()
 WHERE id = %(id)s AND {OWNED} AND lease = %(lease)s AND token = %(before)s

@@ -180,10 +180,10 @@ class BlockingPool(billiard.pool.Pool):
     Worker = _BlockingWorker
 
     def _create_worker_process(self, i: int) -> Any:
-        """Made by a thread that lasts.
+        """Make a process in a thread that lasts.
 
-        Linux ends a pool process when the thread that made it ends (``PR_SET_PDEATHSIG``, which Celery sets). The
-        threads that replace the dead and scale the pool end in a warm stop before the bodies do.
+        Linux kills a pool process when the thread that made it ends (Celery sets ``PR_SET_PDEATHSIG``). The threads
+        that replace dead processes and scale the pool are Celery's, and end in a warm stop before the bodies do.
         """
         if threading.current_thread() is threading.main_thread():
             return super()._create_worker_process(i)

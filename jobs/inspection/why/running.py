@@ -73,7 +73,8 @@ def runs(view: View) -> Iterator[Reason]:
         says = gettext(
             "It has been running for %(since)s on %(worker)s, whose last beat was %(silence)s ago (attempt %(lease)s)."
         )
-        if connections[view.using].vendor == "sqlite":
+        is_atomic = getattr(view.tasks.get(job.task), "atomic", False)
+        if is_atomic and connections[view.using].vendor == "sqlite":
             cure = gettext("To end it: manage.py jobs kill %(id)s. An open body on SQLite keeps jobs cancel waiting.")
         else:
             cure = gettext("To end it: manage.py jobs cancel %(id)s. If it hangs: manage.py jobs kill %(id)s")
