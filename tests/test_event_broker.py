@@ -23,7 +23,7 @@ from kombu.exceptions import OperationalError
 
 from jobs.conf import service
 from jobs.database import databases
-from jobs.events import declare, inbox, publisher, receiver, relay, replay, wire
+from jobs.events import inbox, outbox, publisher, receiver, relay, replay, wire
 from jobs.events.amqp import EXCHANGE, Voice, queue_of
 from jobs.events.inbox import Delivery
 from jobs.lifecycle.board import board
@@ -206,7 +206,7 @@ def queue_is_read(server, service: str) -> bool:
 
 def outbox_of(alias: str, count: int) -> uuid.UUID:
     """The other service tells of something."""
-    key = declare.insert("test.thing.made", 1, {"name": "from loyalty"}, None, alias, {})
+    key = outbox.insert("test.thing.made", 1, {"name": "from loyalty"}, None, alias, {})
     Event.objects.using(alias).filter(uuid=key).update(source="loyalty")
     return key
 

@@ -1,4 +1,4 @@
-"""Record jobs in the caller's transaction; ring after its commit."""
+"""Record jobs in the caller's transaction."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from celery import signals as celery_signals
 from django.db import Error, connections
 
 from jobs import signals
-from jobs.calling import request, tracing
-from jobs.conf.syncpoints import reach
+from jobs.calling import tracing
+from jobs.calling.after_commit import hook_of
 from jobs.database import databases, sessions
-from jobs.lifecycle import ring, unique
+from jobs.lifecycle import unique
 from jobs.lifecycle.run import current_job
 from jobs.models import Job, State
 
@@ -37,27 +37,6 @@ watchers: list[Callable[[Job], None]] = []
 def alias_of(using: str | None = None) -> str:
     """``using``, else the database of the block, else the routers' one; ``ValueError`` if no jobs live there."""
     return databases.job_alias(using or following.get())
-
-
-class AfterCommit:
-    """The on-commit hook of one savepoint level: rings for its queues, tells of its jobs, and never raises."""
-
-    def __init__(self, using: str) -> None:
-        # Django names a hook that raised.
-        self.__qualname__ = "jobs.calling.outbox.AfterCommit"
-        self.using = using
-        self.queues: set[str] = set()
-        self.recorded: list[tuple[Celery, Job]] = []
-
-    def __call__(self) -> None:
-        reach("before_ring")
-        ring.ring(self.using, self.queues)
-        for app, job in self.recorded:
-            job.forget_computed()
-            tracing.created(job)
-            signals.enqueued.tell(job, self.using)
-            if celery_signals.after_task_publish.receivers:
-                _tell_celery(app, job)
 
 
 def record(jobs: list[Job], using: str, app: Celery) -> list[Job]:
@@ -87,7 +66,7 @@ def record(jobs: list[Job], using: str, app: Celery) -> list[Job]:
     for watch in watchers:
         for job in new:
             watch(job)
-    hook = _hook(connection)
+    hook = hook_of(connection)
     if hook is None:
         for job in new:
             tracing.created(job)
@@ -125,44 +104,6 @@ def _write(calls: list[Job], connection: Any) -> list[Job]:
             jobs[place] = unique.stand_in(call, job)
             _insert([call], connection)
     return jobs
-
-
-def _tell_celery(app: Celery, job: Job) -> None:
-    options = job.options
-    with tracing.apart():
-        celery_signals.after_task_publish.send(
-            sender=job.task,
-            body=(job.args, job.kwargs, request.embedded(options)),
-            headers={**request.headers_of(job, app, options), **job.headers},
-            exchange=options.get("exchange", ""),
-            routing_key=options.get("routing_key", job.queue),
-        )
-
-
-def ring_after(using: str, name: str) -> None:
-    """Ring for something that is no job, after the commit of the current transaction."""
-    if (hook := _hook(connections[using])) is not None:
-        hook.queues.add(name)
-        if not connections[using].in_atomic_block:
-            hook()
-
-
-def _hook(connection: Any) -> AfterCommit | None:
-    """The hook for the current savepoint level, registered; None if nothing tells us of the commit.
-
-    A hook goes with the savepoints that were open when it was registered. If an inner block rolls back, its ring is not
-    needed; were a ring lost, a poll would find the job.
-    """
-    if not connection.in_atomic_block:
-        # Autocommit: the INSERT is the commit. Autocommit off: only the caller knows, and a poll finds the job.
-        return AfterCommit(connection.alias) if connection.get_autocommit() else None
-    if connection.run_on_commit:
-        sids, function = connection.run_on_commit[-1][:2]
-        if isinstance(function, AfterCommit) and sids == set(connection.savepoint_ids):
-            return function
-    hook = AfterCommit(connection.alias)
-    connection.on_commit(hook, robust=True)
-    return hook
 
 
 # The INSERT names only what the call said; the database makes the rest.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import functools
 import inspect
-import json
 import re
 import uuid
 from collections.abc import Callable
@@ -14,18 +13,14 @@ from typing import Any
 
 import celery
 from asgiref.sync import sync_to_async
-from django.db import connections
 
-from jobs.calling import outbox, tracing
-from jobs.conf import conf, service
+from jobs.calling import tracing
 from jobs.database import databases
+from jobs.events import outbox
 from jobs.events.schema import Schema
 from jobs.idempotency.keys import KeyTemplate
-from jobs.lifecycle.ring import EVENTS
 from jobs.lifecycle.run import current_job
 from jobs.models import EVENT_HEADER
-from jobs.models.fields import uuid7
-from jobs.models.values import check_size
 from jobs.task import Task
 
 #: A name is words with dots between them, as a topic exchange routes them; a pattern has wildcards.
@@ -109,52 +104,11 @@ class EventType:
         self.function(**values)
         key = None if self._order_key is None else self._order_key.of((), values)
         using = databases.job_alias(self.using)
-        return insert(self.name, self.version, data, key, using, tracing.carried())
+        return outbox.insert(self.name, self.version, data, key, using, tracing.carried())
 
     async def aemit(self, *args: Any, **kwargs: Any) -> uuid.UUID:
         """The same for async code."""
         return await sync_to_async(self)(*args, **kwargs)
-
-
-#: The columns, and their types: in a SELECT PostgreSQL does not know those of parameters.
-_COLUMNS = {
-    "uuid": "uuid",
-    "name": "text",
-    "version": "int",
-    "source": "text",
-    "data": "json",
-    "order_key": "text",
-    "headers": "jsonb",
-    "job": "uuid",
-}
-
-#: Each transaction keeps the key's lock until its commit, so ids of one key are in the order of their commits.
-_LOCKED = "pg_advisory_xact_lock(hashtextextended(%s, 7215))"
-
-
-def insert(
-    name: str, version: int, data: dict[str, Any], order_key: str | None, using: str, headers: dict[str, Any]
-) -> uuid.UUID:
-    """Write an event into the caller's transaction; returns its id.
-
-    Until this transaction ends no other one writes an event of its order key. (SQLite has one writer.)
-
-    Raises:
-        ValueError: it is too large.
-    """
-    connection, key, job = connections[using], uuid7(), current_job()
-    text = json.dumps(data)
-    check_size(text, f"the event {name} has", conf().MAX_ARGS_BYTES)
-    said = json.dumps(headers) if headers else None
-    values: list[Any] = [key.hex, name, version, service(), text, order_key, said, job and job.pk.hex]
-    source = f"VALUES ({', '.join(['%s'] * len(_COLUMNS))})"
-    if order_key is not None and connection.vendor == "postgresql":
-        source = f"SELECT {', '.join(f'%s::{cast}' for cast in _COLUMNS.values())} FROM {_LOCKED}"
-        values.append(f"{name}\0{order_key}".replace("\0", " "))
-    with connection.cursor() as cursor:
-        cursor.execute(f"INSERT INTO jobs_event ({', '.join(_COLUMNS)}) {source}", values)
-    outbox.ring_after(using, EVENTS)
-    return key
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import random
 import amqp
 import pytest
 
-from jobs.events import declare
+from jobs.events import outbox
 from jobs.events.amqp import queue_of
 from jobs.models import Event
 from shop.events import order_paid
@@ -214,7 +214,7 @@ def test_an_event_that_does_not_fit_its_handler(services):
         services.subscribed(worker)
         services.tell(150)
         key = str(services.customers[0])
-        declare.insert("shop.order.paid", 1, {"customer": key, "cents": "a lot"}, key, "default", {})
+        outbox.insert("shop.order.paid", 1, {"customer": key, "cents": "a lot"}, key, "default", {})
         services.tell(150)
         services.check(within=WORK, failed={"shop.loyalty.handlers.award_points": 1})
 

@@ -1,0 +1,74 @@
+"""What follows a commit: one hook rings for the queues of its jobs, and tells of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import Celery
+from celery import signals as celery_signals
+from django.db import connections
+
+from jobs import signals
+from jobs.calling import request, tracing
+from jobs.conf.syncpoints import reach
+from jobs.lifecycle import ring
+from jobs.models import Job
+
+
+class AfterCommit:
+    """The on-commit hook of one savepoint level: rings for its queues, tells of its jobs, and never raises."""
+
+    def __init__(self, using: str) -> None:
+        # Django names a hook that raised.
+        self.__qualname__ = "jobs.calling.after_commit.AfterCommit"
+        self.using = using
+        self.queues: set[str] = set()
+        self.recorded: list[tuple[Celery, Job]] = []
+
+    def __call__(self) -> None:
+        reach("before_ring")
+        ring.ring(self.using, self.queues)
+        for app, job in self.recorded:
+            job.forget_computed()
+            tracing.created(job)
+            signals.enqueued.tell(job, self.using)
+            if celery_signals.after_task_publish.receivers:
+                _tell_celery(app, job)
+
+
+def hook_of(connection: Any) -> AfterCommit | None:
+    """The hook for the current savepoint level, registered; None if nothing tells us of the commit.
+
+    A hook goes with the savepoints that were open when it was registered. If an inner block rolls back, its ring is not
+    needed; were a ring lost, a poll would find the job.
+    """
+    if not connection.in_atomic_block:
+        # Autocommit: the INSERT is the commit. Autocommit off: only the caller knows, and a poll finds the job.
+        return AfterCommit(connection.alias) if connection.get_autocommit() else None
+    if connection.run_on_commit:
+        sids, function = connection.run_on_commit[-1][:2]
+        if isinstance(function, AfterCommit) and sids == set(connection.savepoint_ids):
+            return function
+    hook = AfterCommit(connection.alias)
+    connection.on_commit(hook, robust=True)
+    return hook
+
+
+def ring_after(using: str, name: str) -> None:
+    """Ring for something that is no job, after the commit of the current transaction."""
+    if (hook := hook_of(connections[using])) is not None:
+        hook.queues.add(name)
+        if not connections[using].in_atomic_block:
+            hook()
+
+
+def _tell_celery(app: Celery, job: Job) -> None:
+    options = job.options
+    with tracing.apart():
+        celery_signals.after_task_publish.send(
+            sender=job.task,
+            body=(job.args, job.kwargs, request.embedded(options)),
+            headers={**request.headers_of(job, app, options), **job.headers},
+            exchange=options.get("exchange", ""),
+            routing_key=options.get("routing_key", job.queue),
+        )
