@@ -57,7 +57,7 @@ def run(task: Any, context: Any, args: Any, kwargs: Any) -> Any:
                     raise Ignore()
                 run.log(logging.DEBUG, "started", "started")
                 with running(run):
-                    return _exclusively(run)
+                    return _holding_lock(run)
         finally:
             databases.tidy(run.using)
 
@@ -90,7 +90,7 @@ def _receive(task: Any, context: Any, args: Any, kwargs: Any) -> Any:
     return task.run(*args, **kwargs)
 
 
-def _exclusively(run: Run) -> Any:
+def _holding_lock(run: Run) -> Any:
     """Hold the task's lock, if it has one, until the run is settled: the next holder sees what it committed."""
     template = run.task.key_templates.get("lock")
     if template is None:

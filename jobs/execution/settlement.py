@@ -23,7 +23,7 @@ from jobs.calling import followups, outbox
 from jobs.conf import conf
 from jobs.database import databases
 from jobs.errors import Busy, Cancel, LostLease, NotSettled, Snooze, for_celery
-from jobs.execution import retries
+from jobs.execution import backoff
 from jobs.lifecycle import transitions
 from jobs.lifecycle.run import Run, persistently
 from jobs.models import Job, State
@@ -97,8 +97,8 @@ def _meant(run: Run, exc: BaseException, error: dict[str, Any]) -> Outcome:
             return Outcome("retried", text, partial(_retry, run, cause), exc, more=more)
         case Snooze() | Busy():
             # Who finds something busy comes back later and later, at no fixed time: nobody starves or hammers.
-            backoff = random.uniform(0.5, 1) * min(10.0, 1 + job.snoozes / 2)
-            seconds = exc.seconds if isinstance(exc, Snooze) else backoff
+            growing = random.uniform(0.5, 1) * min(10.0, 1 + job.snoozes / 2)
+            seconds = exc.seconds if isinstance(exc, Snooze) else growing
             text, most = f"snoozed for {seconds:.1f} s: {error['message']}", conf().MAX_SNOOZES
             return Outcome("snoozed", text, partial(transitions.snooze, job, seconds, error, most), ignored)
         case Reject(requeue=True):
@@ -107,7 +107,7 @@ def _meant(run: Run, exc: BaseException, error: dict[str, Any]) -> Outcome:
             entry = error | {"type": "Cancelled"}
             is_ended = lambda: transitions.heed(job) or transitions.cancel_running(job, entry)  # noqa: E731
             return Outcome("cancelled", "cancelled by its body", is_ended, exc)
-    if (pause := retries.pause(run, exc)) is not None:
+    if (pause := backoff.pause(run, exc)) is not None:
         write = partial(transitions.retry, job, transitions.now_plus(pause), error, {})
         text, more = f"will be retried in {pause:.0f} s: {said}", {"retries": job.retries + 1}
         return Outcome("retried", text, write, Retry(exc=exc, when=round(pause)), more=more)

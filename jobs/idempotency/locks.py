@@ -11,7 +11,7 @@ twice needs a guard in the database: a row lock, a marker, a constraint, or the 
 Redis (django-redis, ``JOBS["LOCK_CACHE"]``) holds a lock for its TTL, renewed as long as the block runs. The database,
 where there is no Redis, holds a job's lock exactly as long as that run lasts, and others' for their TTL. In both the
 owner is the job and its lease: the next run of a job takes the lock over from the one that died, and never the other
-way round.
+way round. A task's own ``lock=`` is taken in ``jobs.execution.pipeline``.
 """
 
 from __future__ import annotations

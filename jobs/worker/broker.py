@@ -18,7 +18,7 @@ from jobs.lifecycle.board import board
 from jobs.worker import celery_events
 from jobs.worker.companion import REPLACE
 from jobs.worker.pool import AsynPool
-from jobs.worker.silent_broker import BrokerSilent, call_to_broker
+from jobs.worker.stop import BrokerSilent, call_to_broker
 
 #: Seconds between a worker's attempts to reach its broker again.
 RECONNECT = {"interval_start": 1, "interval_step": 1, "interval_max": 3}

@@ -40,7 +40,7 @@ from jobs.maintenance.prune import Prune
 from jobs.maintenance.scheduler import Schedules
 from jobs.maintenance.tally import Count
 from jobs.models import Node
-from jobs.worker import listener
+from jobs.worker import listener, stop
 
 #: Seconds between two looks at the pool's processes, at their deaths and at their time limits: while one is at work,
 #: and while none is.
@@ -59,9 +59,8 @@ LOOK_AGAIN = 1.0
 #: Seconds of one round of pruning (the rest waits for the next round), and between two counts of what ended.
 PRUNE_BUDGET, COUNT_INTERVAL = 2.0, 20.0
 
-#: Seconds that a worker has to end by itself after it was told not to wait for its bodies any longer; and to wait for
-#: the pool's processes to die after their parent did.
-COLD_TIMEOUT, LAST_WAIT = 10.0, 5.0
+#: Seconds to wait for the pool's processes to die after their parent did.
+LAST_WAIT = 5.0
 
 #: What the companion says when its node is in the database. Anything else is the reason why it is not.
 REGISTERED = b"1"
@@ -252,7 +251,7 @@ class Process:
         while not self._stopping.wait(pause):
             slots = board.occupied()
             pause = LOOK if any(slot.phase != IDLE for slot in slots) else IDLE_LOOK
-            self._give_up()
+            stop.end_overdue(self._main)
             if self._is_prefork:
                 self._enforce_limits(slots)
                 self._have_replaced(slots)
@@ -266,25 +265,6 @@ class Process:
                 # A beat that hangs on a dead link would hang for hours: start again, with new connections.
                 logger.error("the heartbeat hangs: the companion starts again", extra=board.about("companion_hangs"))
                 os._exit(1)
-
-    def _give_up(self) -> None:
-        """The bodies end when the time to stop is over, and ``settle_dead`` gives their jobs back; then the worker.
-
-        In a cold stop Celery's main process joins its pool in a signal handler, for as long as a process shrugs off
-        its SIGTERM or waits to be read.
-        """
-        timeout, stopping_for = conf().STOP_TIMEOUT, board.stopping_for
-        if timeout is not None and stopping_for is not None and stopping_for > timeout:
-            board.note_end()
-        elif (board.ending_for or 0.0) <= COLD_TIMEOUT:
-            return
-        pids = {slot.pid for slot in board.at_work()}
-        if (board.ending_for or 0.0) > COLD_TIMEOUT:
-            logger.error("the worker does not end: it is killed", extra=board.about("stop_forced"))
-            pids.add(self._main)
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
 
     def _enforce_limits(self, slots: list[Occupied]) -> None:
         now = time.monotonic()

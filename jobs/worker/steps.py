@@ -21,7 +21,7 @@ from jobs.database import databases, turns
 from jobs.database.identity import NotAdopted
 from jobs.lifecycle.board import board
 from jobs.worker import celery_beat, control, pool, runner
-from jobs.worker.silent_broker import alarm
+from jobs.worker.stop import alarm
 from jobs.worker.supervisor import companion
 
 #: Seconds between two complaints while the database cannot be reached at the start of a worker, and between two looks

@@ -75,7 +75,7 @@ def test_stopped_once(ledger, number):
 
 
 @pytest.mark.brokers("redis", "rabbitmq")
-@guard("jobs.worker.silent_broker:Alarm.start")
+@guard("jobs.worker.stop:Alarm.start")
 def test_stopped_while_the_broker_says_nothing(ledger, broker):
     """It takes connections, and what is sent on them, and never answers: Celery waits for that without a bound.
 
@@ -189,7 +189,7 @@ def ignores_sigterm_as_stock(key, started):
     shrug_off_sigterm(started)
 
 
-@guard(Without("jobs.worker.companion:Process._give_up", call="pids.add"), case="stock")
+@guard(Without("jobs.worker.stop:end_overdue", call="pids.add"), case="stock")
 @guard(SOFT_SHUTDOWN)
 @pytest.mark.parametrize("stubborn", [again(ignores_sigterm), ignores_sigterm_as_stock], ids=["job", "stock"])
 def test_stopped_cold_while_a_process_does_not_end(ledger, tmp_path, stubborn):
@@ -243,8 +243,8 @@ def test_stopped_cold_in_the_middle_of_a_write(ledger, tmp_path, settings, pool)
     assert deaths() == 0
 
 
-@guard("jobs.worker.companion:Process._give_up")
-@guard(Without("jobs.worker.companion:Process._give_up", "()", call="board.at_work"))
+@guard("jobs.worker.stop:end_overdue")
+@guard(Without("jobs.worker.stop:end_overdue", "()", call="board.at_work"))
 @guard(NO_CRASH, HAND_BACK)
 def test_time_to_stop_is_over(ledger, tmp_path, settings):
     """A body that does not end in STOP_TIMEOUT: its process is killed, and its job goes back at once.

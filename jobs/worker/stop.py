@@ -1,22 +1,54 @@
-"""A worker that stops does not wait for a broker that says nothing.
+"""A worker stops: nothing claims any more, the bodies end, the processes end. This keeps it from hanging.
 
-Celery 5.7 bounds the sockets of its broker in a cold stop only. In a warm one it waits for as long as the connection is
-open, and meanwhile nobody reads what the pool's processes say: it never ends. A signal gets through, on any transport.
+In a warm stop ``steps.NodeStep.close`` notes on the board that the worker stops, so ``runner`` claims nothing more.
+Celery's pool then joins its processes, and ``NodeStep.stop`` the threads. Two things would hold that up for ever. One
+is a body that does not end (:func:`end_overdue`). The other is a broker that says nothing (:class:`Alarm`): Celery 5.7
+bounds the sockets of its broker in a cold stop only. In a warm one it waits for as long as the connection is open, and
+meanwhile nobody reads what the pool's processes say. A signal gets through, on any transport.
 """
 
 import atexit
+import os
 import signal
 import threading
+from contextlib import suppress
 from types import FrameType
 
 from celery.exceptions import WorkerShutdown
 from celery.platforms import EX_OK
 
+from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.lifecycle.board import board
 
+#: Seconds that a worker has to end by itself after it was told not to wait for its bodies any longer.
+COLD_TIMEOUT = 10.0
+
 #: Seconds that one call to the broker may take, and then each call after it; seconds between two looks.
 PATIENCE, PATIENCE_LOST, TICK = 5, 1, 1.0
+
+
+def end_overdue(main: int) -> None:
+    """End the bodies when the time to stop is over; ``settle_dead`` gives their jobs back. Then the worker.
+
+    In a cold stop Celery's main process joins its pool in a signal handler, for as long as a process shrugs off its
+    SIGTERM or waits to be read. So the companion does this.
+
+    Args:
+        main: the pid of the worker's main process.
+    """
+    timeout, stopping_for = conf().STOP_TIMEOUT, board.stopping_for
+    if timeout is not None and stopping_for is not None and stopping_for > timeout:
+        board.note_end()
+    elif (board.ending_for or 0.0) <= COLD_TIMEOUT:
+        return
+    pids = {slot.pid for slot in board.at_work()}
+    if (board.ending_for or 0.0) > COLD_TIMEOUT:
+        logger.error("the worker does not end: it is killed", extra=board.about("stop_forced"))
+        pids.add(main)
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 class BrokerSilent(Exception):
