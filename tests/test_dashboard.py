@@ -38,7 +38,11 @@ def tally(age: datetime.timedelta, count: int, length: int = 60, **more) -> None
 def test_a_new_project_is_told_what_to_do_next(staff):
     client = staff("view_job")
     text = client.get(URL).content.decode()
-    for words in ("No worker is alive. Start one: celery -A proj worker", "Call a task with delay()", "No job ended"):
+    for words in (
+        "No worker is alive. Start one: <code>celery -A shop worker</code>",
+        "Call a task with delay()",
+        "No job ended",
+    ):
         assert words in text
     index = client.get(reverse("admin:index")).content.decode()
     assert re.search(rf'href="{URL}"[^>]*>\s*Dashboard', index)

@@ -13,7 +13,7 @@ from jobs.lifecycle import queues, ring
 from jobs.management.console import maintain
 from jobs.models import Instance, Job
 from tests.harness import Worker
-from tests.rows import make
+from tests.rows import let_beat, make, make_node
 from tests.servers import free_port
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -90,6 +90,7 @@ def test_a_copied_database():
 
 
 def test_a_queue_that_nobody_works_on():
+    let_beat(make_node())
     make("ready", queue="nobody", age=600)
     found, error = examine("--no-probe")
     assert "nobody: the oldest ready job has waited" in found["attention"]["says"]
@@ -101,6 +102,7 @@ def test_a_queue_that_nobody_works_on():
 
 def test_what_is_worth_a_look_and_no_fault_is_a_note(monkeypatch):
     queues.pause("mail", "ada")
+    let_beat(make_node())
     make("ready", queue="nobody", age=600)
     monkeypatch.setattr(ring, "hears", lambda alias: False)
     out = io.StringIO()

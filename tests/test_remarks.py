@@ -38,6 +38,7 @@ def test_all_is_well(staff):
 
 
 def test_the_sentence_counts_the_problems_and_names_them():
+    alive(queues=["celery"])
     for queue in ("mail", "slow"):
         make("ready", queue=queue, age=600)
     make_node(dead_at=timezone.now())
@@ -159,10 +160,16 @@ def test_a_batch_that_cannot_be_closed(admin_client):
 
 def test_no_worker_at_all():
     [remark] = noted()
-    assert (remark.kind, remark.severity, remark.command) == ("no_worker", "error", "celery -A proj worker")
+    assert (remark.kind, remark.severity, remark.command) == ("no_worker", "error", "celery -A shop worker")
     assert remarks.sentence([remark]) == "1 problem: no worker is alive"
     make("ready", age=600)
-    assert [each.kind for each in noted()] == ["starving"]
+    [remark] = noted()
+    assert (remark.kind, remark.text) == (
+        "no_worker",
+        "no worker is alive, and the oldest ready job has waited 10 min",
+    )
+    alive(queues=["mails"])
+    assert [(each.kind, each.command) for each in noted()] == [("starving", "celery -A shop worker -Q celery")]
 
 
 def test_a_queue_whose_worker_was_told_to_be_quiet():

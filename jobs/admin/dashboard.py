@@ -22,6 +22,7 @@ from jobs.admin import html
 from jobs.admin.base import ReadOnlyAdmin, may, page, why_of
 from jobs.admin.html import url_of
 from jobs.calling import progress
+from jobs.conf import worker_command
 from jobs.inspection import live
 from jobs.inspection.census import LIVE, at_least
 from jobs.inspection.dashboard import FAILURES, HOUR, Chart, Dashboard
@@ -70,6 +71,7 @@ class OverviewAdmin(ReadOnlyAdmin):
             "dashboard.html",
             gettext("Dashboard"),
             board=board,
+            worker_command=worker_command(),
             worst=next((each.severity for each in board.remarks if each.severity != INFO), "fine"),
             sentence=sentence(board.remarks, [more % {"number": len(faults)}] if faults else []),
             problems=[

@@ -1,6 +1,7 @@
 """The settings: ``settings.JOBS`` (a key is a field of :class:`Settings`), and :func:`celery_settings` for Celery."""
 
 import re
+import sys
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -322,6 +323,13 @@ def celery_app() -> Celery | None:
     """The app that the project made; None if there is only Celery's fallback, which knows no task and no broker."""
     app: Celery = current_app._get_current_object()
     return None if app.main == "default" and not app.set_as_current else app
+
+
+def worker_command(*options: str) -> str:
+    """What starts a worker of this project; its app is called ``proj`` where the name of its module is not known."""
+    app = celery_app()
+    name = app.main if app is not None and app.main in sys.modules and app.main != "__main__" else "proj"
+    return " ".join(["celery", "-A", name, "worker", *options])
 
 
 def service() -> str:

@@ -11,6 +11,7 @@ from django.db.models import Max, OuterRef, Subquery
 from django.utils import timezone
 from django.utils.translation import gettext, gettext_lazy, ngettext, ngettext_lazy
 
+from jobs.conf import worker_command
 from jobs.database import databases
 from jobs.inspection import census, events, limits, tallies
 from jobs.inspection.times import duration
@@ -165,12 +166,18 @@ def _copies(marks: dict[str, Any]) -> Iterator[Remark]:
             yield _remark("copied", says % {**mark, "database": alias, "mark": mark["marked_as"]}, means)
 
 
+def _is_any_alive(found: dict[str, Any]) -> bool:
+    return any(node["alive"] for node in found["nodes"])
+
+
 def _no_worker(found: dict[str, Any]) -> Iterator[Remark]:
-    """No worker is alive, and no queue says so."""
-    waits = [queue["oldest_ready_seconds"] or 0.0 for queue in found["queues"].values() if not queue["paused"]]
-    if not any(node["alive"] for node in found["nodes"]) and max(waits, default=0.0) < census.late_after():
+    if not _is_any_alive(found):
+        waits = [queue["oldest_ready_seconds"] or 0.0 for queue in found["queues"].values() if not queue["paused"]]
+        says, longest = gettext("no worker is alive"), max(waits, default=0.0)
+        if longest >= census.late_after():
+            says = gettext("no worker is alive, and the oldest ready job has waited %s") % duration(longest)
         means = gettext("Nothing that is called or comes due runs until one is started.")
-        yield _remark("no_worker", gettext("no worker is alive"), means, command="celery -A proj worker")
+        yield _remark("no_worker", says, means, command=worker_command())
 
 
 def _queues(found: dict[str, Any], rates: Mapping[str, tuple[float, float]]) -> Iterator[Remark]:
@@ -191,7 +198,10 @@ def _queues(found: dict[str, Any], rates: Mapping[str, tuple[float, float]]) -> 
         enters, leaves = rates.get(name, (0.0, 0.0))
         command = ""
         if not workers:
-            kind, command = "starving", f"celery -A proj worker -Q {name}"
+            if not _is_any_alive(found):
+                # That is said once, and not of each queue.
+                continue
+            kind, command = "starving", worker_command("-Q", name)
             says = gettext("%(queue)s: the oldest ready job has waited %(time)s, and no worker consumes its queue")
             means = gettext("Its jobs wait until a worker is started with this queue in its option -Q.")
             if quiet:
@@ -342,7 +352,7 @@ def _died(found: list[dict[str, Any]]) -> Iterator[Remark]:
     names = ", ".join(dict.fromkeys(each["hostname"] for each in found[:NAMED]))
     says = ngettext("a worker died: %(names)s", "%(number)s workers died: %(names)s", len(found))
     means = gettext(
-        "It did not stop in good order: killed, out of memory, or its machine went away. Its jobs were given to others."
+        "It did not stop in good order: killed, out of memory, or its machine went away. Its jobs were given back."
     )
     since = min(each["dead_seconds"] for each in found)
     yield _remark("dead", says % {"number": len(found), "names": names}, means, since=since, number=len(found))

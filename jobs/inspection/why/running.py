@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from django.db import connections
 from django.utils.translation import gettext
 
-from jobs.conf import conf
+from jobs.conf import conf, worker_command
 from jobs.inspection.times import duration
 from jobs.inspection.why import waiting
 from jobs.inspection.why.view import Reason, View
@@ -24,7 +24,7 @@ def dead_worker(view: View) -> Iterator[Reason]:
     if others:
         cure = gettext("Another worker gives the job back by itself.")
     else:
-        cure = gettext("No other worker is alive to give the job back: start one (celery -A proj worker).")
+        cure = gettext("No other worker is alive to give the job back: start one (%s).") % worker_command()
     if worker is None:
         says = gettext("The worker that runs it is not known any more.")
         yield Reason("node_dead", says, cure, node=view.job.node_id, others=others)

@@ -7,6 +7,7 @@ from django.db import connections
 from django.db.models import QuerySet, Subquery
 from django.utils.translation import gettext, ngettext
 
+from jobs.conf import worker_command
 from jobs.database import databases, identity
 from jobs.inspection import limits
 from jobs.inspection.census import MOST, UNKNOWN, at_least, in_line, late_after
@@ -110,7 +111,7 @@ def no_worker(view: View) -> Iterator[Reason]:
     quiet = [worker for worker in view.workers if worker.takes_jobs and not worker.queues]
     stopping = [str(worker) for worker in view.workers if worker.is_alive and not worker.takes_jobs]
     silent = [str(worker) for worker in view.workers if not worker.is_alive]
-    code, says, cure = "no_worker", gettext("No worker is alive."), f"celery -A proj worker -Q {queue}"
+    code, says, cure = "no_worker", gettext("No worker is alive."), worker_command("-Q", queue)
     if others:
         code = "no_consumer"
         says = ngettext(

@@ -14,7 +14,7 @@ from django.utils.translation import gettext
 
 from jobs.calling import progress
 from jobs.calling.batches import counts as counts_of
-from jobs.conf import conf
+from jobs.conf import conf, worker_command
 from jobs.database import databases
 from jobs.inspection import census, remarks
 from jobs.inspection import verify as promise
@@ -204,7 +204,7 @@ def nodes(out: JobsCommand, args: Namespace) -> None:
     if found:
         _say_nodes(out, found)
     if not any(node["takes_jobs"] for node in found):
-        raise CommandError("No worker is alive: celery -A proj worker")
+        raise CommandError(f"No worker is alive: {worker_command()}")
 
 
 def _say_nodes(out: JobsCommand, nodes: list[dict[str, Any]]) -> None:

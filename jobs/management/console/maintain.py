@@ -16,7 +16,7 @@ from django.db import Error, connections
 from django.db.migrations.executor import MigrationExecutor
 
 from jobs.checks import driver
-from jobs.conf import celery_app, conf, import_tasks
+from jobs.conf import celery_app, conf, import_tasks, worker_command
 from jobs.database import databases, identity
 from jobs.database.databases import SideDatabase
 from jobs.idempotency import locks
@@ -265,7 +265,7 @@ def _workers() -> Finding:
     if not alive:
         others = [f"{n['hostname']} ({n['id'][:8]}) {'stops' if n['alive'] else 'went silent'}" for n in nodes]
         says = f"none takes jobs; {', '.join(others)}" if others else "none is alive"
-        return Finding("workers", False, says, "celery -A proj worker")
+        return Finding("workers", False, says, worker_command())
     consumed = sorted({queue for node in alive for queue in node["queues"]})
     return Finding("workers", True, f"{len(alive)} alive, on the queues {', '.join(consumed)}")
 
