@@ -24,7 +24,7 @@ from celery import Celery
 from django.db import Error, IntegrityError, connections, transaction
 from django.db.models import Min, Q, QuerySet
 
-from jobs.conf import celery_app, conf
+from jobs.conf import celery_app
 from jobs.conf.logs import logger
 from jobs.conf.rates import Limit
 from jobs.database import databases
@@ -607,10 +607,13 @@ def publish() -> None:
     except ValueError as exc:
         logger.error("the limits that were set by hand: %s", exc, extra={"action": "limits_too_many"})
         return
-    for alias in conf().DATABASES:
-        # What is held may be let in by now, long before its former rate's time.
-        now = databases.epoch(alias)
-        Gate.objects.using(alias).filter(look_at__gt=now).update(look_at=now)
+    databases.everywhere(_look_now)
+
+
+def _look_now(using: str) -> None:
+    """What is held may be let in by now, long before its former rate's time."""
+    now = databases.epoch(using)
+    Gate.objects.using(using).filter(look_at__gt=now).update(look_at=now)
 
 
 def prune_gates(using: str) -> int:

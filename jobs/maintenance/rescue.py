@@ -171,6 +171,8 @@ class OwnJobs:
         self._main = main
         #: The databases in which each dead slot is settled already; another may be away.
         self._settled: dict[Occupied, set[str]] = {}
+        #: Of each claim that waits behind a long body the databases in which it was given back.
+        self._handed_back: dict[int, set[str]] = {}
         #: For each database the jobs that no process had, and for how many beats.
         self._unseen: dict[str, dict[tuple[uuid.UUID, int, int | None], int]] = {}
         #: The runs whose process this node has ended itself: the type of the error, and its text.
@@ -242,13 +244,19 @@ class OwnJobs:
         Race with the process, which may end that body at this moment: see ``transitions.hand_back_claim``.
         """
         # All at once: by the time that one is given back, the next one's process may have begun another job in time.
-        waiting = [slot for slot in board.occupied() if slot.holds_up]
-        done = 0
-        for slot in waiting:
-            back = partial(transitions.hand_back_claim, node=board.node, token=slot.batch, begun=slot.job)
-            done += databases.everywhere(back)
+        waiting = {slot.batch: slot.job for slot in board.occupied() if slot.holds_up}
+        self._handed_back = {batch: self._handed_back.get(batch, set()) for batch in waiting}
+        done = databases.everywhere(partial(self._hand_back_waiting_in, waiting)) if waiting else 0
         if done:
             bell.ring()
+        return done
+
+    def _hand_back_waiting_in(self, waiting: dict[int, uuid.UUID], alias: str) -> int:
+        done = 0
+        for batch, begun in waiting.items():
+            if alias not in self._handed_back[batch]:
+                done += transitions.hand_back_claim(alias, board.node, batch, begun)
+                self._handed_back[batch].add(alias)
         return done
 
     def hand_back_orphans(self) -> int:

@@ -32,7 +32,7 @@ from jobs.database.identity import NotAdopted
 from jobs.events.publisher import Publisher, numbered
 from jobs.events.receiver import Receiver
 from jobs.events.relay import Post
-from jobs.lifecycle import limits, transitions, worker_orders
+from jobs.lifecycle import limited_claims, limits, transitions, worker_orders
 from jobs.lifecycle.board import BODY, IDLE, Occupied, board, is_alive
 from jobs.lifecycle.ring import told
 from jobs.maintenance import beats, clock, rescue
@@ -223,6 +223,8 @@ class Process:
         self._registered = True
         # The handlers of events are written once more for this node.
         told.set()
+        # A thread of the worker may claim as soon as it hears of the node.
+        self._try(limited_claims.publish)
         logger.info("node %s is up", board.node, extra=board.about("node_up"))
         os.write(self._ready, REGISTERED)
 

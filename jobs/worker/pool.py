@@ -15,6 +15,7 @@ from billiard.pool import EX_FAILURE, EX_OK
 from celery.concurrency import asynpool, prefork
 from django.db import connections
 
+from jobs.conf.logs import logger
 from jobs.database.turns import Lock
 from jobs.lifecycle.board import IDLE, board
 from jobs.lifecycle.ring import Bell, bell
@@ -135,6 +136,8 @@ class AsynPool(asynpool.AsynPool):
 
     def maintain_without_hub(self) -> None:
         """Replace dead processes while the event loop stands still, because the broker is away."""
+        # Nobody looks for the process that offers itself to a stock task.
+        board.stock_waits = False
         self.maintain_pool()
         for process in list(self._waiting_to_start):
             # Read that it is up, or it is killed for not having said so when the event loop goes on.
@@ -215,7 +218,13 @@ def _run_in_thread(app: Any, hostname: str) -> None:
     runner = Runner(app, hostname)
     try:
         while board.stopping_for is None:
-            if not runner.run_batch():
+            try:
+                has_run = runner.run_batch()
+            except Exception:
+                # A process would end, and be replaced. Nobody replaces a thread. What it had is an orphan by now.
+                logger.exception("a thread that runs jobs goes on after an error", extra=board.about("runner_broken"))
+                has_run = False
+            if not has_run:
                 bell.wait(min(0.5, runner.patience))
     finally:
         runner.slot.free()

@@ -154,9 +154,9 @@ class Runner:
                 self._postpone(job)
                 continue
             mean = self._means.get(job.task)
-            if waiting and (mean is None or used + mean > BATCH_TIME):
-                # Its length is unknown, or larger than thought: nobody waits behind it.
-                self._hand_back_rest(job, batch, begun=job.pk)
+            is_long = mean is None or used + mean > BATCH_TIME
+            # Its length is unknown, or larger than thought: nobody waits behind it.
+            if waiting and is_long and self._hand_back_rest(job, batch, begun=job.pk):
                 waiting = []
             used += mean or 0.0
             _let_go(self._run(task, job, batch if waiting else 0, claimed_at))
@@ -174,12 +174,15 @@ class Runner:
                 log(logging.WARNING, job, f"cannot be imported: {exc!r}", "import_failed")
         return task
 
-    def _hand_back_rest(self, job: Job, batch: int, begun: uuid.UUID | None = None) -> None:
-        """The rest of a claim waits again, for whoever is free. Without a database the companion does it later."""
-        with suppress(Error):
+    def _hand_back_rest(self, job: Job, batch: int, begun: uuid.UUID | None = None) -> bool:
+        """The rest of a claim waits again, for whoever is free. False: the database refused; the companion does it."""
+        try:
             transitions.hand_back_claim(str(job._state.db), board.node, batch, begun)
-            if board.stopping_for is None:
-                bell.ring()
+        except Error:
+            return False
+        if board.stopping_for is None:
+            bell.ring()
+        return True
 
     def run_alone(self, job: Job) -> BaseException | None:
         """Run one claimed job whose task is known; returns what came out of it as an exception, if anything did."""
@@ -318,8 +321,12 @@ class Runner:
             try:
                 transitions.lose(job, error, conf().MAX_NODE_LOSSES)
             except Error as exc:
-                self._note_away(str(job._state.db), exc)
-                return
+                using = str(job._state.db)
+                is_away = databases.is_lost(exc, using)
+                self._note_away(using, exc)
+                if is_away:
+                    return
+                # The database refuses this row. The companion gives it back, as one that no process has.
             self._unsettled.remove(job)
 
     @property
