@@ -18,6 +18,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from kombu import Exchange, Queue
 
+from jobs import signals
 from jobs.conf import syncpoints
 from jobs.database import sessions
 from jobs.errors import Snooze, TaskExited
@@ -30,6 +31,7 @@ from jobs.worker.runner import Runner
 from tests import tasks
 from tests.harness import claim, deliver, effects, run
 from tests.models import Effect
+from tests.test_outbox import cut
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -204,6 +206,68 @@ def test_a_commit_whose_answer_is_lost_is_believed_when_the_row_says_so():
     assert (state, value) == ("SUCCESS", "done")
     assert Job.objects.get().state == "succeeded"
     assert effects() == {"a": 1}
+
+
+def answer_lost(state):
+    """The statement that writes this state is committed, and the connection dies before its answer."""
+
+    def wrap(execute, sql, params, many, context):
+        found = execute(sql, params, many, context)
+        if not lost and sql.startswith("UPDATE") and params and state in params:
+            lost.append(sql)
+            if connection.vendor == "postgresql":
+                cut()
+            raise OperationalError("the connection is gone")
+        return found
+
+    lost: list[str] = []
+    return connection.execute_wrapper(wrap)
+
+
+@pytest.mark.database
+@pytest.mark.parametrize(
+    ("task", "state", "heard"), [(tasks.fails, "failed", "FAILURE"), (tasks.retries, "scheduled", "RETRY")]
+)
+def test_a_settle_whose_answer_is_lost_is_believed_when_the_row_says_so(task, state, heard):
+    """Else nobody would hear of it: Celery took the run for another one's, and no signal told of the failure."""
+    told = []
+    hear = lambda job, **more: told.append((job.state, job.error["type"]))  # noqa: E731
+    result = task.delay("a", *([1] if task is tasks.retries else []))
+    with answer_lost(state):
+        signal = signals.failed if state == "failed" else signals.retried
+        signal.connect(hear)
+        try:
+            assert deliver(result)[0] == heard
+        finally:
+            signal.disconnect(hear)
+    [job] = Job.objects.all()
+    assert (job.state, len(job.errors)) == (state, 1)
+    assert told == [(state, job.error["type"])]
+
+
+@pytest.mark.database
+def test_a_settle_of_somebody_else_is_not_believed():
+    """The node was found dead, and its job given back, while this run waited for its database."""
+    result = tasks.fails.delay("a")
+    told = []
+    hear = lambda **more: told.append(more)  # noqa: E731
+
+    def wrap(execute, sql, params, many, context):
+        if sql.startswith("UPDATE") and params and "failed" in params and not given_back:
+            given_back.append(sql)
+            Job.objects.update(state="ready", error={"type": "NodeLost", "message": "", "at": "", "attempt": 1})
+            raise OperationalError("the connection is gone")
+        return execute(sql, params, many, context)
+
+    given_back: list[str] = []
+    signals.failed.connect(hear)
+    try:
+        with connection.execute_wrapper(wrap):
+            assert deliver(result)[0] == "IGNORED"
+    finally:
+        signals.failed.disconnect(hear)
+    assert Job.objects.get().state == "ready"
+    assert told == []
 
 
 def test_a_retry_is_the_same_row_that_waits():

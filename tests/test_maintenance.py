@@ -9,7 +9,7 @@ import time
 import uuid
 
 import pytest
-from django.db import connection, connections
+from django.db import OperationalError, connection, connections
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
@@ -73,6 +73,24 @@ def test_what_is_due_becomes_ready_and_only_that(rung, bell):
     assert bell.wait(0)
     assert clock.tick()["due"] == 0
     assert not bell.wait(0)
+
+
+def test_what_fails_beside_it_keeps_no_job_from_coming_due(bell, monkeypatch):
+    """A role's statement_timeout may end the look for lines that stand still, at every tick."""
+    due = tasks.effect.apply_async(("due",), countdown=60)
+    Job.objects.filter(pk=due.id).update(run_at=ago(1))
+    make("scheduled", order_key="k", order_place=1, age=-9999)
+
+    def too_long(using):
+        looked.append(using)
+        raise OperationalError("statement timeout")
+
+    looked: list[str] = []
+    monkeypatch.setattr(clock.order, "let_in_stuck", too_long)
+    monkeypatch.setattr(clock, "_look_at", {})
+    clock.tick()
+    assert Job.objects.get(pk=due.id).state == "ready"
+    assert looked == ["default"]
 
 
 @pytest.mark.database
@@ -533,6 +551,30 @@ def test_what_waits_behind_a_long_body_goes_back(own, bell, monkeypatch):
     assert LONG == 2.0
 
 
+def test_what_waits_behind_a_long_body_is_given_back_once(own, monkeypatch):
+    """The body may take an hour, and the companion looks five times a second. What failed is tried again."""
+    begun, waiting = claimed(2)
+    Job.objects.filter(pk=waiting.pk).update(token=begun.token)
+    slot = board.take()
+    slot.name(begun.pk, begun.lease, begun.token, begun.token, None, None, b"{}")
+    monkeypatch.setattr("jobs.lifecycle.board.LONG", -1.0)
+    real, asked = transitions.hand_back_claim, []
+
+    def refused(*args):
+        asked.append(args)
+        raise OperationalError("lock_timeout")
+
+    with slot.body():
+        monkeypatch.setattr("jobs.lifecycle.transitions.hand_back_claim", refused)
+        assert own.hand_back_waiting() == 0
+        assert len(asked) == 1
+        monkeypatch.setattr("jobs.lifecycle.transitions.hand_back_claim", real)
+        assert own.hand_back_waiting() == 1
+        with CaptureQueriesContext(connection) as queries:
+            assert own.hand_back_waiting() == 0
+    assert len(queries) == 0
+
+
 def test_who_was_in_time_when_the_board_was_read_keeps_its_jobs(own, monkeypatch):
     """It may have begun the next one by now, under the claim's token, while the rows of another were given back."""
     monkeypatch.setattr("jobs.lifecycle.board.LONG", 0.1)
@@ -545,6 +587,7 @@ def test_who_was_in_time_when_the_board_was_read_keeps_its_jobs(own, monkeypatch
     def hand_back(alias, node, token, begun):
         given_back.append(token)
         time.sleep(0.11)
+        return 0
 
     monkeypatch.setattr("jobs.lifecycle.transitions.hand_back_claim", hand_back)
     own.hand_back_waiting()

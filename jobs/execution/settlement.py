@@ -45,6 +45,8 @@ class Outcome:
     level: int = logging.INFO
     #: What else is logged.
     more: dict[str, Any] = field(default_factory=dict)
+    #: Why, as the row has it then; None: what the body raised.
+    error: dict[str, Any] | None = None
 
 
 def settle(run: Run, exc: BaseException, lost: bool = False) -> NoReturn:
@@ -58,7 +60,7 @@ def settle(run: Run, exc: BaseException, lost: bool = False) -> NoReturn:
         raise shutdown
     job, error = run.job, _entry(run, exc)
     outcome = _lost(job, error) if lost else _meant(run, exc, error)
-    write(run, outcome.write)
+    write(run, outcome.write, outcome.error or error)
     told = outcome.told
     if job.state == State.FAILED and isinstance(told, Ignore | Retry):
         # It reached a limit, or another job has its key: the row says which.
@@ -94,7 +96,7 @@ def _meant(run: Run, exc: BaseException, error: dict[str, Any]) -> Outcome:
         case Retry() if run.planned:
             cause = _entry(run, exc.exc) if isinstance(exc.exc, BaseException) else error
             text, more = f"will be retried: {cause['type']}: {cause['message']}", {"retries": run.planned[-1].retries}
-            return Outcome("retried", text, partial(_retry, run, cause), exc, more=more)
+            return Outcome("retried", text, partial(_retry, run, cause), exc, more=more, error=cause)
         case Snooze() | Busy():
             # Who finds something busy comes back later and later, at no fixed time: nobody starves or hammers.
             growing = random.uniform(0.5, 1) * min(10.0, 1 + job.snoozes / 2)
@@ -137,20 +139,53 @@ def _retry(run: Run, error: dict[str, Any]) -> bool:
     return done
 
 
-def write(run: Run, transition: Callable[[], bool]) -> None:
+def write(run: Run, transition: Callable[[], bool], error: dict[str, Any] | None = None) -> None:
     """Settle after the rollback, again and again while the database is away.
+
+    Parameters:
+        error: what the transition writes into the row.
 
     Raises:
         LostLease: this run is a zombie; another one owns the job.
         NotSettled: the database stays away; the node hands the job back when it returns.
     """
-    done = persistently(run, transition)
+    tries = 0
+
+    def settled() -> bool:
+        nonlocal tries
+        tries += 1
+        # The first attempt may have been committed, and only its answer got lost.
+        return transition() or (tries > 1 and _was_settled(run, error))
+
+    done = persistently(run, settled)
     if done is None:
         run.log(logging.ERROR, "could not be settled: no database", "settle_failed")
         raise NotSettled("the database is away")
     if not done:
         run.log(logging.WARNING, "was given to another run", "lost_lease")
         raise LostLease("this run lost its lease")
+
+
+#: What of a row a settle may have changed.
+_SETTLED = ("state", "run_at", "finished_at", "error", "errors", *transitions.COUNTS)
+
+
+def _was_settled(run: Run, error: dict[str, Any] | None) -> bool:
+    """Whether the row says that this very run has settled it, or that it was asked to end; then the job says so too.
+
+    Whoever rescues a job leaves the lease and the token as they are, and an error of its own.
+    """
+    job = run.job
+    own = Job.objects.using(run.using).filter(pk=job.pk, lease=job.lease, token=job.token).exclude(state=State.RUNNING)
+    if (row := own.first()) is None:
+        return False
+    same = error is not None and (row.own_error or {}).get("at") == error["at"]
+    if not same and row.state != State.CANCELLED:
+        return False
+    for name in _SETTLED:
+        setattr(job, name, getattr(row, name))
+    job.forget_computed()
+    return True
 
 
 def is_committed(run: Run) -> bool:

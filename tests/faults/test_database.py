@@ -273,7 +273,7 @@ def test_listener_cut(ledger, database, settings):
         database.end(listening)
         unheard = ledger.enqueue(150)
         wait_for(lambda: set(database.listeners()) - set(listening), 10, "it listens again")
-        ledger.wait_effects(len(unheard) - Effect.objects.count())
+        ledger.wait_effects(in_all=len(unheard))
         heard = ledger.enqueue(150)
         ledger.check(within=WORK)
         assert ledger.longest_wait(unheard) < conf().POLL_INTERVAL + SLACK
@@ -347,7 +347,8 @@ def test_a_hundred_thousand_due_in_the_same_second(ledger):
         wait_for(lambda: Effect.objects.filter(key__in=others).count() == len(others), WORK, "the others ran")
         assert Effect.objects.count() < 50_000
         ledger.check(within=240)
-    assert ledger.longest_wait(others) < 1 + SLACK
+    # Behind all of them it would be a minute.
+    assert ledger.longest_wait(others) < 2 + SLACK
 
 
 @guard(Without("jobs.execution.pipeline:_attempt", "False", clause='reached == "begin"'))

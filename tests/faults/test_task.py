@@ -24,11 +24,13 @@ from tests.servers import wait_for
 @pytest.mark.parametrize("how", ["deadline", "nul", "unspeakable"])
 @guard(Without("jobs.models.values:scrub", "text"), case="nul")
 @guard(Without("jobs.execution.settlement:_entry", "str(exc)", call="safe_repr"), case="unspeakable")
-def test_exception_rolls_back_and_is_kept(ledger, how):
+def test_exception_rolls_back_and_is_kept(ledger, how, settings):
     """Also one that cannot be pickled and has no text, and one whose text no database stores.
 
     Guard: the error's text is scrubbed, and a failing ``str()`` survived.
     """
+    # A deadline would be tried again.
+    settings.JOBS = {**settings.JOBS, "RETRY": None}
     failing = ledger.enqueue(100, misbehaving.misbehaves, kwargs={"how": how})
     ledger.enqueue(200)
     with workers(2):
