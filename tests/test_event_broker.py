@@ -10,6 +10,8 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from typing import Any
+from unittest.mock import patch
 
 import amqp
 import pytest
@@ -24,7 +26,7 @@ from kombu.exceptions import OperationalError
 from jobs.conf import service
 from jobs.database import databases
 from jobs.events import inbox, outbox, publisher, receiver, relay, replay, wire
-from jobs.events.amqp import EXCHANGE, Voice, queue_of
+from jobs.events.amqp import EXCHANGE, POSITION, Voice, queue_of
 from jobs.events.inbox import Delivery
 from jobs.lifecycle.board import board
 from jobs.models import LIVE, PARKED, UNSENT, Event, Job, Node, Position, Relay, Subscription
@@ -343,21 +345,63 @@ def test_a_source_that_does_not_answer_holds_up_its_events_for_a_while_only(brok
     voice.close()
 
 
+class Asking(Voice):
+    """Says nothing, and keeps what it was to say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[dict[str, Any]] = []
+
+    def say(self, what: str, source: str, data: dict, **to: object) -> None:
+        self.asked.append(data)
+
+
+def position(name: str, number: int) -> wire.Message:
+    return wire.Message(id="p", source="shop", name=POSITION, data={"name": name, "number": number})
+
+
+def test_a_handler_that_wants_more_misses_nothing_of_before(broker, handlers, settings):
+    """Its pattern may change with a deploy. What it wanted all the while is missing from the beginning."""
+    app, before = current_app._get_current_object(), databases.clock("default")
+    Subscription.objects.exclude(handler="tests.event_tasks.note_moved").delete()
+    Subscription.objects.update(since=before - datetime.timedelta(days=300))
+    task = app.tasks["tests.event_tasks.note_moved"]
+    with patch.dict(task.subscribes, pattern="test.thing.*"):
+        relay.subscribe(app, "default")
+    Subscription.objects.exclude(handler="tests.event_tasks.note_moved").delete()
+    heals = receiver.Gaps(app, "default", voice := Asking())
+    for name in (MOVED, "test.thing.made"):
+        heals.hear(position(name, 5000))
+    heals.look()
+    since = {each["name"]: datetime.datetime.fromisoformat(each["since"]) for each in voice.asked}
+    assert since[MOVED] == before - datetime.timedelta(days=300)
+    assert since["test.thing.made"] > before
+
+
+def test_a_replay_gives_a_handler_that_wants_more_what_it_did_not_want_before(handlers):
+    """And nothing twice, also if the jobs are pruned."""
+    app, name = current_app._get_current_object(), "tests.event_tasks.note_moved"
+    Subscription.objects.exclude(handler=name).delete()
+    receive(message(1), message(1, name="test.thing.made", id="made"))
+    with patch.dict(app.tasks[name].subscribes, pattern="test.thing.*"):
+        relay.subscribe(app, "default")
+    Subscription.objects.exclude(handler=name).delete()
+    Job.objects.all().delete()
+    done = replay.replay(app, replay.select("default"), "loyalty")
+    assert (done["events"], done["jobs"]) == (2, 1)
+    assert Job.objects.get().kwargs["name"] == "a"
+    assert Job.objects.get().parent_id == Event.objects.get(name="test.thing.made").uuid
+
+
 def test_what_was_asked_for_is_not_asked_for_again_while_it_comes(broker, handlers):
     """Each question has the source go back to where it began."""
-    asked: list[int] = []
-
-    class Asking(Voice):
-        def say(self, what: str, source: str, data: dict, **to: object) -> None:
-            asked.append(data["from"])
-
-    heals = receiver.Gaps(current_app._get_current_object(), "default", Asking())
-    heals.hear(wire.Message(id="p", source="shop", name="jobs.events.position", data={"name": MOVED, "number": 50}))
+    heals = receiver.Gaps(current_app._get_current_object(), "default", voice := Asking())
+    heals.hear(position(MOVED, 50))
     for first in range(1, 51, 10):
         heals.look()
         receive(*[message(number) for number in range(first, first + 10)])
     heals.look()
-    assert asked == [1]
+    assert [each["from"] for each in voice.asked] == [1]
     assert Position.objects.get().number == 50
 
 
@@ -377,7 +421,7 @@ def numbered(node) -> publisher.Publisher:
     return publisher.Publisher()
 
 
-def test_what_is_sent_again_is_sent_to_those_that_know_it_by_its_id(node, listening, settings):
+def test_what_is_sent_again_is_sent_to_the_one_that_misses_it(node, listening, settings):
     settings.JOBS = {**settings.JOBS, "EVENT_CELERY_EXCHANGE": "events"}
     listening.exchange_declare("events", "topic", durable=True, auto_delete=False)
     queues = {}
@@ -388,27 +432,36 @@ def test_what_is_sent_again_is_sent_to_those_that_know_it_by_its_id(node, listen
     sends = numbered(node)
     assert sends._send("default", threading.Event()) == 3
     heals = receiver.Gaps(current_app._get_current_object(), "default", Voice())
+    queues["loyalty"] = listening.queue_declare(queue_of("loyalty"), auto_delete=False).queue
     heals._resend("shop", MOVED, 2, 3, "loyalty", None)
-    assert sends._send("default", threading.Event()) == 2
+    assert sends._send("default", threading.Event()) == 0
     counts = {name: listening.queue_declare(queue, passive=True).message_count for name, queue in queues.items()}
-    assert counts == {"events": 3, EXCHANGE: 5}
+    assert counts == {"events": 3, EXCHANGE: 3, "loyalty": 2}
     sends.close()
 
 
-def test_what_the_broker_refuses_holds_up_no_other_event(node, listening):
+def test_what_the_broker_refuses_holds_up_no_other_event(node, listening, monkeypatch):
+    """However many of one name it refuses, and however often."""
+    monkeypatch.setattr(publisher, "BATCH", 2)
     full = listening.queue_declare(exclusive=True, arguments={"x-max-length": 0, "x-overflow": "reject-publish"}).queue
     listening.queue_bind(full, EXCHANGE, MOVED)
     move(["a"], 2)
     told.thing_made("b")
     move(["a"], 1, first=2)
     sends = numbered(node)
-    for _ in range(2):
-        with pytest.raises(OperationalError, match="refused"):
-            sends._send("default", threading.Event())
-        sends.close()
+    with pytest.raises(OperationalError, match="refused"):
+        sends._send("default", threading.Event())
+    sends.close()
+    assert sends._send("default", threading.Event()) == 1
     assert [row.name for row in Event.objects.exclude(sent_at=None)] == ["test.thing.made"]
+    assert sends._send("default", threading.Event()) == 0
+    sends._full_until.clear()
+    with pytest.raises(OperationalError, match="refused"):
+        sends._send("default", threading.Event())
+    sends.close()
     listening.queue_delete(full)
-    assert sends._send("default", threading.Event()) == 3
+    sends._full_until.clear()
+    assert [sends._send("default", threading.Event()) for _ in range(2)] == [2, 1]
     assert not Event.objects.filter(sent_at=None).exists()
     sends.close()
 

@@ -162,6 +162,10 @@ class Link:
         """Whether the broker has what was published with this number over the last connection."""
         return number not in self._unconfirmed and number not in self._refused
 
+    def is_refused(self, number: int) -> bool:
+        """Whether a queue that should get it was full."""
+        return number in self._refused
+
     def _note_confirmed(self, tag: int, multiple: bool) -> None:
         self._unconfirmed -= {each for each in self._unconfirmed if each <= tag} if multiple else {tag}
 

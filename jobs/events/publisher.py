@@ -29,7 +29,10 @@ BATCH = 200
 #: Seconds until the position of a name is told again, at first and at most; each pause is twice the one before.
 TELL, TELL_RARELY = 2.0, 600.0
 
-#: Somebody gave events their numbers, or wants some to be sent again.
+#: Seconds until the events of a name are published again that a full queue refused.
+FULL = 5.0
+
+#: Somebody gave events their numbers.
 numbered = threading.Event()
 
 
@@ -61,6 +64,8 @@ class Publisher(amqp.Link):
         super().__init__()
         #: For each source and name: the number that was told last, when it is told again, and the pause after that.
         self._told: dict[tuple[str, str], tuple[int, float, float]] = {}
+        #: For each database and name of which a queue refused events: when they are published again.
+        self._full_until: dict[tuple[str, str], float] = {}
 
     def work(self, stopping: threading.Event) -> None:
         while not stopping.is_set():
@@ -82,26 +87,33 @@ class Publisher(amqp.Link):
         self._told.clear()
 
     def _send(self, using: str, stopping: threading.Event) -> int:
-        rows = list(Event.objects.using(using).filter(UNSENT).order_by("id")[:BATCH])
+        now = time.monotonic()
+        self._full_until = {place: at for place, at in self._full_until.items() if at > now}
+        # However many of them wait: the others do not wait behind them.
+        full = [name for alias, name in self._full_until if alias == using]
+        rows = list(Event.objects.using(using).filter(UNSENT).exclude(name__in=full).order_by("id")[:BATCH])
         if not rows or stopping.is_set() or not may_send(using):
             return 0
         self.open()
         reach("before_publish")
         # Our services read Celery's exchange as well. Celery's services do not recognize an event by its id, so what is
-        # sent again must not reach them.
+        # published again and again must not reach them.
         celery = conf().EVENT_CELERY_EXCHANGE
-        published: dict[int, int] = {}
+        published: dict[int, Event] = {}
         try:
             for row in rows:
-                exchange = amqp.EXCHANGE if row.is_resent or not celery else celery
+                exchange = amqp.EXCHANGE if row.was_refused or not celery else celery
                 encode = wire.encode_celery if exchange == celery else wire.encode
-                published[self.publish(*encode(_message(row, using)), row.name, exchange)] = row.pk
+                published[self.publish(*encode(_message(row, using)), row.name, exchange)] = row
             self.confirm(stopping)
             reach("after_publish")
         finally:
             # Only what was refused is published again.
-            done = [pk for number, pk in published.items() if self.is_confirmed(number)]
+            done = [row.pk for number, row in published.items() if self.is_confirmed(number)]
             Event.objects.using(using).filter(pk__in=done).update(sent_at=Now())
+            if refused := [row for number, row in published.items() if self.is_refused(number)]:
+                Event.objects.using(using).filter(pk__in=[row.pk for row in refused]).update(was_refused=True)
+                self._full_until |= {(using, row.name): time.monotonic() + FULL for row in refused}
         return len(done)
 
     def _tell(self, using: str, stopping: threading.Event) -> None:

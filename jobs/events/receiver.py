@@ -25,7 +25,7 @@ from jobs.conf import conf, service
 from jobs.conf.logs import logger
 from jobs.database import databases
 from jobs.events import amqp, inbox, publisher
-from jobs.events.relay import matches
+from jobs.events.relay import matches, wants_since
 from jobs.events.wire import Message
 from jobs.models import PARKED, Event, Position, Subscription
 
@@ -42,6 +42,9 @@ LOOK, RENEW = 1.0, 30.0
 #: Seconds: for which later events may overtake an event before it is asked for; between two questions; until the later
 #: ones are handed on without it, if nobody answers.
 OVERTAKEN, AGAIN, PATIENCE = 2.0, 5.0, 60.0
+
+#: Events that answer one question, at the most.
+RESENT = 5000
 
 #: What py-amqp raises if a message's properties break the protocol, or a time is out of range.
 UNREADABLE = (ValueError, ArithmeticError, LookupError, struct.error, FrameSyntaxError)
@@ -207,8 +210,8 @@ class Gaps:
         if last <= row.number:
             inbox.go_on(self._app, self._using, *key)
             return
-        handlers = Subscription.objects.using(self._using).values_list("pattern", "since")
-        since = min((since for pattern, since in handlers if matches(pattern, row.name)), default=None)
+        handlers = Subscription.objects.using(self._using)
+        since = min(filter(None, (wants_since(each, row.name) for each in handlers)), default=None)
         if since is None:
             # No handler misses it.
             self._skip(*key, last, "")
@@ -259,11 +262,15 @@ class Gaps:
         oldest = rows.aggregate(number=Min("number"))["number"]
         begin = (rows.filter(at__gte=since) if since else rows).aggregate(number=Min("number"))["number"]
         if begin is not None:
-            # What was not sent yet will be, anyway.
-            count = rows.filter(number__gte=begin, sent_at__isnull=False).update(sent_at=None, is_resent=True)
-            publisher.numbered.set()
-            text = "%d events %s are sent again, which %s misses"
-            logger.info(text, count, name, to, extra={"action": "events_resent"})
+            # To that service alone: others have them, or began to read after them. What was not sent yet will be.
+            some = list(rows.filter(number__gte=begin, sent_at__isnull=False).order_by("number")[:RESENT])
+            try:
+                publisher.send_to(to, some, alias, None)
+            except (*amqp.ERRORS, ValueError):
+                logger.debug("%s does not get what it misses", to, exc_info=True, extra={"action": "event_talk_lost"})
+            else:
+                text = "%d events %s are sent again to %s, which misses them"
+                logger.info(text, len(some), name, to, extra={"action": "events_resent"})
         gone = last if begin is None else begin - 1
         if gone >= first:
             about = {"name": name, "number": gone, "is_lost": oldest is None or oldest > first}

@@ -11,6 +11,7 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Container, Iterable
+from datetime import datetime
 from functools import cache, partial
 from typing import Any
 
@@ -50,6 +51,9 @@ SOON = 0.05
 #: Seconds between two looks for handlers that are gone.
 RARELY = 60.0
 
+#: How many changes of a handler's pattern or version are remembered.
+PERIODS = 50
+
 #: What of a subscription may change with a deploy.
 _CHANGES = ("pattern", "version", "queue", "rank", "is_ordered", "keep_failed")
 
@@ -63,6 +67,29 @@ def _matcher(pattern: str) -> re.Pattern[str]:
 def matches(pattern: str, name: str) -> bool:
     """Whether a pattern (``shop.order.*``, ``shop.#``) names the event, as RabbitMQ's topic exchanges do."""
     return pattern == name or _matcher(pattern).fullmatch(f".{name}") is not None
+
+
+def wants_since(row: Subscription, name: str) -> datetime | None:
+    """Since when the handler has wanted events of the name without a break; None: it does not want them."""
+    found = None
+    for pattern, _, since in reversed(_periods(row)):
+        if not matches(pattern, name):
+            break
+        found = since
+    return found
+
+
+def has_had(row: Subscription, event: Event) -> bool:
+    """Whether the handler was there for the event, and wanted it, when it was handed on."""
+    for pattern, version, since in reversed(_periods(row)):
+        if event.relayed_at is not None and since < event.relayed_at:
+            return version in (None, event.version) and matches(pattern, event.name)
+    return False
+
+
+def _periods(row: Subscription) -> list[tuple[str, int | None, datetime]]:
+    before = [(pattern, version, datetime.fromisoformat(since)) for pattern, version, since in row.before]
+    return [*before, (row.pattern, row.version, row.since)]
 
 
 def subscribe(app: Celery, using: str) -> None:
@@ -83,10 +110,17 @@ def subscribe(app: Celery, using: str) -> None:
             **subscribes,
         )
         row = known.get(name)
+        if row is not None:
+            if (row.pattern, row.version) == (each.pattern, each.version):
+                each.since, each.before = row.since, row.before
+            else:
+                # What was told before this moment is neither missing here nor handled.
+                each.before = [*row.before, [row.pattern, row.version, row.since.isoformat()]][-PERIODS:]
         if row is None or any(getattr(row, column) != getattr(each, column) for column in _CHANGES):
             new.append(each)
             logger.info("%s handles %s from now on", name, each.pattern, extra={"action": "subscribed"})
-    rows.bulk_create(new, update_conflicts=True, unique_fields=["service", "handler"], update_fields=_CHANGES)
+    changes = (*_CHANGES, "since", "before")
+    rows.bulk_create(new, update_conflicts=True, unique_fields=["service", "handler"], update_fields=changes)
 
 
 def forget_gone(using: str) -> None:

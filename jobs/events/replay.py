@@ -129,7 +129,7 @@ def handled(using: str, events: Sequence[Event], to: str, mark: str | None) -> s
         jobs = jobs.filter(options__headers__event__again=mark)
     found = {(job.parent_id, job.task) for job in jobs.only("parent_id", "task")}
     if mark is None:
-        # The job may be pruned. A handler had what was handed on after it had subscribed.
-        for handler, since in Subscription.objects.using(using).filter(service=to).values_list("handler", "since"):
-            found |= {(event.uuid, handler) for event in events if event.relayed_at and event.relayed_at > since}
+        # The job may be pruned.
+        for row in Subscription.objects.using(using).filter(service=to):
+            found |= {(event.uuid, row.handler) for event in events if relay.has_had(row, event)}
     return found

@@ -518,7 +518,7 @@ class Migration(migrations.Migration):
                 ('relayed_at', models.DateTimeField(null=True, verbose_name='handed on at')),
                 ('number', models.BigIntegerField(null=True, verbose_name='number')),
                 ('sent_at', models.DateTimeField(null=True, verbose_name='published at')),
-                ('is_resent', models.BooleanField(db_default=False, default=False)),
+                ('was_refused', models.BooleanField(db_default=False, default=False)),
                 ('received_at', models.DateTimeField(null=True, verbose_name='received at')),
                 ('problem', models.TextField(null=True, verbose_name='problem')),
             ],
@@ -566,6 +566,7 @@ class Migration(migrations.Migration):
                 ('is_ordered', models.BooleanField(default=True)),
                 ('keep_failed', models.PositiveIntegerField(null=True, verbose_name='failed jobs that are kept')),
                 ('since', models.DateTimeField(default=django.db.models.functions.datetime.Now, verbose_name='since')),
+                ('before', models.JSONField(default=list)),
             ],
             options={
                 'verbose_name': 'subscription',

@@ -47,8 +47,8 @@ class Event(models.Model):
     number = models.BigIntegerField(_("number"), null=True)
     #: The broker has confirmed it.
     sent_at = models.DateTimeField(_("published at"), null=True)
-    #: A service asked for it again, so only services that recognize it by its id may get it.
-    is_resent = models.BooleanField(default=False, db_default=False)
+    #: One queue was full, and others have it: from then on only services that recognize it by its id may get it.
+    was_refused = models.BooleanField(default=False, db_default=False)
     #: When it came from another database; None: it was told here.
     received_at = models.DateTimeField(_("received at"), null=True)
     #: Why nobody handles it, in words.
@@ -96,7 +96,10 @@ class Subscription(models.Model):
     is_ordered = models.BooleanField(default=True)
     #: How many of its failed jobs are kept, the newest; None: all, for ``JOBS["RETENTION_FAILED"]``.
     keep_failed = models.PositiveIntegerField(_("failed jobs that are kept"), null=True)
+    #: Since when it wants these events, of this version.
     since = models.DateTimeField(_("since"), default=Now)
+    #: What it wanted before, and since when; the oldest first: ``[[pattern, version, since], ...]``.
+    before = models.JSONField(default=list)
 
     class Meta:
         db_table = "jobs_subscription"
