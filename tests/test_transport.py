@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 from celery import current_app
@@ -16,6 +17,7 @@ from django.db import connection
 from kombu import Connection, Exchange, Queue
 
 from jobs.calling import transport
+from jobs.calling.transport import BUSY_POLL, IDLE_POLL
 from jobs.database.databases import SideDatabase
 from jobs.models import Node
 from tests import tasks
@@ -64,6 +66,24 @@ def test_an_acknowledgement_after_the_connection_was_lost_is_a_lost_connection(b
     with broker.channel() as channel:
         queue(channel).get().ack()
     assert rows() == 0
+
+
+def test_a_quiet_consumer_asks_seldom_and_once_for_all_its_queues(broker, monkeypatch):
+    """Celery waits half a second at a time, for ever."""
+    looks = []
+    real = SideDatabase.execute
+    monkeypatch.setattr(SideDatabase, "execute", lambda *args: (looks.append(args[1]), real(*args))[1])
+    with broker.Consumer([Queue(f"t{number}") for number in range(4)], callbacks=[lambda *args: None]):
+        assert not receive(broker)
+        looks.clear()
+        began = time.monotonic()
+        for _ in range(4):
+            assert not receive(broker)
+        assert len(looks) <= (time.monotonic() - began) / IDLE_POLL + 8
+        # The first look after a message is soon again.
+        broker.Producer().publish({"n": 1}, routing_key="t3")
+        assert receive(broker)
+    assert broker.transport._pause == BUSY_POLL
 
 
 def test_a_message_is_there_until_it_is_acknowledged(broker):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from queue import Empty
 from typing import Any
 
@@ -29,7 +30,7 @@ LEASE = 10.0
 
 #: Seconds between two looks at the queues: right after a message, and after a quiet while; and after which a waiting
 #: consumer looks up, for a shutdown or for leases to renew.
-BUSY_POLL, IDLE_POLL, LONGEST_WAIT = 0.005, 0.1, 0.5
+BUSY_POLL, IDLE_POLL, LONGEST_WAIT = 0.005, 0.2, 0.5
 
 #: Seconds after which replies of the remote control that nobody read are deleted.
 REPLY_TTL = 3600.0
@@ -164,6 +165,8 @@ class Transport(virtual.Transport):
         super().__init__(client, **kwargs)
         self.side = SideDatabase()
         self._renewed = time.monotonic()
+        #: Seconds until the next look; it lasts beyond one wait, so that a quiet consumer stays quiet.
+        self._pause = BUSY_POLL
 
     def drain_events(self, connection: Any, timeout: float | None = None) -> None:
         # Renewing has to happen here and not in _get, which is not called while the prefetch is full.
@@ -172,16 +175,23 @@ class Transport(virtual.Transport):
                 channel.renew()
             self._renewed = time.monotonic()
         deadline = None if timeout is None else time.monotonic() + min(timeout, LONGEST_WAIT)
-        pause = BUSY_POLL
         while True:
-            try:
-                self.cycle.get(self._deliver, timeout=timeout)
-                return
-            except Empty:
-                if deadline is not None and time.monotonic() >= deadline:
-                    raise TimeoutError("no message") from None
-                time.sleep(pause)
-                pause = min(pause * 1.5, IDLE_POLL)
+            if self._has_message():
+                with suppress(Empty):
+                    self.cycle.get(self._deliver, timeout=timeout)
+                    self._pause = BUSY_POLL
+                    return
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError("no message")
+            time.sleep(self._pause)
+            self._pause = min(self._pause * 1.5, IDLE_POLL)
+
+    def _has_message(self) -> bool:
+        """One look at all the queues; kombu's asks for each of them."""
+        queues = sorted({queue for channel in self.channels for queue in channel._active_queues})
+        some = ", ".join(["%s"] * len(queues))
+        there = f"SELECT 1 FROM jobs_message WHERE queue IN ({some}) AND visible_at <= {{now}} LIMIT 1"
+        return bool(queues and self.side.execute(there, *queues))
 
     def close_connection(self, connection: Any) -> None:
         super().close_connection(connection)

@@ -321,12 +321,9 @@ class Post:
             # Before the node is written, somebody may forget its handlers.
             self._registered[using] = node
 
-    def _hand_on(self, using: str) -> int:
-        done = 0
+    def _hand_on(self, using: str) -> None:
         while (count := hand_on(self._app, using)) != 0:
             if count is None:
                 # Perhaps it has looked already when this event was committed.
                 time.sleep(SOON)
-            done += count or 0
             publisher.numbered.set()
-        return done
