@@ -33,11 +33,6 @@ from tests.servers import wait_for
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@shared_task
-def told_of(task_id):
-    pass
-
-
 def made(count: int = 2, **more) -> Batch:
     """A batch that tells of its end."""
     with batch("import 7", tasks.effect.si("succeeded"), tasks.effect.si("failed"), **more) as found:
@@ -61,22 +56,6 @@ def ticked() -> list[str]:
 
 def keys_of(found: Batch) -> list[object]:
     return list(found.jobs.order_by("pk").values_list("pk", flat=True))
-
-
-@pytest.mark.database
-def test_what_is_told_of_a_failure_belongs_to_the_batch(node):
-    """An errback is a follow-up, too: the batch ends after it."""
-    with batch("import 7", on_failure=tasks.effect.si("failed")) as found:
-        tasks.fails.apply_async(("a",), link_error=told_of.s())
-    [key] = keys_of(found)
-    run(claim(key))
-    assert ticked() == []
-    run(claim(Job.objects.get(task="jobs.ended").pk))
-    errback = Job.objects.get(task=told_of.name)
-    assert errback.batch_id == found.pk
-    assert ticked() == []
-    run(claim(errback.pk))
-    assert ticked() == ["failed"]
 
 
 # The block

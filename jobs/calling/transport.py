@@ -181,9 +181,10 @@ class Transport(virtual.Transport):
                     self.cycle.get(self._deliver, timeout=timeout)
                     self._pause = BUSY_POLL
                     return
-            if deadline is not None and time.monotonic() >= deadline:
+            left = self._pause if deadline is None else deadline - time.monotonic()
+            if left <= 0:
                 raise TimeoutError("no message")
-            time.sleep(self._pause)
+            time.sleep(min(left, self._pause))
             self._pause = min(self._pause * 1.5, IDLE_POLL)
 
     def _has_message(self) -> bool:

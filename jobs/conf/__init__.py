@@ -328,7 +328,9 @@ def celery_app() -> Celery | None:
 def worker_command(*options: str) -> str:
     """What starts a worker of this project; its app is called ``proj`` where the name of its module is not known."""
     app = celery_app()
-    name = app.main if app is not None and app.main in sys.modules and app.main != "__main__" else "proj"
+    modules = [sys.modules.get(f"{app.main}{end}") for end in ("", ".celery")] if app is not None else []
+    is_there = any(each is app for module in modules if module is not None for each in vars(module).values())
+    name = app.main if app is not None and is_there else "proj"
     return " ".join(["celery", "-A", name, "worker", *options])
 
 

@@ -15,8 +15,10 @@ from amqp.exceptions import NotFound
 from django.db.models import Exists, OuterRef, Q
 from django.db.models.functions import Now
 from django.utils.translation import gettext
+from kombu.exceptions import OperationalError
 
 from jobs.conf import conf
+from jobs.conf.logs import logger
 from jobs.conf.syncpoints import reach
 from jobs.database import databases
 from jobs.events import amqp, wire
@@ -51,7 +53,7 @@ def positions(using: str) -> list[tuple[str, str, int]]:
     """The source, name and last number of each name of which the broker has all events that were told here."""
     events = Event.objects.using(using)
     # In a statement of its own, by its index: in one with the positions the database might read all events of a name.
-    unsent = set(events.filter(UNSENT).order_by("id").values_list("source", "name"))
+    unsent = set(events.filter(UNSENT).order_by().values_list("source", "name").distinct())
     last = events.filter(source=OuterRef("source"), name=OuterRef("name"), number=OuterRef("number"))
     rows = Position.objects.using(using).filter(Exists(last.filter(received_at=None, sent_at__isnull=False)))
     return [row for row in rows.values_list("source", "name", "number") if row[:2] not in unsent]
@@ -87,10 +89,9 @@ class Publisher(amqp.Link):
         self._told.clear()
 
     def _send(self, using: str, stopping: threading.Event) -> int:
-        now = time.monotonic()
-        self._full_until = {place: at for place, at in self._full_until.items() if at > now}
         # However many of them wait: the others do not wait behind them.
-        full = [name for alias, name in self._full_until if alias == using]
+        now = time.monotonic()
+        full = [name for (alias, name), at in self._full_until.items() if alias == using and at > now]
         rows = list(Event.objects.using(using).filter(UNSENT).exclude(name__in=full).order_by("id")[:BATCH])
         if not rows or stopping.is_set() or not may_send(using):
             return 0
@@ -104,17 +105,27 @@ class Publisher(amqp.Link):
             for row in rows:
                 exchange = amqp.EXCHANGE if row.was_refused or not celery else celery
                 encode = wire.encode_celery if exchange == celery else wire.encode
-                published[self.publish(*encode(_message(row, using)), row.name, exchange)] = row
+                published[self.publish(*encode(message_of(row, using)), row.name, exchange)] = row
             self.confirm(stopping)
             reach("after_publish")
         finally:
             # Only what was refused is published again.
-            done = [row.pk for number, row in published.items() if self.is_confirmed(number)]
-            Event.objects.using(using).filter(pk__in=done).update(sent_at=Now())
-            if refused := [row for number, row in published.items() if self.is_refused(number)]:
-                Event.objects.using(using).filter(pk__in=[row.pk for row in refused]).update(was_refused=True)
-                self._full_until |= {(using, row.name): time.monotonic() + FULL for row in refused}
-        return len(done)
+            done = [row for number, row in published.items() if self.is_confirmed(number)]
+            Event.objects.using(using).filter(pk__in=[row.pk for row in done]).update(sent_at=Now())
+            refused = [row for number, row in published.items() if self.is_refused(number)]
+            self._note_full(using, {row.name for row in done}, refused)
+        return len(published)
+
+    def _note_full(self, using: str, sent: set[str], refused: list[Event]) -> None:
+        full = {row.name for row in refused}
+        for name in sent - full:
+            self._full_until.pop((using, name), None)
+        for name in sorted(full):
+            if (using, name) not in self._full_until:
+                text = "a queue is full, so the events %s are published again every %g s until it takes them"
+                logger.warning(text, name, FULL, extra={"action": "events_refused"})
+            self._full_until[using, name] = time.monotonic() + FULL
+        Event.objects.using(using).filter(pk__in=[row.pk for row in refused]).update(was_refused=True)
 
     def _tell(self, using: str, stopping: threading.Event) -> None:
         """Say how far each name is, so that who is behind hears of it: at once, and then ever more rarely."""
@@ -130,7 +141,7 @@ class Publisher(amqp.Link):
         self.confirm(stopping)
 
 
-def _message(row: Event, using: str) -> wire.Message:
+def message_of(row: Event, using: str) -> wire.Message:
     return wire.Message(
         id=str(row.uuid),
         source=amqp.source_of(row.source, using),
@@ -161,10 +172,12 @@ def send_to(service: str, events: Sequence[Event], using: str, again: str | None
             says = gettext("the broker has no queue %(queue)s: no service of that name reads events")
             raise ValueError(says % {"queue": queue}) from None
         for row in events:
-            message = replace(_message(row, using), again=again)
+            message = message_of(row, using)
             # Only a Celery task carries values without names.
             encode = wire.encode_celery if message.args else wire.encode
-            link.publish(*encode(message), queue, "")
+            link.publish(*encode(replace(message, again=again)), queue, "")
         link.confirm(threading.Event())
+        if link.refuses:
+            raise OperationalError("the queue is full")
     finally:
         link.close()

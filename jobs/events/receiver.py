@@ -43,8 +43,8 @@ LOOK, RENEW = 1.0, 30.0
 #: ones are handed on without it, if nobody answers.
 OVERTAKEN, AGAIN, PATIENCE = 2.0, 5.0, 60.0
 
-#: Events that answer one question, at the most.
-RESENT = 5000
+#: Events that one question asks for, at the most.
+RESENT = 1000
 
 #: What py-amqp raises if a message's properties break the protocol, or a time is out of range.
 UNREADABLE = (ValueError, ArithmeticError, LookupError, struct.error, FrameSyntaxError)
@@ -140,7 +140,7 @@ class Receiver(amqp.Link):
         deliveries = []
         for each in messages:
             about = each.delivery_info
-            is_direct = not about["exchange"]
+            is_direct = not about["exchange"] and amqp.RESENT not in (each.properties.get("application_headers") or {})
             deliveries.append(inbox.Delivery(each.body, each.properties, about["routing_key"], is_direct))
         for said in inbox.store(self._app, databases.home(), deliveries):
             self._gaps.hear(said)
@@ -150,9 +150,10 @@ class Receiver(amqp.Link):
 
 @dataclass
 class Question:
-    """What is missing after a number, and when it is asked for next."""
+    """What is missing after a number, up to another one, and when it is asked for next."""
 
     number: int
+    last: int
     next_at: float
     #: When it was asked for first.
     since: float | None = None
@@ -166,6 +167,8 @@ class Gaps:
         #: For each source and name the number that the source has told, while we are behind it.
         self._told: dict[tuple[str, str], int] = {}
         self._questions: dict[tuple[str, str], Question] = {}
+        #: The questions of others that were answered lately, and when: who asked for what, from which number.
+        self._answered: dict[tuple[str, str, str, int], float] = {}
 
     def hear(self, message: Message) -> None:
         try:
@@ -219,14 +222,15 @@ class Gaps:
         question = self._questions.get(key)
         if question is None or question.number != row.number:
             # Up to the number that the source has told, and before its first event that came here, nothing can be on
-            # its way any more. But what was asked for is, as long as some of it comes.
-            is_sure = question is None and (told > row.number or row.number == 0)
-            question = self._questions[key] = Question(row.number, now if is_sure else now + OVERTAKEN)
+            # its way any more; nor after the last that was asked for. What was asked for is, as long as some comes.
+            is_sure = told > row.number or row.number == 0 if question is None else row.number >= question.last
+            upto = min(last, row.number + RESENT)
+            question = self._questions[key] = Question(row.number, upto, now if is_sure else now + OVERTAKEN)
         if question.since is not None and now > question.since + PATIENCE:
             self._skip(*key, last, f"{row.source} did not answer for {PATIENCE:g} s")
         elif now >= question.next_at:
             question.next_at, question.since = now + AGAIN, question.since or now
-            asked = {"source": row.source, "name": row.name, "from": row.number + 1, "to": last}
+            asked = {"source": row.source, "name": row.name, "from": row.number + 1, "to": question.last}
             about = {**asked, "service": service(), "since": since.isoformat()}
             self._voice.say(amqp.RESEND, service(), about, to=amqp.place_of(row.source)[0])
 
@@ -258,19 +262,22 @@ class Gaps:
         own, alias = amqp.place_of(source)
         if alias not in conf().DATABASES:
             return
+        key, now = (to, source, name, first), time.monotonic()
+        self._answered = {each: at for each, at in self._answered.items() if now < at + AGAIN / 2}
+        if key in self._answered:
+            # It asked again and again while nobody was here to hear it.
+            return
+        self._answered[key] = now
         rows = Event.objects.using(alias).filter(source=own, name=name, number__range=(first, last), received_at=None)
         oldest = rows.aggregate(number=Min("number"))["number"]
         begin = (rows.filter(at__gte=since) if since else rows).aggregate(number=Min("number"))["number"]
         if begin is not None:
             # To that service alone: others have them, or began to read after them. What was not sent yet will be.
-            some = list(rows.filter(number__gte=begin, sent_at__isnull=False).order_by("number")[:RESENT])
-            try:
-                publisher.send_to(to, some, alias, None)
-            except (*amqp.ERRORS, ValueError):
-                logger.debug("%s does not get what it misses", to, exc_info=True, extra={"action": "event_talk_lost"})
-            else:
+            some = rows.filter(number__gte=begin, sent_at__isnull=False).order_by("number")[:RESENT]
+            count = self._voice.send_again(to, (publisher.message_of(row, alias) for row in some))
+            if count:
                 text = "%d events %s are sent again to %s, which misses them"
-                logger.info(text, len(some), name, to, extra={"action": "events_resent"})
+                logger.info(text, count, name, to, extra={"action": "events_resent"})
         gone = last if begin is None else begin - 1
         if gone >= first:
             about = {"name": name, "number": gone, "is_lost": oldest is None or oldest > first}

@@ -51,7 +51,7 @@ SOON = 0.05
 #: Seconds between two looks for handlers that are gone.
 RARELY = 60.0
 
-#: How many changes of a handler's pattern or version are remembered.
+#: How many changes of a handler's pattern or version are remembered, beside the first.
 PERIODS = 50
 
 #: What of a subscription may change with a deploy.
@@ -115,7 +115,8 @@ def subscribe(app: Celery, using: str) -> None:
                 each.since, each.before = row.since, row.before
             else:
                 # What was told before this moment is neither missing here nor handled.
-                each.before = [*row.before, [row.pattern, row.version, row.since.isoformat()]][-PERIODS:]
+                before = [*row.before, [row.pattern, row.version, row.since.isoformat()]]
+                each.before = before[:1] + before[1:][-PERIODS:]
         if row is None or any(getattr(row, column) != getattr(each, column) for column in _CHANGES):
             new.append(each)
             logger.info("%s handles %s from now on", name, each.pattern, extra={"action": "subscribed"})

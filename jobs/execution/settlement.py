@@ -45,7 +45,7 @@ class Outcome:
     level: int = logging.INFO
     #: What else is logged.
     more: dict[str, Any] = field(default_factory=dict)
-    #: Why, as the row has it then; None: what the body raised.
+    #: Why, if that is not what the body raised.
     error: dict[str, Any] | None = None
 
 
@@ -143,7 +143,7 @@ def write(run: Run, transition: Callable[[], bool], error: dict[str, Any] | None
     """Settle after the rollback, again and again while the database is away.
 
     Parameters:
-        error: what the transition writes into the row.
+        error: what the transition writes into the row; None: it writes none.
 
     Raises:
         LostLease: this run is a zombie; another one owns the job.
@@ -155,7 +155,7 @@ def write(run: Run, transition: Callable[[], bool], error: dict[str, Any] | None
         nonlocal tries
         tries += 1
         # The first attempt may have been committed, and only its answer got lost.
-        return transition() or (tries > 1 and _was_settled(run, error))
+        return transition() or (tries > 1 and error is not None and _was_settled(run, error))
 
     done = persistently(run, settled)
     if done is None:
@@ -170,17 +170,15 @@ def write(run: Run, transition: Callable[[], bool], error: dict[str, Any] | None
 _SETTLED = ("state", "run_at", "finished_at", "error", "errors", *transitions.COUNTS)
 
 
-def _was_settled(run: Run, error: dict[str, Any] | None) -> bool:
-    """Whether the row says that this very run has settled it, or that it was asked to end; then the job says so too.
+def _was_settled(run: Run, error: dict[str, Any]) -> bool:
+    """Whether the row has this very error; then the job says the same as the row.
 
     Whoever rescues a job leaves the lease and the token as they are, and an error of its own.
     """
     job = run.job
     own = Job.objects.using(run.using).filter(pk=job.pk, lease=job.lease, token=job.token).exclude(state=State.RUNNING)
-    if (row := own.first()) is None:
-        return False
-    same = error is not None and (row.own_error or {}).get("at") == error["at"]
-    if not same and row.state != State.CANCELLED:
+    row = own.first()
+    if row is None or (row.own_error or {}).get("at") != error["at"]:
         return False
     for name in _SETTLED:
         setattr(job, name, getattr(row, name))

@@ -12,6 +12,7 @@ stand in the way they are *held*: out of the index that claims read, until someb
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
 from collections import Counter, defaultdict
@@ -597,16 +598,21 @@ def _mark(using: str, rows: Sequence[Any], app: Celery | None) -> int:
     return done
 
 
+#: The board takes one writer at a time. Two threads of the companion are such.
+_publishing = threading.Lock()
+
+
 def publish() -> None:
     """Tell this worker's processes what was set by hand; the companion does it with every poll."""
-    given = {name: list(values) for name, values in limits.read().items()}
-    if given == board.limits:
-        return
-    try:
-        board.limits = given
-    except ValueError as exc:
-        logger.error("the limits that were set by hand: %s", exc, extra={"action": "limits_too_many"})
-        return
+    with _publishing:
+        given = {name: list(values) for name, values in limits.read().items()}
+        if given == board.limits:
+            return
+        try:
+            board.limits = given
+        except ValueError as exc:
+            logger.error("the limits that were set by hand: %s", exc, extra={"action": "limits_too_many"})
+            return
     databases.everywhere(_look_now)
 
 

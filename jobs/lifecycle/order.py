@@ -24,7 +24,7 @@ from jobs.models import LIVE, Job, State
 #: When a job runs that waits behind another one: never, until it is let in.
 NEVER = datetime.datetime(9000, 1, 1, tzinfo=datetime.UTC)
 
-#: How many keys one look lets in a job of at the most.
+#: For how many keys one look lets in a job, at the most.
 KEYS = 1000
 
 #: The keys of which jobs wait, one step through the index for each; and nobody of theirs is out.

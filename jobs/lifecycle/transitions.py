@@ -107,8 +107,8 @@ def announce(job: Job) -> None:
 
 
 def add_own(task: str, args: list[Any], using: str, queue: str, parent: Job | None) -> None:
-    """Add a job of this app's own (``jobs.tasks``) to the current transaction, and to the parent's batch."""
-    tree = {"parent_id": parent.pk, "root": parent.root_id, "batch_id": parent.batch_id} if parent else {}
+    """Add a job of this app's own (``jobs.tasks``) to the current transaction."""
+    tree = {"parent_id": parent.pk, "root": parent.root_id} if parent else {}
     Job.objects.using(using).create(task=task, args=args, queue=queue, **tree)
     transaction.on_commit(partial(ring.ring, using, {queue}), using=using, robust=True)
 

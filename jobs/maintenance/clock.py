@@ -16,7 +16,7 @@ from jobs.lifecycle.ring import bell, ring, told
 
 LONGEST_TICK = 2.0  #: Seconds that each part of a tick takes at the most; the rest is done at the next tick.
 
-#: A look for lines that stand still takes so small a part of the time.
+#: The pause after a look for lines that stand still, in multiples of its length.
 SELDOM = 20
 
 #: How many batches come due in one statement. Many jobs may be due at the same second, and the last must not wait long.
@@ -63,6 +63,8 @@ def _tick(using: str, done: dict[str, int], held: list[bool]) -> None:
     held.append(holds)
     if is_ready or may_open:
         bell.ring()
+    if is_told:
+        told.set()
     if is_due:
         done["due"] += _until_done(partial(_make_due, using))
     if is_late:
@@ -71,8 +73,6 @@ def _tick(using: str, done: dict[str, int], held: list[bool]) -> None:
         done["cancelled"] += transitions.sweep_cancellations(using, conf().BATCH)
     if is_open:
         done["batches"] += batches.close_ended(using, conf().BATCH)
-    if is_told:
-        told.set()
     if using == databases.home() and (is_limited or board.limits):
         limited_claims.publish()
     if is_behind:
@@ -87,11 +87,13 @@ def _let_in_stuck(using: str) -> None:
     """Last of a tick, and seldom where it takes long: an error or a wait here keeps nothing else from its time."""
     begin = time.monotonic()
     if begin >= _look_at.get(using, 0.0):
+        found = 0
         try:
-            order.let_in_stuck(using)
+            found = order.let_in_stuck(using)
         finally:
             end = time.monotonic()
-            _look_at[using] = end + SELDOM * (end - begin)
+            # Where it found some there may be more.
+            _look_at[using] = end if found else end + SELDOM * (end - begin)
 
 
 def _make_due(using: str) -> int:

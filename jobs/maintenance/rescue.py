@@ -246,17 +246,17 @@ class OwnJobs:
         # All at once: by the time that one is given back, the next one's process may have begun another job in time.
         waiting = {slot.batch: slot.job for slot in board.occupied() if slot.holds_up}
         self._handed_back = {batch: self._handed_back.get(batch, set()) for batch in waiting}
-        done = databases.everywhere(partial(self._hand_back_waiting_in, waiting)) if waiting else 0
+        # One by one: a claim that the database refuses keeps no other one here.
+        done = sum(databases.everywhere(partial(self._hand_back_claim, *each)) for each in waiting.items())
         if done:
             bell.ring()
         return done
 
-    def _hand_back_waiting_in(self, waiting: dict[int, uuid.UUID], alias: str) -> int:
-        done = 0
-        for batch, begun in waiting.items():
-            if alias not in self._handed_back[batch]:
-                done += transitions.hand_back_claim(alias, board.node, batch, begun)
-                self._handed_back[batch].add(alias)
+    def _hand_back_claim(self, batch: int, begun: uuid.UUID, alias: str) -> int:
+        if alias in self._handed_back[batch]:
+            return 0
+        done = transitions.hand_back_claim(alias, board.node, batch, begun)
+        self._handed_back[batch].add(alias)
         return done
 
     def hand_back_orphans(self) -> int:

@@ -221,7 +221,8 @@ def _run_in_thread(app: Any, hostname: str) -> None:
             try:
                 has_run = runner.run_batch()
             except Exception:
-                # A process would end, and be replaced. Nobody replaces a thread. What it had is an orphan by now.
+                # A process would end, and be replaced. Nobody replaces a thread. What it had is an orphan now.
+                runner.slot.rest(IDLE)
                 logger.exception("a thread that runs jobs goes on after an error", extra=board.about("runner_broken"))
                 has_run = False
             if not has_run:

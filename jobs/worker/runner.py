@@ -1,6 +1,7 @@
 """A process, or a thread, that claims jobs for itself and runs them, claim by claim."""
 
 import logging
+import math
 import random
 import signal
 import sys
@@ -154,10 +155,13 @@ class Runner:
                 self._postpone(job)
                 continue
             mean = self._means.get(job.task)
-            is_long = mean is None or used + mean > BATCH_TIME
-            # Its length is unknown, or larger than thought: nobody waits behind it.
-            if waiting and is_long and self._hand_back_rest(job, batch, begun=job.pk):
-                waiting = []
+            if waiting and (mean is None or used + mean > BATCH_TIME):
+                # Its length is unknown, or larger than thought: nobody waits behind it.
+                if self._hand_back_rest(job, batch, begun=job.pk):
+                    waiting = []
+                else:
+                    # Perhaps only the answer got lost, and they are given back: each is renewed first.
+                    claimed_at = -math.inf
             used += mean or 0.0
             _let_go(self._run(task, job, batch if waiting else 0, claimed_at))
             self.slot.rest(BUSY, batch if waiting else 0)

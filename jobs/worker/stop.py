@@ -34,7 +34,7 @@ def end_overdue(main: int) -> None:
     In a cold stop Celery's main process joins its pool in a signal handler, for as long as a process shrugs off its
     SIGTERM or waits to be read. So the companion does this.
 
-    Args:
+    Parameters:
         main: the pid of the worker's main process.
     """
     timeout, stopping_for = conf().STOP_TIMEOUT, board.stopping_for
