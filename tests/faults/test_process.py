@@ -46,10 +46,11 @@ def test_main_process_killed(ledger):
     Guard: the companion signs off, and gives the jobs of a dead node back.
     """
     ledger.enqueue(300)
-    with Worker(sync="before_commit=pause", wait=False) as worker, Worker():
+    with Worker(sync="before_commit=pause") as worker:
         worker.reached("before_commit")
-        worker.main.kill()
-        ledger.check(within=LOST_WORKER)
+        with Worker():
+            worker.main.kill()
+            ledger.check(within=LOST_WORKER)
     assert sum(Job.objects.values_list("crashes", flat=True)) == 0
 
 
