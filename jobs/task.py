@@ -16,7 +16,7 @@ import celery
 from asgiref.sync import sync_to_async
 from celery.result import AsyncResult
 from django.core.exceptions import SynchronousOnlyOperation
-from django.db import transaction
+from django.db import connections, transaction
 
 from jobs.arguments import normalize
 from jobs.calling import calls, followups, outbox, progress
@@ -208,9 +208,11 @@ class Task(celery.Task):
     def apply_async_on_commit(self, *args: Any, **kwargs: Any) -> AsyncResult | None:
         """The same as ``apply_async``, which always waits for the commit; returns the result.
 
-        A task that is left to Celery, or eager, waits for the commit as Celery's own does: None is returned then.
+        A task that is left to Celery, or eager, waits for the commit as Celery's own does: None is returned then. So it
+        is where the jobs live in another database than the transaction.
         """
-        if is_eager(self._get_app()) or self.is_stock():
+        alias = None if is_eager(self._get_app()) or self.is_stock() else outbox.alias_of(kwargs.get("using"))
+        if alias is None or (connections["default"].in_atomic_block and not connections[alias].in_atomic_block):
             transaction.on_commit(partial(self.apply_async, *args, **kwargs))
             return None
         return self.apply_async(*args, **kwargs)
@@ -263,11 +265,11 @@ class Task(celery.Task):
             # Task.retry(); an adopted message may have an exchange that is not known here.
             options.setdefault("queue", run.job.queue)
         call = self._compose(args, kwargs, options)
+        self._set_unique_key(call)
         if run is not None and task_id == run.job.task_id and call.retries == run.job.retries + 1:
             # Task.retry() sends this very job again: here it only notes what the settle will write.
             run.planned.append(call)
             return self._results([call], [call], options)[0]
-        self._set_unique_key(call)
         try:
             alias = outbox.alias_of(using)
             if task_id is not None and options.get("replaced_task_nesting"):

@@ -10,7 +10,7 @@ import pytest
 from celery import current_app
 from celery.app.trace import build_tracer
 from celery.worker.request import Request
-from django.db import OperationalError
+from django.db import InternalError, OperationalError, ProgrammingError
 from django.db.models import QuerySet
 from django.utils import timezone
 from kombu import Exchange, Queue
@@ -116,6 +116,19 @@ def test_what_json_cannot_keep_runs_as_a_stock_task(node, caplog):
     assert not Job.objects.exists()
     [told] = [record for record in caplog.records if getattr(record, "action", "") == "foreign"]
     assert (told.levelname, told.task) == ("WARNING", "tests.tasks.noop")
+
+
+@pytest.mark.parametrize("refused", [InternalError("a read-only transaction"), ProgrammingError("no such table")])
+def test_what_the_database_refuses_goes_back_to_the_broker(node, monkeypatch, refused):
+    """A failover has begun, or the tables are not migrated. Acknowledged it would be lost."""
+
+    def receive_nothing(*args):
+        raise refused
+
+    monkeypatch.setattr("jobs.calling.calls.receive", receive_nothing)
+    monkeypatch.setattr("jobs.execution.pipeline.RECONNECT", (0.0, 0.0))
+    assert receive(str(uuid.uuid4()), "a") == "REJECTED"
+    assert not effects()
 
 
 def test_what_json_cannot_keep_does_not_run_if_the_task_has_keys(node):

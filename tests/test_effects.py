@@ -8,6 +8,7 @@ import signal
 
 import pytest
 from celery import current_app, shared_task
+from celery.exceptions import SoftTimeLimitExceeded
 from django.core.management import call_command
 from django.db import OperationalError, connection, transaction
 from django.db.models import F
@@ -17,6 +18,7 @@ from jobs import effect as effect_of
 from jobs.conf import syncpoints
 from jobs.inspection import external_calls
 from jobs.lifecycle import transitions
+from jobs.lifecycle.run import persistently
 from jobs.models import Effect, Event, Job
 from shop import payments
 from shop.models import Customer
@@ -426,6 +428,24 @@ def test_exception_after_the_answer_does_not_make_the_call_again(node):
         raise Unreachable
 
     made = script(block)
+    job = run(calls_retry, "charge", "order-1")
+    assert (job.state, status()) == ("failed", "sent")
+    assert run_again(job).result == {"id": 1}
+    assert made == [KEY]
+
+
+def test_a_time_limit_while_the_answer_is_written_forgets_it_no_more(node, monkeypatch):
+    """The call has happened. Without its answer it would be made again."""
+    real, struck = persistently, []
+
+    def strike(run, action):
+        if not struck:
+            struck.append(1)
+            raise SoftTimeLimitExceeded
+        return real(run, action)
+
+    monkeypatch.setattr("jobs.idempotency.external_calls.persistently", strike)
+    made = script()
     job = run(calls_retry, "charge", "order-1")
     assert (job.state, status()) == ("failed", "sent")
     assert run_again(job).result == {"id": 1}

@@ -279,6 +279,35 @@ def test_a_part_that_fails_calls_the_errback_of_the_body_once(node):
     assert effects() == {"errback": 1}
 
 
+def nested_chord(how):
+    inner = gather.s("inner")
+    if how == "body chain":
+        inner = chain(inner, passes.s())
+    if how == "replaced":
+        return replaced_by_a_group.s()
+    return chord([passes.s(1), fails.s("x")], inner)
+
+
+@shared_task(bind=True)
+def replaced_by_a_group(self):
+    raise self.replace(group(passes.s(1), fails.s("x")))
+
+
+@pytest.mark.parametrize("how", ["chord", "body chain", "replaced"])
+def test_a_chord_in_a_chord_that_fails_fails_the_outer_one_too(node, how):
+    """Nobody else would count its body, which is never called."""
+    header = [passes.s(1), nested_chord(how)]
+    chord(header, gather.s("outer").on_error(effect.si("errback"))).apply_async()
+    run_ready()
+    assert effects() == {"errback": 1}
+    failed = Job.objects.get(state="failed")
+    assert transitions.retry_by_hand(failed.pk, "default")
+    Job.objects.filter(pk=failed.pk).update(task=passes.name)
+    run_ready()
+    # What Celery puts in place of a task that is replaced by a group ends with a stock task.
+    assert effects() == {"errback": 1} | ({} if how == "replaced" else {"outer": 1, "inner": 1})
+
+
 def test_a_failed_part_that_is_run_again_completes_its_chord(node):
     chord([passes.s(1), tasks.fails_first.s("x")], gather.s("body").on_error(effect.si("errback"))).apply_async()
     run_ready()

@@ -8,6 +8,7 @@ import uuid
 
 import psycopg
 import pytest
+from celery import shared_task
 from django.core.management import CommandError, call_command
 from django.db import IntegrityError, connection, transaction
 from django.utils import timezone
@@ -336,6 +337,35 @@ def test_unique_for_is_over_for_a_replay_too(node):
     Job.objects.filter(pk=one.id).update(unique_expires_at=transitions.now_plus(-1))
     assert transitions.retry_by_hand(uuid.UUID(one.id), "default")
     assert Job.objects.filter(state="ready").count() == 2
+
+
+@pytest.mark.database
+def test_a_job_that_has_expired_is_nobodys_work(node):
+    """No worker was there to cancel it. It would be cancelled by the next one, and with it the second call."""
+    one = tasks.summary.apply_async(("mon",), expires=60)
+    Job.objects.update(expires_at=transitions.now_plus(-1))
+    two = tasks.summary.apply_async(("mon",), expires=60)
+    assert (two.existing, one.id != two.id) == (False, True)
+    assert transitions.expire("default", 10) == 1
+    assert deliver(two)[0] == "SUCCESS"
+
+
+@shared_task(bind=True, unique="page:{number}")
+def turns_the_page(self, number):
+    if number == 1:
+        raise self.retry(args=(2,), countdown=60)
+
+
+@pytest.mark.database
+def test_a_retry_with_other_arguments_has_their_key(node):
+    one = turns_the_page.delay(1)
+    deliver(one)
+    assert turns_the_page.delay(2).id == one.id
+    again = turns_the_page.delay(1)
+    assert not again.existing
+    deliver(again)
+    job = Job.objects.get(pk=again.id)
+    assert (job.state, job.error["type"]) == ("failed", "UniqueTaken"), "the first one does the second's work"
 
 
 def test_an_id_that_is_taken_is_an_error(node):

@@ -21,7 +21,7 @@ from jobs.lifecycle import limits
 from jobs.lifecycle.limits import name_of
 from jobs.lifecycle.queues import check_name
 from jobs.models import Limit
-from jobs.operations.selection import full_name
+from jobs.operations.selection import one_task
 
 TEXT = [ProhibitNullCharactersValidator()]
 
@@ -56,7 +56,7 @@ class LimitForm(forms.Form):
             try:
                 if is_queue:
                     check_name(name)
-                given["of"] = name_of(name) if is_queue else full_name(name)
+                given["of"] = name_of(name) if is_queue else one_task(name)
             except ValueError as exc:
                 self.add_error("name", str(exc))
         return given
@@ -71,7 +71,10 @@ class LimitAdmin(ReadOnlyAdmin):
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         if not self.has_view_permission(request):
             raise PermissionDenied
-        return self._page(request, LimitForm(initial={name: request.GET.get(name, "") for name in ("kind", "name")}))
+        initial = {name: request.GET.get(name, "") for name in ("kind", "name")}
+        of = name_of(initial["name"]) if initial["kind"] == "queue" else initial["name"]
+        concurrency, rate = limits.read().get(of, (None, None))
+        return self._page(request, LimitForm(initial={**initial, "concurrency": concurrency, "rate": rate}))
 
     def _page(self, request: HttpRequest, form: LimitForm) -> HttpResponse:
         # Tasks declare limits in their code.

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from celery import Celery
-from celery.canvas import Signature, maybe_signature
+from celery.canvas import Signature, chain, chord, group, maybe_signature
 from celery.exceptions import ChordError
 from celery.result import GroupResult
 from django.db import DataError, IntegrityError, transaction
@@ -79,7 +79,7 @@ def count(
     callback = maybe_signature(body, app=app)
     if failed:
         task_id, why = parts.filter(ok=False).values_list("task_id", "error").latest("id")
-        _fail(app, callback, f"Dependency {task_id} raised {why}")
+        _fail(app, callback, f"Dependency {task_id} raised {why}", using)
         return True
     results = _nested(parts.values_list("place", "result"))
     parts.delete()
@@ -89,16 +89,33 @@ def count(
             callback.apply_async((results,))
     except (TypeError, ValueError, LookupError, IntegrityError, DataError) as exc:
         logger.exception("the body of the chord %s cannot be called", chord_id, extra={"action": "chord_failed"})
-        _fail(app, callback, f"Callback error: {exc!r}")
+        _fail(app, callback, f"Callback error: {exc!r}", using)
     return True
 
 
-def _fail(app: Celery, body: Signature, says: str) -> None:
+def _fail(app: Celery, body: Signature, says: str, using: str) -> None:
     try:
         raise ChordError(says)
     except ChordError as exc:
         # Celery's own takes the traceback of the exception that is being handled.
         app.backend.chord_error_from_stack(body, exc)
+    for last in _ends(body):
+        # The body would have been a part of another chord.
+        if (outer := last.options.get("chord")) is not None:
+            count(app, outer, last.options["group_id"], last.options["task_id"], using, error=says)
+
+
+def _ends(body: Signature) -> Iterator[Signature]:
+    """The tasks with which a body ends."""
+    if isinstance(body, chord):
+        yield from _ends(body.body)
+    elif isinstance(body, group):
+        for each in body.tasks:
+            yield from _ends(each)
+    elif isinstance(body, chain):
+        yield from _ends(body.tasks[-1])
+    else:
+        yield body
 
 
 def _nested(rows: Any) -> list[Any]:

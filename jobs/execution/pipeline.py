@@ -14,7 +14,7 @@ from typing import Any
 
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from django.db import connections, transaction
-from django.db.utils import DataError, Error, IntegrityError, InterfaceError, OperationalError, ProgrammingError
+from django.db.utils import DataError, Error, IntegrityError, ProgrammingError
 
 from jobs.calling import calls, followups, request, tracing
 from jobs.conf.syncpoints import reach
@@ -70,9 +70,6 @@ def _receive(task: Any, context: Any, args: Any, kwargs: Any) -> Any:
         try:
             with settlement.unmasked():
                 calls.receive(task.name, context, args, kwargs)
-        except (OperationalError, InterfaceError) as exc:
-            error = exc
-            databases.drop(databases.job_alias())
         except (TypeError, ValueError, DataError, IntegrityError) as exc:
             if task.key_templates:
                 # Without a row there is neither marker nor lock, and it would do what they are to prevent.
@@ -81,6 +78,10 @@ def _receive(task: Any, context: Any, args: Any, kwargs: Any) -> Any:
             extra = board.about("foreign", job=str(context.id), task=task.name)
             logger.warning("%s[%s] %s: %s", task.name, context.id, text, exc, extra=extra)
             break
+        except Error as exc:
+            # Also a server that takes no writes, and a table that is not migrated: it may be there the next time.
+            error = exc
+            databases.drop(databases.job_alias())
         else:
             raise Ignore("it is a job now")
     else:

@@ -124,6 +124,9 @@ def _retry(run: Run, error: dict[str, Any]) -> bool:
     run_at = planned.run_at if planned.state == State.SCHEDULED else None
     kept = ("args", "kwargs", "options", "queue", "priority", "rank", "expires_at", "marker_key", "limit_key")
     changes = {name: getattr(planned, name) for name in kept}
+    if job.unique_key is not None and planned.unique_key != job.unique_key:
+        # With other arguments it is another one's work.
+        changes["unique_key"] = planned.unique_key
     if (said := job.options.get("task_id")) is not None:
         planned.options["task_id"] = said
     if not others:

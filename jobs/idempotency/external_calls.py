@@ -211,11 +211,17 @@ class Call:
 
     def _write(self) -> None:
         """What became of the call. It has happened: an outage of the database must not make us forget that."""
-        values, self._pending = self._pending, None
-        if values is None:
+        if (values := self._pending) is None:
             return
         reach("after_call")
-        if persistently(self._run, lambda: self._fenced(values)) is None:
+        try:
+            done = persistently(self._run, lambda: self._fenced(values))
+        except LostLease:
+            self._pending = None
+            raise
+        # A time limit may strike before this, and then the block's end writes it.
+        self._pending = None
+        if done is None:
             raise OperationalError(f"the database is away, and what became of {self.key} is not noted")
         reach("after_sent")
 

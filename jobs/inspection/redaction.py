@@ -38,12 +38,15 @@ class Shown:
     @property
     def args(self) -> list[Any]:
         names = [] if self.path is None else _names(self.job)
-        names += map(str, range(len(names), len(self.job.args)))
-        return list(map(self._redacted, names, self.job.args))
+        args = self.job.args if isinstance(self.job.args, list) else [HIDDEN]
+        names += map(str, range(len(names), len(args)))
+        return list(map(self._redacted, names, args))
 
     @property
     def kwargs(self) -> dict[str, Any]:
-        return {name: self._redacted(name, value) for name, value in self.job.kwargs.items()}
+        # Somebody may have edited the row by hand.
+        kwargs = self.job.kwargs if isinstance(self.job.kwargs, dict) else {"?": HIDDEN}
+        return {name: self._redacted(name, value) for name, value in kwargs.items()}
 
     @property
     def result(self) -> Any:

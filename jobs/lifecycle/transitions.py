@@ -101,14 +101,20 @@ def _is_awaited(job: Job, error: Mapping[str, Any]) -> bool:
     return waits or (not error["traceback"] and has_results_elsewhere(job.task, options))
 
 
-def announce(job: Job) -> None:
-    """Add the job that tells of another job's end, in the transaction of that end: no kill can lose it."""
-    add_own("jobs.ended", [str(job.pk), job.lease], str(job._state.db), job.queue, job)
+def announce(job: Job, batch_id: uuid.UUID | None = None) -> None:
+    """Add the job that tells of another job's end, in the transaction of that end: no kill can lose it.
+
+    Parameters:
+        batch_id: what follows belongs to this batch.
+    """
+    add_own("jobs.ended", [str(job.pk), job.lease], str(job._state.db), job.queue, job, batch_id)
 
 
-def add_own(task: str, args: list[Any], using: str, queue: str, parent: Job | None) -> None:
+def add_own(
+    task: str, args: list[Any], using: str, queue: str, parent: Job | None, batch_id: uuid.UUID | None = None
+) -> None:
     """Add a job of this app's own (``jobs.tasks``) to the current transaction."""
-    tree = {"parent_id": parent.pk, "root": parent.root_id} if parent else {}
+    tree = {"parent_id": parent.pk, "root": parent.root_id, "batch_id": batch_id} if parent else {}
     Job.objects.using(using).create(task=task, args=args, queue=queue, **tree)
     transaction.on_commit(partial(ring.ring, using, {queue}), using=using, robust=True)
 
@@ -175,9 +181,10 @@ def _wait(
             return fail(job, error, **counted)
         values |= {"error": error, "errors": _with(job.errors, error)} if is_kept else {"error": error}
     values |= {**_waiting(run_at), **counted}
-    if job.unique_key is None or job.unique_until == "finished":
+    is_new = "unique_key" in values
+    if job.unique_key is None or (job.unique_until == "finished" and not is_new):
         return _settle(job, **values)
-    if job.unique_expires_at is not None:
+    if job.unique_expires_at is not None and not is_new:
         values["unique_key"] = UNEXPIRED_KEY
     try:
         with databases.bounded(str(job._state.db), conf().UNIQUE_WAIT):

@@ -11,14 +11,14 @@ import uuid
 from collections.abc import Callable, Sequence
 
 from django.db import IntegrityError, OperationalError, connections
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 from django.utils.translation import gettext_noop
 
 from jobs.conf import conf
 from jobs.database import databases
 from jobs.errors import UniqueBusy
-from jobs.models import UNIQUE, Job
+from jobs.models import UNIQUE, WAITING, Job
 
 #: How often an INSERT is repeated that met a job which was gone the next moment.
 TRIES = 10
@@ -98,18 +98,23 @@ def _holders(jobs: Sequence[Job], using: str) -> QuerySet[Job]:
     return Job.objects.using(using).filter(UNIQUE, unique_key__in={job.unique_key for job in jobs})
 
 
+#: Nobody has cancelled it yet, but it does not run any more: a call would be lost that took it for its own.
+_OVER = Q(unique_expires_at__lte=Now()) | Q(state__in=WAITING, expires_at__lte=Now())
+
+
 def _free_expired(jobs: Sequence[Job], using: str) -> None:
-    """``unique_for=`` is over: the jobs that had the keys go on without.
+    """``unique_for=`` is over, or the job has expired: the jobs that had the keys go on without.
 
     On PostgreSQL over a connection of its own: in the caller's transaction their rows would stay locked until it ends,
     and nobody could claim or settle them.
     """
-    keys = list(_holders(jobs, using).filter(unique_expires_at__lte=Now()).values_list("pk", flat=True))
+    keys = list(_holders(jobs, using).filter(_OVER).values_list("pk", flat=True))
     if keys and connections[using].vendor == "postgresql":
         with databases.apart(using) as connection, connection.cursor() as cursor:
             # For this statement alone: behind a pooler the server's session is the next client's.
             bound = "(SELECT set_config('lock_timeout', '1s', true)) AS bound"
-            where = "id = ANY(%s) AND unique_expires_at <= now()"
+            late = "state IN ('scheduled', 'ready') AND expires_at <= now()"
+            where = f"id = ANY(%s) AND (unique_expires_at <= now() OR {late})"
             cursor.execute(f"UPDATE jobs_job SET unique_key = NULL FROM {bound} WHERE {where}", [keys])
             if cursor.rowcount:
                 return

@@ -176,6 +176,13 @@ def tasks_like(text: str) -> list[str]:
     return sorted(name for name in known if name.startswith(text) or name.rpartition(".")[2] == text)
 
 
+def one_task(text: str) -> str:
+    """The same, of one task. ``Unreadable`` if it is a pattern."""
+    if "*" in text:
+        raise Unreadable("task", gettext("%(name)r are several tasks: name one of them") % {"name": text})
+    return full_name(text)
+
+
 def full_name(text: str) -> str:
     """The name of a task, from itself or from its end. ``Unreadable``: no task, or several, are called so."""
     app = celery_app()

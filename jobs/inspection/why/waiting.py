@@ -182,7 +182,8 @@ def limited(view: View) -> Iterator[Reason]:
             "before it in its limit: %(ahead)s."
         )
         words["holders"] = ", ".join(found["jobs"])
-        code, cure = "limit_reached", f"manage.py jobs why {found['jobs'][0]}"
+        # They may have ended a moment ago.
+        code, cure = "limit_reached", f"manage.py jobs why {found['jobs'][0]}" if found["jobs"] else ""
     else:
         says = gettext(
             "It waits for the rate of %(of)s, %(limit)s: the next job starts in %(next)s. Waiting before it in its "

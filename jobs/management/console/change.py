@@ -25,7 +25,7 @@ from jobs.models import State, Tally
 from jobs.operations import adoption, workers
 from jobs.operations.actions import OPERATIONS, Operation, Outcome
 from jobs.operations.external_calls import clear_up
-from jobs.operations.selection import FIELDS, Selection, full_name, identify
+from jobs.operations.selection import FIELDS, Selection, full_name, identify, one_task
 
 WHICH = (
     option("--state", "all jobs in a state", choices=State.values),
@@ -207,8 +207,12 @@ def limit(out: JobsCommand, args: Namespace) -> None:
         if args.queue is not None and not args.clear:
             _warn_of_unknown(out, [args.queue])
         with reported():
-            name = full_name(args.task) if args.task is not None else name_of(args.queue)
-            limits.set_by_hand(name, args.concurrency, args.rate, me(), args.reason)
+            name = one_task(args.task) if args.task is not None else name_of(args.queue)
+            # What is not said stays as it was set.
+            before = (None, None) if args.clear else limits.read().get(name, (None, None))
+            concurrency = before[0] if args.concurrency is None else args.concurrency
+            rate = before[1] if args.rate is None else args.rate
+            limits.set_by_hand(name, concurrency, rate, me(), args.reason)
     elif any(given):
         raise CommandError("Name a queue, or a --task.")
     found = usage()

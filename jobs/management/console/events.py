@@ -65,6 +65,9 @@ def _selected(args: Namespace, using: str) -> QuerySet[Event]:
     keys = [parse_uuid(text) for text in args.ids]
     if None in keys:
         raise CommandError(f"{args.ids[keys.index(None)]!r} is no id of an event: a UUID, as the list shows it")
+    if "" in (args.since, args.until, *(args.type or ())):
+        # A script's variable that is not set would mean all events.
+        raise CommandError("--since, --until and --type cannot be empty: leave the option out")
     with reported():
         since, until = (text and moment(text) for text in (args.since, args.until))
     rows = replay.select(using, args.type or (), since, until, keys=[key for key in keys if key])

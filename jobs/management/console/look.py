@@ -177,6 +177,8 @@ def batches(out: JobsCommand, args: Namespace) -> None:
       manage.py jobs batches
       manage.py jobs list --batch 019aae3c-52c8-7b7c-9a52-3d2f7f0f2a11 --state failed
     """
+    if args.limit < 1:
+        raise CommandError("--limit has to be 1 or more.")
     found = [each for alias in conf().DATABASES for each in Batch.objects.using(alias).order_by("-pk")[: args.limit]]
     newest = sorted(found, key=attrgetter("pk"), reverse=True)[: args.limit]
     counted = [(each, counts_of(each)) for each in newest]
