@@ -437,6 +437,7 @@ def test_a_replay_is_for_one_service_that_there_is():
         (["--to", "shp", "--since", "1h"], "did you mean `shop`"),
         (["--to", "shop", "--since", "yesterdy"], "no moment"),
         (["xyz", "--to", "shop"], "no id of an event"),
+        (["--to", "shop", "--type", "test.#", "--since", ""], "cannot be empty"),
     ]:
         with pytest.raises(CommandError, match=says):
             command("replay", *args)

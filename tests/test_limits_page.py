@@ -6,6 +6,7 @@ import re
 
 import pytest
 from django.contrib.admin.models import LogEntry
+from django.core.management import CommandError, call_command
 from django.test import Client
 from django.urls import reverse
 
@@ -47,6 +48,27 @@ def test_the_page_says_where_a_limit_comes_from_and_how_far_it_is_used(staff, se
     assert noop[6].startswith("by hand: ada,")
     assert noop[6].endswith("(it leaks)")
     assert "<button" not in client.get(URL).content.decode().partition("jobs-limits")[2], "may only look"
+
+
+def test_what_is_not_said_stays_as_it_was_set(staff):
+    """Else whoever sets a rate takes the concurrency away, and nobody says so."""
+    call_command("jobs", "limit", "mail", "--rate", "10/m")
+    call_command("jobs", "limit", "mail", "--concurrency", "3")
+    assert limits.read()["@mail"] == (3, "10/m")
+    form = staff("view_limit", "set_limit").get(URL, {"kind": "queue", "name": "mail"}).context["form"]
+    assert (form["concurrency"].value(), form["rate"].value()) == (3, "10/m")
+    call_command("jobs", "limit", "mail", "--clear")
+    assert "@mail" not in limits.read()
+
+
+def test_a_pattern_is_no_task(staff):
+    """No claim would heed it."""
+    with pytest.raises(CommandError, match="several tasks"):
+        call_command("jobs", "limit", "--task", "tests.*", "--concurrency", "1")
+    client = staff("view_limit", "set_limit")
+    text = client.post(SET, {**MAIL, "kind": "task", "name": "tests.*"}).content.decode()
+    assert "several tasks" in text
+    assert limits.read() == {}
 
 
 def test_a_limit_that_is_set_on_the_page_holds_within_a_poll(staff):
