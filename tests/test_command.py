@@ -107,6 +107,8 @@ def test_status_says_when_a_queue_stands_still():
     """That a worker is connected does not say that it consumes."""
     make("ready", queue="slow", age=300)
     make("ready", queue="mail", age=0)
+    assert "no worker is alive, and the oldest ready job has waited 5.0 min" in run("status")
+    let_beat(make_node(queues=["other"]))
     assert "slow: the oldest ready job has waited 5.0 min, and no worker consumes its queue" in run("status")
     nodes = [make_node(queues=["slow", "mail"]) for _ in range(2)]
     for node in nodes:

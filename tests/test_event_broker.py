@@ -201,8 +201,9 @@ def test_a_replay_goes_to_the_queue_of_the_one_service(broker, loyalty):
 
 
 def queue_is_read(server, service: str) -> bool:
-    with amqp.Connection(f"127.0.0.1:{server.port}") as connection:
+    with amqp.Connection(f"127.0.0.1:{server.port}") as connection, contextlib.suppress(amqp.exceptions.NotFound):
         return bool(connection.channel().queue_declare(queue_of(service), passive=True).consumer_count)
+    return False
 
 
 def outbox_of(alias: str, count: int) -> uuid.UUID:

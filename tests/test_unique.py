@@ -330,11 +330,13 @@ def test_unique_for_is_over_for_a_retry_too(node):
     assert Job.objects.get(pk=one.id).state == "ready"
 
 
-def test_unique_for_is_over_for_a_replay_too(node):
+def test_unique_for_is_over_for_a_replay_too(node, capsys):
     one = tasks.summary_for_a_while.delay("mon")
     Job.objects.update(state="cancelled", finished_at=timezone.now(), error=ERROR)
     tasks.summary_for_a_while.delay("mon")
     Job.objects.filter(pk=one.id).update(unique_expires_at=transitions.now_plus(-1))
+    call_command("jobs", "retry", one.id, "--dry-run")
+    assert "would be retried (is cancelled)" in capsys.readouterr().out
     assert transitions.retry_by_hand(uuid.UUID(one.id), "default")
     assert Job.objects.filter(state="ready").count() == 2
 

@@ -263,7 +263,7 @@ def _button(request: HttpRequest, remark: Remark) -> tuple[Any, str, dict[str, A
         case "failing" | "failed":
             permission, label, url = "retry_job", _("Retry these"), url_of("job_operate", **_failed(about))
             fields = {"operation": "retry", "scope": "all"}
-            warns = _("All failed jobs of this task that were created in the last hour run again.")
+            warns = _("All jobs of this task that failed in the last hour run again.")
         case "dead":
             permission, label, url, fields = "control_node", _("Seen"), url_of("node_seen"), {}
         case "stuck":
@@ -280,7 +280,7 @@ def _button(request: HttpRequest, remark: Remark) -> tuple[Any, str, dict[str, A
 
 
 def _failed(task: str) -> dict[str, str]:
-    return {"state__exact": "failed", "task": task, "since": "1h"}
+    return {"state__exact": "failed", "task": task, "ended": "1h"}
 
 
 def _short(seconds: float | None) -> str:

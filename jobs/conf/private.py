@@ -73,6 +73,7 @@ celery.backends.base:Backend._sleep self amount         | backend.py: between tw
 celery.backends.base:Backend._fail_chain self chain exc | followups.py: a chain whose end was decided outside the body
 kombu.transport.virtual:Channel._get_message_priority self message | transport.py: the order of messages
 kombu.transport.virtual:Transport._deliver self message queue | transport.py: a message that came
+kombu.transport.virtual:Channel._active_queues -        | transport.py: the queues that are consumed
 kombu.transport.virtual:QoS._delivered -                | transport.py: messages that a consumer holds
 kombu.transport.virtual:QoS._dirty -                    | transport.py: the same
 celery.app.base:Celery._local -                         | child.py: the result backend of a run on a copy

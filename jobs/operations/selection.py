@@ -55,6 +55,7 @@ class Selection:
     error: str | None = None
     since: datetime.datetime | None = None
     until: datetime.datetime | None = None
+    ended: datetime.datetime | None = None
     contains: str | None = None
 
     @classmethod
@@ -97,6 +98,8 @@ class Selection:
             rows = rows.filter(created_since(self.since))
         if self.until is not None:
             rows = _before(rows, self.until)
+        if self.ended is not None:
+            rows = rows.filter(finished_at__gte=self.ended)
         if self.contains is not None:
             rows = newest(rows).filter(said(self.contains))
         return rows
@@ -270,5 +273,6 @@ FIELDS = {
         _("Created since"), "2h", "those created since then: 2h, 7d, 2026-11-21, '2026-11-21 14:30'", moment
     ),
     "until": Field(_("Created before"), "2026-11-21 14:30", "those created before then", moment),
+    "ended": Field(_("Ended since"), "1h", "those that ended since then", moment),
     "contains": Field(_("Arguments contain"), "ada@example.com", f"with this text in them; of the newest {SEARCHED:,}"),
 }
