@@ -172,6 +172,18 @@ def test_no_worker_at_all():
     assert [(each.kind, each.command) for each in noted()] == [("starving", "celery -A shop worker -Q celery")]
 
 
+def test_a_queue_waits_for_workers_that_are_busy_with_another_one():
+    """It is broken only if one of them is free and takes nothing."""
+    node = alive(queues=["mail", "slow"], concurrency=2)
+    make("ready", queue="mail", age=600)
+    [remark] = noted()
+    assert (remark.kind, remark.severity) == ("standing", "error")
+    for _ in range(2):
+        make("running", queue="slow", node=node)
+    [remark] = noted()
+    assert (remark.kind, remark.severity) == ("busy", "info")
+
+
 def test_a_queue_whose_worker_was_told_to_be_quiet():
     node = alive(queues=[])
     make("ready", age=600)

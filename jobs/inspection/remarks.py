@@ -180,6 +180,11 @@ def _no_worker(found: dict[str, Any]) -> Iterator[Remark]:
         yield _remark("no_worker", says, means, command=worker_command())
 
 
+def _is_free(node: dict[str, Any]) -> bool:
+    """Whether a worker takes jobs, and has a process without one."""
+    return node["takes_jobs"] and (node["concurrency"] is None or node["running"] < node["concurrency"])
+
+
 def _queues(found: dict[str, Any], rates: Mapping[str, tuple[float, float]]) -> Iterator[Remark]:
     known = cache(limits.in_force)
     quiet = [node for node in found["nodes"] if node["takes_jobs"] and not node["queues"]]
@@ -212,7 +217,8 @@ def _queues(found: dict[str, Any], rates: Mapping[str, tuple[float, float]]) -> 
                 }
                 command = f"manage.py jobs tell resume {quiet[0]['id'][:8]}"
         elif not queue["running"]:
-            kind = "standing"
+            # With all their processes at work they are busy, and nothing stands still.
+            kind = "standing" if any(_is_free(node) for node in found["nodes"] if name in node["queues"]) else "busy"
             says = ngettext(
                 "%(queue)s: the oldest ready job has waited %(time)s although %(workers)s worker consumes its queue, "
                 "and none of its jobs is running",
