@@ -53,7 +53,7 @@ def positions(using: str) -> list[tuple[str, str, int]]:
     """The source, name and last number of each name of which the broker has all events that were told here."""
     events = Event.objects.using(using)
     # In a statement of its own, by its index: in one with the positions the database might read all events of a name.
-    unsent = set(events.filter(UNSENT).order_by().values_list("source", "name").distinct())
+    unsent = set(events.filter(UNSENT).order_by("id").values_list("source", "name"))
     last = events.filter(source=OuterRef("source"), name=OuterRef("name"), number=OuterRef("number"))
     rows = Position.objects.using(using).filter(Exists(last.filter(received_at=None, sent_at__isnull=False)))
     return [row for row in rows.values_list("source", "name", "number") if row[:2] not in unsent]
