@@ -32,15 +32,15 @@ def free_port() -> int:
 
 
 def fair() -> float:
-    """Seconds by a clock that stands still while anybody waits for a CPU, or for a disk.
+    """Seconds by a clock that stands still while anybody waits for a CPU.
 
     A bound by it is strict on a quiet machine, and holds on a busy one. (Where Linux does not tell, it never stands.)
     """
-    stalled = 0
-    for what in ("cpu", "io"):
-        with contextlib.suppress(OSError, IndexError):
-            stalled += int(Path(f"/proc/pressure/{what}").read_text().partition("total=")[2].split()[0])
-    return time.monotonic() - stalled / 1e6
+    try:
+        stalled = int(Path("/proc/pressure/cpu").read_text().partition("total=")[2].split()[0]) / 1e6
+    except (OSError, IndexError):
+        stalled = 0.0
+    return time.monotonic() - stalled
 
 
 def wait_for(condition: Callable[[], object], timeout: float = 30.0, what: str = "condition", step: float = 0.05):

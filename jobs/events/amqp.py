@@ -131,6 +131,12 @@ class Link:
         self.channel.basic_publish(message, exchange=exchange, routing_key=key)
         return self._last
 
+    def send(self, to: str, message: wire.Message, headers: Mapping[str, str]) -> None:
+        """Publish an event to one service alone, into its queue."""
+        # Only a Celery task carries values without names.
+        body, properties = (wire.encode_celery if message.args else wire.encode)(message)
+        self.publish(body, {**properties, "headers": {**properties["headers"], **headers}}, queue_of(to), "")
+
     def say(self, what: str, source: str, data: dict[str, Any], key: str = "", to: str | None = None) -> None:
         """Say something that is no event: to one service, or to all that read ``key``."""
         body, properties = wire.encode(wire.Message(id=str(uuid7()), source=source, name=what, data=data))
@@ -199,10 +205,7 @@ class Voice(Link):
         with self._trying():
             self.open()
             for message in messages:
-                # Only a Celery task carries values without names.
-                body, properties = (wire.encode_celery if message.args else wire.encode)(message)
-                headers = {**properties["headers"], RESENT: "1"}
-                self.publish(body, {**properties, "headers": headers}, queue_of(to), "")
+                self.send(to, message, {RESENT: "1"})
                 count += 1
         return count
 

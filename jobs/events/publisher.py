@@ -172,10 +172,7 @@ def send_to(service: str, events: Sequence[Event], using: str, again: str | None
             says = gettext("the broker has no queue %(queue)s: no service of that name reads events")
             raise ValueError(says % {"queue": queue}) from None
         for row in events:
-            message = message_of(row, using)
-            # Only a Celery task carries values without names.
-            encode = wire.encode_celery if message.args else wire.encode
-            link.publish(*encode(replace(message, again=again)), queue, "")
+            link.send(service, replace(message_of(row, using), again=again), {})
         link.confirm(threading.Event())
         if link.refuses:
             raise OperationalError("the queue is full")

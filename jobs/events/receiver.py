@@ -3,9 +3,9 @@
 All workers of a service read its queue. The broker gives the messages to one of them at a time, so they stay in order.
 
 The broker can lose what it has confirmed. The numbers show it. A sender says how far its names are (POSITION). A
-service that is behind asks for what is missing (RESEND), and gets it as before, or hears that the source has it no
-longer (GONE). A service that begins to read asks all others how far they are (HELLO). It misses nothing that was told
-before its handlers were there.
+service that is behind asks for what is missing (RESEND). It gets that into its own queue, or hears that the source has
+it no longer (GONE). A service that begins to read asks all others how far they are (HELLO). It misses nothing that was
+told before its handlers were there.
 """
 
 from __future__ import annotations
@@ -223,7 +223,8 @@ class Gaps:
         if question is None or question.number != row.number:
             # Up to the number that the source has told, and before its first event that came here, nothing can be on
             # its way any more; nor after the last that was asked for. What was asked for is, as long as some comes.
-            is_sure = told > row.number or row.number == 0 if question is None else row.number >= question.last
+            is_first = question is None and (told > row.number or row.number == 0)
+            is_sure = is_first or (question is not None and row.number >= question.last)
             upto = min(last, row.number + RESENT)
             question = self._questions[key] = Question(row.number, upto, now if is_sure else now + OVERTAKEN)
         if question.since is not None and now > question.since + PATIENCE:
