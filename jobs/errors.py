@@ -8,6 +8,9 @@ from typing import Any
 
 from celery.exceptions import Ignore
 
+#: The largest number of seconds that a job may be put off: longer is a mistake (milliseconds?).
+LONGEST = 10 * 366 * 86400.0
+
 
 class Cancel(Ignore):
     """Raised in a task's body: roll back, and end the job ``cancelled``."""
@@ -25,15 +28,15 @@ class Snooze(Ignore):
     """Raised in a task's body: roll back, and come back later. It uses no attempt.
 
     Parameters:
-        seconds: how long to wait, by the database's clock.
+        seconds: how long to wait, by the database's clock; ten years at the most.
         reason: shown with the job.
     """
 
     def __init__(self, seconds: float, reason: str = "") -> None:
         if isinstance(seconds, bool) or not isinstance(seconds, int | float):
             raise TypeError(f"Snooze takes seconds, a number, and not {seconds!r}")
-        if not 0 <= seconds < float("inf"):
-            raise ValueError(f"Snooze cannot wait {seconds!r} seconds")
+        if not 0 <= seconds <= LONGEST:
+            raise ValueError(f"Snooze({seconds!r}) must wait 0 seconds to ten years: pass seconds, not milliseconds")
         super().__init__(reason or f"snoozed for {seconds:g} s")
         self.seconds = float(seconds)
 
@@ -56,6 +59,10 @@ class LostLease(Ignore):
 
 class NotSettled(Ignore):
     """There was no database to claim or to settle this run: its node gives the job back when there is one again."""
+
+
+class NotBegun(Exception):
+    """Celery says that the task is done, and its body was never called. Too often ends the job ``failed``."""
 
 
 class EffectParked(Exception):

@@ -5,15 +5,16 @@ from __future__ import annotations
 import inspect
 import sys
 import uuid
-from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import partial, wraps
 from types import ModuleType
 from typing import Any, ClassVar
 
 import celery
-from asgiref.sync import sync_to_async
+from asgiref.sync import iscoroutinefunction, sync_to_async
+from celery.app.task import Context
 from celery.result import AsyncResult
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connections, transaction
@@ -33,6 +34,9 @@ from jobs.lifecycle.transitions import now_plus
 from jobs.models import Job
 from jobs.models.fields import uuid7
 from jobs.models.values import as_uuid, named, safe_repr
+
+# What Celery does not know of a request is a header of the message to it, and a retry would keep it.
+Context.jobs_run, Context.jobs_unsaved = None, (None, None)
 
 
 def is_stock_name(name: str | None) -> bool:
@@ -120,6 +124,9 @@ class Task(celery.Task):
     #: The templates above, ready for use.
     key_templates: ClassVar[dict[str, KeyTemplate]] = {}
 
+    #: The ``__call__`` of a base class of the project: a part of the body.
+    own_call: ClassVar[Callable[..., Any] | None] = None
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         # Before a base class adds to it.
@@ -135,12 +142,16 @@ class Task(celery.Task):
                 for name, value in task_options(cls.name or "").items():
                     setattr(cls, name, value)
                 check_declaration(cls, cls.declared)
+                _check_body(inspect.getattr_static(cls, "run"))
             cls._settle_limits(app)
             cls._read_options(app)
         except (TypeError, ValueError) as exc:
             # Celery goes on with a task that is half made; no call of it may do without what it was to promise.
             cls.declared_wrong = type(exc)(f"{cls.name}: {exc}")
             raise cls.declared_wrong from None
+        own: Any = cls.__call__
+        if own is not Task.__call__ and not hasattr(own, "begins_runs"):
+            cls.own_call, cls.__call__ = own, _beginning(own)  # type: ignore[method-assign]
         # What workers of this app run of ours, by name, as Celery takes it: no other process needs it.
         app.steps["worker"].add("jobs.worker.steps:NodeStep")
         app.steps["consumer"].add("jobs.worker.broker:ConsumerStep")
@@ -402,7 +413,7 @@ class Task(celery.Task):
         if not (request.called_directly or request.is_eager):
             return None
         # The request of a call inside of another one begins as a copy of that.
-        made_for, job = getattr(request, "jobs_unsaved", (None, None))
+        made_for, job = request.jobs_unsaved
         if made_for != id(request):
             job = self._unsaved(request)
             request.jobs_unsaved = id(request), job
@@ -471,16 +482,58 @@ class Task(celery.Task):
         raise Replaced(sig)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._is_given():
+            return pipeline.run(self, self.request_stack.top, args, kwargs)
+        with _apart():
+            return super().__call__(*args, **kwargs)
+
+    def _is_given(self) -> bool:
+        """Whether this is the outermost call of what a worker was given: a claimed job, or a message by name.
+
+        Everything else is a plain call: from Python, from ``apply()``, from a body that calls itself.
+        """
         request = self.request_stack.top
         is_direct = request is None or request.called_directly or request.is_eager
-        if is_direct or getattr(request, "jobs_run", None) is not None or self.is_stock():
-            # A plain call: from Python, from apply(), from a body that calls itself.
-            # An errback is a plain call, and what it breaks must not take what follows others with it.
-            within = outbox.following.get()
-            with transaction.atomic(using=within) if within else nullcontext():
-                return super().__call__(*args, **kwargs)
-        # The outermost call of what a worker was given: a claimed job, or a message by name.
-        return pipeline.run(self, request, args, kwargs)
+        return not is_direct and request.jobs_run is None and not self.is_stock()
+
+    @property
+    def body(self) -> Callable[..., Any]:
+        """What a run calls: the task's function, or the ``__call__`` of a base class around it."""
+        return self.run if self.own_call is None else self.own_call
+
+
+def _beginning(own: Callable[..., Any]) -> Callable[..., Any]:
+    """The ``__call__`` of a task whose base class has one: what Celery calls begins a run, and ``own`` is in its body.
+
+    So a run does not depend on what ``own`` calls: ``super()``, or ``self.run()``.
+    """
+
+    @wraps(own)
+    def call(self: Task, *args: Any, **kwargs: Any) -> Any:
+        if self._is_given():
+            return Task.__call__(self, *args, **kwargs)
+        with _apart():
+            return own(self, *args, **kwargs)
+
+    call.begins_runs = True  # type: ignore[attr-defined]
+    return call
+
+
+def _apart() -> AbstractContextManager[Any]:
+    """An errback is a plain call, and what it breaks must not take what follows others with it."""
+    within = outbox.following.get()
+    return transaction.atomic(using=within) if within else nullcontext()
+
+
+def _check_body(run: Any) -> None:
+    """Refuse a function whose call only makes something to await, or to iterate over: its body would never run."""
+    run = getattr(run, "__func__", run)
+    if iscoroutinefunction(run):
+        raise TypeError(
+            "an async def body would never run: make it a def that calls async_to_sync(function)(...) (asgiref.sync)"
+        )
+    if inspect.isgeneratorfunction(run) or inspect.isasyncgenfunction(run):
+        raise TypeError("a body with yield would never run: return a list, or loop over the generator in the body")
 
 
 class _Decorator(ModuleType):

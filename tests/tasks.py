@@ -27,6 +27,20 @@ def effect(key, note=""):
     return key
 
 
+class OwnCall(Task):
+    """As many projects have it."""
+
+    abstract = True
+
+    def __call__(self, *args, **kwargs):
+        return self.run(*args, **kwargs)
+
+
+@shared_task(base=OwnCall)
+def own_call(key):
+    Effect.objects.create(key=key, pid=os.getpid(), note=str(connection.in_atomic_block))
+
+
 @shared_task
 def lingers(key, seconds=0.02):
     """Long enough for a second run to meet the first one."""

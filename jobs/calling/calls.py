@@ -28,6 +28,7 @@ from jobs.calling.options import KEPT, MOMENT, PLUMBING
 from jobs.conf import celery_app, conf
 from jobs.conf.syncpoints import reach
 from jobs.database import databases
+from jobs.errors import LONGEST
 from jobs.lifecycle import transitions
 from jobs.lifecycle.board import board
 from jobs.lifecycle.ring import bell
@@ -38,8 +39,6 @@ from jobs.models.values import as_uuid, scrub, storable
 #: The contract between who writes a job and who runs it. A release raises it if older workers would run its jobs
 #: wrongly; a worker runs its own version and those before. A row without one is of version 1.
 VERSION = 1
-#: The largest number of seconds that a call may be put off or may last: longer is a mistake (milliseconds?).
-LONGEST = 10 * 366 * 86400.0
 
 
 def is_newer(options: Mapping[str, Any]) -> bool:
@@ -221,6 +220,9 @@ def _moment(app: Celery, value: Any, name: str) -> Any:
             value = maybe_iso8601(value)
         except ValueError:
             raise ValueError(f"{name}={value!r} must be {MOMENT[0]}") from None
+    if not 1 < value.year < 9999:
+        # Python cannot show it in every time zone.
+        raise ValueError(f"{name}={value!r} must be of the years 2 to 9998; for a job without it leave it out")
     return value if timezone.is_aware(value) else value.replace(tzinfo=app.timezone)
 
 

@@ -11,7 +11,17 @@ from typing import Any, TypeVar
 from weakref import WeakSet
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import Error, InterfaceError, OperationalError, ProgrammingError, connections, router, transaction
+from django.db import (
+    DataError,
+    Error,
+    IntegrityError,
+    InterfaceError,
+    OperationalError,
+    ProgrammingError,
+    connections,
+    router,
+    transaction,
+)
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 from django.db.models import Model, QuerySet
@@ -97,6 +107,12 @@ def is_conflict(exc: BaseException) -> bool:
     # The number is MySQL's code of a deadlock.
     code: object = sqlstate(exc) or next(iter(exc.args), None)
     return isinstance(exc, OperationalError) and code in (SERIALIZATION_FAILURE, DEADLOCK, 1213)
+
+
+def is_refusal(exc: BaseException) -> bool:
+    """Whether the database refuses the values themselves: the same statement would be refused again."""
+    # Too large for an index, say, is an OperationalError there.
+    return isinstance(exc, DataError | IntegrityError) or sqlstate(exc)[:2] in ("22", "23", "54")
 
 
 def free(rows: QuerySet[M]) -> QuerySet[M]:

@@ -5,6 +5,7 @@ The job was claimed before (``jobs.worker.runner``).
 
 from __future__ import annotations
 
+import inspect
 import logging
 import random
 import time
@@ -29,7 +30,7 @@ from jobs.lifecycle import completion, transitions
 from jobs.lifecycle.board import board
 from jobs.lifecycle.run import RECONNECT, Run, claimed, running
 from jobs.models import Job
-from jobs.models.values import decoded
+from jobs.models.values import decoded, safe_repr
 
 logger = logging.getLogger("jobs")
 
@@ -88,7 +89,7 @@ def _receive(task: Any, context: Any, args: Any, kwargs: Any) -> Any:
         # The database is away, and nothing but the message knows of this job: it goes back to the broker.
         raise Reject(str(error), requeue=True)
     context.jobs_run = False
-    return task.run(*args, **kwargs)
+    return task.body(*args, **kwargs)
 
 
 def _holding_lock(run: Run) -> Any:
@@ -183,9 +184,10 @@ def _attempt(run: Run) -> Committed | Conflict | Lost | Raised:
                     run.began = time.monotonic()
                     with run.slot.body():
                         try:
-                            run.result = task.run(*args, **kwargs)
+                            run.result = task.body(*args, **kwargs)
                         except Replaced as exc:
                             run.replacement = exc.signature
+                    _check_returned(run.result)
                 if run.planned:
                     # retry(throw=False) and a normal return.
                     raise Retry(exc=None, when=None)
@@ -267,6 +269,18 @@ def _leave_marker(run: Run) -> Job | None:
         # The release that enqueued it knew no key.
         run.job.marker_key = template.of(args, kwargs)
     return markers.earlier(run.job, fingerprint(run.task.name, template.signature, args, kwargs))
+
+
+def _check_returned(result: Any) -> None:
+    """A body that returns what has yet to be awaited, or iterated over, has not run."""
+    if inspect.iscoroutine(result):
+        # Else Python warns that nobody awaited it.
+        result.close()
+    if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+        raise TypeError(
+            f"the body returned {safe_repr(result)}, which nobody awaits or iterates over: what is in it never ran; "
+            "call it with async_to_sync (asgiref.sync), or make a list of it"
+        )
 
 
 def _look_after(run: Run) -> None:

@@ -22,7 +22,7 @@ from django.db import Error, InterfaceError, OperationalError, transaction
 from jobs.calling import followups, outbox
 from jobs.conf import conf
 from jobs.database import databases
-from jobs.errors import Busy, Cancel, LostLease, NotSettled, Snooze, for_celery
+from jobs.errors import Busy, Cancel, LostLease, NotBegun, NotSettled, Snooze, for_celery
 from jobs.execution import backoff
 from jobs.lifecycle import transitions
 from jobs.lifecycle.run import Run, persistently
@@ -103,6 +103,9 @@ def _meant(run: Run, exc: BaseException, error: dict[str, Any]) -> Outcome:
             seconds = exc.seconds if isinstance(exc, Snooze) else growing
             text, most = f"snoozed for {seconds:.1f} s: {error['message']}", conf().MAX_SNOOZES
             return Outcome("snoozed", text, partial(transitions.snooze, job, seconds, error, most), ignored)
+        case NotBegun():
+            write = partial(transitions.lose, job, error, conf().MAX_NODE_LOSSES)
+            return Outcome("handed_back", f"was not begun: {said}", write, ignored, logging.ERROR)
         case Reject(requeue=True):
             return Outcome("handed_back", "handed back", partial(transitions.hand_back, job, 1.0), ignored)
         case Ignore():
@@ -145,6 +148,8 @@ def _retry(run: Run, error: dict[str, Any]) -> bool:
 def write(run: Run, transition: Callable[[], bool], error: dict[str, Any] | None = None) -> None:
     """Settle after the rollback, again and again while the database is away.
 
+    What the database will never take is no outage: the job ends ``failed``, with the text of the refusal.
+
     Parameters:
         error: what the transition writes into the row; None: it writes none.
 
@@ -157,8 +162,15 @@ def write(run: Run, transition: Callable[[], bool], error: dict[str, Any] | None
     def settled() -> bool:
         nonlocal tries
         tries += 1
+        try:
+            done = transition()
+        except (Error, TypeError, ValueError, OverflowError) as exc:
+            if isinstance(exc, Error) and not databases.is_refusal(exc):
+                raise
+            run.log(logging.ERROR, f"cannot be settled as it wants: {exc}", "settle_refused")
+            return transitions.fail(run.job, _entry(run, exc))
         # The first attempt may have been committed, and only its answer got lost.
-        return transition() or (tries > 1 and error is not None and _was_settled(run, error))
+        return done or (tries > 1 and error is not None and _was_settled(run, error))
 
     done = persistently(run, settled)
     if done is None:

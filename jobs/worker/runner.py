@@ -17,7 +17,7 @@ from billiard.pool import EX_RECYCLE
 from celery import states
 from celery.app.task import Context
 from celery.app.trace import build_tracer
-from celery.exceptions import Reject, SoftTimeLimitExceeded
+from celery.exceptions import SoftTimeLimitExceeded
 from django.core.cache import close_caches
 from django.db import Error
 from kombu.utils.imports import symbol_by_name
@@ -27,6 +27,7 @@ from jobs.conf import conf
 from jobs.conf.logs import log, logger
 from jobs.conf.syncpoints import reach
 from jobs.database import databases, turns
+from jobs.errors import NotBegun, Snooze
 from jobs.execution import settlement
 from jobs.lifecycle import claims, order, transitions
 from jobs.lifecycle.board import BODY, BUSY, IDLE, OLD, board
@@ -50,6 +51,12 @@ SHARED_BATCH, SHARED_PAUSE = 10, 1.0
 
 #: Seconds to wait for a ring, at the most; and between two attempts to reach a database that is away.
 LONGEST_WAIT, AWAY_PAUSE = 30.0, 0.5
+
+#: What a task needs whose runs never begin.
+_CURE = (
+    "let nothing replace the __call__ of its class after it was registered, and leave "
+    "worker_deduplicate_successful_tasks off"
+)
 
 #: The worker's limits (``--time-limit``, ``--soft-time-limit``) for tasks without their own: hard and soft, seconds.
 default_limits: tuple[float | None, float | None] = (None, None)
@@ -257,14 +264,15 @@ class Runner:
         except Exception as exc:
             if claimed.get() is not None:
                 # Nobody's fault: the result backend is away, say.
-                self._settle_unbegun(task, job, Reject(f"Celery did not begin the task: {exc!r}", requeue=True))
+                pause = min(10.0, 1 + job.snoozes / 2)
+                self._settle_unbegun(task, job, Snooze(pause, f"Celery did not begin the task: {exc!r}"))
             raise
         finally:
             claimed.set(None)
         if not is_begun:
-            # ``Task.before_start`` raised; or Celery takes the job for done (``worker_deduplicate_successful_tasks``).
-            info = outcome.info
-            self._settle_unbegun(task, job, info.retval if info else Reject("not begun by Celery", requeue=True))
+            # ``Task.before_start`` raised. Or Celery takes the job for done, or somebody replaced our ``__call__``.
+            error = outcome.info.retval if outcome.info else NotBegun(f"{job.task} came back without a run: {_CURE}")
+            self._settle_unbegun(task, job, error)
         elif outcome.info and outcome.info.state == states.REJECTED and not made["ignore_result"]:
             # The body's Reject(requeue=False). It is Celery's worker that calls this a failure, and not its tracer.
             task.backend.store_result(made["id"], outcome.info.retval, states.FAILURE, request=Context(made))
