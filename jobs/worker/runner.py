@@ -27,7 +27,6 @@ from jobs.conf import conf
 from jobs.conf.logs import log, logger
 from jobs.conf.syncpoints import reach
 from jobs.database import databases, turns
-from jobs.errors import NotBegun, Snooze
 from jobs.execution import settlement
 from jobs.lifecycle import claims, order, transitions
 from jobs.lifecycle.board import BODY, BUSY, IDLE, OLD, board
@@ -265,13 +264,17 @@ class Runner:
             if claimed.get() is not None:
                 # Nobody's fault: the result backend is away, say.
                 pause = min(10.0, 1 + job.snoozes / 2)
-                self._settle_unbegun(task, job, Snooze(pause, f"Celery did not begin the task: {exc!r}"))
+                self._settle_unbegun(task, job, settlement.Snooze(pause, f"Celery did not begin the task: {exc!r}"))
             raise
         finally:
             claimed.set(None)
         if not is_begun:
             # ``Task.before_start`` raised. Or Celery takes the job for done, or somebody replaced our ``__call__``.
-            error = outcome.info.retval if outcome.info else NotBegun(f"{job.task} came back without a run: {_CURE}")
+            error = (
+                outcome.info.retval
+                if outcome.info
+                else settlement.NotBegun(f"{job.task} came back without a run: {_CURE}")
+            )
             self._settle_unbegun(task, job, error)
         elif outcome.info and outcome.info.state == states.REJECTED and not made["ignore_result"]:
             # The body's Reject(requeue=False). It is Celery's worker that calls this a failure, and not its tracer.
