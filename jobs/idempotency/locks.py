@@ -36,6 +36,7 @@ from django.dispatch import receiver
 
 from jobs.conf import conf
 from jobs.conf.logs import logger
+from jobs.database import databases
 from jobs.database.databases import SideDatabase, home, is_conflict, side
 from jobs.errors import Busy
 from jobs.idempotency.keys import joined
@@ -385,9 +386,25 @@ def look(key: str) -> Held | None:
         return store.look()
 
 
-def prune(database: SideDatabase) -> None:
-    """Forget the locks that nobody has held for :data:`REMEMBERED` seconds. Race: one is taken at this moment."""
-    sql = "SELECT token, job, lease FROM jobs_lock WHERE expires_at < {now} - %s LIMIT %s"
-    for token, job, lease in database.execute(sql, REMEMBERED, conf().BATCH):
-        if job is None or not is_running(database, uuid.UUID(str(job)), lease):
-            database.execute("DELETE FROM jobs_lock WHERE token = %s", token)
+def prune(database: SideDatabase, budget: float) -> None:
+    """Forget the locks that nobody has held for :data:`REMEMBERED` seconds, batch by batch; stop after ``budget`` s.
+
+    Race: one is taken, or renewed, at this moment. Then it is not that old any more.
+    """
+    deadline, behind, size = time.monotonic() + budget, -1.0, conf().BATCH
+    old = "FROM jobs_lock WHERE expires_at < {now} - %s"
+    sql = f"SELECT jobs_lock.key, job, lease, expires_at {old} AND expires_at > %s ORDER BY expires_at LIMIT %s"
+    while rows := database.execute(sql, REMEMBERED, behind, size):
+        jobs = {uuid.UUID(str(job)) for _, job, *_ in rows if job is not None}
+        running: set[tuple[uuid.UUID, int]] = set()
+        for held in databases.each(Job.objects.filter(pk__in=jobs, state=State.RUNNING)):
+            running.update(held.values_list("pk", "lease"))
+        # A run that lasts for a day keeps its lock.
+        keys = [key for key, job, lease, _ in rows if job is None or (uuid.UUID(str(job)), lease) not in running]
+        if keys:
+            database.execute(f"DELETE {old} AND jobs_lock.key IN ({', '.join(['%s'] * len(keys))})", REMEMBERED, *keys)
+        else:
+            # Of those that it keeps, and that expired at the very same moment, some may be passed over for now.
+            behind = rows[-1][3]
+        if len(rows) < size or time.monotonic() > deadline:
+            return
