@@ -151,7 +151,7 @@ def test_lock_that_another_job_holds(tmp_path, store):
         holder = tasks.gated_alone.delay("a", "holder", str(started), str(gate))
         in_body(holder.id, started)
         waiting = tasks.gated_alone.delay("a", "waiting", str(started), str(gate))
-        wait_for(lambda: Job.objects.get(pk=waiting.id).snoozes, 20, "it found the lock held")
+        wait_for(lambda: Job.objects.get(pk=waiting.id).waits_for, 20, "it found the lock held")
         reason = wait_for(
             lambda: (first(waiting.id)["code"] == "lock_held") and first(waiting.id), 20, "and says so while it waits"
         )
@@ -263,7 +263,7 @@ def test_its_own_time():
     assert why(error=ERROR) == "scheduled"
     assert why(error=entry, retries=2) == "retry"
     assert why(error={**entry, "type": "Snooze"}, snoozes=1) == "snoozed"
-    assert why(error={**entry, "type": "Busy"}, snoozes=1) == "busy"
+    assert why(error={**entry, "type": "Busy"}) == "busy"
     assert why(error={**entry, "type": "WorkerLostError"}, retries=1, crashes=1) == "given_back"
     assert why(error={**entry, "type": "NotRegistered", "attempt": 0}) == "postponed"
 
