@@ -22,6 +22,7 @@ from django.utils import timezone
 from jobs.conf import syncpoints
 from jobs.inspection.why import waiting
 from jobs.lifecycle import queues, transitions
+from jobs.lifecycle.transitions import PARKED
 from jobs.models import Cancellation, Instance, Job, Node
 from jobs.models import Effect as Call
 from shop.models import Customer
@@ -266,6 +267,16 @@ def test_its_own_time():
     assert why(error={**entry, "type": "Busy"}) == "busy"
     assert why(error={**entry, "type": "WorkerLostError"}, retries=1, crashes=1) == "given_back"
     assert why(error={**entry, "type": "NotRegistered", "attempt": 0}) == "postponed"
+
+
+def test_a_job_whose_task_no_worker_knows_says_so_and_no_time():
+    let_beat(make_node(tasks=["other"]))
+    entry = {**ERROR, "type": "NotRegistered", "attempt": 0}
+    job = make("scheduled", task="of.a.later.release", run_at=PARKED, waits_for="task:of.a.later.release", error=entry)
+    assert codes(job.pk)[:2] == ["unknown_task", "postponed"]
+    reason = next(each for each in ask(job.pk)["reasons"] if each["code"] == "postponed")
+    assert "It waits for one that does" in reason["says"]
+    assert "run_at" not in reason["evidence"]
 
 
 def test_running(node):
