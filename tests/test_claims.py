@@ -12,8 +12,8 @@ import uuid
 import pytest
 from celery import Celery, current_app
 from django.db import OperationalError, connection, transaction
-from django.db.models import F
-from django.db.models.functions import Now
+from django.db.models import F, TextField, Value
+from django.db.models.functions import Cast, Concat, Now
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -816,6 +816,10 @@ def full(request, node):
     fill("ready", 200, queue="mail")
     fill("scheduled", ROWS // 10, age=-86400.0)
     fill("scheduled", 20)
+    # Some wait for locks.
+    Job.objects.filter(state="scheduled", run_at__gt=Now()).update(
+        waits_for=Concat(Value("lock:"), Cast("pk", TextField()))
+    )
     fill("running", ROWS // 2 if request.param == "much runs" else 100, node=other)
     fill("running", 20, node=node.pk)
     yield
@@ -943,7 +947,10 @@ def test_no_hot_statement_scans_or_sorts_the_table(full, statistics):
         ("has_ready", "jobs_job_ready", lambda: clock.has_ready("default", [QUEUE, "mail"])),
         ("make_due", "jobs_job_scheduled", lambda: transitions.make_due("default", 10)),
         ("make_due last", "jobs_job_scheduled", lambda: transitions.make_due("default", 10, "-run_at")),
+        ("make_due since", "jobs_job_scheduled", lambda: transitions.make_due("default", 10, since=ago(9))),
         ("expire", "jobs_job_expires", lambda: transitions.expire("default", 10)),
+        ("let_go", "jobs_job_awaiting", lambda: transitions.let_go("default", ["a", "b"], [QUEUE], 10)),
+        ("wake", "jobs_job_awaiting", lambda: transitions.wake("k", "default")),
         ("orphans", "jobs_job_running", own.hand_back_orphans),
         ("give_back", "jobs_job_running", lambda: transitions.hand_back_claim("default", board.node, 1)),
         (
