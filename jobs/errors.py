@@ -44,6 +44,9 @@ class Snooze(Ignore):
 class Busy(Ignore):
     """Somebody else is at it: a marker, a lock, a row, a unique key. In a task's body the job snoozes, with jitter."""
 
+    #: The key of the lock that is busy, if it is a lock: its release wakes the job.
+    lock: str | None = None
+
 
 class UniqueBusy(Busy):
     """Another transaction holds the unique key and does not come to its end; nothing was enqueued."""

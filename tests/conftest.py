@@ -25,6 +25,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from jobs.conf import celery_settings, syncpoints
 from jobs.lifecycle.board import board
+from jobs.maintenance import clock
 from jobs.models import Job
 from tests import servers
 
@@ -269,6 +270,7 @@ def _clean(request):
     syncpoints.arm(None)
     board.wipe()
     board.queues, board.limits = [], {}
+    clock._places.clear()
     if any(mark.kwargs.get("transaction") for mark in request.node.iter_markers("django_db")):
         _empty_broker()
 

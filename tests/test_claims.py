@@ -12,17 +12,19 @@ import uuid
 import pytest
 from celery import Celery, current_app
 from django.db import OperationalError, connection, transaction
+from django.db.models import F, TextField, Value
+from django.db.models.functions import Cast, Concat, Now
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from jobs.calling.calls import rank_of
 from jobs.database import sessions
-from jobs.lifecycle import claims, completion, transitions
+from jobs.lifecycle import claims, completion, limited_claims, transitions
 from jobs.lifecycle.board import board
 from jobs.lifecycle.claims import Claimer
 from jobs.maintenance import clock, rescue
 from jobs.maintenance.rescue import OwnJobs
-from jobs.models import Job, Node, Pause
+from jobs.models import Job, Limit, Node, Pause
 from jobs.worker.runner import Runner
 from tests import tasks
 from tests.concurrency import Elsewhere, open_transaction
@@ -297,6 +299,111 @@ def test_a_look_that_takes_long_is_taken_rarely(node, monkeypatch):
     assert keys(claimer.claim("default", QUEUE, board.node, 2)) == [better.pk], "nothing was left behind the place"
 
 
+# The clock, beside the same transaction
+
+
+def pages(action) -> int:
+    """How many pages are read for what an action asks of jobs."""
+    read = 0
+    for sql in statements_of(action):
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql.replace('%', '%%')}", [])
+            plan = cursor.fetchone()[0][0]["Plan"]
+            transaction.set_rollback(True)
+        read += plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+    return read
+
+
+@pytest.fixture
+def cursors(monkeypatch):
+    """All looks from the start take too long."""
+    monkeypatch.setattr(clock, "SLOW_LOOK", -1.0)
+    monkeypatch.setattr(clock, "RARELY", 1e9)
+    board.queues = [QUEUE, "mail"]
+    clock._places.clear()
+
+
+def has_ready() -> bool:
+    return clock.has_ready("default", board.queues)
+
+
+def test_the_clock_does_not_step_over_what_was_due_before(node, held_open, cursors):
+    fill("scheduled", 10_000)
+    Job.objects.filter(pk__in=Job.objects.values("pk")[:5000]).update(expires_at=F("run_at"))
+    while any(clock.tick().values()):
+        pass
+    while jobs := claim(200):
+        transitions_of(jobs)
+    assert set(Job.objects.values_list("state", flat=True)) == {"succeeded", "cancelled"}
+    clock._places.clear()
+    assert pages(clock.tick) > 5000, "from the start it does"
+    assert pages(has_ready) > 250
+    clock._places.clear()
+    clock.tick(), has_ready(), clock.tick(), has_ready()
+    assert pages(clock.tick) < 250
+    assert pages(has_ready) < 150
+    assert pages(clock.tick) < 400
+    assert pages(has_ready) < 200
+    # What comes due now is seen at once, and what it costs is not that of all before.
+    make("scheduled", age=1), make("scheduled", age=-60, expires_at=ago(1)), make(rank=-3)
+    assert has_ready()
+    done: list[dict[str, int]] = []
+    assert pages(lambda: done.append(clock.tick())) < 1000
+    assert (done[0]["due"], done[0]["expired"]) == (1, 1)
+
+
+def transitions_of(jobs: list[Job]) -> None:
+    """They succeed."""
+    Job.objects.filter(pk__in=keys(jobs)).update(state="succeeded", finished_at=Now())
+
+
+def test_a_job_that_is_due_before_the_place_is_found_by_a_look_from_the_start(node, cursors, monkeypatch):
+    on_postgresql()
+    monkeypatch.setattr(clock, "LONGEST_LOOK", 2.0)
+    clock.tick(), clock.tick()
+    rows = [make("scheduled", age=3600), make("scheduled", age=-60, expires_at=ago(3600))]
+    Node.objects.filter(pk=board.node).update(tasks=["of.a.later.release"])
+    parked = make(
+        "scheduled", task="of.a.later.release", waits_for="task:of.a.later.release", run_at=transitions.PARKED
+    )
+    began = time.monotonic()
+    done = clock.tick()
+    # On a busy machine that was the look from the start.
+    assert (done["due"], done["expired"]) == (0, 0) or time.monotonic() - began > 1
+    wait_for(lambda: clock.tick() and {state(job)[0] for job in rows} == {"ready", "cancelled"}, 10, "they are found")
+    wait_for(lambda: clock.tick() and state(parked)[0] == "ready", 10, "and what waits for this worker")
+
+
+def test_the_look_from_the_start_is_never_far_off():
+    assert clock.LONGEST_LOOK <= 30.0
+
+
+def test_a_look_that_takes_long_once_changes_nothing(node, monkeypatch):
+    """It may have waited for the machine."""
+    on_postgresql()
+    board.queues = [QUEUE]
+    clock._places.clear()
+    monkeypatch.setattr(clock, "SLOW_LOOK", 3600.0)
+    clock.tick()
+    monkeypatch.setattr(clock, "SLOW_LOOK", -1.0)
+    clock._places["default", clock._LOOK].took = -2.0
+    clock.tick()
+    job = make("scheduled", age=3600)
+    assert clock.tick()["due"] == 1
+    assert state(job)[0] == "ready"
+
+
+def test_a_locked_job_keeps_the_place_of_the_clock(node, cursors):
+    on_postgresql()
+    clock.tick(), clock.tick()
+    job = make("scheduled", age=1)
+    with open_transaction(lambda: Job.objects.select_for_update().get(pk=job.pk)):
+        clock.tick()
+        clock._places["default", clock._LOOK].move(timezone.now() + datetime.timedelta(hours=1), job.run_at, None)
+        assert clock.tick()["due"] == 0
+    assert clock.tick()["due"] == 1
+
+
 # Renewed, and given back
 
 
@@ -499,25 +606,109 @@ def test_no_queue_starves(runner):
     assert effects() == dict.fromkeys(board.queues, 1)
 
 
-def test_a_task_that_nobody_here_knows_is_put_off_with_all_alike(runner, monkeypatch):
+def test_jobs_of_a_task_that_nobody_knows_are_put_aside_once(runner, monkeypatch):
     """They would stand at the head of the queue, and each claim would step over them."""
-    unknown = [make(task="of.a.later.release", age=100) for _ in range(20)]
+    monkeypatch.setattr("jobs.worker.runner.UNKNOWN_BATCH", 15)
+    unknown = [make(task="of.a.later.release", age=100) for _ in range(40)]
+    held = make(task="of.a.later.release", limit_key="k", held=True)
     known = call(tasks.noop)
-    assert runner.run_batch()
-    assert {state(job) for job in unknown} >= {("scheduled", 1, 0, 0, 0), ("scheduled", 0, 0, 0, 0)}
+    for _ in range(4):
+        assert runner.run_batch()
+    assert state(known)[0] == "succeeded"
     for job in unknown:
         job.refresh_from_db()
-        assert job.error["type"] == "NotRegistered"
-        assert 3 < (job.run_at - timezone.now()).total_seconds() < 6
+        assert (job.state, job.error["type"]) == ("scheduled", "NotRegistered")
+        assert (job.retries, job.crashes, job.node_losses, job.snoozes) == (0, 0, 0, 0)
+    assert sum(job.lease for job in unknown) == 3, "15 others with each that was claimed"
+    assert state(held)[0] == "ready"
+    # As if any pause were over.
+    soon = timezone.now() + datetime.timedelta(hours=1)
+    Job.objects.filter(state="scheduled", run_at__lt=soon).update(run_at=ago(1))
+    for _ in range(3):
+        clock.tick()
+        assert not runner.run_batch(), "nobody touches them again"
+    assert {state(job)[0] for job in unknown} == {"scheduled"}
+
+
+def knows(*names: str, **more) -> Node:
+    """Another worker, which knows these tasks."""
+    return make_node(queues=[QUEUE], tasks=list(names), **more)
+
+
+def test_a_worker_that_knows_their_task_lets_them_go(runner, settings):
+    settings.JOBS = {**settings.JOBS, "BATCH": 10}
+    Node.objects.filter(pk=board.node).update(tasks=["tests.tasks.noop"])
+    parked = [make(task="of.a.later.release", queue=queue, age=9) for queue in [QUEUE] * 150 + ["elsewhere"]]
+    other = make(task="of.no.release", age=9)
     assert runner.run_batch()
-    assert state(known)[0] == "succeeded"
-    # Those that come back wait longer.
+    assert runner.run_batch()
+    # It consumes the other queue no more.
+    board.queues = ["elsewhere"]
+    assert runner.run_batch()
+    board.queues = [QUEUE]
+    clock.tick()
+    assert not Job.objects.filter(state="ready").exists()
+    # A new worker.
+    board.node = knows("of.a.later.release").pk
+    board.is_quiet = True
+    clock.tick()
+    assert not Job.objects.filter(state="ready").exists(), "it claims nothing"
+    board.is_quiet = False
+    clock._look_at.clear()
+    clock.tick()
+    assert set(keys(Job.objects.filter(state="ready"))) == set(keys(parked[:-1]))
+    assert [job.pk for job in Job.objects.filter(state="scheduled").order_by("pk")] == [parked[-1].pk, other.pk]
+    assert set(Job.objects.filter(state="ready").values_list("waits_for", flat=True)) == {None}
+
+
+def test_jobs_that_another_worker_knows_are_left_to_it(runner, monkeypatch):
+    """A rolling deploy: both are alive, and consume the queue."""
+    new = knows("of.a.later.release")
+    wanted = [make(task="of.a.later.release", age=100 - n) for n in range(30)]
+    known = [call(tasks.noop) for _ in range(3)]
+    learn(runner, "noop")
+    while runner.run_batch():
+        pass
+    assert {state(job)[0] for job in known} == {"succeeded"}
+    assert {state(job)[0] for job in wanted} == {"ready"}
+    assert sum(job.lease for job in Job.objects.filter(task="of.a.later.release")) <= 30, "no more than one claim"
+    assert set(keys(claim(200, node=new.pk))) == set(keys(wanted))
+    # It dies with them, and nobody knows the task any more.
+    Job.objects.filter(state="running").update(state="ready")
+    Node.objects.filter(pk=new.pk).update(dead_at=Now())
+    assert not runner.run_batch(), "not yet"
+    runner._unknown.clear()
+    while runner.run_batch():
+        pass
+    assert {state(job)[0] for job in wanted} == {"scheduled"}
+
+
+@pytest.mark.parametrize("limit", ["of the queue", "of a task"])
+def test_jobs_that_another_worker_knows_are_left_to_it_where_limits_are_in_force(runner, settings, limit):
+    knows("of.a.later.release")
+    name = f"@{QUEUE}" if limit == "of the queue" else "tests.tasks.noop"
+    Limit.objects.create(name=name, concurrency=5)
+    limited_claims.publish()
+    wanted, known = make(task="of.a.later.release", age=100), call(tasks.noop)
+    while runner.run_batch():
+        pass
+    assert (state(wanted)[0], state(known)[0]) == ("ready", "succeeded")
+    assert not runner.run_batch()
+
+
+def test_one_of_djangos_tasks_is_tried_again(runner):
+    """A worker may import it when it claims it: which one can nobody knows before."""
+    options = {"headers": {"django_task": "default"}}
+    job, *others = (make(task="of.no.module", options=options, age=100) for _ in range(3))
     pauses = []
     for _ in range(6):
-        Job.objects.filter(pk=unknown[0].pk).update(state="ready")
+        Job.objects.update(state="ready")
         assert runner.run_batch()
-        pauses.append(round((Job.objects.get(pk=unknown[0].pk).run_at - timezone.now()).total_seconds()))
-    assert pauses == [10, 20, 40, 60, 60, 60]
+        job.refresh_from_db()
+        assert (job.state, job.error["type"], job.waits_for) == ("scheduled", "NotRegistered", None)
+        pauses.append(round((job.run_at - timezone.now()).total_seconds()))
+    assert pauses == [5, 10, 20, 40, 60, 60]
+    assert {state(each)[0] for each in others} == {"scheduled"}
 
 
 def test_an_unknown_task_in_the_middle_of_a_batch_stops_nobody(runner):
@@ -625,6 +816,10 @@ def full(request, node):
     fill("ready", 200, queue="mail")
     fill("scheduled", ROWS // 10, age=-86400.0)
     fill("scheduled", 20)
+    # Some wait for locks.
+    Job.objects.filter(state="scheduled", run_at__gt=Now()).update(
+        waits_for=Concat(Value("lock:"), Cast("pk", TextField()))
+    )
     fill("running", ROWS // 2 if request.param == "much runs" else 100, node=other)
     fill("running", 20, node=node.pk)
     yield
@@ -752,7 +947,10 @@ def test_no_hot_statement_scans_or_sorts_the_table(full, statistics):
         ("has_ready", "jobs_job_ready", lambda: clock.has_ready("default", [QUEUE, "mail"])),
         ("make_due", "jobs_job_scheduled", lambda: transitions.make_due("default", 10)),
         ("make_due last", "jobs_job_scheduled", lambda: transitions.make_due("default", 10, "-run_at")),
+        ("make_due since", "jobs_job_scheduled", lambda: transitions.make_due("default", 10, since=ago(9))),
         ("expire", "jobs_job_expires", lambda: transitions.expire("default", 10)),
+        ("let_go", "jobs_job_awaiting", lambda: transitions.let_go("default", ["a", "b"], [QUEUE], 10)),
+        ("wake", "jobs_job_awaiting", lambda: transitions.wake("k", "default")),
         ("orphans", "jobs_job_running", own.hand_back_orphans),
         ("give_back", "jobs_job_running", lambda: transitions.hand_back_claim("default", board.node, 1)),
         (

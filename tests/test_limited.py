@@ -18,6 +18,7 @@ import pytest
 from celery import current_app, shared_task
 from django.core.management import CommandError, call_command
 from django.db import IntegrityError, OperationalError, connection, connections, transaction
+from django.db.models.signals import post_delete
 
 from jobs.conf import problems
 from jobs.conf.rates import limit_of
@@ -722,3 +723,25 @@ def test_what_a_rate_lets_in_is_not_held_again_at_once(task, rate, rows, monkeyp
         monkeypatch.setattr(limited, "_take_anywhere", lambda *args: [])
     claimer.claim("default", QUEUE, board.node, 1)
     assert len(held) <= 1
+
+
+def test_a_gate_at_which_somebody_is_held_meanwhile_stays_whoever_listens():
+    """With receivers Django reads the rows and deletes them by their keys: a held job would wait for ever."""
+    Gate.objects.create(key="a")
+    Gate.objects.create(key="b")
+
+    def hold(execute, sql, params, many, context):
+        if sql.startswith("DELETE"):
+            Gate.objects.filter(pk="a").update(look_at=1.0)
+        return execute(sql, params, many, context)
+
+    def receive(**kwargs):
+        """A project's audit log."""
+
+    post_delete.connect(receive, sender=Gate)
+    try:
+        with connection.execute_wrapper(hold):
+            assert limited.prune_gates("default") == 1
+    finally:
+        post_delete.disconnect(receive, sender=Gate)
+    assert [gate.pk for gate in Gate.objects.all()] == ["a"]

@@ -10,13 +10,18 @@ import sys
 import threading
 import time
 import uuid
+from collections import Counter
+from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from celery import Celery, _state, shared_task
 from django.core.cache import caches
-from django.db import connections, transaction
+from django.db import connection, connections, transaction
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 from django_redis import get_redis_connection
 from redis.backoff import ConstantBackoff
 from redis.retry import Retry
@@ -26,6 +31,7 @@ from jobs.conf import syncpoints
 from jobs.database import databases
 from jobs.idempotency import locks
 from jobs.lifecycle import run as runs
+from jobs.lifecycle import transitions
 from jobs.maintenance.prune import Prune
 from jobs.models import Job, Lock, Node
 from tests import tasks
@@ -588,13 +594,90 @@ def test_busy_comes_back_later_and_uses_no_attempt(store):
     result = tasks.locked.delay("a")
     with held_elsewhere("locked:a"):
         assert deliver(result)[0] == "IGNORED"
-    job = Job.objects.get()
-    assert (job.state, job.snoozes, job.retries, job.crashes, job.errors) == ("scheduled", 1, 0, 0, [])
-    assert (job.error["type"], "'locked:a'" in job.error["message"]) == ("Busy", True)
-    assert not effects()
-    Job.objects.update(state="ready")
-    assert deliver(result)[0] == "SUCCESS"
+        job = Job.objects.get()
+        assert (job.state, job.snoozes, job.retries, job.crashes, job.errors) == ("scheduled", 0, 0, 0, [])
+        assert 4 < (job.run_at - timezone.now()).total_seconds() < 10, "for a holder that dies"
+        assert (job.error["type"], "'locked:a'" in job.error["message"]) == ("Busy", True)
+        assert not effects()
+    assert deliver(result)[0] == "SUCCESS", "its release let it go on at once"
     assert int(Effect.objects.get().note) > 0
+
+
+def let_try(*jobs) -> None:
+    """As if their pause were over."""
+    Job.objects.filter(pk__in=[job.id for job in jobs]).update(state="ready")
+
+
+@pytest.mark.usefixtures("node")
+def test_a_busy_lock_does_not_use_up_the_snoozes(store, settings):
+    settings.JOBS = {**settings.JOBS, "MAX_SNOOZES": 2}
+    result = tasks.locked.delay("a")
+    with held_elsewhere("locked:a"):
+        for _ in range(4):
+            let_try(result)
+            assert deliver(result)[0] == "IGNORED"
+        assert (Job.objects.get().state, Job.objects.get().lease) == ("scheduled", 4)
+
+
+@shared_task(lock="by:{key}")
+def locked_by(name, key):
+    """Of several jobs of one key each has a name."""
+
+
+def ready() -> list[str]:
+    return [job.args[0] for job in Job.objects.filter(state="ready")]
+
+
+@pytest.mark.usefixtures("node")
+def test_each_release_wakes_one_in_the_order_in_which_they_came(store):
+    jobs = [locked_by.delay(name, "k") for name in "abcd"]
+    other = locked_by.delay("other", "o")
+    with held_elsewhere("by:k"), held_elsewhere("by:o"):
+        for job in (*reversed(jobs), other):
+            assert deliver(job)[0] == "IGNORED"
+        assert ready() == []
+    assert sorted(ready()) == ["a", "other"]
+    for name, job in zip("abcd", jobs, strict=True):
+        assert sorted(ready()) == sorted([name, "other"])
+        assert deliver(job)[0] == "SUCCESS"
+    assert ready() == ["other"]
+    assert Counter(Job.objects.values_list("lease", flat=True)) == {2: 4, 1: 1}
+
+
+@pytest.mark.usefixtures("node")
+def test_a_lock_that_is_released_before_the_waiter_is_written_wakes_it_all_the_same(store, monkeypatch):
+    """Race: the holder looks for those that wait, and there is none yet."""
+    result = tasks.locked.delay("a")
+    real = transitions.wait_for_lock
+    with ExitStack() as held:
+        held.enter_context(held_elsewhere("locked:a"))
+
+        def wait(*args):
+            held.close()
+            assert Job.objects.get().state == "running"
+            return real(*args)
+
+        monkeypatch.setattr(transitions, "wait_for_lock", wait)
+        assert deliver(result)[0] == "IGNORED"
+    assert Job.objects.get().state == "ready"
+
+
+@pytest.mark.usefixtures("node")
+def test_a_job_without_a_lock_asks_for_nothing_more():
+    with CaptureQueriesContext(connection) as queries:
+        assert deliver(tasks.noop.delay())[0] == "SUCCESS"
+    assert not [query for query in queries if "lock:" in query["sql"]]
+
+
+@pytest.mark.usefixtures("node")
+def test_a_lock_of_a_block_wakes_after_the_commit_around_it(store):
+    result = tasks.locked.delay("a")
+    with transaction.atomic():
+        with lock("locked:a"):
+            pass
+        # As one that found it busy a moment ago.
+        Job.objects.update(state="scheduled", waits_for="lock:locked:a", run_at=timezone.now() + timedelta(hours=1))
+    assert Job.objects.get(pk=result.id).state == "ready"
 
 
 @shared_task(lock=lambda key: f"locked:{key}")
@@ -608,8 +691,7 @@ def test_busy_in_a_body_rolls_back_and_comes_back(store):
     result = locks_in_its_body.delay("a")
     with held_elsewhere("body", "a"):
         assert deliver(result)[0] == "IGNORED"
-    assert (Job.objects.get().state, Job.objects.get().retries, effects()) == ("scheduled", 0, {})
-    Job.objects.update(state="ready")
+        assert (Job.objects.get().state, Job.objects.get().retries, effects()) == ("scheduled", 0, {})
     assert deliver(result)[0] == "SUCCESS"
     assert effects() == {"a": 1}
 
@@ -678,7 +760,8 @@ def test_ten_jobs_of_one_key_run_one_by_one_and_nobody_starves(store, tmp_path):
         rows = wait_ended(*[result.id for result in results], timeout=90)
     assert effects() == {f"n{n}": 1 for n in range(10)}
     assert {(row.state, row.retries, row.crashes, row.node_losses) for row in rows} == {("succeeded", 0, 0, 0)}
-    assert sum(row.snoozes for row in rows) > 0
+    assert sum(row.lease for row in rows) > len(rows), "some found it busy"
+    assert max(row.snoozes for row in rows) == 0
     tokens = [int(note) for note in Effect.objects.order_by("pk").values_list("note", flat=True)]
     assert tokens == sorted(set(tokens))
 
@@ -691,7 +774,7 @@ def test_the_job_of_a_killed_holder_continues_before_the_ttl(store, tmp_path):
         first = tasks.gated_alone.delay("k", "a", str(started), str(gate))
         pid = in_body(first.id, started)
         second = tasks.gated_alone.delay("k", "b", str(started), str(gate))
-        wait_for(lambda: Job.objects.get(pk=second.id).snoozes, 20, "the second one waits")
+        wait_for(lambda: Job.objects.get(pk=second.id).waits_for, 20, "the second one waits")
         os.kill(pid, signal.SIGKILL)
         rows = wait_ended(first.id, second.id, timeout=40)
         assert time.monotonic() - began < 50, "the lock's TTL is 60 s"
@@ -707,7 +790,7 @@ def test_redis_killed_while_locks_are_held(redis_cache, redis_server, tmp_path):
         holder = tasks.gated_alone.delay("k", "a", str(started), str(gate))
         in_body(holder.id, started)
         waiting = [tasks.gated_alone.delay("k", f"w{n}", str(started), str(gate)) for n in range(5)]
-        wait_for(lambda: Job.objects.filter(snoozes__gt=0).count() == 5, 20, "they wait")
+        wait_for(lambda: Job.objects.filter(waits_for__isnull=False).count() == 5, 20, "they wait")
         redis_server.kill()
         others = [tasks.locked.delay(f"o{n}") for n in range(5)]
         wait_ended(*[result.id for result in [*waiting, *others]], timeout=60)

@@ -123,7 +123,7 @@ def hot_queries(node: Node, client: Client) -> dict[str, object]:
         "ended last": lambda: page(client, o="ended"),
         "ended before": lambda: page(client, o="ended", p=f"after,{middle.pk}"),
         "end of an id": lambda: page(client, q=str(middle.pk)[-8:]),
-        "unknown task": lambda: transitions.postpone_unknown(Job.objects.filter(state="running")[0], 60, 1000),
+        "unknown task": lambda: transitions.postpone_unknown(Job.objects.filter(state="running")[0], 1000),
         "key": lambda: list(newest(Selection(key="nightly"))),
         "batch": lambda: list(newest(Selection(batch=batch.pk))),
         "batches that end": lambda: batches.close_ended("default", 10),

@@ -19,6 +19,7 @@ from jobs.inspection.demand import processes
 from jobs.inspection.metrics import exposition
 from jobs.lifecycle import queues
 from jobs.lifecycle.limits import set_by_hand
+from jobs.lifecycle.transitions import PARKED
 from jobs.maintenance.tally import Count
 from jobs.models import Effect, Job
 from tests.conftest import not_installed
@@ -69,6 +70,15 @@ def test_there_are_never_more_processes_than_jobs():
     for _ in range(5):
         make(queue="mail")
     assert needed() == 5
+
+
+def test_what_waits_for_a_worker_that_knows_its_task_needs_a_process():
+    """Scaled to nothing, nobody would know it for ever."""
+    for _ in range(50):
+        make("scheduled", run_at=PARKED, waits_for="task:tests.tasks.new", queue="mail")
+    assert needed() == 1
+    queues.pause("mail")
+    assert needed() == 0
 
 
 def test_what_may_not_run_needs_no_process():

@@ -11,6 +11,7 @@ from django.utils import timezone
 from jobs.inspection import census, remarks
 from jobs.inspection.dashboard import Dashboard
 from jobs.lifecycle import queues
+from jobs.lifecycle.transitions import PARKED
 from jobs.maintenance.tally import MINUTE
 from jobs.models import Batch, Cancellation, Job, Node
 from tests.rows import let_beat, make, make_node
@@ -203,6 +204,16 @@ def test_an_unknown_task_is_named():
     [remark] = noted()
     assert remark.text.endswith("; the last one that knew it was last, version last-1")
     assert remark.since == pytest.approx(600, abs=30)
+
+
+def test_an_unknown_task_is_named_however_many_wait_for_their_time(monkeypatch):
+    alive()
+    monkeypatch.setattr(census, "MOST", 3)
+    for _ in range(5):
+        make("scheduled", age=-60)
+    make("scheduled", task="shop.new", run_at=PARKED, waits_for="task:shop.new")
+    [remark] = noted()
+    assert (remark.kind, remark.about, remark.number) == ("unknown_task", "shop.new", 1)
 
 
 def test_failures_can_be_retried_and_seen_from_their_row(admin_client):

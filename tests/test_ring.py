@@ -94,17 +94,44 @@ def test_a_ring_is_a_statement_of_its_own_after_the_commit(monkeypatch):
     if connection.vendor != "postgresql":
         pytest.skip("nobody rings elsewhere")
     sent = []
-    send = sessions.Session.send
+    notify = sessions.Session.notify
 
-    def note(session, sql):
-        sent.append((sql, connection.connection.pgconn.transaction_status))
-        send(session, sql)
+    def note(session, channel, payloads):
+        sent.append((channel, payloads, connection.connection.pgconn.transaction_status))
+        notify(session, channel, payloads)
 
-    monkeypatch.setattr(sessions.Session, "send", note)
+    monkeypatch.setattr(sessions.Session, "notify", note)
     with transaction.atomic():
         tasks.effect.delay("a")
         assert not sent
-    assert sent == [(f"NOTIFY {ring.CHANNEL}, '{queue()}'", databases.IDLE)]
+    assert sent == [(ring.CHANNEL, [queue()], databases.IDLE)]
+
+
+def test_what_is_told_stands_beside_the_statement(heard, node):
+    """``pg_stat_statements`` would keep a statement for each job whose end is told."""
+    board.answers_until = time.monotonic() + 60
+
+    def asked() -> str:
+        pid = connection.connection.info.backend_pid
+        with databases.apart("default") as other, other.cursor() as cursor:
+            cursor.execute("SELECT query FROM pg_stat_activity WHERE pid = %s", [pid])
+            return cursor.fetchone()[0]
+
+    texts = set()
+    for name in ("a", "b"):
+        job = Job.objects.get(pk=tasks.effect.delay(name).id)
+        ring.answer(job, "default")
+        texts.add(asked())
+        ring.ring("default", [name])
+        texts.add(asked())
+    assert len(texts) == 1
+    assert "notify" in texts.pop()
+
+
+def test_all_are_told_in_one_statement(heard):
+    names = ["a", "\u00e4 \u20ac", "b"]
+    ring.ring("default", names)
+    assert heard() == names
 
 
 def test_a_queue_may_have_any_name(heard):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from zoneinfo import ZoneInfo
+from zoneinfo import ZoneInfo, available_timezones
 
 import pytest
 from celery import Celery
@@ -12,7 +12,7 @@ from celery.schedules import BaseSchedule, crontab, schedule, solar
 from jobs.calling.moments import IN_TIME, MOST, Ticks
 
 BERLIN = ZoneInfo("Europe/Berlin")
-SECOND = datetime.timedelta(seconds=1)
+SECOND, HOUR = datetime.timedelta(seconds=1), datetime.timedelta(hours=1)
 
 
 @pytest.fixture
@@ -165,3 +165,43 @@ def test_all_times_that_do_not_exist_are_due_an_hour_later(app, zone, given, beg
         at = entry.after(at)
         found.append(f"{at:%d %H:%M}")
     assert found == ticks
+
+
+def changes(zone: ZoneInfo) -> list[tuple[datetime.datetime, datetime.timedelta | None]]:
+    """The days of a year before which the clocks of a zone were put forward or back, and how much they differ then."""
+    days = [utc(2026, 1, 1) + number * 24 * HOUR for number in range(366)]
+    offsets = [each.astimezone(zone).utcoffset() for each in days]
+    return [(at, now) for at, now, before in zip(days[1:], offsets[1:], offsets, strict=False) if now != before]
+
+
+def test_a_tick_always_follows_in_every_zone():
+    """In Antarctica/Troll clocks are put back by two hours."""
+    zones = {tuple(changes(ZoneInfo(name))): name for name in sorted(available_timezones() - {"localtime"})}
+    assert "Antarctica/Troll" in zones.values()
+    assert len(zones) > 10, "most share their rules with others"
+    for rules, name in zones.items():
+        app = Celery("there", set_as_current=False, timezone=name)
+        for given in (crontab(minute="*/15"), crontab(minute=10, hour="0-4"), crontab(minute=30, hour=2)):
+            ticks = Ticks(given, app)
+            for day, _ in rules:
+                at = day - 24 * HOUR
+                while at < day + 4 * HOUR:
+                    following = ticks.after(at)
+                    assert (following or at) > at, (name, str(ticks), at)
+                    at = following
+
+
+def test_hours_that_come_twice_are_skipped_the_second_time_and_no_longer(app):
+    app.conf.timezone = "Antarctica/Troll"
+    ticks = Ticks(crontab(minute="10,30", hour="0-4"), app)
+    # On 25 October 2026 the clocks go from 03:00 back to 01:00. This is 01:20 for the second time, and 02:20.
+    assert ticks.after(utc(2026, 10, 25, 1, 20)) == ticks.after(utc(2026, 10, 25, 2, 20)) == utc(2026, 10, 25, 3, 10)
+
+
+def test_every_minute_goes_on_where_clocks_are_put_back_by_two_hours(app):
+    app.conf.timezone = "Antarctica/Troll"
+    ticks, at = Ticks(crontab(), app), utc(2026, 10, 24, 22)
+    for _ in range(360):
+        following = ticks.after(at)
+        assert following == at + 60 * SECOND
+        at = following

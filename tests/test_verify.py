@@ -22,6 +22,7 @@ from django.utils import timezone
 from jobs.database import databases
 from jobs.inspection.verify import RULES, SHAPES, WINDOW, Finding, Report, Unverifiable, verify
 from jobs.lifecycle import queues, transitions
+from jobs.lifecycle.transitions import PARKED, TASK
 from jobs.maintenance import beats, clock
 from jobs.maintenance.rescue import Rescue
 from jobs.models import Batch, Cancellation, Effect, Gate, Job, Marker, Node
@@ -133,6 +134,13 @@ def _held(key: str | None = "k", **gate) -> object:
     return make("ready", held=True, limit_key=key).pk
 
 
+def _parked(task: str) -> Job:
+    """Put aside long ago, since nobody knew the task."""
+    Node.objects.update(tasks=[task])
+    error = {**ERROR, "type": "NotRegistered"}
+    return make("scheduled", task=task, run_at=PARKED, waits_for=TASK + task, error=error)
+
+
 def _ended_batch(*states: str, **counts: int) -> object:
     batch = Batch.objects.create(name="import 7", ended_at=timezone.now(), counts=counts)
     for state in states:
@@ -149,6 +157,7 @@ def _open_batch(*ages: float) -> object:
 
 #: For each rule the ways to break it; each returns the key that is named.
 BREAKERS: list[tuple[str, Callable[[], object]]] = [
+    ("known-let-go", lambda: _parked("tests.tasks.noop").pk),
     ("state-known", lambda: make("lost", finished_at=timezone.now()).pk),
     ("live-not-finished", lambda: make("scheduled", age=-LONG, finished_at=timezone.now()).pk),
     ("live-not-finished", lambda: make("ready", finished_at=timezone.now()).pk),

@@ -22,6 +22,7 @@ from django.utils import timezone
 from jobs.conf import syncpoints
 from jobs.inspection.why import waiting
 from jobs.lifecycle import queues, transitions
+from jobs.lifecycle.transitions import PARKED
 from jobs.models import Cancellation, Instance, Job, Node
 from jobs.models import Effect as Call
 from shop.models import Customer
@@ -151,7 +152,7 @@ def test_lock_that_another_job_holds(tmp_path, store):
         holder = tasks.gated_alone.delay("a", "holder", str(started), str(gate))
         in_body(holder.id, started)
         waiting = tasks.gated_alone.delay("a", "waiting", str(started), str(gate))
-        wait_for(lambda: Job.objects.get(pk=waiting.id).snoozes, 20, "it found the lock held")
+        wait_for(lambda: Job.objects.get(pk=waiting.id).waits_for, 20, "it found the lock held")
         reason = wait_for(
             lambda: (first(waiting.id)["code"] == "lock_held") and first(waiting.id), 20, "and says so while it waits"
         )
@@ -263,9 +264,19 @@ def test_its_own_time():
     assert why(error=ERROR) == "scheduled"
     assert why(error=entry, retries=2) == "retry"
     assert why(error={**entry, "type": "Snooze"}, snoozes=1) == "snoozed"
-    assert why(error={**entry, "type": "Busy"}, snoozes=1) == "busy"
+    assert why(error={**entry, "type": "Busy"}) == "busy"
     assert why(error={**entry, "type": "WorkerLostError"}, retries=1, crashes=1) == "given_back"
     assert why(error={**entry, "type": "NotRegistered", "attempt": 0}) == "postponed"
+
+
+def test_a_job_whose_task_no_worker_knows_says_so_and_no_time():
+    let_beat(make_node(tasks=["other"]))
+    entry = {**ERROR, "type": "NotRegistered", "attempt": 0}
+    job = make("scheduled", task="of.a.later.release", run_at=PARKED, waits_for="task:of.a.later.release", error=entry)
+    assert codes(job.pk)[:2] == ["unknown_task", "postponed"]
+    reason = next(each for each in ask(job.pk)["reasons"] if each["code"] == "postponed")
+    assert "It waits for one that does" in reason["says"]
+    assert "run_at" not in reason["evidence"]
 
 
 def test_running(node):

@@ -16,7 +16,7 @@ from celery.utils.time import remaining
 #: may be made up for.
 IN_TIME = datetime.timedelta(seconds=30)
 
-#: Clocks are put forward by less.
+#: Clocks are put forward, or back, by less.
 GAP = datetime.timedelta(hours=3)
 
 #: The ticks of a longer interval would leave the calendar.
@@ -122,9 +122,11 @@ class Ticks:
             return at + self.every
         tick = self._estimate(at)
         if isinstance(self._schedule, crontab):
-            if tick <= at:
-                # In the hour that comes twice, Celery names the first one again.
-                tick = self._estimate(at + datetime.timedelta(hours=1))
+            later = at
+            while tick <= at and later < at + GAP:
+                # In the hours that come twice Celery names the first ones again: go on until they are over.
+                later += datetime.timedelta(minutes=1)
+                tick = self._estimate(later)
             if len(self._schedule.hour) == 24:
                 # What is due in every hour is due in both.
                 tick = min(tick, self._in_second_hour(self._schedule, at) or tick)

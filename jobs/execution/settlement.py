@@ -24,11 +24,15 @@ from jobs.conf import conf
 from jobs.database import databases
 from jobs.errors import Busy, Cancel, LostLease, NotBegun, NotSettled, Snooze, for_celery
 from jobs.execution import backoff
+from jobs.idempotency import locks
 from jobs.lifecycle import transitions
 from jobs.lifecycle.run import Run, persistently
 from jobs.models import Job, State
 from jobs.models.fields import uuid7
 from jobs.models.values import jsonable, safe_repr, scrub
+
+#: Seconds until a job whose lock is busy looks by itself whether it is free.
+LOCK_PAUSE = 10.0
 
 
 @dataclass
@@ -97,6 +101,11 @@ def _meant(run: Run, exc: BaseException, error: dict[str, Any]) -> Outcome:
             cause = _entry(run, exc.exc) if isinstance(exc.exc, BaseException) else error
             text, more = f"will be retried: {cause['type']}: {cause['message']}", {"retries": run.planned[-1].retries}
             return Outcome("retried", text, partial(_retry, run, cause), exc, more=more, error=cause)
+        case Busy(lock=str(key)):
+            # Its release wakes it. The pause, at no fixed time, is for a holder that died.
+            seconds = random.uniform(0.5, 1) * LOCK_PAUSE
+            text = f"waits for {seconds:.1f} s, or until it is free: {error['message']}"
+            return Outcome("snoozed", text, partial(_wait_for_lock, job, key, seconds, error), ignored)
         case Snooze() | Busy():
             # Who finds something busy comes back later and later, at no fixed time: nobody starves or hammers.
             growing = random.uniform(0.5, 1) * min(10.0, 1 + job.snoozes / 2)
@@ -119,6 +128,12 @@ def _meant(run: Run, exc: BaseException, error: dict[str, Any]) -> Outcome:
     # Also a Retry that was raised by hand, without retry(): Celery would not send it again either.
     final, more = for_celery(exc), {"is_raised": not isinstance(exc, Retry | Reject)}
     return Outcome("failed", f"failed: {said}", partial(transitions.fail, job, error), final, logging.ERROR, more)
+
+
+def _wait_for_lock(job: Job, key: str, seconds: float, error: dict[str, Any]) -> bool:
+    if done := transitions.wait_for_lock(job, key, seconds, error):
+        locks.wake_if_free(key)
+    return done
 
 
 def _retry(run: Run, error: dict[str, Any]) -> bool:

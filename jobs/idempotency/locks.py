@@ -24,22 +24,24 @@ import uuid
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from django.conf import settings
 from django.core.cache import caches
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
-from django.db import Error, IntegrityError, OperationalError, connections
+from django.db import Error, IntegrityError, OperationalError, connections, transaction
 from django.dispatch import receiver
 
 from jobs.conf import conf
 from jobs.conf.logs import logger
+from jobs.database import databases, turns
 from jobs.database.databases import SideDatabase, home, is_conflict, side
 from jobs.errors import Busy
 from jobs.idempotency.keys import joined
-from jobs.lifecycle.run import current_job
+from jobs.lifecycle import transitions
+from jobs.lifecycle.run import current_job, current_run
 from jobs.models import Job, State
 
 
@@ -116,7 +118,8 @@ def _hold(key: str, ttl: float, wait: float) -> Iterator[int]:
                     # Race: a renewal on its way would take the lock again.
                     renewal.join()
                 try:
-                    store.keep(0)
+                    if store.keep(0):
+                        _wake_later(key)
                 except AWAY as exc:
                     _warn("lock_kept", store, f"could not be released; it ends by itself: {exc}")
 
@@ -182,8 +185,13 @@ class _Store:
     def close(self) -> None:
         return
 
-    def busy(self, job: object) -> Busy:
-        return Busy(f"the lock {self.key!r} is held by {f'the job {job}' if job else 'somebody who is no job'}")
+    def busy(self, text: str) -> Busy:
+        exc = Busy(text)
+        exc.lock = self.key
+        return exc
+
+    def held_by(self, job: object) -> Busy:
+        return self.busy(f"the lock {self.key!r} is held by {f'the job {job}' if job else 'somebody who is no job'}")
 
 
 def store_of(key: str, ttl: float = 0.0, job: Job | None = None) -> Store:
@@ -262,7 +270,7 @@ class RedisStore(_Store):
     def acquire(self) -> int:
         token, job = self._run(_ACQUIRE, int(self.ttl * 1000), str(self.job or ""), self.lease)
         if not token:
-            raise self.busy(job)
+            raise self.held_by(job)
         return int(token)
 
     def keep(self, seconds: float) -> bool:
@@ -302,7 +310,7 @@ class DatabaseStore(_Store):
     def acquire(self) -> int:
         held, now, token, fence, expires_at = self._read()
         if held is not None:
-            raise self.busy(held.job)
+            raise self.held_by(held.job)
         fence = max(fence + 1, int(now * 1_000_000))
         until = now + self.ttl if self.expires else now
         values = [self.job and self.job.hex, self.lease, self.token, fence, until, self.key]
@@ -321,7 +329,7 @@ class DatabaseStore(_Store):
             # A server whose transactions are REPEATABLE READ by default says it the second way.
             if not isinstance(exc, IntegrityError) and not is_conflict(exc):
                 raise
-        raise Busy(f"somebody else was faster at the lock {self.key!r}")
+        raise self.busy(f"somebody else was faster at the lock {self.key!r}")
 
     def keep(self, seconds: float) -> bool:
         """For a block that is no job's, and to give it back: the row stays for a while, and with it the last fence."""
@@ -385,9 +393,56 @@ def look(key: str) -> Held | None:
         return store.look()
 
 
-def prune(database: SideDatabase) -> None:
-    """Forget the locks that nobody has held for :data:`REMEMBERED` seconds. Race: one is taken at this moment."""
-    sql = "SELECT token, job, lease FROM jobs_lock WHERE expires_at < {now} - %s LIMIT %s"
-    for token, job, lease in database.execute(sql, REMEMBERED, conf().BATCH):
-        if job is None or not is_running(database, uuid.UUID(str(job)), lease):
-            database.execute("DELETE FROM jobs_lock WHERE token = %s", token)
+def _wake_later(key: str) -> None:
+    """After the commit of whoever released it: in a body's transaction the woken one would stay unseen."""
+    run = current_run()
+    using = run.using if run is not None else home()
+    # With autocommit off nobody tells us of the commit.
+    if connections[using].in_atomic_block or connections[using].get_autocommit():
+        transaction.on_commit(partial(wake, key), using=using, robust=True)
+
+
+def wake(key: str) -> None:
+    """The first of the jobs that wait for the lock tries again now. It never raises: a pause finds what it missed."""
+    for alias in conf().DATABASES:
+        try:
+            with turns.turn(alias):
+                if transitions.wake(key, alias):
+                    return
+        except Error:
+            logger.debug("nobody was woken for the lock %r", key, exc_info=True, extra={"action": "lock_not_told"})
+            if not connections[alias].in_atomic_block:
+                databases.drop(alias)
+
+
+def wake_if_free(key: str) -> None:
+    """For a job that now waits for the lock. Race: its holder released it, and looked for others, before that."""
+    try:
+        if look(key) is None:
+            wake(key)
+    except AWAY:
+        return
+
+
+def prune(database: SideDatabase, budget: float) -> None:
+    """Forget the locks that nobody has held for :data:`REMEMBERED` seconds, batch by batch; stop after ``budget`` s.
+
+    Race: one is taken, or renewed, at this moment. Then it is not that old any more.
+    """
+    deadline, behind, size = time.monotonic() + budget, -1.0, conf().BATCH
+    old = "FROM jobs_lock WHERE expires_at < {now} - %s"
+    sql = f"SELECT jobs_lock.key, job, lease, expires_at {old} AND expires_at > %s ORDER BY expires_at LIMIT %s"
+    while rows := database.execute(sql, REMEMBERED, behind, size):
+        jobs = {uuid.UUID(str(job)) for _, job, *_ in rows if job is not None}
+        running: set[tuple[uuid.UUID, int]] = set()
+        for held in databases.each(Job.objects.filter(pk__in=jobs, state=State.RUNNING)):
+            running.update(held.values_list("pk", "lease"))
+        # A run that lasts for a day keeps its lock.
+        keys = [key for key, job, lease, _ in rows if job is None or (uuid.UUID(str(job)), lease) not in running]
+        if keys:
+            database.execute(f"DELETE {old} AND jobs_lock.key IN ({', '.join(['%s'] * len(keys))})", REMEMBERED, *keys)
+        else:
+            # Of those that it keeps, and that expired at the very same moment, some may be passed over for now.
+            behind = rows[-1][3]
+        if len(rows) < size or time.monotonic() > deadline:
+            return

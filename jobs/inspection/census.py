@@ -17,6 +17,7 @@ from jobs.conf import conf
 from jobs.database import databases, identity
 from jobs.inspection import limits, schedules
 from jobs.lifecycle.queues import paused as paused_queues
+from jobs.lifecycle.transitions import PARKED
 from jobs.models import CLAIMABLE, ENDED, HELD, LINED, LIVE, Cancellation, Job, Node, State
 
 MOST = 10_000  #: Counts end here: of a long backlog it only matters that it is long.
@@ -196,9 +197,10 @@ def scheduled(using: str) -> QuerySet[Any]:
     return Job.objects.using(using).filter(state=State.SCHEDULED).order_by("run_at").annotate(age=_age("run_at"))
 
 
-#: What is told of a queue, here of an empty one. ``held``: those of the ready jobs that wait for their limit.
+#: What is told of a queue, here of an empty one. ``held``: those of the ready jobs that wait for their limit;
+#: ``parked``: those of the scheduled ones that wait for a worker that knows their task.
 IDLE: dict[str, Any] = {str(state): 0 for state in LIVE} | {"capped": False, "oldest_ready_seconds": None}
-IDLE |= {"workers": 0, "paused": False, "held": 0}
+IDLE |= {"workers": 0, "paused": False, "held": 0, "parked": 0}
 
 
 class Live:
@@ -220,14 +222,16 @@ class Live:
             queue["oldest_ready_seconds"] = max(queue["oldest_ready_seconds"] or 0.0, head.seconds)
             queue["capped"] |= head.number >= MOST
         held = rows.filter(HELD).order_by("queue", "id").values_list("queue", flat=True)[:MOST]
-        first = scheduled(using).values_list("queue", "age", "task", "error__type")[:MOST]
-        for names, keys in (([*held], ("ready", "held")), ([name for name, *_ in first], ("scheduled",))):
+        first = scheduled(using).filter(run_at__lt=PARKED).values_list("queue", "age", "task", "error__type")[:MOST]
+        parked = rows.filter(state=State.SCHEDULED, run_at=PARKED).values_list("queue", "task")[:MOST]
+        counted = ([*held], ("ready", "held")), ([name for name, *_ in first], ("scheduled",))
+        for names, keys in (*counted, ([name for name, _ in parked], ("scheduled", "parked"))):
             for name, count in Counter(names).items():
                 for key in keys:
                     queues[name][key] += count
                 queues[name]["capped"] |= len(names) >= MOST
         self.late += [seconds for _, age, *_ in first if (seconds := age.total_seconds()) >= 0]
-        self.unknown.update(task for _, _, task, error in first if error == UNKNOWN)
+        self.unknown.update([task for _, _, task, error in first if error == UNKNOWN] + [task for _, task in parked])
         for name, node, count in rows.filter(state=State.RUNNING).values_list("queue", "node_id").annotate(Count("pk")):
             queues[name]["running"] += count
             self.running[node] += count

@@ -17,7 +17,8 @@ def processes(found: dict[str, Any]) -> dict[str, int]:
     """The processes that each queue needs, out of ``census.gather``: for what runs, and to work the rest off in time.
 
     How long a job takes is the mean of the last hour's; where none ended, each is taken to need a process of its own.
-    What is held, and what a pause or the queue's limit keeps, needs none. There are never more than there are jobs.
+    What is held, and what a pause or the queue's limit keeps, needs none. Those that wait for a worker that knows their
+    task need one. There are never more than there are jobs.
     """
     ran: dict[str, Counter[str]] = defaultdict(Counter)
     for row in tallies.of(MINUTE, timezone.now() - HOUR):
@@ -30,4 +31,7 @@ def processes(found: dict[str, Any]) -> dict[str, int]:
         share = 1.0 if takes is None else min(1.0, takes / DRAIN)
         limit = most.get(name) or math.inf
         needed[name] = max(queue["running"], int(min(queue["running"] + math.ceil(ready * share), limit)))
+        if queue["parked"] and not queue["paused"]:
+            # Where nothing runs, the release that knows their task would never be started.
+            needed[name] = max(1, needed[name])
     return needed

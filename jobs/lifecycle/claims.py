@@ -63,8 +63,8 @@ RETURNING {columns}
 #: The planner sees the place, and plans each claim anew. A plan that is kept may be that of a table which was empty.
 _AFTER = "AND (rank, run_at, id) > (%(rank)s::smallint, %(run_at)s::timestamptz, %(id)s::uuid)"
 
-#: Those whose limits another claim heeds (``lifecycle.limited_claims``).
-_WITHOUT = "AND task <> ALL (%(without)s)"
+#: The tasks whose limits another claim heeds (``lifecycle.limited_claims``), or that only another worker knows.
+WITHOUT = "AND task <> ALL (%(without)s)"
 
 _RENEW = f"""
 UPDATE jobs_job SET token = %(token)s, started_at = statement_timestamp()
@@ -155,7 +155,7 @@ def jobs_of(
 @lru_cache(maxsize=1000)
 def _claim_statement(queue: str, limit: int, is_after: bool, is_without: bool) -> str:
     """The queue and the limit stand in it as they are: so the planner takes the index, whatever it knows."""
-    after, without = _AFTER if is_after else "", _WITHOUT if is_without else ""
+    after, without = _AFTER if is_after else "", WITHOUT if is_without else ""
     return _CLAIM.format(queue=literal(queue), limit=limit, after=after, without=without, columns=", ".join(COLUMNS))
 
 

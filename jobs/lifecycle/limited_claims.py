@@ -60,7 +60,7 @@ _NOW = "EXTRACT(EPOCH FROM statement_timestamp())::float8"
 _CLAIM = """
 WITH first AS MATERIALIZED (
     SELECT id, limit_key, rank, run_at, array_position({tasks}::text[], task::text) AS own FROM jobs_job
-    WHERE state = 'ready' AND held IS NULL AND queue = {queue} {start}
+    WHERE state = 'ready' AND held IS NULL AND queue = {queue} {start} {without}
       AND (expires_at IS NULL OR expires_at > statement_timestamp())
       AND EXISTS (SELECT 1 FROM jobs_node WHERE id = %(node)s AND dead_at IS NULL)
       AND NOT EXISTS (SELECT 1 FROM jobs_pause WHERE queue = {queue})
@@ -268,9 +268,9 @@ class LimitedClaimer(claims.Claimer):
         self._opens_at.pop(spot, None)
         if not known.concern(queue) and not board.holds:
             self._left.clear()
-            return super().claim(using, queue, node, limit, token)
+            return super().claim(using, queue, node, limit, token, without)
         is_plain = time.monotonic() < self._plain_until.get(spot, 0.0)
-        if is_plain and (rows := super().claim(using, queue, node, limit, token, tuple(known.tasks))):
+        if is_plain and (rows := super().claim(using, queue, node, limit, token, (*known.tasks, *without))):
             return rows
         size, token = claims.size_of(limit), token or claims.new_token()
         left = self._left.pop(using, None)
@@ -286,11 +286,11 @@ class LimitedClaimer(claims.Claimer):
                 start = self._start.get(spot, ()) if time.monotonic() < self._tidy_at.get(spot, 0.0) else ()
                 if start:
                     beyond = MORE if spot in self._crowded else FEW
-                    rows = _take(using, queue, node, size, token, known, beyond, start)
+                    rows = _take(using, queue, node, size, token, known, without, beyond, start)
                     if len(rows) < size:
                         self._crowded.add(spot)
                 if not rows:
-                    rows = take(using, queue, node, size, token, known)
+                    rows = take(using, queue, node, size, token, known, without)
             except Error as exc:
                 is_behind = isinstance(exc, IntegrityError) or databases.sqlstate(exc) == databases.DIVISION_BY_ZERO
                 if not is_behind and not databases.is_conflict(exc):
@@ -348,21 +348,28 @@ def _take(
     size: int,
     token: int,
     known: Limits,
+    without: Sequence[str] = (),
     beyond: int = WINDOW,
     start: tuple[Any, ...] = (),
 ) -> list[Job]:
     """PostgreSQL: all in one statement, so that nothing is held while this process does something else."""
     session, own = session_of(using), known.queues.get(queue, Limit())
-    values = {"node": node, "token": token, "backend": session.backend}
+    values = {"node": node, "token": token, "backend": session.backend, "without": list(without)}
     values |= dict(zip(("rank", "run_at", "id"), start, strict=False))
     limit = min(size, own.burst) if own.pause else size
-    sql = _statement(queue, limit, own, tuple(known.tasks.items()), beyond, bool(start))
+    sql = _statement(queue, limit, own, tuple(known.tasks.items()), beyond, bool(start), bool(without))
     return claims.jobs_of(session.fetch(sql, values), using)
 
 
 @lru_cache(maxsize=1000)
 def _statement(
-    queue: str, limit: int, own: Limit, of_tasks: tuple[tuple[str, Limit], ...], beyond: int, is_started: bool
+    queue: str,
+    limit: int,
+    own: Limit,
+    of_tasks: tuple[tuple[str, Limit], ...],
+    beyond: int,
+    is_started: bool,
+    is_without: bool = False,
 ) -> str:
     """What the limits are stands in it as well: they change seldom, and the planner sees them."""
     words: dict[str, Any] = {"queue": literal(queue), "name": literal(name_of(queue)), "now": _NOW}
@@ -382,6 +389,7 @@ def _statement(
     return _CLAIM.format(
         queue=words["queue"],
         start=_START if is_started else "",
+        without=claims.WITHOUT if is_without else "",
         tasks=f"ARRAY[{', '.join(literal(name) for name, _ in of_tasks)}]",
         places=f"ARRAY[{', '.join(str(each.places or 'NULL') for _, each in of_tasks)}]",
         bursts=f"ARRAY[{', '.join(str(each.burst) for _, each in of_tasks)}]",
@@ -397,9 +405,11 @@ def _statement(
     )
 
 
-def _take_anywhere(using: str, queue: str, node: uuid.UUID, size: int, token: int, known: Limits) -> list[Job]:
+def _take_anywhere(
+    using: str, queue: str, node: uuid.UUID, size: int, token: int, known: Limits, without: Sequence[str] = ()
+) -> list[Job]:
     """As SQL that every database knows, in one transaction."""
-    ready, jobs = claims.ready(using, queue, node), Job.objects.using(using)
+    ready, jobs = claims.ready(using, queue, node).exclude(task__in=without), Job.objects.using(using)
     # Without the write lock: most looks find nothing.
     if not ready.values_list("pk")[:1]:
         return []
@@ -623,5 +633,9 @@ def _look_now(using: str) -> None:
 
 
 def prune_gates(using: str) -> int:
-    """Forget the gates that stand open, at which nobody is held: the next job makes its own."""
-    return Gate.objects.using(using).filter(next_at__lt=databases.epoch(using) - 60, look_at=None).delete()[0]
+    """Forget the gates that stand open, at which nobody is held: the next job makes its own.
+
+    Race: a job is held at this moment. ``delete()`` would delete what it read before, if a signal has receivers.
+    """
+    rows = Gate.objects.using(using).filter(next_at__lt=databases.epoch(using) - 60, look_at=None)
+    return int(rows._raw_delete(using))

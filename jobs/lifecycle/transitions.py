@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import datetime
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from celery.utils.functional import maybe_list
 from django.db import IntegrityError, OperationalError, connections, transaction
 from django.db.models import Case, Exists, F, OuterRef, Q, When
+from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 from django.utils import timezone
 
@@ -25,13 +26,30 @@ from jobs.database import databases
 from jobs.errors import UniqueBusy, UniqueTaken
 from jobs.lifecycle import order, ring, unique
 from jobs.lifecycle.completion import owned
-from jobs.models import CLAIMABLE, ENDED, LIVE, UNSUCCESSFUL, WAITING, Batch, Cancellation, Job, Node, Relay, State
+from jobs.models import (
+    AWAITING,
+    CLAIMABLE,
+    ENDED,
+    LIVE,
+    UNSUCCESSFUL,
+    WAITING,
+    Batch,
+    Cancellation,
+    Job,
+    Node,
+    Relay,
+    State,
+)
 from jobs.models.values import scrub
 
 #: What is counted, each apart.
 COUNTS = ("retries", "crashes", "node_losses", "snoozes")
 #: How many errors a job keeps: as many of the first, and as many of the last.
 KEPT_ERRORS = 20
+#: What ``Job.waits_for`` begins with: before the key of a lock, and before the name of a task that no worker knows.
+LOCK, TASK = "lock:", "task:"
+#: When a job runs whose task no worker knows: never, until one lets it go.
+PARKED = datetime.datetime(9001, 1, 1, tzinfo=datetime.UTC)
 UNEXPIRED_KEY = Case(When(unique_expires_at__lte=Now(), then=None), default=F("unique_key"))
 
 
@@ -69,6 +87,7 @@ def _waiting(run_at: Any) -> dict[str, Any]:
         # A later claim by an older release does not set it. Rescue would then end the process of the earlier claim.
         "backend": None,
         "held": None,
+        "waits_for": None,
     }
 
 
@@ -143,6 +162,11 @@ def snooze(job: Job, seconds: float, entry: dict[str, Any], limit: int) -> bool:
     return _wait(job, now_plus(seconds), entry, "snoozes", limit, is_kept=False)
 
 
+def wait_for_lock(job: Job, key: str, seconds: float, entry: dict[str, Any]) -> bool:
+    """Its lock is busy, which counts nowhere. It is tried again after that time, or when the lock is released."""
+    return _wait(job, now_plus(seconds), entry, is_kept=False, waits_for=LOCK + key)
+
+
 def lose(job: Job, error: dict[str, Any], limit: int) -> bool:
     """The run is gone with its node or its database. Not the body's fault: its own count, its own cap."""
     return _wait(job, _backoff(job.node_losses), error, "node_losses", limit)
@@ -180,7 +204,7 @@ def _wait(
         if limit is not None and getattr(job, count) + 1 >= limit:
             return fail(job, error, **counted)
         values |= {"error": error, "errors": _with(job.errors, error)} if is_kept else {"error": error}
-    values |= {**_waiting(run_at), **counted}
+    values = {**_waiting(run_at), **counted, **values}
     is_new = "unique_key" in values
     if job.unique_key is None or (job.unique_until == "finished" and not is_new):
         return _settle(job, **values)
@@ -331,17 +355,45 @@ def retry_by_hand(job_id: uuid.UUID, using: str) -> bool:
         raise UniqueBusy("another transaction is about to take its unique key; try again in a moment") from exc
 
 
-def postpone_unknown(job: Job, seconds: float, limit: int) -> int:
-    """Nobody here knows the task of a claimed job: put it, and others like it, behind those that can run."""
+def wake(key: str, using: str) -> bool:
+    """Of the jobs that wait for a lock the first one tries again now; False: none waits here.
+
+    Race: two see the same one. Then one wakes nobody: the lock is had by one at a time.
+    """
+    waiting = Job.objects.using(using).filter(AWAITING, waits_for=LOCK + key).order_by("waits_for", "pk")
+    first = waiting.values_list("pk", flat=True).first()
+    return first is not None and redirect(first, using, _waiting(None), (State.SCHEDULED,))
+
+
+def postpone_unknown(job: Job, limit: int, seconds: float | None = None) -> int:
+    """Nobody here knows the task of a claimed job: it, and up to ``limit`` like it, wait for a worker that does.
+
+    Parameters:
+        seconds: try them again after that time; None: a worker that knows the task lets them go (:func:`let_go`).
+    """
     using = str(job._state.db)
     error = error_entry("NotRegistered", f"no worker that claimed it knows the task {job.task!r}", attempt=job.lease)
-    done = int(_wait(job, now_plus(seconds), error, is_kept=False))
+    waits: dict[str, Any] = {"run_at": PARKED, "waits_for": TASK + job.task}
+    if seconds is not None:
+        waits = {"run_at": now_plus(seconds), "waits_for": None}
+    done = int(_wait(job, waits["run_at"], error, is_kept=False, waits_for=waits["waits_for"]))
     # Those that are held are in nobody's way, and not in the index of the queue.
     ready = Job.objects.using(using).filter(CLAIMABLE, queue=job.queue, task=job.task)
     with transaction.atomic(using=using):
         ids = list(databases.free(ready.order_by("rank", "run_at", "id")).values_list("pk", flat=True)[:limit])
         rows = Job.objects.using(using).filter(pk__in=ids)
-        return done + rows.update(state=State.SCHEDULED, run_at=now_plus(seconds), error=error)
+        return done + rows.update(state=State.SCHEDULED, error=error, **waits)
+
+
+def let_go(using: str, tasks: Iterable[str], queues: Sequence[str], limit: int) -> list[str]:
+    """Jobs that wait for a worker that knows their task become ready: one does. Returns the queue of each."""
+    known = [TASK + task for task in tasks]
+    parked = Job.objects.using(using).filter(AWAITING, waits_for__in=known, queue__in=queues)
+    with transaction.atomic(using=using):
+        rows = dict(databases.free(parked).values_list("pk", "queue")[:limit])
+        # By one time: the order of their ids is kept.
+        Job.objects.using(using).filter(pk__in=rows).update(**_waiting(None))
+    return list(rows.values())
 
 
 def is_known_elsewhere(job: Job) -> bool:
@@ -351,28 +403,33 @@ def is_known_elsewhere(job: Job) -> bool:
     return any(job.task in tasks and job.queue in queues for tasks, queues in others.values_list("tasks", "queues"))
 
 
-def make_due(using: str, limit: int, first: str = "run_at", at: Any = None) -> list[str]:
+def make_due(using: str, limit: int, first: str = "run_at", at: Any = None, since: Any = None) -> list[str]:
     """Move scheduled jobs whose time has come to ``ready``; returns the queue of each. A locked row is skipped.
 
     Parameters:
         at: the time, if it is not now by the database's clock; only tests move it.
+        since: none is due before, as somebody saw; as the database writes it.
     """
     late = Job.objects.using(using).filter(state=State.SCHEDULED, run_at__lte=at or Now()).order_by(first)
+    if since is not None:
+        late = late.filter(run_at__gte=RawSQL("%s", [since]))
     if not late.values_list("pk")[:1]:
         return []
     with transaction.atomic(using=using):
         rows = dict(databases.free(late).values_list("pk", "queue")[:limit])
-        Job.objects.using(using).filter(pk__in=rows).update(state=State.READY, held=None)
+        Job.objects.using(using).filter(pk__in=rows).update(state=State.READY, held=None, waits_for=None)
     return list(rows.values())
 
 
-def expire(using: str, limit: int, at: Any = None) -> int:
+def expire(using: str, limit: int, at: Any = None, since: Any = None) -> int:
     """Cancel what waited beyond ``expires_at``. A claim compares the same clock in its own statement.
 
     Parameters:
-        at: as of :func:`make_due`.
+        at, since: as of :func:`make_due`.
     """
     late = Job.objects.using(using).filter(state__in=WAITING, expires_at__lte=at or Now())
+    if since is not None:
+        late = late.filter(expires_at__gte=RawSQL("%s", [since]))
     if not late.exists():
         return 0
     with transaction.atomic(using=using):

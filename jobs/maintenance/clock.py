@@ -1,7 +1,10 @@
 """What time brings: jobs come due, expire, or were asked to end while they waited; batches end."""
 
+import datetime
 import time
+from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,11 +16,24 @@ from jobs.database import databases
 from jobs.lifecycle import limited_claims, order, transitions
 from jobs.lifecycle.board import board
 from jobs.lifecycle.ring import bell, ring, told
+from jobs.models import Node
 
 LONGEST_TICK = 2.0  #: Seconds that each part of a tick takes at the most; the rest is done at the next tick.
 
-#: The pause after a look for lines that stand still, in multiples of its length.
+#: The pause after a look for lines that stand still, or one that let jobs go, in multiples of its length.
 SELDOM = 20
+
+#: Beside a transaction that stays open for long nothing is vacuumed, and a look from the start steps over all jobs that
+#: waited since. If two in a row take longer than this, in seconds, the next one comes after so many times their length,
+#: and after LONGEST_LOOK at the latest. The looks in between begin where the last one ended. So what is due there is
+#: seen at once, and what is due before, or stands still, within LONGEST_LOOK.
+SLOW_LOOK, RARELY, LONGEST_LOOK = 0.02, 50, 30.0
+
+#: The looks in between begin so many seconds before it: a job is seen when it is committed, and is due before that.
+COMMITTED_WITHIN = 10.0
+
+#: The ranks that they look at; Celery's priorities are 0 to 9, whichever comes first.
+RANKS = range(-9, 10)
 
 #: How many batches come due in one statement. Many jobs may be due at the same second, and the last must not wait long.
 DUE_BATCHES = 10
@@ -25,17 +41,21 @@ DUE_BATCHES = 10
 #: What there is to do, in one statement: mostly nothing. "ORDER BY ... LIMIT 1" makes PostgreSQL read by the index: for
 #: EXISTS, which drops the order, it reads the table where it expects many rows.
 _LOOK = """
-SELECT (SELECT 1 FROM jobs_job WHERE state = 'scheduled' AND run_at <= {now} ORDER BY run_at LIMIT 1) IS NOT NULL,
-       (SELECT 1 FROM jobs_job
-        WHERE state IN ('scheduled', 'ready') AND expires_at IS NOT NULL AND expires_at <= {now}
-        ORDER BY expires_at LIMIT 1) IS NOT NULL,
+SELECT {now},
+       (SELECT run_at FROM jobs_job WHERE state = 'scheduled' AND run_at <= {now} {due} ORDER BY run_at LIMIT 1),
+       (SELECT expires_at FROM jobs_job
+        WHERE state IN ('scheduled', 'ready') AND expires_at IS NOT NULL AND expires_at <= {now} {late}
+        ORDER BY expires_at LIMIT 1),
        EXISTS (SELECT 1 FROM jobs_cancellation),
        EXISTS (SELECT 1 FROM jobs_batch WHERE ended_at IS NULL),
        EXISTS (SELECT 1 FROM jobs_limit),
        EXISTS (SELECT 1 FROM jobs_gate WHERE look_at IS NOT NULL),
        (SELECT 1 FROM jobs_gate WHERE look_at <= {epoch} ORDER BY look_at LIMIT 1) IS NOT NULL
        OR (SELECT 1 FROM jobs_gate WHERE look_at > {epoch} + 61 ORDER BY look_at DESC LIMIT 1) IS NOT NULL,
-       EXISTS (SELECT 1 FROM jobs_job WHERE {behind}),
+       {rare} AND EXISTS (SELECT 1 FROM jobs_job WHERE {behind}),
+       {rare} AND (
+           SELECT 1 FROM jobs_job WHERE state = 'scheduled' AND run_at > '9000-06-01' ORDER BY run_at LIMIT 1
+       ) IS NOT NULL,
        EXISTS (SELECT 1 FROM jobs_event WHERE relayed_at IS NULL AND received_at IS NULL),
        {ready}
 """
@@ -46,6 +66,35 @@ _READY = """(
     AND NOT EXISTS (SELECT 1 FROM jobs_pause WHERE queue = %s)
     ORDER BY rank, run_at, id LIMIT 1
 ) IS NOT NULL"""
+
+#: The same among those that came a moment ago, one step for each rank.
+_NEW_READY = f"""(
+    SELECT 1 FROM unnest(ARRAY{[*RANKS]}::smallint[]) AS its CROSS JOIN LATERAL (
+        SELECT 1 FROM jobs_job WHERE state = 'ready' AND held IS NULL AND queue = %s AND rank = its
+        AND run_at >= CURRENT_TIMESTAMP - interval '{COMMITTED_WITHIN} s' ORDER BY run_at, id LIMIT 1
+    ) AS found WHERE NOT EXISTS (SELECT 1 FROM jobs_pause WHERE queue = %s) LIMIT 1
+) IS NOT NULL"""
+
+
+@dataclass
+class _Place:
+    """Where the looks at a database begin: everything before was done when the last one was taken."""
+
+    #: On the monotonic clock: until then they begin there, and after that once more from the start.
+    until: float = 0.0
+    #: Seconds that the last look from the start took.
+    took: float = 0.0
+    due: datetime.datetime | None = None
+    late: datetime.datetime | None = None
+
+    def move(self, now: datetime.datetime, due: Any, late: Any) -> None:
+        """To the first that is due, or expired; it may be locked, and stay."""
+        end = now - datetime.timedelta(seconds=COMMITTED_WITHIN)
+        self.due, self.late = min(due or end, end), min(late or end, end)
+
+
+#: Of each database, and of each kind of look.
+_places: dict[tuple[str, str], _Place] = defaultdict(_Place)
 
 
 def tick() -> dict[str, int]:
@@ -59,50 +108,67 @@ def tick() -> dict[str, int]:
 
 def _tick(using: str, done: dict[str, int], held: list[bool]) -> None:
     found = _look(using, _LOOK, board.queues)
-    is_due, is_late, is_asked, is_open, is_limited, holds, may_open, is_behind, is_told, is_ready = found
+    now, due, late, is_asked, is_open, is_limited, holds, may_open, is_behind, is_parked, is_told, is_ready = found
+    if connections[using].vendor == "postgresql":
+        _places[using, _LOOK].move(now, due, late)
     held.append(holds)
     if is_ready or may_open:
         bell.ring()
     if is_told:
         told.set()
-    if is_due:
-        done["due"] += _until_done(partial(_make_due, using))
-    if is_late:
-        done["expired"] += _until_done(partial(transitions.expire, using, conf().BATCH))
+    if due is not None:
+        done["due"] += _until_done(partial(_make_due, using, due))
+    if late is not None:
+        done["expired"] += _until_done(partial(transitions.expire, using, conf().BATCH, since=late))
     if is_asked:
         done["cancelled"] += transitions.sweep_cancellations(using, conf().BATCH)
     if is_open:
         done["batches"] += batches.close_ended(using, conf().BATCH)
     if using == databases.home() and (is_limited or board.limits):
         limited_claims.publish()
+    if is_parked:
+        _seldom(_let_go, using)
     if is_behind:
-        _let_in_stuck(using)
+        _seldom(order.let_in_stuck, using)
 
 
-#: For each database when to look next for lines that stand still. A look takes a step for each key that waits.
-_look_at: dict[str, float] = {}
+#: For each database, and for each step that may take long and find nothing, when it is taken next.
+_look_at: dict[tuple[str, Callable[[str], int]], float] = {}
 
 
-def _let_in_stuck(using: str) -> None:
+def _seldom(step: Callable[[str], int], using: str) -> None:
     """Last of a tick, and seldom where it takes long: an error or a wait here keeps nothing else from its time."""
     begin = time.monotonic()
-    if begin >= _look_at.get(using, 0.0):
+    if begin >= _look_at.get((using, step), 0.0):
         found = 0
         try:
-            found = order.let_in_stuck(using)
+            found = step(using)
         finally:
             end = time.monotonic()
             # Where it found some there may be more.
-            _look_at[using] = end if found else end + SELDOM * (end - begin)
+            _look_at[using, step] = end if found else end + SELDOM * (end - begin)
 
 
-def _make_due(using: str) -> int:
-    queues = transitions.make_due(using, DUE_BATCHES * conf().BATCH)
+def _let_go(using: str) -> int:
+    """Jobs of tasks that no worker knew, and that this one knows."""
+    if board.is_quiet or board.stopping_for is not None:
+        return 0
+    tasks = Node.objects.using(using).filter(pk=board.node).values_list("tasks", flat=True).first() or []
+    limit = DUE_BATCHES * conf().BATCH
+    return _until_done(lambda: _told(using, transitions.let_go(using, tasks, board.queues, limit)))
+
+
+def _make_due(using: str, since: Any) -> int:
+    queues = transitions.make_due(using, DUE_BATCHES * conf().BATCH, since=since)
     if len(queues) == DUE_BATCHES * conf().BATCH:
         # There are more. What comes due at this moment must not wait behind them.
-        queues += transitions.make_due(using, conf().BATCH, "-run_at")
+        queues += transitions.make_due(using, conf().BATCH, "-run_at", since=since)
+    return _told(using, queues)
+
+
+def _told(using: str, queues: list[str]) -> int:
+    """After each batch: the first of many must not wait for the last."""
     if queues:
-        # After each batch: the first of many must not wait for the last.
         ring(using, set(queues))
         bell.ring()
     return len(queues)
@@ -122,10 +188,21 @@ def has_ready(using: str, queues: list[str]) -> bool:
 
 
 def _look(using: str, sql: str, queues: list[str]) -> tuple[Any, ...]:
-    vendor = connections[using].vendor
+    vendor, place, begin = connections[using].vendor, _places[using, sql], time.monotonic()
     # CURRENT_TIMESTAMP of SQLite is that of a whole second.
     now = "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')" if vendor == "sqlite" else "CURRENT_TIMESTAMP"
-    ready = " OR ".join([_READY] * len(queues)) or "1 = 0"
-    sql = sql.format(now=now, epoch=databases.EPOCH_NOW[vendor], ready=ready, behind=order.WAITS)
+    is_short = begin < place.until
+    words = {"now": now, "epoch": databases.EPOCH_NOW[vendor], "behind": order.WAITS}
+    words |= {"rare": "1 = 0" if is_short else "1 = 1", "due": "", "late": ""}
+    if is_short and place.due is not None:
+        words |= {"due": f"AND run_at >= '{place.due}'", "late": f"AND expires_at >= '{place.late}'"}
+    ready = " OR ".join([_NEW_READY if is_short else _READY] * len(queues)) or "1 = 0"
+    sql = sql.format(**words, ready=ready)
     [found] = databases.ask(using, sql, *(name for queue in queues for name in (queue, queue)))
+    if vendor == "postgresql" and not is_short:
+        end = time.monotonic()
+        # A single one may have waited for anything.
+        cost, place.took = min(place.took, end - begin), end - begin
+        if cost > SLOW_LOOK:
+            place.until = end + min(RARELY * cost, LONGEST_LOOK)
     return tuple(found)

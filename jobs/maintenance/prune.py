@@ -55,7 +55,7 @@ class Prune:
         databases.everywhere(partial(self._run, budget=budget, done=done))
         if is_eldest(self._node, databases.home()):
             done["messages"] += transport.prune_replies(self.side)
-            locks.prune(self.side)
+            locks.prune(self.side, budget / 4)
             stored.prune(self.side)
             worker_orders.prune(self.side)
         if done["jobs"]:

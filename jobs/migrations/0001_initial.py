@@ -112,6 +112,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 'db_table': 'jobs_lock',
+                'indexes': [models.Index(fields=['expires_at'], name='jobs_lock_expires')],
             },
         ),
         migrations.CreateModel(
@@ -583,6 +584,15 @@ class Migration(migrations.Migration):
             model_name='job',
             name='order_place',
             field=models.BigIntegerField(null=True),
+        ),
+        migrations.AddField(
+            model_name='job',
+            name='waits_for',
+            field=models.CharField(max_length=300, null=True),
+        ),
+        migrations.AddIndex(
+            model_name='job',
+            index=models.Index(condition=models.Q(('state', 'scheduled'), ('waits_for__isnull', False)), fields=['waits_for', 'id'], name='jobs_job_awaiting'),
         ),
         migrations.AddIndex(
             model_name='job',

@@ -164,6 +164,7 @@ LINED = Q(state="ready", limit_key__isnull=False)
 PLACED = Q(state="running", limit_place__isnull=False)
 SEATED = Q(state="running", queue_place__isnull=False)
 ORDERED = Q(order_key__isnull=False, state__in=("scheduled", "ready", "running"))
+AWAITING = Q(state="scheduled", waits_for__isnull=False)
 OWNED = Q(node__isnull=False, token__isnull=False, started_at__isnull=False)
 FINISHED = Q(state__in=ENDED, finished_at__isnull=False) | (~Q(state__in=ENDED) & Q(finished_at__isnull=True))
 
@@ -238,6 +239,9 @@ class Job(models.Model):
     #: waits behind others as long as it has a place.
     order_key = models.CharField(_("order key"), max_length=255, null=True)
     order_place = models.BigIntegerField(null=True)
+    #: Of a scheduled job: what it waits for beside its time, a lock or a worker that knows its task
+    #: (``jobs.lifecycle.waits``). In other states it means nothing.
+    waits_for = models.CharField(max_length=300, null=True)
     #: The span of the call, until its transaction is committed (``jobs.calling.tracing``).
     span: Any = None
     #: Whether the call is that of a signature whose id was fixed before (``Signature.freeze``).
@@ -282,6 +286,7 @@ class Job(models.Model):
             models.Index(name="jobs_job_unique_key", fields=["unique_key"], condition=Q(unique_key__isnull=False)),
             models.Index(name="jobs_job_batch", fields=["batch", "state"], condition=Q(batch__isnull=False)),
             models.Index(name="jobs_job_order", fields=["order_key", "order_place", "state"], condition=ORDERED),
+            models.Index(name="jobs_job_awaiting", fields=["waits_for", "id"], condition=AWAITING),
             models.Index(name="jobs_job_parent", fields=["parent_id", "id"], condition=Q(parent_id__isnull=False)),
         ]
 
@@ -638,6 +643,7 @@ class Lock(models.Model):
 
     class Meta:
         db_table = "jobs_lock"
+        indexes: ClassVar = [models.Index(name="jobs_lock_expires", fields=["expires_at"])]
 
 
 class Effect(models.Model):

@@ -31,7 +31,7 @@ from jobs.execution import settlement
 from jobs.lifecycle import claims, order, transitions
 from jobs.lifecycle.board import BODY, BUSY, IDLE, OLD, board
 from jobs.lifecycle.limited_claims import LimitedClaimer
-from jobs.lifecycle.ring import bell
+from jobs.lifecycle.ring import bell, ring
 from jobs.lifecycle.run import Run, claimed
 from jobs.models import Job
 from jobs.models.values import named
@@ -41,12 +41,12 @@ from jobs.worker import celery_events
 #: moving mean, in which the last run has this weight.
 BATCH_TIME, WEIGHT = 0.05, 0.2
 
-#: Seconds until a job is tried again whose task nobody here knows, doubled up to the second; and how many such rows are
-#: put behind the others by one statement.
-UNKNOWN_PAUSES, UNKNOWN_BATCH = (5.0, 60.0), 1000
+#: How many jobs of a task that nobody here knows are put aside by one statement. Seconds until one of Django's tasks is
+#: tried again, doubled up to the second.
+UNKNOWN_BATCH, UNKNOWN_PAUSES = 1000, (5.0, 60.0)
 
-#: The same while another worker knows the task: few rows and a short pause, so that this worker still gets its share.
-SHARED_BATCH, SHARED_PAUSE = 10, 1.0
+#: Seconds for which claims leave a task alone that only another worker knows.
+LEFT = 5.0
 
 #: Seconds to wait for a ring, at the most; and between two attempts to reach a database that is away.
 LONGEST_WAIT, AWAY_PAUSE = 30.0, 0.5
@@ -88,6 +88,8 @@ class Runner:
         self._next = 1
         self._tracers: dict[str, Any] = {}
         self._unknown_pauses: dict[str, float] = {}
+        #: The tasks that only other workers know, and until when claims leave them alone.
+        self._unknown: dict[str, float] = {}
         #: What could not be settled for want of a database.
         self._unsettled: list[Job] = []
         #: For each database that cannot be reached, until when it is left alone.
@@ -124,6 +126,7 @@ class Runner:
         places = [(alias, queue) for alias in conf().DATABASES for queue in board.queues]
         reach("before_claim")
         self._asked = claims.size_of(min(self._next, conf().CLAIM_BATCH))
+        without = tuple(task for task, until in self._unknown.items() if time.monotonic() < until)
         for step in range(len(places)):
             using, queue = places[(self._turn + step) % len(places)]
             if time.monotonic() < self._away.get(using, 0.0):
@@ -132,7 +135,7 @@ class Runner:
             token = claims.new_token()
             self.slot.rest(BUSY, token)
             try:
-                jobs = self._claimer.claim(using, queue, board.node, self._asked, token)
+                jobs = self._claimer.claim(using, queue, board.node, self._asked, token, without)
             except Error as exc:
                 self._note_away(using, exc)
                 continue
@@ -321,11 +324,17 @@ class Runner:
     def _postpone(self, job: Job) -> None:
         with suppress(Error):
             if transitions.is_known_elsewhere(job):
-                transitions.postpone_unknown(job, SHARED_PAUSE, SHARED_BATCH)
+                # The next claims leave them to that worker.
+                self._unknown[job.task] = time.monotonic() + LEFT
+                if transitions.hand_back(job, 0):
+                    ring(str(job._state.db), [job.queue])
                 return
-            pause = self._unknown_pauses.get(job.task, UNKNOWN_PAUSES[0])
-            self._unknown_pauses[job.task] = min(2 * pause, UNKNOWN_PAUSES[1])
-            count = transitions.postpone_unknown(job, pause, UNKNOWN_BATCH)
+            pause = None
+            if job.django_task is not None:
+                # Which worker can import it nobody knows before it tries.
+                pause = self._unknown_pauses.get(job.task, UNKNOWN_PAUSES[0])
+                self._unknown_pauses[job.task] = min(2 * pause, UNKNOWN_PAUSES[1])
+            count = transitions.postpone_unknown(job, UNKNOWN_BATCH, pause)
             text = f"is unknown here: {count} such jobs wait for a worker that knows it"
             log(logging.WARNING, job, text, "unknown_task", count=count)
 

@@ -8,7 +8,6 @@ import pytest
 
 from jobs.lifecycle.board import LONG
 from jobs.models import Job, Node
-from jobs.worker.runner import UNKNOWN_PAUSES
 from tests import tasks
 from tests.faults.guards import Without, guard
 from tests.faults.ledger import LOST_CHILD, WORK
@@ -233,5 +232,5 @@ def test_unknown_tasks_at_the_head_of_a_queue(ledger):
         assert not unknown.filter(state="succeeded").exists()
         assert old.stop() == 0
         with Worker():
-            ledger.check(within=UNKNOWN_PAUSES[1] + WORK)
+            ledger.check(within=WORK)
     assert set(Job.objects.values_list("retries", "crashes", "node_losses")) == {(0, 0, 0)}

@@ -12,7 +12,6 @@ from django.db import OperationalError, connection
 
 from jobs.lifecycle import transitions
 from jobs.models import Job
-from jobs.worker.runner import UNKNOWN_PAUSES
 from tests import misbehaving, tasks
 from tests.faults.guards import Without, guard
 from tests.faults.ledger import LOST_CHILD, WORK
@@ -125,7 +124,7 @@ def test_unknown_task_during_a_rolling_deploy(ledger):
         with Worker():
             ledger.wait_effects(50)
             assert old.stop() == 0
-            ledger.check(within=UNKNOWN_PAUSES[1] + WORK)
+            ledger.check(within=WORK)
     assert set(Job.objects.values_list("node_losses", "crashes", "retries")) == {(0, 0, 0)}
 
 

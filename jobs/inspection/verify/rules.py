@@ -14,6 +14,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, timedelta
 from functools import cached_property
 from typing import Any
 
@@ -21,6 +22,7 @@ from django.apps import apps
 from django.db import connections
 from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet
 from django.db.models.functions import Now
+from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from jobs.conf import conf
@@ -28,9 +30,9 @@ from jobs.database import databases
 from jobs.inspection import external_calls, limits
 from jobs.inspection.census import LIVE, MOST, Head, heads, in_line, late_after, running_by_node, silence, workers
 from jobs.lifecycle import queues
-from jobs.lifecycle.transitions import now_plus
+from jobs.lifecycle.transitions import PARKED, TASK, now_plus
 from jobs.maintenance.clock import LONGEST_TICK
-from jobs.models import HELD, UNSUCCESSFUL, Batch, Cancellation, Effect, Gate, Job, Marker, Node, State
+from jobs.models import AWAITING, HELD, UNSUCCESSFUL, Batch, Cancellation, Effect, Gate, Job, Marker, Node, State
 
 HISTORY, BATCHES = 100_000, 1000  #: How many ended jobs are read, unless all are asked for; and how many batches.
 SLACK = 10.0  #: Seconds that a busy machine may take on top of any bound.
@@ -120,6 +122,11 @@ class Rule:
         return takes[self.within] + SLACK if self.within else 0.0
 
 
+def _iso(seconds: float) -> str:
+    """The moment so many seconds ago, as errors have it."""
+    return (timezone.now() - timedelta(seconds=seconds)).astimezone(UTC).isoformat()
+
+
 RULES: list[Rule] = []  #: In the order of the report.
 
 
@@ -173,6 +180,21 @@ class Search:
     @Rule("due-ready", _("a scheduled job that is due becomes ready"), "poll")
     def overdue(self) -> Rows:
         return [self.jobs.filter(state=State.SCHEDULED, run_at__lte=self.since).order_by("run_at")]
+
+    @Rule(
+        "known-let-go",
+        _("a job that waits for a worker that knows its task is let go when there is one"),
+        "poll",
+        waiting=lambda search: [search.jobs.filter(AWAITING, run_at=PARKED)],
+    )
+    def known(self) -> Rows:
+        """A worker begins to look when it starts. ``error`` says when the job was put aside."""
+        parked = self.jobs.filter(AWAITING, run_at=PARKED, error__at__lte=_iso(self.seconds))
+        known = Q(pk__in=())
+        for worker in self.view.working if parked.exists() else ():
+            if worker.takes_jobs and worker.age.total_seconds() > self.seconds:
+                known |= Q(waits_for__in=[TASK + task for task in worker.tasks], queue__in=worker.queues)
+        return [parked.filter(known)]
 
     @Rule(
         "ready-taken",

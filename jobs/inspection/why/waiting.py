@@ -13,6 +13,7 @@ from jobs.inspection import limits
 from jobs.inspection.census import MOST, UNKNOWN, at_least, in_line, late_after
 from jobs.inspection.times import duration
 from jobs.inspection.why.view import COUNTS, SHOWN, Reason, View
+from jobs.lifecycle.transitions import PARKED
 from jobs.models import LINED, LIVE, Job, State
 
 #: Seconds after which an open transaction is a reason: on PostgreSQL; on SQLite, where it holds the only write lock.
@@ -61,6 +62,9 @@ def own_time(view: View) -> Iterator[Reason]:
             says = gettext(
                 "A worker that does not know its task put it behind the others. It is tried again in %(until)s."
             )
+            if job.run_at == PARKED:
+                says = gettext("No worker that took it knows its task. It waits for one that does, and then runs.")
+                evidence = {"error": kind, "message": error["message"], "at": error["at"]}
         elif kind == "Busy":
             yield from locked(view)
             code, cure = "busy", ""
