@@ -149,7 +149,8 @@ def page(route: str, name: str, permission: str = "", posts: bool = True) -> Cal
 class ReadOnlyAdmin(admin.ModelAdmin):
     """Who may view the model sees its rows. Nobody may change them, so Django shows all fields as text."""
 
-    #: The filters that a URL may use. By Django's own rule a URL could find out any value, also of redacted fields.
+    #: What a URL may filter by, beside the parameters of filters that name their own. By Django's own rule a URL could
+    #: find out any value of any row that others lead to, letter by letter, also a redacted one.
     lookups: frozenset[str] = frozenset()
     #: Orders of the list by the value of ``?o=``: a label, and columns that an index has. The first is the default.
     sorts: ClassVar[dict[str, tuple[Any, tuple[str, ...]]]] = {"": ("", ("-pk",))}
@@ -170,8 +171,9 @@ class ReadOnlyAdmin(admin.ModelAdmin):
     change_form_template: ClassVar[Any] = "jobs/admin/change_form.html"
 
     def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest) -> bool:
-        names = {field.name for field in self.opts.get_fields()}
-        return lookup in self.lookups or lookup.partition("__")[0] not in names
+        own = {getattr(each, "parameter_name", None) for each in self.get_list_filter(request)}
+        # PostgreSQL has no text with a NUL.
+        return lookup in self.lookups | own and "\0" not in value
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
