@@ -22,8 +22,10 @@ MODELS = [model for model in apps.get_app_config(Job._meta.app_label).get_models
 SECRET = "s3cret"
 
 #: Endings of a lookup: of text, of JSON, of time, and one that no database can read.
-ENDINGS = ["", "__exact", "__startswith=s", "__icontains=s", "__regex=(", "__in=s", "__isnull=0", "__gt=a", "__year=2026",
-           "__password__startswith=s"]  # fmt: skip
+ENDINGS = [
+    "", "__exact", "__startswith=s", "__icontains=s", "__regex=(", "__in=s", "__isnull=0", "__gt=a", "__year=2026",
+    "__password__startswith=s",
+]  # fmt: skip
 
 #: Ways from one row to others.
 WAYS = ["node__jobs__kwargs__password", "node_id__jobs__kwargs__password", "node_id__jobs__pk", "batch__on_success",
@@ -89,8 +91,8 @@ def others(rows) -> list[str]:
         reverse(f"admin:jobs_{name}") for name in ("dashboard", "overview_changelist", "verify", "limit_changelist")
     ]
     for model, row in rows.items():
-        for end in ("change", "history", "delete"):
-            found.append(reverse(f"admin:jobs_{model._meta.model_name}_{end}", args=[row.pk]))
+        names = [f"admin:jobs_{model._meta.model_name}_{end}" for end in ("change", "history", "delete")]
+        found += [reverse(name, args=[row.pk]) for name in names]
     return found
 
 
