@@ -17,6 +17,7 @@ from django.template.response import TemplateResponse
 from django.urls import path
 from django.views.decorators.http import require_POST
 
+from jobs.lifecycle.redaction import veil
 from jobs.models import Job
 from jobs.models.values import scrub
 
@@ -191,7 +192,8 @@ class ReadOnlyAdmin(admin.ModelAdmin):
         return super().changelist_view(request, {"labels": labels, **(extra_context or {})})
 
     def look_at(self, rows: Iterable[Any]) -> None:
-        """Add to each row, as attributes, what its columns do not say."""
+        """Add to each row, as attributes, what its columns do not say; take out of it what nobody may see."""
+        veil(rows)
 
     def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[QuerySet[Any], bool]:
         term = search_term.strip()

@@ -20,9 +20,10 @@ from jobs.events.amqp import ERRORS
 from jobs.events.relay import matches
 from jobs.events.replay import names, replay_by, services
 from jobs.events.wire import TRACE
-from jobs.inspection import events, redaction
+from jobs.inspection import events
 from jobs.inspection.census import MOST, at_least
 from jobs.inspection.times import duration
+from jobs.lifecycle import redaction
 from jobs.models import ARGS, Event, Job, State, Subscription
 from jobs.models.values import parse_uuid, scrub
 from jobs.operations.selection import DIGITS, SEARCHED, newest

@@ -40,7 +40,7 @@ def look() -> list[Any]:
             jobs.filter(state=State.SCHEDULED).order_by("run_at").values_list("run_at").first(),
             running.aggregate(Count("pk"), Sum("lease")),
             [(job.pk, job.lease) for job in oldest],
-            progress.of(oldest),
+            progress.as_said(oldest),
             list(Pause.objects.using(alias).order_by("queue").values_list("queue")),
         ]
     nodes = Node.objects.using(databases.home()).filter(dead_at=None).order_by("pk")

@@ -8,6 +8,7 @@ import decimal
 import hashlib
 import json
 import math
+import re
 import uuid
 from contextlib import suppress
 from typing import Any
@@ -31,6 +32,9 @@ _CURES: tuple[tuple[type | tuple[type, ...], str], ...] = (
 
 #: What is kept beside JSON's own types, tagged as Celery's own encoder does it.
 TYPES = (datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, uuid.UUID, bytes, bytearray, memoryview)
+
+#: What :func:`scrub` leaves in place of what it cuts out of a text.
+CUT = re.compile(r"\n\.\.\. \d+ characters cut \.\.\.\n")
 
 #: Characters of a key, at the most: as many as every database indexes.
 MAX_KEY = 255

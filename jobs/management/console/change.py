@@ -20,6 +20,7 @@ from jobs.inspection.external_calls import status, unsettled
 from jobs.inspection.limits import usage
 from jobs.lifecycle import limits, queues
 from jobs.lifecycle.limits import name_of
+from jobs.lifecycle.redaction import veil
 from jobs.management.console.base import DRY_RUN, ID, REASON, JobsCommand, Subcommand, me, option, reported, subcommand
 from jobs.models import State, Tally
 from jobs.operations import adoption, workers
@@ -295,7 +296,10 @@ def effects(out: JobsCommand, args: Namespace) -> None:
 
 def _list_effects(out: JobsCommand, aliases: Iterable[str]) -> None:
     found = []
-    for row in chain.from_iterable(unsettled(alias).iterator() for alias in aliases):
+    every = [list(unsettled(alias)) for alias in aliases]
+    for rows in every:
+        veil(rows)
+    for row in chain.from_iterable(every):
         using = row._state.db
         about = {"id": row.pk, "name": row.name, "key": row.key, "status": status(row), "calls": row.calls}
         found.append({"database": using, **about, "job": row.job, "created_at": row.created_at})
