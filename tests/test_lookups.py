@@ -130,3 +130,20 @@ def test_no_value_of_a_filter_breaks_a_list(admin_client, rows, model):
     for name in {*own, "q", "p", "o", "all", "_popup"}:
         for value in ("%00", "%ED%A0%80", "x" * 3000, "-1", "9" * 30, "[" * 3000, "{", "%F0%9F%92%A9", ""):
             assert admin_client.get(f"{url}?{name}={value}").status_code < 500, (name, value)
+
+
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize("text", [DEEP, '{"a":' * 20_000, "5", "{", "[[1]]", "[null]", '{"a": 1}'])
+def test_json_that_a_form_did_not_make_is_refused(admin_client, rows, text):
+    for name in ("job_operate", "event_replay"):
+        answer = admin_client.post(reverse(f"admin:jobs_{name}"), {"operation": "retry", "keys": text, "to": "shop"})
+        assert answer.status_code in (302, 403), name
+    call = Effect.objects.get()
+    Effect.objects.update(state="parked")
+    url = reverse("admin:jobs_effect_settle", args=[call.pk])
+    assert admin_client.post(url, {"verb": "happened", "answer": text}).status_code == 302
+    assert admin_client.get(reverse("admin:jobs_effect_change", args=[call.pk])).status_code == 200
+    call.refresh_from_db()
+    assert (call.state == "sent") == (text in ("5", "[[1]]", "[null]", '{"a": 1}'))

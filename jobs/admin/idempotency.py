@@ -20,7 +20,7 @@ from jobs.conf import conf
 from jobs.inspection import external_calls
 from jobs.lifecycle import redaction
 from jobs.models import Effect, Marker
-from jobs.models.values import jsonable, parse_uuid
+from jobs.models.values import jsonable, parse_uuid, parsed
 from jobs.operations.external_calls import clear_up
 
 EXPLAINED = _(
@@ -170,7 +170,7 @@ class EffectAdmin(ReadOnlyAdmin):
         if happened:
             text = request.POST.get("answer", "").strip()
             try:
-                answer = jsonable(json.loads(text), "the answer") if text else None
+                answer = jsonable(parsed(text), "the answer") if text else None
             except ValueError as exc:
                 says = gettext("The answer is not JSON, and nothing was changed: %(error)s")
                 messages.error(request, says % {"error": exc})

@@ -1,6 +1,5 @@
 """``manage.py jobs retry|cancel|kill|run|move|prioritize|delete|pause|resume|limit|tell|effects|adopt``: decisions."""
 
-import json
 import time
 import uuid
 from argparse import Namespace
@@ -23,6 +22,7 @@ from jobs.lifecycle.limits import name_of
 from jobs.lifecycle.redaction import veil
 from jobs.management.console.base import DRY_RUN, ID, REASON, JobsCommand, Subcommand, me, option, reported, subcommand
 from jobs.models import State, Tally
+from jobs.models.values import parsed
 from jobs.operations import adoption, workers
 from jobs.operations.actions import OPERATIONS, Operation, Outcome
 from jobs.operations.external_calls import clear_up
@@ -286,7 +286,7 @@ def effects(out: JobsCommand, args: Namespace) -> None:
         raise CommandError("Say one of the two: --happened (with --answer JSON), or --not-happened.")
     key, using = args.id, args.database or known[0]
     with reported(TypeError, ValueError, says="--answer cannot be kept as JSON: {}"):
-        answer = None if args.answer is None else json.loads(args.answer)
+        answer = None if args.answer is None else parsed(args.answer)
         is_done = clear_up(key, using, args.happened, answer)
     if not is_done:
         raise CommandError(f"{key} is no call that is ambiguous or parked (a run may be making it): nothing to say.")
