@@ -87,7 +87,7 @@ def _change(operation: Operation, out: JobsCommand, args: Namespace) -> None:
             out.say(f"{text} {style(outcome.says)}")
         if not args.ids and time.monotonic() - said > PROGRESS:
             said = time.monotonic()
-            out.stderr.write(f"{number} of {max(total, number)}", out.style.NOTICE)
+            out.warn(f"{number} of {max(total, number)}", out.style.NOTICE)
     out.say_json({"dry_run": args.dry_run, "done": counts[True], "refused": refused})
     values: dict[str, Any] = {"done": counts[True], "refused": counts[False], "participle": operation.participle}
     if not args.ids:
@@ -134,7 +134,7 @@ def _warn_of_unknown(out: JobsCommand, names: Iterable[str]) -> None:
     for name in names:
         if name not in known:
             text = f"Nobody knows a queue {name!r}: no worker, no job, no task, no setting{did_you_mean(name, known)}"
-            out.stderr.write(text, out.style.WARNING)
+            out.warn(text, out.style.WARNING)
 
 
 @subcommand(option("names", "the name of a queue", nargs="*", metavar="QUEUE"), REASON)

@@ -119,7 +119,7 @@ def _show(out: JobsCommand, args: Namespace) -> None:
     out.say(f"{event.name} (version {event.version}), told of by {event.source} at {at}: {state_of(event)}")
     if event.job is not None:
         out.say(f"by the job {event.job}")
-    out.say(json.dumps(data, ensure_ascii=False, indent=2))
+    out.say(json.dumps(data, ensure_ascii=False, indent=2), keep="\n")
     if not handlers:
         out.say("No job handles it in this database.")
     for each in handlers:
@@ -163,7 +163,7 @@ def _schema(out: JobsCommand, args: Namespace) -> None:
     schemas = {name: each.schema.json_schema(each.name, each.version) for name, each in sorted(found.items())}
     out.say_json(schemas)
     if args.dir is None:
-        out.say(json.dumps(schemas, ensure_ascii=False, indent=2))
+        out.say(json.dumps(schemas, ensure_ascii=False, indent=2), keep="\n")
         return
     directory = Path(args.dir)
     for name, schema in schemas.items():

@@ -153,8 +153,9 @@ def show(out: JobsCommand, args: Namespace) -> None:
     for entry in errors:
         if not isinstance(entry, dict):
             entry = {"message": entry}
-        out.say(f"\n{out.style.WARNING(str(entry.get('type')))}, attempt {entry.get('attempt')}, {entry.get('at')}")
-        out.say(str(entry.get("traceback") or entry.get("message")).rstrip())
+        out.say("")
+        out.say(f"{out.style.WARNING(str(entry.get('type')))}, attempt {entry.get('attempt')}, {entry.get('at')}")
+        out.say(str(entry.get("traceback") or entry.get("message")).rstrip(), keep="\n")
 
 
 def _follow(out: JobsCommand, key: uuid.UUID) -> None:
@@ -249,7 +250,7 @@ def verify(out: JobsCommand, args: Namespace) -> None:
     """
     with reported(promise.Unverifiable, ImproperlyConfigured, code=2):
         report = promise.verify(
-            everything=args.everything, patient=args.patient, tell=lambda line: out.stderr.write(line, out.style.NOTICE)
+            everything=args.everything, patient=args.patient, tell=lambda line: out.warn(line, out.style.NOTICE)
         )
     counts = {"violations": report.violations, "recovering": report.recovering, "workers": report.workers}
     rules = [asdict(finding) for finding in report.findings]
