@@ -7,6 +7,7 @@ import datetime
 import pytest
 from django.apps import apps
 from django.contrib.admin import site
+from django.contrib.auth.models import Permission
 from django.db import connection
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
@@ -147,3 +148,33 @@ def test_json_that_a_form_did_not_make_is_refused(admin_client, rows, text):
     assert admin_client.get(reverse("admin:jobs_effect_change", args=[call.pk])).status_code == 200
     call.refresh_from_db()
     assert (call.state == "sent") == (text in ("5", "[[1]]", "[null]", '{"a": 1}'))
+
+
+# Who sees anything at all
+
+
+def test_no_permission_but_that_to_view_shows_a_row(staff, rows):
+    """As the table of permissions says. Django lets whoever may change or delete a row see it."""
+    label = Job._meta.app_label
+    names = Permission.objects.filter(content_type__app_label=label).exclude(codename__startswith="view_")
+    client = staff(*names.values_list("codename", flat=True))
+    shown = [*others(rows), *(reverse(f"admin:{label}_{model._meta.model_name}_changelist") for model in rows)]
+    answers = {url: client.get(url) for url in shown}
+    assert {url: answer.status_code for url, answer in answers.items() if answer.status_code not in (403, 302)} == {}
+    for model, row in rows.items():
+        url = reverse(f"admin:{label}_{model._meta.model_name}_delete", args=[row.pk])
+        assert client.post(url, {"post": "yes"}).status_code == 403
+        assert model.objects.filter(pk=row.pk).exists()
+    assert not [url for url, answer in answers.items() if SECRET in answer.content.decode()]
+    url = reverse(f"admin:{label}_effect_settle", args=[rows[Effect].pk])
+    assert client.post(url, {"verb": "happened"}).status_code == 403
+
+
+@pytest.mark.parametrize("kind", ["change", "delete", "add"])
+@pytest.mark.parametrize("model", [model for model in MODELS if model is not Overview])
+def test_nor_does_any_of_them_alone(staff, rows, model, kind):
+    name = model._meta.model_name
+    client = staff(f"{kind}_{name}")
+    for url in others(rows):
+        assert client.get(url).status_code in (403, 302), url
+    assert client.get(reverse(f"admin:jobs_{name}_changelist")).status_code == 403

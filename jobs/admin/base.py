@@ -8,6 +8,7 @@ from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.utils import label_for_field
 from django.contrib.admin.views.main import ORDER_VAR, PAGE_VAR, ChangeList
+from django.contrib.auth import get_permission_codename
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.core.paginator import Paginator
 from django.db import connections, transaction
@@ -180,6 +181,15 @@ class ReadOnlyAdmin(admin.ModelAdmin):
         return False
 
     has_change_permission = has_delete_permission = has_add_permission
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """By no other permission: Django shows a row also to who may change it, and here that means a button."""
+        return may(request, get_permission_codename("view", self.opts))
+
+    def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        return super().delete_view(request, object_id, extra_context)
 
     # The list
 
