@@ -252,10 +252,11 @@ def test_filters_in_words(viewer):
 
 def test_a_filter_that_says_nothing_says_what_it_should_be(viewer):
     make()
-    for name, value, label in (("since", "soon", "Created since"), ("queue", "\0", "Queue")):
+    for name, value, label in (("since", "soon", "Created since"), ("batch", "x", "Batch")):
         response = viewer.get(LIST, {name: value})
         assert next(str(each) for each in response.context["messages"]).startswith(f"{label}: ")
         assert ids(response) == []
+    assert viewer.get(LIST, {"queue": "\0"}).status_code == 400
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,12 @@ import kombu.utils.json
 import pytest
 from django.contrib.auth.models import User
 from django.db import models
+from django.urls import reverse
 from django.utils.translation import gettext_lazy
 
 from jobs.arguments import normalize
-from jobs.models.values import decoded, scrub
+from jobs.models import Job
+from jobs.models.values import DEPTH, decoded, scrub
 from tests import tasks
 
 
@@ -136,3 +138,29 @@ def test_wrong_arity_raises_at_the_call():
         tasks.add.delay(1, 2, 3)
     with pytest.raises(TypeError, match="unexpected keyword"):
         tasks.add.delay(1, z=2)
+
+
+def nested(depth: int) -> list:
+    return [nested(depth - 1)] if depth else ["s3cret"]
+
+
+@pytest.mark.django_db
+def test_what_is_nested_as_deep_as_it_may_be_can_be_shown(settings, admin_client):
+    """A page has a deeper stack than a call."""
+    settings.JOBS = {**settings.JOBS, "REDACT": "tests.test_redaction.hide_secrets"}
+    with pytest.raises(ValueError, match=f"args is nested too deeply \\({DEPTH} levels"):
+        tasks.noop.delay(nested(DEPTH))
+    deep = nested(DEPTH - 3)
+    for call in ([deep], {"note": deep}):
+        job = Job.objects.get(pk=tasks.noop.delay_many([call])[0].id)
+        assert admin_client.get(reverse("admin:jobs_job_change", args=[job.pk])).status_code == 200
+    assert admin_client.get(reverse("admin:jobs_job_changelist")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "how", [{"args": [nested(800)]}, {"kwargs": {"x": nested(800)}}, {"headers": {"x": nested(800)}}]
+)
+@pytest.mark.django_db
+def test_what_is_nested_too_deeply_is_refused(how):
+    with pytest.raises(ValueError, match="nested too deeply"):
+        tasks.noop.apply_async(**how)

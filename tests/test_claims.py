@@ -18,10 +18,12 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from jobs.calling.calls import rank_of
+from jobs.conf import rates
 from jobs.database import sessions
-from jobs.lifecycle import claims, completion, limited_claims, transitions
+from jobs.lifecycle import claims, completion, limited_claims, order, transitions
 from jobs.lifecycle.board import board
 from jobs.lifecycle.claims import Claimer
+from jobs.lifecycle.limits import Limits
 from jobs.maintenance import clock, rescue
 from jobs.maintenance.rescue import OwnJobs
 from jobs.models import Job, Limit, Node, Pause
@@ -1000,3 +1002,24 @@ def test_a_body_without_a_statement_leaves_no_warning_in_the_servers_log(runner)
     assert runner.run_batch()
     assert Job.objects.get().state == "succeeded"
     assert told == []
+
+
+def test_the_name_of_a_queue_is_a_name_whatever_the_server_makes_of_backslashes(node):
+    """With ``standard_conforming_strings`` off a backslash escapes the quote after it."""
+    on_postgresql()
+    other = make(queue="other")
+    names = ["\\' OR true --", "a\\nb", "\\", "it's 100 %", "\\\\'"]
+    rows = [make(queue=name) for name in names]
+    with connection.cursor() as cursor:
+        cursor.execute("SET standard_conforming_strings = off")
+    try:
+        limited = Limits({"a\\'b": rates.Limit(2)}, {name: rates.Limit(3) for name in names})
+        assert [keys(claim(queue=name)) for name in names[:3]] == [[row.pk] for row in rows[:3]]
+        taken = [limited_claims._take("default", name, node.pk, 1, claims.new_token(), limited) for name in names[3:]]
+        assert [keys(jobs) for jobs in taken] == [[row.pk] for row in rows[3:]]
+        assert state(other)[0] == "ready"
+        assert order.let_in("default", ["\\' OR true --"]) == 0
+        sessions.session_of("default").notify("jobs_ring", ["\\'; DROP TABLE jobs_job; --"])
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("RESET standard_conforming_strings")

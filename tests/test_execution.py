@@ -22,9 +22,9 @@ from jobs import signals
 from jobs.conf import syncpoints
 from jobs.database import sessions
 from jobs.errors import Snooze, TaskExited
-from jobs.inspection.redaction import Shown
 from jobs.lifecycle import completion, ring, transitions
 from jobs.lifecycle.board import board
+from jobs.lifecycle.redaction import Shown
 from jobs.models import Job
 from jobs.models.values import decoded
 from jobs.worker.runner import Runner

@@ -156,6 +156,33 @@ def test_a_stream_ends_by_itself_and_the_last_one_ends_the_look(monkeypatch):
     wait_for(lambda: sessions() == before, 10, "and its connections are closed")
 
 
+def test_a_process_holds_so_many_streams_and_refuses_the_next(asgi):
+    """Each is an open file; pages that get none ask every ten seconds, as under WSGI."""
+    session = session_of("view_job")
+    streams = [ask(asgi, LIVE, session) for _ in range(live.STREAMS)]
+    # Its first line is sent when it is counted.
+    assert {(each.status, each.readline()) for each in streams} == {(200, b"retry: 2000\n")}
+    refused = ask(asgi, LIVE, session)
+    assert (refused.status, refused.headers["Retry-After"], refused.read()) == (503, "60", b"")
+    assert ask(asgi, DASHBOARD, session).status == 200
+    streams.pop().close()
+
+    def is_let_in() -> bool:
+        streams.append(ask(asgi, LIVE, session))
+        return streams[-1].status == 200
+
+    wait_for(is_let_in, 30, "one that ends leaves its place")
+
+
+def test_of_those_who_come_at_once_no_more_are_let_in(monkeypatch):
+    """The view looks before its stream begins."""
+    monkeypatch.setattr(live, "STREAMS", 0)
+    with watching() as heard:
+        wait_for(lambda: heard, 10, "it is told when to ask again")
+    assert heard == ["retry: 60000\n\n"]
+    assert live.watch._thread is None
+
+
 @pytest.mark.slow
 def test_a_database_that_was_away_is_looked_at_again(monkeypatch):
     monkeypatch.setattr(live, "LIFE", 6.0)

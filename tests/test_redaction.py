@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import datetime
 import io
+import json
+import uuid
 
 import pytest
+from celery import current_app
+from celery.app.trace import TraceInfo, trace_ok_t
+from celery.exceptions import Retry
 from django.core.management import call_command
 from django.urls import reverse
 
 from jobs import checks
+from jobs.calling import request, stored
 from jobs.conf import problems
+from jobs.inspection import public
+from jobs.lifecycle.board import board
+from jobs.lifecycle.redaction import Shown
+from jobs.models import Effect, Event, Job, Marker
+from jobs.models.values import jsonable, scrub
+from jobs.worker import celery_events, runner
 from tests import tasks
 from tests.rows import make
 
@@ -86,3 +99,202 @@ def test_neither_headers_nor_options_tell(settings, admin_client):
     assert "the shop" in text
     assert "kwargsrepr" in text
     assert "s3cret" not in text
+
+
+# Where else the value of an argument may stand
+
+
+SECRET = "s3cret-4711"
+
+ENTRY = {
+    "type": "ValueError",
+    "message": f"no account {SECRET} {{'note': '{SECRET}'}}",
+    "traceback": f"Traceback\n  ValueError: {SECRET}",
+    "args": [SECRET, 7],
+    "at": "2026-01-02T03:04:05+00:00",
+    "attempt": 1,
+}
+
+
+def failed(**more):
+    return make("failed", args=["key"], kwargs={"note": SECRET}, error=ENTRY, errors=[ENTRY, ENTRY], lease=1, **more)
+
+
+def commands(*calls: list[str]) -> str:
+    out = io.StringIO()
+    for call in calls:
+        call_command("jobs", *call, stdout=out)
+    return out.getvalue()
+
+
+def of_job(job) -> str:
+    shown = [["show", str(job.pk)], ["why", str(job.pk)], ["list"]]
+    return commands(*shown, *([*call, "--json"] for call in shown))
+
+
+def text_of(client, *pages: tuple[str, list]) -> str:
+    return "".join(client.get(reverse(f"admin:jobs_{name}", args=args)).content.decode() for name, args in pages)
+
+
+def test_errors_do_not_tell_an_argument_that_is_hidden(settings, admin_client):
+    job = failed()
+    assert SECRET in of_job(job)
+    redact(settings)
+    pages = text_of(admin_client, ("job_change", [job.pk]), ("job_changelist", []), ("dashboard", []))
+    text = pages + of_job(job)
+    assert SECRET not in text
+    assert "no account ***" in text
+    assert "ValueError" in text
+    job.refresh_from_db()
+    assert job.error == ENTRY, "what is stored stays"
+
+
+@pytest.mark.parametrize(
+    ("hidden", "says"),
+    [
+        ({"card": ["4111-1111", 15], "cvc": "987"}, "card 4111-1111 of 15 with 987 is not 4111, 150 or x987"),
+        ("it's", """it's, 'it\\'s' and "it's" """),
+        ("a\nb\u00e9", 'a\nb\u00e9, "a\\nb\\u00e9"'),
+        (datetime.date(2031, 5, 4), "2031-05-04, datetime.date(2031, 5, 4)"),
+        (-17, "-17, minus 17"),
+    ],
+)
+def test_in_whatever_form_it_stands_there(settings, hidden, says):
+    redact(settings)
+    seen = Shown(Job.of({"task": tasks.effect.name, "args": [], "kwargs": {"note": jsonable(hidden, "x")}}))
+    text = seen.blanked(says)
+    for value in ("4111-1111", "987 ", " 15 ", "it's", "b\u00e9", "\\u00e9", "2031", "17"):
+        assert value not in text, text
+    if isinstance(hidden, dict):
+        assert text == "card *** of *** with *** is not 4111, 150 or x987", "other words stay"
+
+
+def test_nor_does_the_half_of_one_where_a_text_was_cut(settings):
+    redact(settings)
+    key = "".join(f"{number:04}" for number in range(700))
+    seen = Shown(Job.of({"task": tasks.effect.name, "args": [], "kwargs": {"note": key}}))
+    for before in (1000, 1900):
+        text = seen.blanked(scrub("." * before + key + "." * 1500, 4000))
+        assert "0001" not in text
+        assert "0690" not in text
+        assert "characters cut" in text
+
+
+def test_keys_do_not_tell_it_either(settings, admin_client):
+    key = f"welcome:{SECRET}"
+    job = failed(marker_key=key, unique_key=key, order_key=key)
+    marker = Marker.objects.create(key=key, kind="task", job=job.pk)
+    call = Effect.objects.create(name="charge", key=SECRET, job=job.pk, lease=1, answer={"to": SECRET}, state="parked")
+    gone = Marker.objects.create(key=f"{SECRET}-gone", kind="once", job=uuid.uuid4())
+    make("ready", kwargs={"note": SECRET}, unique_key=key)
+    redact(settings)
+    shown = [
+        ("job_change", [job.pk]), ("marker_changelist", []), ("marker_change", [marker.pk]),
+        ("marker_change", [gone.pk]), ("marker_delete", [marker.pk]), ("effect_changelist", []),
+        ("effect_change", [call.pk]),
+    ]  # fmt: skip
+    text = text_of(admin_client, *shown) + of_job(job) + commands(["effects"], ["effects", "--json"])
+    answer = admin_client.post(
+        reverse("admin:jobs_job_operate_one", args=[job.pk]), {"operation": "retry"}, follow=True
+    )
+    text += answer.content.decode()
+    assert SECRET not in text
+    assert "welcome:***" in text
+    assert "charge:***" in text
+
+
+def test_nobody_finds_it_out_by_a_search(settings, admin_client):
+    job = failed()
+    Marker.objects.create(key=f"welcome:{SECRET}", kind="task", job=job.pk)
+    Effect.objects.create(name="charge", key=SECRET, job=job.pk, lease=1)
+
+    def found(model: str, term: str) -> int:
+        response = admin_client.get(reverse(f"admin:jobs_{model}_changelist"), {"q": term})
+        return len(response.context["cl"].result_list)
+
+    asked = [("job", "s3cret-4"), ("marker", "welcome:s3"), ("effect", "charge:s3")]
+    assert [found(*each) for each in asked] == [1, 1, 1]
+    redact(settings)
+    assert [found(*each) for each in asked] == [0, 0, 0]
+    assert (
+        found("marker", f"welcome:{SECRET}") == found("effect", f"charge:{SECRET}") == found("job", "ValueError") == 1
+    )
+
+
+def test_answers_of_calls_are_redacted_and_so_is_what_a_person_says_of_them(settings, admin_client):
+    job = make("failed", kwargs={"note": SECRET})
+    call = Effect.objects.create(
+        name="charge", key="k", job=job.pk, lease=1, state="parked", answer={"a": "of-the-call"}
+    )
+    redact(settings, "tests.test_redaction.hide_answers")
+    url = reverse("admin:jobs_effect_change", args=[call.pk])
+    assert "of-the-call" not in admin_client.get(url).content.decode()
+    said = {"verb": "happened", "answer": '{"id": "by-a-person"}'}
+    admin_client.post(reverse("admin:jobs_effect_settle", args=[call.pk]), said)
+    call.refresh_from_db()
+    assert call.answer == {"id": "by-a-person"}
+    assert "by-a-person" not in admin_client.get(url).content.decode()
+    assert "by-a-person" not in admin_client.get(url.replace("change", "history")).content.decode()
+
+
+def hide_answers(task: str, name: str, value):
+    assert task == "tests.tasks.effect"
+    return "***" if name == "answer" else value
+
+
+def hide_errors_and_keys(task: str, name: str, value):
+    return "***" if name in ("error", "key", "progress") else value
+
+
+def test_a_project_may_hide_all_texts(settings, admin_client):
+    """What a body's author writes otherwise into a text nobody can know here."""
+    entry = {**ENTRY, "message": "Ada of Paris", "traceback": "Ada of Paris"}
+    job = make("failed", error=entry, errors=[entry], unique_key="Ada of Paris")
+    redact(settings, "tests.test_redaction.hide_errors_and_keys")
+    text = text_of(admin_client, ("job_change", [job.pk]), ("job_changelist", [])) + of_job(job)
+    assert "Ada of Paris" not in text
+
+
+def test_progress_does_not_tell_it(settings, admin_client, client):
+    job = make("running", kwargs={"note": SECRET})
+    stored.Store().write(job.task_id, said_of(f"writes to {SECRET}"), 60.0, job.lease)
+    token = public.token_of(job)
+    redact(settings)
+    pages = text_of(admin_client, ("job_change", [job.pk]), ("job_changelist", []), ("dashboard", []))
+    text = pages + of_job(job) + json.dumps(public.of(public.by_token(token)))
+    assert SECRET not in text
+    assert "writes to ***" in text
+
+
+def said_of(text: str) -> str:
+    return json.dumps({"status": "PROGRESS", "result": {"current": 1, "total": 2, "description": text}})
+
+
+def test_events_of_a_task_that_ran_do_not_tell_it(settings, monkeypatch):
+    """As a worker with ``-E`` sends them; and what ``celery inspect active`` is told."""
+    told = []
+    monkeypatch.setattr(celery_events, "_write", lambda kind, fields: told.append({"kind": kind, **fields}))
+    monkeypatch.setattr(board, "wants_events", True)
+    headers = {"argsrepr": "()", "kwargsrepr": f"{{'note': '{SECRET}'}}"}
+    job = make("ready", kwargs={"note": SECRET}, options={"headers": headers})
+    redact(settings)
+    made = request.make(job, tasks.effect, current_app, "here")
+    celery_events.send_start(job, made)
+    for state, value in (("FAILURE", ValueError(SECRET)), ("RETRY", Retry(exc=ValueError(SECRET)))):
+        celery_events.send_outcome(job, made, trace_ok_t(None, TraceInfo(state, value), 1, ""), 1.0)
+    celery_events.send_outcome(job, made, trace_ok_t(f"of {SECRET}", None, 1, ""), 1.0)
+    assert {each["kind"] for each in told} > {"task-received", "task-failed", "task-retried", "task-succeeded"}
+    text = json.dumps(told) + runner._describe(job, made).decode()
+    assert SECRET not in text
+    assert "'note': '***'" in text
+
+
+def test_an_event_is_listed_without_the_data_that_its_columns_are_made_of(settings, admin_client):
+    values = {"name": "shop.paid", "source": "shop", "order_key": SECRET, "problem": f"the data {SECRET} does not fit"}
+    event = Event.objects.create(**values, data={"note": SECRET, "id": 1})
+    redact(settings)
+    pages = text_of(admin_client, ("event_changelist", []), ("event_change", [event.pk]))
+    calls = [["events", "list"], ["events", "show", str(event.uuid)]]
+    text = pages + commands(*calls, *([*call, "--json"] for call in calls))
+    assert SECRET not in text
+    assert "the data *** does not fit" in text

@@ -18,6 +18,7 @@ from kombu import Connection, Exchange, Queue
 
 from jobs.calling import transport
 from jobs.calling.transport import BUSY_POLL, IDLE_POLL
+from jobs.database import databases
 from jobs.database.databases import SideDatabase
 from jobs.models import Node
 from tests import tasks
@@ -285,6 +286,21 @@ def test_a_database_in_memory_is_refused(monkeypatch):
         patch.setitem(connection.settings_dict, "NAME", ":memory:")
         with pytest.raises(ImproperlyConfigured, match="in memory"), SideDatabase().cursor():
             pass
+
+
+def test_only_its_owner_reads_the_second_file(monkeypatch, tmp_path):
+    """Messages, progress and results of stock tasks are in it; and whoever writes it may give orders to workers."""
+    if connection.vendor != "sqlite":
+        pytest.skip("SQLite's own")
+    before = os.umask(0)
+    try:
+        monkeypatch.setitem(connection.settings_dict, "NAME", str(tmp_path / "main"))
+        with databases.side() as side:
+            side.execute("INSERT INTO jobs_beat (node, count, at) VALUES (%s, 1, 1)", Node().pk.hex)
+            modes = {path.name: oct(path.stat().st_mode & 0o777) for path in tmp_path.iterdir()}
+    finally:
+        os.umask(before)
+    assert modes == dict.fromkeys(("main.broker", "main.broker-wal", "main.broker-shm"), "0o600")
 
 
 def test_the_group_of_a_worker_dies_with_it():

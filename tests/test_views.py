@@ -5,9 +5,11 @@ from __future__ import annotations
 import datetime
 import socket
 import sys
+from urllib.parse import quote
 
 import pytest
 from django.contrib.auth.models import User
+from django.core.signing import Signer
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
@@ -152,3 +154,10 @@ def test_a_long_backlog_is_counted_up_to_a_bound(admin_client, worker, monkeypat
     assert (found["capped"], found["queues"]["slow"]["scheduled"]) == (True, 3)
     assert 3 <= found["queues"]["mail"]["ready"] <= 5
     assert "celery_queue_length" in admin_client.get(METRICS).content.decode()
+
+
+@pytest.mark.parametrize("said", ["no-uuid", "", "0" * 31, "\u00e9", "[" * 2000])
+def test_a_signature_of_something_else_is_the_progress_of_nothing(client, said):
+    """Another part of the site may sign with the same salt."""
+    token = Signer(salt="jobs.progress").sign(said)
+    assert client.get(f"/jobs/progress/{quote(token)}").status_code == 404

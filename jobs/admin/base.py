@@ -8,6 +8,7 @@ from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.utils import label_for_field
 from django.contrib.admin.views.main import ORDER_VAR, PAGE_VAR, ChangeList
+from django.contrib.auth import get_permission_codename
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.core.paginator import Paginator
 from django.db import connections, transaction
@@ -17,6 +18,7 @@ from django.template.response import TemplateResponse
 from django.urls import path
 from django.views.decorators.http import require_POST
 
+from jobs.lifecycle.redaction import veil
 from jobs.models import Job
 from jobs.models.values import scrub
 
@@ -149,7 +151,8 @@ def page(route: str, name: str, permission: str = "", posts: bool = True) -> Cal
 class ReadOnlyAdmin(admin.ModelAdmin):
     """Who may view the model sees its rows. Nobody may change them, so Django shows all fields as text."""
 
-    #: The filters that a URL may use. By Django's own rule a URL could find out any value, also of redacted fields.
+    #: What a URL may filter by, beside the parameters of filters that name their own. By Django's own rule a URL could
+    #: find out any value of any row that others lead to, letter by letter, also a redacted one.
     lookups: frozenset[str] = frozenset()
     #: Orders of the list by the value of ``?o=``: a label, and columns that an index has. The first is the default.
     sorts: ClassVar[dict[str, tuple[Any, tuple[str, ...]]]] = {"": ("", ("-pk",))}
@@ -170,13 +173,23 @@ class ReadOnlyAdmin(admin.ModelAdmin):
     change_form_template: ClassVar[Any] = "jobs/admin/change_form.html"
 
     def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest) -> bool:
-        names = {field.name for field in self.opts.get_fields()}
-        return lookup in self.lookups or lookup.partition("__")[0] not in names
+        own = {getattr(each, "parameter_name", None) for each in self.get_list_filter(request)}
+        # PostgreSQL has no text with a NUL.
+        return lookup in self.lookups | own and "\0" not in value
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
 
     has_change_permission = has_delete_permission = has_add_permission
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """By no other permission: Django shows a row also to who may change it, and here that means a button."""
+        return may(request, get_permission_codename("view", self.opts))
+
+    def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        return super().delete_view(request, object_id, extra_context)
 
     # The list
 
@@ -189,7 +202,8 @@ class ReadOnlyAdmin(admin.ModelAdmin):
         return super().changelist_view(request, {"labels": labels, **(extra_context or {})})
 
     def look_at(self, rows: Iterable[Any]) -> None:
-        """Add to each row, as attributes, what its columns do not say."""
+        """Add to each row, as attributes, what its columns do not say; take out of it what nobody may see."""
+        veil(rows)
 
     def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[QuerySet[Any], bool]:
         term = search_term.strip()

@@ -131,6 +131,8 @@ class OverviewAdmin(ReadOnlyAdmin):
         """Tell a page when something changed. Under WSGI a stream would hold a thread, so there pages only poll."""
         if not isinstance(request, ASGIRequest):
             raise Http404
+        if live.watch.is_full:
+            return HttpResponse(status=503, headers={"Retry-After": live.FULL})
         try:
             since = float(request.GET.get("since", ""))
         except ValueError:

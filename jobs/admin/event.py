@@ -20,11 +20,12 @@ from jobs.events.amqp import ERRORS
 from jobs.events.relay import matches
 from jobs.events.replay import names, replay_by, services
 from jobs.events.wire import TRACE
-from jobs.inspection import events, redaction
+from jobs.inspection import events
 from jobs.inspection.census import MOST, at_least
 from jobs.inspection.times import duration
+from jobs.lifecycle import redaction
 from jobs.models import ARGS, Event, Job, State, Subscription
-from jobs.models.values import parse_uuid, scrub
+from jobs.models.values import parse_uuid, parsed, scrub
 from jobs.operations.selection import DIGITS, SEARCHED, newest
 
 #: What the list can be filtered by: a label, and the condition. ``events.OPEN`` have an index each; the others are
@@ -173,7 +174,7 @@ class EventAdmin(ReadOnlyAdmin):
     @apart
     def replay(self, request: HttpRequest) -> HttpResponse:
         try:
-            asked = [uuid.UUID(str(key)) for key in json.loads(request.POST.get("keys", "[]"))]
+            asked = [uuid.UUID(str(key)) for key in parsed(request.POST.get("keys", "[]"))]
         except (TypeError, ValueError):
             raise PermissionDenied from None
         rows = list(self.get_queryset(request).filter(uuid__in=asked[: self.list_per_page]))

@@ -16,15 +16,22 @@ from django.utils.translation import gettext_lazy as _
 from jobs.admin import html
 from jobs.admin.base import ReadOnlyAdmin, may, page
 from jobs.admin.html import column, time_column, url_of
+from jobs.conf import conf
 from jobs.inspection import external_calls
+from jobs.lifecycle import redaction
 from jobs.models import Effect, Marker
-from jobs.models.values import jsonable, parse_uuid
+from jobs.models.values import jsonable, parse_uuid, parsed
 from jobs.operations.external_calls import clear_up
 
 EXPLAINED = _(
     "As long as this marker is there, nobody does this work again: other jobs of the key replay the "
     "result. If it is deleted, the next one that asks does the work."
 )
+
+
+def _beginning() -> str:
+    """Keys are made of arguments: who may not see them may not find them out, letter by letter."""
+    return "key" if conf().REDACT else "key__startswith"
 
 
 @admin.register(Marker)
@@ -50,7 +57,7 @@ class MarkerAdmin(ReadOnlyAdmin):
 
     def search(self, rows: QuerySet[Any], term: str) -> QuerySet[Any]:
         job = parse_uuid(term)
-        return rows.filter(key__startswith=term) if job is None else rows.filter(job=job)
+        return rows.filter(**{_beginning(): term}) if job is None else rows.filter(job=job)
 
 
 # The external calls
@@ -115,7 +122,7 @@ class EffectAdmin(ReadOnlyAdmin):
     linked_job = column(_("job"), lambda row: html.link_to(row, row.job))
     created = time_column(_("begun"), "created_at")
     sent = time_column(_("sent"), "sent_at")
-    shown_answer = column(_("answer"), lambda row: html.pretty(row.answer))
+    shown_answer = column(_("answer"), lambda row: html.pretty(redaction.answer_of(row, row.answer)))
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Effect]:
         return external_calls.with_makers(super().get_queryset(request))
@@ -124,7 +131,7 @@ class EffectAdmin(ReadOnlyAdmin):
         name, colon, key = term.partition(":")
         if (job := parse_uuid(term)) is not None:
             return rows.filter(job=job)
-        return rows.filter(name=name, key__startswith=key) if colon else rows.filter(name__startswith=term)
+        return rows.filter(**{"name": name, _beginning(): key}) if colon else rows.filter(name__startswith=term)
 
     def about(self, request: HttpRequest, row: Effect) -> dict[str, Any]:
         return {"may_settle": may_settle(request, row)}
@@ -163,15 +170,19 @@ class EffectAdmin(ReadOnlyAdmin):
         if happened:
             text = request.POST.get("answer", "").strip()
             try:
-                answer = jsonable(json.loads(text), "the answer") if text else None
+                answer = jsonable(parsed(text), "the answer") if text else None
             except ValueError as exc:
                 says = gettext("The answer is not JSON, and nothing was changed: %(error)s")
                 messages.error(request, says % {"error": exc})
                 return
-            said = f"Said that it happened; the answer: {json.dumps(answer)}"
         done: list[str] = []
         refused: list[str] = []
-        for row in queryset:
+        rows = list(queryset)
+        redaction.veil(rows)
+        for row in rows:
+            if happened:
+                seen = json.dumps(redaction.answer_of(row, answer), default=str)
+                said = f"Said that it happened; the answer: {seen}"
             with transaction.atomic():
                 if is_done := clear_up(row.pk, queryset.db, happened, answer):
                     self.log_change(request, row, said)

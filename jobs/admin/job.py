@@ -31,8 +31,8 @@ from jobs.calling.options import says_how_to_retry
 from jobs.conf import celery_app, conf
 from jobs.inspection import events, why
 from jobs.inspection.census import LIVE, Live, at_least
-from jobs.inspection.redaction import Shown
 from jobs.inspection.times import duration
+from jobs.lifecycle.redaction import Shown
 from jobs.models import UNSUCCESSFUL, WAITING, Batch, Job, State
 from jobs.models.fields import created_since
 from jobs.models.values import parse_uuid, scrub
@@ -249,6 +249,7 @@ class JobAdmin(OperableAdmin):
 
     def look_at(self, rows: Iterable[Any]) -> None:
         """Add the progress of those that run."""
+        super().look_at(rows)
         running = [job for job in rows if job.state == State.RUNNING]
         found = progress.of(running)
         for job in running:
@@ -264,9 +265,11 @@ class JobAdmin(OperableAdmin):
             return rows.filter(pk=first) if first == last else rows.filter(pk__range=(first, last))
         if tasks := selection.tasks_like(term):
             return rows.filter(task__in=tasks)
-        words = Q(task__icontains=term) | Q(error_type__icontains=term) | Q(error_message__icontains=term)
-        # Who may not see an argument may not find it out by a search either.
-        return newest(rows).filter(words | selection.said(term) if conf().REDACT is None else words)
+        words = Q(task__icontains=term) | Q(error_type__icontains=term)
+        if conf().REDACT is None:
+            # Who may not see an argument may not find it out by a search either, nor by what an error says of it.
+            words |= Q(error_message__icontains=term) | selection.said(term)
+        return newest(rows).filter(words)
 
     def about(self, request: HttpRequest, row: Job) -> dict[str, Any]:
         view, reasons = why.explain(row.pk)
@@ -276,6 +279,7 @@ class JobAdmin(OperableAdmin):
         sees_calls = may(request, "view_effect")
         told = events.told_by(view.using, [row.pk]) if may(request, "view_event") else []
         _, held = view.lock or ("", None)
+        told_keys = (view.job.unique_key, view.job.marker_key)
         return {
             "is_followed": row.finished_at is None,
             "history": history.of(row),
@@ -288,6 +292,8 @@ class JobAdmin(OperableAdmin):
                 each for each in OPERATIONS.values() if row.state in each.states and may(request, each.permission)
             ],
             "view": view,
+            # The links say the keys.
+            "keys": [key for key in dict.fromkeys((row.unique_key, row.marker_key)) if key and key in told_keys],
             "family": _tree(row, *view.family),
             "markers": view.markers if may(request, "view_marker") else [],
             "told": [event_link(each) for each in told],

@@ -25,6 +25,7 @@ from django.utils.translation import gettext, ngettext
 from jobs.admin.base import ReadOnlyAdmin, apart, may, page, why_of
 from jobs.admin.html import url_of
 from jobs.models import Job, State
+from jobs.models.values import parsed
 from jobs.operations.actions import OPERATIONS, Delete, Operation, Outcome
 from jobs.operations.selection import Selection
 
@@ -173,7 +174,7 @@ class _Progress:
                 return cls(**Signer(salt="jobs.admin").unsign_object(state))
             if request.POST.get("scope") == "all":
                 return cls(None)
-            return cls([str(uuid.UUID(str(key))) for key in json.loads(request.POST.get("keys", "[]"))])
+            return cls([str(uuid.UUID(str(key))) for key in parsed(request.POST.get("keys", "[]"))])
         except (BadSignature, TypeError, ValueError):
             raise PermissionDenied from None
 

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from jobs.calling import stored
+from jobs.conf import conf
+from jobs.lifecycle.redaction import Shown
 from jobs.lifecycle.run import Run
 from jobs.models import Job, State
 from jobs.models.values import scrub
@@ -54,7 +56,17 @@ def say(run: Run, done: float, total: float | None, text: str) -> None:
 
 
 def of(jobs: Iterable[Job]) -> dict[uuid.UUID, Progress]:
-    """What the last run of each has said, if it said something. One query for all, and none if there are none."""
+    """What the last run of each has said, as people may see it. One query for all, and none if there are none."""
+    every = list(jobs)
+    found = as_said(every)
+    if conf().REDACT is not None:
+        known = {job.pk: job for job in every}
+        found = {key: said._replace(text=Shown(known[key]).text("progress", said.text)) for key, said in found.items()}
+    return found
+
+
+def as_said(jobs: Iterable[Job]) -> dict[uuid.UUID, Progress]:
+    """The same for nobody's eyes: it reads no arguments."""
     # A list does not read the options.
     some = [job for job in jobs if job.lease and job.state != State.SUCCEEDED]
     keys = {job.task_id if "options" in job.__dict__ else str(job.pk): job for job in some}

@@ -11,6 +11,8 @@ from celery import Celery
 from celery.utils.nodenames import anon_nodename
 from celery.utils.saferepr import saferepr
 
+from jobs.conf import conf
+from jobs.lifecycle.redaction import TEXTS, Shown
 from jobs.models import Job
 from jobs.models.values import decoded
 
@@ -45,6 +47,9 @@ def make(job: Job, task: Any, app: Celery, hostname: str) -> dict[str, Any]:
         "kwargs": decoded(job.kwargs),
         "is_eager": False,
     }
+    if own and conf().REDACT is not None:
+        # Those of a call by name came with the message.
+        made |= {name: headers[name] for name in TEXTS}
     return {**made, "headers": own} if own else made
 
 
@@ -52,6 +57,9 @@ def headers_of(job: Job, app: Celery, options: Mapping[str, Any], task: Any = No
     """The headers of Celery's message protocol (``celery.app.amqp.AMQP.as_task_v2``)."""
     task = task or app.tasks.get(job.task)
     longest = getattr(task, "argsrepr_maxsize", None) or app.amqp.argsrepr_maxsize
+    # They are for people: Flower, Sentry, ``celery inspect active``.
+    seen: Any = job if conf().REDACT is None else Shown(job)
+    args, kwargs = seen.args, seen.kwargs
     # The call's own limits, else the task's.
     limits = [options.get(name, getattr(task, name, None)) for name in ("time_limit", "soft_time_limit")]
     return {
@@ -67,8 +75,8 @@ def headers_of(job: Job, app: Celery, options: Mapping[str, Any], task: Any = No
         "timelimit": limits,
         "root_id": str(job.root) if job.root else job.task_id,
         "parent_id": str(job.parent_id) if job.parent_id else None,
-        "argsrepr": _represent(tuple(job.args), longest),
-        "kwargsrepr": _represent(job.kwargs, longest),
+        "argsrepr": _represent(tuple(args), longest),
+        "kwargsrepr": _represent(kwargs, longest),
         "origin": _origin(os.getpid()),
         "ignore_result": options.get("ignore_result", getattr(task, "ignore_result", None)),
         "replaced_task_nesting": options.get("replaced_task_nesting", 0),

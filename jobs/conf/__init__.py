@@ -114,9 +114,13 @@ class Settings:
     #: them.
     RETENTION_EVENTS: float | None = 30 * 86400.0
 
-    #: The dotted path of ``redact(task, name, value)``, which returns what people may see of an argument, or of the
-    #: ``"result"``, in the admin and by the commands. What is stored stays as it is. An argument that was passed by its
-    #: place and whose name is not known here comes as its number: ``"0"``. None: everything is shown.
+    #: The dotted path of ``redact(task, name, value)``, which returns what people may see of an argument: in the admin,
+    #: by the commands, on pages of progress, in Celery's events and by ``celery inspect``. It also gets ``"result"``,
+    #: ``"cursor"``, the ``"answer"`` of an external call, and the texts of an ``"error"``, a ``"key"`` and a
+    #: ``"progress"``; the values of arguments that it changed are blanked in them before. What else a body writes into
+    #: them is its author's choice. What is stored stays as it is, and so do logs: they have the exceptions as they were
+    #: raised, and filters of their own. An argument that was passed by its place and whose name is not known here comes
+    #: as its number: ``"0"``. None: everything is shown.
     REDACT: str | None = None
     #: What becomes of a mail, an HTTP request, a cache write or a call of a stock task inside of an open transaction,
     #: which may roll back: ``"raise"`` (in tests), ``"warn"`` (Python's warnings), or None: nothing.

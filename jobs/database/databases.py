@@ -437,6 +437,10 @@ def _new_connection(alias: str) -> BaseDatabaseWrapper:
             cure = "give it a file (NAME, and TEST['NAME'] for tests)"
             raise ImproperlyConfigured(f"the database {alias!r} is in memory, and no process can share it: {cure}")
         settings["NAME"] = f"{name}.broker"
+        # For its owner alone, whatever the umask: messages and progress are in it. SQLite gives its -wal and -shm the
+        # same mode.
+        with suppress(OSError):
+            os.close(os.open(settings["NAME"], os.O_CREAT | os.O_EXCL, 0o600))
         pragmas = "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;"
         settings["OPTIONS"] = {"timeout": 5, "transaction_mode": "IMMEDIATE", "init_command": pragmas}
     else:

@@ -145,4 +145,6 @@ def has_begun(connection: Any) -> bool:
 
 def literal(text: str) -> str:
     """The text as it stands in a statement whose values are given apart from it."""
-    return "'" + text.replace("'", "''").replace("%", "%%") + "'"
+    text = text.replace("'", "''").replace("%", "%%")
+    # With standard_conforming_strings off a backslash would escape the quote after it.
+    return "E'" + text.replace("\\", "\\\\") + "'" if "\\" in text else f"'{text}'"

@@ -24,6 +24,9 @@ LOOK, LEAST = 1.0, 0.2
 #: Seconds after which a stream ends (the browser asks again, with the permissions that it has by then), and after which
 #: a silent one says something, because proxies cut what is silent.
 LIFE, ALIVE = 300.0, 15.0
+#: Streams that a process serves at once: each is an open file, and 1024 are the default limit. Who gets none asks again
+#: after so many seconds, and polls meanwhile.
+STREAMS, FULL = 100, 60
 OLDEST = 200  #: The oldest running jobs, whose progress is looked at.
 
 
@@ -40,7 +43,7 @@ def look() -> list[Any]:
             jobs.filter(state=State.SCHEDULED).order_by("run_at").values_list("run_at").first(),
             running.aggregate(Count("pk"), Sum("lease")),
             [(job.pk, job.lease) for job in oldest],
-            progress.of(oldest),
+            progress.as_said(oldest),
             list(Pause.objects.using(alias).order_by("queue").values_list("queue")),
         ]
     nodes = Node.objects.using(databases.home()).filter(dead_at=None).order_by("pk")
@@ -56,22 +59,34 @@ class Watch:
         self._thread: threading.Thread | None = None
         self._changed_at = 0.0
 
+    @property
+    def is_full(self) -> bool:
+        return len(self._watchers) >= STREAMS
+
     @contextmanager
-    def joined(self, event: asyncio.Event, since: float) -> Iterator[None]:
-        """Set the event when something changes; at once if something may have changed since then (Unix time)."""
+    def joined(self, event: asyncio.Event, since: float) -> Iterator[bool]:
+        """Set the event when something changes; at once if something may have changed since then (Unix time).
+
+        False: no more can watch in this process.
+        """
         with self._lock:
-            self._watchers[event] = asyncio.get_running_loop()
-            if self._thread is None:
-                self._changed_at = time.time()
-                self._thread = threading.Thread(target=self._run, name="jobs-live", daemon=True)
-                self._thread.start()
-            if self._changed_at >= since - LOOK:
-                event.set()
+            is_full = self.is_full
+            if not is_full:
+                self._join(event, since)
         try:
-            yield
+            yield not is_full
         finally:
             with self._lock:
-                del self._watchers[event]
+                self._watchers.pop(event, None)
+
+    def _join(self, event: asyncio.Event, since: float) -> None:
+        self._watchers[event] = asyncio.get_running_loop()
+        if self._thread is None:
+            self._changed_at = time.time()
+            self._thread = threading.Thread(target=self._run, name="jobs-live", daemon=True)
+            self._thread.start()
+        if self._changed_at >= since - LOOK:
+            event.set()
 
     def _run(self) -> None:
         """Look until nobody watches any more, again and again if the database is away."""
@@ -140,7 +155,11 @@ async def stream(since: float) -> AsyncIterator[str]:
     # The request's own connections: nobody needs them while the stream is open.
     await sync_to_async(connections.close_all)()
     event, end = asyncio.Event(), time.monotonic() + LIFE
-    with watch.joined(event, since):
+    with watch.joined(event, since) as is_in:
+        if not is_in:
+            # Race: the view found a place, and others came first.
+            yield f"retry: {FULL * 1000}\n\n"
+            return
         yield "retry: 2000\n\n"
         while (left := end - time.monotonic()) > 0:
             try:

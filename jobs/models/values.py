@@ -8,6 +8,7 @@ import decimal
 import hashlib
 import json
 import math
+import re
 import uuid
 from contextlib import suppress
 from typing import Any
@@ -31,6 +32,12 @@ _CURES: tuple[tuple[type | tuple[type, ...], str], ...] = (
 
 #: What is kept beside JSON's own types, tagged as Celery's own encoder does it.
 TYPES = (datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, uuid.UUID, bytes, bytearray, memoryview)
+
+#: What :func:`scrub` leaves in place of what it cuts out of a text.
+CUT = re.compile(r"\n\.\.\. \d+ characters cut \.\.\.\n")
+
+#: How deep lists and dicts may be in each other. A page, and a body, have deeper stacks than the call had.
+DEPTH = 200
 
 #: Characters of a key, at the most: as many as every database indexes.
 MAX_KEY = 255
@@ -58,18 +65,28 @@ def jsonable(value: Any, where: str) -> Any:
     try:
         return _plain(value, where)
     except RecursionError:
-        raise ValueError(f"{where} is nested too deeply or contains itself") from None
+        raise ValueError(f"{where} is nested too deeply") from None
+
+
+def parsed(text: str) -> Any:
+    """What JSON from outside says. ``ValueError``: it is none, or nested too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def storable(value: Any, where: str) -> Any:
     """Plain JSON of what Celery's own encoder makes of the value (signatures, dates, UUIDs)."""
     try:
         return jsonable(json.loads(dumps(value)), where)
+    except RecursionError:
+        raise ValueError(f"{where} of this call is nested too deeply") from None
     except (TypeError, EncodeError) as exc:
         raise TypeError(f"{where} of this call cannot be stored as JSON: {exc}") from exc
 
 
-def _plain(value: Any, where: str) -> Any:
+def _plain(value: Any, where: str, left: int = DEPTH) -> Any:
     if value is None or value is True or value is False:
         return value
     if isinstance(value, str):
@@ -80,11 +97,14 @@ def _plain(value: Any, where: str) -> Any:
         if not math.isfinite(value):
             raise ValueError(f"{where} is {value}, which JSON does not know: pass None or a string")
         return float(value)
+    if not left:
+        where = where.partition("[")[0]
+        raise ValueError(f"{where} is nested too deeply ({DEPTH} levels at the most) or contains itself")
     if isinstance(value, list | tuple):
-        return [_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
+        return [_plain(item, f"{where}[{index}]", left - 1) for index, item in enumerate(value)]
     if isinstance(value, Signature):
         # Celery's own encoder: the options of a signature may hold dates and nested signatures.
-        return _plain(json.loads(dumps(value)), where)
+        return _plain(json.loads(dumps(value)), where, left)
     if isinstance(value, bytes | bytearray | memoryview):
         return {"__type__": "base64", "__value__": base64.b64encode(value).decode()}
     if isinstance(value, TYPES):
@@ -92,7 +112,7 @@ def _plain(value: Any, where: str) -> Any:
     if isinstance(value, dict):
         if odd := [key for key in value if not isinstance(key, str)]:
             raise TypeError(f"{where} has the key {odd[0]!r}; JSON keys are strings: convert it with str()")
-        return {_text(key, where): _plain(item, f"{where}[{key!r}]") for key, item in value.items()}
+        return {_text(key, where): _plain(item, f"{where}[{key!r}]", left - 1) for key, item in value.items()}
     cure = next(cure for kinds, cure in _CURES if isinstance(value, kinds))
     raise TypeError(f"{where} is a {type(value).__name__}, which a job cannot carry: {cure}")
 

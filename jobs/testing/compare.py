@@ -11,7 +11,7 @@ from typing import Any
 from django.db.models import AutoField, Model
 
 from jobs.conf import OWN_TASKS, conf
-from jobs.inspection.redaction import Shown
+from jobs.lifecycle.redaction import Shown
 from jobs.models import ENDED, Effect, Job, Marker, State
 from jobs.testing.copies import Change, Row
 from jobs.testing.events import EFFECTS, SAFE, Event

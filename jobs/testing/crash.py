@@ -21,7 +21,7 @@ from django.db.transaction import TransactionManagementError
 
 from jobs.conf import conf
 from jobs.database import databases
-from jobs.inspection.redaction import Shown
+from jobs.lifecycle.redaction import Shown
 from jobs.models import Job
 from jobs.testing import child, compare, copies, events, interleave
 from jobs.testing.child import Children

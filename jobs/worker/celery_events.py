@@ -15,7 +15,9 @@ from celery import states
 from celery.utils.saferepr import saferepr
 
 from jobs.lifecycle.board import board
+from jobs.lifecycle.redaction import Shown
 from jobs.models import Job
+from jobs.models.values import safe_repr
 
 _reader, _writer = os.pipe()
 os.set_blocking(_reader, False)
@@ -33,19 +35,25 @@ def send_start(job: Job, made: dict[str, Any]) -> None:
     _write("task-started", {"uuid": made["id"]})
 
 
-def send_outcome(made: dict[str, Any], outcome: Any, runtime: float) -> None:
+def send_outcome(job: Job, made: dict[str, Any], outcome: Any, runtime: float) -> None:
     """Say what Celery's tracer made of a run."""
     if not board.wants_events:
         return
-    key, info = made["id"], outcome.info
+    key, info, seen = made["id"], outcome.info, Shown(job)
     if info is None:
-        _write("task-succeeded", {"uuid": key, "result": saferepr(outcome.retval, 500), "runtime": runtime})
+        result = outcome.retval if seen.path is None else seen.value("result", outcome.retval)
+        _write("task-succeeded", {"uuid": key, "result": saferepr(result, 500), "runtime": runtime})
     elif info.state == states.RETRY:
-        _write("task-retried", {"uuid": key, "exception": saferepr(info.retval.exc, 500)})
+        _write("task-retried", {"uuid": key, "exception": _text(seen, info.retval.exc)})
     elif info.state == states.FAILURE:
-        _write("task-failed", {"uuid": key, "exception": saferepr(info.retval, 500), "traceback": ""})
+        _write("task-failed", {"uuid": key, "exception": _text(seen, info.retval), "traceback": ""})
     elif info.state == states.REJECTED:
         _write("task-rejected", {"uuid": key, "requeue": False})
+
+
+def _text(seen: Shown, exc: Any) -> str:
+    # First blanked, then cut: of a value that is cut nobody would know the rest.
+    return str(saferepr(exc, 500)) if seen.path is None else seen.text("error", safe_repr(exc))[:500]
 
 
 def _write(kind: str, fields: dict[str, Any]) -> None:

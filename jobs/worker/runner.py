@@ -282,7 +282,7 @@ class Runner:
         elif outcome.info and outcome.info.state == states.REJECTED and not made["ignore_result"]:
             # The body's Reject(requeue=False). It is Celery's worker that calls this a failure, and not its tracer.
             task.backend.store_result(made["id"], outcome.info.retval, states.FAILURE, request=Context(made))
-        celery_events.send_outcome(made, outcome, time.monotonic() - began)
+        celery_events.send_outcome(job, made, outcome, time.monotonic() - began)
         return outcome
 
     def _settle_unbegun(self, task: Any, job: Job, exc: BaseException) -> None:
@@ -398,8 +398,9 @@ def _let_go(error: BaseException | None) -> None:
 def _describe(job: Job, made: dict[str, Any]) -> bytes:
     """What ``inspect active`` shows."""
     about = {"id": str(job.pk), "name": job.task, "queue": job.queue, "time": time.time()}
-    represented = made["argsrepr"][:200], made["kwargsrepr"][:200]
-    for args, kwargs in ((job.args, job.kwargs), represented, ("...", "...")):
+    shown = made["argsrepr"], made["kwargsrepr"]
+    whole = (job.args, job.kwargs) if conf().REDACT is None else shown
+    for args, kwargs in (whole, (shown[0][:200], shown[1][:200]), ("...", "...")):
         text = repr({**about, "args": args, "kwargs": kwargs}).encode()
         if len(text) <= 1000:
             break

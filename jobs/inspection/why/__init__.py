@@ -41,7 +41,7 @@ def explain(key: uuid.UUID) -> tuple[View | None, list[Reason]]:
         for reason in look(view):
             # Two looks may find the same reason: the first one counts.
             once.setdefault(reason.code, reason)
-    return view, list(once.values())
+    return view, [reason if view.seen.path is None else reason.veiled(view.seen) for reason in once.values()]
 
 
 def scheduled_by(view: View) -> Iterator[Reason]:

@@ -9,6 +9,7 @@ from jobs.inspection import external_calls
 from jobs.inspection.why import waiting
 from jobs.inspection.why.view import COUNTS, Reason, View
 from jobs.lifecycle import unique
+from jobs.lifecycle.redaction import veil
 from jobs.models import State
 
 
@@ -20,7 +21,10 @@ def succeeded(view: View) -> Iterator[Reason]:
         code, evidence = "replaced", {**evidence, "replay_of": job.replay_of}
         says = gettext("It ended %(ago)s ago and was replaced: another job goes on under its id (%(other)s).")
     elif job.replay_of is not None:
-        code, evidence = "replayed", {**evidence, "replay_of": job.replay_of, "key": job.marker_key}
+        code, evidence = (
+            "replayed",
+            {**evidence, "replay_of": job.replay_of, "key": view.seen.text("key", job.marker_key)},
+        )
         says = gettext(
             "It succeeded %(ago)s ago and had nothing to do: the job %(other)s had done the same before (%(key)s)."
         )
@@ -69,7 +73,9 @@ def failed(view: View) -> Iterator[Reason]:
 
 
 def _parked(view: View) -> Iterator[Reason]:
-    for call in external_calls.unsettled(view.using).filter(job=view.job.pk):
+    calls = list(external_calls.unsettled(view.using).filter(job=view.job.pk))
+    veil(calls)
+    for call in calls:
         says = ngettext(
             "The external call %(call)s waits for a person: nobody knows whether it happened (%(calls)s call).",
             "The external call %(call)s waits for a person: nobody knows whether it happened (%(calls)s calls).",
@@ -84,5 +90,6 @@ def taken_key(view: View) -> Iterator[Reason]:
     if (holder := unique.holder_of(view.job)) is not None:
         says = gettext("It cannot run again now: its unique key %(key)s is taken by the job %(holder)s (%(state)s).")
         cure = gettext("That one does the same work. If this one should run as well, retry it when that has ended.")
-        words = {"key": repr(view.job.unique_key), "holder": holder.pk, "state": State(holder.state).label}
-        yield Reason("unique_taken", says, cure, words, key=view.job.unique_key, job=holder.pk, state=holder.state)
+        key = view.seen.text("key", view.job.unique_key)
+        words = {"key": repr(key), "holder": holder.pk, "state": State(holder.state).label}
+        yield Reason("unique_taken", says, cure, words, key=key, job=holder.pk, state=holder.state)

@@ -10,6 +10,7 @@ from jobs.conf import conf, worker_command
 from jobs.inspection.times import duration
 from jobs.inspection.why import waiting
 from jobs.inspection.why.view import Reason, View
+from jobs.lifecycle.redaction import veil
 from jobs.models import Cancellation, Effect
 
 #: What the server's process that serves the run waits for.
@@ -63,6 +64,7 @@ def calling(view: View) -> Iterator[Reason]:
     """The external call that the run makes at the moment."""
     calls = Effect.objects.using(view.using).filter(job=view.job.pk, lease=view.job.lease, state=Effect.State.SENDING)
     if (call := calls.first()) is not None:
+        veil([call])
         says = gettext("It makes the external call %(call)s, begun %(ago)s ago.")
         yield Reason("calling", says, "", {"ago": view.ago(call.created_at)}, call=str(call))
 

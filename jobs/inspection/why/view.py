@@ -5,7 +5,7 @@ import math
 import uuid
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 from django.db.models import Q
 
@@ -16,6 +16,7 @@ from jobs.idempotency import locks
 from jobs.inspection.census import workers
 from jobs.inspection.external_calls import with_makers
 from jobs.inspection.times import duration
+from jobs.lifecycle.redaction import Shown, veil
 from jobs.models import Effect, Job, Marker, Node, Pause, State
 
 #: The columns that count how often a run did not come to its end.
@@ -35,6 +36,14 @@ class Reason:
         self.code, self.says, self.cure = code, says % {**evidence, **(words or {})}, cure
         self.evidence = {name: _plain(value) for name, value in evidence.items()}
 
+    def veiled(self, seen: Shown) -> Self:
+        """Without what nobody may see of the job's arguments: keys and errors tell of them."""
+        self.says, self.cure = seen.blanked(self.says), seen.blanked(self.cure)
+        self.evidence = {
+            name: seen.blanked(value) if isinstance(value, str) else value for name, value in self.evidence.items()
+        }
+        return self
+
 
 def _plain(value: Any) -> Any:
     if isinstance(value, float):
@@ -51,11 +60,12 @@ class View:
         self.job: Job = job
         self.using = str(job._state.db)
         self.now: datetime.datetime = job.read_at  #: The database's clock.
+        self.seen = Shown(job)
 
     @cached_property
     def error(self) -> dict[str, Any] | None:
         """The last error in its full shape, whatever the row holds."""
-        if (error := self.job.error) is None:
+        if (error := self.seen.error(self.job.error)) is None:
             return None
         found = {"type": "?", "message": "", "at": "", "attempt": None}
         found |= error if isinstance(error, dict) else {"message": error}
@@ -109,7 +119,7 @@ class View:
             return None
         try:
             key = template.of(self.job.args, self.job.kwargs)
-            return key, locks.look(key)
+            return self.seen.text("key", key), locks.look(key)
         except Exception:
             # The project's code makes the key, perhaps of arguments that are older than the code.
             logger.debug("the lock of a job is not known here", exc_info=True, extra={"action": "lock_unknown"})
@@ -123,13 +133,17 @@ class View:
         own = Q(job=self.job.pk)
         if self.job.marker_key is not None:
             own |= Q(key=self.job.marker_key, kind=Marker.Kind.TASK)
-        return list(Marker.objects.using(self.using).filter(own).order_by("pk")[:SHOWN])
+        found = list(Marker.objects.using(self.using).filter(own).order_by("pk")[:SHOWN])
+        veil(found)
+        return found
 
     @cached_property
     def effects(self) -> list[Effect]:
         """The external calls that no other job made after this one."""
         rows = with_makers(Effect.objects.using(self.using).filter(job=self.job.pk))
-        return list(rows.order_by("pk")[:SHOWN])
+        found = list(rows.order_by("pk")[:SHOWN])
+        veil(found)
+        return found
 
     @cached_property
     def family(self) -> tuple[Job, dict[Any, list[Job]]]:

@@ -83,19 +83,19 @@ def own_time(view: View) -> Iterator[Reason]:
 
 def _behind(view: View) -> Reason:
     """Events of one order key are handled one after the other."""
-    job = view.job
+    job, key = view.job, view.seen.text("key", view.job.order_key)
     line = Job.objects.using(view.using).filter(order_key=job.order_key, state__in=LIVE)
     out = line.filter(order_place=None).first()
     ahead = line.filter(order_place__lt=job.order_place)[:MOST].count()
     if out is None:
         says = gettext("It waits behind others of its order key (%(key)s), and a worker lets the first of them in now.")
-        return Reason("in_order", says, "", {"key": job.order_key}, order_key=job.order_key, ahead=ahead)
+        return Reason("in_order", says, "", {"key": key}, order_key=key, ahead=ahead)
     says = gettext(
         "It waits behind others of its order key (%(key)s): %(out)s is %(state)s, and %(ahead)s more come before it."
     )
-    words = {"key": job.order_key, "out": out.pk, "state": State(out.state).label}
+    words = {"key": key, "out": out.pk, "state": State(out.state).label}
     words["ahead"] = at_least(ahead, ahead == MOST)
-    evidence = {"order_key": job.order_key, "job": out.pk, "ahead": ahead}
+    evidence = {"order_key": key, "job": out.pk, "ahead": ahead}
     return Reason("in_order", says, f"manage.py jobs why {out.pk}", words, **evidence)
 
 

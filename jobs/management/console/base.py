@@ -6,6 +6,7 @@ import datetime
 import getpass
 import inspect
 import json
+import re
 from argparse import SUPPRESS, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -17,6 +18,7 @@ from django.db import OperationalError, ProgrammingError
 from django.utils import timezone, translation
 
 from jobs.conf import celery_app, import_tasks
+from jobs.conf.logs import CONTROLS, visible
 from jobs.database import databases
 from jobs.management.console.tables import table
 
@@ -102,30 +104,45 @@ class JobsCommand(BaseCommand):
         with translation.override(None) if self.as_json else nullcontext():
             try:
                 self.subcommands[options["subcommand"]].run(self, Namespace(**options))
+            except CommandError as exc:
+                raise CommandError(visible(str(exc)), returncode=exc.returncode) from exc.__cause__
             except (OperationalError, ProgrammingError) as exc:
                 says = f"The database says: {databases.describe(exc)}"
                 if "database is locked" in says:
                     says += ". A body that runs holds SQLite's write lock: manage.py jobs list --state running"
                 raise CommandError(says) from exc
 
-    def say(self, line: str) -> None:
-        """Write a line for people: nothing with ``--json``."""
+    def say(self, line: str, keep: str = "") -> None:
+        """Write a line for people: nothing with ``--json``. What names and errors have for a terminal is escaped.
+
+        Parameters:
+            keep: ``"\\n"`` where it is a text of several lines.
+        """
         if not self.as_json:
-            self.stdout.write(line)
+            ours = {style("\0").partition("\0")[0] for style in vars(self.style).values()} | {"\x1b[0m"}
+            parts = re.split(f"({'|'.join(map(re.escape, ours - {''}))})", line)
+            self.stdout.write("".join(part if part in ours else visible(part, keep) for part in parts))
             self.stdout.flush()
+
+    def warn(self, line: str, style: Any) -> None:
+        """Write a line to stderr."""
+        self.stderr.write(visible(line), style)
 
     def say_table(self, head: Sequence[str], rows: Sequence[Sequence[Any]], nothing: str = "") -> None:
         """Write rows as a table for people, or ``nothing`` if there are none."""
         # Only on a terminal, and not with --no-color.
         is_rich = self.stdout.isatty() and self.style.SUCCESS("x") != "x"
-        self.say(table([head, *rows], is_rich) if rows else nothing)
+        # Its cells are escaped, and its colours are its own.
+        if not self.as_json:
+            self.stdout.write(table([head, *rows], is_rich) if rows else nothing)
+            self.stdout.flush()
 
     def say_json(self, value: Any) -> None:
         """Write a value for programs: only with ``--json``."""
         if self.as_json:
             # Moments and ids become texts.
             text = json.dumps(value, ensure_ascii=False, default=lambda odd: getattr(odd, "isoformat", odd.__str__)())
-            self.stdout.write(text)
+            self.stdout.write(CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
             self.stdout.flush()
 
 

@@ -1,6 +1,5 @@
 """``manage.py jobs retry|cancel|kill|run|move|prioritize|delete|pause|resume|limit|tell|effects|adopt``: decisions."""
 
-import json
 import time
 import uuid
 from argparse import Namespace
@@ -20,8 +19,10 @@ from jobs.inspection.external_calls import status, unsettled
 from jobs.inspection.limits import usage
 from jobs.lifecycle import limits, queues
 from jobs.lifecycle.limits import name_of
+from jobs.lifecycle.redaction import veil
 from jobs.management.console.base import DRY_RUN, ID, REASON, JobsCommand, Subcommand, me, option, reported, subcommand
 from jobs.models import State, Tally
+from jobs.models.values import parsed
 from jobs.operations import adoption, workers
 from jobs.operations.actions import OPERATIONS, Operation, Outcome
 from jobs.operations.external_calls import clear_up
@@ -86,7 +87,7 @@ def _change(operation: Operation, out: JobsCommand, args: Namespace) -> None:
             out.say(f"{text} {style(outcome.says)}")
         if not args.ids and time.monotonic() - said > PROGRESS:
             said = time.monotonic()
-            out.stderr.write(f"{number} of {max(total, number)}", out.style.NOTICE)
+            out.warn(f"{number} of {max(total, number)}", out.style.NOTICE)
     out.say_json({"dry_run": args.dry_run, "done": counts[True], "refused": refused})
     values: dict[str, Any] = {"done": counts[True], "refused": counts[False], "participle": operation.participle}
     if not args.ids:
@@ -133,7 +134,7 @@ def _warn_of_unknown(out: JobsCommand, names: Iterable[str]) -> None:
     for name in names:
         if name not in known:
             text = f"Nobody knows a queue {name!r}: no worker, no job, no task, no setting{did_you_mean(name, known)}"
-            out.stderr.write(text, out.style.WARNING)
+            out.warn(text, out.style.WARNING)
 
 
 @subcommand(option("names", "the name of a queue", nargs="*", metavar="QUEUE"), REASON)
@@ -285,7 +286,7 @@ def effects(out: JobsCommand, args: Namespace) -> None:
         raise CommandError("Say one of the two: --happened (with --answer JSON), or --not-happened.")
     key, using = args.id, args.database or known[0]
     with reported(TypeError, ValueError, says="--answer cannot be kept as JSON: {}"):
-        answer = None if args.answer is None else json.loads(args.answer)
+        answer = None if args.answer is None else parsed(args.answer)
         is_done = clear_up(key, using, args.happened, answer)
     if not is_done:
         raise CommandError(f"{key} is no call that is ambiguous or parked (a run may be making it): nothing to say.")
@@ -295,7 +296,10 @@ def effects(out: JobsCommand, args: Namespace) -> None:
 
 def _list_effects(out: JobsCommand, aliases: Iterable[str]) -> None:
     found = []
-    for row in chain.from_iterable(unsettled(alias).iterator() for alias in aliases):
+    every = [list(unsettled(alias)) for alias in aliases]
+    for rows in every:
+        veil(rows)
+    for row in chain.from_iterable(every):
         using = row._state.db
         about = {"id": row.pk, "name": row.name, "key": row.key, "status": status(row), "calls": row.calls}
         found.append({"database": using, **about, "job": row.job, "created_at": row.created_at})

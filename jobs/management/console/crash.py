@@ -53,7 +53,7 @@ def crashtest(out: JobsCommand, args: Namespace) -> None:
     if args.html:
         Path(args.html).write_text(as_html(found))
     out.say_json(as_json(found))
-    out.say(str(found))
+    out.say(str(found), keep="\n")
     if found.findings:
         raise CommandError(f"{len(found.findings)} found.")
 

@@ -13,7 +13,7 @@ from django.db.models import QuerySet
 from jobs.conf import celery_app, conf, import_tasks
 from jobs.events import amqp, declare, replay
 from jobs.inspection.events import stage
-from jobs.inspection.redaction import data_of
+from jobs.lifecycle.redaction import data_of, veil
 from jobs.management.console.base import DRY_RUN, JobsCommand, local, option, project_app, reported, subcommand
 from jobs.models import Event, Job
 from jobs.models.values import parse_uuid
@@ -77,7 +77,9 @@ def _selected(args: Namespace, using: str) -> QuerySet[Event]:
 def _list(out: JobsCommand, args: Namespace) -> None:
     found: list[Event] = []
     for using in conf().DATABASES:
-        found += _selected(args, using).order_by("-id")[: SHOWN + 1]
+        newest = list(_selected(args, using).order_by("-id")[: SHOWN + 1])
+        veil(newest)
+        found += newest
     found.sort(key=lambda event: event.at, reverse=True)
     out.say_json([_plain(event) for event in found[:SHOWN]])
     rows = [
@@ -110,13 +112,14 @@ def _show(out: JobsCommand, args: Namespace) -> None:
     data = data_of(event)
     jobs = list(Job.objects.using(using).filter(parent_id=event.uuid).order_by("id"))
     told = list(Event.objects.using(using).filter(job__in=[job.pk for job in jobs]).order_by("id"))
+    veil([event, *told])
     handlers = [{"handler": job.task, "job": job.pk, "state": job.state, "attempts": job.lease} for job in jobs]
     out.say_json({**_plain(event), "data": data, "handlers": handlers, "told": [_plain(each) for each in told]})
     at = local(event.at)
     out.say(f"{event.name} (version {event.version}), told of by {event.source} at {at}: {state_of(event)}")
     if event.job is not None:
         out.say(f"by the job {event.job}")
-    out.say(json.dumps(data, ensure_ascii=False, indent=2))
+    out.say(json.dumps(data, ensure_ascii=False, indent=2), keep="\n")
     if not handlers:
         out.say("No job handles it in this database.")
     for each in handlers:
@@ -160,7 +163,7 @@ def _schema(out: JobsCommand, args: Namespace) -> None:
     schemas = {name: each.schema.json_schema(each.name, each.version) for name, each in sorted(found.items())}
     out.say_json(schemas)
     if args.dir is None:
-        out.say(json.dumps(schemas, ensure_ascii=False, indent=2))
+        out.say(json.dumps(schemas, ensure_ascii=False, indent=2), keep="\n")
         return
     directory = Path(args.dir)
     for name, schema in schemas.items():

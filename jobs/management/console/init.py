@@ -133,7 +133,7 @@ def _tell(out: JobsCommand, args: Namespace, plan: Plan) -> None:
             path.write_text(plan.texts[path])
     out.say_json({"written": args.write, "files": {str(k): v for k, v in diffs.items()}, "notes": plan.notes})
     for path, diff in diffs.items():
-        out.say(f"wrote {os.path.relpath(path)}" if args.write else diff.rstrip("\n"))
+        out.say(f"wrote {os.path.relpath(path)}" if args.write else diff.rstrip("\n"), keep="\n\t")
     for note in plan.notes:
         out.say(f"By hand: {note}")
     if not diffs:

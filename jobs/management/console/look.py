@@ -20,8 +20,8 @@ from jobs.inspection import census, remarks
 from jobs.inspection import verify as promise
 from jobs.inspection import why as reasons
 from jobs.inspection.census import LIVE, at_least
-from jobs.inspection.redaction import Shown
 from jobs.inspection.times import duration
+from jobs.lifecycle.redaction import Shown, veil
 from jobs.management.console.base import ID, LIMIT, JobsCommand, local, option, reported, subcommand
 from jobs.management.console.change import WHICH, key_of, which
 from jobs.models import ENDED, Action, Batch, Job, Node, State
@@ -102,6 +102,7 @@ def list_(out: JobsCommand, args: Namespace) -> None:
     selection = which(args)
     newest = [selection.rows(alias).order_by("-pk")[: args.limit + 1] for alias in conf().DATABASES]
     jobs = list(heapq.merge(*newest, key=lambda job: job.pk, reverse=True))
+    veil(jobs)
     out.say_json([as_dict(job) for job in jobs[: args.limit]])
     rows = []
     for job in jobs[: args.limit]:
@@ -132,6 +133,7 @@ def show(out: JobsCommand, args: Namespace) -> None:
     if job is None:
         raise CommandError(f"There is no job {key}; manage.py jobs why {key} says what that may mean.")
     using = job._state.db
+    veil([job])
     seen = Shown(job)
     found = as_dict(job, args=seen.args, kwargs=seen.kwargs, result=seen.result, errors=job.errors, cursor=seen.cursor)
     said = progress.of([job]).get(job.pk)
@@ -151,8 +153,9 @@ def show(out: JobsCommand, args: Namespace) -> None:
     for entry in errors:
         if not isinstance(entry, dict):
             entry = {"message": entry}
-        out.say(f"\n{out.style.WARNING(str(entry.get('type')))}, attempt {entry.get('attempt')}, {entry.get('at')}")
-        out.say(str(entry.get("traceback") or entry.get("message")).rstrip())
+        out.say("")
+        out.say(f"{out.style.WARNING(str(entry.get('type')))}, attempt {entry.get('attempt')}, {entry.get('at')}")
+        out.say(str(entry.get("traceback") or entry.get("message")).rstrip(), keep="\n")
 
 
 def _follow(out: JobsCommand, key: uuid.UUID) -> None:
@@ -247,7 +250,7 @@ def verify(out: JobsCommand, args: Namespace) -> None:
     """
     with reported(promise.Unverifiable, ImproperlyConfigured, code=2):
         report = promise.verify(
-            everything=args.everything, patient=args.patient, tell=lambda line: out.stderr.write(line, out.style.NOTICE)
+            everything=args.everything, patient=args.patient, tell=lambda line: out.warn(line, out.style.NOTICE)
         )
     counts = {"violations": report.violations, "recovering": report.recovering, "workers": report.workers}
     rules = [asdict(finding) for finding in report.findings]

@@ -1,0 +1,264 @@
+"""What people may see of a job's values, wherever they look: ``JOBS["REDACT"]`` decides, and is asked here alone."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from typing import Any
+
+from django.utils.module_loading import import_string
+
+from jobs.conf import celery_app, conf
+from jobs.conf.logs import logger
+from jobs.models import Effect, Event, Job, Marker
+from jobs.models.values import CUT, decoded, safe_repr
+
+HIDDEN = "(hidden: JOBS['REDACT'] failed)"  #: What stands for a value that could not be redacted.
+BLANK = "***"  #: What stands in a text for the value of an argument that nobody may see.
+
+#: Options that bear arguments of other calls; headers that bear those of this one.
+ARGUMENTS, TEXTS = ("link", "link_error", "chain", "chord", "stamps"), ("argsrepr", "kwargsrepr")
+#: Columns that are made of arguments. Of an error's entry, what is not.
+KEYS, PLAIN = ("marker_key", "unique_key", "limit_key", "order_key"), ("type", "at", "attempt")
+
+#: Values of fewer characters are blanked only where they are a word: other words may have them in the middle.
+SHORT = 4
+
+
+def data_of(event: Event) -> dict[str, Any]:
+    """An event's data: the redaction gets its name in place of a task's."""
+    if event.problem is not None and conf().REDACT is not None and set(event.data) == {"body"}:
+        # A message that is no event: nobody knows what is in its text.
+        return {"body": HIDDEN}
+    return _told(event, event.data).kwargs
+
+
+def args_of(event: Event) -> list[Any]:
+    """The values without a name that came with an event of Celery's message format."""
+    return Shown(Job.of({"task": event.name, "args": event.headers.get("args", [])})).args
+
+
+def _told(event: Event, data: Any) -> "Shown":
+    return Shown(Job.of({"task": event.name, "kwargs": data}))
+
+
+def veil(rows: Iterable[Any]) -> None:
+    """Take what nobody may see out of the errors and keys of rows of one table that are shown, and never saved."""
+    if conf().REDACT is None or not (found := list(rows)):
+        return
+    first = found[0]
+    if isinstance(first, Job):
+        for job in found:
+            _veil_job(job)
+        return
+    # What a list leaves out is read at once for all.
+    if isinstance(first, Event):
+        data = dict(
+            Event.objects.using(first._state.db).filter(pk__in=[row.pk for row in found]).values_list("pk", "data")
+        )
+        for row in found:
+            _replace(row, _told(row, data.get(row.pk, {})), order_key="key", problem="error")
+        return
+    if not isinstance(first, Marker | Effect):
+        return
+    jobs = Job.objects.using(first._state.db).only("task", "args", "kwargs")
+    makers = {job.pk: Shown(job) for job in jobs.filter(pk__in={row.job for row in found if row.job})}
+    for row in found:
+        # Outside of jobs there are no arguments; those of a job that is gone are not known.
+        seen = makers.get(row.job) if row.job else Shown(Job.of({"task": ""}))
+        row.key = BLANK if seen is None else seen.text("key", row.key)
+
+
+def answer_of(effect: Effect, answer: Any) -> Any:
+    """What a provider answered, or a person says that it did, to an external call."""
+    if answer is None or conf().REDACT is None:
+        return answer
+    job = Job.objects.using(effect._state.db).filter(pk=effect.job).first()
+    return BLANK if job is None else Shown(job).value("answer", answer)
+
+
+def _veil_job(job: Job) -> None:
+    seen, values = Shown(job), job.__dict__
+    _replace(job, seen, **dict.fromkeys(KEYS, "key"), error_message="error")
+    if values.get("error") is not None:
+        job.error = seen.error(job.error)
+    if values.get("errors"):
+        job.errors = (
+            [seen.error(each) for each in job.errors] if isinstance(job.errors, list) else seen.error(job.errors)
+        )
+
+
+def _replace(row: Any, seen: "Shown", **names: str) -> None:
+    """Only what was read: no list reads all columns."""
+    for column, name in names.items():
+        if row.__dict__.get(column) is not None:
+            setattr(row, column, seen.text(name, row.__dict__[column]))
+
+
+class Shown:
+    """A job's values as ``JOBS["REDACT"]`` leaves them, each when it is asked for. What it fails at is hidden."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.path = conf().REDACT
+
+    @cached_property
+    def args(self) -> list[Any]:
+        names = [] if self.path is None else _names(self.job)
+        args = self.job.args if isinstance(self.job.args, list) else [HIDDEN]
+        names += map(str, range(len(names), len(args)))
+        return list(map(self._redacted, names, args))
+
+    @cached_property
+    def kwargs(self) -> dict[str, Any]:
+        # Somebody may have edited the row by hand.
+        kwargs = self.job.kwargs if isinstance(self.job.kwargs, dict) else {"?": HIDDEN}
+        return {name: self._redacted(name, value) for name, value in kwargs.items()}
+
+    @property
+    def result(self) -> Any:
+        return self.value("result", self.job.result)
+
+    @property
+    def cursor(self) -> Any:
+        return self.value("cursor", self.job.cursor)
+
+    @property
+    def options(self) -> Any:
+        """Without links, chains and chords, which bear arguments, and without Celery's texts of them."""
+        return self.job.options if self.path is None else _without(self.job.options, *ARGUMENTS)
+
+    def value(self, name: str, value: Any) -> Any:
+        """A value that is no argument. It may contain one, which is blanked in it first."""
+        return None if value is None else self._redacted(name, value if self.path is None else self._blanked(value))
+
+    def text(self, name: str, text: Any) -> str:
+        """A text: ``name`` says of what: an ``"error"``, a ``"key"`` or a ``"progress"``."""
+        text = str(text)
+        if self.path is None:
+            return text
+        # The arguments of jobs.send are those of another task; what is left of its texts is our own.
+        text = self.blanked(text)
+        return text if self.job.task == "jobs.send" else str(self._redacted(name, text))
+
+    def error(self, entry: Any) -> Any:
+        """An entry of ``Job.errors``. It may have any shape."""
+        if self.path is None or not isinstance(entry, dict):
+            return self.value("error", entry)
+        shown = {name: each for name, each in entry.items() if name in PLAIN}
+        others = {name: each for name, each in entry.items() if name not in PLAIN}
+        for name, each in others.items():
+            shown[name] = self.text("error", each) if isinstance(each, str) else self.value("error", each)
+        return {name: shown[name] for name in entry}
+
+    def blanked(self, text: str) -> str:
+        """The text without the values of arguments that are not shown as they are."""
+        if self.path is None:
+            return text
+        words, others = self._hidden
+        for value in others:
+            text = text.replace(value, BLANK)
+        if words:
+            text = re.sub(r"\w+", lambda found: BLANK if found[0] in words else found[0], text)
+        for cut in CUT.finditer(text):
+            # Of a value at the place where the text was cut only a part is there.
+            text = _end_cut(text[: cut.start()], others) + cut[0] + _begin_cut(text[cut.end() :], others)
+        return text
+
+    def _blanked(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self._blanked(each) for each in value]
+        if isinstance(value, dict):
+            return {self.blanked(str(name)): self._blanked(each) for name, each in value.items()}
+        if isinstance(value, str):
+            return self.blanked(value)
+        if value is None or isinstance(value, bool):
+            return value
+        return value if (text := str(value)) == self.blanked(text) else BLANK
+
+    @cached_property
+    def _hidden(self) -> tuple[set[str], list[str]]:
+        """What is blanked: short words, and other texts, the longest first."""
+        leaves = [*_hidden(decoded(self.job.args), self.args), *_hidden(decoded(self.job.kwargs), self.kwargs)]
+        forms = {form for leaf in leaves for form in _forms(leaf)}
+        words = {form for form in forms if len(form) < SHORT and re.fullmatch(r"\w+", form)}
+        others = {form for form in forms - words if len(form) >= SHORT or re.search(r"\w", form)}
+        return words, sorted(others, key=len, reverse=True)
+
+    def _redacted(self, name: str, value: Any) -> Any:
+        value = decoded(value)
+        if self.path is None:
+            return value
+        if self.job.task == "jobs.send":
+            # The arguments of another task.
+            return HIDDEN
+        try:
+            return import_string(self.path)(self.job.task, name, value)
+        except Exception:
+            # The value is not shown, and the page is.
+            logger.exception("JOBS['REDACT'] failed", extra={"action": "redact_failed", "job": str(self.job.pk)})
+            return HIDDEN
+
+
+def _hidden(value: Any, shown: Any) -> Iterator[Any]:
+    """What is in a value and not in what is shown of it."""
+    if isinstance(value, dict):
+        known = shown if isinstance(shown, dict) else {}
+        for name, each in value.items():
+            yield from _hidden(each, known.get(name))
+    elif isinstance(value, list):
+        others = shown if isinstance(shown, list) and len(shown) == len(value) else [None] * len(value)
+        for each, other in zip(value, others, strict=True):
+            yield from _hidden(each, other)
+    elif type(value) is not type(shown) or value != shown:
+        yield value
+
+
+def _forms(value: Any) -> Iterator[str]:
+    """How a value looks in a text: as it is, and as Python and JSON write it."""
+    if value is None or isinstance(value, bool):
+        # They are everywhere, and tell nothing.
+        return
+    if isinstance(value, bytes):
+        yield repr(value)[2:-1]
+        value = value.decode(errors="replace")
+    text = str(value)
+    yield from (text, repr(text)[1:-1], json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1])
+    if isinstance(value, int | float):
+        yield text.lstrip("-")
+    elif not isinstance(value, str):
+        yield safe_repr(value)
+
+
+def _end_cut(text: str, values: list[str]) -> str:
+    for value in values:
+        for size in range(min(len(value) - 1, len(text)), SHORT - 1, -1):
+            if text.endswith(value[:size]):
+                return text[:-size] + BLANK
+    return text
+
+
+def _begin_cut(text: str, values: list[str]) -> str:
+    for value in values:
+        for size in range(min(len(value) - 1, len(text)), SHORT - 1, -1):
+            if text.startswith(value[-size:]):
+                return BLANK + text[size:]
+    return text
+
+
+def _without(values: Any, *names: str) -> Any:
+    if not isinstance(values, dict):
+        return HIDDEN
+    found = values | {name: HIDDEN for name in names if name in values}
+    return found | {"headers": _without(values["headers"], *TEXTS)} if "headers" in values else found
+
+
+def _names(job: Job) -> list[str]:
+    """The names of the positional arguments, as far as this process knows the task."""
+    task: Any = getattr(celery_app(), "tasks", {}).get(job.task)
+    if not getattr(task, "is_transactional", False):
+        return []
+    parameters = task.body_signature.parameters.values()
+    names = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    rest = [each.name for each in parameters if each.kind is each.VAR_POSITIONAL]
+    return names + rest * len(job.args)
