@@ -35,7 +35,7 @@ from tests.servers import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-NOTE, ALL, MOVED = (f"tests.event_tasks.{name}" for name in ("note_made", "note_all", "note_moved"))
+NOTE, ALL, MOVED, LOST = (f"tests.event_tasks.note_{name}" for name in ("made", "all", "moved", "lost"))
 
 
 def handled(name: str) -> list[str]:
@@ -219,6 +219,51 @@ def test_a_worker_that_was_taken_for_dead_tells_of_its_handlers_again():
         Subscription.objects.all().delete()
         rescue.bury(worker.node.pk)
         wait_for(Subscription.objects.exists, 20, "it tells of them again")
+
+
+def lost() -> Subscription:
+    return Subscription.objects.get(handler=LOST)
+
+
+def test_an_old_worker_that_registers_again_takes_no_newer_subscription_back():
+    """A rolling deploy: else events of the new version are handed on, and nobody handles them."""
+    with Worker(concurrency=1) as old:
+        wait_for(Subscription.objects.exists, 20, "it has told of its handlers")
+        with Worker(concurrency=1, TEST_LOST_VERSION="2"):
+            wait_for(lambda: lost().version == 2, 20, "the new one has told of its handlers")
+            rescue.bury(old.node.pk)
+            wait_for(lambda: "as a newer worker says" in old.text() or lost().version == 1, 30, "the old one registers")
+            key = told.thing_lost("a")
+            wait_for(lambda: Event.objects.filter(uuid=key).exclude(relayed_at=None).exists(), 20, "it is handed on")
+    assert lost().version == 2
+    assert Job.objects.filter(task=LOST).count() == 1
+
+
+def test_a_subscription_goes_back_to_an_old_worker_when_no_newer_one_is_left():
+    """A deploy that was given up: the old workers were there all the while."""
+    app, now = current_app._get_current_object(), databases.clock("default")
+    relay.subscribe(app, "default")
+    ahead = now + datetime.timedelta(minutes=1)
+    Subscription.objects.filter(handler=LOST).update(version=2, defined_at=ahead)
+    relay.subscribe(app, "default")
+    assert lost().version == 2
+    Subscription.objects.filter(handler=LOST).update(seen_at=now - datetime.timedelta(seconds=relay.LEFT + 1))
+    relay.subscribe(app, "default")
+    assert lost().version == 1
+    assert [version for _, version, _ in lost().before] == [2]
+
+
+def test_a_subscription_is_seen_and_told_of_again_by_each_worker_once_a_minute(node, monkeypatch):
+    """So the others know that its code is there; and one that an older worker has taken back meanwhile is put right."""
+    post, app = Post(), current_app._get_current_object()
+    post.run_once()
+    Subscription.objects.filter(handler=LOST).update(version=2, seen_at=timezone.now() - datetime.timedelta(hours=1))
+    post.run_once()
+    assert lost().version == 2, "not each time that it looks for events"
+    monkeypatch.setattr(post, "_look_at", 0.0)
+    post.run_once()
+    assert lost().version == app.tasks[LOST].subscribes["version"]
+    assert lost().seen_at > timezone.now() - datetime.timedelta(minutes=30)
 
 
 def test_a_handler_is_forgotten_when_no_worker_has_known_it_for_long():

@@ -567,6 +567,8 @@ class Migration(migrations.Migration):
                 ('keep_failed', models.PositiveIntegerField(null=True, verbose_name='failed jobs that are kept')),
                 ('since', models.DateTimeField(default=django.db.models.functions.datetime.Now, verbose_name='since')),
                 ('before', models.JSONField(default=list)),
+                ('defined_at', models.DateTimeField(default=django.db.models.functions.datetime.Now)),
+                ('seen_at', models.DateTimeField(default=django.db.models.functions.datetime.Now)),
             ],
             options={
                 'verbose_name': 'subscription',

@@ -100,6 +100,10 @@ class Subscription(models.Model):
     since = models.DateTimeField(_("since"), default=Now)
     #: What it wanted before, and since when; the oldest first: ``[[pattern, version, since], ...]``.
     before = models.JSONField(default=list)
+    #: When the worker began whose code says so: the newest one that says anything.
+    defined_at = models.DateTimeField(default=Now)
+    #: When a worker with this code was there last.
+    seen_at = models.DateTimeField(default=Now)
 
     class Meta:
         db_table = "jobs_subscription"
