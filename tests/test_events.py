@@ -6,6 +6,7 @@ import datetime
 import io
 import json
 import signal
+import time
 import uuid
 from typing import Any
 
@@ -21,7 +22,7 @@ from jobs.events import event, handler, relay
 from jobs.events.relay import Post
 from jobs.lifecycle import order, transitions
 from jobs.maintenance import rescue
-from jobs.maintenance.prune import Prune
+from jobs.maintenance.prune import FULL_WALK, Prune
 from jobs.models import LIVE, Action, Event, Job, Node, Subscription
 from jobs.operations.actions import RunNow
 from jobs.testing import run_jobs
@@ -34,6 +35,8 @@ from tests.rows import make
 from tests.servers import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+DAY = datetime.timedelta(days=1)
 
 NOTE, ALL, MOVED, LOST = (f"tests.event_tasks.note_{name}" for name in ("made", "all", "moved", "lost"))
 
@@ -539,6 +542,31 @@ def test_events_are_forgotten_when_they_are_old_and_were_handed_on(settings):
     assert [row.data["name"] for row in Event.objects.order_by("id")] == ["waits", "new"]
     kept = set(Event.objects.values_list("uuid", flat=True))
     assert set(Action.objects.values_list("job", flat=True)) == kept, "what people did goes with them"
+
+
+def test_old_events_are_forgotten_behind_many_that_have_to_stay(settings):
+    """However many: some are not published, others wait for an earlier one, or say that they happen in a century."""
+    settings.JOBS = {**settings.JOBS, "RETENTION_EVENTS": 3600.0, "BATCH": 1}
+    old, now = timezone.now() - datetime.timedelta(hours=2), timezone.now()
+    about = {"name": "test.thing.made", "source": "shop", "at": old}
+    unsent = [Event(**about, relayed_at=old, number=n) for n in range(30)]
+    parked = [Event(**about, received_at=old, number=n) for n in range(100, 130)]
+    done = [Event(**about, relayed_at=old, order_key="done") for _ in range(30)]
+    odd = [Event(**{**about, "at": now + 100 * 365 * DAY}, received_at=old, relayed_at=old) for _ in range(30)]
+    Event.objects.bulk_create([*unsent, *parked, *done, *odd])
+    new = [Event(**{**about, "at": old}, received_at=now, relayed_at=now, order_key="new") for _ in range(20)]
+    Event.objects.bulk_create(new)
+    prune = Prune(databases.SideDatabase())
+    prune.run_once()
+    assert Event.objects.count() == 80, "a copy of what has just arrived, and happened long ago, is still recognized"
+    assert Event.objects.filter(order_key="new").count() == 20
+    Event.objects.update(sent_at=now)
+    prune.run_once()
+    assert Event.objects.count() == 80, "it walks on from where it was"
+    prune._events["default"] = (prune._events["default"][0], time.monotonic() - FULL_WALK - 1)
+    prune.run_once()
+    prune.run_once()
+    assert Event.objects.count() == 50, "and now and then through all of them"
 
 
 def test_of_what_a_handler_failed_at_the_newest_are_kept():

@@ -604,6 +604,10 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name='event',
+            index=models.Index(condition=models.Q(('number__isnull', False), ('received_at__isnull', True), ('sent_at__isnull', True)), fields=['source', 'name', 'sent_at', 'number'], name='jobs_event_unsent_of'),
+        ),
+        migrations.AddIndex(
+            model_name='event',
             index=models.Index(fields=['name', 'id'], name='jobs_event_name'),
         ),
         migrations.AddIndex(
