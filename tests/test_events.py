@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import io
 import json
+import multiprocessing
 import signal
 import time
 import uuid
@@ -117,6 +118,20 @@ def test_a_pattern_is_that_of_a_topic_exchange():
         assert relay.matches(pattern, name) == fits, (pattern, name)
     with pytest.raises(ValueError, match="give an event's name"):
         handler("a b")
+
+
+def test_no_pattern_holds_the_interpreter():
+    """Another service may send any: with backtracking this one would take longer than the world lasts."""
+    words = "a." * 99 + "b"
+    child = multiprocessing.get_context("fork").Process(target=relay.matches, args=("#." * 99 + "c", words))
+    child.start()
+    child.join(60)
+    is_alive = child.is_alive()
+    child.kill()
+    child.join()
+    assert not is_alive
+    assert relay.matches("#." * 99 + "b", words)
+    assert relay.matches("#.a.*.a.#.b.#", words)
 
 
 @pytest.mark.parametrize("option", [{"version": "1"}, {"version": 0}, {"retries": -1}, {"keep_failed": 2**31}])

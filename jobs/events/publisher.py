@@ -177,8 +177,11 @@ def message_of(row: Event, using: str) -> wire.Message:
     )
 
 
-def send_to(service: str, events: Sequence[Event], using: str, again: str | None) -> None:
-    """Publish events to one service alone, into its queue, and wait until the broker has them.
+def send_to(service: str, events: Sequence[Event], using: str, again: str | None) -> int:
+    """Publish events to one service alone, and wait until the broker has them.
+
+    Returns:
+        How many reached its queue: those of names that its handlers want.
 
     Raises:
         ValueError: no service of that name has a queue.
@@ -193,9 +196,10 @@ def send_to(service: str, events: Sequence[Event], using: str, again: str | None
             says = gettext("the broker has no queue %(queue)s: no service of that name reads events")
             raise ValueError(says % {"queue": queue}) from None
         for row in events:
-            link.send(service, replace(message_of(row, using), again=again), {})
+            link.send(service, replace(message_of(row, using), again=again), {}, returns=True)
         link.confirm(threading.Event())
         if link.refuses:
             raise OperationalError("the queue is full")
+        return len(events) - link.returned
     finally:
         link.close()

@@ -39,8 +39,8 @@ SELECT key FROM line WHERE key IS NOT NULL AND NOT EXISTS (
     SELECT 1 FROM jobs_job WHERE order_key = line.key AND order_place IS NULL AND {live}
 ) LIMIT {keys}
 """
-#: Those of some keys of which a job is there: one step through the index for each, however many stand in its line. For a
-#: join, or without the order, the database might read all lines.
+#: Those of some keys of which a job is there: one step through the index for each, however many stand in its line. As
+#: a join, or without the order, it might read all lines.
 _OUT = """
 WITH line (key) AS (VALUES {keys}) SELECT key FROM line
 WHERE (SELECT 1 FROM jobs_job WHERE order_key = line.key AND {live} ORDER BY order_place LIMIT 1) IS NOT NULL
