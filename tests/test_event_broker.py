@@ -786,6 +786,15 @@ def test_what_no_service_says_is_kept_as_a_problem_and_stops_nobody(odd, handler
     assert Event.objects.exclude(problem=None).get().problem
 
 
+def test_what_another_service_said_and_broke_something_here_is_kept_as_a_problem(handlers, monkeypatch):
+    """Whatever it was: unacknowledged it would come for ever, and all that is behind it would wait."""
+    takes = receiver.Receiver(current_app._get_current_object())
+    monkeypatch.setattr(takes._gaps, "_told", None)
+    takes.take([delivered(position(MOVED, 5)), delivered(message(1))])
+    assert numbers_of_jobs() == [1]
+    assert "it cannot be kept: AttributeError" in Event.objects.get(name=POSITION).problem
+
+
 def take(heals: receiver.Gaps, deliveries: list[Delivery]) -> None:
     """All that happens before messages are acknowledged, and after it: what raises here would come for ever."""
     for said in inbox.store(current_app._get_current_object(), "default", deliveries):

@@ -161,8 +161,8 @@ class Receiver(amqp.Link):
                 if inbox.is_outage(exc, databases.home()):
                     raise
                 # It would come again and again.
-                about = {"action": "events_talk_refused"}
-                logger.exception("%s from %s is not understood", said.name, said.source, extra=about)
+                about = {"message_id": said.id, "app_id": said.source}
+                inbox.put_aside(self._app, databases.home(), exc, inbox.Delivery("", about, said.name))
 
 
 @dataclass
