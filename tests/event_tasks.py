@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 
 from jobs import Snooze
 from jobs.events import event, handler
@@ -42,6 +43,7 @@ def note_moved(self, name: str, number: int) -> None:
     Effect.objects.create(key=f"moved:{name}:{number}")
 
 
-@handler("test.thing.lost", version=1)
+#: Another version of this code handles another version of the event.
+@handler("test.thing.lost", version=int(os.environ.get("TEST_LOST_VERSION", "1")))
 def note_lost(name: str) -> None:
     raise Snooze(1.0)

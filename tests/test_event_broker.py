@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import itertools
 import json
 import random
+import re
+import shlex
+import sys
 import threading
 import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
+from zoneinfo import ZoneInfo
 
 import amqp
+import hypothesis
 import pytest
 from celery import current_app
 from django.apps import apps
@@ -21,17 +29,18 @@ from django.db import Error, connections
 from django.db.backends.base.base import NO_DB_ALIAS
 from django.db.utils import load_backend
 from django.utils import timezone
+from hypothesis import strategies as st
 
 from jobs.conf import service
 from jobs.database import databases
 from jobs.events import inbox, outbox, publisher, receiver, relay, replay, wire
-from jobs.events.amqp import EXCHANGE, POSITION, Voice, queue_of
+from jobs.events.amqp import DIRECT, EXCHANGE, GONE, HELLO, POSITION, RESEND, TALK, Voice, direct_key, queue_of
 from jobs.events.inbox import Delivery
 from jobs.lifecycle.board import board
 from jobs.models import LIVE, PARKED, UNSENT, Event, Job, Node, Position, Relay, Subscription
 from jobs.testing import run_jobs
 from tests import event_tasks as told
-from tests.harness import Worker, database_url, wait_reached
+from tests.harness import ROOT, Worker, database_url, wait_reached
 from tests.models import Effect
 from tests.servers import wait_for
 
@@ -59,6 +68,7 @@ def forget(server, *queues: str) -> None:
             channel.queue_delete(queue)
         if not queues:
             channel.exchange_delete(EXCHANGE)
+            channel.exchange_delete(DIRECT)
 
 
 @pytest.fixture
@@ -273,16 +283,31 @@ class InMilliseconds(datetime.datetime):
         return (1970, 1, 1, 0, 0, int(self.timestamp() * 1000))
 
 
+@contextlib.contextmanager
+def deep_stack() -> Iterator[None]:
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(100_000)
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(limit)
+
+
 def test_a_message_that_its_protocol_cannot_read_stops_nobody(broker, loyalty):
     with running(broker, loyalty) as worker:
         wait_for(lambda: "the queue events.loyalty gets" in worker.text(), 20, "bound")
         publish(broker, message(1), message(2))
         publish(broker, message(2, "odd"), application_headers={"at": InMilliseconds.now()})
         publish(broker, message(2, "odd"), content_type="\udcff")
+        deep: dict[str, Any] = {}
+        for _ in range(5000):
+            deep = {"a": deep}
+        with deep_stack():
+            publish(broker, message(2, "odd"), application_headers=deep)
         publish(broker, message(3), message(4))
         publish(broker, message(1), message(1, again="r1"), message(5), queue=queue_of("loyalty"))
         wait_for(lambda: len(moved(loyalty)) == 6, 30, "all that are events are handled, and one once more")
-        wait_for(lambda: Event.objects.using(loyalty).exclude(problem=None).count() == 2, 30, "and both are noted")
+        wait_for(lambda: Event.objects.using(loyalty).exclude(problem=None).count() == 3, 30, "and all are noted")
     assert sorted(moved(loyalty)) == [f"moved:a:{number}" for number in (1, 1, 2, 3, 4, 5)]
 
 
@@ -352,7 +377,7 @@ class Asking(Voice):
         super().__init__()
         self.asked: list[dict[str, Any]] = []
 
-    def say(self, what: str, source: str, data: dict, **to: object) -> None:
+    def say(self, what: str, source: str, data: dict, key: str, to: str | None = None) -> None:
         self.asked.append(data)
 
 
@@ -401,7 +426,7 @@ def test_what_was_asked_for_is_not_asked_for_again_while_it_comes(broker, handle
         heals.look()
         receive(*[message(number) for number in range(first, first + 10)])
     heals.look()
-    assert [each["from"] for each in voice.asked] == [1]
+    assert [each["first"] for each in voice.asked] == [1]
     assert Position.objects.get().number == 50
 
 
@@ -410,8 +435,22 @@ def listening(broker) -> Iterator[amqp.Channel]:
     """Another program's channel."""
     with amqp.Connection(f"127.0.0.1:{broker.port}") as connection:
         channel = connection.channel()
-        channel.exchange_declare(EXCHANGE, "topic", durable=True, auto_delete=False)
+        for exchange in (EXCHANGE, DIRECT):
+            channel.exchange_declare(exchange, "topic", durable=True, auto_delete=False)
         yield channel
+
+
+def queue_in(channel: amqp.Channel, service: str, *patterns: str) -> str:
+    """The queue of a service that is bound as its workers bind it."""
+    queue = channel.queue_declare(queue_of(service), auto_delete=False, durable=True).queue
+    for pattern in patterns:
+        channel.queue_bind(queue, EXCHANGE, pattern)
+        channel.queue_bind(queue, DIRECT, direct_key(service, pattern))
+    return queue
+
+
+def in_queue(channel: amqp.Channel, queue: str) -> int:
+    return channel.queue_declare(queue, passive=True).message_count
 
 
 def numbered(node) -> publisher.Publisher:
@@ -433,11 +472,100 @@ def test_what_is_sent_again_is_sent_to_the_one_that_misses_it(node, listening, s
     assert sends._send("default", threading.Event()) == 3
     heals = receiver.Gaps(current_app._get_current_object(), "default", Voice())
     queues["loyalty"] = listening.queue_declare(queue_of("loyalty"), auto_delete=False).queue
+    listening.queue_bind(queues["loyalty"], DIRECT, "loyalty.test.#")
     heals._resend("shop", MOVED, 2, 3, "loyalty", None)
     assert sends._send("default", threading.Event()) == 0
-    counts = {name: listening.queue_declare(queue, passive=True).message_count for name, queue in queues.items()}
+    counts = {name: in_queue(listening, queue) for name, queue in queues.items()}
     assert counts == {"events": 3, EXCHANGE: 3, "loyalty": 2}
     sends.close()
+
+
+def test_a_service_gets_nothing_again_that_its_queue_is_not_bound_to(node, listening):
+    """Whoever asks, and in whose name. Of a replay the caller hears how much arrived."""
+    queues = {name: queue_in(listening, name, pattern) for name, pattern in (("loyalty", MOVED), ("mallory", "odd.#"))}
+    move(["a"], 3)
+    told.thing_made("secret")
+    sends = numbered(node)
+    assert sends._send("default", threading.Event()) == 4
+    sends.close()
+    for queue in queues.values():
+        listening.queue_purge(queue)
+    heals = receiver.Gaps(current_app._get_current_object(), "default", Voice())
+    for name in queues:
+        for what in (MOVED, "test.thing.made"):
+            asked = {"source": "shop", "name": what, "first": 1, "last": 3, "service": name, "since": None}
+            asked |= {"from": asked["first"], "to": asked["last"]}
+            heals.hear(wire.Message(id="q", source=name, name=RESEND, data=asked))
+        heals.hear(wire.Message(id="h", source=name, name=HELLO, data={"service": name, "patterns": ["#"]}))
+    wait_for(lambda: in_queue(listening, queues["loyalty"]) >= 4, 20, "events and position")
+    assert in_queue(listening, queues["mallory"]) == 0
+    got = [listening.basic_get(queues["loyalty"], no_ack=True) for _ in range(4)]
+    assert [wire.decode(each.body, each.properties).name for each in got] == [MOVED] * 3 + [POSITION]
+    assert listening.basic_get(queues["loyalty"], no_ack=True) is None
+    assert publisher.send_to("loyalty", list(Event.objects.all()), "default", None) == 3
+    heals._voice.close()
+    for queue in queues.values():
+        listening.queue_delete(queue)
+
+
+@pytest.mark.slow
+def test_the_permissions_of_the_documentation_keep_a_service_within_its_names(broker, loyalty):
+    """And are all that it needs."""
+    text = (ROOT / "docs/howto/events.md").read_text()
+    for line in re.findall(r"^rabbitmqctl (.*)$", text, re.M):
+        broker.control(*shlex.split(line.replace("sales\\.order", "test\\.thing")))
+    try:
+        user = f"amqp://loyalty:secret@127.0.0.1:{broker.port}//"
+        with running(broker, "default"):
+            with running(SimpleNamespace(url=user), loyalty) as worker:
+                wait_for(lambda: "the queue events.loyalty gets" in worker.text(), 20, "bound")
+                move(["a"], 3)
+                assert_handled(loyalty, ["a"], 3)
+            told.thing_made("lost")
+            move(["a"], 3, first=3)
+            wait_for(lambda: not Event.objects.filter(sent_at=None).exists(), 20, "confirmed")
+            with amqp.Connection(f"127.0.0.1:{broker.port}") as connection:
+                connection.channel().queue_purge(queue_of("loyalty"))
+            with running(SimpleNamespace(url=user), loyalty):
+                assert_handled(loyalty, ["a"], 6)
+        queue = queue_of("loyalty")
+        refused = [
+            lambda channel: channel.queue_bind(queue, EXCHANGE, "secret.thing"),
+            lambda channel: channel.queue_bind(queue, EXCHANGE, "#"),
+            lambda channel: channel.queue_bind(queue, DIRECT, direct_key("loyalty", "secret.thing")),
+            lambda channel: channel.queue_bind(queue, DIRECT, direct_key("shop", MOVED)),
+            lambda channel: channel.queue_declare(queue_of("mallory")),
+            lambda channel: channel.basic_get(queue_of("shop")),
+            lambda channel: channel.basic_publish_confirm(amqp.Message(), EXCHANGE, MOVED),
+            lambda channel: channel.basic_publish_confirm(amqp.Message(), DIRECT, direct_key("shop", MOVED)),
+            lambda channel: channel.basic_publish_confirm(amqp.Message(), "", queue_of("shop")),
+        ]
+        for each in refused:
+            connection = amqp.Connection(f"127.0.0.1:{broker.port}", "loyalty", "secret", confirm_publish=True)
+            with connection, pytest.raises(amqp.exceptions.AccessRefused):
+                each(connection.channel())
+    finally:
+        broker.control("delete_user", "loyalty")
+
+
+def test_a_pattern_is_matched_as_the_broker_does_it(listening):
+    words = ["a", "b", ""]
+    names = [".".join(some) for count in (1, 2, 3) for some in itertools.product(words, repeat=count)]
+    patterns = [".".join(some) for count in (1, 2, 3) for some in itertools.product("a*#", repeat=count)]
+    exchange = "patterns"
+    listening.exchange_declare(exchange, "topic")
+    queues = {}
+    for pattern in patterns:
+        queues[pattern] = listening.queue_declare(exclusive=True).queue
+        listening.queue_bind(queues[pattern], exchange, pattern)
+    listening.confirm_select()
+    for name in names:
+        listening.basic_publish_confirm(amqp.Message(name), exchange, name)
+    for pattern, queue in queues.items():
+        found = list(iter(lambda queue=queue: listening.basic_get(queue, no_ack=True), None))
+        expected = [name for name in names if relay.matches(pattern, name)]
+        assert [each.body for each in found] == expected, pattern
+    listening.exchange_delete(exchange)
 
 
 def test_what_the_broker_refuses_holds_up_no_other_event(node, listening, monkeypatch, caplog):
@@ -467,8 +595,8 @@ def test_values_without_names_are_replayed_to_another_service(node, listening):
     """They came from Celery."""
     task = current_app.amqp.as_task_v2(str(uuid.uuid4()), MOVED, ("a", 2), {})
     receive(Delivery(json.dumps(task.body), {"headers": task.headers, "content_type": "application/json"}, MOVED))
-    queue = listening.queue_declare(queue_of("loyalty"), auto_delete=False).queue
-    publisher.send_to("loyalty", list(Event.objects.all()), "default", None)
+    queue = queue_in(listening, "loyalty", MOVED)
+    assert publisher.send_to("loyalty", list(Event.objects.all()), "default", None) == 1
     sent = wait_for(lambda: listening.basic_get(queue, no_ack=True), 20, "it is sent")
     assert wire.decode(sent.body, sent.properties).args == ["a", 2]
 
@@ -622,6 +750,170 @@ def test_a_poison_message_is_kept_and_stops_nobody(handlers):
     no_events = replay.select("default").filter(name="shop.odd")
     made = replay.replay(current_app._get_current_object(), no_events, service(), again=True)
     assert made["jobs"] == 0, "a replay finds no event in it either"
+
+
+LONG = "x" * 256
+#: What no service says, and why.
+ODD = {
+    "number": (GONE, {"name": MOVED, "number": 2**63, "is_lost": True}),
+    "name": (GONE, {"name": LONG, "number": 5, "is_lost": True}),
+    "no number": (POSITION, {"name": MOVED, "number": "5"}),
+    "long name": (POSITION, {"name": LONG, "number": 5}),
+    "below": (POSITION, {"name": MOVED, "number": -1}),
+    "year 1": (RESEND, {"since": "0001-01-01T00:00:00+14:00"}),
+    "no time": (RESEND, {"since": "yesterday"}),
+    "last": (RESEND, {"last": 2**63}),
+    "to nobody": (RESEND, {"service": LONG}),
+    "service": (HELLO, {"service": LONG, "patterns": ["a"]}),
+    "patterns": (HELLO, {"service": "a", "patterns": "a"}),
+    "many": (HELLO, {"service": "a", "patterns": ["a"] * 1001}),
+    "pattern": (HELLO, {"service": "a", "patterns": ["#." * 200]}),
+    "nothing": (HELLO, {}),
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_what_no_service_says_is_kept_as_a_problem_and_stops_nobody(odd, handlers, broker, settings):
+    settings.JOBS = {**settings.JOBS, "SERVICE": "loyalty"}
+    name, data = ODD[odd]
+    if name == RESEND:
+        asked = {"source": "loyalty", "name": MOVED, "first": 1, "last": 5, "service": "shop", "since": None}
+        data = {**asked, "from": 1, **data, "to": data.get("last", 5)}
+    heals = receiver.Gaps(current_app._get_current_object(), "default", Voice())
+    take(heals, [delivered(wire.Message(id="odd", source="shop", name=name, data=data)), delivered(message(1))])
+    heals._voice.close()
+    assert numbers_of_jobs() == [1]
+    assert Event.objects.exclude(problem=None).get().problem
+
+
+def test_what_another_service_said_and_broke_something_here_is_kept_as_a_problem(handlers, monkeypatch):
+    """Whatever it was: unacknowledged it would come for ever, and all that is behind it would wait."""
+    takes = receiver.Receiver(current_app._get_current_object())
+    monkeypatch.setattr(takes._gaps, "_told", None)
+    takes.take([delivered(position(MOVED, 5)), delivered(message(1))])
+    assert numbers_of_jobs() == [1]
+    assert "it cannot be kept: AttributeError" in Event.objects.get(name=POSITION).problem
+
+
+def take(heals: receiver.Gaps, deliveries: list[Delivery]) -> None:
+    """All that happens before messages are acknowledged, and after it: what raises here would come for ever."""
+    for said in inbox.store(current_app._get_current_object(), "default", deliveries):
+        heals.hear(said)
+    heals.look()
+
+
+def test_a_source_that_cannot_be_a_service_is_asked_nothing(broker, handlers, monkeypatch):
+    monkeypatch.setattr(receiver, "OVERTAKEN", 0.0)
+    heals = receiver.Gaps(current_app._get_current_object(), "default", Voice())
+    take(heals, [delivered(message(number, source="x" * 255)) for number in (1, 3)])
+    take(heals, [delivered(message(number, source="https://odd")) for number in (1, 3)])
+    heals._voice.close()
+    assert numbers_of_jobs() == [1, 1]
+
+
+def test_nobody_skips_what_was_not_asked_for(handlers):
+    """Nor moves the numbers of our own events."""
+    heals = receiver.Gaps(current_app._get_current_object(), "default", voice := Asking())
+    gone = wire.Message(id="g", source="shop", name=GONE, data={"name": MOVED, "number": 2**60, "is_lost": True})
+    take(heals, [delivered(message(1)), delivered(gone), delivered(replace(gone, source="loyalty"))])
+    assert Position.objects.get().number == 1
+    take(heals, [delivered(position(MOVED, 9))])
+    assert len(voice.asked) == 1
+    take(heals, [delivered(gone)])
+    assert Position.objects.get().number == 9, "and no more than what was asked for"
+
+
+# Anything that the wire can bring
+
+EDGES = st.sampled_from([0, -1, 1, 2**15, 2**31, 2**62 - 1, 2**62, 2**63 - 1, 2**63, 2**64, 10**400])
+TIMES = st.sampled_from(
+    ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "2030-01-02T00:00:00", "1950-01-01T00:00:00Z", "", "x"]
+)
+TEXTS = st.text(max_size=20) | st.sampled_from(
+    ["shop", "loyalty", MOVED, "#", "#." * 99 + "x", "\0", "a/b", "/", LONG, "x" * 255, "\U0001f600" * 255, *TALK]
+)
+PLAIN = st.none() | st.booleans() | EDGES | st.integers() | st.floats() | TEXTS | TIMES
+JSON = st.recursive(
+    PLAIN, lambda each: st.lists(each, max_size=3) | st.dictionaries(TEXTS, each, max_size=3), max_leaves=8
+)
+SAID = ("service", "patterns", "name", "number", "source", "first", "last", "since", "is_lost", "from", "to")
+ATTRIBUTES = "id source type specversion eventversion time partitionkey sequence replay traceparent tracestate".split()
+#: As py-amqp reads a table.
+TABLES = st.dictionaries(
+    st.sampled_from([*(f"cloudEvents:{each}" for each in ATTRIBUTES), "task", "id", "traceparent", "x-death"]) | TEXTS,
+    JSON | st.binary(max_size=9) | st.datetimes(),
+    max_size=12,
+)
+FORMS = st.sampled_from(["application/json", "application/cloudevents+json", "text/plain"]) | st.none() | TEXTS
+PROPERTIES = st.fixed_dictionaries(
+    {},
+    optional={
+        "application_headers": TABLES,
+        "content_type": FORMS,
+        "message_id": TEXTS,
+        "app_id": TEXTS,
+        "timestamp": EDGES | st.datetimes(),
+    },
+)
+ROUTING_KEYS = TEXTS.filter(lambda text: len(text) < 256)
+
+
+@st.composite
+def nearly(draw, name: Any, data: Any, attributes: tuple[str, ...] = tuple(ATTRIBUTES)) -> Delivery:
+    """A message as a service sends it, of which some attributes are odd."""
+    body, properties = wire.encode(wire.Message(id=str(uuid.uuid4()), source="shop", name=draw(name), data={}))
+    odd = draw(st.dictionaries(st.sampled_from(attributes), EDGES.map(str) | TEXTS | TIMES | st.binary(max_size=3)))
+    headers = properties["headers"] | {f"cloudEvents:{each}": value for each, value in odd.items()}
+    body = json.dumps(draw(data)).encode()
+    return Delivery(body, {**properties, "headers": headers}, draw(ROUTING_KEYS), draw(st.booleans()))
+
+
+WELL_SAID = {
+    "service": st.sampled_from(["shop", "loyalty", "a.b"]),
+    "patterns": st.lists(st.sampled_from(["#", "test.*.*", MOVED]), max_size=3),
+    "name": st.sampled_from([MOVED, "odd.name", LONG]),
+    "number": st.integers(0, 9) | EDGES,
+    "source": st.sampled_from(["shop", "loyalty", "loyalty/default", "loyalty/x"]),
+    "first": st.integers(0, 3) | EDGES,
+    "last": st.integers(3, 9) | EDGES,
+    "since": st.none() | TIMES,
+    "is_lost": st.booleans(),
+}
+DELIVERIES = st.lists(
+    st.builds(Delivery, st.binary(max_size=30) | JSON.map(json.dumps), PROPERTIES, ROUTING_KEYS, st.booleans())
+    | nearly(st.just(MOVED) | TEXTS, JSON | st.fixed_dictionaries({"name": TEXTS, "number": EDGES}))
+    | nearly(st.sampled_from(TALK), st.dictionaries(st.sampled_from(SAID), JSON), ("source", "id"))
+    | nearly(st.sampled_from(TALK), st.fixed_dictionaries(WELL_SAID), ("source",)),
+    min_size=1,
+    max_size=4,
+)
+
+
+@pytest.mark.slow
+def test_whatever_comes_is_taken_once_and_stops_nobody(broker, handlers, monkeypatch, settings):
+    monkeypatch.setattr(receiver, "OVERTAKEN", 0.0)
+    app = current_app._get_current_object()
+    move(["a"], 5)
+    relay.hand_on(app, "default")
+    Event.objects.update(sent_at=timezone.now())
+    heals = receiver.Gaps(app, "default", Voice())
+
+    @hypothesis.settings(max_examples=300, suppress_health_check=list(hypothesis.HealthCheck))
+    @hypothesis.given(DELIVERIES)
+    def comes(deliveries):
+        take(heals, deliveries)
+        heals._voice.listen()
+        count = Event.objects.count()
+        inbox.store(app, "default", deliveries)
+        assert Event.objects.count() == count, "once more, and known"
+
+    comes()
+    heals._voice.close()
+    moments = [event.at for event in Event.objects.all()] + [job.run_at for job in Job.objects.all()]
+    for zone in ("Pacific/Kiritimati", "Etc/GMT+12"):
+        assert all(moment.astimezone(ZoneInfo(zone)) for moment in moments)
+    receive(good := delivered(message(None, "good")))
+    assert Job.objects.filter(task="tests.event_tasks.note_moved", kwargs__name="good").count() == 1, good
 
 
 def test_bad_messages_of_one_body_are_kept_apart_and_the_same_one_is_kept_once(handlers):

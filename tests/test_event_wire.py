@@ -99,9 +99,9 @@ NAMES = st.text(min_size=1, max_size=255).filter(lambda text: "\0" not in text)
         source=NAMES,
         name=NAMES,
         version=st.integers(1, 2**15 - 1),
-        time=st.none() | st.datetimes(timezones=st.just(UTC)),
+        time=st.none() | st.datetimes(datetime(2, 1, 1), datetime(9998, 12, 31), timezones=st.just(UTC)),
         key=st.none() | NAMES,
-        number=st.none() | st.integers(0, 2**62),
+        number=st.none() | st.integers(0, 2**62 - 1),
         data=st.dictionaries(NAMES, NAMES | st.integers() | st.none()),
         again=st.none() | NAMES,
     )

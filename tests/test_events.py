@@ -5,7 +5,9 @@ from __future__ import annotations
 import datetime
 import io
 import json
+import multiprocessing
 import signal
+import time
 import uuid
 from typing import Any
 
@@ -21,7 +23,7 @@ from jobs.events import event, handler, relay
 from jobs.events.relay import Post
 from jobs.lifecycle import order, transitions
 from jobs.maintenance import rescue
-from jobs.maintenance.prune import Prune
+from jobs.maintenance.prune import FULL_WALK, Prune
 from jobs.models import LIVE, Action, Event, Job, Node, Subscription
 from jobs.operations.actions import RunNow
 from jobs.testing import run_jobs
@@ -35,7 +37,9 @@ from tests.servers import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-NOTE, ALL, MOVED = (f"tests.event_tasks.{name}" for name in ("note_made", "note_all", "note_moved"))
+DAY = datetime.timedelta(days=1)
+
+NOTE, ALL, MOVED, LOST = (f"tests.event_tasks.note_{name}" for name in ("made", "all", "moved", "lost"))
 
 
 def handled(name: str) -> list[str]:
@@ -114,6 +118,20 @@ def test_a_pattern_is_that_of_a_topic_exchange():
         assert relay.matches(pattern, name) == fits, (pattern, name)
     with pytest.raises(ValueError, match="give an event's name"):
         handler("a b")
+
+
+def test_no_pattern_holds_the_interpreter():
+    """Another service may send any: with backtracking this one would take longer than the world lasts."""
+    words = "a." * 99 + "b"
+    child = multiprocessing.get_context("fork").Process(target=relay.matches, args=("#." * 99 + "c", words))
+    child.start()
+    child.join(60)
+    is_alive = child.is_alive()
+    child.kill()
+    child.join()
+    assert not is_alive
+    assert relay.matches("#." * 99 + "b", words)
+    assert relay.matches("#.a.*.a.#.b.#", words)
 
 
 @pytest.mark.parametrize("option", [{"version": "1"}, {"version": 0}, {"retries": -1}, {"keep_failed": 2**31}])
@@ -219,6 +237,51 @@ def test_a_worker_that_was_taken_for_dead_tells_of_its_handlers_again():
         Subscription.objects.all().delete()
         rescue.bury(worker.node.pk)
         wait_for(Subscription.objects.exists, 20, "it tells of them again")
+
+
+def lost() -> Subscription:
+    return Subscription.objects.get(handler=LOST)
+
+
+def test_an_old_worker_that_registers_again_takes_no_newer_subscription_back():
+    """A rolling deploy: else events of the new version are handed on, and nobody handles them."""
+    with Worker(concurrency=1) as old:
+        wait_for(Subscription.objects.exists, 20, "it has told of its handlers")
+        with Worker(concurrency=1, TEST_LOST_VERSION="2"):
+            wait_for(lambda: lost().version == 2, 20, "the new one has told of its handlers")
+            rescue.bury(old.node.pk)
+            wait_for(lambda: "as a newer worker says" in old.text() or lost().version == 1, 30, "the old one registers")
+            key = told.thing_lost("a")
+            wait_for(lambda: Event.objects.filter(uuid=key).exclude(relayed_at=None).exists(), 20, "it is handed on")
+    assert lost().version == 2
+    assert Job.objects.filter(task=LOST).count() == 1
+
+
+def test_a_subscription_goes_back_to_an_old_worker_when_no_newer_one_is_left():
+    """A deploy that was given up: the old workers were there all the while."""
+    app, now = current_app._get_current_object(), databases.clock("default")
+    relay.subscribe(app, "default")
+    ahead = now + datetime.timedelta(minutes=1)
+    Subscription.objects.filter(handler=LOST).update(version=2, defined_at=ahead)
+    relay.subscribe(app, "default")
+    assert lost().version == 2
+    Subscription.objects.filter(handler=LOST).update(seen_at=now - datetime.timedelta(seconds=relay.LEFT + 1))
+    relay.subscribe(app, "default")
+    assert lost().version == 1
+    assert [version for _, version, _ in lost().before] == [2]
+
+
+def test_a_subscription_is_seen_and_told_of_again_by_each_worker_once_a_minute(node, monkeypatch):
+    """So the others know that its code is there; and one that an older worker has taken back meanwhile is put right."""
+    post, app = Post(), current_app._get_current_object()
+    post.run_once()
+    Subscription.objects.filter(handler=LOST).update(version=2, seen_at=timezone.now() - datetime.timedelta(hours=1))
+    post.run_once()
+    assert lost().version == 2, "not each time that it looks for events"
+    monkeypatch.setattr(post, "_look_at", 0.0)
+    post.run_once()
+    assert lost().version == app.tasks[LOST].subscribes["version"]
+    assert lost().seen_at > timezone.now() - datetime.timedelta(minutes=30)
 
 
 def test_a_handler_is_forgotten_when_no_worker_has_known_it_for_long():
@@ -494,6 +557,31 @@ def test_events_are_forgotten_when_they_are_old_and_were_handed_on(settings):
     assert [row.data["name"] for row in Event.objects.order_by("id")] == ["waits", "new"]
     kept = set(Event.objects.values_list("uuid", flat=True))
     assert set(Action.objects.values_list("job", flat=True)) == kept, "what people did goes with them"
+
+
+def test_old_events_are_forgotten_behind_many_that_have_to_stay(settings):
+    """However many: some are not published, others wait for an earlier one, or say that they happen in a century."""
+    settings.JOBS = {**settings.JOBS, "RETENTION_EVENTS": 3600.0, "BATCH": 1}
+    old, now = timezone.now() - datetime.timedelta(hours=2), timezone.now()
+    about = {"name": "test.thing.made", "source": "shop", "at": old}
+    unsent = [Event(**about, relayed_at=old, number=n) for n in range(30)]
+    parked = [Event(**about, received_at=old, number=n) for n in range(100, 130)]
+    done = [Event(**about, relayed_at=old, order_key="done") for _ in range(30)]
+    odd = [Event(**{**about, "at": now + 100 * 365 * DAY}, received_at=old, relayed_at=old) for _ in range(30)]
+    Event.objects.bulk_create([*unsent, *parked, *done, *odd])
+    new = [Event(**{**about, "at": old}, received_at=now, relayed_at=now, order_key="new") for _ in range(20)]
+    Event.objects.bulk_create(new)
+    prune = Prune(databases.SideDatabase())
+    prune.run_once()
+    assert Event.objects.count() == 80, "a copy of what has just arrived, and happened long ago, is still recognized"
+    assert Event.objects.filter(order_key="new").count() == 20
+    Event.objects.update(sent_at=now)
+    prune.run_once()
+    assert Event.objects.count() == 80, "it walks on from where it was"
+    prune._events["default"] = (prune._events["default"][0], time.monotonic() - FULL_WALK - 1)
+    prune.run_once()
+    prune.run_once()
+    assert Event.objects.count() == 50, "and now and then through all of them"
 
 
 def test_of_what_a_handler_failed_at_the_newest_are_kept():

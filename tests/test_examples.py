@@ -66,7 +66,7 @@ NOT_RUN = {
     "dockerfile": "for Docker",
 }
 #: Commands that are not ours, and not Celery's.
-NOT_OURS = {"cd", "curl", "docker", "patch", ".", "ruff", "mypy"}
+NOT_OURS = {"cd", "curl", "docker", "patch", "rabbitmqctl", ".", "ruff", "mypy"}
 
 
 def name_of(page: Path) -> str:

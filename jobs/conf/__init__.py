@@ -149,7 +149,10 @@ RULES = {
     "INSTANCE": (".{1,200}", "a name of at most 200 characters, or None, not {!r}"),
     "LOCK_CACHE": (".*", "the alias of a cache, or None, not {!r}"),
     "SCHEDULES": ("all|code", "'all' or 'code', or None, not {!r}"),
-    "SERVICE": (r"[\w-]+(\.[\w-]+)*", "a name of letters, digits, '-' and '.', or None, not {!r}"),
+    "SERVICE": (
+        r"(?=.{1,50}$)(?a:[\w-]+(\.[\w-]+)*)",
+        "up to 50 letters, digits, '-' and '.', or None, not {!r}",
+    ),
     "EVENT_BROKER": ("amqps?://.*", "the URL of a RabbitMQ, amqp://..., or None"),
     "EVENT_CELERY_EXCHANGE": (r"[\w.:-]{1,255}", "the name of an exchange, 'events', or None, not {!r}"),
     "REDACT": (".*", "the dotted path of a function, or None, not {!r}"),

@@ -39,6 +39,12 @@ R = TypeVar("R", bound=QuerySet[Any, Any])
 REPEAT = 30.0
 _complaints: dict[tuple[str, str], float] = {}
 
+#: When this code was loaded, on the machine's monotonic clock: of a worker, before it forked.
+STARTED = time.monotonic()
+
+#: Two processes of one worker compute its beginning by a database's clock; the two may differ by so much.
+SAME = datetime.timedelta(seconds=1)
+
 #: psycopg.pq.TransactionStatus
 IDLE, ACTIVE, INTRANS, INERROR = range(4)
 
@@ -158,6 +164,11 @@ def epoch(using: str) -> float:
 def clock(using: str) -> datetime.datetime:
     """The time by the database's clock."""
     return datetime.datetime.fromtimestamp(epoch(using), datetime.UTC)
+
+
+def began(now: datetime.datetime, since: float = STARTED) -> datetime.datetime:
+    """When this worker began, by the database's clock, which says ``now``."""
+    return now - datetime.timedelta(seconds=time.monotonic() - since)
 
 
 def apart(alias: str) -> closing[BaseDatabaseWrapper]:

@@ -1,6 +1,8 @@
 """RabbitMQ between services: its exchange and queues, and a thread's connection to it.
 
 Each event goes to the exchange under its name. Each service reads one queue, bound to the names that its handlers want.
+What is for one service alone goes to a second exchange, under both names, and its queue is bound to them there. So the
+broker's permissions decide who may read what, also of what is sent again.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from jobs.events import wire
 from jobs.models.fields import uuid7
 
 EXCHANGE = "jobs.events"
+DIRECT = f"{EXCHANGE}.direct"
 
 #: What services say to each other beside the events (``jobs.events.receiver``): I read these names; my last number of
 #: a name is this; send me these numbers again; I have nothing up to this number.
@@ -44,6 +47,17 @@ ERRORS = (OSError, AMQPError, OperationalError)
 def queue_of(service: str) -> str:
     """The queue that a service reads."""
     return f"events.{service}"
+
+
+def direct_key(service: str, name: str) -> str:
+    """The routing key of what is for one service alone; ``name`` may be a pattern, to which it binds its queue."""
+    # In one word, or ``a.#`` would be what ``a.b`` gets as well.
+    return f"{service.replace('.', ':')}.{name}"
+
+
+def declare_exchanges(channel: Any) -> None:
+    for name in (EXCHANGE, DIRECT):
+        channel.exchange_declare(name, "topic", durable=True, auto_delete=False)
 
 
 def source_of(service: str, using: str) -> str:
@@ -70,6 +84,8 @@ class Link:
         self._last = 0
         self._unconfirmed: set[int] = set()
         self._refused: set[int] = set()
+        #: How many messages came back, because no queue was bound to them.
+        self.returned = 0
         self._is_away = False
 
     def work(self, stopping: threading.Event) -> None:
@@ -101,14 +117,15 @@ class Link:
         # We take the connection below kombu's: kombu's own would connect again unasked, without our channel.
         self.connection = made.connect()
         self.channel = self.connection.channel()
-        self.channel.exchange_declare(EXCHANGE, "topic", durable=True, auto_delete=False)
+        declare_exchanges(self.channel)
         if celery := conf().EVENT_CELERY_EXCHANGE:
             self.channel.exchange_declare(celery, "topic", durable=True, auto_delete=False)
             self.channel.exchange_bind(EXCHANGE, celery, "#")
         self.channel.confirm_select()
         self.channel.events["basic_ack"].add(self._note_confirmed)
         self.channel.events["basic_nack"].add(self._note_refused)
-        self._last, self._unconfirmed, self._refused = 0, set(), set()
+        self.channel.events["basic_return"].add(self._note_returned)
+        self._last, self._unconfirmed, self._refused, self.returned = 0, set(), set(), 0
 
     def close(self) -> None:
         connection, self.connection = self.connection, None
@@ -122,25 +139,28 @@ class Link:
             logger.info("the broker of events is back, which %s", self.who, extra={"action": "event_broker_back"})
         self._is_away = False
 
-    def publish(self, body: bytes, properties: Mapping[str, Any], key: str, exchange: str = EXCHANGE) -> int:
-        """Returns the number by which the broker confirms it."""
+    def publish(
+        self, body: bytes, properties: Mapping[str, Any], key: str, exchange: str = EXCHANGE, returns: bool = False
+    ) -> int:
+        """Returns the number by which the broker confirms it. ``returns``: it comes back if no queue is bound to it."""
         rest = dict(properties)
         message = Message(body, application_headers=rest.pop("headers"), **rest)
         self._last += 1
         self._unconfirmed.add(self._last)
-        self.channel.basic_publish(message, exchange=exchange, routing_key=key)
+        self.channel.basic_publish(message, exchange=exchange, routing_key=key, mandatory=returns)
         return self._last
 
-    def send(self, to: str, message: wire.Message, headers: Mapping[str, str]) -> None:
-        """Publish an event to one service alone, into its queue."""
+    def send(self, to: str, message: wire.Message, headers: Mapping[str, str], returns: bool = False) -> None:
+        """Publish an event to one service alone, which gets it if its queue is bound to the name."""
         # Only a Celery task carries values without names.
         body, properties = (wire.encode_celery if message.args else wire.encode)(message)
-        self.publish(body, {**properties, "headers": {**properties["headers"], **headers}}, queue_of(to), "")
+        properties = {**properties, "headers": {**properties["headers"], **headers}}
+        self.publish(body, properties, direct_key(to, message.name), DIRECT, returns)
 
-    def say(self, what: str, source: str, data: dict[str, Any], key: str = "", to: str | None = None) -> None:
-        """Say something that is no event: to one service, or to all that read ``key``."""
+    def say(self, what: str, source: str, data: dict[str, Any], key: str, to: str | None = None) -> None:
+        """Say something that is no event: to all services that read ``key``, or to one of them."""
         body, properties = wire.encode(wire.Message(id=str(uuid7()), source=source, name=what, data=data))
-        self.publish(body, properties, *((key,) if to is None else (queue_of(to), "")))
+        self.publish(body, properties, *((key,) if to is None else (direct_key(to, key), DIRECT)))
 
     def confirm(self, stopping: threading.Event) -> None:
         """Wait until the broker has, or refuses, all that was published, or until it is time to stop.
@@ -181,6 +201,9 @@ class Link:
 
     def _note_confirmed(self, tag: int, multiple: bool) -> None:
         self._unconfirmed -= {each for each in self._unconfirmed if each <= tag} if multiple else {tag}
+
+    def _note_returned(self, *args: Any) -> None:
+        self.returned += 1
 
     def _note_refused(self, tag: int, multiple: bool) -> None:
         self._refused |= {each for each in self._unconfirmed if each <= tag} if multiple else {tag}

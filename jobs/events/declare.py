@@ -25,7 +25,7 @@ from jobs.task import Task
 
 #: A name is words with dots between them, as a topic exchange routes them; a pattern has wildcards.
 _NAME = re.compile(r"(?=.{1,200}$)[\w-]+(\.[\w-]+)*", re.ASCII)
-_PATTERN = re.compile(r"(?=.{1,200}$)([\w-]+|\*|#)(\.([\w-]+|\*|#))*", re.ASCII)
+PATTERN = re.compile(r"(?=.{1,200}$)([\w-]+|\*|#)(\.([\w-]+|\*|#))*", re.ASCII)
 
 #: Options of a call, which a handler cannot have: no one calls it.
 _OF_CALLS = ("countdown", "eta", "expires", "unique", "unique_until", "unique_for", "every")
@@ -177,7 +177,7 @@ def handler(
     Raises:
         TypeError, ValueError: an option or an annotation cannot work.
     """
-    if not isinstance(pattern, str) or not _PATTERN.fullmatch(pattern):
+    if not isinstance(pattern, str) or not PATTERN.fullmatch(pattern):
         raise ValueError(f"@handler({pattern!r}): give an event's name, such as 'shop.order.paid' or 'shop.order.*'")
     if odd := [name for name in _OF_CALLS if name in options]:
         raise TypeError(f"@handler({pattern!r}): {odd[0]}= has no meaning here: each event makes one job, at once")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from celery import Celery
@@ -21,8 +21,10 @@ from jobs.conf import service
 from jobs.conf.logs import logger
 from jobs.conf.syncpoints import reach
 from jobs.database import databases
-from jobs.events import amqp, relay, replay, wire
+from jobs.events import amqp, relay, talk, wire
+from jobs.events.replay import handled
 from jobs.models import ARGS, Event, Position, Relay, Subscription
+from jobs.models.values import safe_repr
 
 #: How many characters are kept of a message that is no event, and of a name.
 KEPT, NAME = 64 * 1024, 255
@@ -42,16 +44,17 @@ class Delivery:
 def store(app: Celery, using: str, deliveries: Sequence[Delivery]) -> list[wire.Message]:
     """Write the events among the messages, each once, and hand on those whose turn it is, in one transaction.
 
-    A message that is no event becomes a row that says why. Returns what other services say beside their events.
+    A message that is no event becomes a row that says why. Returns what other services say beside their events, with
+    the values that they may have.
     """
-    talk: list[wire.Message] = []
+    said: list[wire.Message] = []
     events: dict[uuid.UUID, Event] = {}
     replays: dict[str | None, list[uuid.UUID]] = defaultdict(list)
     for each in deliveries:
         try:
             message = wire.decode(each.body, each.properties)
             if message.name in amqp.TALK:
-                talk.append(message)
+                said.append(replace(message, data=talk.read(message)))
                 continue
             event = _event(message)
             if message.again is not None or each.is_direct:
@@ -60,17 +63,21 @@ def store(app: Celery, using: str, deliveries: Sequence[Delivery]) -> list[wire.
             event = _no_event(each, exc)
         events.setdefault(event.uuid, event)
     if not events:
-        return talk
+        return said
     try:
         _store(app, using, events, replays)
     except Exception as exc:
-        if isinstance(exc, OperationalError | InterfaceError | ProgrammingError) or databases.is_lost(exc, using):
-            # The database failed, and not a message.
+        if is_outage(exc, using):
             raise
         if len(deliveries) > 1:
-            return [said for each in deliveries for said in store(app, using, [each])]
+            return [heard for each in deliveries for heard in store(app, using, [each])]
         put_aside(app, using, exc, deliveries[0])
-    return talk
+    return said
+
+
+def is_outage(exc: Exception, using: str) -> bool:
+    """Whether the database failed, and not a message."""
+    return isinstance(exc, OperationalError | InterfaceError | ProgrammingError) or databases.is_lost(exc, using)
 
 
 def put_aside(app: Celery, using: str, why: Exception, delivery: Delivery | None = None) -> None:
@@ -113,7 +120,7 @@ def _no_event(delivery: Delivery, why: Exception) -> Event:
     properties = delivery.properties
     headers = properties.get("headers") or properties.get("application_headers") or {}
     # The broker writes headers of its own, x-..., when it delivers again.
-    sent = sorted((str(name), repr(value)) for name, value in headers.items() if not str(name).startswith("x-"))
+    sent = sorted((str(name), safe_repr(value)) for name, value in headers.items() if not str(name).startswith("x-"))
     about = [str(properties.get("message_id")), str(properties.get("content_type")), repr(sent)]
     key = "\0".join([delivery.routing_key, *about, body])
     logger.warning("a message is no event: %s", problem, extra={"action": "event_malformed"})
@@ -156,7 +163,7 @@ def _store(
         for again, keys in replays.items():
             found = Event.objects.using(using).filter(uuid__in=keys, problem=None).exclude(relayed_at=None)
             some = sorted(found, key=lambda event: keys.index(event.uuid))
-            had = replay.handled(using, some, service(), again)
+            had = handled(using, some, service(), again)
             relay.make_jobs(app, using, locked, some, service(), again, had)
         reach("before_store")
     reach("after_store")

@@ -10,9 +10,10 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from amqp.exceptions import NotFound
-from django.db.models import Exists, OuterRef, Q
+from django.db.models import Exists, OuterRef, Q, QuerySet, Subquery
 from django.db.models.functions import Now
 from django.utils.translation import gettext
 from kombu.exceptions import OperationalError
@@ -49,14 +50,24 @@ def may_send(using: str) -> bool:
     return free.exists() and bool(free.update(node=board.node))
 
 
+def _unsent(using: str, source: Any, name: Any) -> QuerySet[Event]:
+    """The events of a name that are not published, in their order, by an index that holds no others."""
+    return Event.objects.using(using).filter(UNSENT, source=source, name=name).order_by("sent_at", "number")
+
+
+def _places(using: str, has_unsent: bool) -> QuerySet[Position]:
+    """The names of which some events are not published, or the others: one step through that index for each."""
+    # A subquery with a limit cannot become a join, for which the database might read all that waits.
+    first = Subquery(_unsent(using, OuterRef("source"), OuterRef("name")).values("number")[:1])
+    return Position.objects.using(using).annotate(first=first).filter(first__isnull=not has_unsent)
+
+
 def positions(using: str) -> list[tuple[str, str, int]]:
     """The source, name and last number of each name of which the broker has all events that were told here."""
     events = Event.objects.using(using)
-    # In a statement of its own, by its index: in one with the positions the database might read all events of a name.
-    unsent = set(events.filter(UNSENT).order_by("id").values_list("source", "name"))
     last = events.filter(source=OuterRef("source"), name=OuterRef("name"), number=OuterRef("number"))
-    rows = Position.objects.using(using).filter(Exists(last.filter(received_at=None, sent_at__isnull=False)))
-    return [row for row in rows.values_list("source", "name", "number") if row[:2] not in unsent]
+    rows = _places(using, False).filter(Exists(last.filter(received_at=None, sent_at__isnull=False)))
+    return list(rows.values_list("source", "name", "number"))
 
 
 class Publisher(amqp.Link):
@@ -89,10 +100,7 @@ class Publisher(amqp.Link):
         self._told.clear()
 
     def _send(self, using: str, stopping: threading.Event) -> int:
-        # However many of them wait: the others do not wait behind them.
-        now = time.monotonic()
-        full = [name for (alias, name), at in self._full_until.items() if alias == using and at > now]
-        rows = list(Event.objects.using(using).filter(UNSENT).exclude(name__in=full).order_by("id")[:BATCH])
+        rows = self._next(using)
         if not rows or stopping.is_set() or not may_send(using):
             return 0
         self.open()
@@ -115,6 +123,19 @@ class Publisher(amqp.Link):
             refused = [row for number, row in published.items() if self.is_refused(number)]
             self._note_full(using, {row.name for row in done}, refused)
         return len(published)
+
+    def _next(self, using: str) -> list[Event]:
+        """The next events to publish, without those for which a queue is full."""
+        now = time.monotonic()
+        full = [name for (alias, name), at in self._full_until.items() if alias == using and at > now]
+        if not full:
+            return list(Event.objects.using(using).filter(UNSENT).order_by("id")[:BATCH])
+        # Name by name: of the full ones there may be many, and they are not read.
+        found: list[Event] = []
+        places = list(_places(using, True).exclude(name__in=full))
+        for place in places:
+            found += _unsent(using, place.source, place.name)[: max(1, BATCH // len(places))]
+        return found
 
     def _note_full(self, using: str, sent: set[str], refused: list[Event]) -> None:
         full = {row.name for row in refused}
@@ -156,8 +177,11 @@ def message_of(row: Event, using: str) -> wire.Message:
     )
 
 
-def send_to(service: str, events: Sequence[Event], using: str, again: str | None) -> None:
-    """Publish events to one service alone, into its queue, and wait until the broker has them.
+def send_to(service: str, events: Sequence[Event], using: str, again: str | None) -> int:
+    """Publish events to one service alone, and wait until the broker has them.
+
+    Returns:
+        How many reached its queue: those of names that its handlers want.
 
     Raises:
         ValueError: no service of that name has a queue.
@@ -172,9 +196,10 @@ def send_to(service: str, events: Sequence[Event], using: str, again: str | None
             says = gettext("the broker has no queue %(queue)s: no service of that name reads events")
             raise ValueError(says % {"queue": queue}) from None
         for row in events:
-            link.send(service, replace(message_of(row, using), again=again), {})
+            link.send(service, replace(message_of(row, using), again=again), {}, returns=True)
         link.confirm(threading.Event())
         if link.refuses:
             raise OperationalError("the queue is full")
+        return len(events) - link.returned
     finally:
         link.close()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import struct
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -24,7 +25,7 @@ from django.db.models import Min, Q
 from jobs.conf import conf, service
 from jobs.conf.logs import logger
 from jobs.database import databases
-from jobs.events import amqp, inbox, publisher
+from jobs.events import amqp, inbox, publisher, talk
 from jobs.events.relay import matches, wants_since
 from jobs.events.wire import Message
 from jobs.models import PARKED, Event, Position, Subscription
@@ -46,8 +47,8 @@ OVERTAKEN, AGAIN, PATIENCE = 2.0, 5.0, 60.0
 #: Events that one question asks for, at the most.
 RESENT = 1000
 
-#: What py-amqp raises if a message's properties break the protocol, or a time is out of range.
-UNREADABLE = (ValueError, ArithmeticError, LookupError, struct.error, FrameSyntaxError)
+#: What py-amqp raises if a message's properties break the protocol, a time is out of range, or a table is very deep.
+UNREADABLE = (ValueError, ArithmeticError, LookupError, RecursionError, struct.error, FrameSyntaxError)
 
 
 class Receiver(amqp.Link):
@@ -106,18 +107,22 @@ class Receiver(amqp.Link):
     def _declare(self, wanted: set[str]) -> None:
         """Declare the queue, bind it to what the handlers want, and ask how far that is."""
         arguments = {"x-single-active-consumer": True}
-        self.channel.exchange_declare(amqp.EXCHANGE, "topic", durable=True, auto_delete=False)
+        amqp.declare_exchanges(self.channel)
         self.channel.queue_declare(self._queue, durable=True, auto_delete=False, arguments=arguments)
-        for pattern in sorted({amqp.HELLO, *wanted}):
+        for pattern in (amqp.HELLO, *sorted(wanted)):
             self.channel.queue_bind(self._queue, amqp.EXCHANGE, pattern)
+        for pattern in (amqp.RESEND, *sorted(wanted)):
+            self.channel.queue_bind(self._queue, amqp.DIRECT, amqp.direct_key(service(), pattern))
         for pattern in sorted(self._patterns - wanted):
             self.channel.queue_unbind(self._queue, amqp.EXCHANGE, pattern)
+            self.channel.queue_unbind(self._queue, amqp.DIRECT, amqp.direct_key(service(), pattern))
         for text, patterns in (("gets %s", wanted - self._patterns), ("gets %s no longer", self._patterns - wanted)):
             if patterns:
                 about = {"action": "events_bound", "queue": self._queue}
                 logger.info(f"the queue %s {text}", self._queue, ", ".join(sorted(patterns)), extra=about)
         self._patterns = wanted
-        self._voice.say(amqp.HELLO, service(), {"service": service(), "patterns": sorted(wanted)}, amqp.HELLO)
+        hello = {"service": service(), "patterns": sorted(wanted)[: talk.MOST]}
+        self._voice.say(amqp.HELLO, service(), hello, amqp.HELLO)
 
     def _note(self, message: Any) -> None:
         self._arrived.append(message)
@@ -140,12 +145,24 @@ class Receiver(amqp.Link):
         deliveries = []
         for each in messages:
             about = each.delivery_info
-            is_direct = not about["exchange"] and amqp.RESENT not in (each.properties.get("application_headers") or {})
+            is_resent = amqp.RESENT in (each.properties.get("application_headers") or {})
+            is_direct = about["exchange"] in ("", amqp.DIRECT) and not is_resent
             deliveries.append(inbox.Delivery(each.body, each.properties, about["routing_key"], is_direct))
-        for said in inbox.store(self._app, databases.home(), deliveries):
-            self._gaps.hear(said)
-        self._gaps.look()
+        self.take(deliveries)
         self.channel.basic_ack(messages[-1].delivery_info["delivery_tag"], multiple=True)
+        self._gaps.look()
+
+    def take(self, deliveries: Sequence[inbox.Delivery]) -> None:
+        """Write and hear what came, or raise what says that the database is away."""
+        for said in inbox.store(self._app, databases.home(), deliveries):
+            try:
+                self._gaps.hear(said)
+            except Exception as exc:
+                if inbox.is_outage(exc, databases.home()):
+                    raise
+                # It would come again and again.
+                about = {"message_id": said.id, "app_id": said.source}
+                inbox.put_aside(self._app, databases.home(), exc, inbox.Delivery("", about, said.name))
 
 
 @dataclass
@@ -171,22 +188,22 @@ class Gaps:
         self._answered: dict[tuple[str, str, str, int], float] = {}
 
     def hear(self, message: Message) -> None:
-        try:
-            source, data = message.source, message.data
-            if message.name == amqp.HELLO:
-                self._introduce(data["service"], data["patterns"])
-            elif message.name == amqp.RESEND:
-                since = data["since"] and datetime.fromisoformat(data["since"])
-                self._resend(data["source"], data["name"], data["from"], data["to"], data["service"], since)
-            elif message.name == amqp.GONE:
-                why = f"{source} has them no longer" if data["is_lost"] else ""
-                self._skip(source, data["name"], int(data["number"]), why)
-            elif amqp.place_of(source)[0] != service():
-                key = (source, data["name"])
-                self._told[key] = max(int(data["number"]), self._told.get(key, 0))
-        except (KeyError, TypeError, ValueError, AttributeError):
-            extra = {"action": "events_talk_refused"}
-            logger.warning("%s from %s is not understood", message.name, message.source, exc_info=True, extra=extra)
+        """Take what :mod:`jobs.events.talk` has read."""
+        source, says = message.source, message.data
+        if message.name == amqp.HELLO:
+            self._introduce(says["service"], says["patterns"])
+        elif message.name == amqp.RESEND:
+            self._resend(*(says[name] for name in ("source", "name", "first", "last", "service", "since")))
+        elif amqp.place_of(source)[0] == service():
+            # Nobody else may say where our own numbers are.
+            return
+        elif message.name == amqp.POSITION:
+            key = (source, says["name"])
+            self._told[key] = max(says["number"], self._told.get(key, 0))
+        elif question := self._questions.get((source, says["name"])):
+            # Only of what was asked for.
+            why = f"{source} has them no longer" if says["is_lost"] else ""
+            self._skip(source, says["name"], min(says["number"], question.last), why)
 
     def look(self) -> None:
         """Ask for what is missing, or go on where nothing is missing any more."""
@@ -231,9 +248,10 @@ class Gaps:
             self._skip(*key, last, f"{row.source} did not answer for {PATIENCE:g} s")
         elif now >= question.next_at:
             question.next_at, question.since = now + AGAIN, question.since or now
-            asked = {"source": row.source, "name": row.name, "from": row.number + 1, "to": question.last}
+            asked = {"source": row.source, "name": row.name, "first": row.number + 1, "last": question.last}
             about = {**asked, "service": service(), "since": since.isoformat()}
-            self._voice.say(amqp.RESEND, service(), about, to=amqp.place_of(row.source)[0])
+            if talk.is_service(source := amqp.place_of(row.source)[0]):
+                self._voice.say(amqp.RESEND, service(), about, amqp.RESEND, to=source)
 
     def _skip(self, source: str, name: str, number: int, why: str) -> None:
         """Go on without what is missing up to the number."""
@@ -256,13 +274,15 @@ class Gaps:
             for source, name, number in publisher.positions(alias):
                 if any(matches(pattern, name) for pattern in patterns):
                     about = {"name": name, "number": number}
-                    self._voice.say(amqp.POSITION, amqp.source_of(source, alias), about, to=to)
+                    self._voice.say(amqp.POSITION, amqp.source_of(source, alias), about, name, to=to)
 
     def _resend(self, source: str, name: str, first: int, last: int, to: str, since: datetime | None) -> None:
         """Send again, from the first number that was told since then; and say that there is nothing before that."""
         own, alias = amqp.place_of(source)
         if alias not in conf().DATABASES:
             return
+        # Nobody asks for more at once.
+        last = min(last, first + RESENT - 1)
         key, now = (to, source, name, first), time.monotonic()
         self._answered = {each: at for each, at in self._answered.items() if now < at + AGAIN / 2}
         if key in self._answered:
@@ -273,7 +293,8 @@ class Gaps:
         oldest = rows.aggregate(number=Min("number"))["number"]
         begin = (rows.filter(at__gte=since) if since else rows).aggregate(number=Min("number"))["number"]
         if begin is not None:
-            # To that service alone: others have them, or began to read after them. What was not sent yet will be.
+            # To that service alone: others have them, or began to read after them. Whoever asks in its name gets
+            # nothing that its queue is not bound to. What was not sent yet will be.
             some = rows.filter(number__gte=begin, sent_at__isnull=False).order_by("number")[:RESENT]
             count = self._voice.send_again(to, (publisher.message_of(row, alias) for row in some))
             if count:
@@ -282,4 +303,4 @@ class Gaps:
         gone = last if begin is None else begin - 1
         if gone >= first:
             about = {"name": name, "number": gone, "is_lost": oldest is None or oldest > first}
-            self._voice.say(amqp.GONE, source, about, to=to)
+            self._voice.say(amqp.GONE, source, about, name, to=to)

@@ -6,13 +6,12 @@ the events, and no event is handed on twice.
 
 from __future__ import annotations
 
-import re
+import datetime
 import time
 import uuid
 from collections import defaultdict
 from collections.abc import Container, Iterable
-from datetime import datetime
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 from celery import Celery
@@ -48,8 +47,9 @@ STILL = 5
 #: Seconds between two looks for events: on SQLite, where each write may be one, and while somebody else hands on.
 SOON = 0.05
 
-#: Seconds between two looks for handlers that are gone.
-RARELY = 60.0
+#: Seconds between two looks for handlers that are gone, and until a worker tells of its own handlers again. A
+#: subscription that no worker told of for so long is taken over by a worker that began earlier.
+RARELY, LEFT = 60.0, 180.0
 
 #: How many changes of a handler's pattern or version are remembered, beside the first.
 PERIODS = 50
@@ -58,18 +58,33 @@ PERIODS = 50
 _CHANGES = ("pattern", "version", "queue", "rank", "is_ordered", "keep_failed")
 
 
-@cache
-def _matcher(pattern: str) -> re.Pattern[str]:
-    words = {"*": r"\.[^.]+", "#": r"(\.[^.]+)*"}
-    return re.compile("".join(words.get(word, r"\." + re.escape(word)) for word in pattern.split(".")))
-
-
 def matches(pattern: str, name: str) -> bool:
-    """Whether a pattern (``shop.order.*``, ``shop.#``) names the event, as RabbitMQ's topic exchanges do."""
-    return pattern == name or _matcher(pattern).fullmatch(f".{name}") is not None
+    """Whether a pattern (``shop.order.*``, ``shop.#``) names the event, as RabbitMQ's topic exchanges do.
+
+    Anybody may have written either. It takes at most as many steps as the product of their words: only what the last
+    ``#`` stands for is ever tried anew.
+    """
+    if pattern == name:
+        return True
+    wanted, words = pattern.split("."), name.split(".") if name else []
+    place = at = 0
+    #: Behind the last ``#``, and the first word that it does not stand for.
+    again: tuple[int, int] | None = None
+    while at < len(words):
+        word = wanted[place] if place < len(wanted) else None
+        if word == "#":
+            place += 1
+            again = place, at
+        elif word is not None and word in ("*", words[at]):
+            place, at = place + 1, at + 1
+        elif again is None:
+            return False
+        else:
+            place, at = again = again[0], again[1] + 1
+    return all(word == "#" for word in wanted[place:])
 
 
-def wants_since(row: Subscription, name: str) -> datetime | None:
+def wants_since(row: Subscription, name: str) -> datetime.datetime | None:
     """Since when the handler has wanted events of the name without a break; None: it does not want them."""
     found = None
     for pattern, _, since in reversed(_periods(row)):
@@ -87,16 +102,22 @@ def has_had(row: Subscription, event: Event) -> bool:
     return False
 
 
-def _periods(row: Subscription) -> list[tuple[str, int | None, datetime]]:
-    before = [(pattern, version, datetime.fromisoformat(since)) for pattern, version, since in row.before]
+def _periods(row: Subscription) -> list[tuple[str, int | None, datetime.datetime]]:
+    before = [(pattern, version, datetime.datetime.fromisoformat(since)) for pattern, version, since in row.before]
     return [*before, (row.pattern, row.version, row.since)]
 
 
 def subscribe(app: Celery, using: str) -> None:
-    """Write what the handlers of this code subscribe to, and log what is new."""
+    """Write what the handlers of this code subscribe to, and log what is new.
+
+    While workers of two versions are there, the code of the one that began last counts. An older one may register
+    after it: it was started again, or was taken for dead.
+    """
     rows = Subscription.objects.using(using)
     known = {row.handler: row for row in rows.filter(service=service())}
-    new = []
+    now = databases.clock(using)
+    began, left = databases.began(now), now - datetime.timedelta(seconds=LEFT)
+    mine = []
     for name, task in sorted(app.tasks.items()):
         if (subscribes := getattr(task, "subscribes", None)) is None or task.is_stock():
             continue
@@ -107,21 +128,34 @@ def subscribe(app: Celery, using: str) -> None:
             handler=name,
             queue=str(getattr(queue, "name", queue) or app.conf.task_default_queue),
             rank=rank_of(app, getattr(task, "priority", None)),
+            defined_at=began,
+            seen_at=now,
             **subscribes,
         )
         row = known.get(name)
+        is_same = row is not None and all(getattr(row, column) == getattr(each, column) for column in _CHANGES)
         if row is not None:
+            if is_same:
+                each.defined_at = max(began, row.defined_at)
+            elif row.defined_at > began + databases.SAME and row.seen_at > left:
+                text = "%s handles %s, as a newer worker says, and not %s"
+                logger.info(text, name, _said(row), _said(each), extra={"action": "subscription_kept"})
+                continue
             if (row.pattern, row.version) == (each.pattern, each.version):
                 each.since, each.before = row.since, row.before
             else:
                 # What was told before this moment is neither missing here nor handled.
                 before = [*row.before, [row.pattern, row.version, row.since.isoformat()]]
                 each.before = before[:1] + before[1:][-PERIODS:]
-        if row is None or any(getattr(row, column) != getattr(each, column) for column in _CHANGES):
-            new.append(each)
+        mine.append(each)
+        if not is_same:
             logger.info("%s handles %s from now on", name, each.pattern, extra={"action": "subscribed"})
-    changes = (*_CHANGES, "since", "before")
-    rows.bulk_create(new, update_conflicts=True, unique_fields=["service", "handler"], update_fields=changes)
+    changes = (*_CHANGES, "since", "before", "defined_at", "seen_at")
+    rows.bulk_create(mine, update_conflicts=True, unique_fields=["service", "handler"], update_fields=changes)
+
+
+def _said(row: Subscription) -> str:
+    return row.pattern if row.version is None else f"{row.pattern} version {row.version}"
 
 
 def forget_gone(using: str) -> None:
@@ -303,14 +337,18 @@ class Post:
     def run_once(self) -> None:
         if self._app is None:
             return
-        databases.everywhere(self._register)
         if time.monotonic() > self._look_at:
             self._look_at = time.monotonic() + RARELY
+            self._registered.clear()
             databases.everywhere(forget_gone)
+        databases.everywhere(self._register)
         databases.everywhere(self._hand_on)
 
     def _register(self, using: str) -> None:
-        """Write the handlers once for each node: those of a node that was taken for dead may have been forgotten."""
+        """Write the handlers for each node, and again once a minute.
+
+        Those of a node that was taken for dead may have been forgotten.
+        """
         node = board.node
         if self._registered.get(using) == node:
             return

@@ -82,7 +82,7 @@ def replay(
     Events that were not handed on yet are left out: they come by themselves.
 
     Parameters:
-        to: the service. A service of this database gets jobs; another one gets messages.
+        to: the service. A service of this database gets jobs; another one gets messages, of the names that it wants.
         number: of the replay. A handler gets an event once for each number.
 
     Returns:
@@ -101,8 +101,7 @@ def replay(
         place = some[-1].pk
         done["events"] += len(some)
         if not is_here:
-            publisher.send_to(to, some, using, mark)
-            done["sent"] += len(some)
+            done["sent"] += publisher.send_to(to, some, using, mark)
             continue
         with transaction.atomic(using=using):
             locked = relay.lock(using)

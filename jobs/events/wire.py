@@ -21,8 +21,8 @@ from jobs.models.values import decoded, jsonable, parse_uuid
 
 PREFIX = "cloudEvents:"
 PREFIXES = ("cloudevents:", "cloudevents_", "ce-", "ce_")
-#: What a row has room for.
-LONGEST = 255
+#: What a row has room for; numbers are below this one, so that others can be counted on from them.
+LONGEST, NUMBERS = 255, 2**62
 TRACE = ("traceparent", "tracestate")
 
 
@@ -101,7 +101,8 @@ def _properties(message: Message) -> dict[str, Any]:
         "content_encoding": "utf-8",
         "delivery_mode": 2,
         "message_id": message.id,
-        **({"timestamp": int(message.time.timestamp())} if message.time else {}),
+        # AMQP knows no time before 1970.
+        **({"timestamp": at} if message.time and (at := int(message.time.timestamp())) >= 0 else {}),
         "headers": {PREFIX + name: value for name, value in attributes.items() if value is not None},
     }
 
@@ -146,12 +147,13 @@ def decode(body: bytes | str, properties: Mapping[str, Any]) -> Message:
         attributes = {"id": headers["id"], "type": headers["task"], "source": f"celery:{host}", **attributes}
     if str(attributes.get("specversion", "1.0")).partition(".")[0] != "1":
         raise Malformed(f"it is of CloudEvents {attributes['specversion']}: send 1.0")
+    attributes = {name: headers[name] for name in TRACE if name in headers} | attributes
     with _needs(""):
         data, args = jsonable(_object(data, "its data"), "data"), jsonable(args, "args")
         texts = {name: jsonable(_text(value), name) for name, value in attributes.items() if value is not None}
     if missing := [name for name in ("id", "source", "type") if not texts.get(name)]:
         raise Malformed(f"it has no {' and no '.join(missing)}: send a CloudEvent")
-    for name in ("source", "type", "partitionkey"):
+    for name in ("source", "type", "partitionkey", "replay"):
         if len(texts.get(name, "")) > LONGEST:
             raise Malformed(f"its {name} has {len(texts[name])} characters: send {LONGEST} at the most")
     version = _number(texts.get("eventversion", "1"), 2**15)
@@ -165,8 +167,8 @@ def decode(body: bytes | str, properties: Mapping[str, Any]) -> Message:
         time=_time(texts.get("time"), properties.get("timestamp")),
         key=texts.get("partitionkey"),
         # Others count all their events together, or not without a gap; theirs may also be any text.
-        number=_number(texts.get("sequence", ""), 2**63) if "eventversion" in texts else None,
-        trace={name: str(one) for name in TRACE if (one := texts.get(name) or headers.get(name))},
+        number=_number(texts.get("sequence", ""), NUMBERS) if "eventversion" in texts else None,
+        trace={name: one for name in TRACE if (one := texts.get(name))},
         data=data,
         args=args,
         again=texts.get("replay"),
@@ -213,4 +215,9 @@ def _time(text: str | None, timestamp: Any) -> datetime | None:
     except (TypeError, ValueError, OverflowError, OSError):
         return None
     # AMQP's own timestamps have no time zone, and are in UTC.
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return moment_of(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
+
+
+def moment_of(value: datetime) -> datetime | None:
+    """The moment, if it is one in every time zone."""
+    return value if value.tzinfo and 1 < value.year < 9999 else None

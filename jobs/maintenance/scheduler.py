@@ -6,7 +6,6 @@ in the transaction that inserts the job; by the database's clock, whatever those
 
 import datetime
 import math
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -23,6 +22,7 @@ from jobs.conf import celery_app
 from jobs.conf.logs import logger
 from jobs.conf.syncpoints import reach
 from jobs.database import databases
+from jobs.database.databases import SAME, STARTED
 from jobs.lifecycle.ring import bell
 from jobs.lifecycle.transitions import now_plus
 from jobs.lifecycle.unique import UniqueBusy
@@ -37,12 +37,7 @@ NOTED, GONE, LEFT = 20.0, 90.0, 86400.0
 
 STANDS_STILL = 10.0  #: Seconds after which a process that stands still while it decides a tick loses it to the others.
 
-#: A companion that is started again computes the beginning of its worker anew; the two may differ by so much.
-SAME = datetime.timedelta(seconds=1)
-
 BEFORE = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-
-STARTED = time.monotonic()  #: When this code was loaded: of a worker, before it forked.
 
 
 class Schedules:
@@ -83,7 +78,7 @@ class Schedules:
         rows: dict[str, Any] = {row.name: row for row in Schedule.objects.using(using).annotate(now=Now())}
         now = next((row.now for row in rows.values()), None) or databases.clock(using)
         # Computed once: later it would be another moment, by the time that the answer took.
-        began = self._began.setdefault(using, now - datetime.timedelta(seconds=time.monotonic() - self._since))
+        began = self._began.setdefault(using, databases.began(now, self._since))
         in_force = {}
         for name, entry in found.items():
             if entry.using == using:

@@ -568,6 +568,8 @@ class Migration(migrations.Migration):
                 ('keep_failed', models.PositiveIntegerField(null=True, verbose_name='failed jobs that are kept')),
                 ('since', models.DateTimeField(default=django.db.models.functions.datetime.Now, verbose_name='since')),
                 ('before', models.JSONField(default=list)),
+                ('defined_at', models.DateTimeField(default=django.db.models.functions.datetime.Now)),
+                ('seen_at', models.DateTimeField(default=django.db.models.functions.datetime.Now)),
             ],
             options={
                 'verbose_name': 'subscription',
@@ -609,6 +611,10 @@ class Migration(migrations.Migration):
         migrations.AddIndex(
             model_name='event',
             index=models.Index(condition=models.Q(('number__isnull', False), ('received_at__isnull', True), ('sent_at__isnull', True)), fields=['id'], name='jobs_event_unsent'),
+        ),
+        migrations.AddIndex(
+            model_name='event',
+            index=models.Index(condition=models.Q(('number__isnull', False), ('received_at__isnull', True), ('sent_at__isnull', True)), fields=['source', 'name', 'sent_at', 'number'], name='jobs_event_unsent_of'),
         ),
         migrations.AddIndex(
             model_name='event',

@@ -69,6 +69,9 @@ class Event(models.Model):
             models.Index(name="jobs_event_unrelayed", fields=["id"], condition=UNRELAYED),
             models.Index(name="jobs_event_parked", fields=["source", "name", "number"], condition=PARKED),
             models.Index(name="jobs_event_unsent", fields=["id"], condition=UNSENT),
+            # Name by name, while a queue is full. Without the column that says nothing, SQLite takes the index of all
+            # numbers.
+            models.Index(name="jobs_event_unsent_of", fields=["source", "name", "sent_at", "number"], condition=UNSENT),
             models.Index(name="jobs_event_name", fields=["name", "id"]),
             models.Index(name="jobs_event_problem", fields=["id"], condition=Q(problem__isnull=False)),
             # For people who ask what a job told of.
@@ -100,6 +103,10 @@ class Subscription(models.Model):
     since = models.DateTimeField(_("since"), default=Now)
     #: What it wanted before, and since when; the oldest first: ``[[pattern, version, since], ...]``.
     before = models.JSONField(default=list)
+    #: When the worker began whose code says so: the newest one that says anything.
+    defined_at = models.DateTimeField(default=Now)
+    #: When a worker with this code was there last.
+    seen_at = models.DateTimeField(default=Now)
 
     class Meta:
         db_table = "jobs_subscription"
