@@ -57,6 +57,8 @@ class Worker:
 
     #: The project's app.
     app = "shop"
+    #: What it is started by.
+    prefix: tuple[str, ...] = ()
 
     def __init__(self, *options: str, concurrency: int = 2, wait: bool = True, sync: str = "", **env: str) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="jobs-worker-"))
@@ -68,7 +70,7 @@ class Worker:
         command += ["-n", f"{self.directory.name}@%h", "--without-mingle", "--without-gossip", *options]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                die_with_parent(*command),
+                [*self.prefix, *die_with_parent(*command)],
                 stdout=log,
                 stderr=log,
                 env=environment(**env),
