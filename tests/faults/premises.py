@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -29,23 +30,25 @@ END $$
 
 @dataclass(frozen=True)
 class Setting:
-    """Of the connections of all processes, these tests' own as well; and of the roles by which they log in.
+    """Of all connections, and of the roles by which they log in.
 
     Parameters:
         config: what ``DATABASES["default"]`` says beside host, port and name.
         logins: statements for the roles, with ``{role}``, ``{owner}``, ``{name}`` (of the database). Without one all
             log in as a superuser. With one its role, which may do nothing else, owns the tables. With two each worker
             has its own, and a third role owns them.
+        callers_too: it holds for these tests as well, which call and look.
         schema: the tables are in the schema ``team``, made by ``migrate`` or, by its role, moved there.
     """
 
     config: dict[str, Any] = field(default_factory=dict)
     logins: tuple[str, ...] = ()
     schema: bool = False
+    callers_too: bool = True
 
     @contextmanager
     def hold(self, database: Database) -> Iterator[list[dict[str, str]]]:
-        """In the block it holds for this process; yields what the environment of each of two workers says."""
+        """In the block it holds; yields what the environment of each of two workers says."""
         server: Any = database.server if self.logins or self.schema else None
         at, _, name = database.url.rpartition("/")
         roles = [f"{name}_{number}" for number in range(len(self.logins))]
@@ -66,7 +69,7 @@ class Setting:
                 cursor.execute("CREATE SCHEMA team")
         urls = [f"{at.partition('//')[0]}//{role}@{at.rpartition('@')[2]}/{name}" for role in roles] or [database.url]
         env = {"JOBS_TEST_DATABASE": json.dumps(config)}
-        with use(urls[0], **config):
+        with use(urls[0], **config) if self.callers_too else use(database.url):
             if self.schema and not roles:
                 call_command("migrate", run_syncdb=True, verbosity=0)
             yield [{"DATABASE_URL": url, **env} for url in (urls[0], urls[-1])]
@@ -130,14 +133,26 @@ class Wired(Postgres):
                 _ip(command)
 
 
+class OnDisk(Postgres):
+    """A server with all that it has on a disk that can be full."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        super().__init__()
+
+    @property
+    def data(self) -> Path:
+        return self._disk.directory / "all"
+
+
 class Disk:
     """A small one (tmpfs) of its own, which can be full."""
 
-    def __init__(self, directory: Path, megabytes: int) -> None:
-        self.directory, self._ballast = directory, directory / "ballast"
-        make_private(directory)
-        _run("mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=755", "tmpfs", str(directory))
-        make_private(directory / "data")
+    def __init__(self, megabytes: int) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="jobs-disk-"))
+        _run("mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=755", "tmpfs", str(self.directory))
+        self._ballast = self.directory / "ballast"
+        make_private(self.directory / "data")
 
     def fill(self) -> None:
         """Until nothing more can be written to it."""

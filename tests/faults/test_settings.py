@@ -3,34 +3,45 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from celery import chain, chord, shared_task
+from django.core.management import call_command
+from django.db import connection
 
+from jobs.conf import conf
+from jobs.models import Node
 from tests import tasks
-from tests.faults.guards import guard
-from tests.faults.ledger import LOST_WORKER, WORK, Ledger
-from tests.faults.premises import Setting
+from tests.conftest import not_installed
+from tests.faults.database import AWAY, use
+from tests.faults.guards import Without, guard
+from tests.faults.ledger import LOST_CHILD, LOST_WORKER, WORK, Ledger
+from tests.faults.premises import Disk, OnDisk, Setting, Standby, Wired
 from tests.faults.worker import Worker
 from tests.gates import once_only, wait_for_file
 from tests.harness import in_body
 from tests.models import Effect, Order
+from tests.servers import Missing, Postgres, wait_for
+
+#: A run whose connection died has lost its database, and did not fail.
+LOST = Without("jobs.execution.pipeline:_attempt", "False", call="databases.is_lost")
 
 #: PostgreSQL's levels, as psycopg counts them.
 REPEATABLE_READ, SERIALIZABLE = 3, 4
 
-#: What a strict DBA allows a session.
-STRICT = "; ".join(
-    f"ALTER ROLE {{role}} SET {name} = '2s'"
-    for name in ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "idle_session_timeout")
-)
+#: What a strict DBA allows a session: for less than from one beat to the next it may be idle.
+STRICT = """
+ALTER ROLE {role} SET statement_timeout = '2s'; ALTER ROLE {role} SET lock_timeout = '2s';
+ALTER ROLE {role} SET idle_in_transaction_session_timeout = '2s'; ALTER ROLE {role} SET idle_session_timeout = '300ms'
+"""
 #: A role that has the rights of the owner of the tables.
 MEMBER = "GRANT {owner} TO {role}"
 
@@ -50,9 +61,11 @@ SETTINGS = {
     "plain role": Setting(logins=("ALTER ROLE {role} NOCREATEDB NOCREATEROLE",)),
     "roles that may end sessions": Setting(logins=(f"{MEMBER}; GRANT pg_signal_backend TO {{role}}",) * 2),
     "assume role": Setting({"OPTIONS": {"assume_role": "{owner}"}}, logins=(MEMBER, MEMBER)),
-    "strict timeouts": Setting(logins=(STRICT,)),
-    "no kept connection": Setting({"CONN_MAX_AGE": 0, "CONN_HEALTH_CHECKS": True}),
+    "strict timeouts": Setting(logins=(STRICT,), callers_too=False),
 }
+#: Those for every push.
+QUICK = ("pool", "plain role")
+UNKEPT = Setting({"CONN_MAX_AGE": 0, "CONN_HEALTH_CHECKS": True})
 
 
 @contextmanager
@@ -90,11 +103,24 @@ def holds(key, started, gate):
         Effect.objects.first()
 
 
+@shared_task(max_retries=1)
+def says_how_to_retry(key):
+    """Work that finds room for some rows, and not for others."""
+    for _ in range(5):
+        time.sleep(0.01)
+        Order.objects.filter(key=key).update(key=key)
+    Effect.objects.create(key=key, pid=os.getpid())
+
+
 class Scenes:
-    """Kill, retry, chain, chord, limit and lock, for workers that are up, or about to be."""
+    """Kill, retry, chain, chord, limit and lock, for two workers that are up, or about to be."""
 
     def __init__(self, ledger: Ledger, directory: Path) -> None:
         self.ledger, self.directory, self._count = ledger, directory, 0
+
+    def run(self) -> None:
+        self.enqueue()
+        self.ledger.check(within=LOST_CHILD)
 
     def enqueue(self) -> None:
         """All of them but the death of a worker, and 300 more jobs."""
@@ -147,19 +173,31 @@ class Scenes:
         self.ledger.check(within=LOST_WORKER)
 
 
-#: The last lines of the tracebacks that a scene is about.
+#: The last lines of the tracebacks that the scenes are about.
 ABOUT_SCENES = ("celery.exceptions.Retry: ", "billiard.exceptions.WorkerLostError", "jobs.errors.LostLease: ")
 
+#: As a traceback ends.
+TRACEBACK = re.compile(r"^Traceback \(most recent call last\):\n(?:(?:[ \t].*)?\n)*(\S.*)$", re.M)
 
-def assert_no_complaint(crew: list[Worker], *about: str) -> None:
-    """No traceback but those that the scenes, and this fault, are about."""
-    found = re.compile(r"^Traceback \(most recent call last\):\n(?:(?:[ \t].*)?\n)*(\S.*)$", re.M)
-    lines = [line for worker in crew for line in found.findall(worker.text())]
-    assert not [line for line in lines if not line.startswith((*ABOUT_SCENES, *about))]
+
+@contextmanager
+def crew_of(envs: Sequence[dict[str, str]], *about: str, by: Sequence[str] = ()) -> Iterator[list[Worker]]:
+    """Two workers. They say no traceback but those that the scenes are about, and this fault.
+
+    Parameters:
+        about: how the last lines of these tracebacks begin.
+        by: what starts the first one.
+    """
+    with Worker(wait=False, by=by, **envs[0]) as one, Worker(wait=False, **envs[1]) as other:
+        yield [one, other]
+        lines = [line for worker in (one, other) for line in TRACEBACK.findall(worker.text())]
+        assert not [line for line in lines if not line.startswith((*ABOUT_SCENES, *about))]
 
 
 @pytest.mark.brokers("jobs")
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(
+    "setting", [pytest.param(name, marks=pytest.mark.quick if name in QUICK else ()) for name in SETTINGS]
+)
 @guard("jobs.maintenance.zombies:end_backends", case="pool")
 @guard("jobs.maintenance.rescue:rescue_all", case="pool")
 def test_scenes_under(ledger, database, tmp_path, setting):
@@ -167,11 +205,151 @@ def test_scenes_under(ledger, database, tmp_path, setting):
 
     Guard: rescue ends the connections of dead runs, and gives their jobs back.
     """
-    with SETTINGS[setting].hold(database) as [first, second]:
+    with SETTINGS[setting].hold(database) as envs, crew_of(envs) as crew:
         scenes = Scenes(ledger, tmp_path)
-        with Worker(wait=False, **first) as one, Worker(wait=False, **second) as other:
+        scenes.run()
+        scenes.pause_one(crew)
+        scenes.kill_one(crew)
+
+
+@pytest.mark.brokers("jobs")
+@guard("jobs.maintenance.rescue:rescue_all")
+def test_scenes_with_roles_that_may_end_no_session(ledger, database, tmp_path):
+    """Each worker has its own. A machine that is paused or cut off keeps its locks until the server notices.
+
+    Guard: rescue gives back the jobs of dead nodes.
+    """
+    with Setting(logins=(MEMBER, MEMBER)).hold(database) as envs, crew_of(envs) as crew:
+        scenes = Scenes(ledger, tmp_path)
+        scenes.run()
+        scenes.kill_one(crew)
+
+
+@pytest.mark.brokers("jobs")
+@pytest.mark.databases("postgres", "sqlite")
+@guard("jobs.maintenance.rescue:rescue_all")
+def test_scenes_without_kept_connections(ledger, database, tmp_path):
+    """``CONN_MAX_AGE = 0``, with health checks.
+
+    Guard: rescue gives back the jobs of dead nodes.
+    """
+    with UNKEPT.hold(database) as envs, crew_of(envs) as crew:
+        scenes = Scenes(ledger, tmp_path)
+        scenes.run()
+        scenes.kill_one(crew)
+
+
+@pytest.fixture
+def own(request):
+    """Make servers that only this scenario uses, if this machine can."""
+
+    def make(kind: Any, *args: Any) -> Any:
+        try:
+            made = kind(*args)
+        except Missing as exc:
+            not_installed(str(exc))
+        request.addfinalizer(made.stop)
+        return made
+
+    return make
+
+
+@contextmanager
+def migrated(server: Postgres, name: str = "own") -> Iterator[str]:
+    """The URL of a database there, at which this process is pointed in the block."""
+    url = server.create_database(name)
+    with use(url):
+        call_command("migrate", run_syncdb=True, verbosity=0)
+        yield url
+
+
+#: Seconds for which a wire is cut.
+CUT = 45
+
+#: What drivers and servers say whose link was lost.
+LOST_LINK = ("psycopg.", "django.db.utils.OperationalError: ", "django.db.utils.InterfaceError: ")
+
+
+@pytest.mark.long
+@pytest.mark.brokers("jobs")
+@guard(LOST)
+def test_scenes_over_a_standby_that_is_promoted(ledger, own, tmp_path):
+    """``HOST`` names both servers. The primary is killed under load, with what is claimed only in its memory.
+
+    Guard: a body that lost its connection is handed back, and did not fail.
+    """
+    primary = own(Postgres)
+    with migrated(primary) as url:
+        standby = own(Standby, primary)
+        servers = {"HOST": "127.0.0.1,127.0.0.1", "PORT": f"{primary.port},{standby.port}", "USER": "jobs"}
+        both = servers | {"OPTIONS": {"target_session_attrs": "read-write"}}
+        env = {"DATABASE_URL": url, "JOBS_TEST_DATABASE": json.dumps(both)}
+        with use(url, **both), crew_of([env, env], *LOST_LINK) as crew:
+            scenes = Scenes(ledger, tmp_path)
+            scenes.run()
             scenes.enqueue()
-            ledger.check(within=WORK + 5)
-            scenes.pause_one([one, other])
-            scenes.kill_one([one, other])
-        assert_no_complaint([one, other])
+            with ledger.load(200, forgive=AWAY):
+                ledger.wait_effects(50)
+                primary.kill()
+                connection.close()
+                standby.promote()
+                ledger.wait_effects(50)
+            ledger.check(within=LOST_CHILD)
+            scenes.kill_one(crew)
+
+
+@pytest.mark.long
+@pytest.mark.brokers("jobs")
+@pytest.mark.parametrize("disk", ["of a tablespace", "of the server"])
+@guard(Without("jobs.execution.backoff:_is_away", "False"), case="tablespace")
+def test_scenes_on_a_disk_that_was_full(ledger, own, tmp_path, disk):
+    """Of the tables alone: what is written fails. Or of all: the server ends, and does not start until there is room.
+
+    Guard: a body that found no room is tried again.
+    """
+    small = own(Disk, 200)
+    server = own(Postgres) if disk == "of a tablespace" else own(OnDisk, small)
+    if disk == "of a tablespace":
+        server.execute(f"CREATE TABLESPACE small LOCATION '{small.directory}/data'")
+        server.execute("ALTER DATABASE template1 SET TABLESPACE small")
+    with migrated(server), crew_of([{}, {}], *LOST_LINK) as crew:
+        scenes = Scenes(ledger, tmp_path)
+        scenes.run()
+        ledger.enqueue(600, says_how_to_retry)
+        small.fill()
+        with ledger.load(200, forgive=AWAY):
+            wait_for(lambda: any("No space left" in each.text() for each in crew) or not server.is_running, 30, "full")
+            time.sleep(conf().DEAD_AFTER)
+            small.free()
+            if not server.is_running:
+                server.start()
+        scenes.enqueue()
+        ledger.check(within=3 * WORK)
+        scenes.kill_one(crew)
+
+
+@pytest.mark.long
+@pytest.mark.brokers("jobs")
+@guard("jobs.maintenance.zombies:end_backends")
+def test_scenes_over_a_wire_that_was_cut(ledger, own, tmp_path):
+    """For 45 s each packet between one worker and the server is dropped. Both ends let go of their connections.
+
+    Guard: rescue ends the connections of dead runs.
+    """
+    server = own(Wired)
+    with migrated(server) as url:
+        far = {"DATABASE_URL": url.replace("127.0.0.1", server.address)}
+        with crew_of([far, {}], *LOST_LINK, by=("ip", "netns", "exec", server.namespace)) as crew:
+            scenes = Scenes(ledger, tmp_path)
+            scenes.run()
+            with ledger.load(200):
+                ledger.wait_effects(50)
+                server.cut()
+            began = time.monotonic()
+            ledger.check(within=LOST_WORKER)
+            scenes.enqueue()
+            ledger.check(within=LOST_WORKER)
+            time.sleep(max(0.0, began + CUT - time.monotonic()))
+            server.mend()
+            wait_for(lambda: Node.objects.filter(pid=crew[0].process.pid, dead_at=None).exists(), 30, "it is back")
+            scenes.kill_one(crew[::-1])
