@@ -39,6 +39,9 @@ REFUSES = ("25006", "25P03")
 #: PostgreSQL's codes: the wait for a lock took longer than lock_timeout; of two transactions one had to end.
 LOCK_NOT_AVAILABLE, SERIALIZATION_FAILURE, DEADLOCK = "55P03", "40001", "40P01"
 
+#: PostgreSQL's code of a disk without room, and SQLite's text.
+DISK_FULL = ("53100", "database or disk is full")
+
 #: PostgreSQL's code. With it our own statements say that they found no row.
 DIVISION_BY_ZERO = "22012"
 
@@ -97,6 +100,12 @@ def is_conflict(exc: BaseException) -> bool:
     # The number is MySQL's code of a deadlock.
     code: object = sqlstate(exc) or next(iter(exc.args), None)
     return isinstance(exc, OperationalError) and code in (SERIALIZATION_FAILURE, DEADLOCK, 1213)
+
+
+def is_full(exc: BaseException) -> bool:
+    """Whether the database found no room for what was written: somebody will make some."""
+    code, text = DISK_FULL
+    return sqlstate(exc) == code or (isinstance(exc, OperationalError) and str(exc) == text)
 
 
 def free(rows: QuerySet[M]) -> QuerySet[M]:

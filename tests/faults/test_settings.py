@@ -255,16 +255,18 @@ def own(request):
 
 
 @contextmanager
-def migrated(server: Postgres, name: str = "own") -> Iterator[str]:
-    """The URL of a database there, at which this process is pointed in the block."""
-    url = server.create_database(name)
+def migrated(url: str) -> Iterator[None]:
+    """This process is pointed at a new database, which has its tables."""
     with use(url):
         call_command("migrate", run_syncdb=True, verbosity=0)
-        yield url
+        yield
 
 
 #: Seconds for which a wire is cut.
 CUT = 45
+
+#: What a worker says who finds no room.
+FULL = re.compile("No space left|is full")
 
 #: What drivers and servers say whose link was lost.
 LOST_LINK = ("psycopg.", "django.db.utils.OperationalError: ", "django.db.utils.InterfaceError: ")
@@ -279,7 +281,8 @@ def test_scenes_over_a_standby_that_is_promoted(ledger, own, tmp_path):
     Guard: a body that lost its connection is handed back, and did not fail.
     """
     primary = own(Postgres)
-    with migrated(primary) as url:
+    url = primary.create_database("own")
+    with migrated(url):
         standby = own(Standby, primary)
         servers = {"HOST": "127.0.0.1,127.0.0.1", "PORT": f"{primary.port},{standby.port}", "USER": "jobs"}
         both = servers | {"OPTIONS": {"target_session_attrs": "read-write"}}
@@ -300,29 +303,34 @@ def test_scenes_over_a_standby_that_is_promoted(ledger, own, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.brokers("jobs")
-@pytest.mark.parametrize("disk", ["of a tablespace", "of the server"])
-@guard(Without("jobs.execution.backoff:_is_away", "False"), case="tablespace")
+@pytest.mark.parametrize("disk", ["of the tables", "of the server", "of the file"])
+@guard(Without("jobs.database.databases:is_full", "False"), case="tables")
+@guard(Without("jobs.database.databases:is_full", "False"), case="file")
 def test_scenes_on_a_disk_that_was_full(ledger, own, tmp_path, disk):
-    """Of the tables alone: what is written fails. Or of all: the server ends, and does not start until there is room.
+    """Of a tablespace, or of an SQLite file: what is written fails. Of all: the server may end, until there is room.
 
-    Guard: a body that found no room is tried again.
+    Guard: a body that found no room is handed back, and did not fail.
     """
     small = own(Disk, 200)
-    server = own(Postgres) if disk == "of a tablespace" else own(OnDisk, small)
-    if disk == "of a tablespace":
+    server = None if disk == "of the file" else own(OnDisk, small) if disk == "of the server" else own(Postgres)
+    if disk == "of the tables":
         server.execute(f"CREATE TABLESPACE small LOCATION '{small.directory}/data'")
         server.execute("ALTER DATABASE template1 SET TABLESPACE small")
-    with migrated(server), crew_of([{}, {}], *LOST_LINK) as crew:
+    url = server.create_database("own") if server else f"sqlite:///{small.directory}/data/own.sqlite3"
+    with migrated(url), crew_of([{}, {}], *LOST_LINK) as crew:
         scenes = Scenes(ledger, tmp_path)
         scenes.run()
         ledger.enqueue(600, says_how_to_retry)
         small.fill()
-        with ledger.load(200, forgive=AWAY):
-            wait_for(lambda: any("No space left" in each.text() for each in crew) or not server.is_running, 30, "full")
-            time.sleep(conf().DEAD_AFTER)
-            small.free()
-            if not server.is_running:
-                server.start()
+        try:
+            with ledger.load(200, forgive=AWAY):
+                wait_for(lambda: any(FULL.search(each.text()) for each in crew), 60, "a worker finds no room")
+                time.sleep(conf().DEAD_AFTER)
+                small.free()
+                if server is not None and not server.is_running:
+                    server.start()
+        finally:
+            connection.close()
         scenes.enqueue()
         ledger.check(within=3 * WORK)
         scenes.kill_one(crew)
@@ -337,7 +345,8 @@ def test_scenes_over_a_wire_that_was_cut(ledger, own, tmp_path):
     Guard: rescue ends the connections of dead runs.
     """
     server = own(Wired)
-    with migrated(server) as url:
+    url = server.create_database("own")
+    with migrated(url):
         far = {"DATABASE_URL": url.replace("127.0.0.1", server.address)}
         with crew_of([far, {}], *LOST_LINK, by=("ip", "netns", "exec", server.namespace)) as crew:
             scenes = Scenes(ledger, tmp_path)
