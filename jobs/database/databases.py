@@ -296,7 +296,9 @@ def watch_links() -> None:
 def _watch_from_the_server(connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
     """A server that does not notice keeps the transaction of the dead machine, and its locks."""
     if connection.vendor == "postgresql" and connection.alias in conf().DATABASES:
-        calls = [f"set_config('tcp_keepalives_{name}', '{value}', false)" for name, value in KEEPALIVES.items()]
+        # It asks nobody as long as an answer of its own is under way: then the timeout decides.
+        values = {"user_timeout": LINK["tcp_user_timeout"]} | {f"keepalives_{k}": v for k, v in KEEPALIVES.items()}
+        calls = [f"set_config('tcp_{name}', '{value}', false)" for name, value in values.items()]
         with connection.cursor() as cursor:
             cursor.execute(f"SELECT {', '.join(calls)}")
 

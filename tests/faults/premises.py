@@ -102,9 +102,11 @@ class Wired(Postgres):
     def __init__(self) -> None:
         net = f"10.231.{os.getpid() % 250}"
         self.address, self.namespace, self._bridge = f"{net}.1", f"jobs{os.getpid()}", f"jobs{os.getpid()}"
-        self._near, self._far = f"jn{os.getpid()}", f"jf{os.getpid()}"
+        self._off, self._near, self._far = (f"{end}{os.getpid()}" for end in ("joff", "jnear", "jfar"))
         _ip(f"netns add {self.namespace}")
         _ip(f"link add {self._bridge} type bridge")
+        # One that is not up forwards nothing, and its ports keep their carrier.
+        _ip(f"link add {self._off} type bridge")
         _ip(f"link add {self._near} type veth peer name {self._far} netns {self.namespace}")
         _ip(f"link set {self._near} master {self._bridge} up")
         _ip(f"addr add {self.address}/24 dev {self._bridge}")
@@ -120,17 +122,25 @@ class Wired(Postgres):
             file.write(f"host all all {self.address}/24 trust\n")
 
     def cut(self) -> None:
-        """Frames are dropped in both directions. Both ends have their carrier, and nobody is told."""
-        _ip(f"link set {self._near} type bridge_slave state 0")
+        """Frames are dropped in both directions, and nobody is told."""
+        _ip(f"link set {self._near} master {self._off}")
+
+    def far_sessions(self) -> list[str]:
+        """What the sessions of those in the namespace did last."""
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT query FROM pg_stat_activity WHERE client_addr <<= %s", [f"{self.address}/24"])
+            return [query for (query,) in cursor.fetchall()]
 
     def mend(self) -> None:
-        _ip(f"link set {self._near} type bridge_slave state 3")
+        _ip(f"link set {self._near} master {self._bridge}")
 
     def stop(self) -> None:
         super().stop()
-        for command in (f"link del {self._bridge}", f"netns del {self.namespace}"):
+        for device in (self._near, self._bridge, self._off):
             with suppress(Missing):
-                _ip(command)
+                _ip(f"link del {device}")
+        with suppress(Missing):
+            _ip(f"netns del {self.namespace}")
 
 
 class OnDisk(Postgres):

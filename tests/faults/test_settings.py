@@ -338,11 +338,13 @@ def test_scenes_on_a_disk_that_was_full(ledger, own, tmp_path, disk):
 
 @pytest.mark.long
 @pytest.mark.brokers("jobs")
-@guard("jobs.maintenance.zombies:end_backends")
+@guard("jobs.database.databases:_watch_from_the_server")
+@guard("jobs.maintenance.rescue:rescue_all")
 def test_scenes_over_a_wire_that_was_cut(ledger, own, tmp_path):
     """For 45 s each packet between one worker and the server is dropped. Both ends let go of their connections.
 
-    Guard: rescue ends the connections of dead runs.
+    Guard: the server looks whether the other end is there, also where it has an answer under way; rescue gives back the
+    jobs of dead nodes.
     """
     server = own(Wired)
     url = server.create_database("own")
@@ -358,6 +360,7 @@ def test_scenes_over_a_wire_that_was_cut(ledger, own, tmp_path):
             ledger.check(within=LOST_WORKER)
             scenes.enqueue()
             ledger.check(within=LOST_WORKER)
+            wait_for(lambda: not server.far_sessions(), CUT, "the server lets go")
             time.sleep(max(0.0, began + CUT - time.monotonic()))
             server.mend()
             wait_for(lambda: Node.objects.filter(pid=crew[0].process.pid, dead_at=None).exists(), 30, "it is back")
