@@ -37,6 +37,7 @@ class Setting:
         logins: statements for the roles, with ``{role}``, ``{owner}``, ``{name}`` (of the database). Without one all
             log in as a superuser. With one its role, which may do nothing else, owns the tables. With two each worker
             has its own, and a third role owns them.
+        proof: what is true in a body of a worker, as SQL.
         callers_too: it holds for these tests as well, which call and look.
         schema: the tables are in the schema ``team``, made by ``migrate`` or, by its role, moved there.
     """
@@ -44,6 +45,7 @@ class Setting:
     config: dict[str, Any] = field(default_factory=dict)
     logins: tuple[str, ...] = ()
     schema: bool = False
+    proof: str = "true"
     callers_too: bool = True
 
     @contextmanager

@@ -24,6 +24,7 @@ from tests.conftest import not_installed
 from tests.faults.database import AWAY, use
 from tests.faults.guards import Without, guard
 from tests.faults.ledger import LOST_CHILD, LOST_WORKER, WORK, Ledger
+from tests.faults.manner import again
 from tests.faults.premises import Disk, OnDisk, Setting, Standby, Wired
 from tests.faults.worker import Worker
 from tests.gates import once_only, wait_for_file
@@ -45,26 +46,46 @@ ALTER ROLE {role} SET idle_in_transaction_session_timeout = '2s'; ALTER ROLE {ro
 #: A role that has the rights of the owner of the tables.
 MEMBER = "GRANT {owner} TO {role}"
 
-#: Each also with the worker that is paused: another one ends its sessions, and with them its locks.
+
+def level(name: str, **more: Any) -> Setting:
+    return Setting(proof=f"current_setting('transaction_isolation') = '{name}'", **more)
+
+
+def isolated(name: str) -> tuple[str]:
+    return (f"ALTER ROLE {{role}} SET default_transaction_isolation = '{name}'",)
+
+
+#: Each also with a worker that is paused: another one ends its sessions, and with them its locks.
 SETTINGS = {
     "pool": Setting({"CONN_MAX_AGE": 0, "OPTIONS": {"pool": True}}),
     "small pool": Setting({"CONN_MAX_AGE": 0, "OPTIONS": {"pool": {"min_size": 1, "max_size": 2, "timeout": 5}}}),
     "server-side binding": Setting({"OPTIONS": {"server_side_binding": True}}),
-    "repeatable read": Setting({"OPTIONS": {"isolation_level": REPEATABLE_READ}}),
-    "serializable": Setting({"OPTIONS": {"isolation_level": SERIALIZABLE}}),
-    "repeatable read by role": Setting(
-        logins=("ALTER ROLE {role} SET default_transaction_isolation = 'repeatable read'",)
+    "repeatable read": level("repeatable read", config={"OPTIONS": {"isolation_level": REPEATABLE_READ}}),
+    "serializable": level("serializable", config={"OPTIONS": {"isolation_level": SERIALIZABLE}}),
+    "repeatable read by role": level("repeatable read", logins=isolated("repeatable read")),
+    "serializable by role": level("serializable", logins=isolated("serializable")),
+    "schema": Setting({"OPTIONS": {"options": "-c search_path=team"}}, schema=True, proof="current_schema() = 'team'"),
+    "schema by role": Setting(
+        logins=("ALTER ROLE {role} SET search_path = team",), schema=True, proof="current_schema() = 'team'"
     ),
-    "serializable by role": Setting(logins=("ALTER ROLE {role} SET default_transaction_isolation = 'serializable'",)),
-    "schema": Setting({"OPTIONS": {"options": "-c search_path=team"}}, schema=True),
-    "schema by role": Setting(logins=("ALTER ROLE {role} SET search_path = team",), schema=True),
-    "plain role": Setting(logins=("ALTER ROLE {role} NOCREATEDB NOCREATEROLE",)),
-    "roles that may end sessions": Setting(logins=(f"{MEMBER}; GRANT pg_signal_backend TO {{role}}",) * 2),
-    "assume role": Setting({"OPTIONS": {"assume_role": "{owner}"}}, logins=(MEMBER, MEMBER)),
-    "strict timeouts": Setting(logins=(STRICT,), callers_too=False),
+    "plain role": Setting(
+        logins=("ALTER ROLE {role} NOCREATEDB NOCREATEROLE",),
+        proof="NOT rolsuper FROM pg_roles WHERE rolname = current_user",
+    ),
+    "roles that may end sessions": Setting(
+        logins=(f"{MEMBER}; GRANT pg_signal_backend TO {{role}}",) * 2, proof="current_user NOT LIKE '%owner'"
+    ),
+    "assume role": Setting(
+        {"OPTIONS": {"assume_role": "{owner}"}}, logins=(MEMBER, MEMBER), proof="current_user <> session_user"
+    ),
+    "strict timeouts": Setting(
+        logins=(STRICT,), proof="current_setting('idle_session_timeout') = '300ms'", callers_too=False
+    ),
 }
 #: Those for every push.
 QUICK = ("pool", "plain role")
+#: The same by another way.
+AGAIN = ("repeatable read", "repeatable read by role", "serializable by role", "schema by role")
 UNKEPT = Setting({"CONN_MAX_AGE": 0, "CONN_HEALTH_CHECKS": True})
 
 
@@ -109,6 +130,14 @@ def says_how_to_retry(key):
     for _ in range(5):
         time.sleep(0.01)
         Order.objects.filter(key=key).update(key=key)
+    Effect.objects.create(key=key, pid=os.getpid())
+
+
+@shared_task
+def proves(key, what):
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT {what}")
+        assert cursor.fetchone()[0], what
     Effect.objects.create(key=key, pid=os.getpid())
 
 
@@ -196,7 +225,11 @@ def crew_of(envs: Sequence[dict[str, str]], *about: str, by: Sequence[str] = ())
 
 @pytest.mark.brokers("jobs")
 @pytest.mark.parametrize(
-    "setting", [pytest.param(name, marks=pytest.mark.quick if name in QUICK else ()) for name in SETTINGS]
+    "setting",
+    [
+        again(name) if name in AGAIN else pytest.param(name, marks=[pytest.mark.quick] if name in QUICK else [])
+        for name in SETTINGS
+    ],
 )
 @guard("jobs.maintenance.zombies:end_backends", case="pool")
 @guard("jobs.maintenance.rescue:rescue_all", case="pool")
@@ -205,7 +238,9 @@ def test_scenes_under(ledger, database, tmp_path, setting):
 
     Guard: rescue ends the connections of dead runs, and gives their jobs back.
     """
-    with SETTINGS[setting].hold(database) as envs, crew_of(envs) as crew:
+    held = SETTINGS[setting]
+    with held.hold(database) as envs, crew_of(envs) as crew:
+        ledger.note("proof", proves.delay("proof", held.proof))
         scenes = Scenes(ledger, tmp_path)
         scenes.run()
         scenes.pause_one(crew)
