@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from celery import current_app
@@ -58,7 +59,15 @@ class Worker:
     #: The project's app.
     app = "shop"
 
-    def __init__(self, *options: str, concurrency: int = 2, wait: bool = True, sync: str = "", **env: str) -> None:
+    def __init__(
+        self,
+        *options: str,
+        concurrency: int = 2,
+        wait: bool = True,
+        sync: str = "",
+        by: Sequence[str] = (),
+        **env: str,
+    ) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="jobs-worker-"))
         if sync:
             env |= {"JOBS_SYNC_POINTS": sync, "JOBS_SYNC_DIR": str(self.directory)}
@@ -68,7 +77,7 @@ class Worker:
         command += ["-n", f"{self.directory.name}@%h", "--without-mingle", "--without-gossip", *options]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                die_with_parent(*command),
+                [*by, *die_with_parent(*command)],
                 stdout=log,
                 stderr=log,
                 env=environment(**env),

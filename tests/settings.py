@@ -22,6 +22,9 @@ if DATABASES["default"]["ENGINE"].endswith("sqlite3") and "DATABASE_URL" not in 
 if "JOBS_TEST_SQLITE_TIMEOUT" in os.environ:
     DATABASES["default"]["OPTIONS"]["timeout"] = float(os.environ["JOBS_TEST_SQLITE_TIMEOUT"])
 
+#: What a scenario says of the database beside its URL.
+DATABASES["default"].update(json.loads(os.environ.get("JOBS_TEST_DATABASE", "{}")))
+
 #: Short clocks; JOBS_TEST_CLOCKS="default" runs with those that users get.
 SHORT_CLOCKS = {
     "HEARTBEAT": 0.5,

@@ -24,7 +24,7 @@ from jobs.events.relay import Post
 from jobs.lifecycle import order, transitions
 from jobs.maintenance import rescue
 from jobs.maintenance.prune import FULL_WALK, Prune
-from jobs.models import LIVE, Action, Event, Job, Node, Subscription
+from jobs.models import LIVE, Action, Event, Job, Node, Relay, Subscription
 from jobs.operations.actions import RunNow
 from jobs.testing import run_jobs
 from tests import event_tasks as told
@@ -61,6 +61,23 @@ def test_an_event_is_a_row_of_the_transaction_and_each_handler_gets_a_job():
     row.refresh_from_db()
     assert row.relayed_at is not None
     assert run_jobs() == [], "handed on once"
+
+
+def test_two_workers_that_are_the_first_ones_write_their_handlers():
+    """The other one's row is committed between two looks of this one."""
+    if connection.vendor == "sqlite":
+        pytest.skip("SQLite has one writer")
+    made: list[Any] = []
+
+    def commit_theirs(execute, sql, *more):
+        found = execute(sql, *more)
+        if not made and 'FROM "jobs_event_relay"' in sql:
+            made.append(Elsewhere(lambda: Relay.objects.create(pk=1)).result())
+        return found
+
+    with transaction.atomic(), connection.execute_wrapper(commit_theirs):
+        assert relay.lock("default").pk == 1
+    assert [each.pk for each in made] == [1]
 
 
 def test_the_handler_has_the_types_of_its_annotations_and_the_event():

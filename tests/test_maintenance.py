@@ -24,8 +24,9 @@ from jobs.maintenance.prune import Prune
 from jobs.maintenance.zombies import end_backends
 from jobs.models import Cancellation, Job, Node, Pause
 from tests import tasks
-from tests.concurrency import open_transaction
+from tests.concurrency import Elsewhere, by_default, open_transaction
 from tests.harness import claim, die_with
+from tests.models import Order
 from tests.rows import MALFORMED, make, make_node
 from tests.servers import wait_for
 
@@ -255,6 +256,27 @@ def test_a_row_that_cannot_be_given_back_is_told_of_once(monkeypatch, caplog):
     assert [job.pk for job in Job.objects.filter(state="running")] == [bad.pk]
     told = [record for record in caplog.records if getattr(record, "action", "") == "rescue_failed"]
     assert [record.job for record in told if record.levelname == "ERROR"] == [str(bad.pk)]
+
+
+def test_a_row_that_met_another_transaction_is_given_back_by_the_next_look(monkeypatch, caplog):
+    """Above READ COMMITTED the server may refuse one of two, and nothing is wrong with the row."""
+    if connection.vendor != "postgresql":
+        pytest.skip("SQLite has one writer")
+    make("running", node=make_node(dead_at=timezone.now()))
+    order = Order.objects.create(key="met", job=uuid.uuid4())
+    lose = transitions.lose
+
+    def meet(job, *more):
+        monkeypatch.setattr(transitions, "lose", lose)
+        assert Elsewhere(lambda: Order.objects.update(key="theirs")).result() == 1
+        Order.objects.filter(pk=order.pk).update(key="ours")
+
+    monkeypatch.setattr(transitions, "lose", meet)
+    with by_default("repeatable read"):
+        connection.close()
+        assert [rescue.rescue_all("default") for _ in range(2)] == [0, 1]
+    connection.close()
+    assert not [record for record in caplog.records if getattr(record, "action", "") == "rescue_failed"]
 
 
 def test_a_node_whose_beat_stands_still_is_buried_and_its_jobs_go_back(side, settings):

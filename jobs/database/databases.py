@@ -55,6 +55,9 @@ REFUSES = ("25006", "25P03")
 #: PostgreSQL's codes: the wait for a lock took longer than lock_timeout; of two transactions one had to end.
 LOCK_NOT_AVAILABLE, SERIALIZATION_FAILURE, DEADLOCK = "55P03", "40001", "40P01"
 
+#: PostgreSQL's code of a disk without room, and SQLite's text.
+DISK_FULL = ("53100", "database or disk is full")
+
 #: PostgreSQL's code. With it our own statements say that they found no row.
 DIVISION_BY_ZERO = "22012"
 
@@ -119,6 +122,12 @@ def is_refusal(exc: BaseException) -> bool:
     """Whether the database refuses the values themselves: the same statement would be refused again."""
     # Too large for an index, say, is an OperationalError there.
     return isinstance(exc, DataError | IntegrityError) or sqlstate(exc)[:2] in ("22", "23", "54")
+
+
+def is_full(exc: BaseException) -> bool:
+    """Whether the database found no room for what was written: somebody will make some."""
+    code, text = DISK_FULL
+    return sqlstate(exc) == code or (isinstance(exc, OperationalError) and str(exc) == text)
 
 
 def free(rows: QuerySet[M]) -> QuerySet[M]:
@@ -314,7 +323,9 @@ def watch_links() -> None:
 def _watch_from_the_server(connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
     """A server that does not notice keeps the transaction of the dead machine, and its locks."""
     if connection.vendor == "postgresql" and connection.alias in conf().DATABASES:
-        calls = [f"set_config('tcp_keepalives_{name}', '{value}', false)" for name, value in KEEPALIVES.items()]
+        # It asks nobody as long as an answer of its own is under way: then the timeout decides.
+        values = {"user_timeout": LINK["tcp_user_timeout"]} | {f"keepalives_{k}": v for k, v in KEEPALIVES.items()}
+        calls = [f"set_config('tcp_{name}', '{value}', false)" for name, value in values.items()]
         with connection.cursor() as cursor:
             cursor.execute(f"SELECT {', '.join(calls)}")
 

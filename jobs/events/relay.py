@@ -187,7 +187,8 @@ def lock(using: str, waits: bool = True) -> Relay:
             cursor.execute(f"SET LOCAL idle_in_transaction_session_timeout = '{STILL}s'")
     rows = Relay.objects.using(using).filter(pk=1)
     found = (rows.select_for_update() if waits else databases.free(rows)).first()
-    if found is None and not rows.exists():
+    # Race: another first one may have committed it since.
+    if found is None and (waits or not rows.exists()):
         Relay.objects.using(using).bulk_create([Relay(pk=1)], ignore_conflicts=True)
         found = rows.select_for_update().first()
     if found is None:

@@ -92,7 +92,7 @@ def _is_away(exc: Error) -> bool:
         return str(code).startswith(("08", "53", "57P"))
     driver = type(cause).__module__.partition(".")[0]
     if driver == "sqlite3":
-        return any(text in str(exc) for text in ("is locked", "unable to open"))
+        return any(text in str(exc) for text in ("is locked", "unable to open", "is full"))
     if driver.startswith("psycopg"):
         # The link is sound: a body goes on while a query of its own is left behind.
         return "another command is already in progress" not in str(exc)

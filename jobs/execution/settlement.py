@@ -107,11 +107,7 @@ def _meant(run: Run, exc: BaseException, error: dict[str, Any]) -> Outcome:
             text = f"waits for {seconds:.1f} s, or until it is free: {error['message']}"
             return Outcome("snoozed", text, partial(_wait_for_lock, job, key, seconds, error), ignored)
         case Snooze() | Busy():
-            # Who finds something busy comes back later and later, at no fixed time: nobody starves or hammers.
-            growing = random.uniform(0.5, 1) * min(10.0, 1 + job.snoozes / 2)
-            seconds = exc.seconds if isinstance(exc, Snooze) else growing
-            text, most = f"snoozed for {seconds:.1f} s: {error['message']}", conf().MAX_SNOOZES
-            return Outcome("snoozed", text, partial(transitions.snooze, job, seconds, error, most), ignored)
+            return _snoozed(job, error, exc.seconds if isinstance(exc, Snooze) else None)
         case NotBegun():
             write = partial(transitions.lose, job, error, conf().MAX_NODE_LOSSES)
             return Outcome("handed_back", f"was not begun: {said}", write, ignored, logging.ERROR)
@@ -125,9 +121,20 @@ def _meant(run: Run, exc: BaseException, error: dict[str, Any]) -> Outcome:
         write = partial(transitions.retry, job, transitions.now_plus(pause), error, {})
         text, more = f"will be retried in {pause:.0f} s: {said}", {"retries": job.retries + 1}
         return Outcome("retried", text, write, Retry(exc=exc, when=round(pause)), more=more)
+    if databases.is_full(exc):
+        # Somebody will make room: not the body's failure, whatever its task says of retries.
+        return _snoozed(job, error)
     # Also a Retry that was raised by hand, without retry(): Celery would not send it again either.
     final, more = for_celery(exc), {"is_raised": not isinstance(exc, Retry | Reject)}
     return Outcome("failed", f"failed: {said}", partial(transitions.fail, job, error), final, logging.ERROR, more)
+
+
+def _snoozed(job: Job, error: dict[str, Any], seconds: float | None = None) -> Outcome:
+    if seconds is None:
+        # Later and later, at no fixed time: nobody starves or hammers.
+        seconds = random.uniform(0.5, 1) * min(10.0, 1 + job.snoozes / 2)
+    write = partial(transitions.snooze, job, seconds, error, conf().MAX_SNOOZES)
+    return Outcome("snoozed", f"snoozed for {seconds:.1f} s: {error['message']}", write, Ignore(error["message"]))
 
 
 def _wait_for_lock(job: Job, key: str, seconds: float, error: dict[str, Any]) -> bool:

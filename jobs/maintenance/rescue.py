@@ -144,6 +144,9 @@ def _settle(key: uuid.UUID, using: str, action: str, transition: Callable[[Job],
     except Exception as exc:
         if databases.is_lost(exc, using):
             raise
+        if databases.is_conflict(exc):
+            # Nothing is wrong with the row: the next look gives it back.
+            return 0
         fields = logs.fields(found[0]) if found else {"job": str(key)}
         level = logging.DEBUG if key in _reported else logging.ERROR
         _reported.add(key)

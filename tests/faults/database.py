@@ -340,10 +340,14 @@ class SqliteTemplate:
 
 
 @contextmanager
-def use(url: str) -> Iterator[None]:
-    """Point this process, and the processes that it starts, at the database."""
+def use(url: str, **more: Any) -> Iterator[None]:
+    """Point this process, and the processes that it starts, at the database.
+
+    Parameters:
+        more: what this process's settings say beside the URL.
+    """
     before = connections.settings["default"]
-    config: dict[str, Any] = {**dj_database_url.parse(url, conn_max_age=60)}
+    config: dict[str, Any] = {**dj_database_url.parse(url, conn_max_age=60), **more}
     if url.startswith("sqlite"):
         config["OPTIONS"] = dict(SQLITE_OPTIONS)
     _replace(connections.configure_settings({"default": config})["default"])
@@ -355,5 +359,8 @@ def use(url: str) -> Iterator[None]:
 
 def _replace(config: dict[str, Any]) -> None:
     connections["default"].close()
+    if connections["default"].settings_dict["OPTIONS"].get("pool"):
+        # Django keeps it by the alias.
+        connections["default"].close_pool()
     del connections["default"]
     connections.settings["default"] = config
