@@ -17,7 +17,7 @@ from jobs.conf.logs import logger
 from jobs.database import databases
 from jobs.database.databases import SideDatabase
 from jobs.lifecycle import transitions
-from jobs.lifecycle.board import BODY, Occupied, board, is_alive
+from jobs.lifecycle.board import BODY, Occupied, board, is_alive, start_of
 from jobs.lifecycle.ring import bell
 from jobs.lifecycle.run import report
 from jobs.maintenance import beats
@@ -168,7 +168,7 @@ class OwnJobs:
     """
 
     def __init__(self, main: int) -> None:
-        self._main = main
+        self._main = main, start_of(main)
         #: The databases in which each dead slot is settled already; another may be away.
         self._settled: dict[Occupied, set[str]] = {}
         #: Of each claim that waits behind a long body the databases in which it was given back.
@@ -229,7 +229,7 @@ class OwnJobs:
         if board.stopping_for is not None:
             # A worker that stops kills its processes: not the job's fault.
             return transitions.hand_back(job, 0)
-        if not is_alive(self._main):
+        if not is_alive(*self._main):
             # The process died with its worker.
             return _lose("NodeLost", "the worker died")(job)
         if slot.phase != BODY:

@@ -151,8 +151,7 @@ class Process:
         now = board.read(slot.index)
         if (now.pid, now.job, now.lease) == (slot.pid, slot.job, slot.lease):
             self._own.expect_end(slot, kind, text)
-            with suppress(ProcessLookupError):
-                os.kill(slot.pid, number)
+            slot.signal(number)
 
     def _obey(self) -> None:
         """Do what people told this node."""
@@ -232,7 +231,7 @@ class Process:
         if not self._registered and not self._try(self._admit):
             return
         deadline = time.monotonic() + LAST_WAIT
-        while any(is_alive(slot.pid) for slot in board.at_work()):
+        while not all(slot.is_dead for slot in board.at_work()):
             if time.monotonic() > deadline:
                 # Bodies outlive their parent: nobody may run their jobs yet. Rescue waits for the beat to stand still.
                 return
@@ -280,8 +279,7 @@ class Process:
                 self._end_run(slot, "TimeLimitExceeded", f"TimeLimitExceeded({limit:g})")
             elif 0 < slot.soft_at < now and slot.phase == BODY:
                 # Again and again: the process takes it once, and only in the body.
-                with suppress(ProcessLookupError):
-                    os.kill(slot.pid, signal.SIGUSR1)
+                slot.signal(signal.SIGUSR1)
 
     def _have_replaced(self, slots: list[Occupied]) -> None:
         """While the main process waits for a broker that says nothing, it replaces nobody unless it is interrupted."""
