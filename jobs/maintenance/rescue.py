@@ -16,8 +16,9 @@ from jobs.conf import conf, logs
 from jobs.conf.logs import logger
 from jobs.database import databases
 from jobs.database.databases import SideDatabase
-from jobs.lifecycle import transitions
+from jobs.lifecycle import claims, transitions
 from jobs.lifecycle.board import BODY, Occupied, board, is_alive, start_of
+from jobs.lifecycle.claims import Claimed
 from jobs.lifecycle.ring import bell
 from jobs.lifecycle.run import report
 from jobs.maintenance import beats
@@ -107,16 +108,33 @@ def rescue_all(using: str) -> int:
         dead = Node.objects.using(databases.home()).filter(pk__in=alive, dead_at__isnull=False)
         for node_id, signed_off in dead.values_list("pk", "signed_off"):
             transitions.bury(node_id, using, signed_off)
-    rows = Job.objects.using(using).filter(state=State.RUNNING, node__dead_at__isnull=False)
-    return _settle_all(rows, "rescued", _lose("NodeLost", "the worker died"))
-
-
-def _settle_all(rows: QuerySet[Job], action: str, transition: Callable[[Job], bool]) -> int:
-    # Race: another node may give the same jobs back, and a third one may run them by now.
-    runs = list(rows.values_list("pk", "lease", "token"))
+    runs = _runs(Job.objects.using(using).filter(state=State.RUNNING, node__dead_at__isnull=False))
     # First, so that the next run does not wait for the locks of this one.
-    end_backends([(key, lease) for key, lease, _ in runs], rows.db)
-    return sum(_settle(key, rows.db, action, transition, lease=lease, token=token) for key, lease, token in runs)
+    end_backends([(key, lease) for key, lease, _ in runs], using)
+    return _lose_all(runs, using, _lose("NodeLost", "the worker died"))
+
+
+def _runs(rows: QuerySet[Job]) -> list[Claimed]:
+    found = rows.order_by("rank", "run_at", "pk").values_list("pk", "lease", "token")
+    return [(key, lease, token or 0) for key, lease, token in found]
+
+
+def _lose_all(runs: list[Claimed], using: str, lose: Callable[[Job], bool]) -> int:
+    """Give back all that is left of dead claims. What has not been begun counts nothing.
+
+    Race: another rescuer looks meanwhile, or this one dies. As long as a claim has rows, that which counts is one.
+    """
+    lost = claims.begun(runs)
+    done = _settle_all([run for run in runs if run not in lost], using, "handed_back", _HAND_BACK)
+    return done + _settle_all(lost, using, "rescued", lose)
+
+
+_HAND_BACK = partial(transitions.hand_back, delay=0)
+
+
+def _settle_all(runs: list[Claimed], using: str, action: str, transition: Callable[[Job], bool]) -> int:
+    # Race: another node may give the same jobs back, and a third one may run them by now.
+    return sum(_settle(key, using, action, transition, lease=lease, token=token) for key, lease, token in runs)
 
 
 def _lose(kind: str, text: str) -> Callable[[Job], bool]:
@@ -174,7 +192,7 @@ class OwnJobs:
         #: Of each claim that waits behind a long body the databases in which it was given back.
         self._handed_back: dict[int, set[str]] = {}
         #: For each database the jobs that no process had, and for how many beats.
-        self._unseen: dict[str, dict[tuple[uuid.UUID, int, int | None], int]] = {}
+        self._unseen: dict[str, dict[Claimed, int]] = {}
         #: The runs whose process this node has ended itself: the type of the error, and its text.
         self._ended: dict[tuple[uuid.UUID, int], tuple[str, str]] = {}
 
@@ -265,18 +283,21 @@ class OwnJobs:
 
     def _hand_back_orphans_in(self, alias: str) -> int:
         # Race: first the rows, then the board. A row that a process claims meanwhile is not among them.
-        rows = list(self._running(alias).values_list("pk", "lease", "token"))
+        rows = _runs(self._running(alias))
         tokens = {token for slot in board.occupied() if not slot.is_dead for token in (slot.token, slot.batch)}
         before = self._unseen.get(alias, {})
         self._unseen[alias] = unseen = {row: before.get(row, 0) + 1 for row in rows if row[2] not in tokens}
-        orphan = _lose("Orphaned", "no process of the worker ran it")
-        late = [key for key, beats in unseen.items() if beats > 2]
-        return sum(_settle(key, alias, "rescued", orphan, lease=lease, token=token) for key, lease, token in late)
+        late = [run for run, beats in unseen.items() if beats > 2]
+        return _lose_all(late, alias, _lose("Orphaned", "no process of the worker ran it"))
 
     def hand_back_all(self) -> int:
         """Give back what still ran when the worker's processes had stopped; it counts nowhere."""
-        hand_back = partial(transitions.hand_back, delay=0)
-        return sum(_settle_all(self._running(alias), "handed_back", hand_back) for alias in conf().DATABASES)
+        return databases.everywhere(self._hand_back_all_in)
+
+    def _hand_back_all_in(self, alias: str) -> int:
+        runs = _runs(self._running(alias))
+        end_backends([(key, lease) for key, lease, _ in runs], alias)
+        return _settle_all(runs, alias, "handed_back", _HAND_BACK)
 
     def _running(self, alias: str) -> QuerySet[Job]:
         return Job.objects.using(alias).filter(state=State.RUNNING, node_id=board.node)

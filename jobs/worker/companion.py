@@ -237,6 +237,8 @@ class Process:
                 return
             time.sleep(0.02)
         is_stopping = board.stopping_for is not None
+        # The board knows better than the rows what was begun.
+        self._try(self._own.settle_dead)
         if is_stopping:
             self._try(self._own.hand_back_all)
         # Without a word that it stops its main process was killed.
