@@ -648,6 +648,34 @@ def test_who_was_in_time_when_the_board_was_read_keeps_its_jobs(own, monkeypatch
     assert given_back == [1]
 
 
+@pytest.mark.parametrize("known", ["there", "nowhere", "at home only"])
+def test_the_jobs_of_a_node_that_a_database_has_forgotten_go_back(second, side, settings, known):
+    """The first database was restored from an older backup, or forgot the node while the other one was away."""
+    settings.JOBS = {**settings.JOBS, "HEARTBEAT": 0.05, "DEAD_AFTER": 0.3}
+    node, living = Node(pk=uuid.uuid4(), hostname="web1", pid=1), make_node()
+    Node.objects.using(second).bulk_create([node, living] if known == "there" else [living])
+    if known == "at home only":
+        make_node(pk=node.pk, dead_at=timezone.now())
+    job, other = make("running", node=living), make("running", node=living)
+    for row, owner in ((job, node), (other, living)):
+        Job.objects.using(second).bulk_create([row])
+        Job.objects.using(second).filter(pk=row.pk).update(node=owner.pk)
+    Job.objects.all().delete()
+    beats.first(side, living.pk)
+    watch, began, nodes = rescue.Rescue(side), time.monotonic(), 0
+    rows = Job.objects.using(second)
+    while rows.get(pk=job.pk).state == "running":
+        beats.beat(side, living.pk)
+        nodes += watch.run_once()["nodes"]
+        time.sleep(0.05)
+        assert time.monotonic() - began < 30
+    if known != "at home only":
+        assert time.monotonic() - began >= 0.3, "it may just have registered itself"
+        assert nodes == 1
+    assert Node.objects.using(second).get(pk=node.pk).dead_at is not None, "it claims nothing more there"
+    assert (rows.get(pk=job.pk).node_losses, rows.get(pk=other.pk).state) == (1, "running")
+
+
 def test_a_stopped_worker_hands_back_what_its_processes_left(own):
     jobs, other = claimed(2), run(tasks.effect.delay("other").id)
     assert own.hand_back_all() == 2

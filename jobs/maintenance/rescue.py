@@ -10,7 +10,7 @@ from typing import Any
 
 from celery import current_app
 from django.db import IntegrityError
-from django.db.models import QuerySet
+from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from jobs.conf import conf, logs
 from jobs.conf.logs import logger
@@ -75,8 +75,13 @@ class Rescue:
             self._seen.clear()
         if own != self._own:
             self._own, self._last_write = own, now
-        alive = set(Node.objects.using(databases.home()).filter(dead_at=None).values_list("pk", flat=True))
-        # Race: a node has its row before its first beat, and the rows were read after the beats.
+        # Race: a node has its row at home before that elsewhere, and before its first beat. So home is read last.
+        named: set[uuid.UUID] = set()
+        databases.everywhere(lambda alias: named.update(_unburied(alias)))
+        known = Q(dead_at=None) | Q(pk__in=named)
+        at_home = dict(Node.objects.using(databases.home()).filter(known).values_list("pk", "dead_at"))
+        # Home may have been pruned or restored: of whom it does not know it has to hear, as of all others.
+        alive = {key for key in named | at_home.keys() if at_home.get(key) is None}
         self._strange = counts.keys() - alive - {VISITOR}
         silent = []
         for node_id in alive:
@@ -89,23 +94,30 @@ class Rescue:
         return silent
 
 
+def _unburied(using: str) -> set[uuid.UUID]:
+    """The nodes that a database takes for alive, beside home, and those that its running jobs name without a row."""
+    nodes = Node.objects.using(using)
+    running = Job.objects.using(using).filter(~Exists(nodes.filter(pk=OuterRef("node"))), state=State.RUNNING)
+    found = {node_id for node_id in running.values_list("node", flat=True).distinct() if node_id is not None}
+    return found if using == databases.home() else found.union(nodes.filter(dead_at=None).values_list("pk", flat=True))
+
+
 def bury(node_id: uuid.UUID, *, by_itself: bool = False) -> int:
     """Declare a node dead in every job database; 1 if this call declared it. Its jobs are given back after that."""
     declared = transitions.bury(node_id, databases.home(), by_itself)
     # A database that is away is told later: the jobs in the others need not wait for it.
-    databases.everywhere(partial(transitions.bury, node_id, signed_off=by_itself), conf().DATABASES[1:])
-    if declared:
+    elsewhere = databases.everywhere(partial(transitions.bury, node_id, signed_off=by_itself), conf().DATABASES[1:])
+    if declared or elsewhere:
         level, text = (logging.INFO, "signed off") if by_itself else (logging.WARNING, "is dead")
         logger.log(level, f"node {node_id} {text}", extra={"action": "node_dead", "node": str(node_id)})
-    return int(declared)
+    return int(declared or elsewhere > 0)
 
 
 def rescue_all(using: str) -> int:
     """Give back the jobs that dead nodes were running, whoever declared these dead."""
     if using != databases.home():
         # Tell this database of the nodes that are dead at home.
-        alive = list(Node.objects.using(using).filter(dead_at=None).values_list("pk", flat=True))
-        dead = Node.objects.using(databases.home()).filter(pk__in=alive, dead_at__isnull=False)
+        dead = Node.objects.using(databases.home()).filter(pk__in=_unburied(using), dead_at__isnull=False)
         for node_id, signed_off in dead.values_list("pk", "signed_off"):
             transitions.bury(node_id, using, signed_off)
     runs = _runs(Job.objects.using(using).filter(state=State.RUNNING, node__dead_at__isnull=False))
