@@ -22,7 +22,7 @@ from typing import Any
 from django.db import DataError, Error
 from django.db.models.functions import Coalesce, Now
 
-from jobs import __version__
+from jobs import __version__, checks
 from jobs.calling import stored
 from jobs.conf import conf, loaded_app
 from jobs.conf.logs import logger
@@ -304,6 +304,7 @@ class Process:
         watch = rescue.Rescue(SideDatabase(), lambda: board.node)
         next_watch = 0.0
         self._admitted.wait()
+        self._try(self._check)
         while not self._stopping.is_set():
             self._fell.clear()
             self._try(self._revoke)
@@ -315,6 +316,12 @@ class Process:
                     self._try(self._own.hand_back_orphans)
                 self._try(watch.run_once)
             self._fell.wait(max(0.0, next_watch - time.monotonic()))
+
+    def _check(self) -> None:
+        """The checks that ask the databases. The worker's main process asks none before it has forked."""
+        for message in checks.check_sessions(databases=conf().DATABASES):
+            if not message.is_silenced():
+                logger.log(message.level, str(message), extra=board.about("check", check=message.id))
 
     def _revoke(self) -> None:
         """Cancel jobs that the worker was told to drop by remote control."""
