@@ -16,7 +16,7 @@ import celery
 from celery.utils.functional import maybe_list
 from django.apps import apps
 from django.conf import settings
-from django.core.checks import CheckMessage, Error, Warning, register
+from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import connections, router
 from django.utils.module_loading import import_string
 from kombu.transport import TRANSPORT_ALIASES
@@ -26,6 +26,7 @@ from jobs import conf as project
 from jobs.calling import entries
 from jobs.calling.options import says_how_to_retry
 from jobs.conf import celery_settings, conf, did_you_mean, import_tasks, private, problems, task_options
+from jobs.database import roles
 from jobs.models import Job
 
 if TYPE_CHECKING:
@@ -108,6 +109,9 @@ W024 What these entries of the schedule call is not there: {entries}.
   -> Put right the name or the arguments. Silence this if the tasks are those of another service.
 W025 Workers do not import these modules, so their handlers get no event: {modules}.
   -> Write app.autodiscover_tasks(related_name='handlers') beside app.autodiscover_tasks(), or import them in tasks.py.
+W031 In the database {alias!r} this process logs in as {role}, and other workers as {others}, whose sessions it may not
+     end: what one of them leaves behind when its machine dies keeps its locks until the server notices.
+  -> {cure}.
 """
 
 #: The text and the cure by the id. A line that begins with a blank continues the one before.
@@ -243,6 +247,18 @@ def check_routing() -> Iterator[CheckMessage]:
     }
     if elsewhere and home not in elsewhere:
         yield _say("W003", home=home, elsewhere=elsewhere)
+
+
+def check_sessions(*args: Any, databases: Iterable[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """Whether a worker can end what others leave behind. It asks the databases: as Django's own such checks it runs
+    where they are named (``manage.py check --database default``), and in workers.
+    """
+    named, found = set(databases or ()), []
+    for alias in [alias for alias, _ in _databases() if alias in named]:
+        role, others = roles.out_of_reach(alias)
+        if others:
+            found.append(_say("W031", alias=alias, role=role, others=set(others), cure=roles.CURE.format(role=role)))
+    return found
 
 
 # Celery's settings
@@ -417,6 +433,7 @@ def _uncallable(app: Celery) -> Iterator[str]:
 
 for check in (check_settings, check_databases, check_routing, check_celery, check_tasks):
     register(check, "jobs")
+register(check_sessions, Tags.database)
 
 
 def _own_tasks(app: Celery) -> dict[str, Any]:

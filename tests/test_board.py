@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import struct
 import time
 import uuid
@@ -222,3 +223,35 @@ def test_who_dies_while_it_writes_a_document_keeps_nobody_waiting():
     assert board.limits == {"a": [1, None]}
     board.limits = {"b": [2, None]}
     assert board.limits == {"b": [2, None]}
+
+
+def test_a_pid_that_is_used_again_does_not_make_a_dead_slot_live(board):
+    """The process died while the database was away, so nobody could settle its job; by now its pid is another one's."""
+    key = uuid.uuid4()
+    forked(lambda: named(board.take(), job=key))
+    [dead] = board.occupied()
+    # The kernel gives a pid again when it has been through all others: here the slot says that of this very process.
+    board._pids[dead.index] = os.getpid()
+    [read] = board.occupied()
+    assert (read.pid, read.job) == (os.getpid(), key)
+    assert read.is_dead
+    board.clear(read)
+    named(board.take(), job=key)
+    assert not board.occupied()[0].is_dead
+
+
+def test_nobody_signals_a_process_that_has_the_pid_of_a_dead_one(board):
+    """The limits of the dead one's job are over, and the worker is to stop: both send signals."""
+    forked(lambda: named(board.take()))
+    [dead] = board.occupied()
+    other = os.fork()
+    if other == 0:
+        time.sleep(60)
+        os._exit(0)
+    board._pids[dead.index] = other
+    board.occupied()[0].signal(signal.SIGKILL)
+    assert is_alive(other)
+    named(slot := board.take())
+    board._pids[slot._index], board._starts[slot._index] = other, module.start_of(other)
+    board.read(slot._index).signal(signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]) == -signal.SIGKILL

@@ -757,7 +757,7 @@ def test_what_waited_long_behind_others_of_its_claim_is_renewed_before_it_begins
     monkeypatch.setattr(claims, "renew", lambda job: (real(job), tokens.append(job.token))[0])
     assert runner.run_batch()
     assert [state(job)[0] for job in jobs] == ["succeeded"] * 2
-    assert len(set(tokens)) == 2
+    assert [token < 0 for token in tokens] == [True, True], "if this machine dies, the rows say which was begun"
     assert board.occupied()[0].token == 0, "and nothing is left on the board"
 
 

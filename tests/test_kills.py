@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import uuid
 
 import pytest
 from celery import shared_task
@@ -11,6 +12,7 @@ from django.db import connection
 
 from jobs.models import Job, Node
 from tests import tasks
+from tests.faults.strike import Strike
 from tests.harness import Worker, effects, in_body, wait_beats, wait_ended, wait_state
 from tests.models import Effect
 from tests.servers import wait_for
@@ -42,6 +44,62 @@ def test_whole_worker_killed_in_mid_task_a_second_worker_takes_over(tmp_path):
     assert row.state == "succeeded"
     assert (row.crashes, row.node_losses) == (0, 1)
     assert effects() == {"a": 1}
+
+
+@shared_task
+def takes_its_node_down(key, poison=False):
+    Effect.objects.create(key=key, pid=os.getpid())
+    if poison:
+        # The worker and its companion, as when the machine has no memory left.
+        os.killpg(0, signal.SIGKILL)
+
+
+@pytest.mark.core
+def test_a_job_that_takes_its_node_down_fails_no_innocent_one(settings):
+    """It is claimed with others, and as often as it may; of those that were claimed with it nobody is lost."""
+    settings.JOBS = {**settings.JOBS, "MAX_NODE_LOSSES": 3}
+    # The first ones teach the process how long the task takes: then it claims many at once.
+    before, after = [takes_its_node_down.delay_many([(f"{n}-{m}",) for m in range(150)]) for n in range(2)]
+    poison, innocent = str(before[-1].id), {str(each.id) for each in [*before[:-1], *after]}
+    Job.objects.filter(pk=poison).update(args=["poison", True])
+    for _ in range(settings.JOBS["MAX_NODE_LOSSES"]):
+        with Worker(concurrency=1, wait=False) as worker:
+            assert wait_for(lambda worker=worker: worker.process.poll(), 60, "it has struck") == -signal.SIGKILL
+    with Worker(concurrency=1):
+        rows = {str(row.pk): row for row in wait_ended(poison, *innocent, timeout=60)}
+    assert (rows[poison].state, rows[poison].node_losses, rows[poison].crashes) == ("failed", 3, 0)
+    assert {(row.state, row.node_losses, row.crashes) for key, row in rows.items() if key in innocent} == {
+        ("succeeded", 0, 0)
+    }
+    assert max(rows[key].lease for key in innocent) == 2, "they were claimed with it"
+    assert set(effects().values()) == {1}
+
+
+@pytest.mark.core
+def test_a_killed_main_process_counts_for_what_was_begun(tmp_path):
+    """The companion outlives it for a moment, and knows from the board what that is."""
+    struck = Strike(tmp_path, "middle", "body", "wait")
+    jobs = tasks.effect.delay_many([(str(number),) for number in range(300)])
+    with Worker(concurrency=1, **struck.env) as worker:
+        struck.wait()
+        os.kill(worker.process.pid, signal.SIGKILL)
+        running = Job.objects.filter(state="running")
+        wait_for(lambda: not running.exists(), 20, "the companion gave back what the worker had")
+    assert set(Job.objects.exclude(node_losses=0).values_list("pk", "node_losses")) == {(uuid.UUID(struck.job), 1)}
+    assert Job.objects.filter(pk__in=struck.behind, state="ready").count() == len(struck.behind)
+    assert len(jobs) == 300
+
+
+@pytest.mark.core
+def test_a_main_process_that_is_killed_between_two_bodies_counts_for_nobody(tmp_path):
+    struck = Strike(tmp_path, "middle", "between", "wait")
+    tasks.effect.delay_many([(str(number),) for number in range(300)])
+    with Worker(concurrency=1, **struck.env) as worker:
+        struck.wait()
+        os.kill(worker.process.pid, signal.SIGKILL)
+        running = Job.objects.filter(state="running")
+        wait_for(lambda: not running.exists(), 20, "the companion gave back what the worker had")
+    assert not Job.objects.exclude(node_losses=0).exists()
 
 
 @pytest.mark.slow

@@ -16,8 +16,9 @@ from django.utils import timezone
 
 from jobs.database import databases
 from jobs.database.databases import SideDatabase
-from jobs.lifecycle import transitions
+from jobs.lifecycle import claims, completion, transitions
 from jobs.lifecycle.board import BODY, BUSY, IDLE, LONG, NAMED, board
+from jobs.lifecycle.claims import Claimer
 from jobs.lifecycle.ring import Bell
 from jobs.maintenance import beats, clock, rescue
 from jobs.maintenance.prune import Prune
@@ -406,6 +407,59 @@ def test_jobs_of_a_node_that_somebody_else_buried_are_given_back(side):
     assert Job.objects.get().state == "ready"
 
 
+def batch() -> list[Job]:
+    """One claim of five rows, in its order, by a node of its own."""
+    for age in (5, 4, 3, 2, 1):
+        make(age=age)
+    return Claimer().claim("default", "celery", make_node().pk, 5)
+
+
+@pytest.mark.database
+def test_of_a_dead_machines_claim_only_what_may_have_been_begun_counts():
+    """The rows run in their order, and each is settled before the next one begins."""
+    done, begun, *waiting = batch()
+    assert completion.succeed(done, None, 0.0)
+    transitions.bury(done.node_id, "default")
+    assert rescue.rescue_all("default") == 4
+    assert states(begun, *waiting) == [("ready", 0, 1), *[("ready", 0, 0)] * 3]
+    assert [job.errors for job in waiting] == [[], [], []]
+
+
+@pytest.mark.database
+def test_of_a_dead_machines_old_claim_the_renewed_row_counts():
+    """It is renewed before it is begun; the first of the others has not been begun then."""
+    done, begun, *waiting = batch()
+    assert completion.succeed(done, None, 0.0)
+    assert claims.renew(begun)
+    transitions.bury(done.node_id, "default")
+    assert rescue.rescue_all("default") == 4
+    assert states(begun, *waiting) == [("ready", 0, 1), *[("ready", 0, 0)] * 3]
+
+
+def test_a_rescuer_that_comes_in_between_counts_nobody_else(monkeypatch):
+    """Two look at the same dead claim, or one is killed in the middle: the row that counts goes back last."""
+    begun, *waiting = batch()
+    transitions.bury(begun.node_id, "default")
+    settle, looks = transitions.settle_running, []
+
+    def settle_and_look(*args, **where):
+        if not looks:
+            looks.append(True)
+            rescue.rescue_all("default")
+        return settle(*args, **where)
+
+    monkeypatch.setattr(transitions, "settle_running", settle_and_look)
+    rescue.rescue_all("default")
+    assert states(begun, *waiting) == [("ready", 0, 1), *[("ready", 0, 0)] * 4]
+
+
+def test_of_a_claim_whose_answer_was_lost_one_row_counts(own):
+    rows = batch()
+    Job.objects.update(node=board.node)
+    assert [own.hand_back_orphans() for _ in range(3)] == [0, 0, 5]
+    assert states(*rows) == [("ready", 0, 1), *[("ready", 0, 0)] * 4]
+
+
 def test_an_idle_tick_costs_a_fixed_number_of_statements(side):
     """None per job: the same with 3 and with 300 jobs that wait or ended."""
     board.queues = ["celery"]
@@ -614,6 +668,34 @@ def test_who_was_in_time_when_the_board_was_read_keeps_its_jobs(own, monkeypatch
     monkeypatch.setattr("jobs.lifecycle.transitions.hand_back_claim", hand_back)
     own.hand_back_waiting()
     assert given_back == [1]
+
+
+@pytest.mark.parametrize("known", ["there", "nowhere", "at home only"])
+def test_the_jobs_of_a_node_that_a_database_has_forgotten_go_back(second, side, settings, known):
+    """The first database was restored from an older backup, or forgot the node while the other one was away."""
+    settings.JOBS = {**settings.JOBS, "HEARTBEAT": 0.05, "DEAD_AFTER": 1.0}
+    node, living = Node(pk=uuid.uuid4(), hostname="web1", pid=1), make_node()
+    Node.objects.using(second).bulk_create([node, living] if known == "there" else [living])
+    if known == "at home only":
+        make_node(pk=node.pk, dead_at=timezone.now())
+    job, other = make("running", node=living), make("running", node=living)
+    for row, owner in ((job, node), (other, living)):
+        Job.objects.using(second).bulk_create([row])
+        Job.objects.using(second).filter(pk=row.pk).update(node=owner.pk)
+    Job.objects.all().delete()
+    beats.first(side, living.pk)
+    watch, began, nodes = rescue.Rescue(side), time.monotonic(), 0
+    rows = Job.objects.using(second)
+    while rows.get(pk=job.pk).state == "running":
+        beats.beat(side, living.pk)
+        nodes += watch.run_once()["nodes"]
+        time.sleep(0.05)
+        assert time.monotonic() - began < 30
+    if known != "at home only":
+        assert time.monotonic() - began >= 1.0, "it may just have registered itself"
+        assert nodes == 1
+    assert Node.objects.using(second).get(pk=node.pk).dead_at is not None, "it claims nothing more there"
+    assert (rows.get(pk=job.pk).node_losses, rows.get(pk=other.pk).state) == (1, "running")
 
 
 def test_a_stopped_worker_hands_back_what_its_processes_left(own):

@@ -8,7 +8,7 @@ import re
 import time
 
 import pytest
-from django.db import OperationalError, connection
+from django.db import OperationalError, connection, connections
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
@@ -165,6 +165,24 @@ def test_what_goes_with_it(side):
     assert Prune(side).run_once() | {"messages": 0} == {"jobs": 2, "markers": 1, "nodes": 1, "messages": 0}
     assert Action.objects.get().job == kept.pk
     assert (Job.objects.get(), Node.objects.get(), Marker.objects.count()) == (kept, node, 0)
+
+
+def test_a_node_is_known_as_long_as_jobs_of_any_database_name_it(side, second, settings):
+    """Only the first database tells the others who is dead."""
+    # The tests' second database goes by another name, with which Django refuses the subqueries about events.
+    settings.JOBS = {**settings.JOBS, "RETENTION_EVENTS": None}
+    gone = make_node(dead_at=timezone.now() - timezone.timedelta(days=8))
+    job = make("running", node=gone)
+    Job.objects.using(second).bulk_create([job])
+    Job.objects.all().delete()
+    assert Prune(side).run_once()["nodes"] == 0
+    Job.objects.using(second).update(state="ready")
+    with connections[second].cursor() as cursor:
+        cursor.execute("ALTER TABLE jobs_job RENAME TO away")
+    assert Prune(side).run_once()["nodes"] == 0, "that database is away, and nobody knows whom its jobs name"
+    with connections[second].cursor() as cursor:
+        cursor.execute("ALTER TABLE away RENAME TO jobs_job")
+    assert Prune(side).run_once()["nodes"] == 1
 
 
 @pytest.mark.database

@@ -98,7 +98,7 @@ def _dead_node_that_runs() -> object:
 
 
 def _running_on_no_node() -> object:
-    job = make("running", node=worker_node())
+    job = make("running", node=make_node(), age=LONG)
     Job.objects.update(node_id=uuid.uuid4())
     return job.pk
 
@@ -205,7 +205,7 @@ BREAKERS: list[tuple[str, Callable[[], object]]] = [
 ]
 
 #: Broken by something else than a row; tested below.
-OTHERS = {"dead-everywhere", "one-job-per-place", "one-marker-per-key", "schema-complete"}
+OTHERS = {"dead-everywhere", "known-at-home", "one-job-per-place", "one-marker-per-key", "schema-complete"}
 
 
 def worker_node() -> Node:
@@ -401,6 +401,16 @@ def test_a_node_that_is_dead_at_home_is_dead_everywhere(second, worker):
         Rescue(side).run_once()
     report = verify()
     assert (broken(report), recovering(report)) == ({}, {})
+
+
+def test_a_node_that_home_has_forgotten_is_named(second, worker):
+    """It was pruned, or that database was restored: nobody at home can declare it dead."""
+    old, young = (Node(pk=uuid.uuid4(), hostname="web1", pid=1, started_at=ago(age)) for age in (LONG, 0.0))
+    dead = Node(pk=uuid.uuid4(), hostname="web1", pid=1, dead_at=ago(LONG))
+    Node.objects.using(second).bulk_create([old, young, worker, dead])
+    report = verify(patient=False)
+    assert (broken(report), recovering(report)) == ({"known-at-home": 1}, {"known-at-home": 1})
+    assert found(report)["known-at-home"].examples == [f"second:{old.pk}"]
 
 
 def test_all_databases_are_verified(second, worker):

@@ -16,6 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,7 @@ from typing import Any
 _DOCUMENT = 1 << 20
 _QUEUES_AT, _LIMITS_AT = 96, 96 + 16 + _DOCUMENT
 
-#: Where the processes of the slots stand, side by side: to look who is there is one step.
+#: Where the processes of the slots stand, side by side: to look who is there is one step. Behind them their starts.
 _PIDS = _LIMITS_AT + 16 + _DOCUMENT
 
 #: How often a document is read again that somebody writes at the moment, a millisecond apart.
@@ -42,7 +43,8 @@ IDLE, BUSY, NAMED, BODY = range(4)
 #: More processes and threads than one worker has. A slot is found by looking from a place of the process on.
 SLOTS = 1024
 
-_HEADER = _PIDS + 8 * SLOTS
+_STARTS = _PIDS + 8 * SLOTS
+_HEADER = _STARTS + 8 * SLOTS
 
 #: Seconds of a batch's first job after which the others are given back, and of a claim after which it is renewed.
 LONG, OLD = 2.0, 1.0
@@ -54,6 +56,8 @@ class Occupied:
 
     index: int
     pid: int
+    #: When the process began, as the system counts it: after its death the pid may be another one's.
+    start: int
     phase: int
     lease: int
     token: int
@@ -67,7 +71,13 @@ class Occupied:
     @property
     def is_dead(self) -> bool:
         """Nobody runs the job any more."""
-        return not is_alive(self.pid)
+        return not is_alive(self.pid, self.start)
+
+    def signal(self, number: int) -> None:
+        """Signal the process, if it is not dead: else it might be another one's pid by now."""
+        if not self.is_dead:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     @property
     def has_job(self) -> bool:
@@ -150,7 +160,8 @@ class Board:
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, _HEADER + SLOTS * _SIZE)
-        self._pids = memoryview(self._memory)[_PIDS:_HEADER].cast("q")
+        self._pids = memoryview(self._memory)[_PIDS:_STARTS].cast("q")
+        self._starts = memoryview(self._memory)[_STARTS:_HEADER].cast("q")
         self._lock = threading.Lock()
         self._queues = _Text(self._memory, _QUEUES_AT, _DOCUMENT)
         self._limits = _Text(self._memory, _LIMITS_AT, _DOCUMENT)
@@ -226,6 +237,8 @@ class Board:
                 if self._pids[index] == 0:
                     slot = Slot(self, index)
                     slot.rest(IDLE)
+                    # First, because the pid is what makes the slot a process's.
+                    self._starts[index] = start_of(os.getpid())
                     self._pids[index] = os.getpid()
                     return slot
         raise RuntimeError(f"more than {SLOTS} processes and threads run jobs in this worker: start a second worker")
@@ -233,7 +246,7 @@ class Board:
     def read(self, index: int) -> Occupied:
         values: list[Any] = list(_SLOT.unpack_from(self._memory, _HEADER + index * _SIZE))
         values[-1] = uuid.UUID(bytes=values[-1])
-        return Occupied(index, self._pids[index], *values)
+        return Occupied(index, self._pids[index], self._starts[index], *values)
 
     def occupied(self) -> list[Occupied]:
         """The slots of all processes, also of those that wait."""
@@ -347,14 +360,23 @@ board = Board()
 os.register_at_fork(after_in_child=lambda: setattr(board, "_lock", threading.Lock()))
 
 
-def is_alive(pid: int) -> bool:
-    """Whether the process runs (or is stopped); a zombie that its parent has not reaped is dead."""
+def start_of(pid: int) -> int:
+    """When the process began, in the system's ticks since it was started; 0 if it is dead, or nobody tells.
+
+    A zombie that its parent has not reaped is dead.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
-            return stat.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+            fields = stat.read().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
-        if os.path.exists("/proc/self/stat"):
-            return False
+        return 0
+    return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def is_alive(pid: int, start: int = 0) -> bool:
+    """Whether the process runs, or is stopped: the one that began at ``start``, if that is known, and no later one."""
+    if (now := start_of(pid)) or os.path.exists("/proc/self/stat"):
+        return now > 0 and start in (0, now)
     try:
         os.kill(pid, 0)
     except OSError as exc:

@@ -31,6 +31,9 @@ LOOK = 1.0
 #: A look that takes longer than this, in seconds, is repeated after so many times its own length.
 SLOW_LOOK, RARELY = 0.02, 50
 
+#: A claimed row: the job, its lease and its token.
+Claimed = tuple[uuid.UUID, int, int]
+
 #: Where a job stands in its queue.
 PLACE = attrgetter("rank", "run_at", "pk")
 #: What a run needs of its row; what else somebody asks for is read then.
@@ -249,8 +252,9 @@ def renew(job: Job) -> bool:
     """Give a claimed row a token of its own, and its claim a synchronous commit; False: it was given back meanwhile.
 
     Race: the companion gives back what waits behind a long body, by the token of the claim. One finds the row changed.
+    The token is the claim's below zero, by which :func:`begun` knows the row.
     """
-    using, token = str(job._state.db), new_token()
+    using, token = str(job._state.db), -abs(job.token or 0)
     if connections[using].vendor == "postgresql":
         values = {"token": token, "id": job.pk, "lease": job.lease, "before": job.token}
         done = session_of(using).execute(_RENEW, values) == 1
@@ -259,3 +263,19 @@ def renew(job: Job) -> bool:
     if done:
         job.token = token
     return done
+
+
+def begun(runs: Sequence[Claimed]) -> list[Claimed]:
+    """Which runs of dead processes may have been begun, as far as their rows tell. The others have not been.
+
+    A process runs a claim in its order, and settles each row before it begins the next one: so the first that is left
+    may have been begun. Of a claim that is not young any more it renews a row first: then it is the renewed one. What
+    no row tells: whether the process died just before it began the row, or went on when a settle had failed.
+
+    Parameters:
+        runs: all that is left of each claim, in the order of the queue.
+    """
+    first: dict[int, Claimed] = {}
+    for run in runs:
+        first.setdefault(run[2], run)
+    return [run for run in runs if run[2] < 0 or (run is first[run[2]] and -run[2] not in first)]

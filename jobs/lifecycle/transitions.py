@@ -481,6 +481,16 @@ def stamped(using: str, stamps: dict[str, list[Any]]) -> list[uuid.UUID]:
 
 
 def bury(node_id: uuid.UUID, using: str, signed_off: bool = False) -> bool:
-    """Declare a node dead, for ever. Its jobs are given back only after this is committed."""
-    alive = Node.objects.using(using).filter(pk=node_id, dead_at=None)
-    return alive.update(dead_at=Now(), signed_off=signed_off) == 1
+    """Declare a node dead, for ever. Its jobs are given back only after this is committed.
+
+    A database that has forgotten the node, and not its jobs, hears of both.
+    """
+    nodes, running = Node.objects.using(using), Job.objects.using(using).filter(state=State.RUNNING)
+    if nodes.filter(pk=node_id, dead_at=None).update(dead_at=Now(), signed_off=signed_off) == 1:
+        return True
+    if nodes.filter(pk=node_id).exists() or not running.filter(node=node_id).exists():
+        return False
+    # Race: another rescuer does the same.
+    dead = Node(pk=node_id, hostname="unknown", pid=0, dead_at=Now(), signed_off=signed_off)
+    nodes.bulk_create([dead], ignore_conflicts=True)
+    return True

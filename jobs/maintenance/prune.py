@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from django.db import transaction
+from django.db import Error, transaction
 from django.db.models import BooleanField, Exists, ExpressionWrapper, OuterRef, Q, TextField
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Cast, Coalesce
@@ -80,9 +80,9 @@ class Prune:
                 pass
         _prune_failed(using)
         limited_claims.prune_gates(using)
-        running = Job.objects.using(using).filter(state=State.RUNNING, node=OuterRef("pk"))
-        old = Node.objects.using(using).filter(~Exists(running), dead_at__lt=now_plus(-NODE_RETENTION))
-        done["nodes"] += old._raw_delete(using)
+        old = Node.objects.using(using).filter(dead_at__lt=now_plus(-NODE_RETENTION))
+        if (named := _named(using)) is not None:
+            done["nodes"] += old.exclude(pk__in=named)._raw_delete(using)
 
     def _step(self, using: str) -> int | None:
         """Delete the next jobs; how many these were, or None at the end of history."""
@@ -125,6 +125,22 @@ class Prune:
         """What ``run_once`` would delete; a job that only an expired marker keeps is not counted yet."""
         jobs = (Job.objects.using(alias).filter(_over(alias)).count() for alias in conf().DATABASES)
         return {"jobs": sum(jobs), "markers": sum(markers.expired(alias).count() for alias in conf().DATABASES)}
+
+
+def _named(using: str) -> set[uuid.UUID] | None:
+    """The nodes that running jobs name, at home those of all databases; None: one is away, and may name any node.
+
+    Only home tells the others who is dead.
+    """
+    found: set[uuid.UUID] = set()
+    for alias in conf().DATABASES if using == databases.home() else [using]:
+        running = Job.objects.using(alias).filter(state=State.RUNNING)
+        try:
+            found.update(node for node in running.values_list("node", flat=True).distinct() if node is not None)
+        except Error as exc:
+            databases.note_away(exc, alias)
+            return None
+    return found
 
 
 def _prune_failed(using: str) -> None:

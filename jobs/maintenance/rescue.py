@@ -10,14 +10,15 @@ from typing import Any
 
 from celery import current_app
 from django.db import IntegrityError
-from django.db.models import QuerySet
+from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from jobs.conf import conf, logs
 from jobs.conf.logs import logger
 from jobs.database import databases
 from jobs.database.databases import SideDatabase
-from jobs.lifecycle import transitions
-from jobs.lifecycle.board import BODY, Occupied, board, is_alive
+from jobs.lifecycle import claims, transitions
+from jobs.lifecycle.board import BODY, Occupied, board, is_alive, start_of
+from jobs.lifecycle.claims import Claimed
 from jobs.lifecycle.ring import bell
 from jobs.lifecycle.run import report
 from jobs.maintenance import beats
@@ -74,8 +75,13 @@ class Rescue:
             self._seen.clear()
         if own != self._own:
             self._own, self._last_write = own, now
-        alive = set(Node.objects.using(databases.home()).filter(dead_at=None).values_list("pk", flat=True))
-        # Race: a node has its row before its first beat, and the rows were read after the beats.
+        # Race: a node has its row at home before that elsewhere, and before its first beat. So home is read last.
+        named: set[uuid.UUID] = set()
+        databases.everywhere(lambda alias: named.update(_unburied(alias)))
+        known = Q(dead_at=None) | Q(pk__in=named)
+        at_home = dict(Node.objects.using(databases.home()).filter(known).values_list("pk", "dead_at"))
+        # Home may have been pruned or restored: of whom it does not know it has to hear, as of all others.
+        alive = {key for key in named | at_home.keys() if at_home.get(key) is None}
         self._strange = counts.keys() - alive - {VISITOR}
         silent = []
         for node_id in alive:
@@ -88,35 +94,59 @@ class Rescue:
         return silent
 
 
+def _unburied(using: str) -> set[uuid.UUID]:
+    """The nodes that a database takes for alive, beside home, and those that its running jobs name without a row."""
+    nodes = Node.objects.using(using)
+    running = Job.objects.using(using).filter(~Exists(nodes.filter(pk=OuterRef("node"))), state=State.RUNNING)
+    found = {node_id for node_id in running.values_list("node", flat=True).distinct() if node_id is not None}
+    return found if using == databases.home() else found.union(nodes.filter(dead_at=None).values_list("pk", flat=True))
+
+
 def bury(node_id: uuid.UUID, *, by_itself: bool = False) -> int:
     """Declare a node dead in every job database; 1 if this call declared it. Its jobs are given back after that."""
     declared = transitions.bury(node_id, databases.home(), by_itself)
     # A database that is away is told later: the jobs in the others need not wait for it.
-    databases.everywhere(partial(transitions.bury, node_id, signed_off=by_itself), conf().DATABASES[1:])
-    if declared:
+    elsewhere = databases.everywhere(partial(transitions.bury, node_id, signed_off=by_itself), conf().DATABASES[1:])
+    if declared or elsewhere:
         level, text = (logging.INFO, "signed off") if by_itself else (logging.WARNING, "is dead")
         logger.log(level, f"node {node_id} {text}", extra={"action": "node_dead", "node": str(node_id)})
-    return int(declared)
+    return int(declared or elsewhere > 0)
 
 
 def rescue_all(using: str) -> int:
     """Give back the jobs that dead nodes were running, whoever declared these dead."""
     if using != databases.home():
         # Tell this database of the nodes that are dead at home.
-        alive = list(Node.objects.using(using).filter(dead_at=None).values_list("pk", flat=True))
-        dead = Node.objects.using(databases.home()).filter(pk__in=alive, dead_at__isnull=False)
+        dead = Node.objects.using(databases.home()).filter(pk__in=_unburied(using), dead_at__isnull=False)
         for node_id, signed_off in dead.values_list("pk", "signed_off"):
             transitions.bury(node_id, using, signed_off)
-    rows = Job.objects.using(using).filter(state=State.RUNNING, node__dead_at__isnull=False)
-    return _settle_all(rows, "rescued", _lose("NodeLost", "the worker died"))
-
-
-def _settle_all(rows: QuerySet[Job], action: str, transition: Callable[[Job], bool]) -> int:
-    # Race: another node may give the same jobs back, and a third one may run them by now.
-    runs = list(rows.values_list("pk", "lease", "token"))
+    runs = _runs(Job.objects.using(using).filter(state=State.RUNNING, node__dead_at__isnull=False))
     # First, so that the next run does not wait for the locks of this one.
-    end_backends([(key, lease) for key, lease, _ in runs], rows.db)
-    return sum(_settle(key, rows.db, action, transition, lease=lease, token=token) for key, lease, token in runs)
+    end_backends([(key, lease) for key, lease, _ in runs], using)
+    return _lose_all(runs, using, _lose("NodeLost", "the worker died"))
+
+
+def _runs(rows: QuerySet[Job]) -> list[Claimed]:
+    found = rows.order_by("rank", "run_at", "pk").values_list("pk", "lease", "token")
+    return [(key, lease, token or 0) for key, lease, token in found]
+
+
+def _lose_all(runs: list[Claimed], using: str, lose: Callable[[Job], bool]) -> int:
+    """Give back all that is left of dead claims. What has not been begun counts nothing.
+
+    Race: another rescuer looks meanwhile, or this one dies. As long as a claim has rows, that which counts is one.
+    """
+    lost = claims.begun(runs)
+    done = _settle_all([run for run in runs if run not in lost], using, "handed_back", _HAND_BACK)
+    return done + _settle_all(lost, using, "rescued", lose)
+
+
+_HAND_BACK = partial(transitions.hand_back, delay=0)
+
+
+def _settle_all(runs: list[Claimed], using: str, action: str, transition: Callable[[Job], bool]) -> int:
+    # Race: another node may give the same jobs back, and a third one may run them by now.
+    return sum(_settle(key, using, action, transition, lease=lease, token=token) for key, lease, token in runs)
 
 
 def _lose(kind: str, text: str) -> Callable[[Job], bool]:
@@ -171,13 +201,13 @@ class OwnJobs:
     """
 
     def __init__(self, main: int) -> None:
-        self._main = main
+        self._main = main, start_of(main)
         #: The databases in which each dead slot is settled already; another may be away.
         self._settled: dict[Occupied, set[str]] = {}
         #: Of each claim that waits behind a long body the databases in which it was given back.
         self._handed_back: dict[int, set[str]] = {}
         #: For each database the jobs that no process had, and for how many beats.
-        self._unseen: dict[str, dict[tuple[uuid.UUID, int, int | None], int]] = {}
+        self._unseen: dict[str, dict[Claimed, int]] = {}
         #: The runs whose process this node has ended itself: the type of the error, and its text.
         self._ended: dict[tuple[uuid.UUID, int], tuple[str, str]] = {}
 
@@ -232,7 +262,7 @@ class OwnJobs:
         if board.stopping_for is not None:
             # A worker that stops kills its processes: not the job's fault.
             return transitions.hand_back(job, 0)
-        if not is_alive(self._main):
+        if not is_alive(*self._main):
             # The process died with its worker.
             return _lose("NodeLost", "the worker died")(job)
         if slot.phase != BODY:
@@ -268,18 +298,21 @@ class OwnJobs:
 
     def _hand_back_orphans_in(self, alias: str) -> int:
         # Race: first the rows, then the board. A row that a process claims meanwhile is not among them.
-        rows = list(self._running(alias).values_list("pk", "lease", "token"))
+        rows = _runs(self._running(alias))
         tokens = {token for slot in board.occupied() if not slot.is_dead for token in (slot.token, slot.batch)}
         before = self._unseen.get(alias, {})
         self._unseen[alias] = unseen = {row: before.get(row, 0) + 1 for row in rows if row[2] not in tokens}
-        orphan = _lose("Orphaned", "no process of the worker ran it")
-        late = [key for key, beats in unseen.items() if beats > 2]
-        return sum(_settle(key, alias, "rescued", orphan, lease=lease, token=token) for key, lease, token in late)
+        late = [run for run, beats in unseen.items() if beats > 2]
+        return _lose_all(late, alias, _lose("Orphaned", "no process of the worker ran it"))
 
     def hand_back_all(self) -> int:
         """Give back what still ran when the worker's processes had stopped; it counts nowhere."""
-        hand_back = partial(transitions.hand_back, delay=0)
-        return sum(_settle_all(self._running(alias), "handed_back", hand_back) for alias in conf().DATABASES)
+        return databases.everywhere(self._hand_back_all_in)
+
+    def _hand_back_all_in(self, alias: str) -> int:
+        runs = _runs(self._running(alias))
+        end_backends([(key, lease) for key, lease, _ in runs], alias)
+        return _settle_all(runs, alias, "handed_back", _HAND_BACK)
 
     def _running(self, alias: str) -> QuerySet[Job]:
         return Job.objects.using(alias).filter(state=State.RUNNING, node_id=board.node)

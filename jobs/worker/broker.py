@@ -122,8 +122,7 @@ class ConsumerStep(bootsteps.StartStopStep):
             # As Celery does with its requests in a cold stop; who shrugs it off is killed by the companion.
             for slot in board.at_work():
                 if slot.pid != os.getpid():
-                    with suppress(ProcessLookupError):
-                        os.kill(slot.pid, signal.SIGTERM)
+                    slot.signal(signal.SIGTERM)
 
         bucket_for_task = c.bucket_for_task
         # A message by name becomes a job at once; the claim knows the rate of all workers.

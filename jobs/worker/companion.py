@@ -22,7 +22,7 @@ from typing import Any
 from django.db import DataError, Error
 from django.db.models.functions import Coalesce, Now
 
-from jobs import __version__
+from jobs import __version__, checks
 from jobs.calling import stored
 from jobs.conf import conf, loaded_app
 from jobs.conf.logs import logger
@@ -151,8 +151,7 @@ class Process:
         now = board.read(slot.index)
         if (now.pid, now.job, now.lease) == (slot.pid, slot.job, slot.lease):
             self._own.expect_end(slot, kind, text)
-            with suppress(ProcessLookupError):
-                os.kill(slot.pid, number)
+            slot.signal(number)
 
     def _obey(self) -> None:
         """Do what people told this node."""
@@ -232,12 +231,14 @@ class Process:
         if not self._registered and not self._try(self._admit):
             return
         deadline = time.monotonic() + LAST_WAIT
-        while any(is_alive(slot.pid) for slot in board.at_work()):
+        while not all(slot.is_dead for slot in board.at_work()):
             if time.monotonic() > deadline:
                 # Bodies outlive their parent: nobody may run their jobs yet. Rescue waits for the beat to stand still.
                 return
             time.sleep(0.02)
         is_stopping = board.stopping_for is not None
+        # The board knows better than the rows what was begun.
+        self._try(self._own.settle_dead)
         if is_stopping:
             self._try(self._own.hand_back_all)
         # Without a word that it stops its main process was killed.
@@ -280,8 +281,7 @@ class Process:
                 self._end_run(slot, "TimeLimitExceeded", f"TimeLimitExceeded({limit:g})")
             elif 0 < slot.soft_at < now and slot.phase == BODY:
                 # Again and again: the process takes it once, and only in the body.
-                with suppress(ProcessLookupError):
-                    os.kill(slot.pid, signal.SIGUSR1)
+                slot.signal(signal.SIGUSR1)
 
     def _have_replaced(self, slots: list[Occupied]) -> None:
         """While the main process waits for a broker that says nothing, it replaces nobody unless it is interrupted."""
@@ -304,6 +304,7 @@ class Process:
         watch = rescue.Rescue(SideDatabase(), lambda: board.node)
         next_watch = 0.0
         self._admitted.wait()
+        self._try(self._check)
         while not self._stopping.is_set():
             self._fell.clear()
             self._try(self._revoke)
@@ -315,6 +316,12 @@ class Process:
                     self._try(self._own.hand_back_orphans)
                 self._try(watch.run_once)
             self._fell.wait(max(0.0, next_watch - time.monotonic()))
+
+    def _check(self) -> None:
+        """The checks that ask the databases. The worker's main process asks none before it has forked."""
+        for message in checks.check_sessions(databases=conf().DATABASES):
+            if not message.is_silenced():
+                logger.log(message.level, str(message), extra=board.about("check", check=message.id))
 
     def _revoke(self) -> None:
         """Cancel jobs that the worker was told to drop by remote control."""

@@ -164,8 +164,9 @@ class Runner:
                 self._postpone(job)
                 continue
             mean = self._means.get(job.task)
-            if waiting and (mean is None or used + mean > BATCH_TIME):
-                # Its length is unknown, or larger than thought: nobody waits behind it.
+            has_harmed = job.crashes or job.node_losses
+            if waiting and (has_harmed or mean is None or used + mean > BATCH_TIME):
+                # A run of it was lost, or its length is unknown or larger than thought: nobody waits behind it.
                 if self._hand_back_rest(job, batch, begun=job.pk):
                     waiting = []
                 else:

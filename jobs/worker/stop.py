@@ -42,13 +42,12 @@ def end_overdue(main: int) -> None:
         board.note_end()
     elif (board.ending_for or 0.0) <= COLD_TIMEOUT:
         return
-    pids = {slot.pid for slot in board.at_work()}
+    for slot in board.at_work():
+        slot.signal(signal.SIGKILL)
     if (board.ending_for or 0.0) > COLD_TIMEOUT:
         logger.error("the worker does not end: it is killed", extra=board.about("stop_forced"))
-        pids.add(main)
-    for pid in pids:
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+            os.kill(main, signal.SIGKILL)
 
 
 class BrokerSilent(Exception):

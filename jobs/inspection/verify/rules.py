@@ -147,9 +147,10 @@ class Search:
 
     # Running jobs, and the nodes that run them. (Hard limits are not judged: only prefork has them.)
 
-    @Rule("running-on-a-node", _("the node of a running job has a row"))
+    @Rule("running-on-a-node", _("the node of a running job has a row"), "death")
     def of_no_node(self) -> Rows:
-        return [self.running.filter(~Exists(self.nodes.filter(pk=OuterRef("node_id"))), node_id__isnull=False)]
+        unknown = self.running.filter(~Exists(self.nodes.filter(pk=OuterRef("node_id"))), node_id__isnull=False)
+        return [unknown.filter(started_at__lte=self.since)]
 
     @Rule("dead-node-rescued", _("the jobs that a dead node was running are given back"), "rescue")
     def of_dead_nodes(self) -> Rows:
@@ -174,6 +175,14 @@ class Search:
             return []
         dead = Node.objects.using(databases.home()).filter(pk__in=keys, dead_at__lte=self.since)
         return [alive.filter(pk__in=list(dead.values_list("pk", flat=True)))]
+
+    @Rule("known-at-home", _("a node that lives in any database is known in the first one, where it beats"), "death")
+    def forgotten_at_home(self) -> Rows:
+        alive = self.nodes.filter(dead_at=None, started_at__lte=self.since)
+        if self.using == databases.home() or not (keys := set(alive.values_list("pk", flat=True))):
+            return []
+        known = Node.objects.using(databases.home()).filter(pk__in=keys)
+        return [alive.filter(pk__in=keys.difference(known.values_list("pk", flat=True)))]
 
     # Jobs that wait: they become ready when they are due, and a worker that is free takes them
 

@@ -181,7 +181,8 @@ def _examine(queue: str | None, timeout: float | None, is_probed: bool) -> Itera
     if not all(each.is_well for each in asked):
         # All other examinations ask the database.
         return
-    said = [each for each in checks.run_checks(tags=["jobs"]) if not each.is_silenced()]
+    every = checks.run_checks(tags=["jobs", checks.Tags.database], databases=conf().DATABASES)
+    said = [each for each in every if not each.is_silenced()]
     faults = [each for each in said if each.level >= checks.WARNING]
     yield from (Finding(f"setting {each.id}", False, each.msg, each.hint or "") for each in faults)
     if not faults:
