@@ -112,6 +112,9 @@ W025 Workers do not import these modules, so their handlers get no event: {modul
 W031 In the database {alias!r} this process logs in as {role}, and other workers as {others}, whose sessions it may not
      end: what one of them leaves behind when its machine dies keeps its locks until the server notices.
   -> {cure}.
+W032 The pool of the database {alias!r} has {size} connections for each process, and a worker's need {needed}: what gets
+     none within the pool's timeout fails.
+  -> Set OPTIONS = {{'pool': {{'max_size': {needed}}}}} or more, or remove the pool: workers keep their connections.
 """
 
 #: The text and the cure by the id. A line that begins with a blank continues the one before.
@@ -220,6 +223,8 @@ def check_databases() -> Iterator[CheckMessage]:
         if not database.get("AUTOCOMMIT", True):
             yield _say("E007", alias=alias)
         level = options.get("isolation_level")
+        # One for what the companion's threads take turns at, and one that a hung query may hold; two for events.
+        yield from _small_pool(alias, database, 2 if conf().EVENT_BROKER is None else 4)
         # 2 is psycopg's IsolationLevel.READ_COMMITTED.
         if connections[alias].vendor == "postgresql" and level is not None and int(level) != 2:
             yield _say("W004", alias=alias)
@@ -247,6 +252,15 @@ def check_routing() -> Iterator[CheckMessage]:
     }
     if elsewhere and home not in elsewhere:
         yield _say("W003", home=home, elsewhere=elsewhere)
+
+
+def _small_pool(alias: str, database: Any, needed: int) -> Iterator[CheckMessage]:
+    if pool := database.get("OPTIONS", {}).get("pool"):
+        # As psycopg_pool has it.
+        options = pool if isinstance(pool, dict) else {}
+        size = options.get("max_size") or options.get("min_size", 4)
+        if size < needed:
+            yield _say("W032", alias=alias, size=size, needed=needed)
 
 
 def check_sessions(*args: Any, databases: Iterable[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
@@ -358,6 +372,9 @@ def check_worker(worker: Any) -> Iterator[CheckMessage]:
     if pool == "prefork" and getattr(worker, "pool_start_method", "fork") != "fork":
         yield _say("E011")
     for alias, database in _databases():
+        if pool in ("thread", "solo"):
+            # Each thread that runs jobs keeps one; stock tasks run beside them.
+            yield from _small_pool(alias, database, 1 + (worker.concurrency if pool == "thread" else 1))
         connection, name = connections[alias], str(database.get("NAME"))
         if connection.vendor == "mysql" and not connection.features.has_select_for_update_skip_locked:
             yield _say("E015", alias=alias)

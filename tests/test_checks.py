@@ -41,7 +41,7 @@ def app(url: str = "jobs://", **settings) -> Celery:
 
 
 def worker(of: Celery | None = None, **more) -> SimpleNamespace:
-    pool = {"pool_cls": "celery.concurrency.prefork:TaskPool", "pool_start_method": "fork"}
+    pool = {"pool_cls": "celery.concurrency.prefork:TaskPool", "pool_start_method": "fork", "concurrency": 2}
     return SimpleNamespace(**{"app": of or app(), "time_limit": None, **pool, **more})
 
 
@@ -509,6 +509,34 @@ def test_a_check_that_fails_stops_nobody_and_keeps_what_it_found(monkeypatch):
     found = checks.check_celery(app(task_always_eager=True))
     assert ids(found) == ["jobs.W002", "jobs.W015"]
     assert "ZeroDivisionError" in found[1].msg
+
+
+@pytest.mark.parametrize(
+    ("pool", "more", "expected"),
+    [
+        (None, {}, []),
+        (True, {}, []),
+        ({"min_size": 1, "max_size": 2}, {}, []),
+        ({"min_size": 1}, {}, ["jobs.W032"]),
+        ({"min_size": 1, "max_size": 1}, {}, ["jobs.W032"]),
+        (True, {"pool_cls": "celery.concurrency.thread:TaskPool", "concurrency": 3}, []),
+        (True, {"pool_cls": "celery.concurrency.thread:TaskPool", "concurrency": 4}, ["jobs.W032"]),
+        ({"max_size": 2}, {"pool_cls": "celery.concurrency.solo:TaskPool", "concurrency": 1}, []),
+    ],
+)
+def test_a_pool_of_too_few_connections_is_named(settings, monkeypatch, pool, more, expected):
+    """Each process has one of its own, and each thread that runs jobs keeps a connection."""
+    database = settings.DATABASES["default"]
+    monkeypatch.setitem(database, "OPTIONS", {**database.get("OPTIONS", {}), "pool": pool})
+    assert ids(checks.for_worker(worker(**more))) == expected
+
+
+def test_events_need_two_connections_more(settings, monkeypatch):
+    database = settings.DATABASES["default"]
+    monkeypatch.setitem(database, "OPTIONS", {**database.get("OPTIONS", {}), "pool": {"max_size": 3}})
+    settings.JOBS = {**settings.JOBS, "SERVICE": "shop", "EVENT_BROKER": "amqp://localhost//"}
+    [message] = checks.check_databases()
+    assert (message.id, "'max_size': 4" in message.hint) == ("jobs.W032", True)
 
 
 # The book of ids

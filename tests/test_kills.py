@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import uuid
@@ -100,6 +101,52 @@ def test_a_main_process_that_is_killed_between_two_bodies_counts_for_nobody(tmp_
         running = Job.objects.filter(state="running")
         wait_for(lambda: not running.exists(), 20, "the companion gave back what the worker had")
     assert not Job.objects.exclude(node_losses=0).exists()
+
+
+def with_pool(pool):
+    if pool is None:
+        return "{}"
+    return json.dumps({"OPTIONS": {**connection.settings_dict["OPTIONS"], "pool": pool}, "CONN_MAX_AGE": 0})
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_small_pool_of_connections_is_enough_to_give_jobs_back(tmp_path, most):
+    """Django's own pool, of one for each process. The companion's threads take turns at it."""
+    if connection.vendor != "postgresql":
+        pytest.skip("PostgreSQL only")
+    pool = {"min_size": 1, "max_size": most, "timeout": 5}
+    with Worker(concurrency=2, JOBS_TEST_DATABASE=with_pool(pool)) as worker:
+        started, gate = tmp_path / "started", tmp_path / "gate"
+        jobs = [tasks.gated.delay("a", str(started), str(gate)), *tasks.effect.delay_many([(n,) for n in range(100)])]
+        os.kill(in_body(jobs[0].id, started), signal.SIGKILL)
+        later = tasks.effect.apply_async(("later",), countdown=1)
+        rows = wait_ended(*(job.id for job in jobs), later.id)
+        assert {row.state for row in rows} == {"succeeded"}
+        assert "couldn't get a connection" not in worker.text()
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("pool", [None, {"min_size": 1, "max_size": 2, "timeout": 5}], ids=["kept", "pool"])
+def test_a_worker_needs_no_more_connections_than_the_documentation_says(pool):
+    """For each process that runs jobs one; for the companion as docs/howto/databases.md counts them."""
+    if connection.vendor != "postgresql":
+        pytest.skip("PostgreSQL only")
+
+    def sessions():
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")
+            return cursor.fetchone()[0]
+
+    before = sessions()
+    with Worker(concurrency=2, JOBS_TEST_DATABASE=with_pool(pool)) as worker:
+        most = 0
+        for _ in range(3):
+            wait_ended(*(job.id for job in tasks.effect.delay_many([(n,) for n in range(200)])))
+            wait_beats(worker.node.pk)
+            most = max(most, sessions() - before)
+    # The main process has two for jobs://, and this test one to look at beats. With a pool each process has one.
+    assert most <= 2 + 1 + (2 * 1 + 8 if pool is None else 2 * 2 + 4)
 
 
 @pytest.mark.slow

@@ -275,6 +275,14 @@ def drop(alias: str) -> None:
         connection.close()
 
 
+def give_back() -> None:
+    """Give the connections of this thread that are from Django's pools back to them: its other threads need some."""
+    for connection in connections.all(initialized_only=True):
+        if getattr(connection, "pool", None) is not None:
+            with suppress(Error):
+                connection.close()
+
+
 def cancel_query(alias: str) -> None:
     """A query that a time limit left behind would go on in the server, and keep its transaction's locks."""
     connection = connections[alias]
@@ -390,9 +398,14 @@ class SideDatabase:
 
     Threads may share it. It is closed before every fork: two processes must not speak on one socket, or SQLite file.
     In a ``TestCase`` it is the test's own connection, so that all goes with the test.
+
+    Parameters:
+        is_apart: False for a thread that has no transaction open: where there is no second file, its own connection is
+            good enough.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_apart: bool = True) -> None:
+        self._is_apart = is_apart
         self._lock = threading.RLock()
         self._connection: BaseDatabaseWrapper | None = None
         _open_ones.add(self)
@@ -400,7 +413,7 @@ class SideDatabase:
     @contextmanager
     def cursor(self) -> Iterator[Any]:
         """A cursor in autocommit mode; other threads wait for the block's end. A connection that broke is closed."""
-        if in_test(home()):
+        if in_test(home()) or not (self._is_apart or self.vendor == "sqlite"):
             with connections[home()].cursor() as cursor:
                 yield cursor
             return

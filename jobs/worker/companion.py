@@ -19,7 +19,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-from django.db import DataError, Error
+from django.db import DataError, Error, connections
 from django.db.models.functions import Coalesce, Now
 
 from jobs import __version__, checks
@@ -67,7 +67,7 @@ REGISTERED = b"1"
 
 
 class Process:
-    """Threads with connections of their own, so that none waits for another's queries.
+    """Threads with connections of their own, so that none waits for another's queries. Of a pool they take turns.
 
     The main one beats and listens to the worker. ``watch`` looks at the pool's processes, and needs no database.
     ``rescue`` settles what fell. ``clock`` does what time brings, and polls. ``schedule`` makes the jobs of the
@@ -301,7 +301,7 @@ class Process:
     # The others
 
     def _rescue(self) -> None:
-        watch = rescue.Rescue(SideDatabase(), lambda: board.node)
+        watch = rescue.Rescue(SideDatabase(is_apart=False), lambda: board.node)
         next_watch = 0.0
         self._admitted.wait()
         self._try(self._check)
@@ -377,7 +377,7 @@ class Process:
             Receiver(app).run(self._stopping)
 
     def _tidy(self) -> None:
-        prune, count = Prune(SideDatabase(), lambda: board.node), Count(lambda: board.node)
+        prune, count = Prune(SideDatabase(is_apart=False), lambda: board.node), Count(lambda: board.node)
         next_prune = next_count = 0.0
         self._admitted.wait()
         while not self._stopping.wait(max(1.0, min(next_prune, next_count) - time.monotonic())):
@@ -387,6 +387,8 @@ class Process:
             if self._registered and time.monotonic() >= next_count:
                 next_count = time.monotonic() + COUNT_INTERVAL
                 self._try(count.run_once)
+            # Not for the long pause.
+            connections.close_all()
 
     def _try(self, action: Callable[[], Any]) -> bool:
         """Nothing that goes wrong in one tick stops the next; whether nothing did."""
@@ -398,3 +400,5 @@ class Process:
         except Exception as exc:
             databases.note_failure(exc, "the companion", board.about("companion_error"))
             return False
+        finally:
+            databases.give_back()

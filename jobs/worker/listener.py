@@ -90,6 +90,8 @@ def _look(alias: str) -> None:
             bell.ring()
     except Error:
         databases.drop(alias)
+    finally:
+        databases.give_back()
 
 
 def _watch(alias: str, stopping: threading.Event) -> None:
