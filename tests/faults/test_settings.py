@@ -302,7 +302,11 @@ CUT = 45
 FULL = re.compile("No space left|is full")
 
 #: What drivers and servers say whose link was lost.
-LOST_LINK = ("psycopg.", "django.db.utils.OperationalError: ", "django.db.utils.InterfaceError: ")
+LOST_LINK = (
+    *("psycopg.", "django.db.utils.OperationalError: ", "django.db.utils.InterfaceError: "),
+    # Celery's consumer tries more than five times in a second to reach a broker that is in this database.
+    "billiard.exceptions.RestartFreqExceeded: ",
+)
 
 
 @pytest.mark.long
