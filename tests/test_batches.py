@@ -477,7 +477,7 @@ def test_what_is_kept_of_failures_takes_none_out_of_an_open_batch(node):
     first, second = keys_of(found)
     finish(first, failing=True)
     Subscription.objects.create(handler=tasks.part.name, pattern="x", keep_failed=0)
-    prune._prune_events("default")
+    prune._prune_failed("default")
     finish(second)
     assert ticked() == ["failed"]
 

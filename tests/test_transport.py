@@ -297,7 +297,7 @@ def test_only_its_owner_reads_the_second_file(monkeypatch, tmp_path):
         monkeypatch.setitem(connection.settings_dict, "NAME", str(tmp_path / "main"))
         with databases.side() as side:
             side.execute("INSERT INTO jobs_beat (node, count, at) VALUES (%s, 1, 1)", Node().pk.hex)
-            modes = {path.name: oct(path.stat().st_mode & 0o777) for path in tmp_path.iterdir()}
+            modes = {path.name: oct(path.stat().st_mode & 0o777) for path in tmp_path.glob("main.broker*")}
     finally:
         os.umask(before)
     assert modes == dict.fromkeys(("main.broker", "main.broker-wal", "main.broker-shm"), "0o600")

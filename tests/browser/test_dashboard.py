@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import uuid
 
 import pytest
+from django.utils import timezone
 from playwright.sync_api import expect
 
 from jobs.models import Job
@@ -79,6 +81,6 @@ def test_it_says_what_verify_says(visit):
     status = page.locator("#jobs-verify [role=status]")
     expect(status).to_contain_text("0 violations.")
     make("running", age=3600)
-    Job.objects.update(node_id=uuid.uuid4())
+    Job.objects.update(node_id=uuid.uuid4(), started_at=timezone.now() - datetime.timedelta(hours=1))
     page.reload()
     expect(status).to_contain_text("1 violation.")

@@ -189,7 +189,7 @@ def ignores_sigterm_as_stock(key, started):
     shrug_off_sigterm(started)
 
 
-@guard(Without("jobs.worker.stop:end_overdue", call="pids.add"), case="stock")
+@guard(Without("jobs.worker.stop:end_overdue", call="os.kill"), case="stock")
 @guard(SOFT_SHUTDOWN)
 @pytest.mark.parametrize("stubborn", [again(ignores_sigterm), ignores_sigterm_as_stock], ids=["job", "stock"])
 def test_stopped_cold_while_a_process_does_not_end(ledger, tmp_path, stubborn):
