@@ -206,7 +206,9 @@ def test_the_promise_is_verified_on_a_page_of_its_own(staff):
     assert f'href="{url}"' in client.get(URL).content.decode()
     assert "0 violations." in client.get(url).content.decode()
     job = make("running", age=3600)
-    Job.objects.update(node_id=uuid.uuid4(), started_at=timezone.now() - datetime.timedelta(hours=1))
+    Job.objects.update(node_id=uuid.uuid4())
+    # A worker that could give it back.
+    let_beat(make_node(started_at=timezone.now() - datetime.timedelta(hours=1), concurrency=1))
     text = client.get(url).content.decode()
     assert '<span class="job-state job-failed">1</span>' in text
     assert f'<a href="{reverse("admin:jobs_job_change", args=[job.pk])}">{job.pk}</a>' in text
