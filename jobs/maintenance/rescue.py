@@ -46,6 +46,9 @@ class Rescue:
         self._own, self._last_write = -1, 0.0
         #: Those that beat and are not alive, or were declared dead in this look.
         self._strange: set[uuid.UUID] = set()
+        #: Those that the databases take for alive (:func:`_unburied`), and when to ask again.
+        self._named: set[uuid.UUID] = set()
+        self._ask_at = 0.0
 
     def run_once(self) -> dict[str, int]:
         done = {"nodes": 0, "jobs": 0}
@@ -75,13 +78,15 @@ class Rescue:
             self._seen.clear()
         if own != self._own:
             self._own, self._last_write = own, now
+        if now >= self._ask_at:
+            # Seldom: it reads all that runs, and finds something only where a database was restored or pruned.
+            self._ask_at, self._named = now + conf().DEAD_AFTER, set()
+            databases.everywhere(lambda alias: self._named.update(_unburied(alias)))
         # Race: a node has its row at home before that elsewhere, and before its first beat. So home is read last.
-        named: set[uuid.UUID] = set()
-        databases.everywhere(lambda alias: named.update(_unburied(alias)))
-        known = Q(dead_at=None) | Q(pk__in=named)
+        known = Q(dead_at=None) | Q(pk__in=self._named)
         at_home = dict(Node.objects.using(databases.home()).filter(known).values_list("pk", "dead_at"))
         # Home may have been pruned or restored: of whom it does not know it has to hear, as of all others.
-        alive = {key for key in named | at_home.keys() if at_home.get(key) is None}
+        alive = {key for key in self._named | at_home.keys() if at_home.get(key) is None}
         self._strange = counts.keys() - alive - {VISITOR}
         silent = []
         for node_id in alive:
