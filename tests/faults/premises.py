@@ -35,8 +35,8 @@ class Setting:
     Parameters:
         config: what ``DATABASES["default"]`` says beside host, port and name.
         logins: statements for the roles, with ``{role}``, ``{owner}``, ``{name}`` (of the database). Without one all
-            log in as a superuser. With one its role, which may do nothing else, owns the tables. With two each worker
-            has its own, and a third role owns them.
+            log in as a superuser. With one its role, which may do nothing else, owns the tables, if it names no other
+            owner. With two each worker has its own, and a third role owns them.
         proof: what is true in a body of a worker, as SQL.
         callers_too: it holds for these tests as well, which call and look.
         schema: the tables are in the schema ``team``, made by ``migrate`` or, by its role, moved there.
@@ -54,7 +54,8 @@ class Setting:
         server: Any = database.server if self.logins or self.schema else None
         at, _, name = database.url.rpartition("/")
         roles = [f"{name}_{number}" for number in range(len(self.logins))]
-        owner = roles[0] if len(roles) == 1 else f"{name}_owner"
+        owns = len(roles) == 1 and "{owner}" not in self.logins[0]
+        owner = roles[0] if owns else f"{name}_owner"
         config = json.loads(json.dumps(self.config).replace("{owner}", owner))
         for role in {owner, *roles} if roles else ():
             server.execute(f"CREATE ROLE {role} LOGIN")

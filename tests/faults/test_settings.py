@@ -70,10 +70,11 @@ SETTINGS = {
         proof="NOT rolsuper FROM pg_roles WHERE rolname = current_user",
     ),
     "roles that may end sessions": Setting(
-        logins=(f"{MEMBER}; GRANT pg_signal_backend TO {{role}}",) * 2, proof="current_user NOT LIKE '%owner'"
+        logins=(f"{MEMBER}; GRANT pg_signal_backend, pg_read_all_stats TO {{role}}",) * 2,
+        proof="current_user NOT LIKE '%owner'",
     ),
     "assume role": Setting(
-        {"OPTIONS": {"assume_role": "{owner}"}}, logins=(MEMBER, MEMBER), proof="current_user <> session_user"
+        {"OPTIONS": {"assume_role": "{owner}"}}, logins=(MEMBER,), proof="current_user <> session_user"
     ),
     "strict timeouts": Setting(
         logins=(STRICT,), proof="current_setting('idle_session_timeout') = '300ms'", callers_too=False
