@@ -19,6 +19,7 @@ from django.db import connection
 
 from jobs.conf import conf
 from jobs.models import Job, Node
+from jobs.models.fields import uuid7
 from tests import tasks
 from tests.conftest import not_installed
 from tests.faults.database import AWAY, use
@@ -178,9 +179,10 @@ class Scenes:
     def pause_one(self, crew: list[Worker]) -> None:
         """Suspended in mid-body with a row locked, and awake again when the other one has done its work."""
         started, gate = self.directory / "started", self.directory / "gate"
-        Order.objects.create(key="held", job="00000000-0000-4000-8000-000000000000")
-        job = holds.delay("held", str(started), str(gate))
-        Order.objects.filter(key="held").update(job=job.id)
+        # The id first: above READ COMMITTED a change of the row that the body has locked would run it again.
+        key = uuid7()
+        Order.objects.create(key="held", job=key)
+        job = holds.apply_async(("held", str(started), str(gate)), task_id=str(key))
         pid = in_body(job.id, started)
         zombie = next(worker for worker in crew if pid in worker.pids())
         zombie.pause()
