@@ -239,7 +239,7 @@ class SubscriptionAdmin(ReadOnlyAdmin):
     show_full_result_count = True
     changelist = CountedChangeList
     list_filter = ("service",)
-    lookups = frozenset({"service__exact"})
+    lookups = frozenset({"service"})
     search_fields = ("handler", "pattern")
     search_help_text = _("The beginning of a handler, or of the name of its events.")
     ordering = ("service", "handler")
