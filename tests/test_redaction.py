@@ -265,6 +265,10 @@ def test_nobody_finds_it_out_by_a_search(settings, admin_client):
     assert [found(*each) for each in others] == [1] * 5
     assert admin_client.get(by_key, {"key": key}).status_code == 302
     assert 'name="key"' not in admin_client.get(by_key).content.decode()
+    # A filter that is not there never means all jobs.
+    many = f"{reverse('admin:jobs_job_operate')}?key={key}"
+    assert admin_client.post(many, {"operation": "retry", "scope": "all"}).status_code == 403
+    assert Job.objects.get().state == "failed"
     Job.objects.filter(pk=job.pk).update(unique_key="of-no-argument")
     assert "?key=" not in admin_client.get(page).content.decode(), "no link to a filter that is not there"
 
