@@ -19,8 +19,8 @@ from django.utils import timezone
 from jobs.admin import job as job_admin
 from jobs.idempotency import locks
 from jobs.idempotency.locks import lock
-from jobs.models import Effect, Job, Marker, Node, State
-from tests.rows import let_beat, make
+from jobs.models import Effect, Event, Job, Marker, Node, Schedule, State, Subscription
+from tests.rows import let_beat, make, make_node
 from tests.tasks import locked, noop
 
 pytestmark = pytest.mark.django_db
@@ -485,6 +485,33 @@ def test_the_place_of_the_dashboard_has_no_page_of_a_row(admin_client):
         response = admin_client.get(f"{reverse('admin:jobs_dashboard')}{job.pk}/{end}")
         assert response.status_code == 404
     assert reverse("admin:jobs_overview_changelist") == reverse("admin:jobs_dashboard")
+
+
+def test_each_link_of_each_filter_leads_to_a_list(admin_client):
+    """What a filter draws the list has to allow."""
+    now = timezone.now()
+    job = make("failed", queue="mail")
+    make_node(dead_at=now)
+    Effect.objects.create(name="pay", key="1", job=job.pk, lease=1)
+    Marker.objects.create(key="a", kind="once")
+    Event.objects.create(name="shop.paid", source="shop")
+    moments = dict.fromkeys(("defined_at", "seen_at", "last_tick", "paused_at"), now)
+    Schedule.objects.create(name="nightly", task="shop.nightly", timing="every day", **moments)
+    for service in ("loyalty", "billing"):
+        Subscription.objects.create(service=service, handler="shop.award", pattern="shop.*", queue="mail")
+    followed = set()
+    for model, page in site._registry.items():
+        if model._meta.app_label != "jobs" or not page.list_filter:
+            continue
+        url = reverse(f"admin:jobs_{model._meta.model_name}_changelist")
+        shown = admin_client.get(url).context["cl"]
+        links = {
+            each["query_string"] for spec in shown.filter_specs for each in spec.choices(shown) if "display" in each
+        }
+        for link in links:
+            assert admin_client.get(url + link).status_code == 200, url + link
+        followed |= {model} if len(links) > 1 else set()
+    assert followed == {Job, Node, Effect, Marker, Event, Schedule, Subscription}
 
 
 def test_an_action_of_the_whole_site_breaks_no_list(admin_client):

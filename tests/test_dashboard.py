@@ -8,6 +8,7 @@ import uuid
 
 import pytest
 from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import User
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
@@ -18,7 +19,7 @@ from jobs.inspection import census, remarks, tallies
 from jobs.inspection.dashboard import FAILURES, Dashboard
 from jobs.lifecycle import queues
 from jobs.maintenance.tally import HOUR, MINUTE, Count, floor
-from jobs.models import Job, Pause, Tally
+from jobs.models import Job, Pause, Schedule, Tally
 from tests.rows import let_beat, make, make_node
 from tests.test_tally import ended
 
@@ -245,3 +246,16 @@ def test_who_may_not_look_sees_nothing(staff):
     client = staff("pause_queue")
     assert client.get(URL).status_code == 403
     assert "Dashboard" not in client.get(reverse("admin:index")).content.decode()
+
+
+def test_who_may_not_see_the_schedule_sees_none_of_its_troubles(staff):
+    """The job of a tick may not be made because of what it is called with."""
+    now = timezone.now()
+    values = {"task": "shop.nightly", "timing": "daily", "defined_at": now, "last_tick": now, "definition": "x"}
+    ahead = now + datetime.timedelta(hours=1)
+    Schedule.objects.create(name="nightly-report", error="no account 4711", next_tick=ahead, **values)
+    for names, is_there in ((["view_job"], False), (["view_job", "view_schedule"], True)):
+        User.objects.all().delete()
+        text = staff(*names).get(URL).content.decode()
+        for words in ("nightly-report", "no account 4711", "1 schedule makes no job"):
+            assert (words in text) is is_there, (names, words)

@@ -11,6 +11,7 @@ import pytest
 from celery import current_app
 from celery.app.trace import TraceInfo, trace_ok_t
 from celery.exceptions import Retry
+from django.contrib.admin.models import LogEntry
 from django.core.management import call_command
 from django.urls import reverse
 
@@ -106,6 +107,24 @@ def test_neither_headers_nor_options_tell(settings, admin_client):
 
 SECRET = "s3cret-4711"
 
+
+def test_options_tell_no_value_and_no_key_that_is_hidden(settings, admin_client):
+    headers = {"x-customer": f"for {SECRET}", "from": "the shop", "event": {"name": "shop.paid", "order_key": SECRET}}
+    job = make(args=["x"], kwargs={"note": SECRET}, options={"shadow": f"pay {SECRET}", "headers": headers})
+    assert text_of(admin_client, ("job_change", [job.pk])).count(SECRET) > 3
+    redact(settings)
+    text = text_of(admin_client, ("job_change", [job.pk]))
+    assert SECRET not in text
+    assert "pay ***" in text
+    assert "the shop" in text
+    # A key that is made of something else is the project's to hide.
+    headers["event"]["order_key"] = "Ada of Paris"
+    job = make(options={"headers": headers})
+    assert "Ada of Paris" in text_of(admin_client, ("job_change", [job.pk]))
+    redact(settings, "tests.test_redaction.hide_errors_and_keys")
+    assert "Ada of Paris" not in text_of(admin_client, ("job_change", [job.pk]))
+
+
 ENTRY = {
     "type": "ValueError",
     "message": f"no account {SECRET} {{'note': '{SECRET}'}}",
@@ -156,6 +175,10 @@ def test_errors_do_not_tell_an_argument_that_is_hidden(settings, admin_client):
         ("it's", """it's, 'it\\'s' and "it's" """),
         ("a\nb\u00e9", 'a\nb\u00e9, "a\\nb\\u00e9"'),
         (datetime.date(2031, 5, 4), "2031-05-04, datetime.date(2031, 5, 4)"),
+        (
+            datetime.datetime(2031, 5, 4, 6, 7, tzinfo=datetime.UTC),
+            "2031-05-04 06:07:00+00:00, 2031-05-04T06:07:00+00:00",
+        ),
         (-17, "-17, minus 17"),
     ],
 )
@@ -203,22 +226,51 @@ def test_keys_do_not_tell_it_either(settings, admin_client):
     assert "charge:***" in text
 
 
-def test_nobody_finds_it_out_by_a_search(settings, admin_client):
+def test_deleting_chosen_markers_neither_shows_nor_keeps_their_keys(settings, admin_client):
     job = failed()
-    Marker.objects.create(key=f"welcome:{SECRET}", kind="task", job=job.pk)
+    made = [Marker.objects.create(key=f"welcome:{SECRET}:{place}", kind="task", job=job.pk) for place in "ab"]
+    redact(settings)
+    url = reverse("admin:jobs_marker_changelist")
+    chosen = {"action": "delete_selected", "_selected_action": [marker.pk for marker in made], "index": "0"}
+    asked = admin_client.post(url, chosen).content.decode()
+    assert SECRET not in asked
+    assert "welcome:***:a" in asked
+    admin_client.post(url, {**chosen, "post": "yes"})
+    assert not Marker.objects.exists()
+    told = LogEntry.objects.values_list("object_repr", flat=True)
+    assert sorted(told) == ["welcome:***:a", "welcome:***:b"]
+
+
+def test_nobody_finds_it_out_by_a_search(settings, admin_client):
+    key = f"welcome:{SECRET}"
+    job = failed(unique_key=key)
+    Marker.objects.create(key=key, kind="task", job=job.pk)
     Effect.objects.create(name="charge", key=SECRET, job=job.pk, lease=1)
+    Event.objects.create(name="shop.paid", source="shop", order_key=SECRET, data={"note": SECRET})
 
     def found(model: str, term: str) -> int:
         response = admin_client.get(reverse(f"admin:jobs_{model}_changelist"), {"q": term})
         return len(response.context["cl"].result_list)
 
-    asked = [("job", "s3cret-4"), ("marker", "welcome:s3"), ("effect", "charge:s3")]
-    assert [found(*each) for each in asked] == [1, 1, 1]
+    parts = [("job", "s3cret-4"), ("marker", "welcome:s3"), ("effect", "charge:s3")]
+    # The whole key answers a guess.
+    wholes = [("marker", key), ("effect", f"charge:{SECRET}"), ("event", SECRET)]
+    others = [("marker", job.pk), ("effect", job.pk), ("effect", "charge"), ("job", "ValueError"), ("event", "shop")]
+    by_key, page = reverse("admin:jobs_job_changelist"), reverse("admin:jobs_job_change", args=[job.pk])
+    assert [found(*each) for each in parts + wholes + others] == [1] * 11
+    assert len(admin_client.get(by_key, {"key": key}).context["cl"].result_list) == 1
+    assert "?key=" in admin_client.get(page).content.decode()
     redact(settings)
-    assert [found(*each) for each in asked] == [0, 0, 0]
-    assert (
-        found("marker", f"welcome:{SECRET}") == found("effect", f"charge:{SECRET}") == found("job", "ValueError") == 1
-    )
+    assert [found(*each) for each in parts + wholes] == [0] * 6
+    assert [found(*each) for each in others] == [1] * 5
+    assert admin_client.get(by_key, {"key": key}).status_code == 302
+    assert 'name="key"' not in admin_client.get(by_key).content.decode()
+    # A filter that is not there never means all jobs.
+    many = f"{reverse('admin:jobs_job_operate')}?key={key}"
+    assert admin_client.post(many, {"operation": "retry", "scope": "all"}).status_code == 403
+    assert Job.objects.get().state == "failed"
+    Job.objects.filter(pk=job.pk).update(unique_key="of-no-argument")
+    assert "?key=" not in admin_client.get(page).content.decode(), "no link to a filter that is not there"
 
 
 def test_answers_of_calls_are_redacted_and_so_is_what_a_person_says_of_them(settings, admin_client):
@@ -298,3 +350,15 @@ def test_an_event_is_listed_without_the_data_that_its_columns_are_made_of(settin
     text = pages + commands(*calls, *([*call, "--json"] for call in calls))
     assert SECRET not in text
     assert "the data *** does not fit" in text
+
+
+def test_nor_without_the_values_that_came_with_it_without_a_name(settings, admin_client):
+    """As services of Celery's message format send them: the task's parameters name them."""
+    values = {"name": tasks.effect.name, "source": "shop", "order_key": SECRET, "problem": f"{SECRET} does not fit"}
+    event = Event.objects.create(**values, data={}, headers={"args": ["key", SECRET]})
+    redact(settings)
+    pages = text_of(admin_client, ("event_changelist", []), ("event_change", [event.pk]))
+    calls = [["events", "list"], ["events", "show", str(event.uuid)]]
+    text = pages + commands(*calls, *([*call, "--json"] for call in calls))
+    assert SECRET not in text
+    assert "*** does not fit" in text

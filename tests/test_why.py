@@ -21,7 +21,7 @@ from django.utils import timezone
 
 from jobs.conf import syncpoints
 from jobs.inspection.why import waiting
-from jobs.lifecycle import queues, transitions
+from jobs.lifecycle import limits, queues, transitions
 from jobs.lifecycle.transitions import PARKED
 from jobs.models import Cancellation, Instance, Job, Node
 from jobs.models import Effect as Call
@@ -415,3 +415,24 @@ def test_ended():
 def test_a_copied_database():
     Instance.objects.update_or_create(pk=1, defaults={"mark": "another"})
     assert codes(make("ready").pk)[0] == "not_adopted"
+
+
+def test_a_project_may_hide_the_key_of_a_limit(settings):
+    limits.set_by_hand(tasks.effect.name, 1, None)
+    node = let_beat(make_node(tasks=[tasks.effect.name]))
+    make("running", node=node, limit_key="Ada of Paris", limit_place=1)
+    job = make(limit_key="Ada of Paris")
+
+    def said() -> str:
+        out = io.StringIO()
+        call_command("jobs", "why", str(job.pk), stdout=out)
+        call_command("jobs", "why", str(job.pk), "--json", stdout=out)
+        return out.getvalue()
+
+    assert "of Ada of Paris at most 1" in said()
+    settings.JOBS = {**settings.JOBS, "REDACT": "tests.test_redaction.hide_errors_and_keys"}
+    assert "Ada of Paris" not in said()
+    assert "of *** at most 1" in said()
+    # The task's name is no key.
+    Job.objects.update(limit_key=tasks.effect.name)
+    assert f"of {tasks.effect.name} at most 1" in said()

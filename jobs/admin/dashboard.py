@@ -61,7 +61,10 @@ class OverviewAdmin(ReadOnlyAdmin):
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         board = Dashboard(request.GET.get("span", "hour"), request.GET.get("by", "state"))
         failures, found = board.failures(), board.found
-        entries = [each for each in found["schedules"] if each["next_tick"] and may(request, "view_schedule")]
+        sees_schedule = may(request, "view_schedule")
+        entries = [each for each in found["schedules"] if each["next_tick"] and sees_schedule]
+        # Those of the schedule say its names and errors.
+        remarks = [each for each in board.remarks if sees_schedule or not each.kind.startswith("schedule_")]
         faults = [each for each in checks.run_checks(tags=["jobs"]) if not each.is_silenced()]
         said = progress.of(board.running)
         more = ngettext("%(number)s setting to look at", "%(number)s settings to look at", len(faults))
@@ -73,11 +76,11 @@ class OverviewAdmin(ReadOnlyAdmin):
             gettext("Dashboard"),
             board=board,
             worker_command=worker_command(),
-            worst=next((each.severity for each in board.remarks if each.severity != INFO), "fine"),
-            sentence=sentence(board.remarks, [more % {"number": len(faults)}] if faults else []),
+            worst=next((each.severity for each in remarks if each.severity != INFO), "fine"),
+            sentence=sentence(remarks, [more % {"number": len(faults)}] if faults else []),
             problems=[
                 (rows[:OF_A_KIND], rows[OF_A_KIND:])
-                for kind, group in groupby(board.remarks, lambda each: (each.severity, each.kind))
+                for kind, group in groupby(remarks, lambda each: (each.severity, each.kind))
                 if (rows := [(each, _place(each), _button(request, each)) for each in group])
             ],
             entries=[(entry, html.ago(entry["next_tick"])) for entry in entries[:NEXT]],

@@ -80,8 +80,8 @@ class Narrow(admin.ListFilter):
 
     def __init__(self, request: HttpRequest, params: dict[str, Any], model: type[Job], model_admin: Any) -> None:
         super().__init__(request, params, model, model_admin)
-        # Who may not see an argument may not find it out by a filter either.
-        self.names = [name for name in FIELDS if name != "contains" or conf().REDACT is None]
+        # Who may not see an argument, or a key made of it, may not find it out by a filter either.
+        self.names = [name for name in FIELDS if name not in ("contains", "key") or conf().REDACT is None]
         self.asked: dict[str, str] = {name: params.pop(name)[-1] for name in self.names if name in params}
 
     def expected_parameters(self) -> list[str | None]:
@@ -279,7 +279,6 @@ class JobAdmin(OperableAdmin):
         sees_calls = may(request, "view_effect")
         told = events.told_by(view.using, [row.pk]) if may(request, "view_event") else []
         _, held = view.lock or ("", None)
-        told_keys = (view.job.unique_key, view.job.marker_key)
         return {
             "is_followed": row.finished_at is None,
             "history": history.of(row),
@@ -292,8 +291,8 @@ class JobAdmin(OperableAdmin):
                 each for each in OPERATIONS.values() if row.state in each.states and may(request, each.permission)
             ],
             "view": view,
-            # The links say the keys.
-            "keys": [key for key in dict.fromkeys((row.unique_key, row.marker_key)) if key and key in told_keys],
+            # The links filter by the keys.
+            "keys": [*filter(None, dict.fromkeys((row.unique_key, row.marker_key)))] if conf().REDACT is None else [],
             "family": _tree(row, *view.family),
             "markers": view.markers if may(request, "view_marker") else [],
             "told": [event_link(each) for each in told],

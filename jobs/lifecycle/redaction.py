@@ -1,5 +1,6 @@
 """What people may see of a job's values, wherever they look: ``JOBS["REDACT"]`` decides, and is asked here alone."""
 
+import datetime
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -10,7 +11,7 @@ from django.utils.module_loading import import_string
 
 from jobs.conf import celery_app, conf
 from jobs.conf.logs import logger
-from jobs.models import Effect, Event, Job, Marker
+from jobs.models import ARGS, EVENT_HEADER, Effect, Event, Job, Marker
 from jobs.models.values import CUT, decoded, safe_repr
 
 HIDDEN = "(hidden: JOBS['REDACT'] failed)"  #: What stands for a value that could not be redacted.
@@ -30,16 +31,16 @@ def data_of(event: Event) -> dict[str, Any]:
     if event.problem is not None and conf().REDACT is not None and set(event.data) == {"body"}:
         # A message that is no event: nobody knows what is in its text.
         return {"body": HIDDEN}
-    return _told(event, event.data).kwargs
+    return _told(event, event.data, event.headers).kwargs
 
 
 def args_of(event: Event) -> list[Any]:
     """The values without a name that came with an event of Celery's message format."""
-    return Shown(Job.of({"task": event.name, "args": event.headers.get("args", [])})).args
+    return _told(event, {}, event.headers).args
 
 
-def _told(event: Event, data: Any) -> "Shown":
-    return Shown(Job.of({"task": event.name, "kwargs": data}))
+def _told(event: Event, data: Any, headers: Any) -> "Shown":
+    return Shown(Job.of({"task": event.name, "args": headers.get(ARGS, []), "kwargs": data}))
 
 
 def veil(rows: Iterable[Any]) -> None:
@@ -53,11 +54,10 @@ def veil(rows: Iterable[Any]) -> None:
         return
     # What a list leaves out is read at once for all.
     if isinstance(first, Event):
-        data = dict(
-            Event.objects.using(first._state.db).filter(pk__in=[row.pk for row in found]).values_list("pk", "data")
-        )
+        events = Event.objects.using(first._state.db).only("data", "headers").in_bulk([row.pk for row in found])
         for row in found:
-            _replace(row, _told(row, data.get(row.pk, {})), order_key="key", problem="error")
+            full = events.get(row.pk) or Event()
+            _replace(row, _told(row, full.data, full.headers), order_key="key", problem="error")
         return
     if not isinstance(first, Marker | Effect):
         return
@@ -126,7 +126,14 @@ class Shown:
     @property
     def options(self) -> Any:
         """Without links, chains and chords, which bear arguments, and without Celery's texts of them."""
-        return self.job.options if self.path is None else _without(self.job.options, *ARGUMENTS)
+        if self.path is None:
+            return self.job.options
+        found = self._blanked(_without(self.job.options, *ARGUMENTS))
+        headers = found.get("headers") if isinstance(found, dict) else None
+        about = headers.get(EVENT_HEADER) if isinstance(headers, dict) else None
+        if isinstance(about, dict) and about.get("order_key") is not None:
+            about["order_key"] = self.text("key", about["order_key"])
+        return found
 
     def value(self, name: str, value: Any) -> Any:
         """A value that is no argument. It may contain one, which is blanked in it first."""
@@ -228,6 +235,8 @@ def _forms(value: Any) -> Iterator[str]:
         yield text.lstrip("-")
     elif not isinstance(value, str):
         yield safe_repr(value)
+    if isinstance(value, datetime.date | datetime.time):
+        yield value.isoformat()
 
 
 def _end_cut(text: str, values: list[str]) -> str:

@@ -177,6 +177,8 @@ def limited(view: View) -> Iterator[Reason]:
     job = view.job
     if job.state != State.READY or (found := limits.keeps(job, limits.in_force())) is None:
         return
+    if found["of"] == job.limit_key != job.task:
+        found["of"] = view.seen.text("key", found["of"])
     mine = Job.objects.using(view.using).filter(LINED, limit_key=job.limit_key, queue=job.queue)
     ahead = 0 if job.limit_key is None else _ahead(view, mine)
     words = {"ahead": at_least(ahead, ahead == MOST), "since": duration(max(0.0, view.since(job.run_at)))}
