@@ -6,6 +6,7 @@ import datetime
 import html
 import json
 import re
+import uuid
 
 import pytest
 from django.contrib.admin.models import LogEntry
@@ -344,6 +345,10 @@ def test_a_replay_to_nobody_does_nothing(admin_client, client):
     for to, says in (("shp", "did you mean"), ("", "Name the service.")):
         found = admin_client.post(url, {**form, "to": to}, follow=True)
         assert says in html.unescape(found.content.decode())
+    # An event that is gone by now means none, and not all.
+    for keys in ([], [str(uuid.uuid4())]):
+        found = admin_client.post(url, {"keys": json.dumps(keys), "to": "shop", "again": "on"}, follow=True)
+        assert "They are gone." in html.unescape(found.content.decode())
     for keys in ("x", "[5]", "{}", '["not-one"]'):
         assert admin_client.post(url, {"keys": keys, "to": "shop"}).status_code in (302, 403)
     viewer = staff(client, "view_event")

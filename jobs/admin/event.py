@@ -189,6 +189,8 @@ class EventAdmin(ReadOnlyAdmin):
         try:
             if not to:
                 raise ValueError(gettext("Name the service."))
+            if not rows:
+                raise ValueError(gettext("They are gone."))
             done = replay_by(Event.objects.db, [event.uuid for event in rows], to, again, by, why)
         except (ValueError, *ERRORS) as exc:
             messages.error(request, str(exc))

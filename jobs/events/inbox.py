@@ -77,7 +77,8 @@ def store(app: Celery, using: str, deliveries: Sequence[Delivery]) -> list[wire.
 
 def is_outage(exc: Exception, using: str) -> bool:
     """Whether the database failed, and not a message."""
-    return isinstance(exc, OperationalError | InterfaceError | ProgrammingError) or databases.is_lost(exc, using)
+    is_failure = isinstance(exc, OperationalError | InterfaceError | ProgrammingError)
+    return databases.is_lost(exc, using) or (is_failure and not databases.is_refusal(exc))
 
 
 def put_aside(app: Celery, using: str, why: Exception, delivery: Delivery | None = None) -> None:

@@ -25,18 +25,18 @@ def select(
     patterns: Iterable[str] = (),
     since: Any = None,
     until: Any = None,
-    keys: Iterable[uuid.UUID] = (),
+    keys: Iterable[uuid.UUID] | None = None,
 ) -> QuerySet[Event]:
     """The events of a database, in their order.
 
     Parameters:
         patterns: names, or patterns such as ``shop.order.*``; none: all names.
         since, until: moments at which they happened.
-        keys: their ids; none: all.
+        keys: their ids; None: all.
     """
     rows = Event.objects.using(using).order_by("id")
-    if keys := list(keys):
-        rows = rows.filter(uuid__in=keys)
+    if keys is not None:
+        rows = rows.filter(uuid__in=list(keys))
     if patterns := list(patterns):
         meant = [name for name in names(using) if any(relay.matches(each, name) for each in patterns)]
         rows = rows.filter(name__in=meant)

@@ -70,7 +70,7 @@ def _selected(args: Namespace, using: str) -> QuerySet[Event]:
         raise CommandError("--since, --until and --type cannot be empty: leave the option out")
     with reported():
         since, until = (text and moment(text) for text in (args.since, args.until))
-    rows = replay.select(using, args.type or (), since, until, keys=[key for key in keys if key])
+    rows = replay.select(using, args.type or (), since, until, keys=[key for key in keys if key] or None)
     return rows.filter(problem__isnull=False) if args.problem else rows
 
 
