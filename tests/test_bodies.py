@@ -10,7 +10,8 @@ from asgiref.sync import async_to_sync
 from celery import current_app, shared_task
 from django.db import connection, transaction
 
-from jobs import Snooze, Task
+from jobs import Snooze, Task, lock
+from jobs.database import turns
 from jobs.lifecycle.board import board
 from jobs.models import Job
 from jobs.testing import run_jobs
@@ -304,3 +305,15 @@ def test_a_settle_that_the_server_refuses_for_its_data_fails_the_job(declare, ca
     assert "out of range" in job.error["message"]
     assert not effects()
     assert "settle_retried" not in [getattr(record, "action", "") for record in caplog.records]
+
+
+def test_a_lock_that_is_released_in_a_body_waits_for_no_turn_of_its_own(declare, monkeypatch):
+    """On SQLite bodies take turns. The hook that wakes the next one runs after the commit, within this one's."""
+    monkeypatch.setattr(turns, "_processes", turns.Lock())
+
+    def body(key):
+        with lock("in turn"):
+            leave(key)
+
+    assert ended(declare(body), "a", raises=True).state == "succeeded"
+    assert effects() == {"a": 1}

@@ -44,6 +44,8 @@ class Lock:
 
 _processes: Lock | None = None
 _threads = threading.Lock()
+#: Whether this thread has its turn already: a hook after a commit may write as well.
+_own = threading.local()
 
 
 def install() -> None:
@@ -65,8 +67,13 @@ _ALWAYS = nullcontext()
 
 @contextmanager
 def _turn(processes: Lock) -> Iterator[None]:
+    if getattr(_own, "has_it", False):
+        yield
+        return
     with _threads, processes:
+        _own.has_it = True
         try:
             yield
         finally:
+            _own.has_it = False
             time.sleep(GAP)

@@ -121,8 +121,8 @@ def _meant(run: Run, exc: BaseException, error: dict[str, Any]) -> Outcome:
         write = partial(transitions.retry, job, transitions.now_plus(pause), error, {})
         text, more = f"will be retried in {pause:.0f} s: {said}", {"retries": job.retries + 1}
         return Outcome("retried", text, write, Retry(exc=exc, when=round(pause)), more=more)
-    if databases.is_full(exc):
-        # Somebody will make room: not the body's failure, whatever its task says of retries.
+    if run.task.atomic and databases.is_full(exc):
+        # Somebody will make room: not the body's failure, also when its retries are used up.
         return _snoozed(job, error)
     # Also a Retry that was raised by hand, without retry(): Celery would not send it again either.
     final, more = for_celery(exc), {"is_raised": not isinstance(exc, Retry | Reject)}

@@ -22,14 +22,14 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from contextvars import ContextVar
 from functools import cache, partial
 from typing import Any, NamedTuple
 
 from django.conf import settings
 from django.core.cache import caches
-from django.core.exceptions import ImproperlyConfigured
+from django.core.exceptions import ImproperlyConfigured, SynchronousOnlyOperation
 from django.core.signals import setting_changed
 from django.db import Error, IntegrityError, OperationalError, connections, transaction
 from django.dispatch import receiver
@@ -118,10 +118,14 @@ def _hold(key: str, ttl: float, wait: float) -> Iterator[int]:
                     # Race: a renewal on its way would take the lock again.
                     renewal.join()
                 try:
-                    if store.keep(0):
-                        _wake_later(key)
+                    is_released = store.keep(0)
                 except AWAY as exc:
+                    is_released = False
                     _warn("lock_kept", store, f"could not be released; it ends by itself: {exc}")
+                if is_released:
+                    # In async code there is no connection to ask: a pause finds it.
+                    with suppress(Error, SynchronousOnlyOperation):
+                        _wake_later(key)
 
 
 def _acquire(store: Store, wait: float) -> int:

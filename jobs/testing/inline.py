@@ -38,7 +38,7 @@ from jobs.lifecycle.claims import Claimer
 from jobs.maintenance import scheduler
 from jobs.models import UNRELAYED, WAITING, Event, Job, Node, Pause, Schedule, State
 from jobs.models.values import decoded
-from jobs.worker.runner import Runner
+from jobs.worker.runner import Runner, is_ours
 
 #: After so many runs without a ``limit`` we say that it never ends.
 ENDLESS = 1000
@@ -258,11 +258,6 @@ class _Process:
         if isinstance(raised, Exception) and not isinstance(raised, Ignore):
             return raised
         return followups.exception_of(job.error or {}, self.app.backend)
-
-
-def is_ours(task: Any) -> bool:
-    """Whether a call of the task makes a row."""
-    return getattr(task, "is_transactional", False) and not task.is_stock()
 
 
 _OF_OPEN_QUEUES = ~Exists(Pause.objects.filter(pk=OuterRef("queue")))

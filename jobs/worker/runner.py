@@ -160,7 +160,7 @@ class Runner:
                 self._hand_back_rest(job, batch)
                 return
             task = self._task_of(job)
-            if task is None or not getattr(task, "is_transactional", False) or task.is_stock():
+            if not is_ours(task):
                 self._postpone(job)
                 continue
             mean = self._means.get(job.task)
@@ -380,6 +380,11 @@ class Runner:
                 stock(number, frame)
 
         signal.signal(signal.SIGUSR1, strike)
+
+
+def is_ours(task: Any) -> bool:
+    """Whether jobs of the task are run here."""
+    return getattr(task, "is_transactional", False) and not task.is_stock()
 
 
 def _let_go(error: BaseException | None) -> None:

@@ -44,7 +44,8 @@ class NodeStep(bootsteps.StartStopStep):
         databases.watch_links()
         control.install()
         turns.install()
-        tasks = sorted(name for name in parent.app.tasks if not name.startswith("celery."))
+        # Those that its processes run: a plain task would let jobs of its name go again and again.
+        tasks = sorted(name for name, task in parent.app.tasks.items() if runner.is_ours(task))
         is_prefork = issubclass(parent.pool_cls, prefork.TaskPool)
         kind = "prefork" if is_prefork else parent.pool_cls.__module__.rpartition(".")[2]
         # The memory that the processes share stays shared: their garbage collections do not write into it.
