@@ -266,14 +266,15 @@ def test_a_broker_that_is_stopped_keeps_nobody_waiting_and_loses_nothing(broker,
             assert worker.text().count("MainProcess] the broker of events amqp") <= 2, "once for each thread"
 
 
-def publish(broker, *messages: wire.Message, queue: str = "", **properties: object) -> None:
+def publish(broker, *messages: wire.Message, to: str = "", **properties: object) -> None:
     """As some other program does."""
     with amqp.Connection(f"127.0.0.1:{broker.port}", confirm_publish=True) as connection:
         channel = connection.channel()
         for each in messages:
             body, about = wire.encode(each)
             about = {**about, "application_headers": about.pop("headers"), **properties}
-            channel.basic_publish(amqp.Message(body, **about), "" if queue else EXCHANGE, queue or each.name)
+            where = (DIRECT, direct_key(to, each.name)) if to else (EXCHANGE, each.name)
+            channel.basic_publish(amqp.Message(body, **about), *where)
 
 
 class InMilliseconds(datetime.datetime):
@@ -305,7 +306,7 @@ def test_a_message_that_its_protocol_cannot_read_stops_nobody(broker, loyalty):
         with deep_stack():
             publish(broker, message(2, "odd"), application_headers=deep)
         publish(broker, message(3), message(4))
-        publish(broker, message(1), message(1, again="r1"), message(5), queue=queue_of("loyalty"))
+        publish(broker, message(1), message(1, again="r1"), message(5), to="loyalty")
         wait_for(lambda: len(moved(loyalty)) == 6, 30, "all that are events are handled, and one once more")
         wait_for(lambda: Event.objects.using(loyalty).exclude(problem=None).count() == 3, 30, "and all are noted")
     assert sorted(moved(loyalty)) == [f"moved:a:{number}" for number in (1, 1, 2, 3, 4, 5)]
@@ -652,8 +653,15 @@ def message(number: int | None, key: str = "a", **more) -> wire.Message:
 
 
 def delivered(message: wire.Message) -> Delivery:
+    """As services publish it."""
     body, properties = wire.encode(message)
-    return Delivery(body, properties, message.name)
+    if message.name == RESEND:
+        return Delivery(body, properties, direct_key(service(), RESEND), DIRECT)
+    return Delivery(body, properties, message.data["name"] if message.name in (POSITION, GONE) else message.name)
+
+
+def direct(message: wire.Message) -> Delivery:
+    return Delivery(*wire.encode(message), direct_key(service(), message.name), DIRECT)
 
 
 def receive(*messages: wire.Message | Delivery) -> list[wire.Message]:
@@ -787,6 +795,37 @@ def test_what_no_service_says_is_kept_as_a_problem_and_stops_nobody(odd, handler
     assert Event.objects.exclude(problem=None).get().problem
 
 
+ASKED = {"source": "loyalty", "name": MOVED, "first": 1, "last": 5, "service": "shop", "since": None}
+#: What stands in a message, and where somebody published it who may not write that name there.
+FORGED = {
+    "event": (MOVED, {"name": "a", "number": 1}, "evil.x", EXCHANGE),
+    "event for one": (MOVED, {"name": "a", "number": 1}, "loyalty.evil.x", DIRECT),
+    "event for another": (MOVED, {"name": "a", "number": 1}, direct_key("sales", MOVED), DIRECT),
+    "event under a name that begins with the service's": (
+        MOVED, {"name": "a", "number": 1}, direct_key("loyalty", MOVED), EXCHANGE
+    ),
+    "event in the queue": (MOVED, {"name": "a", "number": 1}, queue_of("loyalty"), ""),
+    "position": (POSITION, {"name": MOVED, "number": 9}, "evil.x", EXCHANGE),
+    "position under its own name": (POSITION, {"name": MOVED, "number": 9}, POSITION, EXCHANGE),
+    "gone": (GONE, {"name": MOVED, "number": 9, "is_lost": True}, "loyalty.evil.x", DIRECT),
+    "hello": (HELLO, {"service": "shop", "patterns": ["#"]}, "evil.x", EXCHANGE),
+    "resend": (RESEND, ASKED, "loyalty.evil.x", DIRECT),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("forged", FORGED)
+def test_a_message_is_of_the_name_that_the_broker_let_it_be_published_under(forged, handlers):
+    """Else a service with permissions for one name alone could tell of any other."""
+    name, data, *where = FORGED[forged]
+    body, properties = wire.encode(wire.Message(id="forged", source="shop", name=name, number=1, data=data))
+    assert receive(Delivery(body, properties, *where)) == []
+    assert not Job.objects.exists()
+    assert not Position.objects.exists()
+    assert "routing key" in Event.objects.get().problem
+    receive(message(1))
+    assert numbers_of_jobs() == [1]
+
+
 def test_what_another_service_said_and_broke_something_here_is_kept_as_a_problem(handlers, monkeypatch):
     """Whatever it was: unacknowledged it would come for ever, and all that is behind it would wait."""
     takes = receiver.Receiver(current_app._get_current_object())
@@ -856,17 +895,20 @@ PROPERTIES = st.fixed_dictionaries(
         "timestamp": EDGES | st.datetimes(),
     },
 )
+EXCHANGES = st.sampled_from([EXCHANGE, DIRECT, ""])
 ROUTING_KEYS = TEXTS.filter(lambda text: len(text) < 256)
 
 
 @st.composite
 def nearly(draw, name: Any, data: Any, attributes: tuple[str, ...] = tuple(ATTRIBUTES)) -> Delivery:
     """A message as a service sends it, of which some attributes are odd."""
-    body, properties = wire.encode(wire.Message(id=str(uuid.uuid4()), source="shop", name=draw(name), data={}))
+    what, says = draw(name), draw(data)
+    _, properties = wire.encode(wire.Message(id=str(uuid.uuid4()), source="shop", name=what, data={}))
     odd = draw(st.dictionaries(st.sampled_from(attributes), EDGES.map(str) | TEXTS | TIMES | st.binary(max_size=3)))
     headers = properties["headers"] | {f"cloudEvents:{each}": value for each, value in odd.items()}
-    body = json.dumps(draw(data)).encode()
-    return Delivery(body, {**properties, "headers": headers}, draw(ROUTING_KEYS), draw(st.booleans()))
+    topic = str(says.get("name", what)) if what in (POSITION, GONE) and isinstance(says, dict) else what
+    places = [(topic, EXCHANGE), (direct_key("loyalty", topic), DIRECT), (draw(ROUTING_KEYS), EXCHANGE)]
+    return Delivery(json.dumps(says).encode(), {**properties, "headers": headers}, *draw(st.sampled_from(places)))
 
 
 WELL_SAID = {
@@ -881,7 +923,7 @@ WELL_SAID = {
     "is_lost": st.booleans(),
 }
 DELIVERIES = st.lists(
-    st.builds(Delivery, st.binary(max_size=30) | JSON.map(json.dumps), PROPERTIES, ROUTING_KEYS, st.booleans())
+    st.builds(Delivery, st.binary(max_size=30) | JSON.map(json.dumps), PROPERTIES, ROUTING_KEYS, EXCHANGES)
     | nearly(st.just(MOVED) | TEXTS, JSON | st.fixed_dictionaries({"name": TEXTS, "number": EDGES}))
     | nearly(st.sampled_from(TALK), st.dictionaries(st.sampled_from(SAID), JSON), ("source", "id"))
     | nearly(st.sampled_from(TALK), st.fixed_dictionaries(WELL_SAID), ("source",)),
@@ -970,9 +1012,8 @@ def test_a_replay_gives_a_handler_what_it_did_not_have(handlers):
     receive(message(1), message(2))
     mine.update(pattern=MOVED, since=timezone.now())
     receive(message(3), message(5))
-    direct = [Delivery(*wire.encode(message(number)), is_direct=True) for number in (1, 2, 3, 5)]
-    receive(*direct)
-    receive(*direct)
+    for _ in range(2):
+        receive(*[direct(message(number)) for number in (1, 2, 3, 5)])
     assert numbers_of_jobs() == [3, 1, 2]
     receive(message(4))
     assert numbers_of_jobs() == [3, 1, 2, 4, 5]

@@ -37,8 +37,7 @@ class Delivery:
     body: bytes | str
     properties: Mapping[str, Any]
     routing_key: str = ""
-    #: It was sent to this service alone: a replay.
-    is_direct: bool = False
+    exchange: str = amqp.EXCHANGE
 
 
 def store(app: Celery, using: str, deliveries: Sequence[Delivery]) -> list[wire.Message]:
@@ -53,11 +52,15 @@ def store(app: Celery, using: str, deliveries: Sequence[Delivery]) -> list[wire.
     for each in deliveries:
         try:
             message = wire.decode(each.body, each.properties)
-            if message.name in amqp.TALK:
-                said.append(replace(message, data=talk.read(message)))
+            is_said = message.name in amqp.TALK
+            if is_said:
+                message = replace(message, data=talk.read(message))
+            _check_key(each, message)
+            if is_said:
+                said.append(message)
                 continue
             event = _event(message)
-            if message.again is not None or each.is_direct:
+            if message.again is not None or (each.exchange == amqp.DIRECT and amqp.RESENT not in _headers(each)):
                 replays[message.again].append(event.uuid)
         except Exception as exc:
             event = _no_event(each, exc)
@@ -98,6 +101,18 @@ def go_on(app: Celery, using: str, source: str, name: str, number: int = 0) -> N
             return
 
 
+def _check_key(delivery: Delivery, message: wire.Message) -> None:
+    """Refuse what names another event than the broker let its sender publish."""
+    name = message.data["name"] if message.name in (amqp.POSITION, amqp.GONE) else message.name
+    key = amqp.direct_key(service(), name) if delivery.exchange == amqp.DIRECT else name
+    if delivery.routing_key != key:
+        raise wire.Malformed(f"its routing key is {delivery.routing_key!r}: publish it under {key!r}")
+
+
+def _headers(delivery: Delivery) -> Mapping[str, Any]:
+    return delivery.properties.get("headers") or delivery.properties.get("application_headers") or {}
+
+
 def _event(message: wire.Message) -> Event:
     # Our own event comes back and is not here (an older database was restored): it must not take a new event's number.
     is_own = amqp.place_of(message.source)[0] == service()
@@ -119,9 +134,9 @@ def _no_event(delivery: Delivery, why: Exception) -> Event:
     problem = str(why) if isinstance(why, wire.Malformed) else f"it cannot be kept: {type(why).__name__}: {why}"
     body = delivery.body if isinstance(delivery.body, str) else delivery.body.decode(errors="replace")
     properties = delivery.properties
-    headers = properties.get("headers") or properties.get("application_headers") or {}
     # The broker writes headers of its own, x-..., when it delivers again.
-    sent = sorted((str(name), safe_repr(value)) for name, value in headers.items() if not str(name).startswith("x-"))
+    headers = _headers(delivery).items()
+    sent = sorted((str(name), safe_repr(value)) for name, value in headers if not str(name).startswith("x-"))
     about = [str(properties.get("message_id")), str(properties.get("content_type")), repr(sent)]
     key = "\0".join([delivery.routing_key, *about, body])
     logger.warning("a message is no event: %s", problem, extra={"action": "event_malformed"})

@@ -145,9 +145,7 @@ class Receiver(amqp.Link):
         deliveries = []
         for each in messages:
             about = each.delivery_info
-            is_resent = amqp.RESENT in (each.properties.get("application_headers") or {})
-            is_direct = about["exchange"] in ("", amqp.DIRECT) and not is_resent
-            deliveries.append(inbox.Delivery(each.body, each.properties, about["routing_key"], is_direct))
+            deliveries.append(inbox.Delivery(each.body, each.properties, about["routing_key"], about["exchange"]))
         self.take(deliveries)
         self.channel.basic_ack(messages[-1].delivery_info["delivery_tag"], multiple=True)
         self._gaps.look()
