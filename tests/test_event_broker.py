@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -33,7 +33,7 @@ from hypothesis import strategies as st
 
 from jobs.conf import service
 from jobs.database import databases
-from jobs.events import inbox, outbox, publisher, receiver, relay, replay, wire
+from jobs.events import inbox, outbox, publisher, receiver, relay, replay, talk, wire
 from jobs.events.amqp import DIRECT, EXCHANGE, GONE, HELLO, POSITION, RESEND, TALK, Voice, direct_key, queue_of
 from jobs.events.inbox import Delivery
 from jobs.lifecycle.board import board
@@ -832,7 +832,7 @@ def test_what_another_service_said_and_broke_something_here_is_kept_as_a_problem
     monkeypatch.setattr(takes._gaps, "_told", None)
     takes.take([delivered(position(MOVED, 5)), delivered(message(1))])
     assert numbers_of_jobs() == [1]
-    assert "it cannot be kept: AttributeError" in Event.objects.get(name=POSITION).problem
+    assert "it cannot be kept: TypeError" in Event.objects.get(name=POSITION).problem
 
 
 def take(heals: receiver.Gaps, deliveries: list[Delivery]) -> None:
@@ -861,6 +861,129 @@ def test_nobody_skips_what_was_not_asked_for(handlers):
     assert len(voice.asked) == 1
     take(heals, [delivered(gone)])
     assert Position.objects.get().number == 9, "and no more than what was asked for"
+
+
+def test_a_position_of_a_name_that_nobody_handles_leaves_no_row(handlers):
+    """Whoever may write names could fill the table with them."""
+    heals = receiver.Gaps(current_app._get_current_object(), "default", voice := Asking())
+    for number in range(3):
+        take(heals, [delivered(position(f"odd.name{number}", 9))])
+    assert not Position.objects.exists()
+    assert (voice.asked, heals._told) == ([], {})
+
+
+class Ours(Asking):
+    """Carries what one of two services says to the other at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.to: receiver.Gaps
+        self.sent: list[wire.Message] = []
+
+    def say(self, what: str, source: str, data: dict, key: str, to: str | None = None) -> None:
+        super().say(what, source, data, key, to)
+        said = wire.Message(id=str(len(self.asked)), source=source, name=what, data=data)
+        self.to.hear(replace(said, data=talk.read(said)))
+
+    def send_again(self, to: str, messages: Iterable[wire.Message]) -> int:
+        self.sent += (some := list(messages))
+        return len(some)
+
+
+#: The source whose events are in the other database of :func:`pair`.
+THERE = "shop/loyalty"
+
+
+@pytest.fixture
+def pair(loyalty, handlers, settings, monkeypatch) -> tuple[receiver.Gaps, Ours, Ours]:
+    """What a service misses, what it says, and what the source says."""
+    settings.JOBS = {**settings.JOBS, "DATABASES": ["default", loyalty]}
+    monkeypatch.setattr(receiver, "OVERTAKEN", 0.0)
+    app = current_app._get_current_object()
+    misses, source = (receiver.Gaps(app, "default", Ours()) for _ in range(2))
+    misses._voice.to, source._voice.to = source, misses
+    return misses, misses._voice, source._voice
+
+
+def tell_there(at: datetime.datetime, *numbers: int) -> None:
+    """The source has told these, and the broker has them."""
+    about = {"name": MOVED, "source": "shop", "data": {"name": "a"}, "at": at, "sent_at": at, "relayed_at": at}
+    Event.objects.using("loyalty").bulk_create(Event(**about, number=number) for number in numbers)
+    last = {"number": max(numbers)}
+    Position.objects.using("loyalty").update_or_create(source="shop", name=MOVED, defaults=last)
+
+
+def hear_of(misses: receiver.Gaps, number: int) -> None:
+    take(misses, [delivered(replace(position(MOVED, number), source=THERE))])
+    for _ in range(20):
+        misses.look()
+
+
+def arrive(misses: receiver.Gaps, answers: Ours) -> None:
+    """What was sent again, with other ids: those of both databases are known here."""
+    take(misses, [delivered(replace(each, id=f"copy {each.number}")) for each in answers.sent])
+
+
+def test_a_number_that_no_source_has_is_asked_for_once(pair, caplog):
+    """Two services spoke to each other about 2**62 numbers, a thousand at a time, without a pause."""
+    misses, asks, answers = pair
+    hear_of(misses, 2**62 - 1)
+    assert [each["first"] for each in asks.asked] == [1]
+    assert answers.asked == [{"name": MOVED, "number": 0}]
+    assert not Position.objects.exists()
+    assert "lost" not in caplog.text
+    take(misses, [delivered(message(1, source=THERE)), delivered(message(2, source=THERE))])
+    assert numbers_of_jobs() == [1, 2], "and what is told is handled"
+
+
+def test_a_source_that_is_asked_for_more_than_it_has_sends_what_it_has(pair, caplog):
+    misses, asks, answers = pair
+    tell_there(timezone.now(), 1, 2, 3)
+    hear_of(misses, 2**62 - 1)
+    assert [each.number for each in answers.sent] == [1, 2, 3]
+    arrive(misses, answers)
+    misses.look()
+    assert answers.asked == [{"name": MOVED, "number": 3}]
+    assert [each["first"] for each in asks.asked] == [1, 4]
+    assert Position.objects.get().number == 3
+    assert "lost" not in caplog.text
+
+
+def test_a_new_handler_of_an_old_name_asks_once_however_much_was_told_before_it(pair, caplog):
+    misses, asks, answers = pair
+    # The first ones are pruned.
+    tell_there(timezone.now() - datetime.timedelta(days=9), *range(101, 3001))
+    hear_of(misses, 3000)
+    assert len(asks.asked) == 1
+    assert answers.asked == [{"name": MOVED, "number": 3000, "is_lost": False}]
+    assert Position.objects.get().number == 3000
+    tell_there(timezone.now(), 3001)
+    hear_of(misses, 3001)
+    assert [each.number for each in answers.sent] == [3001]
+    assert "lost" not in caplog.text
+
+
+def test_what_was_told_since_the_handler_is_there_and_is_gone_is_lost(pair, caplog):
+    misses, _, answers = pair
+    tell_there(timezone.now(), 1, 2)
+    hear_of(misses, 2)
+    arrive(misses, answers)
+    tell_there(timezone.now(), 5)
+    hear_of(misses, 5)
+    assert f"the events 3 to 4 of {MOVED} from {THERE} are lost" in caplog.text
+    assert answers.sent[-1].number == 5
+
+
+def test_a_number_that_nobody_answers_for_moves_no_position(pair, monkeypatch):
+    """Guard: else all that the source tells from then on would be late, in no order, and no loss would be seen."""
+    misses, asks, _ = pair
+    asks.to = receiver.Gaps(misses._app, "default", Asking())
+    take(misses, [delivered(message(1, source=THERE))])
+    hear_of(misses, 2**62 - 1)
+    monkeypatch.setattr(receiver, "PATIENCE", -1.0)
+    misses.look()
+    assert Position.objects.get().number == 1
+    assert misses._told == {}
 
 
 # Anything that the wire can bring

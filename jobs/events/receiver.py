@@ -44,7 +44,7 @@ LOOK, RENEW = 1.0, 30.0
 #: ones are handed on without it, if nobody answers.
 OVERTAKEN, AGAIN, PATIENCE = 2.0, 5.0, 60.0
 
-#: Events that one question asks for, at the most.
+#: Events that answer one question, at the most.
 RESENT = 1000
 
 #: What py-amqp raises if a message's properties break the protocol, a time is out of range, or a table is very deep.
@@ -196,8 +196,8 @@ class Gaps:
             # Nobody else may say where our own numbers are.
             return
         elif message.name == amqp.POSITION:
-            key = (source, says["name"])
-            self._told[key] = max(says["number"], self._told.get(key, 0))
+            # What was said before may have been somebody else's.
+            self._told[source, says["name"]] = says["number"]
         elif question := self._questions.get((source, says["name"])):
             # Only of what was asked for.
             why = f"{source} has them no longer" if says["is_lost"] else ""
@@ -232,7 +232,9 @@ class Gaps:
         since = min(filter(None, (wants_since(each, row.name) for each in handlers)), default=None)
         if since is None:
             # No handler misses it.
-            self._skip(*key, last, "")
+            self._told.pop(key, None)
+            if not row._state.adding:
+                self._skip(*key, last, "")
             return
         question = self._questions.get(key)
         if question is None or question.number != row.number:
@@ -240,10 +242,17 @@ class Gaps:
             # its way any more; nor after the last that was asked for. What was asked for is, as long as some comes.
             is_first = question is None and (told > row.number or row.number == 0)
             is_sure = is_first or (question is not None and row.number >= question.last)
-            upto = min(last, row.number + RESENT)
-            question = self._questions[key] = Question(row.number, upto, now if is_sure else now + OVERTAKEN)
+            question = self._questions[key] = Question(row.number, last, now if is_sure else now + OVERTAKEN)
         if question.since is not None and now > question.since + PATIENCE:
-            self._skip(*key, last, f"{row.source} did not answer for {PATIENCE:g} s")
+            if parked is not None:
+                self._skip(*key, last, f"{row.source} did not answer for {PATIENCE:g} s")
+                return
+            # Nothing waits for it, and nobody but the source knows whether there is such a number.
+            self._told.pop(key, None)
+            if row.number:
+                text = "the events from %d on of %s from %s do not come: %s did not answer for %g s"
+                about = (row.number + 1, row.name, row.source, row.source, PATIENCE)
+                logger.warning(text, *about, extra={"action": "events_missing"})
         elif now >= question.next_at:
             question.next_at, question.since = now + AGAIN, question.since or now
             asked = {"source": row.source, "name": row.name, "first": row.number + 1, "last": question.last}
@@ -279,16 +288,21 @@ class Gaps:
         own, alias = amqp.place_of(source)
         if alias not in conf().DATABASES:
             return
-        # Nobody asks for more at once.
-        last = min(last, first + RESENT - 1)
         key, now = (to, source, name, first), time.monotonic()
         self._answered = {each: at for each, at in self._answered.items() if now < at + AGAIN / 2}
         if key in self._answered:
             # It asked again and again while nobody was here to hear it.
             return
         self._answered[key] = now
+        given = (
+            Position.objects.using(alias).filter(source=own, name=name).values_list("number", flat=True).first() or 0
+        )
+        if given < first:
+            self._voice.say(amqp.POSITION, source, {"name": name, "number": given}, name, to=to)
+            return
+        last = min(last, given)
         rows = Event.objects.using(alias).filter(source=own, name=name, number__range=(first, last), received_at=None)
-        oldest = rows.aggregate(number=Min("number"))["number"]
+        oldest = rows.order_by("number").values_list("number", "at").first()
         begin = (rows.filter(at__gte=since) if since else rows).aggregate(number=Min("number"))["number"]
         if begin is not None:
             # To that service alone: others have them, or began to read after them. Whoever asks in its name gets
@@ -300,5 +314,7 @@ class Gaps:
                 logger.info(text, count, name, to, extra={"action": "events_resent"})
         gone = last if begin is None else begin - 1
         if gone >= first:
-            about = {"name": name, "number": gone, "is_lost": oldest is None or oldest > first}
+            # Those that are pruned were told before the oldest one that is left.
+            is_lost = oldest is None or (oldest[0] > first and (since is None or oldest[1] >= since))
+            about = {"name": name, "number": gone, "is_lost": is_lost}
             self._voice.say(amqp.GONE, source, about, name, to=to)
