@@ -656,7 +656,7 @@ def test_a_worker_that_knows_their_task_lets_them_go(runner, settings):
     clock.tick()
     assert not Job.objects.filter(state="ready").exists(), "it claims nothing"
     board.is_quiet = False
-    clock._look_at.clear()
+    clock._seldom.clear()
     clock.tick()
     assert set(keys(Job.objects.filter(state="ready"))) == set(keys(parked[:-1]))
     assert [job.pk for job in Job.objects.filter(state="scheduled").order_by("pk")] == [parked[-1].pk, other.pk]

@@ -14,6 +14,7 @@ from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from jobs import maintenance
 from jobs.database import databases
 from jobs.database.databases import SideDatabase
 from jobs.lifecycle import claims, completion, transitions
@@ -32,6 +33,12 @@ from tests.rows import MALFORMED, make, make_node
 from tests.servers import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """On a busy machine a look may be slow, and the next one come later than a test expects."""
+    monkeypatch.setattr(maintenance, "QUICK", 60.0)
 
 
 @pytest.fixture
@@ -89,7 +96,7 @@ def test_what_fails_beside_it_keeps_no_job_from_coming_due(bell, monkeypatch):
 
     looked: list[str] = []
     monkeypatch.setattr(clock.order, "let_in_stuck", too_long)
-    monkeypatch.setattr(clock, "_look_at", {})
+    clock._seldom.clear()
     clock.tick()
     assert Job.objects.get(pk=due.id).state == "ready"
     assert looked == ["default"]
@@ -451,6 +458,29 @@ def test_a_rescuer_that_comes_in_between_counts_nobody_else(monkeypatch):
     monkeypatch.setattr(transitions, "settle_running", settle_and_look)
     rescue.rescue_all("default")
     assert states(begun, *waiting) == [("ready", 0, 1), *[("ready", 0, 0)] * 4]
+
+
+def test_looks_at_what_runs_are_seldom_where_they_are_slow(own, side, monkeypatch):
+    """Beside an open snapshot they step over all jobs that ended since: each worker did so with each beat."""
+    looked: list[str] = []
+    monkeypatch.setattr(maintenance, "QUICK", 0.0)
+    monkeypatch.setattr(rescue, "RARELY", 10**9)
+    monkeypatch.setattr(rescue, "rescue_all", lambda alias: bool(looked.append("dead")))
+    watch = rescue.Rescue(side)
+    for _ in range(3):
+        watch.run_once()
+    assert looked == ["dead"]
+    monkeypatch.setattr(watch, "_silent", lambda: [dead])
+    dead = make_node().pk
+    beats.first(side, dead)
+    watch._seen[dead] = (beats.read(side)[dead], 0.0)
+    watch.run_once()
+    assert looked == ["dead", "dead"], "but not when a node has died"
+    own = rescue.OwnJobs(os.getpid())
+    with CaptureQueriesContext(connection) as queries:
+        for _ in range(3):
+            own.hand_back_orphans()
+    assert len([each for each in queries if "jobs_job" in each["sql"]]) == 1
 
 
 def test_of_a_claim_whose_answer_was_lost_one_row_counts(own):

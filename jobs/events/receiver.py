@@ -251,8 +251,8 @@ class Gaps:
             self._told.pop(key, None)
             if row.number:
                 text = "the events from %d on of %s from %s do not come: %s did not answer for %g s"
-                about = (row.number + 1, row.name, row.source, row.source, PATIENCE)
-                logger.warning(text, *about, extra={"action": "events_missing"})
+                words = (row.number + 1, row.name, row.source, row.source, PATIENCE)
+                logger.warning(text, *words, extra={"action": "events_missing"})
         elif now >= question.next_at:
             question.next_at, question.since = now + AGAIN, question.since or now
             asked = {"source": row.source, "name": row.name, "first": row.number + 1, "last": question.last}
@@ -294,9 +294,8 @@ class Gaps:
             # It asked again and again while nobody was here to hear it.
             return
         self._answered[key] = now
-        given = (
-            Position.objects.using(alias).filter(source=own, name=name).values_list("number", flat=True).first() or 0
-        )
+        position = Position.objects.using(alias).filter(source=own, name=name).first()
+        given = 0 if position is None else position.number
         if given < first:
             self._voice.say(amqp.POSITION, source, {"name": name, "number": given}, name, to=to)
             return
@@ -315,6 +314,6 @@ class Gaps:
         gone = last if begin is None else begin - 1
         if gone >= first:
             # Those that are pruned were told before the oldest one that is left.
-            is_lost = oldest is None or (oldest[0] > first and (since is None or oldest[1] >= since))
+            is_lost = oldest is None or (oldest[0] != first and (since is None or oldest[1] >= since))
             about = {"name": name, "number": gone, "is_lost": is_lost}
             self._voice.say(amqp.GONE, source, about, name, to=to)

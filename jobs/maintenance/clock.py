@@ -16,12 +16,10 @@ from jobs.database import databases
 from jobs.lifecycle import limited_claims, order, transitions
 from jobs.lifecycle.board import board
 from jobs.lifecycle.ring import bell, ring, told
+from jobs.maintenance import Seldom
 from jobs.models import Node
 
 LONGEST_TICK = 2.0  #: Seconds that each part of a tick takes at the most; the rest is done at the next tick.
-
-#: The pause after a look for lines that stand still, or one that let jobs go, in multiples of its length.
-SELDOM = 20
 
 #: Beside a transaction that stays open for long nothing is vacuumed, and a look from the start steps over all jobs that
 #: waited since. If two in a row take longer than this, in seconds, the next one comes after so many times their length,
@@ -127,26 +125,13 @@ def _tick(using: str, done: dict[str, int], held: list[bool]) -> None:
     if using == databases.home() and (is_limited or board.limits):
         limited_claims.publish()
     if is_parked:
-        _seldom(_let_go, using)
+        _seldom.take(("parked", using), partial(_let_go, using))
     if is_behind:
-        _seldom(order.let_in_stuck, using)
+        _seldom.take(("behind", using), partial(order.let_in_stuck, using))
 
 
-#: For each database, and for each step that may take long and find nothing, when it is taken next.
-_look_at: dict[tuple[str, Callable[[str], int]], float] = {}
-
-
-def _seldom(step: Callable[[str], int], using: str) -> None:
-    """Last of a tick, and seldom where it takes long: an error or a wait here keeps nothing else from its time."""
-    begin = time.monotonic()
-    if begin >= _look_at.get((using, step), 0.0):
-        found = 0
-        try:
-            found = step(using)
-        finally:
-            end = time.monotonic()
-            # Where it found some there may be more.
-            _look_at[using, step] = end if found else end + SELDOM * (end - begin)
+#: Of a tick they come last: an error or a wait there keeps nothing else from its time.
+_seldom = Seldom(20)
 
 
 def _let_go(using: str) -> int:

@@ -21,9 +21,12 @@ from jobs.lifecycle.board import BODY, Occupied, board, is_alive, start_of
 from jobs.lifecycle.claims import Claimed
 from jobs.lifecycle.ring import bell
 from jobs.lifecycle.run import report
-from jobs.maintenance import beats
+from jobs.maintenance import Seldom, beats
 from jobs.maintenance.zombies import end_backends
 from jobs.models import Job, Node, State
+
+#: The pause after a look at what runs, in multiples of its length: it costs two percent of a core at the most.
+RARELY = 50
 
 VISITOR = uuid.UUID(int=1)  #: Beats for a rescuer that is no worker (``manage.py jobs rescue``).
 
@@ -49,6 +52,7 @@ class Rescue:
         #: Those that the databases take for alive (:func:`_unburied`), and when to ask again.
         self._named: set[uuid.UUID] = set()
         self._ask_at = 0.0
+        self._seldom = Seldom(RARELY)
 
     def run_once(self) -> dict[str, int]:
         done = {"nodes": 0, "jobs": 0}
@@ -57,7 +61,9 @@ class Rescue:
             if beats.read(self.side).get(node_id, -1) == self._seen[node_id][0]:
                 done["nodes"] += bury(node_id)
                 self._strange.add(node_id)
-        done["jobs"] = databases.everywhere(rescue_all)
+        if done["nodes"]:
+            self._seldom.clear()
+        done["jobs"] = databases.everywhere(lambda alias: self._seldom.take(alias, partial(rescue_all, alias)))
         # A beat of a node that is dead must miss its row, so that the node notices.
         if self._strange:
             dead = Node.objects.using(databases.home()).filter(pk__in=self._strange, dead_at__isnull=False)
@@ -213,6 +219,7 @@ class OwnJobs:
         self._handed_back: dict[int, set[str]] = {}
         #: For each database the jobs that no process had, and for how many beats.
         self._unseen: dict[str, dict[Claimed, int]] = {}
+        self._seldom = Seldom(RARELY)
         #: The runs whose process this node has ended itself: the type of the error, and its text.
         self._ended: dict[tuple[uuid.UUID, int], tuple[str, str]] = {}
 
@@ -299,7 +306,7 @@ class OwnJobs:
 
     def hand_back_orphans(self) -> int:
         """Give back what no process has had for two beats (a settle that failed, an answer that was lost)."""
-        return databases.everywhere(self._hand_back_orphans_in)
+        return databases.everywhere(lambda alias: self._seldom.take(alias, partial(self._hand_back_orphans_in, alias)))
 
     def _hand_back_orphans_in(self, alias: str) -> int:
         # Race: first the rows, then the board. A row that a process claims meanwhile is not among them.
