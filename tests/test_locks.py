@@ -104,7 +104,7 @@ def running(job=None, lease=1):
     job = job or make("running", lease=lease)
     job.lease = lease
     Job.objects.filter(pk=job.pk).update(lease=lease)
-    with runs.running(SimpleNamespace(job=job, using="default")):
+    with runs.running(SimpleNamespace(job=job, using="default", released=set())):
         yield job
 
 
@@ -218,7 +218,7 @@ def test_the_next_run_of_a_job_takes_over_at_once(store):
         assert is_held()
         zombie = Job.objects.get(pk=job.pk)
         zombie.lease = 1
-        with runs.running(SimpleNamespace(job=zombie, using="default")), pytest.raises(Busy), lock("a"):
+        with runs.running(SimpleNamespace(job=zombie, using="default", released=set())), pytest.raises(Busy), lock("a"):
             pass
         gate.set()
         thread.join()
@@ -677,6 +677,21 @@ def test_a_lock_of_a_block_wakes_after_the_commit_around_it(store):
             pass
         # As one that found it busy a moment ago.
         Job.objects.update(state="scheduled", waits_for="lock:locked:a", run_at=timezone.now() + timedelta(hours=1))
+    assert Job.objects.get(pk=result.id).state == "ready"
+
+
+@shared_task
+def locks_and_fails():
+    with lock("locked:a"):
+        pass
+    raise ValueError("after its release")
+
+
+@pytest.mark.usefixtures("node")
+def test_a_lock_of_a_body_that_rolls_back_wakes_all_the_same(store):
+    result = tasks.locked.delay("a")
+    Job.objects.update(state="scheduled", waits_for="lock:locked:a", run_at=timezone.now() + timedelta(hours=1))
+    assert deliver(locks_and_fails.delay())[0] == "FAILURE"
     assert Job.objects.get(pk=result.id).state == "ready"
 
 

@@ -25,7 +25,7 @@ from jobs.errors import LostLease, Replaced
 from jobs.execution import savepoints, settlement
 from jobs.idempotency import markers
 from jobs.idempotency.keys import fingerprint
-from jobs.idempotency.locks import lock
+from jobs.idempotency.locks import lock, wake_left
 from jobs.lifecycle import completion, transitions
 from jobs.lifecycle.board import board
 from jobs.lifecycle.run import RECONNECT, Run, claimed, running
@@ -60,6 +60,7 @@ def run(task: Any, context: Any, args: Any, kwargs: Any) -> Any:
                 with running(run):
                     return _holding_lock(run)
         finally:
+            wake_left(run)
             databases.tidy(run.using)
 
 

@@ -41,7 +41,7 @@ from jobs.database.databases import SideDatabase, home, is_conflict, side
 from jobs.errors import Busy
 from jobs.idempotency.keys import joined
 from jobs.lifecycle import transitions
-from jobs.lifecycle.run import current_job, current_run
+from jobs.lifecycle.run import Run, current_job, current_run
 from jobs.models import Job, State
 
 
@@ -401,13 +401,24 @@ def _wake_later(key: str) -> None:
     """After the commit of whoever released it: in a body's transaction the woken one would stay unseen."""
     run = current_run()
     using = run.using if run is not None else home()
+    if run is not None:
+        # If its transaction rolls back, that of its settle is the next one.
+        run.released.add(key)
     # With autocommit off nobody tells us of the commit.
     if connections[using].in_atomic_block or connections[using].get_autocommit():
-        transaction.on_commit(partial(wake, key), using=using, robust=True)
+        transaction.on_commit(partial(wake, key, run), using=using, robust=True)
 
 
-def wake(key: str) -> None:
+def wake_left(run: Run) -> None:
+    """After the settle of a run: for the locks of which no commit has told."""
+    for key in sorted(run.released):
+        wake(key)
+
+
+def wake(key: str, run: Run | None = None) -> None:
     """The first of the jobs that wait for the lock tries again now. It never raises: a pause finds what it missed."""
+    if run is not None:
+        run.released.discard(key)
     for alias in conf().DATABASES:
         try:
             with turns.turn(alias):

@@ -46,6 +46,8 @@ class Run:
     replacement: Any = None
     #: The fencing token of the task's own lock.
     lock_token: int | None = None
+    #: The locks that blocks of its transaction have released, while nobody was woken for them.
+    released: set[str] = field(default_factory=set)
     #: What became of it, in one word, as the log says it; None while that is not known.
     outcome: str | None = None
     #: OpenTelemetry's, with the run's span.
