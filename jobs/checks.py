@@ -23,7 +23,7 @@ from kombu.transport import TRANSPORT_ALIASES
 from kombu.utils.url import maybe_sanitize_url
 
 from jobs import conf as project
-from jobs.calling import entries
+from jobs import extensions
 from jobs.calling.options import says_how_to_retry
 from jobs.conf import celery_settings, conf, did_you_mean, import_tasks, private, problems, task_options
 from jobs.database import roles
@@ -309,8 +309,7 @@ def check_celery(app: Celery | None = None) -> Iterator[CheckMessage]:
         yield _say("W019", names=idle)
     if problems():
         return
-    if wrong := entries.gather(app, asks_tables=False)[1]:
-        yield _say("W023", entries="; ".join(wrong))
+    yield from _said_by("checks", app)
     if is_ours:
         yield from neglected()
 
@@ -411,8 +410,7 @@ def check_tasks(app: Celery | None = None) -> Iterator[CheckMessage]:
         yield _say("E010", tasks=odd)
     if problems():
         return
-    if gone := [*_uncallable(app)]:
-        yield _say("W024", entries="; ".join(gone))
+    yield from _said_by("checks_of_tasks", app)
     if (kept := conf().MARKER_RETENTION) is None:
         return
     # Once the marker is gone, the same can be done again.
@@ -434,18 +432,10 @@ def _lost_handlers() -> Iterator[str]:
             yield name
 
 
-def _uncallable(app: Celery) -> Iterator[str]:
-    """The entries of the schedule without a task here, or with arguments that it does not take; a sentence each."""
-    for name, entry in entries.gather(app, asks_tables=False)[0].items():
-        task = app.tasks.get(entry.task)
-        if task is None:
-            near = did_you_mean(entry.task, app.tasks).rstrip(".")
-            yield f"{name!r}: no task of this project is called {entry.task!r}{near}"
-        elif task.typing and (takes := getattr(task, "__header__", None)) is not None:
-            try:
-                takes(*entry.args, **entry.kwargs)
-            except TypeError as exc:
-                yield f"{name!r}: {exc}"
+def _said_by(door: str, app: Celery) -> Iterator[CheckMessage]:
+    for look in extensions.through(door):
+        for number, words in look(app):
+            yield _say(number, **words)
 
 
 for check in (check_settings, check_databases, check_routing, check_celery, check_tasks):

@@ -19,9 +19,9 @@ from celery.result import AsyncResult
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connections, transaction
 
+from jobs import extensions
 from jobs.arguments import normalize
 from jobs.calling import calls, followups, outbox, progress
-from jobs.calling.moments import Ticks
 from jobs.calling.options import check_call, check_declaration
 from jobs.conf import conf, is_eager, problems, sentry, task_options
 from jobs.conf.rates import Limit, limit_of
@@ -177,15 +177,8 @@ class Task(celery.Task):
         run: Any = inspect.getattr_static(cls, "run")
         # As a task has it: a function, or a static, class or partial method.
         cls.body_signature = inspect.signature(run.__get__(object(), cls) if hasattr(run, "__get__") else run)
-        if cls.every is not None:
-            Ticks(cls.every, cls._get_app())
-            try:
-                cls.body_signature.bind()
-            except TypeError as exc:
-                raise TypeError(
-                    f"every= calls the task without arguments ({exc}): give them defaults, or name the arguments in "
-                    "beat_schedule"
-                ) from None
+        for declared in extensions.through("declared"):
+            declared(cls)
         if "idempotency_key" in given and not cls.atomic:
             raise ValueError(
                 "idempotency_key= needs the transaction of the effects, and atomic=False has none: leave atomic=False "

@@ -11,6 +11,7 @@ import re
 import runpy
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
+from itertools import chain
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
@@ -44,7 +45,8 @@ def surface() -> dict[str, set[str]]:
 
     docs = runpy.run_path(str(ROOT / "docs" / "generate.py"))
     subcommands = Command.subcommands.values()
-    why = "".join(path.read_text() for path in (ROOT / "jobs" / "inspection" / "why").glob("*.py"))
+    places = (ROOT / "jobs" / "inspection" / "why").glob("*.py"), (ROOT / "jobs" / "contrib").glob("*/*.py")
+    why = "".join(path.read_text() for path in chain(*places))
     kinds: dict[str, Iterable[str]] = {
         "python": _python(),
         "task option": _first(docs["options"]()),

@@ -13,9 +13,12 @@ HOME = Path(jobs.__file__).parent
 #: They are read as data, or import nothing of ours.
 NO_ROOMS = {"migrations", "locale", "templates"}
 
+#: The extensions stand on top of the core.
+EXTENSIONS = "contrib"
+
 #: So many rooms are read before the way through them is clear; so many stand above each other; so many imports tie
 #: one to another.
-ROOMS, FLOORS, ARROWS = 30, 11, 131
+ROOMS, FLOORS, ARROWS = 31, 11, 139
 
 
 def room_of(path: Path) -> str:
@@ -38,7 +41,7 @@ def house() -> dict[str, set[str]]:
     """Of each room the rooms that it imports."""
     found: dict[str, set[str]] = {}
     for path in HOME.rglob("*.py"):
-        if (room := room_of(path)) in NO_ROOMS:
+        if (room := room_of(path)) in NO_ROOMS | {EXTENSIONS}:
             continue
         below = found.setdefault(room, set())
         for name in names_in(ast.parse(path.read_text())):
@@ -66,3 +69,17 @@ def test_imports_between_rooms_go_downwards():
     assert max(found.values()) <= FLOORS, sorted(found.items(), key=lambda pair: -pair[1])
     arrows = [f"{room} -> {below}" for room, rooms in house().items() for below in rooms]
     assert len(arrows) <= ARROWS, sorted(arrows)
+
+
+def test_the_core_names_no_extension():
+    """It finds them by their folders (``jobs/extensions.py``)."""
+    names = [path.name for path in (HOME / EXTENSIONS).iterdir() if path.is_dir()]
+    found = []
+    for path in HOME.rglob("*.py"):
+        if room_of(path) in NO_ROOMS | {EXTENSIONS}:
+            continue
+        text = path.read_text()
+        found += [
+            f"{path}: {name}" for name in names if f"{EXTENSIONS}.{name}" in text or f"{EXTENSIONS}/{name}" in text
+        ]
+    assert found == []

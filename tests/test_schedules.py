@@ -27,13 +27,13 @@ from django.urls import reverse
 from django.utils import timezone
 
 from jobs import checks
-from jobs.calling import entries
-from jobs.calling.entries import NAME, TICK
-from jobs.calling.moments import IN_TIME
-from jobs.inspection import census, remarks, schedules, why
-from jobs.maintenance.scheduler import GONE, LEFT, LOOK, Schedules, decide
+from jobs.contrib.schedules import entries, operations
+from jobs.contrib.schedules import rows as schedules
+from jobs.contrib.schedules.entries import NAME, TICK
+from jobs.contrib.schedules.moments import IN_TIME
+from jobs.contrib.schedules.scheduler import GONE, LEFT, LOOK, Schedules, decide
+from jobs.inspection import census, remarks, why
 from jobs.models import Action, Job, Schedule
-from jobs.operations import schedules as operations
 from jobs.task import Task
 from jobs.testing import run_jobs
 from tests import tasks

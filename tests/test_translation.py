@@ -29,8 +29,9 @@ from django.utils import timezone, translation
 from django.utils.text import capfirst
 
 import jobs
+from jobs.contrib.schedules import rows as schedules
 from jobs.errors import UniqueTaken
-from jobs.inspection import census, remarks, schedules
+from jobs.inspection import census, remarks
 from jobs.inspection.verify import verify
 from jobs.lifecycle import queues, transitions
 from jobs.lifecycle.limits import set_by_hand

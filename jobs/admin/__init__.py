@@ -1,5 +1,6 @@
 """The admin: what every job did, where it is now and why, and the buttons to put it right."""
 
+from jobs import extensions
 from jobs.admin.batch import BatchAdmin
 from jobs.admin.dashboard import OverviewAdmin
 from jobs.admin.event import EventAdmin, SubscriptionAdmin
@@ -7,9 +8,11 @@ from jobs.admin.idempotency import EffectAdmin, MarkerAdmin
 from jobs.admin.job import JobAdmin
 from jobs.admin.limit import LimitAdmin
 from jobs.admin.node import NodeAdmin
-from jobs.admin.schedule import ScheduleAdmin
 
 __all__ = [
     "BatchAdmin", "EffectAdmin", "EventAdmin", "JobAdmin", "LimitAdmin", "MarkerAdmin", "NodeAdmin", "OverviewAdmin",
-    "ScheduleAdmin", "SubscriptionAdmin",
+    "SubscriptionAdmin",
 ]  # fmt: skip
+
+# They register themselves.
+tuple(extensions.modules("admin"))

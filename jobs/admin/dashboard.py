@@ -6,7 +6,6 @@ from itertools import groupby
 from typing import Any
 
 from django.contrib import admin, messages
-from django.contrib.admin.utils import quote
 from django.core import checks
 from django.core.exceptions import PermissionDenied
 from django.core.handlers.asgi import ASGIRequest
@@ -18,6 +17,7 @@ from django.utils.formats import date_format
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
+from jobs import extensions
 from jobs.admin import html
 from jobs.admin.base import ReadOnlyAdmin, may, page, why_of
 from jobs.admin.html import url_of
@@ -34,9 +34,8 @@ from jobs.models.values import parse_uuid
 from jobs.operations import workers
 from jobs.operations.actions import OPERATIONS
 
-#: How many remarks of a kind are not folded, and how many entries of the schedule are shown: all kinds have to
-#: fit on the first screen.
-OF_A_KIND, NEXT = 2, 8
+#: How many remarks of a kind are not folded: all kinds have to fit on the first screen.
+OF_A_KIND = 2
 
 THEM = _("Show them")
 
@@ -61,10 +60,10 @@ class OverviewAdmin(ReadOnlyAdmin):
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         board = Dashboard(request.GET.get("span", "hour"), request.GET.get("by", "state"))
         failures, found = board.failures(), board.found
-        sees_schedule = may(request, "view_schedule")
-        entries = [each for each in found["schedules"] if each["next_tick"] and sees_schedule]
-        # Those of the schedule say its names and errors.
-        remarks = [each for each in board.remarks if sees_schedule or not each.kind.startswith("schedule_")]
+        kinds = extensions.merged("kinds")
+        # Those of extensions may say what only some may read.
+        hidden = {kind for kind, its in kinds.items() if its.permission and not may(request, its.permission)}
+        remarks = [each for each in board.remarks if each.kind not in hidden]
         faults = [each for each in checks.run_checks(tags=["jobs"]) if not each.is_silenced()]
         said = progress.of(board.running)
         more = ngettext("%(number)s setting to look at", "%(number)s settings to look at", len(faults))
@@ -83,8 +82,7 @@ class OverviewAdmin(ReadOnlyAdmin):
                 for kind, group in groupby(remarks, lambda each: (each.severity, each.kind))
                 if (rows := [(each, _place(each), _button(request, each)) for each in group])
             ],
-            entries=[(entry, html.ago(entry["next_tick"])) for entry in entries[:NEXT]],
-            later=max(0, len(entries) - NEXT),
+            panels=[panel(request, found) for panel in extensions.through("panel")],
             running=[(job, said.get(job.pk), html.arguments(job), f"{base}{job.pk}/operate/") for job in board.running],
             names={node["id"]: node["hostname"] for node in found["nodes"]},
             may_kill=may(request, "kill_job"),
@@ -252,9 +250,8 @@ def _place(remark: Remark) -> tuple[Any, str] | None:
             return THEM, url_of("limit_changelist")
         case "events_waiting" | "events_problem":
             return THEM, url_of("event_changelist", way=about)
-        case "schedule_error" | "schedule_overdue" | "schedule_missed" | "schedule_paused":
-            return _("Show it"), url_of("schedule_change", quote(about))
-    return None
+    kind = extensions.merged("kinds").get(remark.kind)
+    return kind.place(about) if kind and kind.place else None
 
 
 def _button(request: HttpRequest, remark: Remark) -> tuple[Any, str, dict[str, Any], Any] | None:
@@ -275,12 +272,11 @@ def _button(request: HttpRequest, remark: Remark) -> tuple[Any, str, dict[str, A
             kill = OPERATIONS["kill"]
             permission, label, url = kill.permission, kill.label, url_of("job_operate_one", about)
             fields, warns = {"operation": "kill"}, kill.warns
-        case "schedule_paused" | "schedule_missed":
-            permission, url = "operate_schedule", url_of("schedule_changelist")
-            label, action = (_("Resume"), "resume") if remark.kind == "schedule_paused" else (_("Run now"), "run_now")
-            fields = {"_selected_action": about, "index": "0", "action": action}
         case _:
-            return None
+            kind = extensions.merged("kinds").get(remark.kind)
+            if kind is None or kind.button is None:
+                return None
+            permission, label, url, fields, warns = kind.button(about)
     return (label, url, fields, warns) if may(request, permission) else None
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import celery
 import kombu
 
-from jobs.calling.moments import SCHEDULES
+from jobs import extensions
 from jobs.conf import TASK_OPTIONS, conf, did_you_mean
 from jobs.conf.rates import RATE
 
@@ -81,8 +81,6 @@ RULES_OF_A_TASK: dict[str, Rule] = {
     "atomic": BOOL,
     "unique_for": SECONDS,
     "lock_ttl": SECONDS,
-    "every": ("seconds, a timedelta, a crontab, or another schedule of Celery's", SCHEDULES),
-    "catch_up": BOOL,
     "concurrency": WHOLE,
     "rate": (RATE, (str, int, float)),
     "autoretry_for": EXCEPTIONS,
@@ -131,7 +129,7 @@ def check_declaration(task: type[celery.Task], declared: Collection[str]) -> Non
             f"{name}= is no option of a task{did_you_mean(name, OF_A_TASK)} What other code reads of a task is named "
             "in JOBS['TASK_OPTIONS'], or is an attribute of its base class"
         )
-    for name, rule in RULES_OF_A_TASK.items():
+    for name, rule in {**RULES_OF_A_TASK, **extensions.merged("options")}.items():
         value = inspect.getattr_static(task, name, None)
         # A property answers when there is a task.
         if not hasattr(type(value), "__get__"):

@@ -13,9 +13,10 @@ from django.db.models import Count, DurationField, ExpressionWrapper, F, Integer
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 
+from jobs import extensions
 from jobs.conf import conf
 from jobs.database import databases, identity
-from jobs.inspection import limits, schedules
+from jobs.inspection import limits
 from jobs.lifecycle.queues import paused as paused_queues
 from jobs.lifecycle.transitions import PARKED
 from jobs.models import CLAIMABLE, ENDED, HELD, LINED, LIVE, Cancellation, Job, Node, State
@@ -270,7 +271,7 @@ def gather(live: bool) -> dict[str, Any]:
         for name in node["queues"] if node["alive"] else ():
             queues[name]["workers"] += int(node["takes_jobs"])
     waited = [queue["oldest_ready_seconds"] for queue in queues.values() if queue["oldest_ready_seconds"] is not None]
-    return {
+    result = {
         "databases": {alias: identity.marks(alias) for alias in conf().DATABASES},
         "jobs": jobs,
         "capped": counted.is_capped,
@@ -286,9 +287,11 @@ def gather(live: bool) -> dict[str, Any]:
         "oldest_ready_seconds": max(waited, default=None),
         "due": {"count": len(late), "lag_seconds": round(max(late, default=0.0), 3)},
         "unknown_tasks": dict(counted.unknown),
-        "schedules": schedules.gather(any(node["takes_jobs"] for node in listed)),
         "limits": limits.usage(),
     }
+    for status in extensions.through("status"):
+        result |= status(result)
+    return result
 
 
 def ailments() -> list[str]:

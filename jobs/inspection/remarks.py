@@ -11,6 +11,7 @@ from django.db.models import Max, OuterRef, Subquery
 from django.utils import timezone
 from django.utils.translation import gettext, gettext_lazy, ngettext, ngettext_lazy
 
+from jobs import extensions
 from jobs.conf import worker_command
 from jobs.database import databases
 from jobs.inspection import census, events, limits, tallies
@@ -24,10 +25,10 @@ ERROR, WARNING, INFO = SEVERITIES = ("error", "warning", "info")
 #: The severity of each kind. This is the order in which they are listed.
 KINDS: dict[str, str] = {
     **dict.fromkeys(("copied", "no_worker", "starving", "standing", "overdue", "unknown_task"), ERROR),
-    **dict.fromkeys(("schedule_error", "schedule_overdue", "events_waiting", "failing", "unclosed"), ERROR),
+    **dict.fromkeys(("events_waiting", "failing", "unclosed"), ERROR),
     **dict.fromkeys(("events_problem", "failed", "dead", "stuck", "growing"), WARNING),
-    **dict.fromkeys(("paused", "schedule_missed", "beat"), WARNING),
-    **dict.fromkeys(("busy", "limited", "rated", "batch", "schedule_paused"), INFO),
+    **dict.fromkeys(("paused",), WARNING),
+    **dict.fromkeys(("busy", "limited", "rated", "batch"), INFO),
 }
 
 #: How the sentence counts each kind.
@@ -38,8 +39,6 @@ MANY: dict[str, Any] = {
     "standing": ngettext_lazy("%(number)s queue stands still", "%(number)s queues stand still", "number"),
     "overdue": ngettext_lazy("%(number)s job is overdue", "%(number)s jobs are overdue", "number"),
     "unknown_task": ngettext_lazy("%(number)s job of an unknown task", "%(number)s jobs of unknown tasks", "number"),
-    "schedule_error": ngettext_lazy("%(number)s schedule makes no job", "%(number)s schedules make no jobs", "number"),
-    "schedule_overdue": ngettext_lazy("%(number)s schedule is overdue", "%(number)s schedules are overdue", "number"),
     "events_waiting": ngettext_lazy("%(number)s event does not get on", "%(number)s events do not get on", "number"),
     "failing": ngettext_lazy("%(number)s task fails every time", "%(number)s tasks fail every time", "number"),
     "unclosed": ngettext_lazy("%(number)s batch cannot end", "%(number)s batches cannot end", "number"),
@@ -51,23 +50,17 @@ MANY: dict[str, Any] = {
         "%(number)s queue grows faster than it drains", "%(number)s queues grow faster than they drain", "number"
     ),
     "paused": ngettext_lazy("%(number)s queue is paused", "%(number)s queues are paused", "number"),
-    "schedule_missed": ngettext_lazy(
-        "%(number)s schedule missed its time", "%(number)s schedules missed their time", "number"
-    ),
-    "beat": ngettext_lazy("celery beat runs beside", "celery beat runs beside", "number"),
     "busy": ngettext_lazy("%(number)s queue is behind", "%(number)s queues are behind", "number"),
     "limited": ngettext_lazy("%(number)s limit is reached", "%(number)s limits are reached", "number"),
     "rated": ngettext_lazy("%(number)s rate is reached", "%(number)s rates are reached", "number"),
     "batch": ngettext_lazy(
         "%(number)s batch waits for its last job", "%(number)s batches wait for their last job", "number"
     ),
-    "schedule_paused": ngettext_lazy("%(number)s schedule is paused", "%(number)s schedules are paused", "number"),
 }
 
-#: Kinds that are no fault of the installation: somebody wanted it, there is much to do, or the project's code fails.
+#: Kinds of which :func:`is_fault` says no.
 NO_FAULT = (
-    "paused", "busy", "growing", "beat", "failing", "failed", "dead", "stuck", "limited", "rated", "batch",
-    "schedule_paused",
+    "paused", "busy", "growing", "failing", "failed", "dead", "stuck", "limited", "rated", "batch",
 )  # fmt: skip
 
 #: Seconds after which a remark tells of a running body; of a batch whose last job does not end; of one not closed.
@@ -130,10 +123,10 @@ def of(
         *_died(found["died"]),
         *_stuck(census.running_now() if running is None else running),
         *_batches(),
-        *of_schedules(found["schedules"]),
         *_events(),
+        *(each for problems in extensions.through("problems") for each in problems(found)),
     ]
-    order = [*KINDS]
+    order = [*KINDS, *extensions.merged("kinds")]
     return sorted(every, key=lambda each: (SEVERITIES.index(each.severity), order.index(each.kind)))
 
 
@@ -147,12 +140,20 @@ def sentence(remarks: Iterable[Remark], more: Iterable[str] = ()) -> str:
     says = gettext("All is well")
     if problems:
         says = ngettext("%(number)s problem", "%(number)s problems", problems) % {"number": problems}
-    parts = [*(MANY[kind] % {"number": number} for kind, number in total.items()), *more]
+    many = MANY | {kind: its.many for kind, its in extensions.merged("kinds").items()}
+    parts = [*(many[kind] % {"number": number} for kind, number in total.items()), *more]
     return f"{says}: {' · '.join(parts)}" if parts else f"{says}."
 
 
-def _remark(kind: str, text: str, meaning: str = "", **more: Any) -> Remark:
-    return Remark(**{"kind": kind, "severity": KINDS[kind], "text": text, "meaning": meaning, **more})
+def is_fault(kind: str) -> bool:
+    """Whether the installation is at fault, and not what somebody wanted, much to do, or the project's code."""
+    return kind not in NO_FAULT if kind in KINDS else bool(extensions.merged("kinds")[kind].is_fault)
+
+
+def remark(kind: str, text: str, meaning: str = "", **more: Any) -> Remark:
+    """One of a known kind."""
+    severity = KINDS[kind] if kind in KINDS else extensions.merged("kinds")[kind].severity
+    return Remark(**{"kind": kind, "severity": severity, "text": text, "meaning": meaning, **more})
 
 
 def _copies(marks: dict[str, Any]) -> Iterator[Remark]:
@@ -163,7 +164,7 @@ def _copies(marks: dict[str, Any]) -> Iterator[Remark]:
                 "until `manage.py jobs adopt`"
             )
             means = gettext("Its jobs may run at the original as well: here they wait until somebody adopts them.")
-            yield _remark("copied", says % {**mark, "database": alias, "mark": mark["marked_as"]}, means)
+            yield remark("copied", says % {**mark, "database": alias, "mark": mark["marked_as"]}, means)
 
 
 def _is_any_alive(found: dict[str, Any]) -> bool:
@@ -177,7 +178,7 @@ def _no_worker(found: dict[str, Any]) -> Iterator[Remark]:
         if longest >= census.late_after():
             says = gettext("no worker is alive, and the oldest ready job has waited %s") % duration(longest)
         means = gettext("Nothing that is called or comes due runs until one is started.")
-        yield _remark("no_worker", says, means, command=worker_command())
+        yield remark("no_worker", says, means, command=worker_command())
 
 
 def _is_free(node: dict[str, Any]) -> bool:
@@ -242,22 +243,22 @@ def _queues(found: dict[str, Any], rates: Mapping[str, tuple[float, float]]) -> 
                 workers,
             )
             means = gettext("It is being worked off.")
-        yield _remark(kind, says % words, means, command=command, since=waited, about=name)
+        yield remark(kind, says % words, means, command=command, since=waited, about=name)
 
 
 def _paused(name: str, queue: dict[str, Any], pause: dict[str, Any]) -> Remark:
-    number, words = queue["ready"], {"queue": name, "by": _by(pause["by"], pause["reason"])}
+    number, words = queue["ready"], {"queue": name, "by": by_whom(pause["by"], pause["reason"])}
     says = gettext("the queue %(queue)s is paused%(by)s") % words
     if number:
         waits = ngettext("%(number)s job waits", "%(number)s jobs wait", number)
         says += "; " + waits % {"number": census.at_least(number, queue["capped"])}
-    severity, since = WARNING if number else INFO, _ago(pause["at"])
+    severity, since = WARNING if number else INFO, ago(pause["at"])
     means = gettext("No worker takes a job of this queue until somebody resumes it.")
     command = f"manage.py jobs resume {name}"
-    return _remark("paused", says, means, severity=severity, command=command, since=since, about=name)
+    return remark("paused", says, means, severity=severity, command=command, since=since, about=name)
 
 
-def _by(who: str, why: str) -> str:
+def by_whom(who: str, why: str) -> str:
     return (gettext(" by %s") % who if who else "") + (f" ({why})" if why else "")
 
 
@@ -268,11 +269,11 @@ def _limited(found: list[dict[str, Any]]) -> Iterator[Remark]:
             says = gettext(
                 "%(name)s: limit reached: %(running)s run, of %(concurrency)s at once; others wait for a place"
             )
-            yield _remark("limited", says % row, gettext("Jobs wait for a place, as it was wanted."))
+            yield remark("limited", says % row, gettext("Jobs wait for a place, as it was wanted."))
         elif row["reached"]:
             says = gettext("%(name)s: rate reached: %(rate)s; the next job starts in %(time)s")
             means = gettext("Jobs wait for their turn, as it was wanted.")
-            yield _remark("rated", says % {**row, "time": duration(row["next_in"])}, means)
+            yield remark("rated", says % {**row, "time": duration(row["next_in"])}, means)
 
 
 def _overdue(due: dict[str, Any]) -> Iterator[Remark]:
@@ -284,7 +285,7 @@ def _overdue(due: dict[str, Any]) -> Iterator[Remark]:
             number,
         ) % {"number": number, "time": duration(since)}
         means = gettext("Every worker does this, every second: none is alive, or the database is very slow.")
-        yield _remark("overdue", says, means, since=since, number=number)
+        yield remark("overdue", says, means, since=since, number=number)
 
 
 def _unknown(tasks: dict[str, int]) -> Iterator[Remark]:
@@ -308,11 +309,11 @@ def _unknown(tasks: dict[str, int]) -> Iterator[Remark]:
                 "The deploy since then renamed or removed the task. The jobs are kept, and run as soon as a worker "
                 "knows it."
             )
-            since = _ago(knew.dead_at)
-        yield _remark("unknown_task", says, means, about=task, number=number, since=since)
+            since = ago(knew.dead_at)
+        yield remark("unknown_task", says, means, about=task, number=number, since=since)
 
 
-def _ago(at: Any) -> float:
+def ago(at: Any) -> float:
     return max(0.0, (timezone.now() - at).total_seconds())
 
 
@@ -332,7 +333,7 @@ def _failed(minutes: Iterable[Any], nodes: list[dict[str, Any]]) -> Iterator[Rem
             errors[row.error] += row.count
         words = {"task": task, "number": number, "all": sum(row.count for row in tasks[task])}
         words["error"] = errors.most_common(1)[0][0] or "?"
-        kind, since = "failed", _ago(min(row.begin for row in latest or failures))
+        kind, since = "failed", ago(min(row.begin for row in latest or failures))
         says = gettext("%(task)s: %(number)s of %(all)s failed this hour, mostly with %(error)s")
         means = gettext("They stay until somebody runs them again.")
         if sum(row.count for row in latest) >= EVERY_TIME:
@@ -340,7 +341,7 @@ def _failed(minutes: Iterable[Any], nodes: list[dict[str, Any]]) -> Iterator[Rem
             says = gettext("%(task)s: fails every time, %(number)s of %(all)s this hour, mostly with %(error)s")
             means = gettext("It has not succeeded once since then. Look at what was deployed or changed at that time.")
             # The worker that started last between its last success and its first failure: tallies are by the minute.
-            least, most = since - 60, HOUR.total_seconds() if worked is None else _ago(worked)
+            least, most = since - 60, HOUR.total_seconds() if worked is None else ago(worked)
             if new := [node for node in nodes if least <= node["age_seconds"] <= most][-1:]:
                 since = new[0]["age_seconds"]
                 words |= {"worker": new[0]["hostname"], "version": new[0]["version"] or "?"}
@@ -349,7 +350,7 @@ def _failed(minutes: Iterable[Any], nodes: list[dict[str, Any]]) -> Iterator[Rem
                     "hour, mostly with %(error)s"
                 )
                 means = gettext("It has not succeeded once since %(worker)s was started. Roll back, or mend the task.")
-        yield _remark(kind, says % words, means % words, number=number, since=since, about=task)
+        yield remark(kind, says % words, means % words, number=number, since=since, about=task)
 
 
 def _died(found: list[dict[str, Any]]) -> Iterator[Remark]:
@@ -361,7 +362,7 @@ def _died(found: list[dict[str, Any]]) -> Iterator[Remark]:
         "It did not stop in good order: killed, out of memory, or its machine went away. Its jobs were given back."
     )
     since = min(each["dead_seconds"] for each in found)
-    yield _remark("dead", says % {"number": len(found), "names": names}, means, since=since, number=len(found))
+    yield remark("dead", says % {"number": len(found), "names": names}, means, since=since, number=len(found))
 
 
 def _stuck(running: Iterable[Any]) -> Iterator[Remark]:
@@ -372,10 +373,10 @@ def _stuck(running: Iterable[Any]) -> Iterator[Remark]:
         if job.asked is not None and job.asked.total_seconds() > census.late_after():
             says = gettext("%(task)s: runs for %(time)s, and was asked to end %(asked)s ago")
             means = gettext("Its body has not come to a checkpoint since. Kill it, if it is not to go on.")
-            yield _remark("stuck", says % {**words, "asked": duration(job.asked.total_seconds())}, means, **more)
+            yield remark("stuck", says % {**words, "asked": duration(job.asked.total_seconds())}, means, **more)
         elif seconds > LONG:
             means = gettext("It may hang: neither an end nor a time limit has come. Look at it; kill it if it hangs.")
-            yield _remark("stuck", gettext("%(task)s: runs for %(time)s") % words, means, **more)
+            yield remark("stuck", gettext("%(task)s: runs for %(time)s") % words, means, **more)
 
 
 def _batches() -> Iterator[Remark]:
@@ -389,15 +390,15 @@ def _batches() -> Iterator[Remark]:
                 says = gettext("the batch %(name)s waits for its last job") % {"name": batch.name}
                 means = gettext("All others have ended. What follows the batch is called when this one has.")
                 command = f"manage.py jobs why {batch.last}"
-                yield _remark("batch", says, means, command=command, about=batch.last, since=_ago(batch.made_at))
+                yield remark("batch", says, means, command=command, about=batch.last, since=ago(batch.made_at))
             elif batch.last is None:
                 of_it = Job.objects.using(batch._state.db).filter(batch=batch.pk)
-                since = _ago(of_it.aggregate(at=Max("finished_at"))["at"] or batch.made_at)
+                since = ago(of_it.aggregate(at=Max("finished_at"))["at"] or batch.made_at)
                 if since > UNCLOSED:
                     says = gettext("the batch %(name)s: all jobs have ended, and what follows cannot be called")
                     means = gettext("The log of the workers says why. They try it again every minute.")
                     about = {"about": batch.pk, "since": since, "command": f"manage.py jobs why {batch.pk}"}
-                    yield _remark("unclosed", says % {"name": batch.name}, means, **about)
+                    yield remark("unclosed", says % {"name": batch.name}, means, **about)
 
 
 #: What the events that do not get on wait for.
@@ -435,31 +436,4 @@ def _events() -> Iterator[Remark]:
         }
         says = texts[name] % {"number": census.at_least(number, number >= census.MOST), "time": duration(since)}
         kind = "events_problem" if name == "problem" else "events_waiting"
-        yield _remark(kind, says, str(_EVENTS[name]), about=name, since=since, number=number)
-
-
-def of_schedules(found: list[dict[str, Any]]) -> Iterator[Remark]:
-    texts = {
-        "paused": gettext("the schedule %(name)s is paused%(by)s"),
-        "error": gettext("the schedule %(name)s: the job of its last tick could not be made: %(error)s"),
-        "overdue": gettext("the schedule %(name)s has been due for %(time)s, and no worker has made its job"),
-        "missed": gettext("the schedule %(name)s missed its time %(time)s ago (%(missed)s missed so far)"),
-    }
-    meanings = {
-        "paused": gettext("Its times pass without jobs until somebody resumes it."),
-        "error": gettext("Its task, or what it is called with, is not what the code expects."),
-        "overdue": gettext("No worker is alive that has this schedule in its code."),
-        "missed": gettext("No worker was there at that time. This stays until a job is made on time."),
-    }
-    for each in found:
-        status = each["status"]
-        if status in texts:
-            at = {"paused": each["paused_at"], "overdue": each["next_tick"], "missed": each["missed_at"]}.get(status)
-            since, by = at and _ago(at), _by(each["paused_by"], each["reason"])
-            says = texts[status] % {**each, "time": duration(since), "by": by}
-            more: dict[str, Any] = {"about": each["name"], "since": since}
-            if status == "paused":
-                more["command"] = f"manage.py jobs schedule --resume {each['name']!r}"
-            yield _remark(f"schedule_{status}", says, meanings[status], **more)
-    if any(each["beat"] for each in found):
-        yield _remark("beat", gettext("celery beat runs beside the workers, who run the schedule themselves: stop it"))
+        yield remark(kind, says, str(_EVENTS[name]), about=name, since=since, number=number)

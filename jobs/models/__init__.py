@@ -14,6 +14,7 @@ from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 from kombu.utils.imports import symbol_by_name
 
+from jobs import extensions
 from jobs.models.events import (  # noqa: F401
     ARGS,
     EVENT_HEADER,
@@ -442,47 +443,6 @@ class Pause(models.Model):
         return self.queue
 
 
-class Schedule(models.Model):
-    """How far an entry of the schedule is (``jobs.maintenance.scheduler``). The code says what it calls, and when."""
-
-    name = models.CharField(_("name"), primary_key=True, max_length=255)
-    task = models.CharField(_("task"), max_length=255)
-    #: For people.
-    timing = models.TextField(_("when"))
-    #: Of the entry that is in force (``Entry.definition``); empty: the next worker that has one begins anew.
-    definition = models.CharField(max_length=100, default="")
-    #: When the worker began that wrote this definition. The newest worker's is in force.
-    defined_at = models.DateTimeField()
-    #: When a worker that has this definition looked, up to half a minute ago.
-    seen_at = models.DateTimeField(_("seen at"), default=Now)
-    #: All ticks up to this one have their jobs, or were skipped. It only grows.
-    last_tick = models.DateTimeField(_("last tick"))
-    #: None: no tick is to come.
-    next_tick = models.DateTimeField(_("next run"), null=True)
-    #: The last tick that made a job, and that job.
-    last_run = models.DateTimeField(_("last run"), null=True)
-    last_job = models.UUIDField(_("last job"), null=True)
-    #: How many ticks got no job in time, and the last of them.
-    missed = models.PositiveIntegerField(_("missed ticks"), default=0)
-    missed_at = models.DateTimeField(_("last missed tick"), null=True)
-    #: Why the last tick's job could not be made.
-    error = models.TextField(_("error"), default="")
-    paused_at = models.DateTimeField(_("paused at"), null=True)
-    paused_by = models.CharField(_("paused by"), max_length=150, default="")
-    reason = models.TextField(_("reason"), default="")
-    #: When ``celery beat`` last wanted to call it, beside the workers.
-    beat_at = models.DateTimeField(_("called by celery beat"), null=True)
-
-    class Meta:
-        db_table = "jobs_schedule"
-        verbose_name = _("schedule")
-        verbose_name_plural = _("schedules")
-        permissions: ClassVar = [("operate_schedule", _("Can pause, resume and run schedules"))]
-
-    def __str__(self) -> str:
-        return self.name
-
-
 class Limit(models.Model):
     """A limit that somebody set by hand. It wins over the settings and the code (``jobs.lifecycle.limits``)."""
 
@@ -751,3 +711,8 @@ class Binding(models.Model):
         constraints: ClassVar = [
             models.UniqueConstraint(name="jobs_binding_unique", fields=["exchange", "queue", "routing_key", "pattern"])
         ]
+
+
+# The tables of extensions are the app's own: ``from jobs.models import Batch``.
+for _module in extensions.modules("models"):
+    globals().update({kind.__name__: kind for kind in vars(_module).values() if extensions.is_model(kind, _module)})

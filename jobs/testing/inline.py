@@ -25,9 +25,9 @@ from django.db.transaction import TransactionManagementError
 from django.test.testcases import DatabaseOperationForbidden  # type: ignore[attr-defined]
 from django.utils import timezone
 
+from jobs import extensions
 from jobs.arguments import normalize
-from jobs.calling import batches, entries, followups, outbox
-from jobs.calling.entries import Entry
+from jobs.calling import batches, followups, outbox
 from jobs.conf import OWN_TASKS, conf, import_tasks
 from jobs.database import databases
 from jobs.errors import TaskExited, TaskOutOfMemory
@@ -35,8 +35,7 @@ from jobs.events import relay
 from jobs.lifecycle import order, transitions
 from jobs.lifecycle.board import board
 from jobs.lifecycle.claims import Claimer
-from jobs.maintenance import scheduler
-from jobs.models import UNRELAYED, WAITING, Event, Job, Node, Pause, Schedule, State
+from jobs.models import UNRELAYED, WAITING, Event, Job, Node, Pause, State
 from jobs.models.values import decoded
 from jobs.worker.runner import Runner, is_ours
 
@@ -98,7 +97,7 @@ def run_jobs(
     ran, count = Runs(), 0
     with _process(aliases) as process:
         if until is not None and schedules:
-            process.begin_schedules(None if schedules is True else schedules)
+            process.let_pass(schedules)
         while (limit is None or count < limit) and (run := process.run_next(until)) is not None:
             job, exc = run
             count += 1
@@ -137,29 +136,14 @@ class _Process:
         self.runner = Runner(self.app, "tests")
         #: The time at which the jobs run; None until it is moved.
         self.at: datetime.datetime | None = None
-        #: The entries of the schedule that take part.
-        self.entries: list[Entry] = []
+        #: What comes due as time passes, and is no job yet.
+        self.passing: list[extensions.Passing] = []
 
-    def begin_schedules(self, names: Collection[str] | None) -> None:
-        """From now on let these entries (None: all) have their ticks. Those of stock tasks are left out."""
+    def let_pass(self, only: Collection[str] | bool) -> None:
+        """From now on what the extensions have comes due as well."""
         import_tasks(self.app)
-        found, wrong = entries.gather(self.app)
-        if unknown := [name for name in names or () if name not in found]:
-            raise ValueError(
-                f"run_jobs(schedules=...): there is no entry {unknown[0]!r}; {'; '.join(wrong) or list(found)}"
-            )
-        self.entries = [
-            entry
-            for entry in found.values()
-            if is_ours(self.app.tasks.get(entry.task))
-            and entry.using in self.aliases
-            and (names is None or entry.name in names)
-        ]
-        for entry in self.entries:
-            now = timezone.now()
-            row = Schedule.objects.using(entry.using).filter(pk=entry.name).first()
-            if row is None or row.definition != entry.definition:
-                scheduler.define(entry, row, now, now)
+        found = (begin(self.app, self.aliases, only) for begin in extensions.through("passing"))
+        self.passing = [each for each in found if each is not None]
 
     def run_next(self, until: datetime.datetime | None) -> tuple[Job, BaseException | None] | None:
         """Run one job; return it, and the exception if it failed. None: nothing is due."""
@@ -183,19 +167,14 @@ class _Process:
         for alias in self.aliases:
             scheduled = Job.objects.using(alias).filter(_OF_OPEN_QUEUES, state=State.SCHEDULED, run_at__lte=until)
             moments += scheduled.order_by("run_at").values_list("run_at", flat=True)[:1]
-        ticks: dict[Entry, datetime.datetime] = {}
-        for entry in self.entries:
-            rows = Schedule.objects.using(entry.using).filter(pk=entry.name, paused_at=None, next_tick__lte=until)
-            if (tick := rows.values_list("next_tick", flat=True).first()) is not None:
-                ticks[entry] = tick
-        if not moments and not ticks:
+        moments += filter(None, (each.next(until) for each in self.passing))
+        if not moments:
             return False
-        moment = min([*moments, *ticks.values()])
+        moment = min(moments)
         self.at = max(moment, self.at or moment)
         known = self._times()
-        for entry, tick in ticks.items():
-            if tick <= self.at:
-                scheduler.decide(entry, self.at)
+        for each in self.passing:
+            each.make(self.at)
         self._put_off(known)
         return True
 

@@ -16,13 +16,14 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from queue import SimpleQueue
 from typing import Any
 
 from django.db import DataError, Error, connections
 from django.db.models.functions import Coalesce, Now
 
-from jobs import __version__, checks
+from jobs import __version__, checks, extensions
 from jobs.calling import stored
 from jobs.conf import conf, loaded_app
 from jobs.conf.logs import logger
@@ -37,7 +38,6 @@ from jobs.lifecycle.board import BODY, IDLE, Occupied, board, is_alive
 from jobs.lifecycle.ring import told
 from jobs.maintenance import beats, clock, rescue
 from jobs.maintenance.prune import Prune
-from jobs.maintenance.scheduler import Schedules
 from jobs.maintenance.tally import Count
 from jobs.models import Node
 from jobs.worker import listener, stop
@@ -53,9 +53,6 @@ NOTES = 1.0
 #: handler ignores it. Then the seconds that it has to replace one by itself, and between two such signals.
 REPLACE, REPLACED_WITHIN = signal.SIGURG, 1.0
 
-#: Seconds after an error of the schedule's thread until it looks again.
-LOOK_AGAIN = 1.0
-
 #: Seconds of one round of pruning (the rest waits for the next round), and between two counts of what ended.
 PRUNE_BUDGET, COUNT_INTERVAL = 2.0, 20.0
 
@@ -70,8 +67,8 @@ class Process:
     """Threads with connections of their own, so that none waits for another's queries. Of a pool they take turns.
 
     The main one beats and listens to the worker. ``watch`` looks at the pool's processes, and needs no database.
-    ``rescue`` settles what fell. ``clock`` does what time brings, and polls. ``schedule`` makes the jobs of the
-    schedule. ``tidy`` prunes and counts. One more for each database hears rings.
+    ``rescue`` settles what fell. ``clock`` does what time brings, and polls. ``tidy`` prunes and counts. One more for
+    each database hears rings, and extensions have their own.
     """
 
     def __init__(self, main: int, node: dict[str, Any], pipe: int, ready: int) -> None:
@@ -96,10 +93,13 @@ class Process:
         self._fell = threading.Event()
 
     def main(self) -> None:
-        targets = [self._watch, self._rescue, self._clock, self._schedule, self._tidy, self._post]
+        targets: list[Callable[[], None]] = [self._watch, self._rescue, self._clock, self._tidy, self._post]
         if conf().EVENT_BROKER is not None:
             targets += [self._send, self._receive]
         threads = [threading.Thread(target=each, name=f"jobs-{each.__name__}", daemon=True) for each in targets]
+        for run in chain.from_iterable(each() for each in extensions.through("threads")):
+            name = f"jobs-{run.__module__}"
+            threads.append(threading.Thread(target=self._extension, args=[run], name=name, daemon=True))
         listeners = [listener.listener_of(alias, self._stopping) for alias in conf().DATABASES]
         for thread in [*threads, *filter(None, listeners)]:
             thread.start()
@@ -351,12 +351,9 @@ class Process:
             self._try(clock.tick)
             self._stopping.wait(conf().POLL_INTERVAL)
 
-    def _schedule(self) -> None:
-        schedules = Schedules()
+    def _extension(self, run: extensions.Thread) -> None:
         self._admitted.wait()
-        while not self._stopping.is_set():
-            pause = schedules.pause if self._try(schedules.run_once) else LOOK_AGAIN
-            self._stopping.wait(min(pause, threading.TIMEOUT_MAX))
+        run(self._stopping, self._try)
 
     def _post(self) -> None:
         self._admitted.wait()

@@ -15,12 +15,12 @@ from celery.worker import autoscale
 from celery.worker.state import maybe_shutdown
 from django.core.exceptions import ImproperlyConfigured
 
-from jobs import checks
+from jobs import checks, extensions
 from jobs.conf.logs import logger
 from jobs.database import databases, turns
 from jobs.database.identity import NotAdopted
 from jobs.lifecycle.board import board
-from jobs.worker import celery_beat, control, pool, runner
+from jobs.worker import control, pool, runner
 from jobs.worker.stop import alarm
 from jobs.worker.supervisor import companion
 
@@ -155,7 +155,8 @@ def _on_init(sender: Any = None, **kwargs: Any) -> None:
 @signals.beat_init.connect(dispatch_uid="jobs.worker.steps")
 def _on_beat(sender: Any = None, **kwargs: Any) -> None:
     if (scheduler := getattr(sender, "scheduler", None)) is not None:
-        scheduler.apply_async = celery_beat.Beside(scheduler)
+        for beat in extensions.through("beat"):
+            beat(scheduler)
 
 
 @signals.worker_shutdown.connect(dispatch_uid="jobs.worker.steps")

@@ -5,19 +5,18 @@ one have the reasons, by the state of the job.
 """
 
 import uuid
-from collections.abc import Iterator
 from typing import Any
 
 from django.db.models.functions import Now
 from django.utils.translation import gettext, ngettext
 
+from jobs import extensions
 from jobs.calling import batches
-from jobs.calling.entries import NAME, TICK
 from jobs.conf import conf
 from jobs.database import databases
 from jobs.inspection.why import ended, running, waiting
 from jobs.inspection.why.view import Reason, View
-from jobs.models import ENDED, LIVE, Batch, Job, Schedule, State
+from jobs.models import ENDED, LIVE, Batch, Job, State
 
 
 def explain(key: uuid.UUID) -> tuple[View | None, list[Reason]]:
@@ -37,25 +36,11 @@ def explain(key: uuid.UUID) -> tuple[View | None, list[Reason]]:
         return None, [Reason("unknown", says, cure, {"databases": ", ".join(names)}, id=key, databases=names)]
     view = View(job)
     once: dict[str, Reason] = {}
-    for look in (*LOOKS.get(job.state, FAILED), scheduled_by):
+    for look in (*LOOKS.get(job.state, FAILED), *extensions.through("reasons")):
         for reason in look(view):
             # Two looks may find the same reason: the first one counts.
             once.setdefault(reason.code, reason)
     return view, [reason if view.seen.path is None else reason.veiled(view.seen) for reason in once.values()]
-
-
-def scheduled_by(view: View) -> Iterator[Reason]:
-    """Last, because it says where the job comes from."""
-    if (name := view.job.headers.get(NAME)) is None:
-        return
-    tick = view.job.headers.get(TICK)
-    made = gettext("The schedule %(name)s made it for its tick of %(tick)s.")
-    says = made if tick else gettext("It was made by hand, of the schedule %(name)s.")
-    cure = ""
-    row = Schedule.objects.using(view.using).filter(pk=name).first()
-    if row is not None and row.paused_at is not None:
-        cure = gettext("The schedule is paused: manage.py jobs schedule --resume %r") % name
-    yield Reason("schedule", says, cure, name=name, tick=tick)
 
 
 def _batch(batch: Batch) -> Reason:

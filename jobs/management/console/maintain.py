@@ -198,7 +198,7 @@ def _examine(queue: str | None, timeout: float | None, is_probed: bool) -> Itera
     for each in remarks.of(census.gather(live=True)):
         if each.kind == "no_worker":
             continue
-        yield Finding(ATTENTION, each.kind in remarks.NO_FAULT, each.text, each.command)
+        yield Finding(ATTENTION, not remarks.is_fault(each.kind), each.text, each.command)
     if is_probed:
         import_tasks(app)
         yield _probe(app, queue, timeout or (PROBED if workers.is_well else SOON))

@@ -6,10 +6,10 @@ from argparse import Namespace
 
 from django.core.management.base import CommandError
 
-from jobs.inspection import census, remarks
-from jobs.inspection import schedules as schedule_rows
+from jobs.contrib.schedules import operations
+from jobs.contrib.schedules import rows as rows_of
+from jobs.inspection import census
 from jobs.management.console.base import REASON, JobsCommand, local, me, option, reported, subcommand
-from jobs.operations import schedules
 
 
 @subcommand(
@@ -36,26 +36,26 @@ def schedule(out: JobsCommand, args: Namespace) -> None:
     if asked:
         _change(out, *asked[0], args.reason)
         return
-    found = schedule_rows.gather(census.has_workers())
+    found = rows_of.gather(census.has_workers())
     out.say_json(found)
     rows = []
     for each in found:
         moments = [local(each["next_tick"]), local(each["last_run"])]
-        tail = [each["state"] or "-", str(each["missed"]), str(schedule_rows.STATUSES[each["status"]])]
+        tail = [each["state"] or "-", str(each["missed"]), str(rows_of.STATUSES[each["status"]])]
         rows.append([each["name"], each["task"], each["timing"], *moments, *tail])
     head = ["name", "task", "when", "next", "last", "ended", "missed", "status"]
     out.say_table(head, rows, "There is no entry: beat_schedule, add_periodic_task() or a task's every= make one.")
-    for remark in remarks.of_schedules(found):
+    for remark in rows_of.problems(found):
         out.say(remark.line)
 
 
 def _change(out: JobsCommand, verb: str, name: str, reason: str) -> None:
     if verb == "run":
         with reported(LookupError, TypeError, ValueError):
-            job = schedules.run(name, me(), reason)
+            job = operations.run(name, me(), reason)
     else:
         job = None
-        if not (schedules.pause(name, me(), reason) if verb == "pause" else schedules.resume(name)):
+        if not (operations.pause(name, me(), reason) if verb == "pause" else operations.resume(name)):
             raise CommandError(f"{name!r} is not {'running' if verb == 'pause' else 'paused'}, or no worker knows it.")
     out.say_json({"name": name, "done": verb, "job": job})
     out.say(f"{name}: {'the job ' + str(job) + ' runs' if job else verb + 'd'}")

@@ -5,6 +5,7 @@ from typing import Any
 from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest
+from django.template.loader import render_to_string
 from django.utils.html import format_html
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -12,9 +13,13 @@ from django.utils.translation import gettext_lazy as _
 from jobs.admin import html
 from jobs.admin.base import CountedChangeList, ReadOnlyAdmin, buttons, may, whether
 from jobs.admin.html import column, time_column
-from jobs.inspection import census, schedules
-from jobs.models import Schedule
-from jobs.operations import schedules as operations
+from jobs.contrib.schedules import operations
+from jobs.contrib.schedules import rows as rows_of
+from jobs.contrib.schedules.models import Schedule
+from jobs.inspection import census
+
+#: So many of the next runs are on the dashboard.
+NEXT = 8
 
 #: The colour of each status, as a state of a job. All others look failed.
 LOOKS = {"paused": "cancelled", "undefined": "cancelled", "over": "cancelled", "fine": "succeeded"}
@@ -46,7 +51,7 @@ class ScheduleAdmin(ReadOnlyAdmin):
 
     status = column(
         _("status"),
-        lambda row: html.badge(f"job-{LOOKS.get(row.status, 'failed')}", schedules.STATUSES[row.status]),
+        lambda row: html.badge(f"job-{LOOKS.get(row.status, 'failed')}", rows_of.STATUSES[row.status]),
     )
     short_task = html.short_task
     last_job_link = column(_("last job"), _last_job)
@@ -58,10 +63,10 @@ class ScheduleAdmin(ReadOnlyAdmin):
     beat = time_column(_("called by celery beat"), "beat_at")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Schedule]:
-        return schedules.known(super().get_queryset(request))
+        return rows_of.known(super().get_queryset(request))
 
     def look_at(self, rows: Any) -> None:
-        schedules.look_at(rows, census.has_workers())
+        rows_of.look_at(rows, census.has_workers())
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Only an entry that no worker has may be deleted: any other would come back at once."""
@@ -108,3 +113,13 @@ class ScheduleAdmin(ReadOnlyAdmin):
             messages.success(request, says % ", ".join(map(str, done)))
         elif verb != "run":
             messages.warning(request, gettext("Nothing was changed."))
+
+
+def panel(request: HttpRequest, entries: list[dict[str, Any]]) -> str:
+    """The next runs, for the dashboard."""
+    entries = [each for each in entries if each["next_tick"]]
+    if not entries or not may(request, "view_schedule"):
+        return ""
+    shown = [(each, html.ago(each["next_tick"])) for each in entries[:NEXT]]
+    words = {"entries": shown, "later": max(0, len(entries) - NEXT), "opts": Schedule._meta}
+    return render_to_string("jobs/admin/schedule/next.html", words)

@@ -16,17 +16,17 @@ from django.db import DataError, Error, IntegrityError, transaction
 from django.db.models import F
 from django.db.models.functions import Now
 
-from jobs.calling import entries
-from jobs.calling.entries import Entry
 from jobs.conf import celery_app
 from jobs.conf.logs import logger
 from jobs.conf.syncpoints import reach
+from jobs.contrib.schedules import entries
+from jobs.contrib.schedules.entries import Entry
+from jobs.contrib.schedules.models import Schedule
 from jobs.database import databases
 from jobs.database.databases import SAME, STARTED
 from jobs.lifecycle.ring import bell
 from jobs.lifecycle.transitions import now_plus
 from jobs.lifecycle.unique import UniqueBusy
-from jobs.models import Schedule
 from jobs.models.values import scrub
 
 LOOK, AGAIN = 2.0, 0.2  #: Seconds between two looks: while nothing is due, and while somebody else decides a tick.

@@ -6,11 +6,11 @@ from django.db import DataError, IntegrityError, transaction
 from django.db.models.functions import Now
 from django.utils.translation import gettext
 
-from jobs.calling import entries
 from jobs.conf import celery_app, import_tasks
+from jobs.contrib.schedules import entries
+from jobs.contrib.schedules.models import Schedule
 from jobs.database import databases
 from jobs.lifecycle.transitions import UniqueBusy, UniqueTaken
-from jobs.models import Schedule
 from jobs.models.values import scrub
 from jobs.operations import note
 

@@ -8,9 +8,9 @@ from django.db.models.functions import Now
 
 from jobs.conf import conf
 from jobs.conf.logs import logger
+from jobs.contrib.schedules.models import Schedule
+from jobs.contrib.schedules.scheduler import GONE, Schedules
 from jobs.lifecycle.transitions import now_plus
-from jobs.maintenance.scheduler import GONE, Schedules
-from jobs.models import Schedule
 
 
 class Beside:

@@ -21,8 +21,8 @@ from django.apps import apps
 from django.db.models import F
 
 from jobs.calling import followups
-from jobs.calling.moments import Ticks
 from jobs.conf import conf, did_you_mean, reads_rows
+from jobs.contrib.schedules.moments import Ticks
 from jobs.database import databases
 from jobs.models.values import as_uuid
 
@@ -181,3 +181,17 @@ def _given_by(row: Any) -> dict[str, Any]:
 
 def _model(name: str) -> Any:
     return apps.get_model("django_celery_beat", name)
+
+
+def uncallable(app: Celery) -> Iterator[str]:
+    """The entries of the schedule without a task here, or with arguments that it does not take; a sentence each."""
+    for name, entry in gather(app, asks_tables=False)[0].items():
+        task = app.tasks.get(entry.task)
+        if task is None:
+            near = did_you_mean(entry.task, app.tasks).rstrip(".")
+            yield f"{name!r}: no task of this project is called {entry.task!r}{near}"
+        elif task.typing and (takes := getattr(task, "__header__", None)) is not None:
+            try:
+                takes(*entry.args, **entry.kwargs)
+            except TypeError as exc:
+                yield f"{name!r}: {exc}"

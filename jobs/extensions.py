@@ -1,0 +1,187 @@
+"""The doors: how a feature comes into the core, which names none of them.
+
+Each folder of ``jobs/contrib`` is an extension and holds all of its feature. These of its files are read, if they are
+there:
+
+``__init__.py``
+    ``PUBLIC``: names of the package ``jobs`` (``jobs.effect``), and in which of its modules each is.
+``models.py``
+    its tables, of the app ``jobs``; read with the core's models.
+``doors.py``
+    a subclass of :class:`Extension`: its part in what the core does; read when all apps are ready.
+``admin.py``, ``commands.py``
+    its pages, and its subcommands of ``manage.py jobs``; read with those of the core.
+``apps.py``
+    makes it a Django app of its own. It takes part if its name is in ``INSTALLED_APPS``. The others always do.
+
+A door that nobody uses costs nothing: :func:`through` returns an empty tuple. The methods of :class:`Extension` are the
+doors, in the order in which a job meets them. Each says when it is called, and in which transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from threading import Event
+from types import ModuleType
+from typing import Any, Protocol
+
+HOME = f"{__package__}.contrib"
+
+Attempt = Callable[[Callable[[], Any]], bool]
+Thread = Callable[[Event, Attempt], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """One kind of problems on the dashboard and in ``manage.py jobs status``."""
+
+    #: ``error``, ``warning`` or ``info``.
+    severity: str
+    #: The words that count it, with ``%(number)s``.
+    many: Any
+    #: False: somebody wanted it so, or there is much to do.
+    is_fault: bool = True
+    #: Who may read it in the admin, beside those who may read jobs: a permission.
+    permission: str = ""
+    #: What it is about gives a label and a URL of the admin that show it.
+    place: Callable[[Any], tuple[Any, str]] | None = None
+    #: What it is about gives the button that mends it: a permission, a label, a URL, its fields, and a warning.
+    button: Callable[[Any], tuple[str, Any, str, dict[str, Any], Any]] | None = None
+
+
+class Extension:
+    """The parts of one feature. Override those that it has; what is left alone takes no part."""
+
+    # A task is declared
+
+    #: Options of ``@shared_task``: what a value must be, in words and as types.
+    options: Mapping[str, tuple[str, tuple[type, ...]]] = {}
+
+    def declared(self, task: type[Any]) -> None:
+        """A task's class was made, and its options have the right types. May run before all models are known.
+
+        Raises:
+            TypeError, ValueError: the options cannot work; names the cure.
+        """
+
+    # The worker: beside each one there is a supervisor, a process with threads
+
+    def threads(self) -> Iterable[Thread]:
+        """Threads of the supervisor, each with connections of its own.
+
+        They begin when the databases are known to be this worker's, and run until their event is set. A thread that
+        ends before stops the supervisor. What they are given besides makes one attempt: it logs what goes wrong, and
+        says whether nothing did.
+        """
+        return ()
+
+    def prune(self, using: str, budget: float) -> None:
+        """Delete what is old, in one database; only one worker at a time does it. ``budget``: seconds."""
+
+    def beat(self, scheduler: Any) -> None:
+        """``celery beat`` begins, and this is its scheduler."""
+
+    def passing(self, app: Any, aliases: Sequence[str], only: Collection[str] | bool) -> Passing | None:
+        """For ``run_jobs(until=)``: what comes due as time passes that is no job yet. ``only``: names, or all."""
+
+    # Questions: none of them changes anything
+
+    def status(self, found: dict[str, Any]) -> Mapping[str, Any]:
+        """More for ``manage.py jobs status --json`` and what builds on it; ``found`` has what the core found."""
+        return {}
+
+    #: The kinds of problems that :meth:`problems` finds, in their order.
+    kinds: Mapping[str, Kind] = {}
+
+    def problems(self, found: dict[str, Any]) -> Iterable[Any]:
+        """What needs attention, by what the core and ``status`` found."""
+        return ()
+
+    def panel(self, request: Any, found: dict[str, Any]) -> str:
+        """A part of the dashboard, as HTML that is safe; empty: this reader sees none."""
+        return ""
+
+    def reasons(self, view: Any) -> Iterable[Any]:
+        """Why a job is where it is, after the reasons of the core."""
+        return ()
+
+    def checks(self, app: Any) -> Iterable[tuple[str, dict[str, Any]]]:
+        """What is wrong with the Celery app before its tasks are imported: a check's number, and its words."""
+        return ()
+
+    def checks_of_tasks(self, app: Any) -> Iterable[tuple[str, dict[str, Any]]]:
+        """The same, when they are imported."""
+        return ()
+
+
+class Passing(Protocol):
+    """What comes due while ``run_jobs(until=)`` lets time pass."""
+
+    def next(self, until: datetime) -> datetime | None:
+        """The next moment at which something is due; None: there is none."""
+
+    def make(self, at: datetime) -> None:
+        """Make jobs of what is due at that moment."""
+
+
+@cache
+def packages() -> tuple[str, ...]:
+    """The extensions that take part, by their dotted names."""
+    from django.apps import apps
+
+    apps.check_apps_ready()
+    found = []
+    for folder in sorted(path.parent for path in Path(__file__).with_name("contrib").glob("*/__init__.py")):
+        name = f"{HOME}.{folder.name}"
+        if not (folder / "apps.py").exists() or apps.is_installed(name):
+            found.append(name)
+    return tuple(found)
+
+
+def modules(name: str) -> Iterator[ModuleType]:
+    """One file of each extension, where it has that file."""
+    for package in packages():
+        if (Path(__file__).parent.joinpath(*package.split(".")[1:]) / f"{name}.py").exists():
+            yield import_module(f"{package}.{name}")
+
+
+@cache
+def _extensions() -> tuple[Extension, ...]:
+    found = [each for module in modules("doors") for each in vars(module).values() if isinstance(each, type)]
+    return tuple(each() for each in found if issubclass(each, Extension) and each is not Extension)
+
+
+@cache
+def through(door: str) -> tuple[Any, ...]:
+    """What the extensions have for one door, in the order of their names."""
+    return tuple(getattr(each, door) for each in _extensions() if door in _own(type(each)))
+
+
+def merged(door: str) -> dict[str, Any]:
+    """The mappings that the extensions have for one door, as one."""
+    return {name: value for part in through(door) for name, value in part.items()}
+
+
+def _own(kind: type[Extension]) -> set[str]:
+    return {name for each in kind.mro() if each not in (Extension, object) for name in vars(each)}
+
+
+@cache
+def public() -> dict[str, str]:
+    """The names of the package ``jobs`` that extensions have, and the module of each. Needs no apps."""
+    found = {}
+    for path in sorted(Path(__file__).with_name("contrib").glob("*/__init__.py")):
+        package = f"{HOME}.{path.parent.name}"
+        for name, module in getattr(import_module(package), "PUBLIC", {}).items():
+            found[name] = f"{package}.{module}"
+    return found
+
+
+def is_model(kind: Any, module: ModuleType) -> bool:
+    """Whether it is a table that the module declares."""
+    return isinstance(kind, type) and kind.__module__ == module.__name__ and hasattr(kind, "_meta")
