@@ -9,6 +9,7 @@ from typing import Any
 
 from kombu.transport import TRANSPORT_ALIASES
 
+from jobs import extensions
 from jobs.errors import Busy, Cancel, EffectParked, IdempotencyMismatch, Snooze, UniqueBusy, UniqueTaken
 
 __version__ = "0.1.0"
@@ -51,4 +52,7 @@ def __getattr__(name: str) -> Any:
     if name in ("signals", "task"):
         # The module ``jobs.task`` is the decorator, too.
         return import_module(f"{__name__}.{name}")
+    if name in __all__:
+        # An extension has it.
+        return getattr(import_module(extensions.public()[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

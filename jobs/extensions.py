@@ -1,14 +1,14 @@
 """The doors: how a feature comes into the core, which names none of them.
 
-Each folder of ``jobs/contrib`` is an extension and holds all of its feature. These of its files are read, if they are
-there:
+A folder with a ``doors.py`` is an extension, and holds all of its feature. Most stand in ``jobs/contrib``; one whose
+import path is public stands in ``jobs``. These of its files are read, if they are there:
 
+``doors.py``
+    a subclass of :class:`Extension`: its part in what the core does; read when a task is declared, or later.
 ``__init__.py``
     ``PUBLIC``: names of the package ``jobs`` (``jobs.effect``), and in which of its modules each is.
 ``models.py``
     its tables, of the app ``jobs``; read with the core's models.
-``doors.py``
-    a subclass of :class:`Extension`: its part in what the core does; read when all apps are ready.
 ``admin.py``, ``commands.py``
     its pages, and its subcommands of ``manage.py jobs``; read with those of the core.
 ``apps.py``
@@ -30,7 +30,7 @@ from threading import Event
 from types import ModuleType
 from typing import Any, Protocol
 
-HOME = f"{__package__}.contrib"
+HOME = Path(__file__).parent
 
 Attempt = Callable[[Callable[[], Any]], bool]
 Thread = Callable[[Event, Attempt], None]
@@ -129,24 +129,26 @@ class Passing(Protocol):
         """Make jobs of what is due at that moment."""
 
 
+def folders() -> dict[str, Path]:
+    """All extensions: their dotted names, and where each is."""
+    found = sorted(path.parent for place in ("*", "contrib/*") for path in HOME.glob(f"{place}/doors.py"))
+    return {".".join([str(__package__), *folder.relative_to(HOME).parts]): folder for folder in found}
+
+
 @cache
-def packages() -> tuple[str, ...]:
-    """The extensions that take part, by their dotted names."""
+def present() -> dict[str, Path]:
+    """The extensions that take part."""
     from django.apps import apps
 
     apps.check_apps_ready()
-    found = []
-    for folder in sorted(path.parent for path in Path(__file__).with_name("contrib").glob("*/__init__.py")):
-        name = f"{HOME}.{folder.name}"
-        if not (folder / "apps.py").exists() or apps.is_installed(name):
-            found.append(name)
-    return tuple(found)
+    own_app = {name for name, folder in folders().items() if (folder / "apps.py").exists()}
+    return {name: folder for name, folder in folders().items() if name not in own_app or apps.is_installed(name)}
 
 
 def modules(name: str) -> Iterator[ModuleType]:
     """One file of each extension, where it has that file."""
-    for package in packages():
-        if (Path(__file__).parent.joinpath(*package.split(".")[1:]) / f"{name}.py").exists():
+    for package, folder in present().items():
+        if (folder / f"{name}.py").exists():
             yield import_module(f"{package}.{name}")
 
 
@@ -175,8 +177,7 @@ def _own(kind: type[Extension]) -> set[str]:
 def public() -> dict[str, str]:
     """The names of the package ``jobs`` that extensions have, and the module of each. Needs no apps."""
     found = {}
-    for path in sorted(Path(__file__).with_name("contrib").glob("*/__init__.py")):
-        package = f"{HOME}.{path.parent.name}"
+    for package in folders():
         for name, module in getattr(import_module(package), "PUBLIC", {}).items():
             found[name] = f"{package}.{module}"
     return found

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import ast
+import re
 from functools import lru_cache
 from pathlib import Path
 
 import jobs
+from jobs import extensions
 
 HOME = Path(jobs.__file__).parent
 
 #: They are read as data, or import nothing of ours.
 NO_ROOMS = {"migrations", "locale", "templates"}
-
-#: The extensions stand on top of the core.
-EXTENSIONS = "contrib"
 
 #: So many rooms are read before the way through them is clear; so many stand above each other; so many imports tie
 #: one to another.
@@ -23,6 +22,11 @@ ROOMS, FLOORS, ARROWS = 31, 11, 139
 
 def room_of(path: Path) -> str:
     return path.relative_to(HOME).parts[0].removesuffix(".py")
+
+
+def is_of_extension(path: Path) -> bool:
+    """They stand on top of the core."""
+    return path.is_relative_to(HOME / "contrib") or any(map(path.is_relative_to, extensions.folders().values()))
 
 
 def names_in(tree: ast.AST) -> set[str]:
@@ -41,7 +45,7 @@ def house() -> dict[str, set[str]]:
     """Of each room the rooms that it imports."""
     found: dict[str, set[str]] = {}
     for path in HOME.rglob("*.py"):
-        if (room := room_of(path)) in NO_ROOMS | {EXTENSIONS}:
+        if (room := room_of(path)) in NO_ROOMS or is_of_extension(path):
             continue
         below = found.setdefault(room, set())
         for name in names_in(ast.parse(path.read_text())):
@@ -73,13 +77,9 @@ def test_imports_between_rooms_go_downwards():
 
 def test_the_core_names_no_extension():
     """It finds them by their folders (``jobs/extensions.py``)."""
-    names = [path.name for path in (HOME / EXTENSIONS).iterdir() if path.is_dir()]
     found = []
     for path in HOME.rglob("*.py"):
-        if room_of(path) in NO_ROOMS | {EXTENSIONS}:
-            continue
-        text = path.read_text()
-        found += [
-            f"{path}: {name}" for name in names if f"{EXTENSIONS}.{name}" in text or f"{EXTENSIONS}/{name}" in text
-        ]
+        if room_of(path) not in NO_ROOMS and not is_of_extension(path):
+            text = path.read_text()
+            found += [f"{path}: {name}" for name in extensions.folders() if re.search(rf"\b{re.escape(name)}\b", text)]
     assert found == []
