@@ -6,7 +6,8 @@ import path is public stands in ``jobs``. These of its files are read, if they a
 ``doors.py``
     a subclass of :class:`Extension`: its part in what the core does; read when a task is declared, or later.
 ``__init__.py``
-    ``PUBLIC``: names of the package ``jobs`` (``jobs.effect``), and in which of its modules each is.
+    ``PUBLIC``: names of ``jobs`` and of its packages (``testing.assert_idempotent``), and in which of its modules each
+    is.
 ``models.py``
     its tables, of the app ``jobs``; read with the core's models.
 ``admin.py``, ``commands.py``
@@ -174,12 +175,14 @@ def _own(kind: type[Extension]) -> set[str]:
 
 
 @cache
-def public() -> dict[str, str]:
-    """The names of the package ``jobs`` that extensions have, and the module of each. Needs no apps."""
+def public(package: str) -> dict[str, str]:
+    """The names of a package that extensions have, and the module of each. Needs no apps."""
     found = {}
-    for package in folders():
-        for name, module in getattr(import_module(package), "PUBLIC", {}).items():
-            found[name] = f"{package}.{module}"
+    for folder in folders():
+        for path, module in getattr(import_module(folder), "PUBLIC", {}).items():
+            owner, _, name = f"{__package__}.{path}".rpartition(".")
+            if owner == package:
+                found[name] = f"{folder}.{module}"
     return found
 
 

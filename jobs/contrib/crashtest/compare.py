@@ -11,10 +11,10 @@ from typing import Any
 from django.db.models import AutoField, Model
 
 from jobs.conf import OWN_TASKS, conf
+from jobs.contrib.crashtest.copies import Change, Row
+from jobs.contrib.crashtest.events import EFFECTS, SAFE, Event
 from jobs.lifecycle.redaction import Shown
 from jobs.models import ENDED, Effect, Job, Marker, State
-from jobs.testing.copies import Change, Row
-from jobs.testing.events import EFFECTS, SAFE, Event
 
 #: The fields of this app's own rows that are compared: what a body asked for. The other fields say how often, where and
 #: when it ran, or what this one run returned.
