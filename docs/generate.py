@@ -95,6 +95,7 @@ def checks() -> list[str]:
 
 
 def metrics() -> list[str]:
+    from jobs import extensions
     from jobs.inspection import census, demand
 
     tree = ast.parse((ROOT / "jobs/inspection/metrics.py").read_text())
@@ -107,6 +108,10 @@ def metrics() -> list[str]:
         if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) in ("gauges", "counters"):
             suffix = "_total" if ast.unparse(node.target) == "counters" else ""
             families += [(suffix, family.elts) for family in node.value.elts]
+    for folder in extensions.folders().values():
+        for node in ast.walk(ast.parse((folder / "doors.py").read_text())):
+            if isinstance(node, ast.FunctionDef) and node.name == "metrics":
+                families += [("", each.value.elts) for each in ast.walk(node) if isinstance(each, ast.Yield)]
     lines = table("metric", "labels", "what it counts")
     for suffix, (name, says, names, _) in families:
         found = eval(ast.unparse(names), {"__builtins__": {}}, labels)

@@ -36,7 +36,6 @@ __all__ = [
 _LAZY = {
     "Task": "task",
     "batch": "calling.batches",
-    "effect": "idempotency.external_calls",
     "guard": "idempotency.guards",
     "lock": "idempotency.locks",
     "once": "idempotency.markers",

@@ -10,8 +10,8 @@ import path is public stands in ``jobs``. These of its files are read, if they a
     is.
 ``models.py``
     its tables, of the app ``jobs``; read with the core's models.
-``admin.py``, ``commands.py``
-    its pages, and its subcommands of ``manage.py jobs``; read with those of the core.
+``admin.py``, ``commands.py``, ``rules.py``
+    its pages, its subcommands of ``manage.py jobs``, its rules of ``verify``; read with those of the core.
 ``apps.py``
     makes it a Django app of its own. It takes part if its name is in ``INSTALLED_APPS``. The others always do.
 
@@ -106,6 +106,18 @@ class Extension:
     def panel(self, request: Any, found: dict[str, Any]) -> str:
         """A part of the dashboard, as HTML that is safe; empty: this reader sees none."""
         return ""
+
+    def job_page(self, request: Any, view: Any) -> tuple[str, str]:
+        """Parts of a job's page, as HTML that is safe: one above all, and a ``<dt>`` with its ``<dd>``."""
+        return "", ""
+
+    def metrics(self) -> Iterable[tuple[str, str, list[str], list[Any]]]:
+        """Gauges for Prometheus: name, help, the labels' names, and samples: the labels' values, and a number."""
+        return ()
+
+    def causes(self, view: Any) -> Iterable[Any]:
+        """Why a job is where it is, before the last reason of the core: that it runs, waits, or how it ended."""
+        return ()
 
     def reasons(self, view: Any) -> Iterable[Any]:
         """Why a job is where it is, after the reasons of the core."""

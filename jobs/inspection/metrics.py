@@ -5,6 +5,7 @@ They are read from the database when somebody scrapes: any process can answer fo
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 from django.db.models import Sum
@@ -12,8 +13,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from jobs import extensions
 from jobs.conf import conf
-from jobs.inspection import census, demand, events, external_calls
+from jobs.inspection import census, demand, events
 from jobs.models import State, Tally
 
 
@@ -29,7 +31,6 @@ class _Collector:
         found = census.gather(live=True)
         due, queues = found["due"], found["queues"].items()
         live = [([name, state], each[state]) for name, each in queues for state in census.LIVE]
-        unsettled = sum(external_calls.unsettled(alias).count() for alias in conf().DATABASES)
         waits, lags = events.summed(), events.all_lags()
         ended: dict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)
         for alias in conf().DATABASES:
@@ -65,7 +66,6 @@ class _Collector:
             ("jobs_worker_processes", "How many it can run.", node, of_nodes("concurrency")),
             ("jobs_due", "Scheduled jobs that are due and not ready yet.", [], [([], due["count"])]),
             ("jobs_due_lag_seconds", "For how long the oldest of them is due.", [], [([], due["lag_seconds"])]),
-            ("jobs_unsettled_effects", "External calls that are ambiguous or parked.", [], [([], unsettled)]),
             ("jobs_events", f"Events that do not get on; {census.MOST} are counted.", ["status"], of_events("number")),
             ("jobs_events_oldest_seconds", "How old the oldest of them is.", ["status"], of_events("seconds")),
             ("jobs_handler_waiting", "Jobs of a handler that have not ended.", handler, of_handlers("waiting")),
@@ -77,7 +77,8 @@ class _Collector:
             ("celery_task_failed", "Jobs that failed.", [*call, "exception"], ended["failed"].items()),
             ("celery_task_revoked", "Jobs that were cancelled, or expired.", call, ended["cancelled"].items()),
         )
-        for kind, table in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
+        more = chain.from_iterable(each() for each in extensions.through("metrics"))
+        for kind, table in ((GaugeMetricFamily, [*gauges, *more]), (CounterMetricFamily, counters)):
             for name, says, labels, samples in table:
                 family: Any = kind(name, says, labels=labels)
                 for values, number in samples:
