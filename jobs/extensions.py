@@ -22,6 +22,7 @@ doors, in the order in which a job meets them. Each says when it is called, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -32,6 +33,8 @@ from types import ModuleType
 from typing import Any, Protocol
 
 HOME = Path(__file__).parent
+
+_NOTHING = nullcontext()
 
 Attempt = Callable[[Callable[[], Any]], bool]
 Thread = Callable[[Event, Attempt], None]
@@ -69,6 +72,31 @@ class Extension:
         Raises:
             TypeError, ValueError: the options cannot work; names the cure.
         """
+
+    # A call, and a run
+
+    def composed(self, job: Any, headers: Mapping[str, Any] | None, caller: Any) -> None:
+        """A call became a row, which is not inserted yet. Each call and each run comes by: see that it is cheap.
+
+        Parameters:
+            headers: the caller's own.
+            caller: the task whose run makes the call, if one does.
+        """
+
+    def publishing(self) -> AbstractContextManager[Any]:
+        """A context around receivers of Celery's signals of a call."""
+        return nullcontext()
+
+    def committed(self, job: Any) -> None:
+        """A call was committed that :meth:`composed` has marked (``is_awaited``). May raise nothing."""
+
+    def carried(self) -> Mapping[str, Any]:
+        """Headers of an event that is told of now: what the runs of its handlers have from the one who told."""
+        return {}
+
+    def around(self, run: Any) -> AbstractContextManager[Any]:
+        """A context around a run, from its claim until it is settled. May raise nothing of its own."""
+        return nullcontext()
 
     # The worker: beside each one there is a supervisor, a process with threads
 
@@ -175,6 +203,22 @@ def _extensions() -> tuple[Extension, ...]:
 def through(door: str) -> tuple[Any, ...]:
     """What the extensions have for one door, in the order of their names."""
     return tuple(getattr(each, door) for each in _extensions() if door in _own(type(each)))
+
+
+def around(door: str, *given: Any) -> AbstractContextManager[Any]:
+    """The contexts that extensions have for one door, as one."""
+    found = through(door)
+    if len(found) > 1:
+        return _around(found, given)
+    return found[0](*given) if found else _NOTHING
+
+
+@contextmanager
+def _around(found: Sequence[Any], given: Any) -> Iterator[None]:
+    with ExitStack() as entered:
+        for each in found:
+            entered.enter_context(each(*given))
+        yield
 
 
 def merged(door: str) -> dict[str, Any]:

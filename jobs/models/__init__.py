@@ -243,8 +243,8 @@ class Job(models.Model):
     #: Of a scheduled job: what it waits for beside its time, a lock or a worker that knows its task
     #: (``jobs.lifecycle.waits``). In other states it means nothing.
     waits_for = models.CharField(max_length=300, null=True)
-    #: The span of the call, until its transaction is committed (``jobs.calling.tracing``).
-    span: Any = None
+    #: Whether an extension wants to know that the call was committed.
+    is_awaited = False
     #: Whether the call is that of a signature whose id was fixed before (``Signature.freeze``).
     is_frozen = False
 
