@@ -18,10 +18,10 @@ from django.conf import settings
 from django.db import connection
 
 from jobs.conf import conf
+from jobs.contrib.limits.claims import LimitedClaimer
 from jobs.database import databases
 from jobs.lifecycle import transitions
 from jobs.lifecycle.board import BODY, board, is_alive
-from jobs.lifecycle.limited_claims import LimitedClaimer
 from jobs.maintenance import beats
 from jobs.models import ENDED, Job, Node
 from jobs.worker.runner import Runner

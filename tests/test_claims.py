@@ -19,11 +19,12 @@ from django.utils import timezone
 
 from jobs.calling.calls import rank_of
 from jobs.conf import rates
+from jobs.contrib.limits import claims as limited_claims
+from jobs.contrib.limits.limits import Limits
 from jobs.database import sessions
-from jobs.lifecycle import claims, completion, limited_claims, order, transitions
+from jobs.lifecycle import claims, completion, order, transitions
 from jobs.lifecycle.board import board
 from jobs.lifecycle.claims import Claimer
-from jobs.lifecycle.limits import Limits
 from jobs.maintenance import clock, rescue
 from jobs.maintenance.rescue import OwnJobs
 from jobs.models import Job, Limit, Node, Pause

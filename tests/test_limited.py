@@ -22,13 +22,14 @@ from django.db.models.signals import post_delete
 
 from jobs.conf import problems
 from jobs.conf.rates import limit_of
+from jobs.contrib.limits import claims as limited
+from jobs.contrib.limits import limits
+from jobs.contrib.limits.claims import LimitedClaimer
 from jobs.database import databases
 from jobs.inspection import census, remarks
 from jobs.inspection.why import explain
-from jobs.lifecycle import completion, limits, transitions
-from jobs.lifecycle import limited_claims as limited
+from jobs.lifecycle import completion, transitions
 from jobs.lifecycle.board import board
-from jobs.lifecycle.limited_claims import LimitedClaimer
 from jobs.lifecycle.transitions import now_plus
 from jobs.maintenance import clock
 from jobs.models import Gate, Job, Limit

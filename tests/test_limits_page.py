@@ -10,8 +10,8 @@ from django.core.management import CommandError, call_command
 from django.test import Client
 from django.urls import reverse
 
+from jobs.contrib.limits import limits
 from jobs.inspection import census
-from jobs.lifecycle import limits
 from jobs.maintenance import clock
 from jobs.models import Job, Limit
 from tests import tasks
