@@ -15,7 +15,7 @@ from jobs.inspection import census
 from jobs.maintenance import clock
 from jobs.models import Job, Limit
 from tests import tasks
-from tests.test_limited import claim, end, take
+from tests.contrib.limits.claiming import claim, end, take
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("node")]
 
