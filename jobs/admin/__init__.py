@@ -2,7 +2,6 @@
 
 from jobs import extensions
 from jobs.admin.batch import BatchAdmin
-from jobs.admin.dashboard import OverviewAdmin
 from jobs.admin.event import EventAdmin, SubscriptionAdmin
 from jobs.admin.idempotency import EffectAdmin, MarkerAdmin
 from jobs.admin.job import JobAdmin
@@ -10,7 +9,7 @@ from jobs.admin.limit import LimitAdmin
 from jobs.admin.node import NodeAdmin
 
 __all__ = [
-    "BatchAdmin", "EffectAdmin", "EventAdmin", "JobAdmin", "LimitAdmin", "MarkerAdmin", "NodeAdmin", "OverviewAdmin",
+    "BatchAdmin", "EffectAdmin", "EventAdmin", "JobAdmin", "LimitAdmin", "MarkerAdmin", "NodeAdmin",
     "SubscriptionAdmin",
 ]  # fmt: skip
 
