@@ -11,6 +11,8 @@ import path is public stands in ``jobs``. These of its files are read, if they a
     its tables, of the app ``jobs``; read with the core's models.
 ``admin.py``, ``commands.py``
     its pages, and its subcommands of ``manage.py jobs``; read with those of the core.
+``templates``
+    what its pages ``render``. Django looks for templates in the app's folder only.
 ``apps.py``
     makes it a Django app of its own. It takes part if its name is in ``INSTALLED_APPS``. The others always do.
 
@@ -139,6 +141,21 @@ class Extension:
     def free(self, queue: str, rows: Any) -> Any:
         """Those of the ready jobs of a queue that are certainly not held back, as a queryset."""
         return rows
+
+    def known(self, what: str) -> Iterable[str]:
+        """Names of each ``task``, or of each ``queue``, that jobs had, also of those that are gone."""
+        return ()
+
+    def metrics(self) -> Iterable[tuple[str, str, list[str], Any]]:
+        """Gauges for Prometheus: name, help, the labels' names, and samples.
+
+        A sample is the labels' values and a number. A function in their place gives them by what the core found.
+        """
+        return ()
+
+    def counters(self) -> Iterable[tuple[str, str, list[str], Any]]:
+        """The same of what only grows."""
+        return ()
 
     def reasons(self, view: Any) -> Iterable[Any]:
         """Why a job is where it is, after the reasons of the core."""

@@ -2,14 +2,13 @@
 
 from jobs import extensions
 from jobs.admin.batch import BatchAdmin
-from jobs.admin.dashboard import OverviewAdmin
 from jobs.admin.event import EventAdmin, SubscriptionAdmin
 from jobs.admin.idempotency import EffectAdmin, MarkerAdmin
 from jobs.admin.job import JobAdmin
 from jobs.admin.node import NodeAdmin
 
 __all__ = [
-    "BatchAdmin", "EffectAdmin", "EventAdmin", "JobAdmin", "MarkerAdmin", "NodeAdmin", "OverviewAdmin",
+    "BatchAdmin", "EffectAdmin", "EventAdmin", "JobAdmin", "MarkerAdmin", "NodeAdmin",
     "SubscriptionAdmin",
 ]  # fmt: skip
 

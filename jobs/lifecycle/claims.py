@@ -92,7 +92,6 @@ def claimer(app: Any) -> Claimer:
 class Claimer:
     """Claims for one process, queue by queue, each from where the last claim ended."""
 
-
     def __init__(self) -> None:
         #: For each database and queue: the place of the row that was claimed last, and when to look from the start.
         self._after: dict[tuple[str, str], tuple[Any, ...]] = {}
