@@ -12,6 +12,8 @@ import path is public stands in ``jobs``. These of its files are read, if they a
     its tables, of the app ``jobs``; read with the core's models.
 ``admin.py``, ``commands.py``, ``rules.py``
     its pages, its subcommands of ``manage.py jobs``, its rules of ``verify``; read with those of the core.
+``templates``
+    what its pages ``render``. Django looks for templates in the app's folder only.
 ``apps.py``
     makes it a Django app of its own. It takes part if its name is in ``INSTALLED_APPS``. The others always do.
 
@@ -98,6 +100,16 @@ class Extension:
         """A context around a run, from its claim until it is settled. May raise nothing of its own."""
         return nullcontext()
 
+    def called(self, task: Any, job: Any) -> None:
+        """A call of a task was made a row, which is not written yet; in the caller's transaction.
+
+        Raises:
+            TypeError, ValueError: the call cannot be made; names the cure.
+        """
+
+    def claimer(self, app: Any) -> Any:
+        """What claims for one process: a subclass of ``Claimer``, which may hold jobs back. One extension has it."""
+
     # The worker: beside each one there is a supervisor, a process with threads
 
     def threads(self) -> Iterable[Thread]:
@@ -108,6 +120,18 @@ class Extension:
         says whether nothing did.
         """
         return ()
+
+    def registered(self) -> None:
+        """The supervisor has written this worker's node; it may claim from now on."""
+
+    #: What the clock asks each database in its one look: SQL for true or false, by name; ``{epoch}`` is its time.
+    looks: Mapping[str, str] = {}
+
+    def ticked(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
+        """The clock has looked, each second or so: the answers to ``looks`` of each database that could be asked."""
+
+    def set_rate(self, task: str, rate: str) -> None:
+        """``celery control rate_limit``."""
 
     def prune(self, using: str, budget: float) -> None:
         """Delete what is old, in one database; only one worker at a time does it. ``budget``: seconds."""
@@ -139,8 +163,31 @@ class Extension:
         """Parts of a job's page, as HTML that is safe: one above all, and a ``<dt>`` with its ``<dd>``."""
         return "", ""
 
-    def metrics(self) -> Iterable[tuple[str, str, list[str], list[Any]]]:
-        """Gauges for Prometheus: name, help, the labels' names, and samples: the labels' values, and a number."""
+    def waits(self, view: Any) -> Iterable[Any]:
+        """Why a ready job of a queue that has a worker is not taken. Without a reason it is told its place in line."""
+        return ()
+
+    def keeps(self, queue: str) -> bool:
+        """Whether the first ready job of the queue is held back, so that no worker is at fault."""
+        return False
+
+    def free(self, queue: str, rows: Any) -> Any:
+        """Those of the ready jobs of a queue that are certainly not held back, as a queryset."""
+        return rows
+
+    def known(self, what: str) -> Iterable[str]:
+        """Names of each ``task``, or of each ``queue``, that jobs had, also of those that are gone."""
+        return ()
+
+    def metrics(self) -> Iterable[tuple[str, str, list[str], Any]]:
+        """Gauges for Prometheus: name, help, the labels' names, and samples.
+
+        A sample is the labels' values and a number. A function in their place gives them by what the core found.
+        """
+        return ()
+
+    def counters(self) -> Iterable[tuple[str, str, list[str], Any]]:
+        """The same of what only grows."""
         return ()
 
     def causes(self, view: Any) -> Iterable[Any]:

@@ -2,15 +2,13 @@
 
 from jobs import extensions
 from jobs.admin.batch import BatchAdmin
-from jobs.admin.dashboard import OverviewAdmin
 from jobs.admin.event import EventAdmin, SubscriptionAdmin
 from jobs.admin.idempotency import MarkerAdmin
 from jobs.admin.job import JobAdmin
-from jobs.admin.limit import LimitAdmin
 from jobs.admin.node import NodeAdmin
 
 __all__ = [
-    "BatchAdmin", "EventAdmin", "JobAdmin", "LimitAdmin", "MarkerAdmin", "NodeAdmin", "OverviewAdmin",
+    "BatchAdmin", "EventAdmin", "JobAdmin", "MarkerAdmin", "NodeAdmin",
     "SubscriptionAdmin",
 ]  # fmt: skip
 

@@ -316,7 +316,8 @@ def receive(task: str, request: Any, args: Any, kwargs: Any) -> None:
     if (known := app.tasks.get(task) if app is not None else None) is not None:
         # Of arguments that do not fit the run will say so.
         with suppress(Exception):
-            job.limit_key = known.limit_key_of(job)
+            for called in extensions.through("called"):
+                called(known, job)
     reach("before_receive")
     Job.objects.using(databases.job_alias()).bulk_create([job], ignore_conflicts=True)
     reach("after_receive")
