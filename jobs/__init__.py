@@ -7,8 +7,6 @@ The public names are loaded on first use: importing ``jobs`` imports no model, s
 from importlib import import_module
 from typing import Any
 
-from kombu.transport import TRANSPORT_ALIASES
-
 from jobs import extensions
 from jobs.errors import Busy, Cancel, EffectParked, IdempotencyMismatch, Snooze, UniqueBusy, UniqueTaken
 
@@ -41,8 +39,7 @@ _LAZY = {
     "once": "idempotency.markers",
 }
 
-# kombu accepts no dotted path in a broker URL; this makes ``jobs://`` one that it knows.
-TRANSPORT_ALIASES.setdefault("jobs", "jobs.calling.transport:Transport")
+extensions.begin()
 
 
 def __getattr__(name: str) -> Any:

@@ -8,6 +8,8 @@ import path is public stands in ``jobs``. These of its files are read, if they a
 ``__init__.py``
     ``PUBLIC``: names of ``jobs`` and of its packages (``testing.assert_idempotent``), and in which of its modules each
     is.
+``early.py``
+    what has to be there as soon as ``jobs`` is imported: it imports neither models nor settings.
 ``models.py``
     its tables, of the app ``jobs``; read with the core's models.
 ``admin.py``, ``commands.py``, ``rules.py``
@@ -133,8 +135,18 @@ class Extension:
     def set_rate(self, task: str, rate: str) -> None:
         """``celery control rate_limit``."""
 
-    def prune(self, using: str, budget: float) -> None:
-        """Delete what is old, in one database; only one worker at a time does it. ``budget``: seconds."""
+    def prune(self, using: str, budget: float) -> Mapping[str, int] | None:
+        """Delete what is old, in one database; only one worker at a time does it. ``budget``: seconds.
+
+        Returns more for ``manage.py jobs prune --json``: what, and how many.
+        """
+
+    def survey(self, using: str) -> Mapping[str, int]:
+        """More for ``manage.py jobs adopt --json``: what else would run in a copy of a database."""
+        return {}
+
+    def disown(self, using: str) -> None:
+        """All jobs of a copy of a database are cancelled: forget what would run, or be called, all the same."""
 
     def beat(self, scheduler: Any) -> None:
         """``celery beat`` begins, and this is its scheduler."""
@@ -221,6 +233,13 @@ def folders() -> dict[str, Path]:
     """All extensions: their dotted names, and where each is."""
     found = sorted(path.parent for place in ("*", "contrib/*") for path in HOME.glob(f"{place}/doors.py"))
     return {".".join([str(__package__), *folder.relative_to(HOME).parts]): folder for folder in found}
+
+
+def begin() -> None:
+    """Read what is there early."""
+    for package, folder in folders().items():
+        if (folder / "early.py").exists():
+            import_module(f"{package}.early")
 
 
 @cache

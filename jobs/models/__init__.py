@@ -86,7 +86,10 @@ class Node(models.Model):
 
 
 class Order(models.Model):
-    """What a node is told to do (``jobs.lifecycle.worker_orders``). On SQLite it lives in the second file."""
+    """What a node is told to do (``jobs.lifecycle.worker_orders``)."""
+
+    #: On SQLite it lives in the second file (``databases.SideDatabase``).
+    is_beside = True
 
     #: The job that is to be killed; the node itself, if that is to be quiet or to stop.
     id = models.UUIDField(primary_key=True)
@@ -105,6 +108,8 @@ class Order(models.Model):
 
 class Beat(models.Model):
     """A node's heartbeat. It is no column of :class:`Node`, because on SQLite it lives in the second file."""
+
+    is_beside = True
 
     node = models.UUIDField(primary_key=True)
     #: Rescue watches whether it grows, by its own clock.
@@ -508,7 +513,9 @@ class Marker(models.Model):
 
 
 class Lock(models.Model):
-    """A lock where there is no Redis (``jobs.idempotency.locks``). On SQLite it lives in the second file."""
+    """A lock where there is no Redis (``jobs.idempotency.locks``)."""
+
+    is_beside = True
 
     key = models.CharField(primary_key=True, max_length=255)
     #: The job that holds it, and its lease: the lock is held as long as that run lasts. None outside of jobs.
@@ -529,8 +536,10 @@ class Lock(models.Model):
 class StoredResult(models.Model):
     """Results of tasks that are no jobs, the state that a running job tells (``update_state``), and saved groups.
 
-    See ``jobs.calling.stored``. On SQLite it lives in the second file.
+    See ``jobs.calling.stored``.
     """
+
+    is_beside = True
 
     #: A task's id, or ``group:`` and a group's id.
     id = models.CharField(primary_key=True, max_length=255)
@@ -554,38 +563,6 @@ class Instance(models.Model):
 
     class Meta:
         db_table = "jobs_instance"
-
-
-class Message(models.Model):
-    """A message of the ``jobs://`` broker (``jobs.calling.transport``)."""
-
-    id = models.BigAutoField(primary_key=True)
-    queue = models.CharField(max_length=255)
-    priority = models.SmallIntegerField(default=0)
-    payload = models.TextField()
-    #: Seconds since 1970 by the database's clock; a consumer that holds the message keeps moving it.
-    visible_at = models.FloatField()
-    deliveries = models.PositiveIntegerField(default=0)
-
-    class Meta:
-        db_table = "jobs_message"
-        indexes: ClassVar = [models.Index(name="jobs_message_next", fields=["queue", "priority", "id"])]
-
-
-class Binding(models.Model):
-    """A queue bound to an exchange of the ``jobs://`` broker."""
-
-    id = models.BigAutoField(primary_key=True)
-    exchange = models.CharField(max_length=200)
-    routing_key = models.CharField(max_length=200)
-    pattern = models.CharField(max_length=200)
-    queue = models.CharField(max_length=200)
-
-    class Meta:
-        db_table = "jobs_binding"
-        constraints: ClassVar = [
-            models.UniqueConstraint(name="jobs_binding_unique", fields=["exchange", "queue", "routing_key", "pattern"])
-        ]
 
 
 # The tables of extensions are the app's own: ``from jobs.models import Batch``.

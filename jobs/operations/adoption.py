@@ -4,8 +4,9 @@ from typing import Any
 
 from django.db.models.functions import Now
 
+from jobs import extensions
 from jobs.conf import conf
-from jobs.database import databases, identity
+from jobs.database import identity
 from jobs.lifecycle import transitions
 from jobs.models import LIVE, Batch, Instance, Job, Node, State
 
@@ -14,11 +15,8 @@ def survey(alias: str) -> dict[str, Any]:
     """What the database is marked as, what it is, and what would run if it were adopted."""
     # One statement for each: together they could not use their partial indexes.
     counts = {str(state): Job.objects.using(alias).filter(state=state).count() for state in LIVE}
-    messages = 0
-    if alias == databases.home():
-        with databases.side() as side:
-            [[messages]] = side.execute("SELECT count(*) FROM jobs_message")
-    return {**identity.marks(alias), "jobs": counts, "messages": messages}
+    more = {name: count for survey in extensions.through("survey") for name, count in survey(alias).items()}
+    return {**identity.marks(alias), "jobs": counts, **more}
 
 
 def adopt(alias: str) -> None:
@@ -31,7 +29,7 @@ def adopt(alias: str) -> None:
 def cancel_all(alias: str) -> int:
     """Cancel every job of a copy that has not ended, also those that its original was running; return how many.
 
-    A running one whose row somebody holds locked is left: count again. The messages of a ``jobs://`` broker go too.
+    A running one whose row somebody holds locked is left: count again.
     """
     why = "cancelled by `manage.py jobs adopt --cancel`: the database is a copy"
 
@@ -43,11 +41,10 @@ def cancel_all(alias: str) -> int:
         transitions.bury(node.pk, alias)
     running = list(Job.objects.using(alias).filter(state=State.RUNNING).values_list("pk", flat=True))
     done = sum(transitions.settle_running(job_id, alias, cancel) for job_id in running)
+    for forget in extensions.through("disown"):
+        forget(alias)
     # The callback of a batch that ends so would be a new job.
     Batch.objects.using(alias).filter(ended_at=None).update(on_success=None, on_failure=None)
     while cancelled := transitions.cancel_waiting(alias, conf().BATCH, why):
         done += cancelled
-    if alias == databases.home():
-        with databases.side() as side:
-            side.execute("DELETE FROM jobs_message")
     return done

@@ -239,7 +239,7 @@ def adopt(out: JobsCommand, args: Namespace) -> None:
     out.say_json(found)
     for alias, what in found.items():
         jobs = "{scheduled} scheduled, {ready} ready and {running} running jobs".format(**what["jobs"])
-        if what["messages"]:
+        if what.get("messages"):
             jobs += f" ({what['messages']} messages of the jobs:// broker)"
         if alias not in others:
             out.say(f"{alias}: is marked as itself already; {jobs} run here")
