@@ -8,9 +8,10 @@ import path is public stands in ``jobs``. These of its files are read, if they a
 ``__init__.py``
     ``PUBLIC``: names of the package ``jobs`` (``jobs.effect``), and in which of its modules each is.
 ``models.py``
-    its tables, of the app ``jobs``; read with the core's models.
-``admin.py``, ``commands.py``
-    its pages, and its subcommands of ``manage.py jobs``; read with those of the core.
+    its tables, of the app ``jobs``, and ``COLUMNS`` and ``INDEXES`` that it adds to a job's row: a call may say such a
+    column, and a claim reads it; read with the core's models.
+``admin.py``, ``commands.py``, ``rules.py``
+    its pages, its subcommands of ``manage.py jobs``, its rules of ``verify``; read with those of the core.
 ``apps.py``
     makes it a Django app of its own. It takes part if its name is in ``INSTALLED_APPS``. The others always do.
 
@@ -28,7 +29,7 @@ from importlib import import_module
 from pathlib import Path
 from threading import Event
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 HOME = Path(__file__).parent
 
@@ -69,6 +70,26 @@ class Extension:
             TypeError, ValueError: the options cannot work; names the cure.
         """
 
+    # A job's row
+
+    def called(self, jobs: list[Any], using: str) -> None:
+        """Jobs are about to be inserted into the caller's transaction: change their columns, or raise.
+
+        Each call comes by: a property that gives a function spares the import.
+        """
+
+    def again(self, jobs: Any, using: str) -> None:
+        """Somebody lets an ended job (a queryset) run again: in that transaction, before its row changes."""
+
+    #: A condition of ended jobs that are still needed, by the database's alias, and the sentence that says so.
+    keeps: tuple[Callable[[str], Any], Any]
+
+    def deleting(self, jobs: Any, using: str) -> None:
+        """Ended jobs (a queryset) are about to be deleted, in that transaction."""
+
+    def disown(self, using: str) -> None:
+        """All jobs of a copy of a database are cancelled: forget what would be called when they have ended."""
+
     # The worker: beside each one there is a supervisor, a process with threads
 
     def threads(self) -> Iterable[Thread]:
@@ -79,6 +100,13 @@ class Extension:
         says whether nothing did.
         """
         return ()
+
+    #: SQL of a condition: whether :meth:`tick` has something to do. It costs no statement of its own.
+    due: str = "1 = 1"
+
+    def tick(self, using: str) -> int:
+        """Do what time brings, in one database; each worker comes by every second. Says how much it did."""
+        return 0
 
     def prune(self, using: str, budget: float) -> None:
         """Delete what is old, in one database; only one worker at a time does it. ``budget``: seconds."""
@@ -106,6 +134,10 @@ class Extension:
         """A part of the dashboard, as HTML that is safe; empty: this reader sees none."""
         return ""
 
+    def other(self, what: Any) -> Other | None:
+        """What is no job, and people ask for by an id like one's. ``what``: the id as a UUID, or the row itself."""
+        return None
+
     def reasons(self, view: Any) -> Iterable[Any]:
         """Why a job is where it is, after the reasons of the core."""
         return ()
@@ -117,6 +149,16 @@ class Extension:
     def checks_of_tasks(self, app: Any) -> Iterable[tuple[str, dict[str, Any]]]:
         """The same, when they are imported."""
         return ()
+
+
+class Other(NamedTuple):
+    """What has an id and a bar, and is no job."""
+
+    row: Any
+    #: How far it is, for everybody who has its token (``jobs.inspection.public``).
+    shown: Callable[[], dict[str, Any]]
+    #: Why it has not ended.
+    reasons: Callable[[], Iterable[Any]]
 
 
 class Passing(Protocol):

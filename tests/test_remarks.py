@@ -13,7 +13,7 @@ from jobs.inspection.dashboard import Dashboard
 from jobs.lifecycle import queues
 from jobs.lifecycle.transitions import PARKED
 from jobs.maintenance.tally import MINUTE
-from jobs.models import Batch, Cancellation, Job, Node
+from jobs.models import Cancellation, Job, Node
 from tests.rows import let_beat, make, make_node
 from tests.test_dashboard import URL, tally
 
@@ -133,30 +133,6 @@ def test_a_body_that_runs_for_long_or_does_not_heed(admin_client):
     assert {remark.about: remark.kind for remark in noted()} == {long.pk: "stuck", deaf.pk: "stuck"}
     text = admin_client.get(URL).content.decode()
     assert reverse("admin:jobs_job_operate_one", args=[long.pk]) in text
-
-
-def test_a_batch_that_waits_for_its_last_job():
-    alive()
-    hour = timezone.now() - datetime.timedelta(hours=1)
-    batch = Batch.objects.create(name="import", made_at=hour)
-    make("succeeded", batch=batch)
-    last, other = (make("ready", batch=batch) for _ in range(2))
-    assert noted() == []
-    Job.objects.filter(pk=other.pk).delete()
-    [remark] = noted()
-    assert (remark.kind, remark.about, remark.severity) == ("batch", last.pk, "info")
-
-
-def test_a_batch_that_cannot_be_closed(admin_client):
-    alive()
-    hour = timezone.now() - datetime.timedelta(hours=1)
-    batch = Batch.objects.create(name="import", made_at=hour)
-    job = make("succeeded", batch=batch)
-    assert noted() == []
-    Job.objects.filter(pk=job.pk).update(finished_at=hour)
-    [remark] = noted()
-    assert (remark.kind, remark.about, remark.severity) == ("unclosed", batch.pk, "error")
-    assert reverse("admin:jobs_batch_change", args=[batch.pk]) in admin_client.get(URL).content.decode()
 
 
 def test_no_worker_at_all():

@@ -1,7 +1,6 @@
 """The admin: what every job did, where it is now and why, and the buttons to put it right."""
 
 from jobs import extensions
-from jobs.admin.batch import BatchAdmin
 from jobs.admin.dashboard import OverviewAdmin
 from jobs.admin.event import EventAdmin, SubscriptionAdmin
 from jobs.admin.idempotency import EffectAdmin, MarkerAdmin
@@ -10,7 +9,7 @@ from jobs.admin.limit import LimitAdmin
 from jobs.admin.node import NodeAdmin
 
 __all__ = [
-    "BatchAdmin", "EffectAdmin", "EventAdmin", "JobAdmin", "LimitAdmin", "MarkerAdmin", "NodeAdmin", "OverviewAdmin",
+    "EffectAdmin", "EventAdmin", "JobAdmin", "LimitAdmin", "MarkerAdmin", "NodeAdmin", "OverviewAdmin",
     "SubscriptionAdmin",
 ]  # fmt: skip
 

@@ -236,10 +236,8 @@ def _place(remark: Remark) -> tuple[Any, str] | None:
             return THEM, url_of("job_changelist", **_failed(about))
         case "starving" | "growing" | "busy" | "paused":
             return THEM, url_of("job_changelist", state__exact="ready", queue=about)
-        case "stuck" | "batch":
+        case "stuck":
             return _("Show the job"), url_of("job_change", about)
-        case "unclosed":
-            return _("Show it"), url_of("batch_change", about)
         case "no_worker":
             return _("Show the workers"), url_of("node_changelist")
         case "dead":

@@ -1,13 +1,11 @@
 """What needs attention, worst first: the one answer for the dashboard, ``manage.py jobs status`` and ``doctor``."""
 
-import datetime
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from django.db.models import Max, OuterRef, Subquery
 from django.utils import timezone
 from django.utils.translation import gettext, gettext_lazy, ngettext, ngettext_lazy
 
@@ -17,7 +15,7 @@ from jobs.database import databases
 from jobs.inspection import census, events, limits, tallies
 from jobs.inspection.times import duration
 from jobs.maintenance.tally import HOUR
-from jobs.models import LIVE, Batch, Job, Node, State
+from jobs.models import Node, State
 
 #: Severities, the worst first. A remark of the last one is no problem.
 ERROR, WARNING, INFO = SEVERITIES = ("error", "warning", "info")
@@ -25,10 +23,10 @@ ERROR, WARNING, INFO = SEVERITIES = ("error", "warning", "info")
 #: The severity of each kind. This is the order in which they are listed.
 KINDS: dict[str, str] = {
     **dict.fromkeys(("copied", "no_worker", "starving", "standing", "overdue", "unknown_task"), ERROR),
-    **dict.fromkeys(("events_waiting", "failing", "unclosed"), ERROR),
+    **dict.fromkeys(("events_waiting", "failing"), ERROR),
     **dict.fromkeys(("events_problem", "failed", "dead", "stuck", "growing"), WARNING),
     **dict.fromkeys(("paused",), WARNING),
-    **dict.fromkeys(("busy", "limited", "rated", "batch"), INFO),
+    **dict.fromkeys(("busy", "limited", "rated"), INFO),
 }
 
 #: How the sentence counts each kind.
@@ -41,7 +39,6 @@ MANY: dict[str, Any] = {
     "unknown_task": ngettext_lazy("%(number)s job of an unknown task", "%(number)s jobs of unknown tasks", "number"),
     "events_waiting": ngettext_lazy("%(number)s event does not get on", "%(number)s events do not get on", "number"),
     "failing": ngettext_lazy("%(number)s task fails every time", "%(number)s tasks fail every time", "number"),
-    "unclosed": ngettext_lazy("%(number)s batch cannot end", "%(number)s batches cannot end", "number"),
     "events_problem": ngettext_lazy("%(number)s event has a problem", "%(number)s events have problems", "number"),
     "failed": ngettext_lazy("%(number)s failed this hour", "%(number)s failed this hour", "number"),
     "dead": ngettext_lazy("%(number)s worker died", "%(number)s workers died", "number"),
@@ -53,18 +50,14 @@ MANY: dict[str, Any] = {
     "busy": ngettext_lazy("%(number)s queue is behind", "%(number)s queues are behind", "number"),
     "limited": ngettext_lazy("%(number)s limit is reached", "%(number)s limits are reached", "number"),
     "rated": ngettext_lazy("%(number)s rate is reached", "%(number)s rates are reached", "number"),
-    "batch": ngettext_lazy(
-        "%(number)s batch waits for its last job", "%(number)s batches wait for their last job", "number"
-    ),
 }
 
 #: Kinds of which :func:`is_fault` says no.
 NO_FAULT = (
-    "paused", "busy", "growing", "failing", "failed", "dead", "stuck", "limited", "rated", "batch",
+    "paused", "busy", "growing", "failing", "failed", "dead", "stuck", "limited", "rated",
 )  # fmt: skip
 
-#: Seconds after which a remark tells of a running body; of a batch whose last job does not end; of one not closed.
-LONG, LONG_BATCH, UNCLOSED = 1800.0, 600.0, 90.0
+LONG = 1800.0  #: Seconds after which a remark tells of a running body.
 
 EVERY_TIME = 5  #: So many failures one after the other, and no success: the task fails every time.
 NAMED = 20  #: At most so many of one kind are named.
@@ -122,7 +115,6 @@ def of(
         *_failed(minutes, found["nodes"]),
         *_died(found["died"]),
         *_stuck(census.running_now() if running is None else running),
-        *_batches(),
         *_events(),
         *(each for problems in extensions.through("problems") for each in problems(found)),
     ]
@@ -377,28 +369,6 @@ def _stuck(running: Iterable[Any]) -> Iterator[Remark]:
         elif seconds > LONG:
             means = gettext("It may hang: neither an end nor a time limit has come. Look at it; kill it if it hangs.")
             yield remark("stuck", gettext("%(task)s: runs for %(time)s") % words, means, **more)
-
-
-def _batches() -> Iterator[Remark]:
-    """The oldest batches that do not end."""
-    begin = timezone.now() - datetime.timedelta(seconds=LONG_BATCH)
-    live = Job.objects.filter(batch=OuterRef("pk"), state__in=LIVE).values("pk")
-    batches = Batch.objects.filter(ended_at=None).order_by("pk")
-    for rows in databases.each(batches.annotate(last=Subquery(live[:1]), other=Subquery(live[1:2]))):
-        for batch in rows[:NAMED]:
-            if batch.made_at < begin and batch.last is not None and batch.other is None:
-                says = gettext("the batch %(name)s waits for its last job") % {"name": batch.name}
-                means = gettext("All others have ended. What follows the batch is called when this one has.")
-                command = f"manage.py jobs why {batch.last}"
-                yield remark("batch", says, means, command=command, about=batch.last, since=ago(batch.made_at))
-            elif batch.last is None:
-                of_it = Job.objects.using(batch._state.db).filter(batch=batch.pk)
-                since = ago(of_it.aggregate(at=Max("finished_at"))["at"] or batch.made_at)
-                if since > UNCLOSED:
-                    says = gettext("the batch %(name)s: all jobs have ended, and what follows cannot be called")
-                    means = gettext("The log of the workers says why. They try it again every minute.")
-                    about = {"about": batch.pk, "since": since, "command": f"manage.py jobs why {batch.pk}"}
-                    yield remark("unclosed", says % {"name": batch.name}, means, **about)
 
 
 #: What the events that do not get on wait for.

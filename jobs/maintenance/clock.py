@@ -1,4 +1,4 @@
-"""What time brings: jobs come due, expire, or were asked to end while they waited; batches end."""
+"""What time brings: jobs come due, expire, or were asked to end while they waited; and what extensions do."""
 
 import datetime
 import time
@@ -10,7 +10,7 @@ from typing import Any
 
 from django.db import connections
 
-from jobs.calling import batches
+from jobs import extensions
 from jobs.conf import conf
 from jobs.database import databases
 from jobs.lifecycle import limited_claims, order, transitions
@@ -45,7 +45,6 @@ SELECT {now},
         WHERE state IN ('scheduled', 'ready') AND expires_at IS NOT NULL AND expires_at <= {now} {late}
         ORDER BY expires_at LIMIT 1),
        EXISTS (SELECT 1 FROM jobs_cancellation),
-       EXISTS (SELECT 1 FROM jobs_batch WHERE ended_at IS NULL),
        EXISTS (SELECT 1 FROM jobs_limit),
        EXISTS (SELECT 1 FROM jobs_gate WHERE look_at IS NOT NULL),
        (SELECT 1 FROM jobs_gate WHERE look_at <= {epoch} ORDER BY look_at LIMIT 1) IS NOT NULL
@@ -55,7 +54,7 @@ SELECT {now},
            SELECT 1 FROM jobs_job WHERE state = 'scheduled' AND run_at > '9000-06-01' ORDER BY run_at LIMIT 1
        ) IS NOT NULL,
        EXISTS (SELECT 1 FROM jobs_event WHERE relayed_at IS NULL AND received_at IS NULL),
-       {ready}
+       {ready} {ticks}
 """
 
 #: Whether a job waits in a queue, read by the index that the claim uses.
@@ -97,7 +96,7 @@ _places: dict[tuple[str, str], _Place] = defaultdict(_Place)
 
 def tick() -> dict[str, int]:
     """Do what is due, and wake a process if there is work that no ring told of. All workers do it side by side."""
-    done = {"due": 0, "expired": 0, "cancelled": 0, "batches": 0}
+    done = {"due": 0, "expired": 0, "cancelled": 0, "more": 0}
     held: list[bool] = []
     databases.everywhere(partial(_tick, done=done, held=held))
     board.holds = any(held)
@@ -106,7 +105,7 @@ def tick() -> dict[str, int]:
 
 def _tick(using: str, done: dict[str, int], held: list[bool]) -> None:
     found = _look(using, _LOOK, board.queues)
-    now, due, late, is_asked, is_open, is_limited, holds, may_open, is_behind, is_parked, is_told, is_ready = found
+    now, due, late, is_asked, is_limited, holds, may_open, is_behind, is_parked, is_told, is_ready, *ticks = found
     if connections[using].vendor == "postgresql":
         _places[using, _LOOK].move(now, due, late)
     held.append(holds)
@@ -120,8 +119,8 @@ def _tick(using: str, done: dict[str, int], held: list[bool]) -> None:
         done["expired"] += _until_done(partial(transitions.expire, using, conf().BATCH, since=late))
     if is_asked:
         done["cancelled"] += transitions.sweep_cancellations(using, conf().BATCH)
-    if is_open:
-        done["batches"] += batches.close_ended(using, conf().BATCH)
+    for tick, is_due in zip(extensions.through("tick"), ticks, strict=True):
+        done["more"] += tick(using) if is_due else 0
     if using == databases.home() and (is_limited or board.limits):
         limited_claims.publish()
     if is_parked:
@@ -178,6 +177,7 @@ def _look(using: str, sql: str, queues: list[str]) -> tuple[Any, ...]:
     now = "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')" if vendor == "sqlite" else "CURRENT_TIMESTAMP"
     is_short = begin < place.until
     words = {"now": now, "epoch": databases.EPOCH_NOW[vendor], "behind": order.WAITS}
+    words["ticks"] = "".join([f", {tick.__self__.due}" for tick in extensions.through("tick")])
     words |= {"rare": "1 = 0" if is_short else "1 = 1", "due": "", "late": ""}
     if is_short and place.due is not None:
         words |= {"due": f"AND run_at >= '{place.due}'", "late": f"AND expires_at >= '{place.late}'"}

@@ -5,7 +5,6 @@ import time
 import uuid
 from argparse import Namespace
 from dataclasses import asdict
-from operator import attrgetter
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -13,7 +12,6 @@ from django.core.management.base import CommandError
 from django.utils.translation import gettext
 
 from jobs.calling import progress
-from jobs.calling.batches import counts as counts_of
 from jobs.conf import conf, worker_command
 from jobs.database import databases
 from jobs.inspection import census, remarks
@@ -24,7 +22,7 @@ from jobs.inspection.times import duration
 from jobs.lifecycle.redaction import Shown, veil
 from jobs.management.console.base import ID, LIMIT, JobsCommand, local, option, reported, subcommand
 from jobs.management.console.change import WHICH, key_of, which
-from jobs.models import ENDED, Action, Batch, Job, Node, State
+from jobs.models import ENDED, Action, Job, Node, State
 
 
 @subcommand(option("--live", "leave out the ended jobs, whose count reads all history", action="store_true"))
@@ -168,30 +166,6 @@ def _follow(out: JobsCommand, key: uuid.UUID) -> None:
         if job.state in ENDED:
             return
         time.sleep(1.0)
-
-
-@subcommand(LIMIT)
-def batches(out: JobsCommand, args: Namespace) -> None:
-    """The batches, the newest first: how many of their jobs have ended, and how.
-
-    What is to be done to all jobs of one: manage.py jobs retry --batch ID, or cancel, or kill.
-
-    examples:
-      manage.py jobs batches
-      manage.py jobs list --batch 019aae3c-52c8-7b7c-9a52-3d2f7f0f2a11 --state failed
-    """
-    if args.limit < 1:
-        raise CommandError("--limit has to be 1 or more.")
-    found = [each for alias in conf().DATABASES for each in Batch.objects.using(alias).order_by("-pk")[: args.limit]]
-    newest = sorted(found, key=attrgetter("pk"), reverse=True)[: args.limit]
-    counted = [(each, counts_of(each)) for each in newest]
-    about = ("name", "made_at", "ended_at")
-    out.say_json([{"id": each.pk, **{name: getattr(each, name) for name in about}, **n} for each, n in counted])
-    rows = [
-        [each.pk, each.name, local(each.made_at), local(each.ended_at), *(n.get(state, 0) for state in State.values)]
-        for each, n in counted
-    ]
-    out.say_table(["id", "name", "created", "ended", *State.values], rows, "There is no batch.")
 
 
 @subcommand()
