@@ -72,17 +72,18 @@ class Extension:
 
     # A job's row
 
-    def called(self, jobs: list[Any], using: str) -> None:
+    def inserting(self, jobs: list[Any], using: str) -> None:
         """Jobs are about to be inserted into the caller's transaction: change their columns, or raise.
 
         Each call comes by: a property that gives a function spares the import.
         """
 
-    def again(self, jobs: Any, using: str) -> None:
-        """Somebody lets an ended job (a queryset) run again: in that transaction, before its row changes."""
+    def again(self, jobs: Any, using: str) -> Mapping[str, Any]:
+        """Somebody lets an ended job (a queryset) run again; in that transaction, before its row gets these columns."""
+        return {}
 
     #: A condition of ended jobs that are still needed, by the database's alias, and the sentence that says so.
-    keeps: tuple[Callable[[str], Any], Any]
+    needed: tuple[Callable[[str], Any], Any]
 
     def deleting(self, jobs: Any, using: str) -> None:
         """Ended jobs (a queryset) are about to be deleted, in that transaction."""
@@ -101,12 +102,15 @@ class Extension:
         """
         return ()
 
-    #: SQL of a condition: whether :meth:`tick` has something to do. It costs no statement of its own.
-    due: str = "1 = 1"
+    #: What the clock asks each database in its one look: SQL for true or false, by name; ``{epoch}`` is its time.
+    looks: Mapping[str, str] = {}
 
-    def tick(self, using: str) -> int:
-        """Do what time brings, in one database; each worker comes by every second. Says how much it did."""
-        return 0
+    def ticked(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
+        """The clock has looked, each second or so: the answers to ``looks`` of each database that could be asked."""
+
+    def idle(self, app: Any, using: str) -> bool:
+        """``run_jobs()`` finds no job: do what threads and ticks would do. True: there may be one now."""
+        return False
 
     def prune(self, using: str, budget: float) -> None:
         """Delete what is old, in one database; only one worker at a time does it. ``budget``: seconds."""

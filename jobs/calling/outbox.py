@@ -42,7 +42,7 @@ def record(jobs: list[Job], using: str, app: Celery) -> list[Job]:
     """
     if not jobs:
         return []
-    for change in extensions.through("called"):
+    for change in extensions.through("inserting"):
         change(jobs, using)
     connection: Any = connections[using]
     calls, is_alone = jobs, connection.autocommit and not connection.in_atomic_block

@@ -132,7 +132,7 @@ def add_own(task: str, args: list[Any], using: str, queue: str, parent: Job | No
     """Add a job of this app's own (``jobs.tasks``) to the current transaction."""
     tree = {"parent_id": parent.pk, "root": parent.root_id} if parent else {}
     made = Job(task=task, args=args, queue=queue, **tree)
-    for change in extensions.through("called") if is_called else ():
+    for change in extensions.through("inserting") if is_called else ():
         change([made], using)
     made.save(force_insert=True, using=using)
     transaction.on_commit(partial(ring.ring, using, {queue}), using=using, robust=True)
@@ -338,7 +338,7 @@ def retry_by_hand(job_id: uuid.UUID, using: str) -> bool:
     try:
         with databases.bounded(using, conf().UNIQUE_WAIT):
             for prepare in extensions.through("again"):
-                prepare(over, using)
+                anew |= prepare(over, using)
             key = over.values_list("order_key", flat=True).first()
             if key is None:
                 return redirect(job_id, using, _waiting(None) | anew, UNSUCCESSFUL)

@@ -54,7 +54,7 @@ SELECT {now},
            SELECT 1 FROM jobs_job WHERE state = 'scheduled' AND run_at > '9000-06-01' ORDER BY run_at LIMIT 1
        ) IS NOT NULL,
        EXISTS (SELECT 1 FROM jobs_event WHERE relayed_at IS NULL AND received_at IS NULL),
-       {ready} {ticks}
+       {ready}{more}
 """
 
 #: Whether a job waits in a queue, read by the index that the claim uses.
@@ -96,16 +96,20 @@ _places: dict[tuple[str, str], _Place] = defaultdict(_Place)
 
 def tick() -> dict[str, int]:
     """Do what is due, and wake a process if there is work that no ring told of. All workers do it side by side."""
-    done = {"due": 0, "expired": 0, "cancelled": 0, "more": 0}
+    done = {"due": 0, "expired": 0, "cancelled": 0}
     held: list[bool] = []
-    databases.everywhere(partial(_tick, done=done, held=held))
+    answers: dict[str, dict[str, Any]] = {}
+    databases.everywhere(partial(_tick, done=done, held=held, answers=answers))
     board.holds = any(held)
+    for ticked in extensions.through("ticked"):
+        ticked(answers)
     return done
 
 
-def _tick(using: str, done: dict[str, int], held: list[bool]) -> None:
+def _tick(using: str, done: dict[str, int], held: list[bool], answers: dict[str, dict[str, Any]]) -> None:
     found = _look(using, _LOOK, board.queues)
-    now, due, late, is_asked, is_limited, holds, may_open, is_behind, is_parked, is_told, is_ready, *ticks = found
+    now, due, late, is_asked, is_limited, holds, may_open, is_behind, is_parked, is_told, is_ready, *more = found
+    answers[using] = dict(zip(extensions.merged("looks"), more, strict=True))
     if connections[using].vendor == "postgresql":
         _places[using, _LOOK].move(now, due, late)
     held.append(holds)
@@ -119,8 +123,6 @@ def _tick(using: str, done: dict[str, int], held: list[bool]) -> None:
         done["expired"] += _until_done(partial(transitions.expire, using, conf().BATCH, since=late))
     if is_asked:
         done["cancelled"] += transitions.sweep_cancellations(using, conf().BATCH)
-    for tick, is_due in zip(extensions.through("tick"), ticks, strict=True):
-        done["more"] += tick(using) if is_due else 0
     if using == databases.home() and (is_limited or board.limits):
         limited_claims.publish()
     if is_parked:
@@ -177,12 +179,12 @@ def _look(using: str, sql: str, queues: list[str]) -> tuple[Any, ...]:
     now = "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')" if vendor == "sqlite" else "CURRENT_TIMESTAMP"
     is_short = begin < place.until
     words = {"now": now, "epoch": databases.EPOCH_NOW[vendor], "behind": order.WAITS}
-    words["ticks"] = "".join([f", {tick.__self__.due}" for tick in extensions.through("tick")])
     words |= {"rare": "1 = 0" if is_short else "1 = 1", "due": "", "late": ""}
     if is_short and place.due is not None:
         words |= {"due": f"AND run_at >= '{place.due}'", "late": f"AND expires_at >= '{place.late}'"}
     ready = " OR ".join([_NEW_READY if is_short else _READY] * len(queues)) or "1 = 0"
-    sql = sql.format(**words, ready=ready)
+    more = "".join(f", {look.format(**words)}" for look in extensions.merged("looks").values())
+    sql = sql.format(**words, ready=ready, more=more)
     [found] = databases.ask(using, sql, *(name for queue in queues for name in (queue, queue)))
     if vendor == "postgresql" and not is_short:
         end = time.monotonic()

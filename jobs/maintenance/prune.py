@@ -150,7 +150,7 @@ def _prune_failed(using: str) -> None:
     keep = Subscription.objects.using(using).filter(keep_failed__isnull=False)
     for task, number in keep.values_list("handler", "keep_failed"):
         failed = Job.objects.using(using).filter(task=task, state=State.FAILED).order_by("-pk")
-        for keep, _ in extensions.through("keeps"):
+        for keep, _ in extensions.through("needed"):
             failed = failed.exclude(keep(using))
         delete(list(failed.values_list("pk", flat=True)[number or 0 :][: conf().BATCH]), using)
 
@@ -182,7 +182,7 @@ def _over(using: str) -> Any:
     """The condition that the retention is over, no marker points at the result, and no extension keeps it."""
     # By the marker's job: the row of an adopted job has no ``marker_key``.
     found = _old() & ~Exists(Marker.objects.using(using).filter(job=OuterRef("pk")))
-    for keep, _ in extensions.through("keeps"):
+    for keep, _ in extensions.through("needed"):
         found &= ~keep(using)
     return found
 
@@ -217,4 +217,4 @@ def needed_for(job_id: uuid.UUID, using: str) -> str:
     if late.filter(pk=job_id, made_at__isnull=False).exists():
         return gettext("its message was another program's, and would run again if it came again; try in a day")
     job = Job.objects.using(using).filter(pk=job_id)
-    return next((str(why) for keep, why in extensions.through("keeps") if job.filter(keep(using)).exists()), "")
+    return next((str(why) for keep, why in extensions.through("needed") if job.filter(keep(using)).exists()), "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from django.utils.translation import gettext_lazy as _
@@ -30,8 +30,8 @@ def _page(key: Any) -> tuple[Any, str]:
 
 
 class Batches(Extension):
-    due = "EXISTS (SELECT 1 FROM jobs_batch WHERE ended_at IS NULL)"
-    keeps = (_is_open, _("its batch has not ended, and counts it; try when it has"))
+    looks = {"open_batches": "EXISTS (SELECT 1 FROM jobs_batch WHERE ended_at IS NULL)"}
+    needed = (_is_open, _("its batch has not ended, and counts it; try when it has"))
     kinds = {
         "unclosed": Kind(
             severity="error",
@@ -49,21 +49,29 @@ class Batches(Extension):
     }
 
     @property
-    def called(self) -> Callable[[list[Any], str], None]:
+    def inserting(self) -> Callable[[list[Any], str], None]:
         # Each call comes by here: it is imported once.
         from jobs.contrib.batches.batch import join
 
         return join
 
-    def again(self, jobs: Any, using: str) -> None:
+    def again(self, jobs: Any, using: str) -> dict[str, Any]:
         from jobs.contrib.batches import batch
 
         batch.open_again(jobs, using)
+        return {}
 
-    def tick(self, using: str) -> int:
+    def ticked(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
+        if found := [alias for alias, said in answers.items() if said["open_batches"]]:
+            from jobs.contrib.batches import batch
+            from jobs.database import databases
+
+            databases.everywhere(batch.close_ended, found)
+
+    def idle(self, app: Any, using: str) -> bool:
         from jobs.contrib.batches import batch
 
-        return batch.close_ended(using)
+        return batch.close_ended(using) > 0
 
     def deleting(self, jobs: Any, using: str) -> None:
         from jobs.contrib.batches import batch
