@@ -91,6 +91,15 @@ class Extension:
     def disown(self, using: str) -> None:
         """All jobs of a copy of a database are cancelled: forget what would be called when they have ended."""
 
+    # A run
+
+    def say(self, run: Any, done: float, total: float | None, text: str) -> None:
+        """``Task.progress()``, in the body of a run.
+
+        Raises:
+            TypeError, ValueError: what the body says cannot be.
+        """
+
     # The worker: beside each one there is a supervisor, a process with threads
 
     def threads(self) -> Iterable[Thread]:
@@ -141,6 +150,10 @@ class Extension:
     def other(self, what: Any) -> Other | None:
         """What is no job, and people ask for by an id like one's. ``what``: the id as a UUID, or the row itself."""
         return None
+
+    def said(self, jobs: Iterable[Any], is_veiled: bool) -> Mapping[Any, Any]:
+        """What the last run of each job said of how far it is, by their ids: ``percent``, ``text``, ``str()``."""
+        return {}
 
     def reasons(self, view: Any) -> Iterable[Any]:
         """Why a job is where it is, after the reasons of the core."""

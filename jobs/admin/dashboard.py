@@ -21,9 +21,8 @@ from jobs import extensions
 from jobs.admin import html
 from jobs.admin.base import ReadOnlyAdmin, may, page, why_of
 from jobs.admin.html import url_of
-from jobs.calling import progress
 from jobs.conf import worker_command
-from jobs.inspection import live
+from jobs.inspection import live, public
 from jobs.inspection.census import LIVE, at_least
 from jobs.inspection.dashboard import FAILURES, HOUR, Chart, Dashboard
 from jobs.inspection.remarks import INFO, Remark, sentence
@@ -65,7 +64,7 @@ class OverviewAdmin(ReadOnlyAdmin):
         hidden = {kind for kind, its in kinds.items() if its.permission and not may(request, its.permission)}
         remarks = [each for each in board.remarks if each.kind not in hidden]
         faults = [each for each in checks.run_checks(tags=["jobs"]) if not each.is_silenced()]
-        said = progress.of(board.running)
+        said = public.said(board.running)
         more = ngettext("%(number)s setting to look at", "%(number)s settings to look at", len(faults))
         # Looked up once for all rows: each look-up takes Django 0.1 ms.
         base = url_of("job_changelist")

@@ -26,10 +26,9 @@ from jobs.admin.event import event_link
 from jobs.admin.html import NOTHING, column
 from jobs.admin.idempotency import may_settle, status_badge
 from jobs.admin.operate import OperableAdmin
-from jobs.calling import progress
 from jobs.calling.options import says_how_to_retry
 from jobs.conf import celery_app, conf
-from jobs.inspection import events, why
+from jobs.inspection import events, public, why
 from jobs.inspection.census import LIVE, Live, at_least
 from jobs.inspection.times import duration
 from jobs.lifecycle.redaction import Shown
@@ -253,7 +252,7 @@ class JobAdmin(OperableAdmin):
         """Add the progress of those that run."""
         super().look_at(rows)
         running = [job for job in rows if job.state == State.RUNNING]
-        found = progress.of(running)
+        found = public.said(running)
         for job in running:
             job.progress = found.get(job.pk)
 

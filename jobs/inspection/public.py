@@ -1,12 +1,12 @@
 """What a site's own users may see of a job, or of what an extension has: its state, and how far it is."""
 
 import uuid
+from collections.abc import Iterable
 from typing import Any
 
 from django.core.signing import BadSignature, Signer
 
 from jobs import extensions
-from jobs.calling import progress
 from jobs.database import databases
 from jobs.models import ENDED, Job, State
 from jobs.models.values import parse_uuid
@@ -18,14 +18,19 @@ def of(each: Any) -> dict[str, Any]:
     """What may be seen, as JSON: ``percent`` is None while nobody knows."""
     if not isinstance(each, Job):
         return next(found.shown() for look in extensions.through("other") if (found := look(each)) is not None)
-    said, state = progress.of([each]).get(each.pk), State(each.state)
+    told, state = said([each]).get(each.pk), State(each.state)
     return {
         "state": state.value,
-        "percent": 100 if state == State.SUCCEEDED else said and said.percent,
-        "text": said.text if said else "",
+        "percent": 100 if state == State.SUCCEEDED else told and told.percent,
+        "text": told.text if told else "",
         "label": str(state.label),
         "is_over": state in ENDED,
     }
+
+
+def said(jobs: Iterable[Job], is_veiled: bool = True) -> dict[uuid.UUID, Any]:
+    """What the last run of each has said of how far it is, as people may see it."""
+    return {key: each for look in extensions.through("said") for key, each in look(jobs, is_veiled).items()}
 
 
 def may_look(user: Any) -> bool:

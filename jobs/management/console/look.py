@@ -11,10 +11,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
 from django.utils.translation import gettext
 
-from jobs.calling import progress
 from jobs.conf import conf, worker_command
 from jobs.database import databases
-from jobs.inspection import census, remarks
+from jobs.inspection import census, public, remarks
 from jobs.inspection import verify as promise
 from jobs.inspection import why as reasons
 from jobs.inspection.census import LIVE, at_least
@@ -134,7 +133,7 @@ def show(out: JobsCommand, args: Namespace) -> None:
     veil([job])
     seen = Shown(job)
     found = as_dict(job, args=seen.args, kwargs=seen.kwargs, result=seen.result, errors=job.errors, cursor=seen.cursor)
-    said = progress.of([job]).get(job.pk)
+    said = public.said([job]).get(job.pk)
     found["progress"] = said and {**said._asdict(), "percent": said.percent}
     if job.node_id and (node := Node.objects.using(using).filter(pk=job.node_id).first()) is not None:
         found["node"] = str(node)
@@ -160,7 +159,7 @@ def _follow(out: JobsCommand, key: uuid.UUID) -> None:
     """Write a line for each change of the state or the progress."""
     line = None
     while (job := databases.first(Job.objects.filter(pk=key))) is not None:
-        before, line = line, f"{job.state} {progress.of([job]).get(key) or ''}".rstrip()
+        before, line = line, f"{job.state} {public.said([job]).get(key) or ''}".rstrip()
         if line != before:
             out.say(line)
         if job.state in ENDED:
