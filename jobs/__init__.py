@@ -33,7 +33,6 @@ __all__ = [
 
 _LAZY = {
     "Task": "task",
-    "batch": "calling.batches",
     "guard": "idempotency.guards",
     "lock": "idempotency.locks",
     "once": "idempotency.markers",

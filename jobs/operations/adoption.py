@@ -8,7 +8,7 @@ from jobs import extensions
 from jobs.conf import conf
 from jobs.database import identity
 from jobs.lifecycle import transitions
-from jobs.models import LIVE, Batch, Instance, Job, Node, State
+from jobs.models import LIVE, Instance, Job, Node, State
 
 
 def survey(alias: str) -> dict[str, Any]:
@@ -43,8 +43,6 @@ def cancel_all(alias: str) -> int:
     done = sum(transitions.settle_running(job_id, alias, cancel) for job_id in running)
     for forget in extensions.through("disown"):
         forget(alias)
-    # The callback of a batch that ends so would be a new job.
-    Batch.objects.using(alias).filter(ended_at=None).update(on_success=None, on_failure=None)
     while cancelled := transitions.cancel_waiting(alias, conf().BATCH, why):
         done += cancelled
     return done
