@@ -523,13 +523,6 @@ def test_an_action_of_the_whole_site_breaks_no_list(admin_client):
         site._global_actions.pop("of_everybody")
 
 
-def test_a_call_is_not_named_to_who_may_not_see_it(viewer, admin_client):
-    job = make("failed", error={**ERROR, "type": "EffectParked"}, lease=1)
-    Effect.objects.create(name="charge", key="secret", job=job.pk, lease=1, state="parked")
-    assert "charge:secret" in admin_client.get(page(job)).content.decode()
-    assert "charge:secret" not in viewer.get(page(job)).content.decode()
-
-
 def test_staff_without_permission_sees_nothing(client):
     client.force_login(User.objects.create_user("staff", is_staff=True))
     job = make("running")

@@ -25,7 +25,6 @@ from jobs.inspection.why import waiting
 from jobs.lifecycle import queues, transitions
 from jobs.lifecycle.transitions import PARKED
 from jobs.models import Cancellation, Instance, Job, Node
-from jobs.models import Effect as Call
 from shop.models import Customer
 from shop.tasks import send_welcome_email
 from tests import tasks
@@ -288,8 +287,7 @@ def test_running(node):
     verb = "kill" if connection.vendor == "sqlite" else "cancel"
     assert ask(job.pk)["reasons"][0]["cure"].startswith(f"To end it: manage.py jobs {verb} {job.pk}")
     Cancellation.objects.create(job=job.pk, reason="by hand")
-    Call.objects.create(name="charge", key="7", job=job.pk, lease=job.lease)
-    assert codes(job.pk) == ["ending", "calling", "running"]
+    assert codes(job.pk) == ["ending", "running"]
     transitions.bury(node.pk, "default")
     assert codes(job.pk)[:2] == ["node_dead", "ending"]
     node.delete()
@@ -407,10 +405,6 @@ def test_ended():
     cancelled = make("cancelled", error={**ERROR, "type": "Revoked"})
     assert codes(cancelled.pk) == ["cancelled"]
     assert "Revoked" in first(cancelled.pk)["says"]
-    parked = make("failed", error={**ERROR, "type": "EffectParked"})
-    call = Call.objects.create(name="charge", key="7", job=parked.pk, lease=1, state="parked")
-    assert codes(parked.pk) == ["effect_parked", "failed"]
-    assert f"effects {call.pk}" in first(parked.pk)["cure"]
 
 
 def test_a_copied_database():

@@ -17,9 +17,9 @@ from django.utils import timezone
 
 from jobs.contrib.effects.operations import clear_up
 from jobs.inspection.verify import verify
-from jobs.models import Effect, Job
+from jobs.models import Cancellation, Effect, Job
 from tests.plans import plan
-from tests.rows import make
+from tests.rows import ERROR, let_beat, make, make_node
 
 pytestmark = pytest.mark.django_db
 
@@ -313,3 +313,36 @@ def test_what_is_not_settled_is_found_by_its_index_however_long_the_history_is(c
     assert len(statements) >= 2
     for sql in statements:
         assert "jobs_effect_open" in plan(sql), f"{sql}\n{plan(sql)}"
+
+
+# The job's reasons, and its page
+
+
+def reasons(job: Job) -> dict[str, str]:
+    """Their codes, in their order, and the cures."""
+    out = StringIO()
+    call_command("jobs", "why", str(job.pk), "--json", stdout=out)
+    return {each["code"]: each["cure"] for each in json.loads(out.getvalue())["reasons"]}
+
+
+def test_a_parked_call_comes_before_the_failure_that_it_led_to():
+    job = make("failed", error={**ERROR, "type": "EffectParked"})
+    call = Effect.objects.create(name="charge", key="7", job=job.pk, lease=1, state="parked")
+    found = reasons(job)
+    assert [*found] == ["effect_parked", "failed"]
+    assert f"effects {call.pk}" in found["effect_parked"]
+
+
+def test_the_call_that_a_run_makes_comes_before_that_it_runs():
+    job = make("running", node=let_beat(make_node()), lease=1)
+    Cancellation.objects.create(job=job.pk, reason="by hand")
+    Effect.objects.create(name="charge", key="7", job=job.pk, lease=job.lease)
+    assert [*reasons(job)] == ["ending", "calling", "running"]
+
+
+def test_a_call_is_not_named_to_who_may_not_see_it(client, admin_client):
+    job = make("failed", error={**ERROR, "type": "EffectParked"}, lease=1)
+    Effect.objects.create(name="charge", key="secret", job=job.pk, lease=1, state="parked")
+    page = reverse("admin:jobs_job_change", args=[job.pk])
+    assert "charge:secret" in admin_client.get(page).content.decode()
+    assert "charge:secret" not in login(client, "view_job", "view_node").get(page).content.decode()
