@@ -71,6 +71,16 @@ class Extension:
             TypeError, ValueError: the options cannot work; names the cure.
         """
 
+    def called(self, task: Any, job: Any) -> None:
+        """A call of a task was made a row, which is not written yet; in the caller's transaction.
+
+        Raises:
+            TypeError, ValueError: the call cannot be made; names the cure.
+        """
+
+    def claimer(self, app: Any) -> Any:
+        """What claims for one process: a subclass of ``Claimer``, which may hold jobs back. One extension has it."""
+
     # The worker: beside each one there is a supervisor, a process with threads
 
     def threads(self) -> Iterable[Thread]:
@@ -81,6 +91,18 @@ class Extension:
         says whether nothing did.
         """
         return ()
+
+    def registered(self) -> None:
+        """The supervisor has written this worker's node; it may claim from now on."""
+
+    #: What the clock asks each database in its one look: SQL for true or false, by name; ``{epoch}`` is its time.
+    looks: Mapping[str, str] = {}
+
+    def ticked(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
+        """The clock has looked, each second or so: the answers to ``looks`` of each database that could be asked."""
+
+    def set_rate(self, task: str, rate: str) -> None:
+        """``celery control rate_limit``."""
 
     def prune(self, using: str, budget: float) -> None:
         """Delete what is old, in one database; only one worker at a time does it. ``budget``: seconds."""
@@ -107,6 +129,18 @@ class Extension:
     def panel(self, request: Any, found: dict[str, Any]) -> str:
         """A part of the dashboard, as HTML that is safe; empty: this reader sees none."""
         return ""
+
+    def waits(self, view: Any) -> Iterable[Any]:
+        """Why a ready job of a queue that has a worker is not taken. Without a reason it is told its place in line."""
+        return ()
+
+    def keeps(self, queue: str) -> bool:
+        """Whether the first ready job of the queue is held back, so that no worker is at fault."""
+        return False
+
+    def free(self, queue: str, rows: Any) -> Any:
+        """Those of the ready jobs of a queue that are certainly not held back, as a queryset."""
+        return rows
 
     def known(self, what: str) -> Iterable[str]:
         """Names of each ``task``, or of each ``queue``, that jobs had, also of those that are gone."""

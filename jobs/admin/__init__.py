@@ -5,11 +5,10 @@ from jobs.admin.batch import BatchAdmin
 from jobs.admin.event import EventAdmin, SubscriptionAdmin
 from jobs.admin.idempotency import EffectAdmin, MarkerAdmin
 from jobs.admin.job import JobAdmin
-from jobs.admin.limit import LimitAdmin
 from jobs.admin.node import NodeAdmin
 
 __all__ = [
-    "BatchAdmin", "EffectAdmin", "EventAdmin", "JobAdmin", "LimitAdmin", "MarkerAdmin", "NodeAdmin",
+    "BatchAdmin", "EffectAdmin", "EventAdmin", "JobAdmin", "MarkerAdmin", "NodeAdmin",
     "SubscriptionAdmin",
 ]  # fmt: skip
 

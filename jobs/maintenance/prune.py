@@ -13,12 +13,13 @@ from django.db.models.expressions import RawSQL
 from django.db.models.functions import Cast, Coalesce
 from django.utils.translation import gettext
 
+from jobs import extensions
 from jobs.calling import batches, chords, stored, transport
 from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.database import databases
 from jobs.idempotency import locks, markers
-from jobs.lifecycle import limited_claims, worker_orders
+from jobs.lifecycle import worker_orders
 from jobs.lifecycle.transitions import now_plus
 from jobs.maintenance import is_eldest
 from jobs.models import ENDED, LIVE, UNSENT, UNSUCCESSFUL, Action, Batch, Event, Job, Marker, Node, State, Subscription
@@ -79,7 +80,8 @@ class Prune:
             while self._forget_events(using) and time.monotonic() < began + budget:
                 pass
         _prune_failed(using)
-        limited_claims.prune_gates(using)
+        for prune in extensions.through("prune"):
+            prune(using, max(0.0, began + budget - time.monotonic()))
         old = Node.objects.using(using).filter(dead_at__lt=now_plus(-NODE_RETENTION))
         if (named := _named(using)) is not None:
             done["nodes"] += old.exclude(pk__in=named)._raw_delete(using)

@@ -33,7 +33,7 @@ from jobs.database.identity import NotAdopted
 from jobs.events.publisher import Publisher, numbered
 from jobs.events.receiver import Receiver
 from jobs.events.relay import Post
-from jobs.lifecycle import limited_claims, limits, transitions, worker_orders
+from jobs.lifecycle import transitions, worker_orders
 from jobs.lifecycle.board import BODY, IDLE, Occupied, board, is_alive
 from jobs.lifecycle.ring import told
 from jobs.maintenance import beats, clock, rescue
@@ -222,7 +222,8 @@ class Process:
         # The handlers of events are written once more for this node.
         told.set()
         # A thread of the worker may claim as soon as it hears of the node.
-        self._try(limited_claims.publish)
+        for registered in extensions.through("registered"):
+            self._try(registered)
         logger.info("node %s is up", board.node, extra=board.about("node_up"))
         os.write(self._ready, REGISTERED)
 
@@ -329,9 +330,8 @@ class Process:
             what, number = self._revoked.get()
             try:
                 if isinstance(what, list):
-                    # What was set by hand otherwise, its concurrency, stays.
-                    concurrency, _ = limits.read().get(what[0], (None, None))
-                    limits.set_by_hand(what[0], concurrency, what[1], "celery control rate_limit")
+                    for set_rate in extensions.through("set_rate"):
+                        set_rate(*what)
                     continue
                 for alias in conf().DATABASES:
                     for key in transitions.stamped(alias, what) if isinstance(what, dict) else [uuid.UUID(what)]:

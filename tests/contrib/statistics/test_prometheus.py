@@ -14,12 +14,12 @@ from urllib.parse import urlsplit
 import pytest
 from django.utils import timezone
 
+from jobs.contrib.limits.limits import set_by_hand
 from jobs.contrib.statistics.counting import Count
 from jobs.contrib.statistics.demand import processes
 from jobs.inspection import census
 from jobs.inspection.metrics import exposition
 from jobs.lifecycle import queues
-from jobs.lifecycle.limits import set_by_hand
 from jobs.lifecycle.transitions import PARKED
 from jobs.models import Effect, Job
 from tests.conftest import not_installed
