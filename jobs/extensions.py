@@ -48,6 +48,8 @@ class Kind:
     many: Any
     #: False: somebody wanted it so, or there is much to do.
     is_fault: bool = True
+    #: It is listed before this kind of the core's; empty: behind all of them.
+    before: str = ""
     #: Who may read it in the admin, beside those who may read jobs: a permission.
     permission: str = ""
     #: What it is about gives a label and a URL of the admin that show it.

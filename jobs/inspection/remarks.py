@@ -109,7 +109,9 @@ def of(found: dict[str, Any], running: Iterable[Any] | None = None) -> list[Rema
         *_events(),
         *(each for problems in extensions.through("problems") for each in problems(found)),
     ]
-    order = [*KINDS, *extensions.merged("kinds")]
+    order = [*KINDS]
+    for kind, its in extensions.merged("kinds").items():
+        order.insert(order.index(its.before) if its.before else len(order), kind)
     return sorted(every, key=lambda each: (SEVERITIES.index(each.severity), order.index(each.kind)))
 
 

@@ -34,8 +34,8 @@ def _button(task: str) -> tuple[str, Any, str, dict[str, Any], Any]:
     return "retry_job", _("Retry these"), url_of("job_operate", **_query(task)), fields, warns
 
 
-def _kind(severity: str, many: Any) -> Kind:
-    return Kind(severity=severity, many=many, is_fault=False, place=_place, button=_button)
+def _kind(severity: str, many: Any, before: str = "") -> Kind:
+    return Kind(severity=severity, many=many, is_fault=False, before=before, place=_place, button=_button)
 
 
 def run(stopping: Event, attempt: Attempt) -> None:
@@ -59,7 +59,7 @@ class Statistics(Extension):
             ngettext_lazy("%(number)s task fails every time", "%(number)s tasks fail every time", "number"),
         ),
         "failed": _kind(
-            "warning", ngettext_lazy("%(number)s failed this hour", "%(number)s failed this hour", "number")
+            "warning", ngettext_lazy("%(number)s failed this hour", "%(number)s failed this hour", "number"), "dead"
         ),
     }
 
