@@ -479,14 +479,6 @@ def test_nothing_that_a_job_says_becomes_markup(viewer):
         assert "&lt;script&gt;alert(1)" in text
 
 
-def test_the_place_of_the_dashboard_has_no_page_of_a_row(admin_client):
-    job = make(kwargs={"password": "s3cret"})
-    for end in ("change/", "history/", "delete/"):
-        response = admin_client.get(f"{reverse('admin:jobs_dashboard')}{job.pk}/{end}")
-        assert response.status_code == 404
-    assert reverse("admin:jobs_overview_changelist") == reverse("admin:jobs_dashboard")
-
-
 def test_each_link_of_each_filter_leads_to_a_list(admin_client):
     """What a filter draws the list has to allow."""
     now = timezone.now()
