@@ -2,13 +2,12 @@
 
 from jobs import extensions
 from jobs.admin.event import EventAdmin, SubscriptionAdmin
-from jobs.admin.idempotency import EffectAdmin, MarkerAdmin
+from jobs.admin.idempotency import MarkerAdmin
 from jobs.admin.job import JobAdmin
 from jobs.admin.node import NodeAdmin
 
 __all__ = [
-    "EffectAdmin", "EventAdmin", "JobAdmin", "MarkerAdmin", "NodeAdmin",
-    "SubscriptionAdmin",
+    "EventAdmin", "JobAdmin", "MarkerAdmin", "NodeAdmin", "SubscriptionAdmin",
 ]  # fmt: skip
 
 # They register themselves.

@@ -14,7 +14,7 @@ from typing import Any
 import celery
 from asgiref.sync import sync_to_async
 
-from jobs.calling import tracing
+from jobs import extensions
 from jobs.database import databases
 from jobs.events import outbox
 from jobs.events.schema import Schema
@@ -104,7 +104,8 @@ class EventType:
         self.function(**values)
         key = None if self._order_key is None else self._order_key.of((), values)
         using = databases.job_alias(self.using)
-        return outbox.insert(self.name, self.version, data, key, using, tracing.carried())
+        headers = {name: each for carried in extensions.through("carried") for name, each in carried().items()}
+        return outbox.insert(self.name, self.version, data, key, using, headers)
 
     async def aemit(self, *args: Any, **kwargs: Any) -> uuid.UUID:
         """The same for async code."""

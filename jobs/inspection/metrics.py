@@ -12,8 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from jobs import extensions
-from jobs.conf import conf
-from jobs.inspection import census, events, external_calls
+from jobs.inspection import census, events
 
 
 def exposition() -> tuple[bytes, str]:
@@ -28,7 +27,6 @@ class _Collector:
         found = census.gather(live=True)
         due, queues = found["due"], found["queues"].items()
         live = [([name, state], each[state]) for name, each in queues for state in census.LIVE]
-        unsettled = sum(external_calls.unsettled(alias).count() for alias in conf().DATABASES)
         waits, lags = events.summed(), events.all_lags()
 
         def of_queues(key: str) -> list[Any]:
@@ -56,7 +54,6 @@ class _Collector:
             ("jobs_worker_processes", "How many it can run.", node, of_nodes("concurrency")),
             ("jobs_due", "Scheduled jobs that are due and not ready yet.", [], [([], due["count"])]),
             ("jobs_due_lag_seconds", "For how long the oldest of them is due.", [], [([], due["lag_seconds"])]),
-            ("jobs_unsettled_effects", "External calls that are ambiguous or parked.", [], [([], unsettled)]),
             ("jobs_events", f"Events that do not get on; {census.MOST} are counted.", ["status"], of_events("number")),
             ("jobs_events_oldest_seconds", "How old the oldest of them is.", ["status"], of_events("seconds")),
             ("jobs_handler_waiting", "Jobs of a handler that have not ended.", handler, of_handlers("waiting")),

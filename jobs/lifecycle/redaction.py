@@ -11,7 +11,7 @@ from django.utils.module_loading import import_string
 
 from jobs.conf import celery_app, conf
 from jobs.conf.logs import logger
-from jobs.models import ARGS, EVENT_HEADER, Effect, Event, Job, Marker
+from jobs.models import ARGS, EVENT_HEADER, Event, Job
 from jobs.models.values import CUT, decoded, safe_repr
 
 HIDDEN = "(hidden: JOBS['REDACT'] failed)"  #: What stands for a value that could not be redacted.
@@ -59,22 +59,15 @@ def veil(rows: Iterable[Any]) -> None:
             full = events.get(row.pk) or Event()
             _replace(row, _told(row, full.data, full.headers), order_key="key", problem="error")
         return
-    if not isinstance(first, Marker | Effect):
+    if not (hasattr(first, "job") and hasattr(first, "key")):
         return
+    # The key is made of the arguments of that job.
     jobs = Job.objects.using(first._state.db).only("task", "args", "kwargs")
     makers = {job.pk: Shown(job) for job in jobs.filter(pk__in={row.job for row in found if row.job})}
     for row in found:
         # Outside of jobs there are no arguments; those of a job that is gone are not known.
         seen = makers.get(row.job) if row.job else Shown(Job.of({"task": ""}))
         row.key = BLANK if seen is None else seen.text("key", row.key)
-
-
-def answer_of(effect: Effect, answer: Any) -> Any:
-    """What a provider answered, or a person says that it did, to an external call."""
-    if answer is None or conf().REDACT is None:
-        return answer
-    job = Job.objects.using(effect._state.db).filter(pk=effect.job).first()
-    return BLANK if job is None else Shown(job).value("answer", answer)
 
 
 def _veil_job(job: Job) -> None:

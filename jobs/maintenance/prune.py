@@ -3,6 +3,7 @@
 import math
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ from django.db.models.functions import Cast, Coalesce
 from django.utils.translation import gettext
 
 from jobs import extensions
-from jobs.calling import chords, stored, transport
+from jobs.calling import chords, stored
 from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.database import databases
@@ -54,18 +55,17 @@ class Prune:
 
     def run_once(self, budget: float = math.inf) -> dict[str, int]:
         """Delete batch after batch; stop after ``budget`` seconds, and go on there the next time."""
-        done = {"jobs": 0, "markers": 0, "nodes": 0, "messages": 0}
+        done = Counter({"jobs": 0, "markers": 0, "nodes": 0})
         databases.everywhere(partial(self._run, budget=budget, done=done))
         if is_eldest(self._node, databases.home()):
-            done["messages"] += transport.prune_replies(self.side)
             locks.prune(self.side, budget / 4)
             stored.prune(self.side)
             worker_orders.prune(self.side)
         if done["jobs"]:
             logger.info("pruned %s jobs", done["jobs"], extra={"action": "pruned", "count": done["jobs"]})
-        return done
+        return dict(done)
 
-    def _run(self, using: str, budget: float, done: dict[str, int]) -> None:
+    def _run(self, using: str, budget: float, done: Counter[str]) -> None:
         if not is_eldest(self._node, using):
             return
         began = time.monotonic()
@@ -80,7 +80,7 @@ class Prune:
                 pass
         _prune_failed(using)
         for prune in extensions.through("prune"):
-            prune(using, max(0.0, began + budget - time.monotonic()))
+            done.update(prune(using, max(0.0, began + budget - time.monotonic())) or {})
         old = Node.objects.using(using).filter(dead_at__lt=now_plus(-NODE_RETENTION))
         if (named := _named(using)) is not None:
             done["nodes"] += old.exclude(pk__in=named)._raw_delete(using)

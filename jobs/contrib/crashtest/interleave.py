@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import count, product
 
-from jobs.testing.child import PATIENCE, Broken, Child, Children, run_all
-from jobs.testing.events import Event
+from jobs.contrib.crashtest.child import PATIENCE, Broken, Child, Children, run_all
+from jobs.contrib.crashtest.events import Event
 
 #: Which of the two goes on, and for how many steps; None: to its end.
 Step = tuple[int, int | None]

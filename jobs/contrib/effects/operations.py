@@ -7,7 +7,7 @@ from typing import Any
 from django.db import transaction
 from django.db.models.functions import Now
 
-from jobs.models import Effect
+from jobs.contrib.effects.models import Effect
 from jobs.models.values import jsonable
 
 

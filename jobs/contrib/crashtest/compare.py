@@ -11,16 +11,15 @@ from typing import Any
 from django.db.models import AutoField, Model
 
 from jobs.conf import OWN_TASKS, conf
+from jobs.contrib.crashtest.copies import Change, Row
+from jobs.contrib.crashtest.events import EFFECTS, SAFE, Event
 from jobs.lifecycle.redaction import Shown
-from jobs.models import ENDED, Effect, Job, Marker, State
-from jobs.testing.copies import Change, Row
-from jobs.testing.events import EFFECTS, SAFE, Event
+from jobs.models import ENDED, Job, Marker, State
 
 #: The fields of this app's own rows that are compared: what a body asked for. The other fields say how often, where and
-#: when it ran, or what this one run returned.
+#: when it ran, or what this one run returned. A table of an extension says it by ``asked_for``.
 OWN_FIELDS = {
     Job: ("task", "args", "kwargs", "queue", "state", "unique_key"),
-    Effect: ("name", "key", "state", "answer"),
     Marker: ("key", "kind"),
 }
 
@@ -72,9 +71,15 @@ class Outcome:
         return next((error for state, error in self.jobs if state != State.SUCCEEDED), "")
 
 
+def _asked_for(model: type[Model]) -> tuple[str, ...] | None:
+    """The fields of this app's own models that are compared; None: it is the project's, and all are."""
+    if model._meta.app_label != Job._meta.app_label:
+        return None
+    return OWN_FIELDS.get(model) or getattr(model, "asked_for", ())
+
+
 def _is_compared(model: type[Model]) -> bool:
-    """Of this app's own models, only those with something that a body asked for."""
-    return model._meta.app_label != Job._meta.app_label or model in OWN_FIELDS
+    return _asked_for(model) != ()
 
 
 class Varying:
@@ -155,9 +160,10 @@ class Varying:
     def _plain(self, model: type[Model], row: Row, names: dict[Any, str]) -> Row:
         """The fields that can be compared. A reference to a new row is shown as the content of that row."""
         plain: Row = {}
+        fields = _asked_for(model)
         for each in model._meta.local_concrete_fields:
             name: str = each.attname
-            if name not in row or (model in OWN_FIELDS and name not in OWN_FIELDS[model]):
+            if name not in row or (fields and name not in fields):
                 continue
             if each.primary_key and isinstance(each, AutoField):
                 continue

@@ -8,8 +8,8 @@ from typing import Any
 
 from django.template import Context, Engine
 
-from jobs.testing.compare import Difference
-from jobs.testing.events import Event
+from jobs.contrib.crashtest.compare import Difference
+from jobs.contrib.crashtest.events import Event
 
 
 @dataclass
@@ -84,6 +84,6 @@ def as_html(examination: Examination) -> str:
         found = [index for index, finding in numbered if number in finding.points]
         verdict = "found" if found else "fine" if number in examination.points else "left out"
         moments.append({"event": event, "verdict": verdict, "findings": found})
-    engine = Engine(dirs=[str(Path(__file__).parents[1] / "templates")])
+    engine = Engine(dirs=[str(Path(__file__).parent)])
     context = {"examination": examination, "findings": numbered, "moments": moments}
-    return engine.get_template("jobs/crashtest.html").render(Context(context))
+    return engine.get_template("report.html").render(Context(context))

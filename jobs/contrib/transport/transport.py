@@ -32,9 +32,6 @@ LEASE = 10.0
 #: consumer looks up, for a shutdown or for leases to renew.
 BUSY_POLL, IDLE_POLL, LONGEST_WAIT = 0.005, 0.2, 0.5
 
-#: Seconds after which replies of the remote control that nobody read are deleted.
-REPLY_TTL = 3600.0
-
 DELETE, SHOW = "DELETE FROM jobs_message", "UPDATE jobs_message SET visible_at = {now}"
 
 
@@ -197,11 +194,3 @@ class Transport(virtual.Transport):
     def close_connection(self, connection: Any) -> None:
         super().close_connection(connection)
         self.side.close()
-
-
-def prune_replies(side: SideDatabase) -> int:
-    """Delete the queues of remote control and events that nobody reads any more; return how many messages went."""
-    stale = "FROM jobs_message WHERE visible_at < {now} - %s AND (queue LIKE %s OR queue LIKE %s)"
-    params = (REPLY_TTL, "%.celery.pidbox", "celeryev.%")
-    side.execute(f"DELETE FROM jobs_binding WHERE queue IN (SELECT queue {stale})", *params)
-    return int(side.execute(f"DELETE {stale}", *params))

@@ -25,11 +25,11 @@ from django.test.signals import clear_cache_handlers
 from django.utils import timezone
 
 from jobs.conf import conf, reads_rows
+from jobs.contrib.crashtest.copies import Copy
+from jobs.contrib.crashtest.events import Event, Recorder, import_clients
 from jobs.lifecycle.board import Board, board
 from jobs.maintenance import rescue
 from jobs.models import LIVE, Job, Node, Pause
-from jobs.testing.copies import Copy
-from jobs.testing.events import Event, Recorder, import_clients
 from jobs.testing.inline import run_jobs
 
 #: Jobs that are put off for longer are not run. Retries and snoozes come before that.
@@ -130,7 +130,7 @@ class Children:
 
         Parameters:
             name: what PostgreSQL calls its connections.
-            recorded: options of :class:`jobs.testing.events.Recorder`.
+            recorded: options of :class:`jobs.contrib.crashtest.events.Recorder`.
         """
         connections.close_all()
         ours, theirs = Pipe()

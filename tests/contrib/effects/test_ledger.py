@@ -15,9 +15,9 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
+from jobs.contrib.effects.operations import clear_up
 from jobs.inspection.verify import verify
 from jobs.models import Effect, Job
-from jobs.operations.external_calls import clear_up
 from tests.plans import plan
 from tests.rows import make
 

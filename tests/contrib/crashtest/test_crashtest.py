@@ -28,11 +28,12 @@ from django.db.transaction import TransactionManagementError
 from django.test import TestCase
 
 from jobs import Snooze
+from jobs.contrib.crashtest import copies, crash
 from jobs.database import databases
 from jobs.execution import pipeline
 from jobs.lifecycle.board import is_alive
 from jobs.models import Job, Node
-from jobs.testing import NotIdempotent, assert_idempotent, copies, crash
+from jobs.testing import NotIdempotent, assert_idempotent
 from shop.models import Customer
 from shop.services import place_order, sign_up
 from shop.tasks import charge_order, import_orders, send_welcome_email, summarize
@@ -260,7 +261,7 @@ def calls_stock(pk):
 @pytest.mark.slow
 def test_a_message_to_a_stock_task_is_seen_and_not_sent(row):
     [finding] = found_in(calls_stock, row.pk, budget=(0, 0))
-    assert finding.says == ["call of the stock task tests.test_crashtest.stock: 2 times, and not 1, without a key"]
+    assert finding.says == [f"call of the stock task {stock.name}: 2 times, and not 1, without a key"]
     assert "base=jobs.Task" in finding.cure
 
 

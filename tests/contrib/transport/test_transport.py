@@ -16,8 +16,8 @@ from django.conf import settings
 from django.db import connection
 from kombu import Connection, Exchange, Queue
 
-from jobs.calling import transport
-from jobs.calling.transport import BUSY_POLL, IDLE_POLL
+from jobs.contrib.transport import transport
+from jobs.contrib.transport.transport import BUSY_POLL, IDLE_POLL
 from jobs.database import databases
 from jobs.database.databases import SideDatabase
 from jobs.models import Node

@@ -7,6 +7,7 @@ hold no arguments and no results. What OpenTelemetry raises is logged once, and 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -82,7 +83,7 @@ def create(job: Job, given: Mapping[str, Any] | None, caller: Any) -> None:
             here = context.get_current()
             if not trace.get_current_span(here).get_span_context().is_valid:
                 run = getattr(caller and caller.request, "jobs_run", None)
-                here = getattr(run, "context", None) or here
+                here = getattr(run, "trace_context", None) or here
             span = _start("create", job, here, SpanKind.PRODUCER)
             # Without a provider it may be none: the context that is there travels all the same.
             if span.get_span_context().is_valid:
@@ -90,7 +91,8 @@ def create(job: Job, given: Mapping[str, Any] | None, caller: Any) -> None:
             injected: dict[str, Any] = {}
             propagate.inject(injected, here)
             carrier = injected | carrier
-            job.span = span if span.is_recording() else None
+            if span.is_recording():
+                vars(job)["span"], job.is_awaited = span, True
         if carrier:
             job.options["headers"] = {**job.headers, **storable(carrier, "the context")}
 
@@ -106,25 +108,31 @@ def carried() -> dict[str, Any]:
 
 def created(job: Job) -> None:
     """The call was committed. Its span is not ended before: one that is rolled back leaves no trace."""
-    if job.span is not None:
+    if (span := vars(job).pop("span", None)) is not None:
         with _harmless():
-            job.span.end()
-        job.span = None
+            span.end()
+
+
+def processing(run: Run) -> AbstractContextManager[None]:
+    """The span of a run, from its claim until it is settled."""
+    return _processing(run, time.time_ns()) if _is_on(run.job.options) else nullcontext()
 
 
 @contextmanager
-def processing(run: Run, began: int) -> Iterator[None]:
-    """The span of a run, from its claim (``began``: nanoseconds since the epoch) until it is settled."""
+def _processing(run: Run, began: int) -> Iterator[None]:
+    """
+    Parameters:
+        began: nanoseconds since the epoch.
+    """
     span = raised = None
-    if _is_on(run.job.options):
-        with _harmless():
-            span = _process(run, began)
+    with _harmless():
+        span, here = _process(run, began)
     if span is None:
         yield
         return
     try:
         # It ends first, and whatever follows: the next run would become part of this one's trace.
-        with _attached(run.context, is_late=True):
+        with _attached(here, is_late=True):
             yield
     except BaseException as exc:
         raised = exc
@@ -136,7 +144,7 @@ def processing(run: Run, began: int) -> Iterator[None]:
             span.end()
 
 
-def _process(run: Run, began: int) -> Span:
+def _process(run: Run, began: int) -> tuple[Span, Any]:
     around, creation = _creation(run.job.headers)
     ambient = trace.get_current_span()
     links = [Link(creation)] if creation.is_valid else []
@@ -148,8 +156,8 @@ def _process(run: Run, began: int) -> Span:
         around = trace.set_span_in_context(ambient, around)
     own = {"jobs.lease": run.job.lease, "jobs.retries": run.job.retries, "jobs.node": str(run.job.node_id)}
     span = _start("process", run.job, around, SpanKind.CONSUMER, own, links=links, start_time=began)
-    run.context = trace.set_span_in_context(span, around)
-    return span
+    vars(run)["trace_context"] = here = trace.set_span_in_context(span, around)
+    return span, here
 
 
 def _tell(span: Span, run: Run, raised: BaseException | None) -> None:

@@ -37,8 +37,8 @@ def crashtest(out: JobsCommand, args: Namespace) -> None:
       manage.py jobs crashtest charge_order 1 --allow-http --html report.html
     """
     # Imported late: it imports django.test, which no other command needs.
-    from jobs.testing import crash
-    from jobs.testing.report import as_html, as_json
+    from jobs.contrib.crashtest import crash
+    from jobs.contrib.crashtest.report import as_html, as_json
 
     app = project_app()
     with reported(TypeError, ValueError, RuntimeError, code=2):

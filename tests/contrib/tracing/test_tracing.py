@@ -21,7 +21,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from jobs.calling import tracing
+from jobs.contrib.tracing import spans as tracing
 from jobs.lifecycle import completion, transitions
 from jobs.models import Event, Job
 from jobs.testing import run_jobs
@@ -495,7 +495,7 @@ import sys, uuid
 {broken}
 import django; django.setup()
 import shop.celery
-from jobs.calling import tracing
+from jobs.contrib.tracing import spans as tracing
 from jobs.lifecycle.board import board
 from jobs.models import Job, Node
 from tests import event_tasks, tasks

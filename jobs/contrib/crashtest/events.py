@@ -95,7 +95,7 @@ class Event:
 
 _LIBRARIES = tuple(
     os.path.realpath(str(path)) + os.sep
-    for path in {Path(__file__).parents[1], Path(django.__file__).parent, sysconfig.get_path("stdlib")}
+    for path in {Path(__file__).parents[2], Path(django.__file__).parent, sysconfig.get_path("stdlib")}
 )
 
 

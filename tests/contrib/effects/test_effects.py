@@ -16,7 +16,7 @@ from django.db.models import F
 from jobs import Snooze, effect
 from jobs import effect as effect_of
 from jobs.conf import syncpoints
-from jobs.inspection import external_calls
+from jobs.contrib.effects import rows
 from jobs.lifecycle import transitions
 from jobs.lifecycle.run import persistently
 from jobs.models import Effect, Event, Job
@@ -26,10 +26,9 @@ from shop.services import place_order
 from shop.tasks import charge_order
 from tests import models
 from tests.concurrency import Elsewhere, by_default, open_transaction, somebody_waits
-from tests.harness import Worker, wait_ended
+from tests.harness import Worker, deliver, wait_ended
 from tests.provider import Provider
 from tests.servers import wait_for
-from tests.test_execution import deliver
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -122,7 +121,7 @@ def charging() -> int:
 
 
 def status(key: str = "order-1") -> str:
-    return external_calls.status(external_calls.with_makers(Effect.objects.filter(key=key)).get())
+    return rows.status(rows.with_makers(Effect.objects.filter(key=key)).get())
 
 
 def say(*options: str) -> None:
@@ -157,7 +156,7 @@ def test_process_killed_around_the_call(provider, point, policy):
         )
         if policy == "park" and point != "after_sent":
             assert (row.state, row.error["type"], status()) == ("failed", "EffectParked", "parked")
-            assert [str(call) for call in external_calls.unsettled("default")] == [KEY]
+            assert [str(call) for call in rows.unsettled("default")] == [KEY]
             if charge := payments_of(provider):
                 say("--happened", "--answer", f'{{"id": "{charge}"}}')
             else:
@@ -187,7 +186,7 @@ def test_provider_killed_after_charging(provider, policy):
         [row] = wait_ended(job.id)
         assert (row.state, row.error["type"]) == ("failed", "RemoteDisconnected")
         assert status() == "ambiguous"
-        assert [str(call) for call in external_calls.unsettled("default")] == [KEY]
+        assert [str(call) for call in rows.unsettled("default")] == [KEY]
         provider.start()
         call_command("jobs", "retry", job.id)
         [row] = wait_ended(job.id)
@@ -249,7 +248,7 @@ def test_two_jobs_with_the_same_key_at_once_make_one_call(provider):
         waiting = wait_for(lambda: Job.objects.filter(pk=second.id, snoozes__gt=0).first(), 20, "the second snoozes")
         assert waiting.error["type"] == "Busy"
         assert status() == "sending"
-        assert not external_calls.unsettled("default").exists()
+        assert not rows.unsettled("default").exists()
         provider.hold.unlink()
         one, other = wait_ended(first.id, second.id)
     assert one.result == other.result
@@ -444,7 +443,7 @@ def test_a_time_limit_while_the_answer_is_written_forgets_it_no_more(node, monke
             raise SoftTimeLimitExceeded
         return real(run, action)
 
-    monkeypatch.setattr("jobs.idempotency.external_calls.persistently", strike)
+    monkeypatch.setattr("jobs.contrib.effects.ledger.persistently", strike)
     made = script()
     job = run(calls_retry, "charge", "order-1")
     assert (job.state, status()) == ("failed", "sent")

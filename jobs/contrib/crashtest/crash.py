@@ -20,15 +20,15 @@ from django.db import connections
 from django.db.transaction import TransactionManagementError
 
 from jobs.conf import conf
+from jobs.contrib.crashtest import child, compare, copies, events, interleave
+from jobs.contrib.crashtest.child import Children
+from jobs.contrib.crashtest.compare import Outcome, Varying
+from jobs.contrib.crashtest.events import Event
+from jobs.contrib.crashtest.report import Examination, Finding, as_html
 from jobs.database import databases
 from jobs.lifecycle.redaction import Shown
 from jobs.models import Job
-from jobs.testing import child, compare, copies, events, interleave
-from jobs.testing.child import Children
-from jobs.testing.compare import Outcome, Varying
-from jobs.testing.events import Event
 from jobs.testing.inline import is_ours
-from jobs.testing.report import Examination, Finding, as_html
 
 #: At most so many points are tried. If there are more, those after effects and commits come first.
 POINTS = 150
