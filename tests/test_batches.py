@@ -19,11 +19,12 @@ from django.utils import timezone
 from jobs import batch
 from jobs.calling import batches
 from jobs.database import databases
+from jobs.events.models import Subscription
 from jobs.inspection import public, why
 from jobs.lifecycle import transitions
 from jobs.maintenance import clock, prune
 from jobs.maintenance.prune import Prune
-from jobs.models import Action, Batch, Job, Subscription
+from jobs.models import Action, Batch, Job
 from jobs.operations import adoption
 from tests import tasks
 from tests.harness import Worker, claim, effects, run

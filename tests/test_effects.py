@@ -16,10 +16,11 @@ from django.db.models import F
 from jobs import Snooze, effect
 from jobs import effect as effect_of
 from jobs.conf import syncpoints
+from jobs.events.models import Event
 from jobs.inspection import external_calls
 from jobs.lifecycle import transitions
 from jobs.lifecycle.run import persistently
-from jobs.models import Effect, Event, Job
+from jobs.models import Effect, Job
 from shop import payments
 from shop.models import Customer
 from shop.services import place_order

@@ -16,8 +16,9 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
+from jobs.events.models import Event, Subscription
 from jobs.inspection import census, events, remarks
-from jobs.models import Action, Event, Job, Subscription
+from jobs.models import Action, Job
 from jobs.testing import run_jobs
 from tests import event_tasks as told
 from tests.rows import make

@@ -16,10 +16,11 @@ from django.utils import timezone
 
 from jobs.database import databases
 from jobs.events import publisher, relay, replay
+from jobs.events.models import Event, Position
 from jobs.lifecycle import order
 from jobs.maintenance import clock
 from jobs.maintenance.prune import Prune
-from jobs.models import Event, Job, Node, Position
+from jobs.models import Job, Node
 from jobs.models.fields import uuid7
 from tests import event_tasks as told
 from tests.test_plans import FEW, ROWS, asked_by, plan

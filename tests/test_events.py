@@ -20,11 +20,12 @@ from django.utils import timezone
 
 from jobs.database import databases
 from jobs.events import event, handler, relay
+from jobs.events.models import Event, Relay, Subscription
 from jobs.events.relay import Post
 from jobs.lifecycle import order, transitions
 from jobs.maintenance import rescue
 from jobs.maintenance.prune import FULL_WALK, Prune
-from jobs.models import LIVE, Action, Event, Job, Node, Relay, Subscription
+from jobs.models import LIVE, Action, Job, Node
 from jobs.operations.actions import RunNow
 from jobs.testing import run_jobs
 from tests import event_tasks as told

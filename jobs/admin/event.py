@@ -18,6 +18,7 @@ from jobs.admin.base import CountedChangeList, ReadOnlyAdmin, UncountedChangeLis
 from jobs.admin.html import column, time_column, url_of
 from jobs.conf import conf
 from jobs.events.amqp import ERRORS
+from jobs.events.models import ARGS, Event, Subscription
 from jobs.events.relay import matches
 from jobs.events.replay import names, replay_by, services
 from jobs.events.wire import TRACE
@@ -25,7 +26,7 @@ from jobs.inspection import events
 from jobs.inspection.census import MOST, at_least
 from jobs.inspection.times import duration
 from jobs.lifecycle import redaction
-from jobs.models import ARGS, Event, Job, State, Subscription
+from jobs.models import Job, State
 from jobs.models.values import parse_uuid, parsed, scrub
 from jobs.operations.selection import DIGITS, SEARCHED, newest
 

@@ -16,9 +16,10 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from jobs.events.models import Event
 from jobs.inspection.times import duration
 from jobs.lifecycle.redaction import Shown
-from jobs.models import Event, Job, State
+from jobs.models import Job, State
 from jobs.models.values import scrub
 from jobs.operations.selection import DIGITS
 

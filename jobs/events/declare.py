@@ -17,10 +17,10 @@ from asgiref.sync import sync_to_async
 from jobs.calling import tracing
 from jobs.database import databases
 from jobs.events import outbox
+from jobs.events.models import EVENT_HEADER
 from jobs.events.schema import Schema
 from jobs.idempotency.keys import KeyTemplate
 from jobs.lifecycle.run import current_job
-from jobs.models import EVENT_HEADER
 from jobs.task import Task
 
 #: A name is words with dots between them, as a topic exchange routes them; a pattern has wildcards.

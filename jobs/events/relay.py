@@ -27,11 +27,12 @@ from jobs.conf.logs import logger
 from jobs.conf.syncpoints import reach
 from jobs.database import databases
 from jobs.events import publisher
+from jobs.events.models import ARGS, EVENT_HEADER, UNRELAYED, Event, Position, Relay, Subscription
 from jobs.lifecycle import order
 from jobs.lifecycle.board import board
 from jobs.lifecycle.ring import told
 from jobs.lifecycle.transitions import now_plus
-from jobs.models import ARGS, EVENT_HEADER, UNRELAYED, Event, Job, Node, Position, Relay, State, Subscription
+from jobs.models import Job, Node, State
 from jobs.models.fields import uuid7
 from jobs.models.values import named
 

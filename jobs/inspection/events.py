@@ -11,8 +11,9 @@ from django.utils import timezone
 
 from jobs.conf import conf
 from jobs.database import databases
+from jobs.events.models import PARKED, UNRELAYED, UNSENT, Event, Subscription
 from jobs.inspection.census import MOST
-from jobs.models import PARKED, UNRELAYED, UNSENT, Event, Job, Subscription
+from jobs.models import Job
 from jobs.models.fields import time_of
 
 #: What people look for: each has an index of its own.

@@ -11,7 +11,8 @@ from django.utils.module_loading import import_string
 
 from jobs.conf import celery_app, conf
 from jobs.conf.logs import logger
-from jobs.models import ARGS, EVENT_HEADER, Effect, Event, Job, Marker
+from jobs.events.models import ARGS, EVENT_HEADER, Event
+from jobs.models import Effect, Job, Marker
 from jobs.models.values import CUT, decoded, safe_repr
 
 HIDDEN = "(hidden: JOBS['REDACT'] failed)"  #: What stands for a value that could not be redacted.

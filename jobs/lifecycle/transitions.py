@@ -24,22 +24,10 @@ from jobs import signals
 from jobs.conf import conf, has_results_elsewhere
 from jobs.database import databases
 from jobs.errors import UniqueBusy, UniqueTaken
+from jobs.events.models import Relay
 from jobs.lifecycle import order, ring, unique
 from jobs.lifecycle.completion import owned
-from jobs.models import (
-    AWAITING,
-    CLAIMABLE,
-    ENDED,
-    LIVE,
-    UNSUCCESSFUL,
-    WAITING,
-    Batch,
-    Cancellation,
-    Job,
-    Node,
-    Relay,
-    State,
-)
+from jobs.models import AWAITING, CLAIMABLE, ENDED, LIVE, UNSUCCESSFUL, WAITING, Batch, Cancellation, Job, Node, State
 from jobs.models.values import scrub
 
 #: What is counted, each apart.

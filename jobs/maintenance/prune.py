@@ -17,11 +17,12 @@ from jobs.calling import batches, chords, stored, transport
 from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.database import databases
+from jobs.events.models import UNSENT, Event, Subscription
 from jobs.idempotency import locks, markers
 from jobs.lifecycle import limited_claims, worker_orders
 from jobs.lifecycle.transitions import now_plus
 from jobs.maintenance import is_eldest
-from jobs.models import ENDED, LIVE, UNSENT, UNSUCCESSFUL, Action, Batch, Event, Job, Marker, Node, State, Subscription
+from jobs.models import ENDED, LIVE, UNSUCCESSFUL, Action, Batch, Job, Marker, Node, State
 
 NODE_RETENTION = 7 * 86400.0  #: Seconds for which a dead node is kept, for people to read.
 

@@ -15,17 +15,6 @@ from django.utils.translation import gettext_lazy as _
 from kombu.utils.imports import symbol_by_name
 
 from jobs import extensions
-from jobs.models.events import (  # noqa: F401
-    ARGS,
-    EVENT_HEADER,
-    PARKED,
-    UNRELAYED,
-    UNSENT,
-    Event,
-    Position,
-    Relay,
-    Subscription,
-)
 from jobs.models.fields import JSONText, Sparse, Typed, Word, time_of, uuid7
 
 

@@ -32,10 +32,11 @@ from jobs.conf import OWN_TASKS, conf, import_tasks
 from jobs.database import databases
 from jobs.errors import TaskExited, TaskOutOfMemory
 from jobs.events import relay
+from jobs.events.models import UNRELAYED, Event
 from jobs.lifecycle import order, transitions
 from jobs.lifecycle.board import board
 from jobs.lifecycle.claims import Claimer
-from jobs.models import UNRELAYED, WAITING, Event, Job, Node, Pause, State
+from jobs.models import WAITING, Job, Node, Pause, State
 from jobs.models.values import decoded
 from jobs.worker.runner import Runner, is_ours
 

@@ -10,22 +10,10 @@ from django.db import transaction
 from django.utils import timezone
 
 from jobs.database import databases
+from jobs.events.models import Event, Subscription
 from jobs.lifecycle import queues
 from jobs.maintenance.tally import HOUR, MINUTE, bucket, floor
-from jobs.models import (
-    Action,
-    Batch,
-    Effect,
-    Event,
-    Job,
-    Limit,
-    Marker,
-    Node,
-    Pause,
-    Schedule,
-    Subscription,
-    Tally,
-)
+from jobs.models import Action, Batch, Effect, Job, Limit, Marker, Node, Pause, Schedule, Tally
 from jobs.models.fields import first_id
 from tests.rows import let_beat
 

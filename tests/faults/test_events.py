@@ -9,7 +9,7 @@ import pytest
 
 from jobs.events import outbox
 from jobs.events.amqp import queue_of
-from jobs.models import Event
+from jobs.events.models import Event
 from shop.events import order_paid
 from tests.faults.guards import Without, guard
 from tests.faults.handlers import HANDLERS, other

@@ -1,4 +1,4 @@
-"""The rows of events between services (``jobs.events``)."""
+"""The rows: events, who handles which, how far each name is, and the lock of those who hand events on."""
 
 import uuid
 from typing import ClassVar
