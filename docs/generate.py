@@ -95,6 +95,7 @@ def checks() -> list[str]:
 
 
 def metrics() -> list[str]:
+    from jobs import extensions
     from jobs.inspection import census, demand
 
     tree = ast.parse((ROOT / "jobs/inspection/metrics.py").read_text())
@@ -102,17 +103,18 @@ def metrics() -> list[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "(one, node, call)":
             labels |= dict(zip(("one", "node", "call"), map(ast.literal_eval, node.value.elts), strict=True))
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "handler":
-            labels["handler"] = ast.literal_eval(node.value)
         if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) in ("gauges", "counters"):
             suffix = "_total" if ast.unparse(node.target) == "counters" else ""
             families += [(suffix, family.elts) for family in node.value.elts]
-    lines = table("metric", "labels", "what it counts")
+    rows = []
     for suffix, (name, says, names, _) in families:
         found = eval(ast.unparse(names), {"__builtins__": {}}, labels)
         text = eval(ast.unparse(says), {"census": census, "demand": demand, "__builtins__": {}})
-        lines.append(f"| `{name.value}{suffix}` | {', '.join(f'`{each}`' for each in found)} | {text} |")
-    return lines
+        rows.append((f"{name.value}{suffix}", text, found, None))
+    rows += [each for of_extension in extensions.through("metrics") for each in of_extension()]
+    return table("metric", "labels", "what it counts") + [
+        f"| `{name}` | {', '.join(f'`{each}`' for each in found)} | {text} |" for name, text, found, _ in rows
+    ]
 
 
 def commands() -> list[str]:

@@ -54,6 +54,11 @@ class Kind:
     button: Callable[[Any], tuple[str, Any, str, dict[str, Any], Any]] | None = None
 
 
+#: One of Prometheus' gauges: its name, its help text, the names of its labels, and what reads its samples: of each the
+#: values of the labels, and a number.
+Gauge = tuple[str, str, Sequence[str], Callable[[], Iterable[tuple[Sequence[str], float]]]]
+
+
 class Extension:
     """The parts of one feature. Override those that it has; what is left alone takes no part."""
 
@@ -102,8 +107,20 @@ class Extension:
         """What needs attention, by what the core and ``status`` found."""
         return ()
 
+    def metrics(self) -> Iterable[Gauge]:
+        """More of what Prometheus scrapes; the documentation lists them."""
+        return ()
+
     def panel(self, request: Any, found: dict[str, Any]) -> str:
         """A part of the dashboard, as HTML that is safe; empty: this reader sees none."""
+        return ""
+
+    def related(self, request: Any, view: Any) -> Iterable[tuple[Any, str]]:
+        """What belongs to a job, for its page: a label, and HTML that is safe."""
+        return ()
+
+    def link(self, using: str, key: Any) -> str:
+        """A row names this id, and it is no job's: a link to what has it, as HTML that is safe; empty: nothing here."""
         return ""
 
     def reasons(self, view: Any) -> Iterable[Any]:

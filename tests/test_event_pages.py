@@ -16,8 +16,9 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
+from jobs.events import stages as events
 from jobs.events.models import Event, Subscription
-from jobs.inspection import census, events, remarks
+from jobs.inspection import census, remarks
 from jobs.models import Action, Job
 from jobs.testing import run_jobs
 from tests import event_tasks as told

@@ -557,7 +557,7 @@ def test_no_schema_is_left_out_in_silence(monkeypatch, tmp_path):
         raise ModuleNotFoundError("No module named 'stripe'")
 
     monkeypatch.setattr("jobs.conf.import_tasks", fails)
-    monkeypatch.setattr("jobs.management.console.events.import_tasks", fails)
+    monkeypatch.setattr("jobs.events.commands.import_tasks", fails)
     with pytest.raises(ModuleNotFoundError, match="stripe"):
         command("schema", "--dir", str(tmp_path))
     assert not [*tmp_path.iterdir()]

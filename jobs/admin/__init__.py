@@ -3,15 +3,13 @@
 from jobs import extensions
 from jobs.admin.batch import BatchAdmin
 from jobs.admin.dashboard import OverviewAdmin
-from jobs.admin.event import EventAdmin, SubscriptionAdmin
 from jobs.admin.idempotency import EffectAdmin, MarkerAdmin
 from jobs.admin.job import JobAdmin
 from jobs.admin.limit import LimitAdmin
 from jobs.admin.node import NodeAdmin
 
 __all__ = [
-    "BatchAdmin", "EffectAdmin", "EventAdmin", "JobAdmin", "LimitAdmin", "MarkerAdmin", "NodeAdmin", "OverviewAdmin",
-    "SubscriptionAdmin",
+    "BatchAdmin", "EffectAdmin", "JobAdmin", "LimitAdmin", "MarkerAdmin", "NodeAdmin", "OverviewAdmin",
 ]  # fmt: skip
 
 # They register themselves.

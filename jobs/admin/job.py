@@ -20,16 +20,16 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from jobs import extensions
 from jobs.admin import history, html
 from jobs.admin.base import UncountedChangeList, may, numbered
-from jobs.admin.event import event_link
 from jobs.admin.html import NOTHING, column
 from jobs.admin.idempotency import may_settle, status_badge
 from jobs.admin.operate import OperableAdmin
 from jobs.calling import progress
 from jobs.calling.options import says_how_to_retry
 from jobs.conf import celery_app, conf
-from jobs.inspection import events, why
+from jobs.inspection import why
 from jobs.inspection.census import LIVE, Live, at_least
 from jobs.inspection.times import duration
 from jobs.lifecycle.redaction import Shown
@@ -277,7 +277,6 @@ class JobAdmin(OperableAdmin):
             # Race: the job was deleted a moment ago.
             raise Http404
         sees_calls = may(request, "view_effect")
-        told = events.told_by(view.using, [row.pk]) if may(request, "view_event") else []
         _, held = view.lock or ("", None)
         return {
             "is_followed": row.finished_at is None,
@@ -295,7 +294,7 @@ class JobAdmin(OperableAdmin):
             "keys": [*filter(None, dict.fromkeys((row.unique_key, row.marker_key)))] if conf().REDACT is None else [],
             "family": _tree(row, *view.family),
             "markers": view.markers if may(request, "view_marker") else [],
-            "told": [event_link(each) for each in told],
+            "related": [each for related in extensions.through("related") for each in related(request, view)],
             "calls": [
                 (each, status_badge(each), may_settle(request, each)) for each in (view.effects if sees_calls else [])
             ],

@@ -12,8 +12,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from jobs import extensions
 from jobs.conf import conf
-from jobs.inspection import census, demand, events, external_calls
+from jobs.inspection import census, demand, external_calls
 from jobs.models import State, Tally
 
 
@@ -30,7 +31,6 @@ class _Collector:
         due, queues = found["due"], found["queues"].items()
         live = [([name, state], each[state]) for name, each in queues for state in census.LIVE]
         unsettled = sum(external_calls.unsettled(alias).count() for alias in conf().DATABASES)
-        waits, lags = events.summed(), events.all_lags()
         ended: dict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)
         for alias in conf().DATABASES:
             # All that was ever counted: the hours that are kept, and the sum of those before them (length 0).
@@ -45,14 +45,7 @@ class _Collector:
         def of_nodes(key: str) -> list[Any]:
             return [([each["hostname"].rpartition("@")[2], each["id"]], each[key]) for each in found["nodes"]]
 
-        def of_events(key: str) -> list[Any]:
-            return [([name], getattr(each, key)) for name, each in waits.items()]
-
-        def of_handlers(key: str) -> list[Any]:
-            return [(names, getattr(lag, key)) for names, lag in lags.items()]
-
         one, node, call = ["queue_name"], ["hostname", "node"], ["name", "queue_name"]
-        handler = ["service", "handler"]
         gauges: Any = (
             ("celery_queue_length", f"Ready jobs of a queue; {census.MOST} are counted.", one, of_queues("ready")),
             ("celery_active_consumer_count", "Workers that consume it.", one, of_queues("workers")),
@@ -66,17 +59,14 @@ class _Collector:
             ("jobs_due", "Scheduled jobs that are due and not ready yet.", [], [([], due["count"])]),
             ("jobs_due_lag_seconds", "For how long the oldest of them is due.", [], [([], due["lag_seconds"])]),
             ("jobs_unsettled_effects", "External calls that are ambiguous or parked.", [], [([], unsettled)]),
-            ("jobs_events", f"Events that do not get on; {census.MOST} are counted.", ["status"], of_events("number")),
-            ("jobs_events_oldest_seconds", "How old the oldest of them is.", ["status"], of_events("seconds")),
-            ("jobs_handler_waiting", "Jobs of a handler that have not ended.", handler, of_handlers("waiting")),
-            ("jobs_handler_lag_seconds", "How old the oldest of them is.", handler, of_handlers("seconds")),
-            ("jobs_handler_failed", f"Failed ones among the {census.MOST} newest.", handler, of_handlers("failed")),
         )
         counters: Any = (
             ("celery_task_succeeded", "Jobs that succeeded.", call, ended["succeeded"].items()),
             ("celery_task_failed", "Jobs that failed.", [*call, "exception"], ended["failed"].items()),
             ("celery_task_revoked", "Jobs that were cancelled, or expired.", call, ended["cancelled"].items()),
         )
+        for metrics in extensions.through("metrics"):
+            gauges += tuple((*about, read()) for *about, read in metrics())
         for kind, table in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
             for name, says, labels, samples in table:
                 family: Any = kind(name, says, labels=labels)
