@@ -52,7 +52,6 @@ def __getattr__(name: str) -> Any:
     if name in ("signals", "task"):
         # The module ``jobs.task`` is the decorator, too.
         return import_module(f"{__name__}.{name}")
-    if name in __all__:
-        # An extension has it.
-        return getattr(import_module(extensions.public()[name]), name)
+    if name in __all__ and (module := extensions.public(__name__).get(name)):
+        return getattr(import_module(module), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,7 +6,8 @@ import path is public stands in ``jobs``. These of its files are read, if they a
 ``doors.py``
     a subclass of :class:`Extension`: its part in what the core does; read when a task is declared, or later.
 ``__init__.py``
-    ``PUBLIC``: names of the package ``jobs`` (``jobs.effect``), and in which of its modules each is.
+    ``PUBLIC``: names of ``jobs`` and of its packages (``testing.assert_idempotent``), and in which of its modules each
+    is.
 ``models.py``
     its tables, of the app ``jobs``; read with the core's models.
 ``admin.py``, ``commands.py``
@@ -54,11 +55,6 @@ class Kind:
     button: Callable[[Any], tuple[str, Any, str, dict[str, Any], Any]] | None = None
 
 
-#: One of Prometheus' gauges: its name, its help text, the names of its labels, and what reads its samples: of each the
-#: values of the labels, and a number.
-Gauge = tuple[str, str, Sequence[str], Callable[[], Iterable[tuple[Sequence[str], float]]]]
-
-
 class Extension:
     """The parts of one feature. Override those that it has; what is left alone takes no part."""
 
@@ -85,6 +81,16 @@ class Extension:
         """
         return ()
 
+    def heard(self, rings: Collection[str] | None) -> None:
+        """The supervisor heard rings; None: anything may be new, or it has its node, or it ends. Wakes its threads."""
+
+    #: What the clock asks each database in its one look: SQL for true or false, by name; ``{epoch}`` is its time, and
+    #: what stands behind ``{rare}`` it asks seldom if its looks are slow.
+    looks: Mapping[str, str] = {}
+
+    def ticked(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
+        """The clock has looked, each second or so: the answers to ``looks`` of each database that could be asked."""
+
     def prune(self, using: str, budget: float) -> None:
         """Delete what is old, in one database; only one worker at a time does it. ``budget``: seconds."""
 
@@ -93,6 +99,16 @@ class Extension:
 
     def passing(self, app: Any, aliases: Sequence[str], only: Collection[str] | bool) -> Passing | None:
         """For ``run_jobs(until=)``: what comes due as time passes that is no job yet. ``only``: names, or all."""
+
+    def idle(self, app: Any, using: str) -> bool:
+        """``run_jobs()`` finds no job: do what threads and ticks would do. True: there may be one now."""
+        return False
+
+    # People
+
+    def again(self, jobs: Any, using: str) -> Mapping[str, Any]:
+        """Somebody lets an ended job (a queryset) run again; in that transaction, before its row gets these columns."""
+        return {}
 
     # Questions: none of them changes anything
 
@@ -107,8 +123,11 @@ class Extension:
         """What needs attention, by what the core and ``status`` found."""
         return ()
 
-    def metrics(self) -> Iterable[Gauge]:
-        """More of what Prometheus scrapes; the documentation lists them."""
+    def metrics(self) -> Iterable[tuple[str, str, list[str], Any]]:
+        """Gauges for Prometheus: name, help, the labels' names, and samples.
+
+        A sample is the labels' values and a number. A function in their place gives them by what the core found.
+        """
         return ()
 
     def panel(self, request: Any, found: dict[str, Any]) -> str:
@@ -122,6 +141,10 @@ class Extension:
     def link(self, using: str, key: Any) -> str:
         """A row names this id, and it is no job's: a link to what has it, as HTML that is safe; empty: nothing here."""
         return ""
+
+    def not_due(self, view: Any) -> Iterable[Any]:
+        """Why a job that is not due waits for something else than its time. The core says its time otherwise."""
+        return ()
 
     def reasons(self, view: Any) -> Iterable[Any]:
         """Why a job is where it is, after the reasons of the core."""
@@ -191,12 +214,14 @@ def _own(kind: type[Extension]) -> set[str]:
 
 
 @cache
-def public() -> dict[str, str]:
-    """The names of the package ``jobs`` that extensions have, and the module of each. Needs no apps."""
+def public(package: str) -> dict[str, str]:
+    """The names of a package that extensions have, and the module of each. Needs no apps."""
     found = {}
-    for package in folders():
-        for name, module in getattr(import_module(package), "PUBLIC", {}).items():
-            found[name] = f"{package}.{module}"
+    for folder in folders():
+        for path, module in getattr(import_module(folder), "PUBLIC", {}).items():
+            owner, _, name = f"{__package__}.{path}".rpartition(".")
+            if owner == package:
+                found[name] = f"{folder}.{module}"
     return found
 
 

@@ -19,10 +19,11 @@ from django.utils import timezone
 from jobs import batch
 from jobs.calling import batches
 from jobs.database import databases
+from jobs.events import prune as forget
 from jobs.events.models import Subscription
 from jobs.inspection import public, why
 from jobs.lifecycle import transitions
-from jobs.maintenance import clock, prune
+from jobs.maintenance import clock
 from jobs.maintenance.prune import Prune
 from jobs.models import Action, Batch, Job
 from jobs.operations import adoption
@@ -478,7 +479,7 @@ def test_what_is_kept_of_failures_takes_none_out_of_an_open_batch(node):
     first, second = keys_of(found)
     finish(first, failing=True)
     Subscription.objects.create(handler=tasks.part.name, pattern="x", keep_failed=0)
-    prune._prune_failed("default")
+    forget._prune_failed("default")
     finish(second)
     assert ticked() == ["failed"]
 

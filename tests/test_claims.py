@@ -20,7 +20,7 @@ from django.utils import timezone
 from jobs.calling.calls import rank_of
 from jobs.conf import rates
 from jobs.database import sessions
-from jobs.lifecycle import claims, completion, limited_claims, order, transitions
+from jobs.lifecycle import claims, completion, limited_claims, transitions
 from jobs.lifecycle.board import board
 from jobs.lifecycle.claims import Claimer
 from jobs.lifecycle.limits import Limits
@@ -1018,7 +1018,6 @@ def test_the_name_of_a_queue_is_a_name_whatever_the_server_makes_of_backslashes(
         taken = [limited_claims._take("default", name, node.pk, 1, claims.new_token(), limited) for name in names[3:]]
         assert [keys(jobs) for jobs in taken] == [[row.pk] for row in rows[3:]]
         assert state(other)[0] == "ready"
-        assert order.let_in("default", ["\\' OR true --"]) == 0
         sessions.session_of("default").notify("jobs_ring", ["\\'; DROP TABLE jobs_job; --"])
     finally:
         with connection.cursor() as cursor:

@@ -22,13 +22,9 @@ from jobs.maintenance import tally
 from jobs.maintenance.prune import delete_old, walk
 from jobs.models import Batch, Job, Marker, Node
 from jobs.operations.selection import Selection
+from tests.plans import FEW, ROWS, asked_by, plan
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.core]
-
-ROWS = 100_000
-
-#: Rows that a query may pass over.
-FEW = ROWS // 8
 
 
 @pytest.fixture
@@ -67,28 +63,6 @@ def history():
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE")
     return node
-
-
-def asked_by(query: object) -> list[tuple[str, object]]:
-    """The statements, each with its parameters: SQLite may have another plan for a value that stands in the text."""
-    asked: list[tuple[str, object]] = []
-
-    def note(execute, sql, params, many, context):
-        asked.append((sql, params))
-        return execute(sql, params, many, context)
-
-    with connection.execute_wrapper(note):
-        query()  # type: ignore[operator]
-    return asked
-
-
-def plan(sql: str, params: object = None) -> str:
-    with connection.cursor() as cursor:
-        # What reads may be done again, and says how much it read.
-        analyze = "(ANALYZE) " if sql.startswith("SELECT") else ""
-        explain = "EXPLAIN QUERY PLAN " if connection.vendor == "sqlite" else f"EXPLAIN {analyze}"
-        cursor.execute(explain + sql, params)
-        return "\n".join(" ".join(str(value) for value in row) for row in cursor.fetchall())
 
 
 def hot_queries(node: Node, client: Client) -> dict[str, object]:

@@ -39,9 +39,9 @@ from jobs.lifecycle.limits import set_by_hand
 from jobs.models import Action, Cancellation, Effect, Instance, Job, Marker, Node, Schedule
 from jobs.operations.actions import OPERATIONS
 from tests.conftest import not_installed
+from tests.event_rows import open_ones
 from tests.rows import ERROR, let_beat, make, make_node
 from tests.test_dashboard import MINUTE, tally
-from tests.test_event_pages import open_ones
 
 APP = Path(jobs.__file__).parent
 CATALOGUE = Path("locale/de/LC_MESSAGES/django.po")

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jobs.events.declare import EventType, Handled, event, handler
 
+PUBLIC = {"testing.assert_fits": "fits"}
+
 __all__ = ["EventType", "Handled", "event", "handler"]
 
 

@@ -14,7 +14,6 @@ from django.utils.translation import gettext_lazy, ngettext
 from jobs.conf import conf
 from jobs.database import databases
 from jobs.events.models import PARKED, UNRELAYED, UNSENT, Event, Subscription
-from jobs.extensions import Gauge
 from jobs.inspection.census import MOST, at_least, late_after
 from jobs.inspection.remarks import Remark, remark
 from jobs.inspection.times import duration
@@ -185,14 +184,14 @@ def problems() -> Iterator[Remark]:
         yield remark(kind, says, str(_MEANS[name]), about=name, since=since, number=number)
 
 
-def metrics() -> Iterator[Gauge]:
+def metrics() -> Iterator[tuple[str, str, list[str], Any]]:
     waits, late = cache(summed), cache(all_lags)
 
     def of_events(key: str) -> Any:
-        return lambda: [([name], getattr(each, key)) for name, each in waits().items()]
+        return lambda found: [([name], getattr(each, key)) for name, each in waits().items()]
 
     def of_handlers(key: str) -> Any:
-        return lambda: [(names, getattr(lag, key)) for names, lag in late().items()]
+        return lambda found: [(names, getattr(lag, key)) for names, lag in late().items()]
 
     status, handler = ["status"], ["service", "handler"]
     yield "jobs_events", f"Events that do not get on; {MOST} are counted.", status, of_events("number")

@@ -65,11 +65,10 @@ class _Collector:
             ("celery_task_failed", "Jobs that failed.", [*call, "exception"], ended["failed"].items()),
             ("celery_task_revoked", "Jobs that were cancelled, or expired.", call, ended["cancelled"].items()),
         )
-        for metrics in extensions.through("metrics"):
-            gauges += tuple((*about, read()) for *about, read in metrics())
+        gauges += tuple(each for metrics in extensions.through("metrics") for each in metrics())
         for kind, table in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
             for name, says, labels, samples in table:
                 family: Any = kind(name, says, labels=labels)
-                for values, number in samples:
+                for values, number in samples(found) if callable(samples) else samples:
                     family.add_metric(values, float(number or 0))
                 yield family

@@ -20,12 +20,11 @@ from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from jobs import signals
+from jobs import extensions, signals
 from jobs.conf import conf, has_results_elsewhere
 from jobs.database import databases
 from jobs.errors import UniqueBusy, UniqueTaken
-from jobs.events.models import Relay
-from jobs.lifecycle import order, ring, unique
+from jobs.lifecycle import ring, unique
 from jobs.lifecycle.completion import owned
 from jobs.models import AWAITING, CLAIMABLE, ENDED, LIVE, UNSUCCESSFUL, WAITING, Batch, Cancellation, Job, Node, State
 from jobs.models.values import scrub
@@ -313,8 +312,6 @@ def run_now(job_id: uuid.UUID, using: str) -> bool:
 def retry_by_hand(job_id: uuid.UUID, using: str) -> bool:
     """Run a failed or cancelled job again, its counts at zero. ``lease`` stays: it is the fence.
 
-    With an order key it waits until no other one of the key is out.
-
     Raises:
         UniqueTaken: another job has its unique key; says which.
         UniqueBusy: another transaction may be taking it.
@@ -328,13 +325,10 @@ def retry_by_hand(job_id: uuid.UUID, using: str) -> bool:
     try:
         with databases.bounded(using, conf().UNIQUE_WAIT):
             ended.update(ended_at=None)
-            key = over.values_list("order_key", flat=True).first()
-            if key is None:
-                return redirect(job_id, using, _waiting(None) | anew, UNSUCCESSFUL)
-            # Race: whoever hands an event of the key on lets it in at once if there is no other one.
-            Relay.objects.using(using).select_for_update().filter(pk=1).first()
-            transaction.on_commit(partial(order.let_in, using, [key]), using=using, robust=True)
-            return redirect(job_id, using, _waiting(None) | order.behind(job_id) | anew, UNSUCCESSFUL)
+            columns = _waiting(None) | anew
+            for again in extensions.through("again"):
+                columns |= again(over, using)
+            return redirect(job_id, using, columns, UNSUCCESSFUL)
     except IntegrityError:
         raise UniqueTaken(unique.describe(Job.objects.using(using).get(pk=job_id))) from None
     except OperationalError as exc:

@@ -10,12 +10,13 @@ from typing import Any
 
 from django.db import connections
 
+from jobs import extensions
 from jobs.calling import batches
 from jobs.conf import conf
 from jobs.database import databases
-from jobs.lifecycle import limited_claims, order, transitions
+from jobs.lifecycle import limited_claims, transitions
 from jobs.lifecycle.board import board
-from jobs.lifecycle.ring import bell, ring, told
+from jobs.lifecycle.ring import bell, ring
 from jobs.maintenance import Seldom
 from jobs.models import Node
 
@@ -50,12 +51,10 @@ SELECT {now},
        EXISTS (SELECT 1 FROM jobs_gate WHERE look_at IS NOT NULL),
        (SELECT 1 FROM jobs_gate WHERE look_at <= {epoch} ORDER BY look_at LIMIT 1) IS NOT NULL
        OR (SELECT 1 FROM jobs_gate WHERE look_at > {epoch} + 61 ORDER BY look_at DESC LIMIT 1) IS NOT NULL,
-       {rare} AND EXISTS (SELECT 1 FROM jobs_job WHERE {behind}),
        {rare} AND (
            SELECT 1 FROM jobs_job WHERE state = 'scheduled' AND run_at > '9000-06-01' ORDER BY run_at LIMIT 1
        ) IS NOT NULL,
-       EXISTS (SELECT 1 FROM jobs_event WHERE relayed_at IS NULL AND received_at IS NULL),
-       {ready}
+       {ready}{more}
 """
 
 #: Whether a job waits in a queue, read by the index that the claim uses.
@@ -99,21 +98,23 @@ def tick() -> dict[str, int]:
     """Do what is due, and wake a process if there is work that no ring told of. All workers do it side by side."""
     done = {"due": 0, "expired": 0, "cancelled": 0, "batches": 0}
     held: list[bool] = []
-    databases.everywhere(partial(_tick, done=done, held=held))
+    answers: dict[str, dict[str, Any]] = {}
+    databases.everywhere(partial(_tick, done=done, held=held, answers=answers))
     board.holds = any(held)
+    for ticked in extensions.through("ticked"):
+        ticked(answers)
     return done
 
 
-def _tick(using: str, done: dict[str, int], held: list[bool]) -> None:
+def _tick(using: str, done: dict[str, int], held: list[bool], answers: dict[str, dict[str, Any]]) -> None:
     found = _look(using, _LOOK, board.queues)
-    now, due, late, is_asked, is_open, is_limited, holds, may_open, is_behind, is_parked, is_told, is_ready = found
+    now, due, late, is_asked, is_open, is_limited, holds, may_open, is_parked, is_ready, *more = found
+    answers[using] = dict(zip(extensions.merged("looks"), more, strict=True))
     if connections[using].vendor == "postgresql":
         _places[using, _LOOK].move(now, due, late)
     held.append(holds)
     if is_ready or may_open:
         bell.ring()
-    if is_told:
-        told.set()
     if due is not None:
         done["due"] += _until_done(partial(_make_due, using, due))
     if late is not None:
@@ -126,8 +127,6 @@ def _tick(using: str, done: dict[str, int], held: list[bool]) -> None:
         limited_claims.publish()
     if is_parked:
         _seldom.take(("parked", using), partial(_let_go, using))
-    if is_behind:
-        _seldom.take(("behind", using), partial(order.let_in_stuck, using))
 
 
 #: Of a tick they come last: an error or a wait there keeps nothing else from its time.
@@ -177,12 +176,13 @@ def _look(using: str, sql: str, queues: list[str]) -> tuple[Any, ...]:
     # CURRENT_TIMESTAMP of SQLite is that of a whole second.
     now = "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')" if vendor == "sqlite" else "CURRENT_TIMESTAMP"
     is_short = begin < place.until
-    words = {"now": now, "epoch": databases.EPOCH_NOW[vendor], "behind": order.WAITS}
+    words = {"now": now, "epoch": databases.EPOCH_NOW[vendor]}
     words |= {"rare": "1 = 0" if is_short else "1 = 1", "due": "", "late": ""}
     if is_short and place.due is not None:
         words |= {"due": f"AND run_at >= '{place.due}'", "late": f"AND expires_at >= '{place.late}'"}
     ready = " OR ".join([_NEW_READY if is_short else _READY] * len(queues)) or "1 = 0"
-    sql = sql.format(**words, ready=ready)
+    more = "".join(f", {look.format(**words)}" for look in extensions.merged("looks").values())
+    sql = sql.format(**words, ready=ready, more=more)
     [found] = databases.ask(using, sql, *(name for queue in queues for name in (queue, queue)))
     if vendor == "postgresql" and not is_short:
         end = time.monotonic()

@@ -225,8 +225,8 @@ class Job(models.Model):
     #: While it runs: the numbers of its places among those of its limit, and of its queue. No two runs have the same.
     limit_place = models.SmallIntegerField(null=True)
     queue_place = models.SmallIntegerField(null=True)
-    #: Jobs of the same key are let in one after the other, the smallest place first (``jobs.lifecycle.order``). A job
-    #: waits behind others as long as it has a place.
+    #: Jobs of the same key are let in one after the other, the smallest place first. A job waits behind
+    #: others as long as it has a place.
     order_key = models.CharField(_("order key"), max_length=255, null=True)
     order_place = models.BigIntegerField(null=True)
     #: Of a scheduled job: what it waits for beside its time, a lock or a worker that knows its task

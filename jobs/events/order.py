@@ -7,19 +7,27 @@ lets in the next one; if that process dies before it does, the next tick of any 
 
 import datetime
 import uuid
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from django.db import connections, transaction
-from django.db.models import Exists, OuterRef
+from django.db import Error, connections, transaction
+from django.db.models import Exists, OuterRef, QuerySet
 from django.db.models.functions import Now
+from django.utils.translation import gettext
 
-from jobs.database import databases
+from jobs.database import databases, turns
 from jobs.database.databases import NOW_SQLITE
 from jobs.database.sessions import has_begun, session_of
+from jobs.events.doors import WAITS
+from jobs.events.models import EVENT_HEADER, Relay
+from jobs.inspection.census import MOST, at_least
+from jobs.inspection.why.view import Reason, View
 from jobs.lifecycle import ring
+from jobs.maintenance import Seldom
 from jobs.models import LIVE, Job, State
+from jobs.models.values import named
 
 #: When a job runs that waits behind another one: never, until it is let in.
 NEVER = datetime.datetime(9000, 1, 1, tzinfo=datetime.UTC)
@@ -49,8 +57,6 @@ WHERE (SELECT 1 FROM jobs_job WHERE order_key = line.key AND {live} ORDER BY ord
 _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended(key, 7216)) FROM unnest({keys}::text[]) AS key"
 
 _LIVE = "state IN ('scheduled', 'ready', 'running')"
-#: Whether a job waits behind another one.
-WAITS = f"order_key IS NOT NULL AND order_place IS NOT NULL AND {_LIVE} AND state = 'scheduled'"
 STUCK = _STUCK.format(waits=WAITS, live=_LIVE, keys=KEYS)
 
 #: The first that waits, if none of its key is out.
@@ -125,6 +131,26 @@ def _first_in_anywhere(using: str, key: str) -> str | None:
         return first[1] if mine.update(state=State.READY, run_at=Now(), order_place=None) else None
 
 
+def let_in_next(job: Job) -> None:
+    """A run of the job is over. Without a database a tick does it later."""
+    about = job.headers.get(EVENT_HEADER) or {}
+    if about.get("order_key") is not None:
+        using = str(job._state.db)
+        with suppress(Error), turns.turn(using):
+            let_in(using, [named(job.task, about["order_key"])])
+
+
+def again(jobs: QuerySet[Job], using: str) -> dict[str, Any]:
+    """The columns of an ended job that runs again: with an order key it waits until no other one of the key is out."""
+    found = jobs.values_list("pk", "order_key").first()
+    if found is None or found[1] is None:
+        return {}
+    # Race: whoever hands an event of the key on lets it in at once if there is no other one.
+    Relay.objects.using(using).select_for_update().filter(pk=1).first()
+    transaction.on_commit(partial(let_in, using, [found[1]]), using=using, robust=True)
+    return behind(found[0])
+
+
 def behind(job_id: uuid.UUID) -> dict[str, Any]:
     """The columns of a job that is run once more, until it is let in: before all that wait, in the order of their ids.
 
@@ -133,9 +159,37 @@ def behind(job_id: uuid.UUID) -> dict[str, Any]:
     return {"state": State.SCHEDULED, "run_at": NEVER, "order_place": (job_id.int >> 64) - 2**63}
 
 
+_seldom = Seldom(20)
+
+
+def look_for_stuck(using: str) -> None:
+    _seldom.take(using, partial(let_in_stuck, using))
+
+
 def let_in_stuck(using: str) -> int:
     """Let in where nobody did, because the process died that had ended the one before."""
     return let_in(using, [key for (key,) in databases.ask(using, STUCK)])
+
+
+def reasons(view: View) -> Iterator[Reason]:
+    """Events of one order key are handled one after the other."""
+    if view.job.order_place is None:
+        return
+    job, key = view.job, view.seen.text("key", view.job.order_key)
+    line = Job.objects.using(view.using).filter(order_key=job.order_key, state__in=LIVE)
+    out = line.filter(order_place=None).first()
+    ahead = line.filter(order_place__lt=job.order_place)[:MOST].count()
+    if out is None:
+        says = gettext("It waits behind others of its order key (%(key)s), and a worker lets the first of them in now.")
+        yield Reason("in_order", says, "", {"key": key}, order_key=key, ahead=ahead)
+        return
+    says = gettext(
+        "It waits behind others of its order key (%(key)s): %(out)s is %(state)s, and %(ahead)s more come before it."
+    )
+    words = {"key": key, "out": out.pk, "state": State(out.state).label}
+    words["ahead"] = at_least(ahead, ahead == MOST)
+    evidence = {"order_key": key, "job": out.pk, "ahead": ahead}
+    yield Reason("in_order", says, f"manage.py jobs why {out.pk}", words, **evidence)
 
 
 _FIRST_IN = {"postgresql": _first_in_postgresql, "sqlite": _first_in_sqlite}

@@ -22,8 +22,9 @@ from jobs.inspection import census, remarks
 from jobs.models import Action, Job
 from jobs.testing import run_jobs
 from tests import event_tasks as told
+from tests.event_rows import open_ones, row
+from tests.plans import plan
 from tests.rows import make
-from tests.test_plans import plan
 
 pytestmark = pytest.mark.django_db
 
@@ -51,24 +52,6 @@ def text(client, url: str, **query: str) -> str:
     response = client.get(url, query)
     assert response.status_code == 200, response
     return html.unescape(response.content.decode())
-
-
-def row(name: str = "shop.order.paid", age: float = 0, **more) -> Event:
-    at = timezone.now() - datetime.timedelta(seconds=age)
-    return Event.objects.create(**{"name": name, "source": "shop", "at": at, "data": {"order_id": 7}, **more})
-
-
-def open_ones() -> dict[str, Event]:
-    """One of each kind that has an index, by the name of the kind; and two that are through."""
-    now = timezone.now()
-    return {
-        "unrelayed": row(age=60),
-        "unsent": row(relayed_at=now, number=1, age=120),
-        "parked": row(received_at=now - datetime.timedelta(seconds=180), source="crm"),
-        "problem": row(received_at=now, relayed_at=now, source="crm", problem="no handler knows version 9", age=240),
-        "sent": row(relayed_at=now, number=2, sent_at=now),
-        "received": row("crm.user.moved", received_at=now, relayed_at=now, source="crm"),
-    }
 
 
 def listed(client, **query: str) -> list[str]:

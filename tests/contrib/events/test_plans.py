@@ -15,15 +15,14 @@ from django.db.models import Model
 from django.utils import timezone
 
 from jobs.database import databases
-from jobs.events import publisher, relay, replay
+from jobs.events import order, publisher, relay, replay
 from jobs.events.models import Event, Position
-from jobs.lifecycle import order
 from jobs.maintenance import clock
 from jobs.maintenance.prune import Prune
 from jobs.models import Job, Node
 from jobs.models.fields import uuid7
 from tests import event_tasks as told
-from tests.test_plans import FEW, ROWS, asked_by, plan
+from tests.plans import FEW, ROWS, asked_by, plan
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.core]
 
