@@ -58,7 +58,7 @@ class Kind:
 class Extension:
     """The parts of one feature. Override those that it has; what is left alone takes no part."""
 
-    # A task is declared
+    # A task is declared, and called
 
     #: Options of ``@shared_task``: what a value must be, in words and as types.
     options: Mapping[str, tuple[str, tuple[type, ...]]] = {}
@@ -69,6 +69,20 @@ class Extension:
         Raises:
             TypeError, ValueError: the options cannot work; names the cure.
         """
+
+    def called(self, task: Any, job: Any) -> None:
+        """A call of a task was made a row, which is not written yet; in the caller's transaction.
+
+        Raises:
+            TypeError, ValueError: the call cannot be made; names the cure.
+        """
+
+    def again(self, jobs: Any, using: str) -> Mapping[str, Any]:
+        """Somebody lets an ended job (a queryset) run again; in that transaction, before its row gets these columns."""
+        return {}
+
+    def claimer(self, app: Any) -> Any:
+        """What claims for one process: a subclass of ``Claimer``, which may hold jobs back. One extension has it."""
 
     # The worker: beside each one there is a supervisor, a process with threads
 
@@ -81,8 +95,11 @@ class Extension:
         """
         return ()
 
+    def registered(self) -> None:
+        """The supervisor has written this worker's node; it may claim from now on."""
+
     def heard(self, rings: Collection[str] | None) -> None:
-        """The supervisor heard rings; None: anything may be new, or it has its node, or it ends. Wakes its threads."""
+        """The supervisor heard rings, or ends; None: anything may be new. Wakes its threads."""
 
     #: What the clock asks each database in its one look: SQL for true or false, by name; ``{epoch}`` is its time, and
     #: what stands behind ``{rare}`` it asks seldom if its looks are slow.
@@ -90,6 +107,9 @@ class Extension:
 
     def ticked(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
         """The clock has looked, each second or so: the answers to ``looks`` of each database that could be asked."""
+
+    def set_rate(self, task: str, rate: str) -> None:
+        """``celery control rate_limit``."""
 
     def prune(self, using: str, budget: float) -> None:
         """Delete what is old, in one database; only one worker at a time does it. ``budget``: seconds."""
@@ -103,12 +123,6 @@ class Extension:
     def idle(self, app: Any, using: str) -> bool:
         """``run_jobs()`` finds no job: do what threads and ticks would do. True: there may be one now."""
         return False
-
-    # People
-
-    def again(self, jobs: Any, using: str) -> Mapping[str, Any]:
-        """Somebody lets an ended job (a queryset) run again; in that transaction, before its row gets these columns."""
-        return {}
 
     # Questions: none of them changes anything
 
@@ -124,10 +138,7 @@ class Extension:
         return ()
 
     def metrics(self) -> Iterable[tuple[str, str, list[str], Any]]:
-        """Gauges for Prometheus: name, help, the labels' names, and samples.
-
-        A sample is the labels' values and a number. A function in their place gives them by what the core found.
-        """
+        """Gauges for Prometheus: name, help, labels, and samples (their values and a number), or what finds them."""
         return ()
 
     def panel(self, request: Any, found: dict[str, Any]) -> str:
@@ -142,9 +153,17 @@ class Extension:
         """A row names this id, and it is no job's: a link to what has it, as HTML that is safe; empty: nothing here."""
         return ""
 
-    def not_due(self, view: Any) -> Iterable[Any]:
-        """Why a job that is not due waits for something else than its time. The core says its time otherwise."""
+    def waits(self, view: Any) -> Iterable[Any]:
+        """What a job waits for beside its time, or its turn in the queue; without a reason it is told these."""
         return ()
+
+    def keeps(self, queue: str) -> bool:
+        """Whether the first ready job of the queue is held back, so that no worker is at fault."""
+        return False
+
+    def free(self, queue: str, rows: Any) -> Any:
+        """Those of the ready jobs of a queue that are certainly not held back, as a queryset."""
+        return rows
 
     def reasons(self, view: Any) -> Iterable[Any]:
         """Why a job is where it is, after the reasons of the core."""

@@ -14,11 +14,11 @@ from urllib.parse import urlsplit
 import pytest
 from django.utils import timezone
 
+from jobs.contrib.limits.limits import set_by_hand
 from jobs.inspection import census
 from jobs.inspection.demand import processes
 from jobs.inspection.metrics import exposition
 from jobs.lifecycle import queues
-from jobs.lifecycle.limits import set_by_hand
 from jobs.lifecycle.transitions import PARKED
 from jobs.maintenance.tally import Count
 from jobs.models import Effect, Job

@@ -29,13 +29,13 @@ from django.utils import timezone, translation
 from django.utils.text import capfirst
 
 import jobs
+from jobs.contrib.limits.limits import set_by_hand
 from jobs.contrib.schedules import rows as schedules
 from jobs.errors import UniqueTaken
 from jobs.events.models import Event, Subscription
 from jobs.inspection import census, remarks
 from jobs.inspection.verify import verify
 from jobs.lifecycle import queues, transitions
-from jobs.lifecycle.limits import set_by_hand
 from jobs.models import Action, Cancellation, Effect, Instance, Job, Marker, Node, Schedule
 from jobs.operations.actions import OPERATIONS
 from tests.conftest import not_installed

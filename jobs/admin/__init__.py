@@ -5,11 +5,10 @@ from jobs.admin.batch import BatchAdmin
 from jobs.admin.dashboard import OverviewAdmin
 from jobs.admin.idempotency import EffectAdmin, MarkerAdmin
 from jobs.admin.job import JobAdmin
-from jobs.admin.limit import LimitAdmin
 from jobs.admin.node import NodeAdmin
 
 __all__ = [
-    "BatchAdmin", "EffectAdmin", "JobAdmin", "LimitAdmin", "MarkerAdmin", "NodeAdmin", "OverviewAdmin",
+    "BatchAdmin", "EffectAdmin", "JobAdmin", "MarkerAdmin", "NodeAdmin", "OverviewAdmin",
 ]  # fmt: skip
 
 # They register themselves.

@@ -74,6 +74,12 @@ class Events(Extension):
 
         return [hand_on] if conf().EVENT_BROKER is None else [hand_on, send, receive]
 
+    def registered(self) -> None:
+        from jobs.events import relay
+
+        # The handlers are written once more for this node.
+        relay.told.set()
+
     def heard(self, rings: Collection[str] | None) -> None:
         from jobs.events import outbox, relay
 
@@ -123,7 +129,7 @@ class Events(Extension):
 
         return admin.link(using, key)
 
-    def not_due(self, view: Any) -> Iterator[Any]:
+    def waits(self, view: Any) -> Iterator[Any]:
         from jobs.events import order
 
         return order.reasons(view)

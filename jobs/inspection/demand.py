@@ -23,7 +23,7 @@ def processes(found: dict[str, Any]) -> dict[str, int]:
     ran: dict[str, Counter[str]] = defaultdict(Counter)
     for row in tallies.of(MINUTE, timezone.now() - HOUR):
         ran[row.queue].update(row.ran)
-    most = {row["name"]: row["concurrency"] for row in found["limits"] if row["kind"] == "queue"}
+    most = {row["name"]: row["concurrency"] for row in found.get("limits", ()) if row["kind"] == "queue"}
     needed = {}
     for name, queue in found["queues"].items():
         ready = 0 if queue["paused"] else queue["ready"] - queue["held"]

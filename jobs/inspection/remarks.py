@@ -4,7 +4,6 @@ import datetime
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from django.db.models import Max, OuterRef, Subquery
@@ -14,7 +13,7 @@ from django.utils.translation import gettext, gettext_lazy, ngettext, ngettext_l
 from jobs import extensions
 from jobs.conf import worker_command
 from jobs.database import databases
-from jobs.inspection import census, limits, tallies
+from jobs.inspection import census, tallies
 from jobs.inspection.times import duration
 from jobs.maintenance.tally import HOUR
 from jobs.models import LIVE, Batch, Job, Node, State
@@ -28,7 +27,7 @@ KINDS: dict[str, str] = {
     **dict.fromkeys(("failing", "unclosed"), ERROR),
     **dict.fromkeys(("failed", "dead", "stuck", "growing"), WARNING),
     **dict.fromkeys(("paused",), WARNING),
-    **dict.fromkeys(("busy", "limited", "rated", "batch"), INFO),
+    **dict.fromkeys(("busy", "batch"), INFO),
 }
 
 #: How the sentence counts each kind.
@@ -49,8 +48,6 @@ MANY: dict[str, Any] = {
     ),
     "paused": ngettext_lazy("%(number)s queue is paused", "%(number)s queues are paused", "number"),
     "busy": ngettext_lazy("%(number)s queue is behind", "%(number)s queues are behind", "number"),
-    "limited": ngettext_lazy("%(number)s limit is reached", "%(number)s limits are reached", "number"),
-    "rated": ngettext_lazy("%(number)s rate is reached", "%(number)s rates are reached", "number"),
     "batch": ngettext_lazy(
         "%(number)s batch waits for its last job", "%(number)s batches wait for their last job", "number"
     ),
@@ -58,7 +55,7 @@ MANY: dict[str, Any] = {
 
 #: Kinds of which :func:`is_fault` says no.
 NO_FAULT = (
-    "paused", "busy", "growing", "failing", "failed", "dead", "stuck", "limited", "rated", "batch",
+    "paused", "busy", "growing", "failing", "failed", "dead", "stuck", "batch",
 )  # fmt: skip
 
 #: Seconds after which a remark tells of a running body; of a batch whose last job does not end; of one not closed.
@@ -114,7 +111,6 @@ def of(
         *_copies(found["databases"]),
         *_no_worker(found),
         *_queues(found, rates or {}),
-        *_limited(found["limits"]),
         *_overdue(found["due"]),
         *_unknown(found["unknown_tasks"]),
         *_failed(minutes, found["nodes"]),
@@ -184,7 +180,6 @@ def _is_free(node: dict[str, Any]) -> bool:
 
 
 def _queues(found: dict[str, Any], rates: Mapping[str, tuple[float, float]]) -> Iterator[Remark]:
-    known = cache(limits.in_force)
     quiet = [node for node in found["nodes"] if node["takes_jobs"] and not node["queues"]]
     for name, queue in found["queues"].items():
         waited, workers = queue["oldest_ready_seconds"], queue["workers"]
@@ -194,8 +189,7 @@ def _queues(found: dict[str, Any], rates: Mapping[str, tuple[float, float]]) -> 
         if waited is None or waited < census.late_after():
             continue
         # A limit may keep the first one, and then nothing is wrong.
-        rows = databases.each(census.in_line().filter(queue=name)) if known().concern(name) else ()
-        if any((job := each.first()) is not None and limits.keeps(job, known()) for each in rows):
+        if any(keeps(name) for keeps in extensions.through("keeps")):
             continue
         words = {"queue": name, "time": duration(waited), "workers": workers, "running": queue["running"]}
         enters, leaves = rates.get(name, (0.0, 0.0))
@@ -257,20 +251,6 @@ def _paused(name: str, queue: dict[str, Any], pause: dict[str, Any]) -> Remark:
 
 def by_whom(who: str, why: str) -> str:
     return (gettext(" by %s") % who if who else "") + (f" ({why})" if why else "")
-
-
-def _limited(found: list[dict[str, Any]]) -> Iterator[Remark]:
-    """The limits that are reached: nothing is broken, and somebody may wonder why jobs wait."""
-    for row in found:
-        if row["reached"] == "concurrency":
-            says = gettext(
-                "%(name)s: limit reached: %(running)s run, of %(concurrency)s at once; others wait for a place"
-            )
-            yield remark("limited", says % row, gettext("Jobs wait for a place, as it was wanted."))
-        elif row["reached"]:
-            says = gettext("%(name)s: rate reached: %(rate)s; the next job starts in %(time)s")
-            means = gettext("Jobs wait for their turn, as it was wanted.")
-            yield remark("rated", says % {**row, "time": duration(row["next_in"])}, means)
 
 
 def _overdue(due: dict[str, Any]) -> Iterator[Remark]:

@@ -14,7 +14,7 @@ from jobs import extensions
 from jobs.calling import batches
 from jobs.conf import conf
 from jobs.database import databases
-from jobs.lifecycle import limited_claims, transitions
+from jobs.lifecycle import transitions
 from jobs.lifecycle.board import board
 from jobs.lifecycle.ring import bell, ring
 from jobs.maintenance import Seldom
@@ -47,10 +47,6 @@ SELECT {now},
         ORDER BY expires_at LIMIT 1),
        EXISTS (SELECT 1 FROM jobs_cancellation),
        EXISTS (SELECT 1 FROM jobs_batch WHERE ended_at IS NULL),
-       EXISTS (SELECT 1 FROM jobs_limit),
-       EXISTS (SELECT 1 FROM jobs_gate WHERE look_at IS NOT NULL),
-       (SELECT 1 FROM jobs_gate WHERE look_at <= {epoch} ORDER BY look_at LIMIT 1) IS NOT NULL
-       OR (SELECT 1 FROM jobs_gate WHERE look_at > {epoch} + 61 ORDER BY look_at DESC LIMIT 1) IS NOT NULL,
        {rare} AND (
            SELECT 1 FROM jobs_job WHERE state = 'scheduled' AND run_at > '9000-06-01' ORDER BY run_at LIMIT 1
        ) IS NOT NULL,
@@ -97,23 +93,20 @@ _places: dict[tuple[str, str], _Place] = defaultdict(_Place)
 def tick() -> dict[str, int]:
     """Do what is due, and wake a process if there is work that no ring told of. All workers do it side by side."""
     done = {"due": 0, "expired": 0, "cancelled": 0, "batches": 0}
-    held: list[bool] = []
     answers: dict[str, dict[str, Any]] = {}
-    databases.everywhere(partial(_tick, done=done, held=held, answers=answers))
-    board.holds = any(held)
+    databases.everywhere(partial(_tick, done=done, answers=answers))
     for ticked in extensions.through("ticked"):
         ticked(answers)
     return done
 
 
-def _tick(using: str, done: dict[str, int], held: list[bool], answers: dict[str, dict[str, Any]]) -> None:
+def _tick(using: str, done: dict[str, int], answers: dict[str, dict[str, Any]]) -> None:
     found = _look(using, _LOOK, board.queues)
-    now, due, late, is_asked, is_open, is_limited, holds, may_open, is_parked, is_ready, *more = found
+    now, due, late, is_asked, is_open, is_parked, is_ready, *more = found
     answers[using] = dict(zip(extensions.merged("looks"), more, strict=True))
     if connections[using].vendor == "postgresql":
         _places[using, _LOOK].move(now, due, late)
-    held.append(holds)
-    if is_ready or may_open:
+    if is_ready:
         bell.ring()
     if due is not None:
         done["due"] += _until_done(partial(_make_due, using, due))
@@ -123,8 +116,6 @@ def _tick(using: str, done: dict[str, int], held: list[bool], answers: dict[str,
         done["cancelled"] += transitions.sweep_cancellations(using, conf().BATCH)
     if is_open:
         done["batches"] += batches.close_ended(using, conf().BATCH)
-    if using == databases.home() and (is_limited or board.limits):
-        limited_claims.publish()
     if is_parked:
         _seldom.take(("parked", using), partial(_let_go, using))
 

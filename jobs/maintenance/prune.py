@@ -19,7 +19,7 @@ from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.database import databases
 from jobs.idempotency import locks, markers
-from jobs.lifecycle import limited_claims, worker_orders
+from jobs.lifecycle import worker_orders
 from jobs.lifecycle.transitions import now_plus
 from jobs.maintenance import is_eldest
 from jobs.models import ENDED, LIVE, UNSUCCESSFUL, Action, Batch, Job, Marker, Node, State
@@ -74,7 +74,6 @@ class Prune:
             done["jobs"] += deleted
         chords.prune(using, conf().BATCH)
         batches.prune(using)
-        limited_claims.prune_gates(using)
         for prune in extensions.through("prune"):
             prune(using, max(0.0, began + budget - time.monotonic()))
         old = Node.objects.using(using).filter(dead_at__lt=now_plus(-NODE_RETENTION))

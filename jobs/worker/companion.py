@@ -30,7 +30,7 @@ from jobs.conf.logs import logger
 from jobs.database import databases, identity
 from jobs.database.databases import SideDatabase
 from jobs.database.identity import NotAdopted
-from jobs.lifecycle import limited_claims, limits, transitions, worker_orders
+from jobs.lifecycle import transitions, worker_orders
 from jobs.lifecycle.board import BODY, IDLE, Occupied, board, is_alive
 from jobs.maintenance import beats, clock, rescue
 from jobs.maintenance.prune import Prune
@@ -216,10 +216,9 @@ class Process:
         if not beats.beat(self._side, board.node):
             beats.first(self._side, board.node)
         self._registered = True
-        for hear in extensions.through("heard"):
-            hear(None)
         # A thread of the worker may claim as soon as it hears of the node.
-        self._try(limited_claims.publish)
+        for registered in extensions.through("registered"):
+            self._try(registered)
         logger.info("node %s is up", board.node, extra=board.about("node_up"))
         os.write(self._ready, REGISTERED)
 
@@ -326,9 +325,8 @@ class Process:
             what, number = self._revoked.get()
             try:
                 if isinstance(what, list):
-                    # What was set by hand otherwise, its concurrency, stays.
-                    concurrency, _ = limits.read().get(what[0], (None, None))
-                    limits.set_by_hand(what[0], concurrency, what[1], "celery control rate_limit")
+                    for set_rate in extensions.through("set_rate"):
+                        set_rate(*what)
                     continue
                 for alias in conf().DATABASES:
                     for key in transitions.stamped(alias, what) if isinstance(what, dict) else [uuid.UUID(what)]:

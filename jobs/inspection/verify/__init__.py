@@ -15,12 +15,16 @@ from django.db.models import Count, QuerySet
 from django.utils import timezone
 from django.utils.translation import gettext
 
+from jobs import extensions
 from jobs.conf import conf
 from jobs.database import databases
 from jobs.inspection.census import LIVE, MOST, in_line
 from jobs.inspection.verify.rules import HISTORY, RULES, SHAPES, Rows, Rule, Search, View
 from jobs.models import Job, State
 from jobs.models.fields import created_since
+
+# Their rules register themselves.
+tuple(extensions.modules("rules"))
 
 WINDOW = 86400.0  #: History is read as far back as so many seconds, unless all of it is asked for.
 EXAMPLES = 5  #: How many rows a finding names.
