@@ -639,3 +639,15 @@ def test_of_what_a_handler_failed_at_the_newest_are_kept():
     other = make("failed", task=ALL)
     Prune(databases.SideDatabase()).run_once()
     assert set(Job.objects.values_list("pk", flat=True)) == {jobs[3].pk, jobs[4].pk, other.pk}
+
+
+def test_events_reach_handlers_whose_modules_nobody_has_imported(monkeypatch):
+    """Whoever runs jobs need not have met the handlers' tasks."""
+    seen = []
+    monkeypatch.setattr(relay, "import_tasks", lambda app: seen.append("imported"))
+    monkeypatch.setattr(relay, "subscribe", lambda app, using: seen.append("registered"))
+    run_jobs()
+    assert seen == []
+    told.thing_made("a")
+    run_jobs()
+    assert seen == ["imported", "registered"]
