@@ -25,8 +25,8 @@ def rename(directory: Path, name: str) -> None:
         )
     package = (directory / "jobs").rename(directory / name)
     (package / "templates" / "jobs").rename(package / "templates" / name)
-    sources = "".join(path.read_text() for path in package.rglob("*.py"))
-    tables = "|".join(re.findall(r'db_table = "jobs_(\w+)"', sources))
+    models = "".join(path.read_text() for path in package.rglob("*.py"))
+    tables = "|".join(re.findall(r'db_table = "jobs_(\w+)"', models))
     names = [path.stem for path in package.iterdir() if path.stem.isidentifier()]
     names += re.findall(r'^    "(\w+)",$', (package / "__init__.py").read_text(), re.M)
     ours = re.compile(

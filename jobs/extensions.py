@@ -6,12 +6,13 @@ import path is public stands in ``jobs``. These of its files are read, if they a
 ``doors.py``
     a subclass of :class:`Extension`: its part in what the core does; read when a task is declared, or later.
 ``__init__.py``
-    ``PUBLIC``: names of ``jobs`` and of its packages (``testing.assert_idempotent``), and in which of its modules each
-    is.
+    ``PUBLIC``: names of ``jobs`` and of its packages (``testing.assert_fits``), and in which of its modules each is.
 ``models.py``
     its tables, of the app ``jobs``; read with the core's models.
 ``admin.py``, ``commands.py``
     its pages, and its subcommands of ``manage.py jobs``; read with those of the core.
+``templates``
+    what its pages ``render``. Django looks for templates in the app's folder only.
 ``apps.py``
     makes it a Django app of its own. It takes part if its name is in ``INSTALLED_APPS``. The others always do.
 
@@ -101,8 +102,8 @@ class Extension:
     def heard(self, rings: Collection[str] | None) -> None:
         """The supervisor heard rings, or ends; None: anything may be new. Wakes its threads."""
 
-    #: What the clock asks each database in its one look: SQL for true or false, by name; ``{epoch}`` is its time, and
-    #: what stands behind ``{rare}`` it asks seldom if its looks are slow.
+    #: SQL for true or false, by name, in the clock's one look at a database: ``{epoch}`` is its time, ``{rare} AND`` asks
+    #: seldom if looks are slow.
     looks: Mapping[str, str] = {}
 
     def ticked(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
@@ -137,10 +138,6 @@ class Extension:
         """What needs attention, by what the core and ``status`` found."""
         return ()
 
-    def metrics(self) -> Iterable[tuple[str, str, list[str], Any]]:
-        """Gauges for Prometheus: name, help, labels, and samples (their values and a number), or what finds them."""
-        return ()
-
     def panel(self, request: Any, found: dict[str, Any]) -> str:
         """A part of the dashboard, as HTML that is safe; empty: this reader sees none."""
         return ""
@@ -164,6 +161,18 @@ class Extension:
     def free(self, queue: str, rows: Any) -> Any:
         """Those of the ready jobs of a queue that are certainly not held back, as a queryset."""
         return rows
+
+    def known(self, what: str) -> Iterable[str]:
+        """Names of each ``task``, or of each ``queue``, that jobs had, also of those that are gone."""
+        return ()
+
+    def metrics(self) -> Iterable[tuple[str, str, list[str], Any]]:
+        """Gauges for Prometheus: name, help, labels, and samples (their values and a number), or what finds them."""
+        return ()
+
+    def counters(self) -> Iterable[tuple[str, str, list[str], Any]]:
+        """The same of what only grows."""
+        return ()
 
     def reasons(self, view: Any) -> Iterable[Any]:
         """Why a job is where it is, after the reasons of the core."""

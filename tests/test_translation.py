@@ -31,6 +31,7 @@ from django.utils.text import capfirst
 import jobs
 from jobs.contrib.limits.limits import set_by_hand
 from jobs.contrib.schedules import rows as schedules
+from jobs.contrib.statistics.counting import MINUTE
 from jobs.errors import UniqueTaken
 from jobs.events.models import Event, Subscription
 from jobs.inspection import census, remarks
@@ -41,7 +42,7 @@ from jobs.operations.actions import OPERATIONS
 from tests.conftest import not_installed
 from tests.event_rows import open_ones
 from tests.rows import ERROR, let_beat, make, make_node
-from tests.test_dashboard import MINUTE, tally
+from tests.tallies import tally
 
 APP = Path(jobs.__file__).parent
 CATALOGUE = Path("locale/de/LC_MESSAGES/django.po")

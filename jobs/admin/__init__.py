@@ -2,13 +2,12 @@
 
 from jobs import extensions
 from jobs.admin.batch import BatchAdmin
-from jobs.admin.dashboard import OverviewAdmin
 from jobs.admin.idempotency import EffectAdmin, MarkerAdmin
 from jobs.admin.job import JobAdmin
 from jobs.admin.node import NodeAdmin
 
 __all__ = [
-    "BatchAdmin", "EffectAdmin", "JobAdmin", "MarkerAdmin", "NodeAdmin", "OverviewAdmin",
+    "BatchAdmin", "EffectAdmin", "JobAdmin", "MarkerAdmin", "NodeAdmin",
 ]  # fmt: skip
 
 # They register themselves.

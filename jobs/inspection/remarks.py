@@ -1,7 +1,7 @@
 """What needs attention, worst first: the one answer for the dashboard, ``manage.py jobs status`` and ``doctor``."""
 
 import datetime
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +13,9 @@ from django.utils.translation import gettext, gettext_lazy, ngettext, ngettext_l
 from jobs import extensions
 from jobs.conf import worker_command
 from jobs.database import databases
-from jobs.inspection import census, tallies
+from jobs.inspection import census
 from jobs.inspection.times import duration
-from jobs.maintenance.tally import HOUR
-from jobs.models import LIVE, Batch, Job, Node, State
+from jobs.models import LIVE, Batch, Job, Node
 
 #: Severities, the worst first. A remark of the last one is no problem.
 ERROR, WARNING, INFO = SEVERITIES = ("error", "warning", "info")
@@ -24,8 +23,8 @@ ERROR, WARNING, INFO = SEVERITIES = ("error", "warning", "info")
 #: The severity of each kind. This is the order in which they are listed.
 KINDS: dict[str, str] = {
     **dict.fromkeys(("copied", "no_worker", "starving", "standing", "overdue", "unknown_task"), ERROR),
-    **dict.fromkeys(("failing", "unclosed"), ERROR),
-    **dict.fromkeys(("failed", "dead", "stuck", "growing"), WARNING),
+    **dict.fromkeys(("unclosed",), ERROR),
+    **dict.fromkeys(("dead", "stuck", "growing"), WARNING),
     **dict.fromkeys(("paused",), WARNING),
     **dict.fromkeys(("busy", "batch"), INFO),
 }
@@ -38,9 +37,7 @@ MANY: dict[str, Any] = {
     "standing": ngettext_lazy("%(number)s queue stands still", "%(number)s queues stand still", "number"),
     "overdue": ngettext_lazy("%(number)s job is overdue", "%(number)s jobs are overdue", "number"),
     "unknown_task": ngettext_lazy("%(number)s job of an unknown task", "%(number)s jobs of unknown tasks", "number"),
-    "failing": ngettext_lazy("%(number)s task fails every time", "%(number)s tasks fail every time", "number"),
     "unclosed": ngettext_lazy("%(number)s batch cannot end", "%(number)s batches cannot end", "number"),
-    "failed": ngettext_lazy("%(number)s failed this hour", "%(number)s failed this hour", "number"),
     "dead": ngettext_lazy("%(number)s worker died", "%(number)s workers died", "number"),
     "stuck": ngettext_lazy("%(number)s job seems stuck", "%(number)s jobs seem stuck", "number"),
     "growing": ngettext_lazy(
@@ -55,13 +52,12 @@ MANY: dict[str, Any] = {
 
 #: Kinds of which :func:`is_fault` says no.
 NO_FAULT = (
-    "paused", "busy", "growing", "failing", "failed", "dead", "stuck", "batch",
+    "paused", "busy", "growing", "dead", "stuck", "batch",
 )  # fmt: skip
 
 #: Seconds after which a remark tells of a running body; of a batch whose last job does not end; of one not closed.
 LONG, LONG_BATCH, UNCLOSED = 1800.0, 600.0, 90.0
 
-EVERY_TIME = 5  #: So many failures one after the other, and no success: the task fails every time.
 NAMED = 20  #: At most so many of one kind are named.
 
 
@@ -91,29 +87,20 @@ class Remark:
         return "; ".join(filter(None, (self.text, self.command)))
 
 
-def of(
-    found: dict[str, Any],
-    running: Iterable[Any] | None = None,
-    rates: Mapping[str, tuple[float, float]] | None = None,
-    minutes: Iterable[Any] | None = None,
-) -> list[Remark]:
-    """The remarks on what :func:`census.gather` found, the worst first.
+def of(found: dict[str, Any], running: Iterable[Any] | None = None) -> list[Remark]:
+    """The remarks on what there is, the worst first.
 
     Parameters:
+        found: what :func:`census.gather` found; with ``rates``, jobs a minute into each queue and out of it, if
+            somebody knows them.
         running: the oldest jobs that run (:func:`census.running_now`).
-        rates: jobs a minute into each queue and out of it, if somebody knows them.
-        minutes: tallies of the last hour.
     """
-    if minutes is None:
-        counted, rest = tallies.last_hour()
-        minutes = counted + rest
     every = [
         *_copies(found["databases"]),
         *_no_worker(found),
-        *_queues(found, rates or {}),
+        *_queues(found, found.get("rates", {})),
         *_overdue(found["due"]),
         *_unknown(found["unknown_tasks"]),
-        *_failed(minutes, found["nodes"]),
         *_died(found["died"]),
         *_stuck(census.running_now() if running is None else running),
         *_batches(),
@@ -292,42 +279,6 @@ def _unknown(tasks: dict[str, int]) -> Iterator[Remark]:
 
 def ago(at: Any) -> float:
     return max(0.0, (timezone.now() - at).total_seconds())
-
-
-def _failed(minutes: Iterable[Any], nodes: list[dict[str, Any]]) -> Iterator[Remark]:
-    """The failures by task, those with the most first."""
-    tasks: dict[str, list[Any]] = defaultdict(list)
-    numbers: Counter[str] = Counter()
-    for row in minutes:
-        tasks[row.task].append(row)
-        numbers[row.task] += row.count if row.state == State.FAILED else 0
-    for task, number in (+numbers).most_common(NAMED):
-        failures = [row for row in tasks[task] if row.state == State.FAILED]
-        worked = max((row.begin for row in tasks[task] if row.state == State.SUCCEEDED), default=None)
-        latest = [row for row in failures if worked is None or row.begin > worked]
-        errors: Counter[str] = Counter()
-        for row in failures:
-            errors[row.error] += row.count
-        words = {"task": task, "number": number, "all": sum(row.count for row in tasks[task])}
-        words["error"] = errors.most_common(1)[0][0] or "?"
-        kind, since = "failed", ago(min(row.begin for row in latest or failures))
-        says = gettext("%(task)s: %(number)s of %(all)s failed this hour, mostly with %(error)s")
-        means = gettext("They stay until somebody runs them again.")
-        if sum(row.count for row in latest) >= EVERY_TIME:
-            kind, number = "failing", 1
-            says = gettext("%(task)s: fails every time, %(number)s of %(all)s this hour, mostly with %(error)s")
-            means = gettext("It has not succeeded once since then. Look at what was deployed or changed at that time.")
-            # The worker that started last between its last success and its first failure: tallies are by the minute.
-            least, most = since - 60, HOUR.total_seconds() if worked is None else ago(worked)
-            if new := [node for node in nodes if least <= node["age_seconds"] <= most][-1:]:
-                since = new[0]["age_seconds"]
-                words |= {"worker": new[0]["hostname"], "version": new[0]["version"] or "?"}
-                says = gettext(
-                    "%(task)s: fails every time since the deploy of version %(version)s, %(number)s of %(all)s this "
-                    "hour, mostly with %(error)s"
-                )
-                means = gettext("It has not succeeded once since %(worker)s was started. Roll back, or mend the task.")
-        yield remark(kind, says % words, means % words, number=number, since=since, about=task)
 
 
 def _died(found: list[dict[str, Any]]) -> Iterator[Remark]:

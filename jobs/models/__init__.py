@@ -432,16 +432,6 @@ class Pause(models.Model):
         return self.queue
 
 
-class Overview(Job):
-    """It has no rows: it gives the dashboard a place in the admin's index."""
-
-    class Meta:
-        proxy = True
-        default_permissions = ()
-        verbose_name = _("dashboard")
-        verbose_name_plural = _("dashboard")
-
-
 class Cancellation(models.Model):
     """A wish that a running job ends. It is no column of the job, whose row its run may hold locked."""
 
@@ -471,32 +461,6 @@ class Action(models.Model):
         verbose_name = _("action")
         verbose_name_plural = _("actions")
         indexes: ClassVar = [models.Index(name="jobs_action_job", fields=["job"])]
-
-
-class Tally(models.Model):
-    """How many jobs ended in a minute, an hour or six (``jobs.maintenance.tally``): what the dashboard reads."""
-
-    id = models.BigAutoField(primary_key=True)
-    #: Seconds: 60, 3600 or 21600; 0 for all that is older than the hours that are kept.
-    length = models.PositiveIntegerField()
-    begin = models.DateTimeField()
-    task = models.CharField(max_length=255)
-    queue = models.CharField(max_length=255)
-    state = models.CharField(max_length=16, choices=State.choices)
-    #: The class of the error; empty without one.
-    error = models.CharField(max_length=200, default="")
-    count = models.PositiveIntegerField()
-    #: How many ran for how long, and had waited for how long, by buckets (``tally.bucket``).
-    ran = models.JSONField(default=dict)
-    waited = models.JSONField(default=dict)
-
-    class Meta:
-        db_table = "jobs_tally"
-        constraints: ClassVar = [
-            models.UniqueConstraint(
-                name="jobs_tally_unique", fields=["length", "begin", "task", "queue", "state", "error"]
-            )
-        ]
 
 
 class Marker(models.Model):

@@ -34,7 +34,6 @@ from jobs.lifecycle import transitions, worker_orders
 from jobs.lifecycle.board import BODY, IDLE, Occupied, board, is_alive
 from jobs.maintenance import beats, clock, rescue
 from jobs.maintenance.prune import Prune
-from jobs.maintenance.tally import Count
 from jobs.models import Node
 from jobs.worker import listener, stop
 
@@ -49,8 +48,8 @@ NOTES = 1.0
 #: handler ignores it. Then the seconds that it has to replace one by itself, and between two such signals.
 REPLACE, REPLACED_WITHIN = signal.SIGURG, 1.0
 
-#: Seconds of one round of pruning (the rest waits for the next round), and between two counts of what ended.
-PRUNE_BUDGET, COUNT_INTERVAL = 2.0, 20.0
+#: Seconds of one round of pruning: the rest waits for the next round.
+PRUNE_BUDGET = 2.0
 
 #: Seconds to wait for the pool's processes to die after their parent did.
 LAST_WAIT = 5.0
@@ -63,7 +62,7 @@ class Process:
     """Threads with connections of their own, so that none waits for another's queries. Of a pool they take turns.
 
     The main one beats and listens to the worker. ``watch`` looks at the pool's processes, and needs no database.
-    ``rescue`` settles what fell. ``clock`` does what time brings, and polls. ``tidy`` prunes and counts. One more for
+    ``rescue`` settles what fell. ``clock`` does what time brings, and polls. ``tidy`` prunes. One more for
     each database hears rings, and extensions have their own.
     """
 
@@ -350,18 +349,13 @@ class Process:
         run(self._stopping, self._try)
 
     def _tidy(self) -> None:
-        prune, count = Prune(SideDatabase(is_apart=False), lambda: board.node), Count(lambda: board.node)
-        next_prune = next_count = 0.0
+        prune, pause = Prune(SideDatabase(is_apart=False), lambda: board.node), 1.0
         self._admitted.wait()
-        while not self._stopping.wait(max(1.0, min(next_prune, next_count) - time.monotonic())):
-            if time.monotonic() >= next_prune:
-                next_prune = time.monotonic() + conf().PRUNE_INTERVAL
-                self._try(lambda: prune.run_once(budget=PRUNE_BUDGET))
-            if self._registered and time.monotonic() >= next_count:
-                next_count = time.monotonic() + COUNT_INTERVAL
-                self._try(count.run_once)
+        while not self._stopping.wait(pause):
+            self._try(lambda: prune.run_once(budget=PRUNE_BUDGET))
             # Not for the long pause.
             connections.close_all()
+            pause = max(1.0, conf().PRUNE_INTERVAL)
 
     def _try(self, action: Callable[[], Any]) -> bool:
         """Nothing that goes wrong in one tick stops the next; whether nothing did."""

@@ -13,13 +13,14 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.utils.translation import gettext
 
+from jobs import extensions
 from jobs.conf import conf, did_you_mean, loaded_app
 from jobs.inspection import census
 from jobs.inspection.external_calls import status, unsettled
 from jobs.lifecycle import queues
 from jobs.lifecycle.redaction import veil
 from jobs.management.console.base import DRY_RUN, ID, REASON, JobsCommand, Subcommand, me, option, reported, subcommand
-from jobs.models import State, Tally
+from jobs.models import State
 from jobs.models.values import parsed
 from jobs.operations import adoption, workers
 from jobs.operations.actions import OPERATIONS, Operation, Outcome
@@ -126,7 +127,7 @@ def warn_of_unknown(out: JobsCommand, names: Iterable[str]) -> None:
     """A warning and no error: the first job of a queue, and its worker, may come later."""
     app = loaded_app()
     known = {*census.gather(live=True)["queues"], *conf().QUEUES}
-    known |= {*Tally.objects.values_list("queue", flat=True).distinct()}
+    known |= {name for had in extensions.through("known") for name in had("queue")}
     if app is not None:
         known |= {*app.amqp.queues, *filter(None, (getattr(each, "queue", None) for each in app.tasks.values()))}
     for name in names:

@@ -6,8 +6,9 @@ from typing import Any
 
 from django.utils import timezone
 
-from jobs.inspection import tallies
-from jobs.maintenance.tally import HOUR, MINUTE, mean
+from jobs.contrib.statistics import tallies
+from jobs.contrib.statistics.counting import HOUR, MINUTE
+from jobs.contrib.statistics.histograms import mean
 
 DRAIN = 60  #: Seconds in which what is ready should be worked off.
 SAYS = f"Processes that are busy, and those that work off in {DRAIN} s what is ready and may run."
