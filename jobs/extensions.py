@@ -102,8 +102,8 @@ class Extension:
     def heard(self, rings: Collection[str] | None) -> None:
         """The supervisor heard rings, or ends; None: anything may be new. Wakes its threads."""
 
-    #: SQL for true or false, by name, in the clock's one look at a database: ``{epoch}`` is its time, ``{rare} AND`` asks
-    #: seldom if looks are slow.
+    #: SQL for true or false, by name, in the clock's one look at a database: ``{epoch}`` is its time, and what stands
+    #: behind ``{rare}`` is asked seldom if its looks are slow.
     looks: Mapping[str, str] = {}
 
     def ticked(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
