@@ -130,9 +130,9 @@ class Events(Extension):
         return admin.link(using, key)
 
     def waits(self, view: Any) -> Iterator[Any]:
-        from jobs.events import order
+        from jobs.events import stages
 
-        return order.reasons(view)
+        return stages.reasons(view)
 
     def checks_of_tasks(self, app: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         from jobs.events import declare

@@ -7,7 +7,7 @@ lets in the next one; if that process dies before it does, the next tick of any 
 
 import datetime
 import uuid
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -15,15 +15,12 @@ from typing import Any
 from django.db import Error, connections, transaction
 from django.db.models import Exists, OuterRef, QuerySet
 from django.db.models.functions import Now
-from django.utils.translation import gettext
 
 from jobs.database import databases, turns
 from jobs.database.databases import NOW_SQLITE
 from jobs.database.sessions import has_begun, session_of
 from jobs.events.doors import WAITS
 from jobs.events.models import EVENT_HEADER, Relay
-from jobs.inspection.census import MOST, at_least
-from jobs.inspection.why.view import Reason, View
 from jobs.lifecycle import ring
 from jobs.maintenance import Seldom
 from jobs.models import LIVE, Job, State
@@ -169,27 +166,6 @@ def look_for_stuck(using: str) -> None:
 def let_in_stuck(using: str) -> int:
     """Let in where nobody did, because the process died that had ended the one before."""
     return let_in(using, [key for (key,) in databases.ask(using, STUCK)])
-
-
-def reasons(view: View) -> Iterator[Reason]:
-    """Events of one order key are handled one after the other."""
-    if view.job.order_place is None:
-        return
-    job, key = view.job, view.seen.text("key", view.job.order_key)
-    line = Job.objects.using(view.using).filter(order_key=job.order_key, state__in=LIVE)
-    out = line.filter(order_place=None).first()
-    ahead = line.filter(order_place__lt=job.order_place)[:MOST].count()
-    if out is None:
-        says = gettext("It waits behind others of its order key (%(key)s), and a worker lets the first of them in now.")
-        yield Reason("in_order", says, "", {"key": key}, order_key=key, ahead=ahead)
-        return
-    says = gettext(
-        "It waits behind others of its order key (%(key)s): %(out)s is %(state)s, and %(ahead)s more come before it."
-    )
-    words = {"key": key, "out": out.pk, "state": State(out.state).label}
-    words["ahead"] = at_least(ahead, ahead == MOST)
-    evidence = {"order_key": key, "job": out.pk, "ahead": ahead}
-    yield Reason("in_order", says, f"manage.py jobs why {out.pk}", words, **evidence)
 
 
 _FIRST_IN = {"postgresql": _first_in_postgresql, "sqlite": _first_in_sqlite}

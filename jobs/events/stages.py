@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from django.db import connections
 from django.db.models import Q
 from django.utils import timezone
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext, gettext_lazy, ngettext
 
 from jobs.conf import conf
 from jobs.database import databases
@@ -17,7 +17,8 @@ from jobs.events.models import PARKED, UNRELAYED, UNSENT, Event, Subscription
 from jobs.inspection.census import MOST, at_least, late_after
 from jobs.inspection.remarks import Remark, remark
 from jobs.inspection.times import duration
-from jobs.models import Job
+from jobs.inspection.why.view import Reason, View
+from jobs.models import LIVE, Job, State
 from jobs.models.fields import time_of
 
 #: What people look for: each has an index of its own.
@@ -199,6 +200,30 @@ def metrics() -> Iterator[tuple[str, str, list[str], Any]]:
     yield "jobs_handler_waiting", "Jobs of a handler that have not ended.", handler, of_handlers("waiting")
     yield "jobs_handler_lag_seconds", "How old the oldest of them is.", handler, of_handlers("seconds")
     yield "jobs_handler_failed", f"Failed ones among the {MOST} newest.", handler, of_handlers("failed")
+
+
+# A handler's job
+
+
+def reasons(view: View) -> Iterator[Reason]:
+    """Events of one order key are handled one after the other."""
+    if view.job.order_place is None:
+        return
+    job, key = view.job, view.seen.text("key", view.job.order_key)
+    line = Job.objects.using(view.using).filter(order_key=job.order_key, state__in=LIVE)
+    out = line.filter(order_place=None).first()
+    ahead = line.filter(order_place__lt=job.order_place)[:MOST].count()
+    if out is None:
+        says = gettext("It waits behind others of its order key (%(key)s), and a worker lets the first of them in now.")
+        yield Reason("in_order", says, "", {"key": key}, order_key=key, ahead=ahead)
+        return
+    says = gettext(
+        "It waits behind others of its order key (%(key)s): %(out)s is %(state)s, and %(ahead)s more come before it."
+    )
+    words = {"key": key, "out": out.pk, "state": State(out.state).label}
+    words["ahead"] = at_least(ahead, ahead == MOST)
+    evidence = {"order_key": key, "job": out.pk, "ahead": ahead}
+    yield Reason("in_order", says, f"manage.py jobs why {out.pk}", words, **evidence)
 
 
 # One event's way
