@@ -35,7 +35,6 @@ __all__ = [
 
 _LAZY = {
     "Task": "task",
-    "batch": "calling.batches",
     "effect": "idempotency.external_calls",
     "guard": "idempotency.guards",
     "lock": "idempotency.locks",

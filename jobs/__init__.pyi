@@ -1,5 +1,5 @@
 from jobs import signals as signals
-from jobs.calling.batches import batch as batch
+from jobs.contrib.batches.batch import batch as batch
 from jobs.errors import Busy as Busy
 from jobs.errors import Cancel as Cancel
 from jobs.errors import EffectParked as EffectParked

@@ -8,9 +8,10 @@ import path is public stands in ``jobs``. These of its files are read, if they a
 ``__init__.py``
     ``PUBLIC``: names of ``jobs`` and of its packages (``testing.assert_fits``), and in which of its modules each is.
 ``models.py``
-    its tables, of the app ``jobs``; read with the core's models.
-``admin.py``, ``commands.py``
-    its pages, and its subcommands of ``manage.py jobs``; read with those of the core.
+    its tables, of the app ``jobs``, and ``COLUMNS`` and ``INDEXES`` that it adds to a job's row: a call may say such a
+    column, and a claim reads it; read with the core's models.
+``admin.py``, ``commands.py``, ``rules.py``
+    its pages, its subcommands of ``manage.py jobs``, its rules of ``verify``; read with those of the core.
 ``templates``
     what its pages ``render``. Django looks for templates in the app's folder only.
 ``apps.py``
@@ -30,7 +31,7 @@ from importlib import import_module
 from pathlib import Path
 from threading import Event
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 HOME = Path(__file__).parent
 
@@ -78,12 +79,38 @@ class Extension:
             TypeError, ValueError: the call cannot be made; names the cure.
         """
 
+    def claimer(self, app: Any) -> Any:
+        """What claims for one process: a subclass of ``Claimer``, which may hold jobs back. One extension has it."""
+
+    # A job's row
+
+    def inserting(self, jobs: list[Any], using: str) -> None:
+        """Jobs are about to be inserted into the caller's transaction: change their columns, or raise.
+
+        Each call comes by: a property that gives a function spares the import.
+        """
+
     def again(self, jobs: Any, using: str) -> Mapping[str, Any]:
         """Somebody lets an ended job (a queryset) run again; in that transaction, before its row gets these columns."""
         return {}
 
-    def claimer(self, app: Any) -> Any:
-        """What claims for one process: a subclass of ``Claimer``, which may hold jobs back. One extension has it."""
+    #: A condition of ended jobs that are still needed, by the database's alias, and the sentence that says so.
+    needed: tuple[Callable[[str], Any], Any]
+
+    def deleting(self, jobs: Any, using: str) -> None:
+        """Ended jobs (a queryset) are about to be deleted, in that transaction."""
+
+    def disown(self, using: str) -> None:
+        """All jobs of a copy of a database are cancelled: forget what would be called when they have ended."""
+
+    # A run
+
+    def say(self, run: Any, done: float, total: float | None, text: str) -> None:
+        """``Task.progress()``, in the body of a run.
+
+        Raises:
+            TypeError, ValueError: what the body says cannot be.
+        """
 
     # The worker: beside each one there is a supervisor, a process with threads
 
@@ -112,6 +139,10 @@ class Extension:
     def set_rate(self, task: str, rate: str) -> None:
         """``celery control rate_limit``."""
 
+    def idle(self, app: Any, using: str) -> bool:
+        """``run_jobs()`` finds no job: do what threads and ticks would do. True: there may be one now."""
+        return False
+
     def prune(self, using: str, budget: float) -> None:
         """Delete what is old, in one database; only one worker at a time does it. ``budget``: seconds."""
 
@@ -120,10 +151,6 @@ class Extension:
 
     def passing(self, app: Any, aliases: Sequence[str], only: Collection[str] | bool) -> Passing | None:
         """For ``run_jobs(until=)``: what comes due as time passes that is no job yet. ``only``: names, or all."""
-
-    def idle(self, app: Any, using: str) -> bool:
-        """``run_jobs()`` finds no job: do what threads and ticks would do. True: there may be one now."""
-        return False
 
     # Questions: none of them changes anything
 
@@ -174,6 +201,14 @@ class Extension:
         """The same of what only grows."""
         return ()
 
+    def other(self, what: Any) -> Other | None:
+        """What is no job, and people ask for by an id like one's. ``what``: the id as a UUID, or the row itself."""
+        return None
+
+    def said(self, jobs: Iterable[Any], is_veiled: bool) -> Mapping[Any, Any]:
+        """What the last run of each job said of how far it is, by their ids: ``percent``, ``text``, ``str()``."""
+        return {}
+
     def reasons(self, view: Any) -> Iterable[Any]:
         """Why a job is where it is, after the reasons of the core."""
         return ()
@@ -185,6 +220,16 @@ class Extension:
     def checks_of_tasks(self, app: Any) -> Iterable[tuple[str, dict[str, Any]]]:
         """The same, when they are imported."""
         return ()
+
+
+class Other(NamedTuple):
+    """What has an id and a bar, and is no job."""
+
+    row: Any
+    #: How far it is, for everybody who has its token (``jobs.inspection.public``).
+    shown: Callable[[], dict[str, Any]]
+    #: Why it has not ended.
+    reasons: Callable[[], Iterable[Any]]
 
 
 class Passing(Protocol):

@@ -21,7 +21,7 @@ from django.db import connections, transaction
 
 from jobs import extensions
 from jobs.arguments import normalize
-from jobs.calling import calls, followups, outbox, progress
+from jobs.calling import calls, followups, outbox
 from jobs.calling.options import check_call, check_declaration
 from jobs.conf import conf, is_eager, problems, sentry, task_options
 from jobs.errors import EffectParked, Replaced, UniqueTaken
@@ -446,7 +446,8 @@ class Task(celery.Task):
             TypeError, ValueError: not numbers, or no finite ones.
         """
         if self._run is not None:
-            progress.say(self._run, done, total, text)
+            for say in extensions.through("say"):
+                say(self._run, done, total, text)
 
     def retry(self, args: Any = None, kwargs: Any = None, exc: Any = None, **options: Any) -> Any:
         """As Celery's, by hand and for ``autoretry_for``; but what waits for a person ends the job at once."""

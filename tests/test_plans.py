@@ -12,10 +12,12 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from jobs.calling import batches, chords
+from jobs.calling import chords
+from jobs.contrib.batches import batch as batches
+from jobs.contrib.batches.models import Batch
 from jobs.lifecycle import transitions
 from jobs.maintenance.prune import delete_old, walk
-from jobs.models import Batch, Job, Node
+from jobs.models import Job, Node
 from jobs.operations.selection import Selection
 from tests.plans import ROWS, assert_indexed, make_history
 
@@ -60,7 +62,7 @@ def hot_queries(node: Node, client: Client) -> dict[str, object]:
         "unknown task": lambda: transitions.postpone_unknown(Job.objects.filter(state="running")[0], 1000),
         "key": lambda: list(newest(Selection(key="nightly"))),
         "batch": lambda: list(newest(Selection(batch=batch.pk))),
-        "batches that end": lambda: batches.close_ended("default", 10),
+        "batches that end": lambda: batches.close_ended("default"),
         "count of a batch": lambda: batches.counts(batch),
         "children": lambda: list(Job.objects.filter(parent_id=uuid.uuid4())),
         "page of a job": lambda: client.get(reverse("admin:jobs_job_change", args=[middle.pk])),

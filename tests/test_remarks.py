@@ -5,13 +5,12 @@ from __future__ import annotations
 import datetime
 
 import pytest
-from django.urls import reverse
 from django.utils import timezone
 
 from jobs.inspection import census, remarks
 from jobs.lifecycle import queues
 from jobs.lifecycle.transitions import PARKED
-from jobs.models import Batch, Cancellation, Job, Node
+from jobs.models import Cancellation, Node
 from jobs.operations import workers
 from tests.rows import let_beat, make, make_node
 
@@ -73,33 +72,6 @@ def test_a_body_that_runs_for_long_or_does_not_heed():
     long, deaf = make("running", node=node, age=7200), make("running", node=node, age=600)
     Cancellation.objects.create(job=deaf.pk, at=timezone.now() - datetime.timedelta(seconds=300))
     assert {remark.about: remark.kind for remark in noted()} == {long.pk: "stuck", deaf.pk: "stuck"}
-
-
-def test_a_batch_that_waits_for_its_last_job():
-    alive()
-    hour = timezone.now() - datetime.timedelta(hours=1)
-    batch = Batch.objects.create(name="import", made_at=hour)
-    make("succeeded", batch=batch)
-    last, other = (make("ready", batch=batch) for _ in range(2))
-    assert noted() == []
-    Job.objects.filter(pk=other.pk).delete()
-    [remark] = noted()
-    assert (remark.kind, remark.about, remark.severity) == ("batch", last.pk, "info")
-
-
-def test_a_batch_that_cannot_be_closed(admin_client):
-    alive()
-    hour = timezone.now() - datetime.timedelta(hours=1)
-    batch = Batch.objects.create(name="import", made_at=hour)
-    job = make("succeeded", batch=batch)
-    assert noted() == []
-    Job.objects.filter(pk=job.pk).update(finished_at=hour)
-    [remark] = noted()
-    assert (remark.kind, remark.about, remark.severity) == ("unclosed", batch.pk, "error")
-    assert (
-        reverse("admin:jobs_batch_change", args=[batch.pk])
-        in admin_client.get(reverse("admin:jobs_dashboard")).content.decode()
-    )
 
 
 def test_no_worker_at_all():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from django.contrib import admin, messages
 from django.contrib.admin.views.main import ORDER_VAR, PAGE_VAR
@@ -26,14 +26,13 @@ from jobs.admin.base import UncountedChangeList, may, numbered
 from jobs.admin.html import NOTHING, column
 from jobs.admin.idempotency import may_settle, status_badge
 from jobs.admin.operate import OperableAdmin
-from jobs.calling import progress
 from jobs.calling.options import says_how_to_retry
 from jobs.conf import celery_app, conf
-from jobs.inspection import why
+from jobs.inspection import public, why
 from jobs.inspection.census import LIVE, Live, at_least
 from jobs.inspection.times import duration
 from jobs.lifecycle.redaction import Shown
-from jobs.models import UNSUCCESSFUL, WAITING, Batch, Job, State
+from jobs.models import UNSUCCESSFUL, WAITING, Job, State
 from jobs.models.fields import created_since
 from jobs.models.values import parse_uuid, scrub
 from jobs.operations import selection
@@ -179,11 +178,6 @@ def _as_call(job: Job) -> str:
     return html.preformatted(call)
 
 
-def _batch(job: Job) -> str:
-    batch = Batch.objects.using(job._state.db).filter(pk=job.batch_id).first() if job.batch_id else None
-    return html.link(batch, "batch_change", batch.pk) if batch else NOTHING
-
-
 @admin.register(Job)
 class JobAdmin(OperableAdmin):
     actions = ()
@@ -204,19 +198,20 @@ class JobAdmin(OperableAdmin):
     search_fields = ("id", "task")
     search_help_text = _("An ID (or its last 8 digits), a task or its function, or words of an error or an argument.")
     change_form_template = "jobs/admin/job/change_form.html"
+    relatives: ClassVar[list[Any]] = ["parent", "root_job"]
     #: Without what the head of the page says already.
     fieldsets = (
         (_("Call"), {"fields": ("arguments", "keyword_arguments", "shown_result", "as_call", "priority")}),
         (_("Attempts"), {"fields": (("lease", "retries", "snoozes"), ("crashes", "lost"), "shown_cursor")}),
         (_("Keys"), {"fields": ("marker_key", "replayed", ("unique_key", "unique_until"))}),
-        (_("Family"), {"fields": ("parent", "root_job", "linked_batch")}),
+        (_("Family"), {"fields": relatives}),
         (_("Options of the call"), {"fields": ("shown_options",), "classes": ("collapse",)}),
     )
 
     sources = {
         "arguments": "args", "keyword_arguments": "kwargs", "shown_result": "result", "shown_cursor": "cursor",
         "shown_options": "options", "lost": "node_losses", "replayed": "replay_of", "parent": "parent_id",
-        "root_job": "root", "linked_batch": "batch_id",
+        "root_job": "root",
     }  # fmt: skip
     changelist = JobChangeList
 
@@ -240,7 +235,13 @@ class JobAdmin(OperableAdmin):
     parent = column(_("parent"), lambda job: html.link_to(job, job.parent_id))
     replayed = column(_("did the work before"), lambda job: html.link_to(job, job.replay_of))
     root_job = column(_("root"), lambda job: html.link_to(job, job.root_id))
-    linked_batch = column(_("batch"), _batch)
+
+    @classmethod
+    def add_relative(cls, name: str, source: str, field: Any) -> None:
+        """One more field of the family, of an extension; ``source``: the attribute of the job that it shows."""
+        setattr(cls, name, field)
+        cls.sources[name] = source
+        cls.relatives.append(name)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Job]:
         # The error without its traceback, which may be long.
@@ -251,7 +252,7 @@ class JobAdmin(OperableAdmin):
         """Add the progress of those that run."""
         super().look_at(rows)
         running = [job for job in rows if job.state == State.RUNNING]
-        found = progress.of(running)
+        found = public.said(running)
         for job in running:
             job.progress = found.get(job.pk)
 

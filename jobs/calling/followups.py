@@ -75,7 +75,7 @@ def write(run: Run) -> None:
             result = jsonable(run.result, "the result")
             if not chords.count(app, chord, given.group, given.id, run.using, result):
                 # The project's own result backend counts the chord.
-                transitions.announce(job, job.batch_id)
+                transitions.announce(job, is_called=True)
         if "replaced_task_nesting" in job.options and (first := parse_uuid(job.task_id)) not in (None, job.pk):
             Job.objects.using(run.using).filter(pk=first).update(result=jsonable(run.result, "the result"))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from functools import lru_cache
@@ -13,19 +12,15 @@ from celery import Celery
 from celery import signals as celery_signals
 from django.db import Error, connections
 
-from jobs import signals
+from jobs import extensions, signals
 from jobs.calling import tracing
 from jobs.calling.after_commit import hook_of
 from jobs.database import databases, sessions
 from jobs.lifecycle import unique
-from jobs.lifecycle.run import current_job
-from jobs.models import Job, State
+from jobs.models import ADDED, Job, State
 
 #: The database to which the calls of a block go as rows, also those of stock tasks (``jobs.calling.followups``).
 following: ContextVar[str | None] = ContextVar("jobs.following", default=None)
-
-#: The batch that the calls of a block join, and its database (``jobs.calling.batches``).
-joining: ContextVar[tuple[uuid.UUID, str] | None] = ContextVar("jobs.joining", default=None)
 
 #: What makes a call a part of something greater.
 _IN_CANVAS = frozenset({"link", "link_error", "chain", "chord", "group_id"})
@@ -47,7 +42,8 @@ def record(jobs: list[Job], using: str, app: Celery) -> list[Job]:
     """
     if not jobs:
         return []
-    _join(jobs, using)
+    for change in extensions.through("inserting"):
+        change(jobs, using)
     connection: Any = connections[using]
     calls, is_alone = jobs, connection.autocommit and not connection.in_atomic_block
     try:
@@ -80,18 +76,6 @@ def record(jobs: list[Job], using: str, app: Celery) -> list[Job]:
     return jobs
 
 
-def _join(jobs: list[Job], using: str) -> None:
-    """Let the calls join the batch of their block. What follows a job of a batch belongs to it as well."""
-    batch, place = joining.get() or (None, using)
-    if place != using:
-        raise ValueError(f"the batch is in the database {place!r}, and cannot have jobs in {using!r}")
-    if batch is None and following.get() is not None and (before := current_job()) is not None:
-        batch = before.batch_id
-    if batch is not None:
-        for job in jobs:
-            job.batch_id = batch
-
-
 def _write(calls: list[Job], connection: Any) -> list[Job]:
     """Insert what is not there already; returns for each call the job that does its work."""
     if calls[0].unique_key is None:
@@ -120,10 +104,10 @@ _SAID = (
     "made_at",
     "expires_at",
     "marker_key",
-    "batch_id",
     "limit_key",
     "order_key",
     "order_place",
+    *ADDED,
 )
 _COLUMNS = (*_ALWAYS, *_SAID, "priority", "state", "run_at")
 _JSON = frozenset({"args", "kwargs", "options"})

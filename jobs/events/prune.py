@@ -7,11 +7,12 @@ import time
 from django.db.models import BooleanField, ExpressionWrapper, Q
 from django.db.models.functions import Coalesce
 
+from jobs import extensions
 from jobs.conf import conf
 from jobs.events.models import UNSENT, Event, Subscription
 from jobs.lifecycle.transitions import now_plus
 from jobs.maintenance.prune import FULL_WALK, delete
-from jobs.models import Action, Batch, Job, State
+from jobs.models import Action, Job, State
 
 #: For each database: how far this process has come, by the ids, and when it began.
 _walks: dict[str, tuple[int, float]] = {}
@@ -53,6 +54,6 @@ def _prune_failed(using: str) -> None:
     keep = Subscription.objects.using(using).filter(keep_failed__isnull=False)
     for task, number in keep.values_list("handler", "keep_failed"):
         failed = Job.objects.using(using).filter(task=task, state=State.FAILED).order_by("-pk")
-        # An open batch will count them when it ends.
-        failed = failed.exclude(batch__in=Batch.objects.using(using).filter(ended_at=None).values("pk"))
+        for needed, _ in extensions.through("needed"):
+            failed = failed.exclude(needed(using))
         delete(list(failed.values_list("pk", flat=True)[number or 0 :][: conf().BATCH]), using)

@@ -27,7 +27,7 @@ from jobs.execution import backoff
 from jobs.idempotency import locks
 from jobs.lifecycle import transitions
 from jobs.lifecycle.run import Run, persistently
-from jobs.models import Job, State
+from jobs.models import ADDED, Job, State
 from jobs.models.fields import uuid7
 from jobs.models.values import jsonable, safe_repr, scrub
 
@@ -156,8 +156,9 @@ def _retry(run: Run, error: dict[str, Any]) -> bool:
         planned.options["task_id"] = said
     if not others:
         return transitions.retry(job, run_at, error, changes)
+    added = {name: getattr(job, name) for name in ADDED}
     for other in others:
-        other.__dict__.update(id=uuid7(), made_at=None, parent_id=job.pk, root=job.root_id, batch_id=job.batch_id)
+        other.__dict__.update(id=uuid7(), made_at=None, parent_id=job.pk, root=job.root_id, **added)
         # The id that the first call was given is this job's.
         other.options.pop("task_id", None)
     with transaction.atomic(using=run.using):

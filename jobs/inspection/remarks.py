@@ -1,12 +1,10 @@
 """What needs attention, worst first: the one answer for the dashboard, ``manage.py jobs status`` and ``doctor``."""
 
-import datetime
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from django.db.models import Max, OuterRef, Subquery
 from django.utils import timezone
 from django.utils.translation import gettext, gettext_lazy, ngettext, ngettext_lazy
 
@@ -15,7 +13,7 @@ from jobs.conf import worker_command
 from jobs.database import databases
 from jobs.inspection import census
 from jobs.inspection.times import duration
-from jobs.models import LIVE, Batch, Job, Node
+from jobs.models import Node
 
 #: Severities, the worst first. A remark of the last one is no problem.
 ERROR, WARNING, INFO = SEVERITIES = ("error", "warning", "info")
@@ -23,10 +21,9 @@ ERROR, WARNING, INFO = SEVERITIES = ("error", "warning", "info")
 #: The severity of each kind. This is the order in which they are listed.
 KINDS: dict[str, str] = {
     **dict.fromkeys(("copied", "no_worker", "starving", "standing", "overdue", "unknown_task"), ERROR),
-    **dict.fromkeys(("unclosed",), ERROR),
     **dict.fromkeys(("dead", "stuck", "growing"), WARNING),
     **dict.fromkeys(("paused",), WARNING),
-    **dict.fromkeys(("busy", "batch"), INFO),
+    **dict.fromkeys(("busy",), INFO),
 }
 
 #: How the sentence counts each kind.
@@ -37,7 +34,6 @@ MANY: dict[str, Any] = {
     "standing": ngettext_lazy("%(number)s queue stands still", "%(number)s queues stand still", "number"),
     "overdue": ngettext_lazy("%(number)s job is overdue", "%(number)s jobs are overdue", "number"),
     "unknown_task": ngettext_lazy("%(number)s job of an unknown task", "%(number)s jobs of unknown tasks", "number"),
-    "unclosed": ngettext_lazy("%(number)s batch cannot end", "%(number)s batches cannot end", "number"),
     "dead": ngettext_lazy("%(number)s worker died", "%(number)s workers died", "number"),
     "stuck": ngettext_lazy("%(number)s job seems stuck", "%(number)s jobs seem stuck", "number"),
     "growing": ngettext_lazy(
@@ -45,18 +41,14 @@ MANY: dict[str, Any] = {
     ),
     "paused": ngettext_lazy("%(number)s queue is paused", "%(number)s queues are paused", "number"),
     "busy": ngettext_lazy("%(number)s queue is behind", "%(number)s queues are behind", "number"),
-    "batch": ngettext_lazy(
-        "%(number)s batch waits for its last job", "%(number)s batches wait for their last job", "number"
-    ),
 }
 
 #: Kinds of which :func:`is_fault` says no.
 NO_FAULT = (
-    "paused", "busy", "growing", "dead", "stuck", "batch",
+    "paused", "busy", "growing", "dead", "stuck",
 )  # fmt: skip
 
-#: Seconds after which a remark tells of a running body; of a batch whose last job does not end; of one not closed.
-LONG, LONG_BATCH, UNCLOSED = 1800.0, 600.0, 90.0
+LONG = 1800.0  #: Seconds after which a remark tells of a running body.
 
 NAMED = 20  #: At most so many of one kind are named.
 
@@ -103,7 +95,6 @@ def of(found: dict[str, Any], running: Iterable[Any] | None = None) -> list[Rema
         *_unknown(found["unknown_tasks"]),
         *_died(found["died"]),
         *_stuck(census.running_now() if running is None else running),
-        *_batches(),
         *(each for problems in extensions.through("problems") for each in problems(found)),
     ]
     order = [*KINDS, *extensions.merged("kinds")]
@@ -305,25 +296,3 @@ def _stuck(running: Iterable[Any]) -> Iterator[Remark]:
         elif seconds > LONG:
             means = gettext("It may hang: neither an end nor a time limit has come. Look at it; kill it if it hangs.")
             yield remark("stuck", gettext("%(task)s: runs for %(time)s") % words, means, **more)
-
-
-def _batches() -> Iterator[Remark]:
-    """The oldest batches that do not end."""
-    begin = timezone.now() - datetime.timedelta(seconds=LONG_BATCH)
-    live = Job.objects.filter(batch=OuterRef("pk"), state__in=LIVE).values("pk")
-    batches = Batch.objects.filter(ended_at=None).order_by("pk")
-    for rows in databases.each(batches.annotate(last=Subquery(live[:1]), other=Subquery(live[1:2]))):
-        for batch in rows[:NAMED]:
-            if batch.made_at < begin and batch.last is not None and batch.other is None:
-                says = gettext("the batch %(name)s waits for its last job") % {"name": batch.name}
-                means = gettext("All others have ended. What follows the batch is called when this one has.")
-                command = f"manage.py jobs why {batch.last}"
-                yield remark("batch", says, means, command=command, about=batch.last, since=ago(batch.made_at))
-            elif batch.last is None:
-                of_it = Job.objects.using(batch._state.db).filter(batch=batch.pk)
-                since = ago(of_it.aggregate(at=Max("finished_at"))["at"] or batch.made_at)
-                if since > UNCLOSED:
-                    says = gettext("the batch %(name)s: all jobs have ended, and what follows cannot be called")
-                    means = gettext("The log of the workers says why. They try it again every minute.")
-                    about = {"about": batch.pk, "since": since, "command": f"manage.py jobs why {batch.pk}"}
-                    yield remark("unclosed", says % {"name": batch.name}, means, **about)

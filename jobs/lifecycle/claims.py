@@ -23,7 +23,7 @@ from jobs import extensions
 from jobs.database import databases
 from jobs.database.sessions import literal, session_of
 from jobs.lifecycle.completion import OWNED, owned
-from jobs.models import CLAIMABLE, Job, Node, Pause, State
+from jobs.models import ADDED, CLAIMABLE, Job, Node, Pause, State
 
 #: How many a statement asks for: a few sizes, so that each is planned once.
 SIZES = (1, 2, 5, 10, 20, 30, 50, 100, 200)
@@ -41,8 +41,8 @@ PLACE = attrgetter("rank", "run_at", "pk")
 COLUMNS = (
     "id task args kwargs options queue priority rank state run_at expires_at made_at lease token node_id "
     "backend retries crashes node_losses snoozes started_at parent_id root marker_key unique_key "
-    "unique_until unique_expires_at batch_id limit_key"
-).split()
+    "unique_until unique_expires_at limit_key"
+).split() + ADDED
 
 _CLAIM = """
 UPDATE jobs_job
@@ -213,8 +213,12 @@ def _claim_sqlite(using: str, queue: str, node: uuid.UUID, limit: int, token: in
 
 
 def _decode_sqlite(values: dict[str, Any]) -> None:
-    for name in ("id", "node_id", "parent_id", "root", "batch_id"):
+    for name in ("id", "node_id", "parent_id", "root"):
         values[name] = values[name] and uuid.UUID(values[name])
+    for name in ADDED:
+        if values[name] is not None:
+            field: Any = Job._meta.get_field(name)
+            values[name] = field.to_python(values[name])
     for name in ("args", "kwargs"):
         values[name] = json.loads(values[name])
     for name in ("run_at", "expires_at", "made_at", "started_at", "unique_expires_at"):

@@ -26,7 +26,7 @@ from jobs.database import databases
 from jobs.errors import UniqueBusy, UniqueTaken
 from jobs.lifecycle import ring, unique
 from jobs.lifecycle.completion import owned
-from jobs.models import AWAITING, CLAIMABLE, ENDED, LIVE, UNSUCCESSFUL, WAITING, Batch, Cancellation, Job, Node, State
+from jobs.models import AWAITING, CLAIMABLE, ENDED, LIVE, UNSUCCESSFUL, WAITING, Cancellation, Job, Node, State
 from jobs.models.values import scrub
 
 #: What is counted, each apart.
@@ -107,21 +107,22 @@ def _is_awaited(job: Job, error: Mapping[str, Any]) -> bool:
     return waits or (not error["traceback"] and has_results_elsewhere(job.task, options))
 
 
-def announce(job: Job, batch_id: uuid.UUID | None = None) -> None:
+def announce(job: Job, is_called: bool = False) -> None:
     """Add the job that tells of another job's end, in the transaction of that end: no kill can lose it.
 
     Parameters:
-        batch_id: what follows belongs to this batch.
+        is_called: it counts as a call of what runs, like all that follows.
     """
-    add_own("jobs.ended", [str(job.pk), job.lease], str(job._state.db), job.queue, job, batch_id)
+    add_own("jobs.ended", [str(job.pk), job.lease], str(job._state.db), job.queue, job, is_called)
 
 
-def add_own(
-    task: str, args: list[Any], using: str, queue: str, parent: Job | None, batch_id: uuid.UUID | None = None
-) -> None:
+def add_own(task: str, args: list[Any], using: str, queue: str, parent: Job | None, is_called: bool = False) -> None:
     """Add a job of this app's own (``jobs.tasks``) to the current transaction."""
-    tree = {"parent_id": parent.pk, "root": parent.root_id, "batch_id": batch_id} if parent else {}
-    Job.objects.using(using).create(task=task, args=args, queue=queue, **tree)
+    tree = {"parent_id": parent.pk, "root": parent.root_id} if parent else {}
+    made = Job(task=task, args=args, queue=queue, **tree)
+    for change in extensions.through("inserting") if is_called else ():
+        change([made], using)
+    made.save(force_insert=True, using=using)
     transaction.on_commit(partial(ring.ring, using, {queue}), using=using, robust=True)
 
 
@@ -319,12 +320,9 @@ def retry_by_hand(job_id: uuid.UUID, using: str) -> bool:
     over = Job.objects.using(using).filter(pk=job_id, state__in=UNSUCCESSFUL)
     # Only the notes of ended jobs: they were for the run before.
     Cancellation.objects.using(using).filter(Exists(over), pk=job_id).delete()
-    # Before the job: whoever closes a batch looks at its jobs, and waits for none.
-    ended = Batch.objects.using(using).filter(pk__in=over.filter(batch__isnull=False).values("batch"))
     anew = {"unique_key": UNEXPIRED_KEY, "finished_at": None, "expires_at": None, **dict.fromkeys(COUNTS, 0)}
     try:
         with databases.bounded(using, conf().UNIQUE_WAIT):
-            ended.update(ended_at=None)
             columns = _waiting(None) | anew
             for again in extensions.through("again"):
                 columns |= again(over, using)

@@ -1,4 +1,4 @@
-"""What time brings: jobs come due, expire, or were asked to end while they waited; batches end."""
+"""What time brings: jobs come due, expire, or were asked to end while they waited; and what extensions do."""
 
 import datetime
 import time
@@ -11,7 +11,6 @@ from typing import Any
 from django.db import connections
 
 from jobs import extensions
-from jobs.calling import batches
 from jobs.conf import conf
 from jobs.database import databases
 from jobs.lifecycle import transitions
@@ -46,7 +45,6 @@ SELECT {now},
         WHERE state IN ('scheduled', 'ready') AND expires_at IS NOT NULL AND expires_at <= {now} {late}
         ORDER BY expires_at LIMIT 1),
        EXISTS (SELECT 1 FROM jobs_cancellation),
-       EXISTS (SELECT 1 FROM jobs_batch WHERE ended_at IS NULL),
        {rare} AND (
            SELECT 1 FROM jobs_job WHERE state = 'scheduled' AND run_at > '9000-06-01' ORDER BY run_at LIMIT 1
        ) IS NOT NULL,
@@ -92,7 +90,7 @@ _places: dict[tuple[str, str], _Place] = defaultdict(_Place)
 
 def tick() -> dict[str, int]:
     """Do what is due, and wake a process if there is work that no ring told of. All workers do it side by side."""
-    done = {"due": 0, "expired": 0, "cancelled": 0, "batches": 0}
+    done = {"due": 0, "expired": 0, "cancelled": 0}
     answers: dict[str, dict[str, Any]] = {}
     databases.everywhere(partial(_tick, done=done, answers=answers))
     for ticked in extensions.through("ticked"):
@@ -102,7 +100,7 @@ def tick() -> dict[str, int]:
 
 def _tick(using: str, done: dict[str, int], answers: dict[str, dict[str, Any]]) -> None:
     found = _look(using, _LOOK, board.queues)
-    now, due, late, is_asked, is_open, is_parked, is_ready, *more = found
+    now, due, late, is_asked, is_parked, is_ready, *more = found
     answers[using] = dict(zip(extensions.merged("looks"), more, strict=True))
     if connections[using].vendor == "postgresql":
         _places[using, _LOOK].move(now, due, late)
@@ -114,8 +112,6 @@ def _tick(using: str, done: dict[str, int], answers: dict[str, dict[str, Any]]) 
         done["expired"] += _until_done(partial(transitions.expire, using, conf().BATCH, since=late))
     if is_asked:
         done["cancelled"] += transitions.sweep_cancellations(using, conf().BATCH)
-    if is_open:
-        done["batches"] += batches.close_ended(using, conf().BATCH)
     if is_parked:
         _seldom.take(("parked", using), partial(_let_go, using))
 

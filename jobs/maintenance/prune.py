@@ -14,7 +14,7 @@ from django.db.models.functions import Cast
 from django.utils.translation import gettext
 
 from jobs import extensions
-from jobs.calling import batches, chords, stored, transport
+from jobs.calling import chords, stored, transport
 from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.database import databases
@@ -22,7 +22,7 @@ from jobs.idempotency import locks, markers
 from jobs.lifecycle import worker_orders
 from jobs.lifecycle.transitions import now_plus
 from jobs.maintenance import is_eldest
-from jobs.models import ENDED, LIVE, UNSUCCESSFUL, Action, Batch, Job, Marker, Node, State
+from jobs.models import ENDED, LIVE, Action, Job, Marker, Node, State
 
 NODE_RETENTION = 7 * 86400.0  #: Seconds for which a dead node is kept, for people to read.
 
@@ -73,7 +73,6 @@ class Prune:
         while time.monotonic() < began + budget and (deleted := self._step(using)) is not None:
             done["jobs"] += deleted
         chords.prune(using, conf().BATCH)
-        batches.prune(using)
         for prune in extensions.through("prune"):
             prune(using, max(0.0, began + budget - time.monotonic()))
         old = Node.objects.using(using).filter(dead_at__lt=now_plus(-NODE_RETENTION))
@@ -141,10 +140,12 @@ def _old() -> Q:
 
 
 def _over(using: str) -> Any:
-    """The condition that the retention is over, no marker points at the result, and no open batch counts it."""
-    is_open = Batch.objects.using(using).filter(pk=OuterRef("batch"), ended_at=None)
+    """The condition that the retention is over, no marker points at the result, and no extension keeps it."""
     # By the marker's job: the row of an adopted job has no ``marker_key``.
-    return _old() & ~Exists(Marker.objects.using(using).filter(job=OuterRef("pk"))) & ~Exists(is_open)
+    found = _old() & ~Exists(Marker.objects.using(using).filter(job=OuterRef("pk")))
+    for keep, _ in extensions.through("needed"):
+        found &= ~keep(using)
+    return found
 
 
 def delete_old(keys: Sequence[uuid.UUID], using: str) -> int:
@@ -161,9 +162,8 @@ def delete(keys: Sequence[uuid.UUID], using: str) -> int:
         # A job stays until its errbacks and its chord have been told of its end.
         telling = Job.objects.using(using).filter(parent_id=OuterRef("pk"), task="jobs.ended", state__in=LIVE)
         over = Job.objects.using(using).filter(~Exists(telling), pk__in=keys, state__in=ENDED)
-        # Nobody can retry what is gone. Its batch must not seem to have succeeded.
-        lost = over.filter(state__in=UNSUCCESSFUL, batch__isnull=False).values("batch")
-        Batch.objects.using(using).filter(pk__in=lost, on_success__isnull=False).update(on_success=None)
+        for tell in extensions.through("deleting"):
+            tell(over, using)
         deleted: int = over._raw_delete(using)
         gone = Action.objects.using(using).filter(job__in=keys)
         gone.filter(~Exists(Job.objects.using(using).filter(pk=OuterRef("job"))))._raw_delete(using)
@@ -177,6 +177,5 @@ def needed_for(job_id: uuid.UUID, using: str) -> str:
     late = Job.objects.using(using).filter(finished_at__gt=now_plus(-ADOPTED_STAYS))
     if late.filter(pk=job_id, made_at__isnull=False).exists():
         return gettext("its message was another program's, and would run again if it came again; try in a day")
-    if Batch.objects.using(using).filter(jobs=job_id, ended_at=None).exists():
-        return gettext("its batch has not ended, and counts it; try when it has")
-    return ""
+    job = Job.objects.using(using).filter(pk=job_id)
+    return next((str(why) for keep, why in extensions.through("needed") if job.filter(keep(using)).exists()), "")

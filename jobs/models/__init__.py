@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import uuid
-from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 from django.db import models
@@ -105,42 +104,6 @@ class Beat(models.Model):
         db_table = "jobs_beat"
 
 
-class Batch(models.Model):
-    """Many jobs with one name, one bar and one end (``jobs.batch``). How far it is, its jobs' rows say."""
-
-    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
-    name = models.CharField(_("name"), max_length=255)
-    made_at = models.DateTimeField(_("created at"), default=Now)
-    #: Signatures to call at the end; None: there is none, or it was called.
-    on_success = JSONText(_("on success"), null=True)
-    on_failure = JSONText(_("on failure"), null=True)
-    #: The calls that were made: ``{"on_success": {"task": ..., "id": ...}}``.
-    called = models.JSONField(default=dict)
-    #: None while a job of it may still run.
-    ended_at = models.DateTimeField(_("finished at"), null=True)
-    #: How many jobs were in which state by then.
-    counts = models.JSONField(default=dict)
-
-    class Meta:
-        db_table = "jobs_batch"
-        verbose_name = _("batch")
-        verbose_name_plural = _("batches")
-        indexes: ClassVar = [models.Index(name="jobs_batch_open", fields=["id"], condition=Q(ended_at__isnull=True))]
-
-    def __str__(self) -> str:
-        return f"{self.name} ({self.id})"
-
-    def adding(self) -> AbstractContextManager[None]:
-        """Let the calls of the block join this batch, until it has ended. A job of it may always do that.
-
-        Raises:
-            ValueError: it has ended.
-            LostLease: the run that adds to it was given to another worker, cancelled or killed.
-        """
-        made: AbstractContextManager[None] = symbol_by_name("jobs.calling.batches:adding")(self)
-        return made
-
-
 #: A header of the jobs that are Django's tasks (``jobs.django_tasks``).
 DJANGO_TASK = "django_task"
 
@@ -212,10 +175,6 @@ class Job(models.Model):
     unique_until = models.CharField(_("unique until"), max_length=8, null=True)
     #: From then on the key is free, whatever became of the job (``unique_for=``).
     unique_expires_at = models.DateTimeField(_("unique until time"), null=True)
-    #: The batch that it belongs to (``jobs.batch``). No constraint, and no index but the one below.
-    batch = models.ForeignKey(
-        Batch, models.DO_NOTHING, "jobs", null=True, db_constraint=False, db_index=False, verbose_name=_("batch")
-    )
     #: Where the next run of a long body goes on (:meth:`save_cursor`); None: at the beginning.
     cursor = Typed(_("cursor"), null=True)
     #: Jobs of the same text share the limits of their task (``concurrency=``, ``rate=``, ``limit_key=``).
@@ -274,7 +233,6 @@ class Job(models.Model):
             models.Index(name="jobs_job_made", fields=["made_at"], condition=Q(made_at__isnull=False)),
             models.Index(name="jobs_job_marker_key", fields=["marker_key"], condition=Q(marker_key__isnull=False)),
             models.Index(name="jobs_job_unique_key", fields=["unique_key"], condition=Q(unique_key__isnull=False)),
-            models.Index(name="jobs_job_batch", fields=["batch", "state"], condition=Q(batch__isnull=False)),
             models.Index(name="jobs_job_order", fields=["order_key", "order_place", "state"], condition=ORDERED),
             models.Index(name="jobs_job_awaiting", fields=["waits_for", "id"], condition=AWAITING),
             models.Index(name="jobs_job_parent", fields=["parent_id", "id"], condition=Q(parent_id__isnull=False)),
@@ -375,11 +333,6 @@ class Job(models.Model):
         for name, value in list(self.__dict__.items()):
             if hasattr(value, "resolve_expression"):
                 del self.__dict__[name]
-
-
-_DEFAULTS: dict[str, Any] = {
-    field.attname: None if callable(field.default) else field.get_default() for field in Job._meta.concrete_fields
-} | {"run_at": Now()}
 
 
 class Chord(models.Model):
@@ -622,6 +575,17 @@ class Binding(models.Model):
         ]
 
 
-# The tables of extensions are the app's own: ``from jobs.models import Batch``.
+#: Columns that extensions have in a job's row.
+ADDED: list[str] = []
+
+# The tables of extensions are the app's own: ``from jobs.models import Schedule``.
 for _module in extensions.modules("models"):
     globals().update({kind.__name__: kind for kind in vars(_module).values() if extensions.is_model(kind, _module)})
+    for _name, _column in getattr(_module, "COLUMNS", {}).items():
+        Job.add_to_class(_name, _column)
+        ADDED.append(_column.attname)
+    Job._meta.indexes = [*Job._meta.indexes, *getattr(_module, "INDEXES", ())]
+
+_DEFAULTS: dict[str, Any] = {
+    field.attname: None if callable(field.default) else field.get_default() for field in Job._meta.concrete_fields
+} | {"run_at": Now()}

@@ -4,10 +4,11 @@ from typing import Any
 
 from django.db.models.functions import Now
 
+from jobs import extensions
 from jobs.conf import conf
 from jobs.database import databases, identity
 from jobs.lifecycle import transitions
-from jobs.models import LIVE, Batch, Instance, Job, Node, State
+from jobs.models import LIVE, Instance, Job, Node, State
 
 
 def survey(alias: str) -> dict[str, Any]:
@@ -43,8 +44,8 @@ def cancel_all(alias: str) -> int:
         transitions.bury(node.pk, alias)
     running = list(Job.objects.using(alias).filter(state=State.RUNNING).values_list("pk", flat=True))
     done = sum(transitions.settle_running(job_id, alias, cancel) for job_id in running)
-    # The callback of a batch that ends so would be a new job.
-    Batch.objects.using(alias).filter(ended_at=None).update(on_success=None, on_failure=None)
+    for forget in extensions.through("disown"):
+        forget(alias)
     while cancelled := transitions.cancel_waiting(alias, conf().BATCH, why):
         done += cancelled
     if alias == databases.home():

@@ -6,11 +6,12 @@ from typing import Any
 
 from django import template
 from django.core.handlers.asgi import ASGIRequest
+from django.db.models import Model
 from django.urls import NoReverseMatch, reverse
 
 from jobs.inspection import public
 from jobs.inspection.times import duration
-from jobs.models import Batch, Job
+from jobs.models import Job
 from jobs.models.values import as_uuid
 
 register = template.Library()
@@ -18,7 +19,7 @@ register.filter(duration)
 
 
 @register.inclusion_tag("jobs/progress.html", takes_context=True)
-def job_progress(context: Any, job: Job | Batch | uuid.UUID | str | None) -> dict[str, Any]:
+def job_progress(context: Any, job: Model | uuid.UUID | str | None) -> dict[str, Any]:
     """Show how far a job or a batch is; nothing if it is not there (any more).
 
     It goes on by itself where ``jobs.urls`` is included in the project's URLs, and is as it was otherwise.
@@ -26,7 +27,7 @@ def job_progress(context: Any, job: Job | Batch | uuid.UUID | str | None) -> dic
     Parameters:
         job: the row, or its id.
     """
-    found = job if isinstance(job, Job | Batch) else public.find(as_uuid(job))
+    found = job if isinstance(job, Model) else public.find(as_uuid(job))
     if found is None:
         return {"shown": None}
     try:

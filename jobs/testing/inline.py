@@ -27,7 +27,7 @@ from django.utils import timezone
 
 from jobs import extensions
 from jobs.arguments import normalize
-from jobs.calling import batches, followups, outbox
+from jobs.calling import followups, outbox
 from jobs.conf import OWN_TASKS, conf, import_tasks
 from jobs.database import databases
 from jobs.errors import TaskExited, TaskOutOfMemory
@@ -181,7 +181,6 @@ class _Process:
         for alias in self.aliases:
             transitions.expire(alias, conf().BATCH, self.at)
             transitions.sweep_cancellations(alias, conf().BATCH)
-            batches.close_ended(alias, conf().BATCH)
             transitions.make_due(alias, conf().BATCH, at=self.at)
             ready = Job.objects.using(alias).filter(_OF_OPEN_QUEUES, state=State.READY)
             first = ready.order_by("rank", "run_at", "pk").only("task", "queue").first()

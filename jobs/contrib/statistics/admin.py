@@ -20,12 +20,12 @@ from jobs import extensions
 from jobs.admin import html
 from jobs.admin.base import ReadOnlyAdmin, may, page
 from jobs.admin.html import url_of
-from jobs.calling import progress
 from jobs.conf import worker_command
 from jobs.contrib.statistics import live
 from jobs.contrib.statistics.counting import HOUR
 from jobs.contrib.statistics.dashboard import FAILURES, Chart, Dashboard
 from jobs.contrib.statistics.models import Overview
+from jobs.inspection import public
 from jobs.inspection.census import LIVE, at_least
 from jobs.inspection.remarks import INFO, Remark, sentence
 from jobs.inspection.times import duration
@@ -65,7 +65,7 @@ class OverviewAdmin(ReadOnlyAdmin):
         hidden = {kind for kind, its in kinds.items() if its.permission and not may(request, its.permission)}
         remarks = [each for each in board.remarks if each.kind not in hidden]
         faults = [each for each in checks.run_checks(tags=["jobs"]) if not each.is_silenced()]
-        said = progress.of(board.running)
+        said = public.said(board.running)
         more = ngettext("%(number)s setting to look at", "%(number)s settings to look at", len(faults))
         # Looked up once for all rows: each look-up takes Django 0.1 ms.
         base = url_of("job_changelist")
@@ -213,10 +213,8 @@ def _place(remark: Remark) -> tuple[Any, str] | None:
             return THEM, url_of("job_changelist", state__exact="scheduled", task=about)
         case "starving" | "growing" | "busy" | "paused":
             return THEM, url_of("job_changelist", state__exact="ready", queue=about)
-        case "stuck" | "batch":
+        case "stuck":
             return _("Show the job"), url_of("job_change", about)
-        case "unclosed":
-            return _("Show it"), url_of("batch_change", about)
         case "no_worker":
             return _("Show the workers"), url_of("node_changelist")
         case "dead":

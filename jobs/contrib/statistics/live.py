@@ -12,10 +12,10 @@ from asgiref.sync import sync_to_async
 from django.db import connections
 from django.db.models import Count, Sum
 
-from jobs.calling import progress
 from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.database import databases
+from jobs.inspection import public
 from jobs.lifecycle.ring import CHANNEL
 from jobs.models import Job, Node, Pause, State
 
@@ -43,7 +43,7 @@ def look() -> list[Any]:
             jobs.filter(state=State.SCHEDULED).order_by("run_at").values_list("run_at").first(),
             running.aggregate(Count("pk"), Sum("lease")),
             [(job.pk, job.lease) for job in oldest],
-            progress.as_said(oldest),
+            public.said(oldest, is_veiled=False),
             list(Pause.objects.using(alias).order_by("queue").values_list("queue")),
         ]
     nodes = Node.objects.using(databases.home()).filter(dead_at=None).order_by("pk")

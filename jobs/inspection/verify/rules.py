@@ -33,9 +33,9 @@ from jobs.inspection.census import LIVE, MOST, Head, heads, in_line, late_after,
 from jobs.lifecycle import queues
 from jobs.lifecycle.transitions import PARKED, TASK, now_plus
 from jobs.maintenance.clock import LONGEST_TICK
-from jobs.models import AWAITING, UNSUCCESSFUL, Batch, Cancellation, Effect, Job, Marker, Node, State
+from jobs.models import AWAITING, UNSUCCESSFUL, Cancellation, Effect, Job, Marker, Node, State
 
-HISTORY, BATCHES = 100_000, 1000  #: How many ended jobs are read, unless all are asked for; and how many batches.
+HISTORY = 100_000  #: How many ended jobs are read, unless all are asked for.
 SLACK = 10.0  #: Seconds that a busy machine may take on top of any bound.
 
 _LIVE, _FAILED = Q(state__in=LIVE), Q(state__in=UNSUCCESSFUL)
@@ -247,30 +247,6 @@ class Search:
     def twice(self) -> Rows:
         markers = Marker.objects.using(self.using).values("key", "kind").annotate(count=Count("*")).filter(count__gt=1)
         return [list(markers.order_by().values_list("key")[:MOST])]
-
-    # Batches: each ends when its jobs have, and says how many there were
-
-    @Rule("batch-ended", _("a batch whose jobs have all ended is closed, and what follows it is called"), "poll")
-    def open_without_a_job(self) -> Rows:
-        of_it = self.jobs.filter(batch=OuterRef("pk"))
-        live, late = of_it.filter(state__in=LIVE), of_it.filter(finished_at__gt=self.since)
-        open_ones = Batch.objects.using(self.using).filter(ended_at=None, made_at__lte=self.since)
-        return [open_ones.filter(~Exists(live), ~Exists(late))]
-
-    @Rule("batch-counts", _("a batch that has ended has no job that may still run, and none that it did not count"))
-    def miscounted(self) -> Rows:
-        """Among the newest that ended within a day. Fewer jobs than were counted are no mistake: prune deletes them."""
-        rows = Batch.objects.using(self.using).filter(ended_at__gt=now_plus(-86400)).order_by("-pk")
-        counted, size = {}, 0
-        for batch in rows[:BATCHES]:
-            counted[batch.pk] = batch.counts
-            size += sum(batch.counts.values())
-            if size > HISTORY:
-                break
-        found = self.jobs.filter(batch__in=counted).order_by().values_list("batch", "state").annotate(count=Count("*"))
-        wrong = {key for key, state, count in found if count > counted[key].get(state, 0)}
-        # Race: a retry may have opened one again.
-        return [rows.filter(pk__in=wrong)]
 
     @Rule("marker-succeeded", _("the job that left the marker of an idempotency key succeeded"))
     def without_a_success(self) -> Rows:

@@ -5,18 +5,15 @@ import time
 import uuid
 from argparse import Namespace
 from dataclasses import asdict
-from operator import attrgetter
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
 from django.utils.translation import gettext
 
-from jobs.calling import progress
-from jobs.calling.batches import counts as counts_of
 from jobs.conf import conf, worker_command
 from jobs.database import databases
-from jobs.inspection import census, remarks
+from jobs.inspection import census, public, remarks
 from jobs.inspection import verify as promise
 from jobs.inspection import why as reasons
 from jobs.inspection.census import LIVE, at_least
@@ -24,7 +21,7 @@ from jobs.inspection.times import duration
 from jobs.lifecycle.redaction import Shown, veil
 from jobs.management.console.base import ID, LIMIT, JobsCommand, local, option, reported, subcommand
 from jobs.management.console.change import WHICH, key_of, which
-from jobs.models import ENDED, Action, Batch, Job, Node, State
+from jobs.models import ENDED, Action, Job, Node, State
 
 
 @subcommand(option("--live", "leave out the ended jobs, whose count reads all history", action="store_true"))
@@ -136,7 +133,7 @@ def show(out: JobsCommand, args: Namespace) -> None:
     veil([job])
     seen = Shown(job)
     found = as_dict(job, args=seen.args, kwargs=seen.kwargs, result=seen.result, errors=job.errors, cursor=seen.cursor)
-    said = progress.of([job]).get(job.pk)
+    said = public.said([job]).get(job.pk)
     found["progress"] = said and {**said._asdict(), "percent": said.percent}
     if job.node_id and (node := Node.objects.using(using).filter(pk=job.node_id).first()) is not None:
         found["node"] = str(node)
@@ -162,36 +159,12 @@ def _follow(out: JobsCommand, key: uuid.UUID) -> None:
     """Write a line for each change of the state or the progress."""
     line = None
     while (job := databases.first(Job.objects.filter(pk=key))) is not None:
-        before, line = line, f"{job.state} {progress.of([job]).get(key) or ''}".rstrip()
+        before, line = line, f"{job.state} {public.said([job]).get(key) or ''}".rstrip()
         if line != before:
             out.say(line)
         if job.state in ENDED:
             return
         time.sleep(1.0)
-
-
-@subcommand(LIMIT)
-def batches(out: JobsCommand, args: Namespace) -> None:
-    """The batches, the newest first: how many of their jobs have ended, and how.
-
-    What is to be done to all jobs of one: manage.py jobs retry --batch ID, or cancel, or kill.
-
-    examples:
-      manage.py jobs batches
-      manage.py jobs list --batch 019aae3c-52c8-7b7c-9a52-3d2f7f0f2a11 --state failed
-    """
-    if args.limit < 1:
-        raise CommandError("--limit has to be 1 or more.")
-    found = [each for alias in conf().DATABASES for each in Batch.objects.using(alias).order_by("-pk")[: args.limit]]
-    newest = sorted(found, key=attrgetter("pk"), reverse=True)[: args.limit]
-    counted = [(each, counts_of(each)) for each in newest]
-    about = ("name", "made_at", "ended_at")
-    out.say_json([{"id": each.pk, **{name: getattr(each, name) for name in about}, **n} for each, n in counted])
-    rows = [
-        [each.pk, each.name, local(each.made_at), local(each.ended_at), *(n.get(state, 0) for state in State.values)]
-        for each, n in counted
-    ]
-    out.say_table(["id", "name", "created", "ended", *State.values], rows, "There is no batch.")
 
 
 @subcommand()

@@ -12,29 +12,35 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from celery import current_app
 from celery.canvas import Signature, signature
 from django.db import transaction
-from django.db.models import Count, Exists, OuterRef
+from django.db.models import Count, Exists, OuterRef, QuerySet
 from django.db.models.functions import Now
 
 from jobs.calling import outbox
 from jobs.calling.followups import calls_are_rows
+from jobs.conf import conf
 from jobs.conf.logs import logger
+from jobs.contrib.batches.models import Batch
 from jobs.database import databases
 from jobs.errors import LostLease
 from jobs.lifecycle import transitions
 from jobs.lifecycle.board import BODY
-from jobs.lifecycle.run import current_run
+from jobs.lifecycle.run import current_job, current_run
 from jobs.lifecycle.transitions import now_plus
-from jobs.models import LIVE, Batch, Job, State
+from jobs.models import LIVE, UNSUCCESSFUL, Job, State
 from jobs.models.values import decoded, scrub, storable
 
 #: Seconds until a batch is looked at again whose callback could not be called; and for which one is kept whose jobs are
 #: gone.
 PAUSE, KEPT = 60.0, 7 * 86400.0
+
+#: The batch that the calls of a block join, and its database.
+joining: ContextVar[tuple[uuid.UUID, str] | None] = ContextVar("jobs.joining", default=None)
 
 
 @contextmanager
@@ -55,7 +61,7 @@ def batch(
         RuntimeError: in the block of another batch.
         TypeError: a callback that is no signature or lacks arguments, or a call that cannot be kept.
     """
-    if outbox.joining.get() is not None:
+    if joining.get() is not None:
         raise RuntimeError(f"the batch {name!r} is made in the block of another one: batches cannot be nested")
     alias = databases.job_alias(using)
     kept = {"on_success": _kept(on_success, "on_success"), "on_failure": _kept(on_failure, "on_failure")}
@@ -98,11 +104,23 @@ def adding(to: Batch) -> Iterator[None]:
 
 @contextmanager
 def _joining(to: Batch) -> Iterator[None]:
-    token = outbox.joining.set((to.pk, str(to._state.db)))
+    token = joining.set((to.pk, str(to._state.db)))
     try:
         yield
     finally:
-        outbox.joining.reset(token)
+        joining.reset(token)
+
+
+def join(jobs: list[Any], using: str) -> None:
+    """Let the calls join the batch of their block. What follows a job of a batch belongs to it as well."""
+    batch, place = joining.get() or (None, using)
+    if place != using:
+        raise ValueError(f"the batch is in the database {place!r}, and cannot have jobs in {using!r}")
+    if batch is None and outbox.following.get() is not None and (before := current_job()) is not None:
+        batch = before.batch_id
+    if batch is not None:
+        for job in jobs:
+            job.batch_id = batch
 
 
 def counts(of: Batch) -> dict[str, int]:
@@ -118,7 +136,7 @@ def counts(of: Batch) -> dict[str, int]:
 _later: dict[uuid.UUID, float] = {}
 
 
-def close_ended(using: str, limit: int) -> int:
+def close_ended(using: str) -> int:
     """Close the open batches of which no job may run any more, and call what is to be called; returns how many."""
     live = Job.objects.using(using).filter(batch=OuterRef("pk"), state__in=LIVE)
     over = Batch.objects.using(using).filter(~Exists(live), ended_at=None)
@@ -126,7 +144,7 @@ def close_ended(using: str, limit: int) -> int:
     # They keep no other batch from its end.
     for key in [key for key, at in _later.items() if at <= now]:
         del _later[key]
-    for key in list(over.exclude(pk__in=list(_later)).values_list("pk", flat=True)[:limit]):
+    for key in list(over.exclude(pk__in=list(_later)).values_list("pk", flat=True)[: conf().BATCH]):
         try:
             done += _close(key, using)
         except Exception as exc:
@@ -162,6 +180,27 @@ def _close(key: uuid.UUID, using: str) -> bool:
     succeeded = found.counts.get(State.SUCCEEDED, 0)
     logger.log(logging.INFO, text, found.name, key, succeeded, total, extra=extra)
     return True
+
+
+def is_open(using: str) -> Exists:
+    """The condition that a job's batch has not ended: it will count the job."""
+    return Exists(Batch.objects.using(using).filter(pk=OuterRef("batch"), ended_at=None))
+
+
+def open_again(jobs: QuerySet[Job], using: str) -> None:
+    """Open the batches of jobs that run again. Whoever closes one looks at its jobs, and waits for none."""
+    Batch.objects.using(using).filter(pk__in=jobs.filter(batch__isnull=False).values("batch")).update(ended_at=None)
+
+
+def lose(jobs: QuerySet[Job], using: str) -> None:
+    """The jobs are deleted. Nobody can retry what is gone: its batch must not seem to have succeeded."""
+    lost = jobs.filter(state__in=UNSUCCESSFUL, batch__isnull=False).values("batch")
+    Batch.objects.using(using).filter(pk__in=lost, on_success__isnull=False).update(on_success=None)
+
+
+def disown(using: str) -> None:
+    """The callback of a batch that ends so would be a new job."""
+    Batch.objects.using(using).filter(ended_at=None).update(on_success=None, on_failure=None)
 
 
 def prune(using: str) -> None:

@@ -18,7 +18,8 @@ from django.template import Context, Template
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from jobs.calling import progress, stored
+from jobs.calling import stored
+from jobs.contrib.progress import said as progress
 from jobs.database import databases
 from jobs.errors import LostLease
 from jobs.inspection import public

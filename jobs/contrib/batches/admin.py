@@ -11,9 +11,11 @@ from django.utils.translation import gettext_lazy as _
 from jobs.admin import html
 from jobs.admin.base import ReadOnlyAdmin, buttons, may
 from jobs.admin.html import column, time_column
-from jobs.calling import batches
-from jobs.inspection import public
-from jobs.models import Batch, State
+from jobs.admin.job import JobAdmin
+from jobs.contrib.batches.batch import counts
+from jobs.contrib.batches.models import Batch
+from jobs.contrib.batches.rows import shown
+from jobs.models import Job, State
 from jobs.models.values import as_uuid
 from jobs.operations.actions import OPERATIONS
 
@@ -29,19 +31,27 @@ def _callback(batch: Batch, name: str) -> str:
 
 
 def _bar(batch: Batch) -> str:
-    shown = public.of(batch)
-    return html.progress(shown["percent"], shown["text"])
+    found = shown(batch)
+    return html.progress(found["percent"], found["text"])
 
 
 def _jobs(batch: Batch) -> str:
     """How many jobs are in each state, as links to them."""
-    found = batches.counts(batch)
+    found = counts(batch)
     parts = [
         (html.url_of("job_changelist", batch=batch.pk, state__exact=state), html.state(state), found[state])
         for state in State.values
         if found.get(state)
     ]
     return format_html_join(" ", '<a href="{}">{} {}</a>', parts) or html.NOTHING
+
+
+def _link(job: Job) -> str:
+    batch = Batch.objects.using(job._state.db).filter(pk=job.batch_id).first() if job.batch_id else None
+    return html.link(batch, "batch_change", batch.pk) if batch else html.NOTHING
+
+
+JobAdmin.add_relative("linked_batch", "batch_id", column(_("batch"), _link))
 
 
 @admin.register(Batch)

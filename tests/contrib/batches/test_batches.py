@@ -17,7 +17,8 @@ from django.urls import reverse
 from django.utils import timezone
 
 from jobs import batch
-from jobs.calling import batches
+from jobs.contrib.batches import batch as batches
+from jobs.contrib.batches.models import Batch
 from jobs.database import databases
 from jobs.events import prune as forget
 from jobs.events.models import Subscription
@@ -25,7 +26,7 @@ from jobs.inspection import public, why
 from jobs.lifecycle import transitions
 from jobs.maintenance import clock
 from jobs.maintenance.prune import Prune
-from jobs.models import Action, Batch, Job
+from jobs.models import Action, Job
 from jobs.operations import adoption
 from tests import tasks
 from tests.harness import Worker, claim, effects, run
@@ -169,7 +170,7 @@ def test_of_many_that_look_one_calls(node):
     for key in keys_of(made(1)):
         finish(key)
     threads = [
-        threading.Thread(target=lambda: (batches.close_ended("default", 10), connections.close_all())) for _ in range(4)
+        threading.Thread(target=lambda: (batches.close_ended("default"), connections.close_all())) for _ in range(4)
     ]
     for thread in threads:
         thread.start()
@@ -456,7 +457,7 @@ def test_in_a_test_of_a_project_the_callback_runs(node):
 @shared_task(bind=True, ignore_result=True)
 def adds_after_its_commit(self):
     def later() -> None:
-        other = threading.Thread(target=lambda: (batches.close_ended("default", 10), connections.close_all()))
+        other = threading.Thread(target=lambda: (batches.close_ended("default"), connections.close_all()))
         other.start()
         other.join()
         with self.job.batch.adding():
@@ -484,11 +485,12 @@ def test_what_is_kept_of_failures_takes_none_out_of_an_open_batch(node):
     assert ticked() == ["failed"]
 
 
-def test_callbacks_that_cannot_be_called_hold_up_no_other_batch(node):
+def test_callbacks_that_cannot_be_called_hold_up_no_other_batch(node, settings):
+    settings.JOBS = {**settings.JOBS, "BATCH": 1}
     broken, sound = made(0), made(0)
     Batch.objects.filter(pk=broken.pk).update(on_success={"task": 5})
     for _ in range(5):
-        batches.close_ended("default", 1)
+        batches.close_ended("default")
     batches._later.clear()
     assert Batch.objects.get(pk=sound.pk).ended_at
     assert Batch.objects.get(pk=broken.pk).ended_at is None

@@ -1,0 +1,3 @@
+"""Many jobs with one name, one bar and one end: ``jobs.batch``."""
+
+PUBLIC = {"batch": "batch"}

@@ -1,0 +1,59 @@
+"""The batches, and the column of a job that says of which it is."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+from django.db import models
+from django.db.models import Q
+from django.db.models.functions import Now
+from django.utils.translation import gettext_lazy as _
+from kombu.utils.imports import symbol_by_name
+
+from jobs.models.fields import JSONText, uuid7
+
+
+class Batch(models.Model):
+    """Many jobs with one name, one bar and one end (``jobs.batch``). How far it is, its jobs' rows say."""
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    name = models.CharField(_("name"), max_length=255)
+    made_at = models.DateTimeField(_("created at"), default=Now)
+    #: Signatures to call at the end; None: there is none, or it was called.
+    on_success = JSONText(_("on success"), null=True)
+    on_failure = JSONText(_("on failure"), null=True)
+    #: The calls that were made: ``{"on_success": {"task": ..., "id": ...}}``.
+    called = models.JSONField(default=dict)
+    #: None while a job of it may still run.
+    ended_at = models.DateTimeField(_("finished at"), null=True)
+    #: How many jobs were in which state by then.
+    counts = models.JSONField(default=dict)
+
+    class Meta:
+        db_table = "jobs_batch"
+        verbose_name = _("batch")
+        verbose_name_plural = _("batches")
+        indexes: ClassVar = [models.Index(name="jobs_batch_open", fields=["id"], condition=Q(ended_at__isnull=True))]
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.id})"
+
+    def adding(self) -> AbstractContextManager[None]:
+        """Let the calls of the block join this batch, until it has ended. A job of it may always do that.
+
+        Raises:
+            ValueError: it has ended.
+            LostLease: the run that adds to it was given to another worker, cancelled or killed.
+        """
+        made: AbstractContextManager[None] = symbol_by_name("jobs.contrib.batches.batch:adding")(self)
+        return made
+
+
+#: The batch that a job belongs to. No constraint, and no index but the one below.
+COLUMNS: dict[str, Any] = {
+    "batch": models.ForeignKey(
+        Batch, models.DO_NOTHING, "jobs", null=True, db_constraint=False, db_index=False, verbose_name=_("batch")
+    )
+}
+INDEXES = [models.Index(name="jobs_job_batch", fields=["batch", "state"], condition=Q(batch__isnull=False))]

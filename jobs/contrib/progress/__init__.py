@@ -1,0 +1,1 @@
+"""How far bodies are, as they say it: ``self.progress()``."""
