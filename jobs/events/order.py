@@ -5,7 +5,6 @@ both. It is let in as long as no other job of its key is out, be that to run or 
 lets in the next one; if that process dies before it does, the next tick of any worker finds it.
 """
 
-import datetime
 import uuid
 from collections.abc import Collection, Iterable
 from contextlib import suppress
@@ -22,12 +21,10 @@ from jobs.database.sessions import has_begun, session_of
 from jobs.events.doors import WAITS
 from jobs.events.models import EVENT_HEADER, Relay
 from jobs.lifecycle import ring
+from jobs.lifecycle.transitions import NEVER
 from jobs.maintenance import Seldom
 from jobs.models import LIVE, Job, State
 from jobs.models.values import named
-
-#: When a job runs that waits behind another one: never, until it is let in.
-NEVER = datetime.datetime(9000, 1, 1, tzinfo=datetime.UTC)
 
 #: For how many keys one look lets in a job, at the most.
 KEYS = 1000

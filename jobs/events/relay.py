@@ -30,7 +30,7 @@ from jobs.database import databases
 from jobs.events import order, publisher
 from jobs.events.models import ARGS, EVENT_HEADER, UNRELAYED, Event, Position, Relay, Subscription
 from jobs.lifecycle.board import board
-from jobs.lifecycle.transitions import now_plus
+from jobs.lifecycle.transitions import NEVER, now_plus
 from jobs.models import Job, Node, State
 from jobs.models.fields import uuid7
 from jobs.models.values import named
@@ -256,8 +256,8 @@ def make_jobs(
     """
     known = list(Subscription.objects.using(using).filter(**{"service": to} if to else {}))
     found: dict[int, int] = {}
-    plain: list[Job] = []
-    ordered: dict[str, list[Job]] = defaultdict(list)
+    plain: list[Any] = []
+    ordered: dict[str, list[Any]] = defaultdict(list)
     for event in events:
         # A service that was renamed has two subscriptions for one handler, and the same workers run both.
         handlers = {
@@ -269,7 +269,7 @@ def make_jobs(
         }
         found[event.pk] = len(handlers)
         for each in handlers.values():
-            job = _job(event, each, again)
+            job: Any = _job(event, each, again)
             if event.order_key is not None and each.is_ordered:
                 job.order_key = named(each.handler, event.order_key)
                 ordered[job.order_key].append(job)
@@ -286,7 +286,7 @@ def make_jobs(
         behind += rest
     for job in behind:
         relay.place += 1
-        job.order_place, job.state, job.run_at = relay.place, State.SCHEDULED, order.NEVER
+        job.order_place, job.state, job.run_at = relay.place, State.SCHEDULED, NEVER
     if behind:
         relay.save(update_fields=["place"])
         # Race: the job before them may have ended since ``order.out``, and found nobody behind it.

@@ -207,9 +207,10 @@ def metrics() -> Iterator[tuple[str, str, list[str], Any]]:
 
 def reasons(view: View) -> Iterator[Reason]:
     """Events of one order key are handled one after the other."""
-    if view.job.order_place is None:
+    job: Any = view.job
+    if job.order_place is None:
         return
-    job, key = view.job, view.seen.text("key", view.job.order_key)
+    key = view.seen.text("key", job.order_key)
     line = Job.objects.using(view.using).filter(order_key=job.order_key, state__in=LIVE)
     out = line.filter(order_place=None).first()
     ahead = line.filter(order_place__lt=job.order_place)[:MOST].count()

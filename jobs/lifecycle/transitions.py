@@ -37,6 +37,8 @@ KEPT_ERRORS = 20
 LOCK, TASK = "lock:", "task:"
 #: When a job runs whose task no worker knows: never, until one lets it go.
 PARKED = datetime.datetime(9001, 1, 1, tzinfo=datetime.UTC)
+#: The time of what waits for something else than its time: whoever makes that come lets it in.
+NEVER = datetime.datetime(9000, 1, 1, tzinfo=datetime.UTC)
 UNEXPIRED_KEY = Case(When(unique_expires_at__lte=Now(), then=None), default=F("unique_key"))
 
 
@@ -303,9 +305,9 @@ def redirect(job_id: uuid.UUID, using: str, columns: dict[str, Any], states: Seq
 
 
 def run_now(job_id: uuid.UUID, using: str) -> bool:
-    """A scheduled job waits no longer for its time. One that waits behind others of its order key still does."""
+    """A scheduled job waits no longer for its time. One that waits for something else still does."""
     rows = Job.objects.using(using).filter(pk=job_id)
-    if rows.filter(order_place__isnull=False).exists():
+    if rows.filter(state=State.SCHEDULED, run_at__gte=NEVER, run_at__lt=PARKED).exists():
         return False
     return redirect(job_id, using, _waiting(None), (State.SCHEDULED,)) or rows.filter(state=State.READY).exists()
 
