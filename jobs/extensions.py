@@ -68,7 +68,7 @@ class Kind:
 class Extension:
     """The parts of one feature. Override those that it has; what is left alone takes no part."""
 
-    # A task is declared
+    # A task is declared, and called
 
     #: Options of ``@shared_task``: what a value must be, in words and as types.
     options: Mapping[str, tuple[str, tuple[type, ...]]] = {}
@@ -159,7 +159,11 @@ class Extension:
     def registered(self) -> None:
         """The supervisor has written this worker's node; it may claim from now on."""
 
-    #: What the clock asks each database in its one look: SQL for true or false, by name; ``{epoch}`` is its time.
+    def heard(self, rings: Collection[str] | None) -> None:
+        """The supervisor heard rings, or ends; None: anything may be new. Wakes its threads."""
+
+    #: SQL for true or false, by name, in the clock's one look at a database: ``{epoch}`` is its time, and what stands
+    #: behind ``{rare}`` is asked seldom if its looks are slow.
     looks: Mapping[str, str] = {}
 
     def ticked(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
@@ -209,8 +213,16 @@ class Extension:
         """Parts of a job's page, as HTML that is safe: one above all, and a ``<dt>`` with its ``<dd>``."""
         return "", ""
 
+    def related(self, request: Any, view: Any) -> Iterable[tuple[Any, str]]:
+        """What belongs to a job, for its page: a label, and HTML that is safe."""
+        return ()
+
+    def link(self, using: str, key: Any) -> str:
+        """A row names this id, and it is no job's: a link to what has it, as HTML that is safe; empty: nothing here."""
+        return ""
+
     def waits(self, view: Any) -> Iterable[Any]:
-        """Why a ready job of a queue that has a worker is not taken. Without a reason it is told its place in line."""
+        """What a job waits for beside its time, or its turn in the queue; without a reason it is told these."""
         return ()
 
     def keeps(self, queue: str) -> bool:
@@ -226,10 +238,7 @@ class Extension:
         return ()
 
     def metrics(self) -> Iterable[tuple[str, str, list[str], Any]]:
-        """Gauges for Prometheus: name, help, the labels' names, and samples.
-
-        A sample is the labels' values and a number. A function in their place gives them by what the core found.
-        """
+        """Gauges for Prometheus: name, help, labels, and samples (their values and a number), or what finds them."""
         return ()
 
     def counters(self) -> Iterable[tuple[str, str, list[str], Any]]:

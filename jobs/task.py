@@ -122,6 +122,9 @@ class Task(celery.Task):
     #: The templates above, ready for use.
     key_templates: ClassVar[dict[str, KeyTemplate]] = {}
 
+    #: For kinds of tasks: what the process does when a run of the job is over, outside of its transaction.
+    _run_over: Any = None
+
     #: The ``__call__`` of a base class of the project: a part of the body.
     own_call: ClassVar[Callable[..., Any] | None] = None
 

@@ -17,9 +17,10 @@ from django.urls import reverse
 from django.utils import timezone
 
 from jobs.admin import job as job_admin
+from jobs.events.models import Event, Subscription
 from jobs.idempotency import locks
 from jobs.idempotency.locks import lock
-from jobs.models import Effect, Event, Job, Marker, Node, Schedule, State, Subscription
+from jobs.models import Effect, Job, Marker, Node, Schedule, State
 from tests.rows import let_beat, make, make_node
 from tests.tasks import locked, noop
 

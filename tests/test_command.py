@@ -25,12 +25,13 @@ from jobs import conf as project
 from jobs.conf import conf
 from jobs.database import identity
 from jobs.database.databases import SideDatabase
+from jobs.events.models import Event
 from jobs.inspection import census
 from jobs.lifecycle import queues, transitions
 from jobs.maintenance import beats
 from jobs.maintenance.rescue import Rescue
 from jobs.management.commands.jobs import Command
-from jobs.models import Cancellation, Effect, Event, Instance, Job, Marker
+from jobs.models import Cancellation, Effect, Instance, Job, Marker
 from tests.harness import ROOT, claim, environment
 from tests.plans import plan
 from tests.rows import ERROR, let_beat, make, make_node

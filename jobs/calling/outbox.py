@@ -105,8 +105,6 @@ _SAID = (
     "expires_at",
     "marker_key",
     "limit_key",
-    "order_key",
-    "order_place",
     *ADDED,
 )
 _COLUMNS = (*_ALWAYS, *_SAID, "priority", "state", "run_at")
