@@ -326,3 +326,14 @@ def staff(client):
         return client
 
     return log_in
+
+
+@pytest.fixture
+def memory():
+    """The project keeps results elsewhere."""
+    app = current_app._get_current_object()
+    before = app.conf.result_backend
+    for url in ("cache+memory://", before):
+        app.conf.result_backend, app._local.backend, app._backend_cache = url, None, None
+        if url != before:
+            yield

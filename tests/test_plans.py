@@ -15,9 +15,9 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from jobs.calling import chords
 from jobs.contrib.batches import batch as batches
 from jobs.contrib.batches.models import Batch
+from jobs.contrib.canvas import chords
 from jobs.inspection.dashboard import Dashboard
 from jobs.lifecycle import transitions
 from jobs.maintenance import tally

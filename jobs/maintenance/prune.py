@@ -14,7 +14,7 @@ from django.db.models.functions import Cast, Coalesce
 from django.utils.translation import gettext
 
 from jobs import extensions
-from jobs.calling import chords, stored, transport
+from jobs.calling import stored, transport
 from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.database import databases
@@ -22,7 +22,7 @@ from jobs.idempotency import locks, markers
 from jobs.lifecycle import limited_claims, worker_orders
 from jobs.lifecycle.transitions import now_plus
 from jobs.maintenance import is_eldest
-from jobs.models import ENDED, LIVE, UNSENT, Action, Event, Job, Marker, Node, State, Subscription
+from jobs.models import ENDED, UNSENT, Action, Event, Job, Marker, Node, State, Subscription
 
 NODE_RETENTION = 7 * 86400.0  #: Seconds for which a dead node is kept, for people to read.
 
@@ -74,7 +74,6 @@ class Prune:
             done["markers"] += count
         while time.monotonic() < began + budget and (deleted := self._step(using)) is not None:
             done["jobs"] += deleted
-        chords.prune(using, conf().BATCH)
         for prune in extensions.through("prune"):
             prune(using, began + budget - time.monotonic())
         if conf().RETENTION_EVENTS is not None:
@@ -198,9 +197,9 @@ def delete_old(keys: Sequence[uuid.UUID], using: str) -> int:
 def delete(keys: Sequence[uuid.UUID], using: str) -> int:
     """Delete the jobs, if they have ended: else a replay was faster. Ask :func:`needed_for` before."""
     with transaction.atomic(using=using):
-        # A job stays until its errbacks and its chord have been told of its end.
-        telling = Job.objects.using(using).filter(parent_id=OuterRef("pk"), task="jobs.ended", state__in=LIVE)
-        over = Job.objects.using(using).filter(~Exists(telling), pk__in=keys, state__in=ENDED)
+        over = Job.objects.using(using).filter(pk__in=keys, state__in=ENDED)
+        for narrow in extensions.through("deletable"):
+            over = narrow(over, using)
         for tell in extensions.through("deleting"):
             tell(over, using)
         deleted: int = over._raw_delete(using)
