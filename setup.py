@@ -25,7 +25,7 @@ def rename(directory: Path, name: str) -> None:
         )
     package = (directory / "jobs").rename(directory / name)
     (package / "templates" / "jobs").rename(package / "templates" / name)
-    models = (package / "models" / "__init__.py").read_text()
+    models = "".join(path.read_text() for path in package.rglob("*.py"))
     tables = "|".join(re.findall(r'db_table = "jobs_(\w+)"', models))
     names = [path.stem for path in package.iterdir() if path.stem.isidentifier()]
     names += re.findall(r'^    "(\w+)",$', (package / "__init__.py").read_text(), re.M)

@@ -1,4 +1,4 @@
-"""Make a database that looks as after a month of work: SQL copies a row of ``delay()``, and ``tally`` counts them."""
+"""Make a database that looks as after a month of work: SQL copies a row of ``delay()``, and they are counted."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 
 from django.db import connection
 
+from jobs.contrib.statistics import counting
+from jobs.contrib.statistics.counting import HOUR, MINUTE, QUARTER
+from jobs.contrib.statistics.models import Tally
 from jobs.database import databases, identity
-from jobs.maintenance import tally
-from jobs.maintenance.tally import HOUR, MINUTE, QUARTER
-from jobs.models import Job, Node, Tally
+from jobs.models import Job, Node
 
 SPAN = datetime.timedelta(days=30)
 
@@ -242,16 +243,16 @@ def _insert(given: dict[str, str], more: str, values: dict[str, Any]) -> None:
 def _count(begin: datetime.datetime, say: Callable[[str], None]) -> None:
     """Count hour by hour, as if a worker had counted all the time."""
     now = databases.clock("default")
-    hour = tally.floor(begin, HOUR)
-    kept = tally.floor(now - tally.MINUTES_KEPT, HOUR)
+    hour = counting.floor(begin, HOUR)
+    kept = counting.floor(now - counting.MINUTES_KEPT, HOUR)
     while hour < now:
-        tally.count("default", hour, min(hour + HOUR, tally.floor(now, MINUTE)))
+        counting.count("default", hour, min(hour + HOUR, counting.floor(now, MINUTE)))
         if hour < kept:
             Tally.objects.filter(length=60, begin__gte=hour, begin__lt=hour + HOUR)._raw_delete("default")
         hour += HOUR
         if hour.hour == 0 and hour.day % 5 == 0:
             say(f"counted until {hour:%Y-%m-%d}")
-    Tally.objects.filter(length=QUARTER.seconds, begin__lt=now - tally.QUARTERS_KEPT)._raw_delete("default")
+    Tally.objects.filter(length=QUARTER.seconds, begin__lt=now - counting.QUARTERS_KEPT)._raw_delete("default")
 
 
 def _run(statement: str, values: Any = None) -> None:

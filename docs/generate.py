@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -95,24 +95,38 @@ def checks() -> list[str]:
 
 
 def metrics() -> list[str]:
-    from jobs.inspection import census, demand
+    from jobs import extensions
 
-    tree = ast.parse((ROOT / "jobs/inspection/metrics.py").read_text())
-    labels, families = {}, []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "(one, node, call)":
-            labels |= dict(zip(("one", "node", "call"), map(ast.literal_eval, node.value.elts), strict=True))
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "handler":
-            labels["handler"] = ast.literal_eval(node.value)
-        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) in ("gauges", "counters"):
-            suffix = "_total" if ast.unparse(node.target) == "counters" else ""
-            families += [(suffix, family.elts) for family in node.value.elts]
     lines = table("metric", "labels", "what it counts")
-    for suffix, (name, says, names, _) in families:
-        found = eval(ast.unparse(names), {"__builtins__": {}}, labels)
-        text = eval(ast.unparse(says), {"census": census, "demand": demand, "__builtins__": {}})
-        lines.append(f"| `{name.value}{suffix}` | {', '.join(f'`{each}`' for each in found)} | {text} |")
+    files = [path for folder in extensions.folders().values() for path in sorted(folder.glob("*.py"))]
+    for path in [ROOT / "jobs/inspection/metrics.py", *files]:
+        tree = ast.parse(path.read_text())
+        for function in ast.walk(tree):
+            if isinstance(function, ast.FunctionDef) and function.name in ("collect", "metrics", "counters"):
+                suffix = "_total" if function.name == "counters" else ""
+                for name, says, labels in _families(tree, function):
+                    lines.append(f"| `{name}{suffix}` | {', '.join(f'`{each}`' for each in labels)} | {says} |")
     return lines
+
+
+def _families(tree: ast.Module, function: ast.FunctionDef) -> Iterator[Any]:
+    """The tuples in a function that describe metrics: the name, what it says, and the names of the labels."""
+    known: dict[str, Any] = {}
+    for node in ast.walk(tree):
+        is_ours = isinstance(node, ast.ImportFrom) and (node.module or "").startswith("jobs")
+        if is_ours or (isinstance(node, ast.Assign) and _is_literal(node.value)):
+            exec(ast.unparse(node), known)
+    for node in ast.walk(function):
+        if isinstance(node, ast.Tuple) and len(node.elts) == 4 and isinstance(node.elts[0], ast.Constant):
+            yield [eval(ast.unparse(each), known) for each in node.elts[:3]]
+
+
+def _is_literal(node: ast.expr) -> bool:
+    try:
+        ast.literal_eval(node)
+    except ValueError:
+        return False
+    return True
 
 
 def commands() -> list[str]:

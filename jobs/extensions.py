@@ -12,6 +12,8 @@ import path is public stands in ``jobs``. These of its files are read, if they a
     column, and a claim reads it; read with the core's models.
 ``admin.py``, ``commands.py``, ``rules.py``
     its pages, its subcommands of ``manage.py jobs``, its rules of ``verify``; read with those of the core.
+``templates``
+    what its pages ``render``. Django looks for templates in the app's folder only.
 ``apps.py``
     makes it a Django app of its own. It takes part if its name is in ``INSTALLED_APPS``. The others always do.
 
@@ -71,6 +73,13 @@ class Extension:
             TypeError, ValueError: the options cannot work; names the cure.
         """
 
+    def called(self, task: Any, job: Any) -> None:
+        """A call of a task was made a row, which is not written yet; in the caller's transaction.
+
+        Raises:
+            TypeError, ValueError: the call cannot be made; names the cure.
+        """
+
     # A job's row
 
     def inserting(self, jobs: list[Any], using: str) -> None:
@@ -96,6 +105,9 @@ class Extension:
         """All jobs of a copy of a database are cancelled: forget what would be called when they have ended."""
 
     # A run
+
+    def claimer(self, app: Any) -> Any:
+        """What claims for one process: a subclass of ``Claimer``, which may hold jobs back. One extension has it."""
 
     def say(self, run: Any, done: float, total: float | None, text: str) -> None:
         """``Task.progress()``, in the body of a run; ``TypeError`` or ``ValueError``: what it says cannot be."""
@@ -123,6 +135,9 @@ class Extension:
         """
         return ()
 
+    def registered(self) -> None:
+        """The supervisor has written this worker's node; it may claim from now on."""
+
     #: What the clock asks each database in its one look: SQL for true or false, by name; ``{epoch}`` is its time.
     looks: Mapping[str, str] = {}
 
@@ -132,6 +147,9 @@ class Extension:
     def idle(self, app: Any, using: str) -> bool:
         """``run_jobs()`` finds no job: do what threads and ticks would do. True: there may be one now."""
         return False
+
+    def set_rate(self, task: str, rate: str) -> None:
+        """``celery control rate_limit``."""
 
     def prune(self, using: str, budget: float) -> None:
         """Delete what is old, in one database; only one worker at a time does it. ``budget``: seconds."""
@@ -166,6 +184,33 @@ class Extension:
     def said(self, jobs: Iterable[Any], is_veiled: bool) -> Mapping[Any, Any]:
         """What the last run of each job said of how far it is, by their ids: ``percent``, ``text``, ``str()``."""
         return {}
+
+    def waits(self, view: Any) -> Iterable[Any]:
+        """Why a ready job of a queue that has a worker is not taken. Without a reason it is told its place in line."""
+        return ()
+
+    def keeps(self, queue: str) -> bool:
+        """Whether the first ready job of the queue is held back, so that no worker is at fault."""
+        return False
+
+    def free(self, queue: str, rows: Any) -> Any:
+        """Those of the ready jobs of a queue that are certainly not held back, as a queryset."""
+        return rows
+
+    def known(self, what: str) -> Iterable[str]:
+        """Names of each ``task``, or of each ``queue``, that jobs had, also of those that are gone."""
+        return ()
+
+    def metrics(self) -> Iterable[tuple[str, str, list[str], Any]]:
+        """Gauges for Prometheus: name, help, the labels' names, and samples.
+
+        A sample is the labels' values and a number. A function in their place gives them by what the core found.
+        """
+        return ()
+
+    def counters(self) -> Iterable[tuple[str, str, list[str], Any]]:
+        """The same of what only grows."""
+        return ()
 
     def reasons(self, view: Any) -> Iterable[Any]:
         """Why a job is where it is, after the reasons of the core."""

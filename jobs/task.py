@@ -24,7 +24,6 @@ from jobs.arguments import normalize
 from jobs.calling import calls, following, outbox
 from jobs.calling.options import check_call, check_declaration
 from jobs.conf import conf, is_eager, problems, sentry, task_options
-from jobs.conf.rates import Limit, limit_of
 from jobs.errors import EffectParked, Replaced, UniqueTaken
 from jobs.execution import pipeline
 from jobs.idempotency import locks
@@ -33,7 +32,7 @@ from jobs.lifecycle.run import Run, current_job
 from jobs.lifecycle.transitions import now_plus
 from jobs.models import Job
 from jobs.models.fields import uuid7
-from jobs.models.values import as_uuid, named, safe_repr
+from jobs.models.values import as_uuid, safe_repr
 
 # What Celery does not know of a request is a header of the message to it, and a retry would keep it.
 Context.jobs_run, Context.jobs_unsaved = None, (None, None)
@@ -110,7 +109,6 @@ class Task(celery.Task):
     limit_key: Any = None
 
     #: The limit that a claim heeds, out of the options above.
-    claim_limit: ClassVar[Limit | None] = None
 
     #: What is wrong with the options above.
     declared_wrong: ClassVar[Exception | None] = None
@@ -190,10 +188,6 @@ class Task(celery.Task):
             raise ValueError(f"unique_for={cls.unique_for!r} needs unique=, and seconds above 0")
         if "lock" in given and not problems():
             locks.check_ttl(cls.lock_ttl, "lock_ttl")
-        celery_rate = None if app.conf.worker_disable_rate_limits else cls.rate_limit
-        cls.claim_limit = limit_of(cls.concurrency, celery_rate if cls.rate is None else cls.rate)
-        if "limit_key" in given and cls.claim_limit is None:
-            raise ValueError("limit_key= needs concurrency= or rate=, which it is the key of")
         cls.key_templates = {name: KeyTemplate(name, value, cls.body_signature) for name, value in given.items()}
         most = cls.max_crashes
         if most is not None and (type(most) is not int or most < 1):
@@ -345,9 +339,10 @@ class Task(celery.Task):
         job = calls.compose(self._get_app(), said or self._terms(args, kwargs, given), *plain)
         if self.key_templates:
             # The lock is taken at the run; what no store could keep is refused here.
-            self._key("lock", job)
-            job.marker_key = self._key("idempotency_key", job)
-        job.limit_key = self.limit_key_of(job)
+            self.key_of("lock", job)
+            job.marker_key = self.key_of("idempotency_key", job)
+        for called in extensions.through("called"):
+            called(self, job)
         return job
 
     def _terms(self, args: Any, kwargs: Any, options: Mapping[str, Any]) -> calls.Terms:
@@ -356,21 +351,14 @@ class Task(celery.Task):
         given = {**self._get_exec_options(), "ignore_result": self.ignore_result, **options}
         return calls.terms(self._get_app(), self, args, kwargs, given)
 
-    def limit_key_of(self, job: Job) -> str | None:
-        """Which jobs share the task's limits with this one: those of the same text. None: it has no limit."""
-        if self.claim_limit is None:
-            return None
-        key = self._key("limit_key", job)
-        return named(self.name, key)
-
-    def _key(self, name: str, job: Job) -> str | None:
+    def key_of(self, name: str, job: Job) -> str | None:
         template = self.key_templates.get(name)
         return None if template is None else template.of(job.args, job.kwargs)
 
     def _set_unique_key(self, job: Job) -> None:
         if "unique" not in self.key_templates:
             return
-        job.unique_key, job.unique_until = self._key("unique", job), self.unique_until
+        job.unique_key, job.unique_until = self.key_of("unique", job), self.unique_until
         if self.unique_for is not None:
             job.unique_expires_at = now_plus(self.unique_for)
 
@@ -423,7 +411,7 @@ class Task(celery.Task):
         queue = getattr(self, "queue", None) or self._get_app().conf.task_default_queue
         values = {"id": key or uuid7(), "task": self.name, "args": args, "kwargs": kwargs, "queue": str(queue)}
         job = Job.of({**values, "retries": request.retries or 0})
-        job.marker_key = self._key("idempotency_key", job)
+        job.marker_key = self.key_of("idempotency_key", job)
         return job
 
     @property

@@ -5,6 +5,7 @@ import contextlib
 import os
 import shutil
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -337,3 +338,24 @@ def memory():
         app.conf.result_backend, app._local.backend, app._backend_cache = url, None, None
         if url != before:
             yield
+
+
+@pytest.fixture
+def declare():
+    """Make a task as the decorator does when the app is ready."""
+    from celery import current_app
+
+    from jobs import Task
+
+    made = []
+
+    def body(user_id=None):
+        pass
+
+    def declare(base=Task, name=None, **options):
+        made.append(name or f"tests.declared{time.monotonic_ns()}")
+        return current_app._task_from_fun(body, name=made[-1], base=base, **options)
+
+    yield declare
+    for name in made:
+        current_app.tasks.pop(name, None)

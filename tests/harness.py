@@ -21,7 +21,7 @@ from jobs.conf import conf
 from jobs.database import databases
 from jobs.lifecycle import transitions
 from jobs.lifecycle.board import BODY, board, is_alive
-from jobs.lifecycle.limited_claims import LimitedClaimer
+from jobs.lifecycle.claims import claimer
 from jobs.maintenance import beats
 from jobs.models import ENDED, Job, Node
 from jobs.worker.runner import Runner
@@ -194,7 +194,7 @@ def claim(key, node=None):
     # Before all others for a moment.
     if not rows.filter(state="ready").update(rank=-(2**15)):
         return None
-    jobs = LimitedClaimer().claim(alias, wanted.queue, node or board.node, 1)
+    jobs = claimer(None).claim(alias, wanted.queue, node or board.node, 1)
     rows.update(rank=wanted.rank)
     if jobs and jobs[0].pk != wanted.pk:
         transitions.hand_back_claim(alias, node or board.node, jobs[0].token)

@@ -50,6 +50,12 @@ def make(state: str = "ready", age: float = 0.0, **more) -> Job:
     return Job.objects.get(pk=Job.objects.create(**values).pk)
 
 
+def ended(at: datetime.datetime, ran: float = 1.0, waited: float = 2.0, state: str = "succeeded", **more) -> Job:
+    started = at - datetime.timedelta(seconds=ran)
+    run_at = started - datetime.timedelta(seconds=waited)
+    return make(state, finished_at=at, started_at=started, run_at=run_at, **more)
+
+
 def make_node(**more) -> Node:
     return Node.objects.create(**{"hostname": "web1", "pid": 4711, "queues": ["celery", "mail"], **more})
 

@@ -18,15 +18,13 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from jobs.calling.calls import rank_of
-from jobs.conf import rates
 from jobs.database import sessions
-from jobs.lifecycle import claims, completion, limited_claims, order, transitions
+from jobs.lifecycle import claims, completion, order, transitions
 from jobs.lifecycle.board import board
 from jobs.lifecycle.claims import Claimer
-from jobs.lifecycle.limits import Limits
 from jobs.maintenance import clock, rescue
 from jobs.maintenance.rescue import OwnJobs
-from jobs.models import Job, Limit, Node, Pause
+from jobs.models import Job, Node, Pause
 from jobs.worker.runner import Runner
 from tests import tasks
 from tests.concurrency import Elsewhere, open_transaction
@@ -687,9 +685,10 @@ def test_jobs_that_another_worker_knows_are_left_to_it(runner, monkeypatch):
 
 @pytest.mark.parametrize("limit", ["of the queue", "of a task"])
 def test_jobs_that_another_worker_knows_are_left_to_it_where_limits_are_in_force(runner, settings, limit):
+    limited_claims = pytest.importorskip("jobs.contrib.limits.claims")
     knows("of.a.later.release")
     name = f"@{QUEUE}" if limit == "of the queue" else "tests.tasks.noop"
-    Limit.objects.create(name=name, concurrency=5)
+    pytest.importorskip("jobs.contrib.limits.models").Limit.objects.create(name=name, concurrency=5)
     limited_claims.publish()
     wanted, known = make(task="of.a.later.release", age=100), call(tasks.noop)
     while runner.run_batch():
@@ -1013,10 +1012,7 @@ def test_the_name_of_a_queue_is_a_name_whatever_the_server_makes_of_backslashes(
     with connection.cursor() as cursor:
         cursor.execute("SET standard_conforming_strings = off")
     try:
-        limited = Limits({"a\\'b": rates.Limit(2)}, {name: rates.Limit(3) for name in names})
-        assert [keys(claim(queue=name)) for name in names[:3]] == [[row.pk] for row in rows[:3]]
-        taken = [limited_claims._take("default", name, node.pk, 1, claims.new_token(), limited) for name in names[3:]]
-        assert [keys(jobs) for jobs in taken] == [[row.pk] for row in rows[3:]]
+        assert [keys(claim(queue=name)) for name in names] == [[row.pk] for row in rows]
         assert state(other)[0] == "ready"
         assert order.let_in("default", ["\\' OR true --"]) == 0
         sessions.session_of("default").notify("jobs_ring", ["\\'; DROP TABLE jobs_job; --"])

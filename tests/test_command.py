@@ -32,9 +32,9 @@ from jobs.maintenance.rescue import Rescue
 from jobs.management.commands.jobs import Command
 from jobs.models import Cancellation, Effect, Event, Instance, Job, Marker
 from tests.harness import ROOT, claim, environment
+from tests.plans import plan
 from tests.rows import ERROR, let_beat, make, make_node
 from tests.servers import die_with_parent, wait_for
-from tests.test_plans import plan
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

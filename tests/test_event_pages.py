@@ -20,8 +20,8 @@ from jobs.inspection import census, events, remarks
 from jobs.models import Action, Event, Job, Subscription
 from jobs.testing import run_jobs
 from tests import event_tasks as told
+from tests.plans import plan
 from tests.rows import make
-from tests.test_plans import plan
 
 pytestmark = pytest.mark.django_db
 

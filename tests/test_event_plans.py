@@ -22,7 +22,7 @@ from jobs.maintenance.prune import Prune
 from jobs.models import Event, Job, Node, Position
 from jobs.models.fields import uuid7
 from tests import event_tasks as told
-from tests.test_plans import FEW, ROWS, asked_by, plan
+from tests.plans import FEW, ROWS, asked_by, plan
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.core]
 

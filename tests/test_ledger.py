@@ -18,8 +18,8 @@ from django.utils import timezone
 from jobs.inspection.verify import verify
 from jobs.models import Effect, Job
 from jobs.operations.external_calls import clear_up
+from tests.plans import plan
 from tests.rows import make
-from tests.test_plans import plan
 
 pytestmark = pytest.mark.django_db
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import functools
 import re
-import time
 
 import celery
 import django.conf
@@ -22,24 +21,6 @@ from tests import tasks
 from tests.harness import deliver
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-def body(user_id=None):
-    pass
-
-
-@pytest.fixture
-def declare():
-    """Make a task as the decorator does when the app is ready."""
-    made = []
-
-    def declare(base=Task, name=None, **options):
-        made.append(name or f"tests.declared{time.monotonic_ns()}")
-        return current_app._task_from_fun(body, name=made[-1], base=base, **options)
-
-    yield declare
-    for name in made:
-        current_app.tasks.pop(name, None)
 
 
 # Where a task is declared
@@ -138,12 +119,6 @@ def test_each_option_of_celery_and_of_known_packages_may_be_declared(declare, na
         ({"retry_backoff": "yes"}, "must be True, False, or a number of seconds"),
         ({"default_retry_delay": "1m"}, "must be a number of seconds"),
         ({"time_limit": "60"}, "time_limit='60' must be a number of seconds"),
-        ({"concurrency": "3"}, "concurrency='3' must be a whole number"),
-        ({"concurrency": 0}, "concurrency=0 must be a whole number from 1"),
-        ({"rate": "100 a minute"}, "rate='100 a minute' must be a number and its time"),
-        ({"rate": "1000000/s"}, "and less than 1000000$"),
-        ({"rate_limit": "often"}, "rate='often' must be a number and its time"),
-        ({"limit_key": "{key}"}, "limit_key= needs concurrency= or rate="),
     ],
 )
 def test_a_value_that_cannot_work_is_told_where_it_is_declared(declare, options, text):

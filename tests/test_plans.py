@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import re
 import uuid
 
 import pytest
@@ -13,84 +11,22 @@ from django.db.models import QuerySet
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
-from django.utils import timezone
 
 from jobs.contrib.batches import batch as batches
 from jobs.contrib.batches.models import Batch
 from jobs.contrib.canvas import chords
-from jobs.inspection.dashboard import Dashboard
 from jobs.lifecycle import transitions
-from jobs.maintenance import tally
 from jobs.maintenance.prune import delete_old, walk
-from jobs.models import Job, Marker, Node
+from jobs.models import Job, Node
 from jobs.operations.selection import Selection
+from tests.plans import ROWS, assert_indexed, make_history
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.core]
-
-ROWS = 100_000
-
-#: Rows that a query may pass over.
-FEW = ROWS // 8
 
 
 @pytest.fixture
 def history():
-    """100,000 finished jobs, one in a second, and a few of each live state, with fresh statistics."""
-    now = timezone.now()
-    template = {"task": "tests.tasks.noop", "queue": "celery"}
-    node = Node.objects.create(hostname="h", pid=1)
-    before = now - datetime.timedelta(days=2)
-    first = Job.objects.create(**template, state="succeeded", run_at=before, finished_at=before)
-    names = [field.column for field in Job._meta.concrete_fields if field.column != "id"]
-    made = int(before.timestamp() * 1000)
-    if connection.vendor == "postgresql":
-        earlier = "{0} - i * interval '1 second'"
-        new_id = f"(lpad(to_hex({made} - i * 1000), 12, '0') || '70008' || lpad(to_hex(i), 15, '0'))::uuid"
-    else:
-        earlier = "strftime('%%Y-%%m-%%d %%H:%%M:%%f', {0}, '-' || i || ' seconds')"
-        new_id = f"printf('%%012x70008%%015x', {made} - i * 1000, i)"
-    values = ", ".join(earlier.format(name) if name in ("run_at", "finished_at") else name for name in names)
-    with connection.cursor() as cursor:
-        cursor.execute(
-            f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {ROWS}) "
-            f"INSERT INTO jobs_job (id, {', '.join(names)}) SELECT {new_id}, {values} FROM jobs_job, n",
-            [],
-        )
-        new_id = "gen_random_uuid()::text" if connection.vendor == "postgresql" else "lower(hex(randomblob(16)))"
-        parts = "INSERT INTO jobs_chord_part (chord_id, task_id, place, result, error)"
-        cursor.execute("INSERT INTO jobs_chord (id, made_at, size, done, failed) SELECT %s, %s, 1, 0, 0", ["one", now])
-        cursor.execute(f"{parts} SELECT 'one', {new_id}, '[0]', NULL, '' FROM jobs_job")
-    live = [Job(**template, state="ready") for n in range(20)]
-    live += [Job(**template, state="scheduled", expires_at=now if n % 2 else None) for n in range(20)]
-    live += [Job(**template, state="running", node=node, token=1, started_at=now) for _ in range(20)]
-    live += [Job(**template, state="failed", finished_at=now, error={"type": "ValueError"}) for _ in range(20)]
-    Job.objects.bulk_create(live)
-    Marker.objects.create(key="k", kind="task", job=first.pk)
-    with connection.cursor() as cursor:
-        cursor.execute("ANALYZE")
-    return node
-
-
-def asked_by(query: object) -> list[tuple[str, object]]:
-    """The statements, each with its parameters: SQLite may have another plan for a value that stands in the text."""
-    asked: list[tuple[str, object]] = []
-
-    def note(execute, sql, params, many, context):
-        asked.append((sql, params))
-        return execute(sql, params, many, context)
-
-    with connection.execute_wrapper(note):
-        query()  # type: ignore[operator]
-    return asked
-
-
-def plan(sql: str, params: object = None) -> str:
-    with connection.cursor() as cursor:
-        # What reads may be done again, and says how much it read.
-        analyze = "(ANALYZE) " if sql.startswith("SELECT") else ""
-        explain = "EXPLAIN QUERY PLAN " if connection.vendor == "sqlite" else f"EXPLAIN {analyze}"
-        cursor.execute(explain + sql, params)
-        return "\n".join(" ".join(str(value) for value in row) for row in cursor.fetchall())
+    return make_history()
 
 
 def hot_queries(node: Node, client: Client) -> dict[str, object]:
@@ -107,9 +43,7 @@ def hot_queries(node: Node, client: Client) -> dict[str, object]:
         "delete": lambda: delete_old([old.pk], "default"),
         "part of a chord": lambda: chords.count(current_app, {}, "one", "nobody", "default", 1),
         "failed part of a chord": lambda: chords.count(current_app, {}, "one", "nobody", "default", error="no"),
-        "count": lambda: list(tally.ended("default", timezone.now() - tally.MINUTE, timezone.now())),
         "expire": lambda: transitions.expire("default", 10),
-        "dashboard": lambda: Dashboard().queues(),
         "list": lambda: list(newest(Selection())),
         "failed": lambda: list(newest(Selection(states=["failed"], error="ValueError"))),
         "failed, all of them": lambda: Selection(states=["failed"]).rows("default").count(),
@@ -146,17 +80,7 @@ def page(client: Client, **query: str) -> None:
 def test_every_hot_query_uses_an_index(history, admin_client, settings):
     settings.JOBS = {**settings.JOBS, "RETENTION": 3600.0}
     for name, query in hot_queries(history, admin_client).items():
-        asked = asked_by(query)
-        statements = [(sql, params) for sql, params in asked if sql.startswith(("SELECT", "UPDATE", "DELETE"))]
-        assert statements, name
-        for sql, params in statements:
-            text = plan(sql, params)
-            assert not re.search("Seq Scan on jobs_(job|chord_part)", text), f"{name}: {sql}\n{text}"
-            read = sum(map(int, re.findall(r"Rows Removed by Filter: (\d+)", text)))
-            assert read < FEW, f"{name}: {sql}\n{text}"
-            lines = (line for line in text.splitlines() if re.search("SCAN jobs_(job|chord_part)", line))
-            scans = [line for line in lines if "USING" not in line]
-            assert not scans, f"{name}: {sql}\n{text}"
+        assert_indexed(name, query)
 
 
 @pytest.mark.slow

@@ -8,7 +8,9 @@ import json
 
 import pytest
 from celery import current_app
+from django.contrib.admin.models import LogEntry
 from django.core.management import CommandError, call_command
+from django.urls import reverse
 from django.utils import timezone
 
 from jobs.inspection import census, remarks
@@ -20,6 +22,8 @@ from tests.harness import Worker, claim, deliver, effects, wait_ended
 from tests.rows import let_beat, make, make_node
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+SWITCH = reverse("admin:jobs_queue_switch")
 
 
 def run(*args: str) -> str:
@@ -133,3 +137,26 @@ def test_commands():
             run("pause", name)
     run("pause", "mail", "--reason", "a\0b")
     assert "\0" not in Pause.objects.get().reason
+
+
+def test_in_the_admin(staff):
+    client = staff("view_job", "pause_queue")
+
+    def said(**fields: str) -> str:
+        return client.post(SWITCH, {"queue": "mail", **fields}, follow=True).content.decode()
+
+    assert "Paused: mail" in said(verb="pause", why="moving")
+    assert (Pause.objects.get().by, Pause.objects.get().reason) == ("ada", "moving")
+    assert "Paused already" in said(verb="pause")
+    assert "Resumed: mail" in said(verb="resume")
+    assert not Pause.objects.exists()
+    assert [entry.object_repr for entry in LogEntry.objects.all()] == ["mail", "mail"]
+
+
+@pytest.mark.parametrize("codenames", [["view_job", "change_job", "retry_job"], ["pause_queue"]])
+def test_who_may_not_cannot(staff, codenames):
+    client = staff(*codenames)
+    assert client.post(SWITCH, {"queue": "mail", "verb": "pause"}).status_code == 403
+    assert client.get(SWITCH).status_code == 405
+    assert not Pause.objects.exists()
+    assert not LogEntry.objects.exists()

@@ -29,17 +29,18 @@ from django.utils import timezone, translation
 from django.utils.text import capfirst
 
 import jobs
+from jobs.contrib.limits.limits import set_by_hand
 from jobs.contrib.schedules import rows as schedules
+from jobs.contrib.statistics.counting import MINUTE
 from jobs.errors import UniqueTaken
 from jobs.inspection import census, remarks
 from jobs.inspection.verify import verify
 from jobs.lifecycle import queues, transitions
-from jobs.lifecycle.limits import set_by_hand
 from jobs.models import Action, Cancellation, Effect, Event, Instance, Job, Marker, Node, Schedule, Subscription
 from jobs.operations.actions import OPERATIONS
 from tests.conftest import not_installed
 from tests.rows import ERROR, let_beat, make, make_node
-from tests.test_dashboard import MINUTE, tally
+from tests.tallies import tally
 from tests.test_event_pages import open_ones
 
 APP = Path(jobs.__file__).parent

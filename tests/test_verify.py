@@ -28,9 +28,9 @@ from jobs.maintenance.rescue import Rescue
 from jobs.models import Batch, Cancellation, Effect, Gate, Job, Marker, Node
 from tests import tasks
 from tests.harness import Worker, wait_ended
+from tests.plans import plan
 from tests.rows import ERROR, let_beat, make, make_node
 from tests.servers import wait_for
-from tests.test_plans import plan
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

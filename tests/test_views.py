@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import socket
 import sys
 from urllib.parse import quote
@@ -12,14 +11,11 @@ from django.contrib.auth.models import User
 from django.core.signing import Signer
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
-from django.utils import timezone
 
 from jobs.database import databases
 from jobs.inspection import census
-from jobs.maintenance.tally import HOUR, Count, floor
-from jobs.models import Effect, Instance, Tally
-from tests.rows import ERROR, let_beat, make, make_node
-from tests.test_tally import ended
+from jobs.models import Effect, Instance
+from tests.rows import let_beat, make, make_node
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -79,12 +75,8 @@ def test_metrics(admin_client, worker):
     make("scheduled", queue='ma"il', age=30)
     make("running", node=worker)
     Effect.objects.create(name="charge", key="7", job=make("failed").pk, lease=1, state="parked")
-    for state in ("succeeded", "failed", "cancelled"):
-        ended(timezone.now() - datetime.timedelta(minutes=5), state=state)
-    Count().run_once()
     lines = admin_client.get(METRICS).content.decode().splitlines()
     node = f'hostname="web1",node="{worker.pk}"'
-    task = 'name="tests.tasks.effect",queue_name="celery"'
     for line in (
         'celery_queue_length{queue_name="celery"} 1.0',
         'celery_active_consumer_count{queue_name="celery"} 1.0',
@@ -92,39 +84,10 @@ def test_metrics(admin_client, worker):
         f"celery_worker_up{{{node}}} 1.0",
         f"celery_worker_tasks_active{{{node}}} 1.0",
         f"jobs_worker_processes{{{node}}} 4.0",
-        f"celery_task_succeeded_total{{{task}}} 1.0",
-        f'celery_task_failed_total{{exception="ValueError",{task}}} 1.0',
-        f"celery_task_revoked_total{{{task}}} 1.0",
         "jobs_unsettled_effects 1.0",
         "jobs_due 1.0",
     ):
         assert line in lines, (line, lines)
-
-
-def test_cancelled_jobs_are_one_counter_whatever_they_were_cancelled_for(admin_client):
-    """A scraper refuses two samples under the same labels."""
-    for kind in ("Cancelled", "Expired"):
-        ended(timezone.now() - datetime.timedelta(minutes=5), state="cancelled", error={**ERROR, "type": kind})
-    Count().run_once()
-    lines = admin_client.get(METRICS).content.decode().splitlines()
-    found = [line for line in lines if line.startswith("celery_task_revoked_total{")]
-    assert found == ['celery_task_revoked_total{name="tests.tasks.effect",queue_name="celery"} 2.0']
-
-
-def test_counters_only_grow(admin_client):
-    def succeeded() -> float:
-        lines = admin_client.get(METRICS).content.decode().splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith("celery_task_succeeded_total"))
-
-    old = floor(timezone.now() - 40 * 24 * HOUR, HOUR)
-    for number in range(3):
-        values = {"task": "t", "queue": "q", "state": "succeeded", "error": ""}
-        Tally.objects.create(length=3600, begin=old + number * HOUR, count=10, **values)
-    assert succeeded() == 30
-    for _ in range(2):
-        Count().run_once()
-        assert succeeded() == 30
-    assert [row.length for row in Tally.objects.all()] == [0]
 
 
 def test_metrics_without_their_library_say_what_to_install(admin_client, monkeypatch):

@@ -20,8 +20,9 @@ from django.urls import reverse
 from django.utils import timezone
 
 from jobs.conf import syncpoints
+from jobs.contrib.limits import limits
 from jobs.inspection.why import waiting
-from jobs.lifecycle import limits, queues, transitions
+from jobs.lifecycle import queues, transitions
 from jobs.lifecycle.transitions import PARKED
 from jobs.models import Cancellation, Instance, Job, Node
 from jobs.models import Effect as Call

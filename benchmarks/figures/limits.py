@@ -46,8 +46,8 @@ class Limits(Figure):
         from django.db.models.functions import Now
 
         from benchmarks.project.celery import app
+        from jobs.contrib.limits.claims import LimitedClaimer
         from jobs.lifecycle.claims import Claimer
-        from jobs.lifecycle.limited_claims import LimitedClaimer
         from jobs.models import Job, Node
 
         def body(key: int) -> None:

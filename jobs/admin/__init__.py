@@ -1,15 +1,13 @@
 """The admin: what every job did, where it is now and why, and the buttons to put it right."""
 
 from jobs import extensions
-from jobs.admin.dashboard import OverviewAdmin
 from jobs.admin.event import EventAdmin, SubscriptionAdmin
 from jobs.admin.idempotency import EffectAdmin, MarkerAdmin
 from jobs.admin.job import JobAdmin
-from jobs.admin.limit import LimitAdmin
 from jobs.admin.node import NodeAdmin
 
 __all__ = [
-    "EffectAdmin", "EventAdmin", "JobAdmin", "LimitAdmin", "MarkerAdmin", "NodeAdmin", "OverviewAdmin",
+    "EffectAdmin", "EventAdmin", "JobAdmin", "MarkerAdmin", "NodeAdmin",
     "SubscriptionAdmin",
 ]  # fmt: skip
 

@@ -1,7 +1,9 @@
 """What all pages share. They only show rows: nobody edits a field in them."""
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import wraps
+from functools import cache, wraps
+from inspect import getfile
+from pathlib import Path
 from typing import Any, ClassVar
 
 from django.contrib import admin
@@ -14,6 +16,9 @@ from django.core.paginator import Paginator
 from django.db import connections, transaction
 from django.db.models import Q, QuerySet, Subquery
 from django.http import HttpRequest, HttpResponse
+from django.template import TemplateDoesNotExist, engines
+from django.template.backends.django import DjangoTemplates
+from django.template.loader import get_template
 from django.template.response import TemplateResponse
 from django.urls import path
 from django.views.decorators.http import require_POST
@@ -266,7 +271,20 @@ class ReadOnlyAdmin(admin.ModelAdmin):
 
     def render(self, request: HttpRequest, template: str, title: str, **context: Any) -> TemplateResponse:
         shared = {**self.admin_site.each_context(request), "opts": self.opts, "media": self.media, "title": title}
-        return TemplateResponse(request, f"jobs/admin/{template}", {**shared, **context})
+        return TemplateResponse(request, self._template(template), {**shared, **context})
+
+    def _template(self, name: str) -> Any:
+        """The project's or the app's own; else the one beside this class, where Django looks for none."""
+        try:
+            return get_template(f"jobs/admin/{name}")
+        except TemplateDoesNotExist:
+            engine = next(each for each in engines.all() if isinstance(each, DjangoTemplates))
+            return _parsed(engine, Path(getfile(type(self))).parent / "templates" / name)
+
+
+@cache
+def _parsed(engine: DjangoTemplates, path: Path) -> Any:
+    return engine.from_string(path.read_text())
 
 
 def buttons(action: str, name: str, choices: Iterable[Any], asks_why: bool = True, **fields: Any) -> dict[str, Any]:

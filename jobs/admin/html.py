@@ -8,7 +8,7 @@ from typing import Any
 
 from django.contrib import admin
 from django.db.models import Model
-from django.urls import reverse
+from django.urls import NoReverseMatch, reverse
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.http import urlencode
@@ -96,6 +96,14 @@ def url_of(page: str, *args: Any, **query: Any) -> str:
     """The URL of a page such as ``job_change``, whatever label the project gave the app."""
     url = reverse(f"admin:{Job._meta.app_label}_{page}", args=args)
     return f"{url}?{urlencode(query)}" if query else url
+
+
+def front() -> str:
+    """The URL of the dashboard; where there is none, that of the app's own index."""
+    try:
+        return url_of("dashboard")
+    except NoReverseMatch:
+        return reverse("admin:app_list", args=[Job._meta.app_label])
 
 
 def link(label: Any, page: str, *args: Any, **query: Any) -> str:

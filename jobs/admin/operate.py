@@ -23,8 +23,9 @@ from django.utils import translation
 from django.utils.translation import gettext, ngettext
 
 from jobs.admin.base import ReadOnlyAdmin, apart, may, page, why_of
-from jobs.admin.html import url_of
-from jobs.models import Job, State
+from jobs.admin.html import front, url_of
+from jobs.lifecycle import queues
+from jobs.models import Job, Pause, State
 from jobs.models.values import parsed
 from jobs.operations.actions import OPERATIONS, Delete, Operation, Outcome
 from jobs.operations.selection import Selection
@@ -109,6 +110,27 @@ class OperableAdmin(ReadOnlyAdmin):
         level = messages.WARNING if progress.refused else messages.SUCCESS
         messages.add_message(request, level, progress.end(operation))
         return HttpResponseRedirect(back)
+
+    @page("queue/", "queue_switch", "pause_queue")
+    def switch(self, request: HttpRequest) -> HttpResponse:
+        """Pause a queue, or resume it."""
+        name, verb, why = request.POST.get("queue", ""), request.POST.get("verb"), why_of(request)
+        if verb not in ("pause", "resume"):
+            raise PermissionDenied
+        try:
+            if verb == "pause":
+                done = queues.pause(name, request.user.get_username(), why)
+                said = gettext("Paused: %s") if done else gettext("Paused already: %s")
+            else:
+                done = queues.resume(name)
+                said = gettext("Resumed: %s") if done else gettext("Not paused: %s")
+        except ValueError as exc:
+            messages.error(request, str(exc))
+        else:
+            if done:
+                self.log_change(request, Pause(queue=name), f"{verb} {why}".strip())
+            messages.add_message(request, messages.SUCCESS if done else messages.WARNING, said % name)
+        return HttpResponseRedirect(front())
 
     def _asked(self, request: HttpRequest) -> Operation | None:
         """The operation that is asked for. None if its value cannot be: then a message says why."""

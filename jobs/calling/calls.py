@@ -22,6 +22,7 @@ from django.utils.translation import gettext
 from kombu.common import Broadcast
 from kombu.transport.virtual.exchange import TopicExchange
 
+from jobs import extensions
 from jobs.arguments import normalize
 from jobs.calling import request, tracing
 from jobs.calling.options import KEPT, MOMENT, PLUMBING
@@ -314,7 +315,8 @@ def receive(task: str, request: Any, args: Any, kwargs: Any) -> None:
     if (known := app.tasks.get(task) if app is not None else None) is not None:
         # Of arguments that do not fit the run will say so.
         with suppress(Exception):
-            job.limit_key = known.limit_key_of(job)
+            for called in extensions.through("called"):
+                called(known, job)
     reach("before_receive")
     Job.objects.using(databases.job_alias()).bulk_create([job], ignore_conflicts=True)
     reach("after_receive")

@@ -16,7 +16,6 @@ import kombu
 
 from jobs import extensions
 from jobs.conf import TASK_OPTIONS, conf, did_you_mean
-from jobs.conf.rates import RATE
 
 #: Accepted by ``apply_async`` because groups, beat, retries and eager calls pass them, and not kept: a job does not
 #: travel.
@@ -81,8 +80,6 @@ RULES_OF_A_TASK: dict[str, Rule] = {
     "atomic": BOOL,
     "unique_for": SECONDS,
     "lock_ttl": SECONDS,
-    "concurrency": WHOLE,
-    "rate": (RATE, (str, int, float)),
     "autoretry_for": EXCEPTIONS,
     "dont_autoretry_for": EXCEPTIONS,
     "throws": EXCEPTIONS,

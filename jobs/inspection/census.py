@@ -16,7 +16,6 @@ from django.db.models.functions import Now
 from jobs import extensions
 from jobs.conf import conf
 from jobs.database import databases, identity
-from jobs.inspection import limits
 from jobs.lifecycle.queues import paused as paused_queues
 from jobs.lifecycle.transitions import PARKED
 from jobs.models import CLAIMABLE, ENDED, HELD, LINED, LIVE, Cancellation, Job, Node, State
@@ -287,7 +286,6 @@ def gather(live: bool) -> dict[str, Any]:
         "oldest_ready_seconds": max(waited, default=None),
         "due": {"count": len(late), "lag_seconds": round(max(late, default=0.0), 3)},
         "unknown_tasks": dict(counted.unknown),
-        "limits": limits.usage(),
     }
     for status in extensions.through("status"):
         result |= status(result)

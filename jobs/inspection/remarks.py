@@ -1,9 +1,8 @@
 """What needs attention, worst first: the one answer for the dashboard, ``manage.py jobs status`` and ``doctor``."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from django.utils import timezone
@@ -12,10 +11,9 @@ from django.utils.translation import gettext, gettext_lazy, ngettext, ngettext_l
 from jobs import extensions
 from jobs.conf import worker_command
 from jobs.database import databases
-from jobs.inspection import census, events, limits, tallies
+from jobs.inspection import census, events
 from jobs.inspection.times import duration
-from jobs.maintenance.tally import HOUR
-from jobs.models import Node, State
+from jobs.models import Node
 
 #: Severities, the worst first. A remark of the last one is no problem.
 ERROR, WARNING, INFO = SEVERITIES = ("error", "warning", "info")
@@ -23,10 +21,10 @@ ERROR, WARNING, INFO = SEVERITIES = ("error", "warning", "info")
 #: The severity of each kind. This is the order in which they are listed.
 KINDS: dict[str, str] = {
     **dict.fromkeys(("copied", "no_worker", "starving", "standing", "overdue", "unknown_task"), ERROR),
-    **dict.fromkeys(("events_waiting", "failing"), ERROR),
-    **dict.fromkeys(("events_problem", "failed", "dead", "stuck", "growing"), WARNING),
+    **dict.fromkeys(("events_waiting",), ERROR),
+    **dict.fromkeys(("events_problem", "dead", "stuck", "growing"), WARNING),
     **dict.fromkeys(("paused",), WARNING),
-    **dict.fromkeys(("busy", "limited", "rated"), INFO),
+    **dict.fromkeys(("busy",), INFO),
 }
 
 #: How the sentence counts each kind.
@@ -38,9 +36,7 @@ MANY: dict[str, Any] = {
     "overdue": ngettext_lazy("%(number)s job is overdue", "%(number)s jobs are overdue", "number"),
     "unknown_task": ngettext_lazy("%(number)s job of an unknown task", "%(number)s jobs of unknown tasks", "number"),
     "events_waiting": ngettext_lazy("%(number)s event does not get on", "%(number)s events do not get on", "number"),
-    "failing": ngettext_lazy("%(number)s task fails every time", "%(number)s tasks fail every time", "number"),
     "events_problem": ngettext_lazy("%(number)s event has a problem", "%(number)s events have problems", "number"),
-    "failed": ngettext_lazy("%(number)s failed this hour", "%(number)s failed this hour", "number"),
     "dead": ngettext_lazy("%(number)s worker died", "%(number)s workers died", "number"),
     "stuck": ngettext_lazy("%(number)s job seems stuck", "%(number)s jobs seem stuck", "number"),
     "growing": ngettext_lazy(
@@ -48,18 +44,15 @@ MANY: dict[str, Any] = {
     ),
     "paused": ngettext_lazy("%(number)s queue is paused", "%(number)s queues are paused", "number"),
     "busy": ngettext_lazy("%(number)s queue is behind", "%(number)s queues are behind", "number"),
-    "limited": ngettext_lazy("%(number)s limit is reached", "%(number)s limits are reached", "number"),
-    "rated": ngettext_lazy("%(number)s rate is reached", "%(number)s rates are reached", "number"),
 }
 
 #: Kinds of which :func:`is_fault` says no.
 NO_FAULT = (
-    "paused", "busy", "growing", "failing", "failed", "dead", "stuck", "limited", "rated",
+    "paused", "busy", "growing", "dead", "stuck",
 )  # fmt: skip
 
 LONG = 1800.0  #: Seconds after which a remark tells of a running body.
 
-EVERY_TIME = 5  #: So many failures one after the other, and no success: the task fails every time.
 NAMED = 20  #: At most so many of one kind are named.
 
 
@@ -89,30 +82,20 @@ class Remark:
         return "; ".join(filter(None, (self.text, self.command)))
 
 
-def of(
-    found: dict[str, Any],
-    running: Iterable[Any] | None = None,
-    rates: Mapping[str, tuple[float, float]] | None = None,
-    minutes: Iterable[Any] | None = None,
-) -> list[Remark]:
-    """The remarks on what :func:`census.gather` found, the worst first.
+def of(found: dict[str, Any], running: Iterable[Any] | None = None) -> list[Remark]:
+    """The remarks on what there is, the worst first.
 
     Parameters:
+        found: what :func:`census.gather` found; with ``rates``, jobs a minute into each queue and out of it, if
+            somebody knows them.
         running: the oldest jobs that run (:func:`census.running_now`).
-        rates: jobs a minute into each queue and out of it, if somebody knows them.
-        minutes: tallies of the last hour.
     """
-    if minutes is None:
-        counted, rest = tallies.last_hour()
-        minutes = counted + rest
     every = [
         *_copies(found["databases"]),
         *_no_worker(found),
-        *_queues(found, rates or {}),
-        *_limited(found["limits"]),
+        *_queues(found, found.get("rates", {})),
         *_overdue(found["due"]),
         *_unknown(found["unknown_tasks"]),
-        *_failed(minutes, found["nodes"]),
         *_died(found["died"]),
         *_stuck(census.running_now() if running is None else running),
         *_events(),
@@ -179,7 +162,6 @@ def _is_free(node: dict[str, Any]) -> bool:
 
 
 def _queues(found: dict[str, Any], rates: Mapping[str, tuple[float, float]]) -> Iterator[Remark]:
-    known = cache(limits.in_force)
     quiet = [node for node in found["nodes"] if node["takes_jobs"] and not node["queues"]]
     for name, queue in found["queues"].items():
         waited, workers = queue["oldest_ready_seconds"], queue["workers"]
@@ -189,8 +171,7 @@ def _queues(found: dict[str, Any], rates: Mapping[str, tuple[float, float]]) -> 
         if waited is None or waited < census.late_after():
             continue
         # A limit may keep the first one, and then nothing is wrong.
-        rows = databases.each(census.in_line().filter(queue=name)) if known().concern(name) else ()
-        if any((job := each.first()) is not None and limits.keeps(job, known()) for each in rows):
+        if any(keeps(name) for keeps in extensions.through("keeps")):
             continue
         words = {"queue": name, "time": duration(waited), "workers": workers, "running": queue["running"]}
         enters, leaves = rates.get(name, (0.0, 0.0))
@@ -254,20 +235,6 @@ def by_whom(who: str, why: str) -> str:
     return (gettext(" by %s") % who if who else "") + (f" ({why})" if why else "")
 
 
-def _limited(found: list[dict[str, Any]]) -> Iterator[Remark]:
-    """The limits that are reached: nothing is broken, and somebody may wonder why jobs wait."""
-    for row in found:
-        if row["reached"] == "concurrency":
-            says = gettext(
-                "%(name)s: limit reached: %(running)s run, of %(concurrency)s at once; others wait for a place"
-            )
-            yield remark("limited", says % row, gettext("Jobs wait for a place, as it was wanted."))
-        elif row["reached"]:
-            says = gettext("%(name)s: rate reached: %(rate)s; the next job starts in %(time)s")
-            means = gettext("Jobs wait for their turn, as it was wanted.")
-            yield remark("rated", says % {**row, "time": duration(row["next_in"])}, means)
-
-
 def _overdue(due: dict[str, Any]) -> Iterator[Remark]:
     number, since = due["count"], due["lag_seconds"]
     if since > census.late_after():
@@ -307,42 +274,6 @@ def _unknown(tasks: dict[str, int]) -> Iterator[Remark]:
 
 def ago(at: Any) -> float:
     return max(0.0, (timezone.now() - at).total_seconds())
-
-
-def _failed(minutes: Iterable[Any], nodes: list[dict[str, Any]]) -> Iterator[Remark]:
-    """The failures by task, those with the most first."""
-    tasks: dict[str, list[Any]] = defaultdict(list)
-    numbers: Counter[str] = Counter()
-    for row in minutes:
-        tasks[row.task].append(row)
-        numbers[row.task] += row.count if row.state == State.FAILED else 0
-    for task, number in (+numbers).most_common(NAMED):
-        failures = [row for row in tasks[task] if row.state == State.FAILED]
-        worked = max((row.begin for row in tasks[task] if row.state == State.SUCCEEDED), default=None)
-        latest = [row for row in failures if worked is None or row.begin > worked]
-        errors: Counter[str] = Counter()
-        for row in failures:
-            errors[row.error] += row.count
-        words = {"task": task, "number": number, "all": sum(row.count for row in tasks[task])}
-        words["error"] = errors.most_common(1)[0][0] or "?"
-        kind, since = "failed", ago(min(row.begin for row in latest or failures))
-        says = gettext("%(task)s: %(number)s of %(all)s failed this hour, mostly with %(error)s")
-        means = gettext("They stay until somebody runs them again.")
-        if sum(row.count for row in latest) >= EVERY_TIME:
-            kind, number = "failing", 1
-            says = gettext("%(task)s: fails every time, %(number)s of %(all)s this hour, mostly with %(error)s")
-            means = gettext("It has not succeeded once since then. Look at what was deployed or changed at that time.")
-            # The worker that started last between its last success and its first failure: tallies are by the minute.
-            least, most = since - 60, HOUR.total_seconds() if worked is None else ago(worked)
-            if new := [node for node in nodes if least <= node["age_seconds"] <= most][-1:]:
-                since = new[0]["age_seconds"]
-                words |= {"worker": new[0]["hostname"], "version": new[0]["version"] or "?"}
-                says = gettext(
-                    "%(task)s: fails every time since the deploy of version %(version)s, %(number)s of %(all)s this "
-                    "hour, mostly with %(error)s"
-                )
-                means = gettext("It has not succeeded once since %(worker)s was started. Roll back, or mend the task.")
-        yield remark(kind, says % words, means % words, number=number, since=since, about=task)
 
 
 def _died(found: list[dict[str, Any]]) -> Iterator[Remark]:

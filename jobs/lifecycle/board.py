@@ -145,7 +145,7 @@ class Board:
     wants_events = _shared("?", 41)
     #: Whether the worker was told to claim nothing more, and to finish what it runs.
     is_quiet = _shared("?", 42)
-    #: Whether jobs are held back somewhere (``lifecycle.limited_claims``).
+    #: Whether jobs are held back somewhere .
     holds = _shared("?", 43)
     #: How many claims of this node found something, roughly.
     finds = _shared("q", 48)
@@ -202,7 +202,7 @@ class Board:
 
     @property
     def limits(self) -> dict[str, Any]:
-        """What was set by hand (``lifecycle.limits``), as the companion read it last."""
+        """What was set by hand, as the companion read it last."""
         return dict(self._read(self._limits))
 
     @limits.setter

@@ -19,6 +19,7 @@ from django.db import connections, transaction
 from django.db.models import Exists, F, Q, QuerySet
 from django.db.models.functions import Now
 
+from jobs import extensions
 from jobs.database import databases
 from jobs.database.sessions import literal, session_of
 from jobs.lifecycle.completion import OWNED, owned
@@ -66,7 +67,7 @@ RETURNING {columns}
 #: The planner sees the place, and plans each claim anew. A plan that is kept may be that of a table which was empty.
 _AFTER = "AND (rank, run_at, id) > (%(rank)s::smallint, %(run_at)s::timestamptz, %(id)s::uuid)"
 
-#: The tasks whose limits another claim heeds (``lifecycle.limited_claims``), or that only another worker knows.
+#: The tasks whose limits another claim heeds , or that only another worker knows.
 WITHOUT = "AND task <> ALL (%(without)s)"
 
 _RENEW = f"""
@@ -78,6 +79,14 @@ WHERE id = %(id)s AND {OWNED} AND lease = %(lease)s AND token = %(before)s
 def size_of(limit: float) -> int:
     """The largest of the sizes that is not above the limit."""
     return max((size for size in SIZES if size <= limit), default=1)
+
+
+def claimer(app: Any) -> Claimer:
+    """What claims for one process: an extension's, if one has its own."""
+    for own in extensions.through("claimer"):
+        found: Claimer = own(app)
+        return found
+    return Claimer()
 
 
 class Claimer:
@@ -122,6 +131,18 @@ class Claimer:
         if rows:
             self._after[place] = PLACE(rows[-1])
         return rows
+
+    @property
+    def patience(self) -> float:
+        """Seconds until a claim may find what it did not find before, though nobody tells of it."""
+        return float("inf")
+
+    def may_find_more(self, jobs: Sequence[Job], asked: int) -> bool:
+        """Whether there is probably more, after a claim of so many found these."""
+        return len(jobs) == asked
+
+    def note_left(self, jobs: Iterable[Job]) -> None:
+        """The jobs of a claim have ended, or wait again."""
 
 
 def _claim(

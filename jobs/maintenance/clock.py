@@ -13,7 +13,7 @@ from django.db import connections
 from jobs import extensions
 from jobs.conf import conf
 from jobs.database import databases
-from jobs.lifecycle import limited_claims, order, transitions
+from jobs.lifecycle import order, transitions
 from jobs.lifecycle.board import board
 from jobs.lifecycle.ring import bell, ring, told
 from jobs.maintenance import Seldom
@@ -45,10 +45,6 @@ SELECT {now},
         WHERE state IN ('scheduled', 'ready') AND expires_at IS NOT NULL AND expires_at <= {now} {late}
         ORDER BY expires_at LIMIT 1),
        EXISTS (SELECT 1 FROM jobs_cancellation),
-       EXISTS (SELECT 1 FROM jobs_limit),
-       EXISTS (SELECT 1 FROM jobs_gate WHERE look_at IS NOT NULL),
-       (SELECT 1 FROM jobs_gate WHERE look_at <= {epoch} ORDER BY look_at LIMIT 1) IS NOT NULL
-       OR (SELECT 1 FROM jobs_gate WHERE look_at > {epoch} + 61 ORDER BY look_at DESC LIMIT 1) IS NOT NULL,
        {rare} AND EXISTS (SELECT 1 FROM jobs_job WHERE {behind}),
        {rare} AND (
            SELECT 1 FROM jobs_job WHERE state = 'scheduled' AND run_at > '9000-06-01' ORDER BY run_at LIMIT 1
@@ -97,23 +93,20 @@ _places: dict[tuple[str, str], _Place] = defaultdict(_Place)
 def tick() -> dict[str, int]:
     """Do what is due, and wake a process if there is work that no ring told of. All workers do it side by side."""
     done = {"due": 0, "expired": 0, "cancelled": 0}
-    held: list[bool] = []
     answers: dict[str, dict[str, Any]] = {}
-    databases.everywhere(partial(_tick, done=done, held=held, answers=answers))
-    board.holds = any(held)
+    databases.everywhere(partial(_tick, done=done, answers=answers))
     for ticked in extensions.through("ticked"):
         ticked(answers)
     return done
 
 
-def _tick(using: str, done: dict[str, int], held: list[bool], answers: dict[str, dict[str, Any]]) -> None:
+def _tick(using: str, done: dict[str, int], answers: dict[str, dict[str, Any]]) -> None:
     found = _look(using, _LOOK, board.queues)
-    now, due, late, is_asked, is_limited, holds, may_open, is_behind, is_parked, is_told, is_ready, *more = found
+    now, due, late, is_asked, is_behind, is_parked, is_told, is_ready, *more = found
     answers[using] = dict(zip(extensions.merged("looks"), more, strict=True))
     if connections[using].vendor == "postgresql":
         _places[using, _LOOK].move(now, due, late)
-    held.append(holds)
-    if is_ready or may_open:
+    if is_ready:
         bell.ring()
     if is_told:
         told.set()
@@ -123,8 +116,6 @@ def _tick(using: str, done: dict[str, int], held: list[bool], answers: dict[str,
         done["expired"] += _until_done(partial(transitions.expire, using, conf().BATCH, since=late))
     if is_asked:
         done["cancelled"] += transitions.sweep_cancellations(using, conf().BATCH)
-    if using == databases.home() and (is_limited or board.limits):
-        limited_claims.publish()
     if is_parked:
         _seldom.take(("parked", using), partial(_let_go, using))
     if is_behind:

@@ -19,7 +19,7 @@ from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.database import databases
 from jobs.idempotency import locks, markers
-from jobs.lifecycle import limited_claims, worker_orders
+from jobs.lifecycle import worker_orders
 from jobs.lifecycle.transitions import now_plus
 from jobs.maintenance import is_eldest
 from jobs.models import ENDED, UNSENT, Action, Event, Job, Marker, Node, State, Subscription
@@ -74,13 +74,12 @@ class Prune:
             done["markers"] += count
         while time.monotonic() < began + budget and (deleted := self._step(using)) is not None:
             done["jobs"] += deleted
-        for prune in extensions.through("prune"):
-            prune(using, began + budget - time.monotonic())
         if conf().RETENTION_EVENTS is not None:
             while self._forget_events(using) and time.monotonic() < began + budget:
                 pass
         _prune_failed(using)
-        limited_claims.prune_gates(using)
+        for prune in extensions.through("prune"):
+            prune(using, max(0.0, began + budget - time.monotonic()))
         old = Node.objects.using(using).filter(dead_at__lt=now_plus(-NODE_RETENTION))
         if (named := _named(using)) is not None:
             done["nodes"] += old.exclude(pk__in=named)._raw_delete(using)

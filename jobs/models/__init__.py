@@ -190,7 +190,7 @@ class Job(models.Model):
     cursor = Typed(_("cursor"), null=True)
     #: Jobs of the same text share the limits of their task (``concurrency=``, ``rate=``, ``limit_key=``).
     limit_key = models.CharField(_("limit"), max_length=255, null=True)
-    #: Its limit is reached: claims do not look at it until it is let in (``jobs.lifecycle.limited_claims``).
+    #: Its limit is reached: claims do not look at it until it is let in.
     held = models.BooleanField(_("held back"), null=True)
     #: While it runs: the numbers of its places among those of its limit, and of its queue. No two runs have the same.
     limit_place = models.SmallIntegerField(null=True)
@@ -364,60 +364,6 @@ class Pause(models.Model):
         return self.queue
 
 
-class Limit(models.Model):
-    """A limit that somebody set by hand. It wins over the settings and the code (``jobs.lifecycle.limits``)."""
-
-    #: A task's name, or ``@`` and that of a queue.
-    name = models.CharField(_("name"), primary_key=True, max_length=300)
-    #: None: as the settings or the code say.
-    concurrency = models.PositiveSmallIntegerField(_("at once"), null=True)
-    rate = models.CharField(_("rate"), max_length=32, null=True)
-    at = models.DateTimeField(_("set at"), default=Now)
-    by = models.CharField(_("set by"), max_length=150, default="")
-    reason = models.TextField(_("reason"), default="")
-
-    class Meta:
-        db_table = "jobs_limit"
-        verbose_name = _("limit")
-        verbose_name_plural = _("limits")
-        permissions: ClassVar = [("set_limit", _("Can set and remove limits"))]
-
-    def __str__(self) -> str:
-        return self.name
-
-
-class Gate(models.Model):
-    """The state of one limit: when its rate lets the next job in, and whether jobs are held back at it.
-
-    Times are seconds since 1970 by the database's clock.
-    """
-
-    #: As ``Job.limit_key``; of a queue ``@`` and its name.
-    key = models.CharField(primary_key=True, max_length=300)
-    #: The moment that the last start counts from, and the next one's. The rate says how far apart they are.
-    last_at = models.FloatField(default=0, db_default=0)
-    next_at = models.FloatField(default=0, db_default=0)
-    #: When somebody looks whether one of the jobs that are held back can be let in; None: none is held back.
-    look_at = models.FloatField(null=True)
-
-    class Meta:
-        db_table = "jobs_gate"
-        indexes: ClassVar = [
-            models.Index(name="jobs_gate_look", fields=["look_at"], condition=Q(look_at__isnull=False)),
-            models.Index(name="jobs_gate_next", fields=["next_at"]),
-        ]
-
-
-class Overview(Job):
-    """It has no rows: it gives the dashboard a place in the admin's index."""
-
-    class Meta:
-        proxy = True
-        default_permissions = ()
-        verbose_name = _("dashboard")
-        verbose_name_plural = _("dashboard")
-
-
 class Cancellation(models.Model):
     """A wish that a running job ends. It is no column of the job, whose row its run may hold locked."""
 
@@ -447,32 +393,6 @@ class Action(models.Model):
         verbose_name = _("action")
         verbose_name_plural = _("actions")
         indexes: ClassVar = [models.Index(name="jobs_action_job", fields=["job"])]
-
-
-class Tally(models.Model):
-    """How many jobs ended in a minute, an hour or six (``jobs.maintenance.tally``): what the dashboard reads."""
-
-    id = models.BigAutoField(primary_key=True)
-    #: Seconds: 60, 3600 or 21600; 0 for all that is older than the hours that are kept.
-    length = models.PositiveIntegerField()
-    begin = models.DateTimeField()
-    task = models.CharField(max_length=255)
-    queue = models.CharField(max_length=255)
-    state = models.CharField(max_length=16, choices=State.choices)
-    #: The class of the error; empty without one.
-    error = models.CharField(max_length=200, default="")
-    count = models.PositiveIntegerField()
-    #: How many ran for how long, and had waited for how long, by buckets (``tally.bucket``).
-    ran = models.JSONField(default=dict)
-    waited = models.JSONField(default=dict)
-
-    class Meta:
-        db_table = "jobs_tally"
-        constraints: ClassVar = [
-            models.UniqueConstraint(
-                name="jobs_tally_unique", fields=["length", "begin", "task", "queue", "state", "error"]
-            )
-        ]
 
 
 class Marker(models.Model):

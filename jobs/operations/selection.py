@@ -19,9 +19,10 @@ from django.utils.dateparse import parse_date, parse_datetime
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from jobs import extensions
 from jobs.conf import celery_app, conf, import_tasks
 from jobs.database import databases
-from jobs.models import CLAIMABLE, HELD, UNSUCCESSFUL, Job, Node, State, Tally
+from jobs.models import CLAIMABLE, HELD, UNSUCCESSFUL, Job, Node, State
 from jobs.models.fields import created_before, created_since, first_id
 from jobs.models.values import parse_uuid
 
@@ -175,7 +176,8 @@ def identify(text: str) -> uuid.UUID:
 
 def tasks_like(text: str) -> list[str]:
     """The names of tasks, known here or counted once, that begin with the text, or whose function is called so."""
-    known = set(Tally.objects.values_list("task", flat=True).distinct()) | set(getattr(celery_app(), "tasks", ()))
+    known = {name for had in extensions.through("known") for name in had("task")}
+    known |= set(getattr(celery_app(), "tasks", ()))
     return sorted(name for name in known if name.startswith(text) or name.rpartition(".")[2] == text)
 
 

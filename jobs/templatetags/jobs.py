@@ -50,8 +50,11 @@ def at(mapping: dict[str, Any], key: Any) -> Any:
 
 @register.simple_tag(takes_context=True)
 def live_url(context: Any) -> str:
-    """The URL of the stream of changes; empty where the server cannot stream, or the user may not see jobs."""
+    """The URL of the stream of changes; empty where none is, or the user may not see jobs."""
     request, label = context.get("request"), Job._meta.app_label
     if not isinstance(request, ASGIRequest) or not request.user.has_perm(f"{label}.view_job"):
         return ""
-    return f"{reverse(f'admin:{label}_live')}?since={time.time():.0f}"
+    try:
+        return f"{reverse(f'admin:{label}_live')}?since={time.time():.0f}"
+    except NoReverseMatch:
+        return ""

@@ -33,12 +33,11 @@ from jobs.database.identity import NotAdopted
 from jobs.events.publisher import Publisher, numbered
 from jobs.events.receiver import Receiver
 from jobs.events.relay import Post
-from jobs.lifecycle import limited_claims, limits, transitions, worker_orders
+from jobs.lifecycle import transitions, worker_orders
 from jobs.lifecycle.board import BODY, IDLE, Occupied, board, is_alive
 from jobs.lifecycle.ring import told
 from jobs.maintenance import beats, clock, rescue
 from jobs.maintenance.prune import Prune
-from jobs.maintenance.tally import Count
 from jobs.models import Node
 from jobs.worker import listener, stop
 
@@ -53,8 +52,8 @@ NOTES = 1.0
 #: handler ignores it. Then the seconds that it has to replace one by itself, and between two such signals.
 REPLACE, REPLACED_WITHIN = signal.SIGURG, 1.0
 
-#: Seconds of one round of pruning (the rest waits for the next round), and between two counts of what ended.
-PRUNE_BUDGET, COUNT_INTERVAL = 2.0, 20.0
+#: Seconds of one round of pruning: the rest waits for the next round.
+PRUNE_BUDGET = 2.0
 
 #: Seconds to wait for the pool's processes to die after their parent did.
 LAST_WAIT = 5.0
@@ -67,7 +66,7 @@ class Process:
     """Threads with connections of their own, so that none waits for another's queries. Of a pool they take turns.
 
     The main one beats and listens to the worker. ``watch`` looks at the pool's processes, and needs no database.
-    ``rescue`` settles what fell. ``clock`` does what time brings, and polls. ``tidy`` prunes and counts. One more for
+    ``rescue`` settles what fell. ``clock`` does what time brings, and polls. ``tidy`` prunes. One more for
     each database hears rings, and extensions have their own.
     """
 
@@ -223,7 +222,8 @@ class Process:
         # The handlers of events are written once more for this node.
         told.set()
         # A thread of the worker may claim as soon as it hears of the node.
-        self._try(limited_claims.publish)
+        for registered in extensions.through("registered"):
+            self._try(registered)
         logger.info("node %s is up", board.node, extra=board.about("node_up"))
         os.write(self._ready, REGISTERED)
 
@@ -330,9 +330,8 @@ class Process:
             what, number = self._revoked.get()
             try:
                 if isinstance(what, list):
-                    # What was set by hand otherwise, its concurrency, stays.
-                    concurrency, _ = limits.read().get(what[0], (None, None))
-                    limits.set_by_hand(what[0], concurrency, what[1], "celery control rate_limit")
+                    for set_rate in extensions.through("set_rate"):
+                        set_rate(*what)
                     continue
                 for alias in conf().DATABASES:
                     for key in transitions.stamped(alias, what) if isinstance(what, dict) else [uuid.UUID(what)]:
@@ -374,18 +373,13 @@ class Process:
             Receiver(app).run(self._stopping)
 
     def _tidy(self) -> None:
-        prune, count = Prune(SideDatabase(is_apart=False), lambda: board.node), Count(lambda: board.node)
-        next_prune = next_count = 0.0
+        prune, pause = Prune(SideDatabase(is_apart=False), lambda: board.node), 1.0
         self._admitted.wait()
-        while not self._stopping.wait(max(1.0, min(next_prune, next_count) - time.monotonic())):
-            if time.monotonic() >= next_prune:
-                next_prune = time.monotonic() + conf().PRUNE_INTERVAL
-                self._try(lambda: prune.run_once(budget=PRUNE_BUDGET))
-            if self._registered and time.monotonic() >= next_count:
-                next_count = time.monotonic() + COUNT_INTERVAL
-                self._try(count.run_once)
+        while not self._stopping.wait(pause):
+            self._try(lambda: prune.run_once(budget=PRUNE_BUDGET))
             # Not for the long pause.
             connections.close_all()
+            pause = max(1.0, conf().PRUNE_INTERVAL)
 
     def _try(self, action: Callable[[], Any]) -> bool:
         """Nothing that goes wrong in one tick stops the next; whether nothing did."""

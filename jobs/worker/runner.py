@@ -30,7 +30,6 @@ from jobs.database import databases, turns
 from jobs.execution import settlement
 from jobs.lifecycle import claims, order, transitions
 from jobs.lifecycle.board import BODY, BUSY, IDLE, OLD, board
-from jobs.lifecycle.limited_claims import LimitedClaimer
 from jobs.lifecycle.ring import bell, ring
 from jobs.lifecycle.run import Run, claimed
 from jobs.models import Job
@@ -81,7 +80,7 @@ class Runner:
         self._most = most
         self._memory = memory
         self._done = 0
-        self._claimer = LimitedClaimer(app)
+        self._claimer = claims.claimer(app)
         self._turn = random.randrange(1 << 16)
         #: For each task, how many seconds a run takes.
         self._means: dict[str, float] = {}
@@ -109,8 +108,8 @@ class Runner:
             self._next = 1
             return False
         board.finds += 1
-        if len(jobs) == self._asked or any(job.limit_key for job in jobs):
-            # There is probably more, for one that sleeps. (Of a limit one is claimed after the other.)
+        if self._claimer.may_find_more(jobs, self._asked):
+            # For one that sleeps.
             bell.ring()
         self._run_all(jobs)
         # As Django does after a request, and Celery's fixup after each task.

@@ -9,9 +9,11 @@ import uuid
 from django.db import transaction
 from django.utils import timezone
 
+from jobs.contrib.statistics.counting import HOUR, MINUTE, floor
+from jobs.contrib.statistics.histograms import bucket
+from jobs.contrib.statistics.models import Tally
 from jobs.database import databases
 from jobs.lifecycle import queues
-from jobs.maintenance.tally import HOUR, MINUTE, bucket, floor
 from jobs.models import (
     Action,
     Batch,
@@ -24,7 +26,6 @@ from jobs.models import (
     Pause,
     Schedule,
     Subscription,
-    Tally,
 )
 from jobs.models.fields import first_id
 from tests.rows import let_beat

@@ -12,12 +12,12 @@ from celery import current_app
 from django.utils import timezone
 from playwright.sync_api import Page, expect
 
+from jobs.contrib.statistics.counting import MINUTE
 from jobs.lifecycle import queues
-from jobs.maintenance.tally import MINUTE
 from jobs.models import Batch, Cancellation, Gate, Instance, Job, Limit, Node, Pause, Schedule
 from tests.browser.pages import DASHBOARD
 from tests.rows import let_beat, make, make_node
-from tests.test_dashboard import tally
+from tests.tallies import tally
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

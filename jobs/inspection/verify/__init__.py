@@ -23,7 +23,7 @@ from jobs.inspection.verify.rules import HISTORY, RULES, SHAPES, Rows, Rule, Sea
 from jobs.models import Job, State
 from jobs.models.fields import created_since
 
-# They add their own to the rules.
+# Their rules register themselves.
 tuple(extensions.modules("rules"))
 
 WINDOW = 86400.0  #: History is read as far back as so many seconds, unless all of it is asked for.

@@ -25,14 +25,15 @@ from django.db.models.functions import Now
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
+from jobs import extensions
 from jobs.conf import conf
 from jobs.database import databases
-from jobs.inspection import external_calls, limits
+from jobs.inspection import external_calls
 from jobs.inspection.census import LIVE, MOST, Head, heads, in_line, late_after, running_by_node, silence, workers
 from jobs.lifecycle import queues
 from jobs.lifecycle.transitions import PARKED, TASK, now_plus
 from jobs.maintenance.clock import LONGEST_TICK
-from jobs.models import AWAITING, HELD, UNSUCCESSFUL, Cancellation, Effect, Gate, Job, Marker, Node, State
+from jobs.models import AWAITING, UNSUCCESSFUL, Cancellation, Effect, Job, Marker, Node, State
 
 HISTORY = 100_000  #: How many ended jobs are read, unless all are asked for.
 SLACK = 10.0  #: Seconds that a busy machine may take on top of any bound.
@@ -212,10 +213,11 @@ class Search:
         waiting=lambda search: [*search.ready(late_after()).values()],
     )
     def not_taken(self) -> Rows:
-        # A limit may keep them, and nothing is wrong.
-        limited = limits.in_force().queues
-        found = {head: rows for head, rows in self.ready(self.seconds).items() if head.queue in self.view.served}
-        return [rows.filter(limit_key=None) for head, rows in found.items() if head.queue not in limited]
+        found = [(head, rows) for head, rows in self.ready(self.seconds).items() if head.queue in self.view.served]
+        for free in extensions.through("free"):
+            # A limit may keep them, and nothing is wrong.
+            found = [(head, free(head.queue, rows)) for head, rows in found]
+        return [rows for _, rows in found]
 
     @Rule("expired-cancelled", _("a job that was not started before it expired is cancelled"), "poll")
     def expired(self) -> Rows:
@@ -245,24 +247,6 @@ class Search:
     def twice(self) -> Rows:
         markers = Marker.objects.using(self.using).values("key", "kind").annotate(count=Count("*")).filter(count__gt=1)
         return [list(markers.order_by().values_list("key")[:MOST])]
-
-    @Rule("one-job-per-place", _("no two running jobs have the same place of a limit, so no limit is exceeded"))
-    def in_one_place(self) -> Rows:
-        found = []
-        for key, place in (("limit_key", "limit_place"), ("queue", "queue_place")):
-            rows = self.running.filter(**{f"{place}__isnull": False}).values(key, place).annotate(count=Count("*"))
-            found += [(name,) for name in rows.filter(count__gt=1).order_by().values_list(key, flat=True)[:MOST]]
-        return [found]
-
-    @Rule("held-let-in", _("whoever lets in a job that is held back at its limit knows of it"))
-    def without_a_gate(self) -> Rows:
-        """Without a gate, or if the gate says that nobody is held, nobody looks at a held job."""
-        held = self.jobs.filter(HELD)
-        keys = set(held.order_by("queue", "id").values_list("limit_key", flat=True)[:MOST])
-        gates = Gate.objects.using(self.using).filter(pk__in=keys, look_at__isnull=False)
-        # Race: a job that is let in meanwhile is not held any more when these rows are read.
-        keys -= {*gates.values_list("pk", flat=True), None}
-        return [held.filter(limit_key__in=keys), held.filter(limit_key=None)]
 
     @Rule("marker-succeeded", _("the job that left the marker of an idempotency key succeeded"))
     def without_a_success(self) -> Rows:

@@ -7,14 +7,14 @@ from django.db import connections
 from django.db.models import QuerySet, Subquery
 from django.utils.translation import gettext, ngettext
 
+from jobs import extensions
 from jobs.conf import worker_command
 from jobs.database import databases, identity
-from jobs.inspection import limits
 from jobs.inspection.census import MOST, UNKNOWN, at_least, in_line, late_after
 from jobs.inspection.times import duration
 from jobs.inspection.why.view import COUNTS, SHOWN, Reason, View
 from jobs.lifecycle.transitions import PARKED
-from jobs.models import LINED, LIVE, Job, State
+from jobs.models import LIVE, Job, State
 
 #: Seconds after which an open transaction is a reason: on PostgreSQL; on SQLite, where it holds the only write lock.
 OLD = 60
@@ -172,33 +172,6 @@ def locked(view: View) -> Iterator[Reason]:
     yield Reason("lock_held", says, cure, words, lock=key, job=held.job, seconds=held.left)
 
 
-def limited(view: View) -> Iterator[Reason]:
-    """A limit of its task or its queue is reached."""
-    job = view.job
-    if job.state != State.READY or (found := limits.keeps(job, limits.in_force())) is None:
-        return
-    if found["of"] == job.limit_key != job.task:
-        found["of"] = view.seen.text("key", found["of"])
-    mine = Job.objects.using(view.using).filter(LINED, limit_key=job.limit_key, queue=job.queue)
-    ahead = 0 if job.limit_key is None else _ahead(view, mine)
-    words = {"ahead": at_least(ahead, ahead == MOST), "since": duration(max(0.0, view.since(job.run_at)))}
-    if found["kind"] == "concurrency":
-        says = gettext(
-            "It waits for a place: of %(of)s at most %(limit)s may run at once, and so many do (%(holders)s). Waiting "
-            "before it in its limit: %(ahead)s."
-        )
-        words["holders"] = ", ".join(found["jobs"])
-        # They may have ended a moment ago.
-        code, cure = "limit_reached", f"manage.py jobs why {found['jobs'][0]}" if found["jobs"] else ""
-    else:
-        says = gettext(
-            "It waits for the rate of %(of)s, %(limit)s: the next job starts in %(next)s. Waiting before it in its "
-            "limit: %(ahead)s."
-        )
-        words["next"], code, cure = duration(found["seconds"]), "rate_reached", ""
-    yield Reason(code, says, cure, {**found, **words}, **found, ahead=ahead, due_seconds=view.since(job.run_at))
-
-
 _ACTIVITY = """
 SELECT pid, activity.application_name, activity.state, extract(epoch FROM clock_timestamp() - activity.xact_start)
 """
@@ -240,7 +213,7 @@ def due(view: View) -> Iterator[Reason]:
     if view.pause is None and view.consumers:
         # A pause, or a missing worker, matters more, and was said already.
         yield from _write_lock(view)
-        found = list(limited(view))
+        found = [reason for waits in extensions.through("waits") for reason in waits(view)]
         yield from found or _in_line(view)
 
 
@@ -280,7 +253,7 @@ def _in_line(view: View) -> Iterator[Reason]:
         says = gettext("It has been due for %(ago)s, and a worker makes it ready in a moment.")
         yield Reason("due", says, "", words, **evidence)
         return
-    ahead, cure = _ahead(view, in_line(view.using).filter(queue=job.queue)), ""
+    ahead, cure = ahead_of(view, in_line(view.using).filter(queue=job.queue)), ""
     evidence |= {"ahead": ahead, "capped": ahead == MOST}
     if ahead or 0 < processes <= running:
         cure = gettext("If that takes too long: more workers, or more processes (--concurrency).")
@@ -315,7 +288,7 @@ def _in_line(view: View) -> Iterator[Reason]:
         yield from held_up(view, "old_transaction", says, _OLDEST, OLD)
 
 
-def _ahead(view: View, ready: QuerySet[Job]) -> int:
+def ahead_of(view: View, ready: QuerySet[Job]) -> int:
     """How many of these jobs have their turn before this one; the count ends at ``census.MOST``."""
     job, equal = view.job, ready.filter(rank=view.job.rank)
     # As the database has it: SQLite compares texts, and Django would write another one.

@@ -13,20 +13,19 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.utils.translation import gettext
 
+from jobs import extensions
 from jobs.conf import conf, did_you_mean, loaded_app
 from jobs.inspection import census
 from jobs.inspection.external_calls import status, unsettled
-from jobs.inspection.limits import usage
-from jobs.lifecycle import limits, queues
-from jobs.lifecycle.limits import name_of
+from jobs.lifecycle import queues
 from jobs.lifecycle.redaction import veil
 from jobs.management.console.base import DRY_RUN, ID, REASON, JobsCommand, Subcommand, me, option, reported, subcommand
-from jobs.models import State, Tally
+from jobs.models import State
 from jobs.models.values import parsed
 from jobs.operations import adoption, workers
 from jobs.operations.actions import OPERATIONS, Operation, Outcome
 from jobs.operations.external_calls import clear_up
-from jobs.operations.selection import FIELDS, Selection, full_name, identify, one_task
+from jobs.operations.selection import FIELDS, Selection, full_name, identify
 
 WHICH = (
     option("--state", "all jobs in a state", choices=State.values),
@@ -124,11 +123,11 @@ examples:
 retry, run, cancel, kill, move, prioritize, delete = map(_subcommand, OPERATIONS.values())
 
 
-def _warn_of_unknown(out: JobsCommand, names: Iterable[str]) -> None:
+def warn_of_unknown(out: JobsCommand, names: Iterable[str]) -> None:
     """A warning and no error: the first job of a queue, and its worker, may come later."""
     app = loaded_app()
     known = {*census.gather(live=True)["queues"], *conf().QUEUES}
-    known |= {*Tally.objects.values_list("queue", flat=True).distinct()}
+    known |= {name for had in extensions.through("known") for name in had("queue")}
     if app is not None:
         known |= {*app.amqp.queues, *filter(None, (getattr(each, "queue", None) for each in app.tasks.values()))}
     for name in names:
@@ -149,7 +148,7 @@ def pause(out: JobsCommand, args: Namespace) -> None:
       manage.py jobs pause mail --reason "the mail server is moved"
     """
     if args.names:
-        _warn_of_unknown(out, args.names)
+        warn_of_unknown(out, args.names)
     with reported():
         done = {name: queues.pause(name, me(), args.reason) for name in dict.fromkeys(args.names)}
     _say_switched(out, done, "paused", "was paused already")
@@ -179,53 +178,6 @@ def _say_switched(out: JobsCommand, done: dict[str, bool], word: str, otherwise:
         out.say(f"{name}: {word}, {census.ready(name)} jobs are ready" if changed else f"{name}: {otherwise}")
     paused = {name: {"at": row.at, "by": row.by, "reason": row.reason} for name, row in queues.paused().items()}
     out.say_json({"changed": [name for name, changed in done.items() if changed], "paused": paused})
-
-
-@subcommand(
-    option("queue", "the name of a queue", nargs="?", metavar="QUEUE"),
-    option("--task", "of a task, instead of a queue", metavar="TASK"),
-    option("--concurrency", "at most so many run at once", type=int, metavar="N"),
-    option("--rate", "at most so many start in a time: 10/s, 100/m, 5000/h; 0: as many as there are", metavar="RATE"),
-    option("--clear", "what was set here holds no longer, but the settings and the code", action="store_true"),
-    REASON,
-)
-def limit(out: JobsCommand, args: Namespace) -> None:
-    """Set how many jobs of a queue or a task run at once, or start in a time, over all workers.
-
-    Workers heed it within a second or so; what runs goes on. It wins over JOBS["QUEUES"] and the task's options,
-    and survives restarts. Without a name: the limits that hold.
-
-    examples:
-      manage.py jobs limit
-      manage.py jobs limit mail --concurrency 3 --rate 100/m
-      manage.py jobs limit --task shop.tasks.sync --concurrency 1
-      manage.py jobs limit mail --clear
-    """
-    given = [args.concurrency is not None or args.rate is not None, args.clear]
-    if args.queue is not None or args.task is not None:
-        if given.count(True) != 1 or (args.queue is None) == (args.task is None):
-            raise CommandError("Name a queue or a --task, and say --concurrency, --rate or both, or --clear.")
-        if args.queue is not None and not args.clear:
-            _warn_of_unknown(out, [args.queue])
-        with reported():
-            name = one_task(args.task) if args.task is not None else name_of(args.queue)
-            # What is not said stays as it was set.
-            before = (None, None) if args.clear else limits.read().get(name, (None, None))
-            concurrency = before[0] if args.concurrency is None else args.concurrency
-            rate = before[1] if args.rate is None else args.rate
-            limits.set_by_hand(name, concurrency, rate, me(), args.reason)
-    elif any(given):
-        raise CommandError("Name a queue, or a --task.")
-    found = usage()
-    out.say_json(found)
-    for row in found:
-        words = [f"{row['concurrency']} at once ({row['running']} run)"] if row["concurrency"] else []
-        words += [row["rate"]] if row["rate"] else []
-        words += [f"for every {row['per']}"] if words and row["per"] else []
-        words = (words or ["no limit"]) + (["set by hand"] if row["by_hand"] else [])
-        out.say(f"{row['kind']} {row['name']}: {', '.join(map(str, words))}")
-    if not found:
-        out.say("No limit holds.")
 
 
 @subcommand(

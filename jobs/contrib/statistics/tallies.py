@@ -2,17 +2,20 @@
 
 import datetime
 import json
-from collections import namedtuple
-from collections.abc import Iterator
+from collections import Counter, defaultdict, namedtuple
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from operator import attrgetter
+from typing import Any
 
-from django.db.models import TextField
+from django.db.models import Sum, TextField
 from django.db.models.functions import Cast
 from django.utils import timezone
 
 from jobs.conf import conf
-from jobs.maintenance.tally import HOUR, MINUTE, ended, floor
-from jobs.models import Tally
+from jobs.contrib.statistics.counting import HOUR, MINUTE, ended, floor
+from jobs.contrib.statistics.models import Tally
+from jobs.models import State
 
 MOST = 2000  #: At most so many ended jobs are counted for a page, the newest: it takes 30 ms.
 
@@ -46,3 +49,22 @@ def last_hour() -> tuple[list[Row], list[Row]]:
         found = ended(alias, since, now + HOUR, MOST).values()
         rest += [Row(*(getattr(each, name) for name in Row._fields)) for each in found]
     return counted, rest
+
+
+def counts(rows: Iterable[Row], *names: str) -> Counter[Any]:
+    """How many jobs ended, by one column or by several."""
+    key, found = attrgetter(*names), Counter[Any]()
+    for row in rows:
+        found[key(row)] += row.count
+    return found
+
+
+def ever() -> dict[str, Counter[tuple[str, ...]]]:
+    """All that was ever counted, by its state: by task and queue, and failures by their errors as well."""
+    found: dict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)
+    for alias in conf().DATABASES:
+        # The hours that are kept, and the sum of those before them (length 0).
+        rows = Tally.objects.using(alias).filter(length__in=(0, 3600))
+        for *names, error, state, count in rows.values_list("task", "queue", "error", "state").annotate(Sum("count")):
+            found[state][(*names, error) if state == State.FAILED else tuple(names)] += count
+    return found

@@ -14,13 +14,13 @@ from jobs.admin.base import ReadOnlyAdmin, may, page, why_of
 from jobs.admin.html import time_column, url_of
 from jobs.conf import loaded_app
 from jobs.conf.rates import MOST, limit_of
+from jobs.contrib.limits import limits
+from jobs.contrib.limits.limits import name_of
+from jobs.contrib.limits.models import Limit
+from jobs.contrib.limits.usage import usage
 from jobs.inspection import census
-from jobs.inspection.limits import usage
 from jobs.inspection.times import duration
-from jobs.lifecycle import limits
-from jobs.lifecycle.limits import name_of
 from jobs.lifecycle.queues import check_name
-from jobs.models import Limit
 from jobs.operations.selection import one_task
 
 TEXT = [ProhibitNullCharactersValidator()]

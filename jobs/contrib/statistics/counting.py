@@ -1,23 +1,20 @@
-"""Count what ended, by the minute, the hour and the quarter of a day, so that the dashboard need not read the jobs.
-
-How long jobs ran and waited is counted in buckets, which can be added up. Each ends 1.41 times as late as the one
-before, so what is read out of them is at most a fifth off.
-"""
+"""Count what ended, by the minute, the hour and the quarter of a day, so that the dashboard need not read the jobs."""
 
 import datetime
-import math
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from django.db import IntegrityError, transaction
 from django.db.models import F, Max, QuerySet
 
+from jobs.contrib.statistics.histograms import bucket
+from jobs.contrib.statistics.models import Tally
 from jobs.database import databases
 from jobs.maintenance import is_eldest
-from jobs.models import Job, State, Tally
+from jobs.models import Job, State
 
 MINUTE, HOUR, QUARTER = datetime.timedelta(minutes=1), datetime.timedelta(hours=1), datetime.timedelta(hours=6)
 
@@ -156,35 +153,3 @@ def ended(using: str, begin: datetime.datetime, end: datetime.datetime, most: in
                 number = str(bucket(spent.total_seconds()))
                 histogram[number] = histogram.get(number, 0) + 1
     return found
-
-
-# How long
-
-#: Seconds at which the first bucket ends, and by how much each ends later than the one before.
-LEAST, STEP = 0.001, math.sqrt(2)
-
-
-def bucket(seconds: float) -> int:
-    return 0 if seconds <= LEAST else math.ceil(round(math.log(seconds / LEAST, STEP), 9))
-
-
-def middle(number: int) -> float:
-    """The middle of a bucket, in seconds."""
-    return float(LEAST * STEP ** (number - 0.5))
-
-
-def mean(histogram: Mapping[Any, int]) -> float | None:
-    """The mean in seconds; None of nothing."""
-    total = sum(histogram.values())
-    return sum(middle(int(number)) * count for number, count in histogram.items()) / total if total else None
-
-
-def percentile(histogram: Mapping[Any, int], part: float) -> float | None:
-    """Seconds within which ``part`` of all (0.95) ended; None of nothing. Also of a histogram as JSON has it."""
-    needed = part * sum(histogram.values())
-    seen = 0
-    for number in sorted(histogram, key=int):
-        seen += histogram[number]
-        if seen >= needed and seen:
-            return middle(int(number))
-    return None

@@ -12,10 +12,11 @@ from django.db.models.functions import Now
 from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.conf.rates import Limit, limit_of
+from jobs.contrib.limits.models import Limit as Row
 from jobs.database import databases
 from jobs.lifecycle.board import board
-from jobs.models import Limit as Row
-from jobs.models.values import scrub
+from jobs.models import Job
+from jobs.models.values import named, scrub
 
 #: What was set by hand: the concurrency and the rate, by the name of the row.
 Given = Mapping[str, tuple[int | None, str | None]]
@@ -29,6 +30,13 @@ class Limits:
     def concern(self, queue: str) -> bool:
         """Whether a claim of this queue has to heed any."""
         return bool(self.tasks) or queue in self.queues
+
+
+def key_of(task: Any, job: Job) -> str | None:
+    """Which jobs share the task's limits with this one: those of the same text. None: it has no limit."""
+    if getattr(task, "claim_limit", None) is None:
+        return None
+    return named(task.name, task.key_of("limit_key", job))
 
 
 def name_of(queue: str) -> str:

@@ -14,19 +14,18 @@ from urllib.parse import urlsplit
 import pytest
 from django.utils import timezone
 
+from jobs.contrib.limits.limits import set_by_hand
+from jobs.contrib.statistics.counting import Count
+from jobs.contrib.statistics.demand import processes
 from jobs.inspection import census
-from jobs.inspection.demand import processes
 from jobs.inspection.metrics import exposition
 from jobs.lifecycle import queues
-from jobs.lifecycle.limits import set_by_hand
 from jobs.lifecycle.transitions import PARKED
-from jobs.maintenance.tally import Count
 from jobs.models import Effect, Job
 from tests.conftest import not_installed
 from tests.harness import ROOT
-from tests.rows import let_beat, make, make_node
+from tests.rows import ended, let_beat, make, make_node
 from tests.servers import Server, die_with_parent, wait_for
-from tests.test_tally import ended
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

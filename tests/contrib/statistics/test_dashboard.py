@@ -1,4 +1,4 @@
-"""The dashboard: what it shows, out of small tables, and the one thing that it changes: whether a queue is paused."""
+"""The dashboard: what it shows, out of small tables, and the buttons that it has."""
 
 from __future__ import annotations
 
@@ -7,33 +7,25 @@ import re
 import uuid
 
 import pytest
-from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from jobs.database import databases
-from jobs.inspection import census, remarks, tallies
-from jobs.inspection.dashboard import FAILURES, Dashboard
+from jobs.contrib.statistics import tallies
+from jobs.contrib.statistics.counting import HOUR, MINUTE, Count
+from jobs.contrib.statistics.dashboard import FAILURES, Dashboard
+from jobs.inspection import census, remarks
 from jobs.lifecycle import queues
-from jobs.maintenance.tally import HOUR, MINUTE, Count, floor
-from jobs.models import Job, Pause, Schedule, Tally
-from tests.rows import let_beat, make, make_node
-from tests.test_tally import ended
+from jobs.models import Job, Schedule
+from tests.rows import ended, let_beat, make, make_node
+from tests.tallies import tally
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 URL = reverse("admin:jobs_dashboard")
-SWITCH = reverse("admin:jobs_queue_switch")
 EVIL = "<script>alert(1)</script>"
-
-
-def tally(age: datetime.timedelta, count: int, length: int = 60, **more) -> None:
-    begin = floor(databases.clock("default") - age, datetime.timedelta(seconds=length))
-    values = {"task": "shop.mail", "queue": "mail", "state": "succeeded", "error": "", "ran": {"20": count}, **more}
-    Tally.objects.create(length=length, begin=begin, count=count, **values)
 
 
 def test_a_new_project_is_told_what_to_do_next(staff):
@@ -187,6 +179,15 @@ def test_it_takes_few_queries_however_much_there_is(staff):
     assert queries() == few <= 30
 
 
+def test_a_spike_is_cut_and_said():
+    for ago in range(2, 50):
+        tally(ago * MINUTE, 10)
+    tally(51 * MINUTE, 5000)
+    chart = Dashboard().chart()
+    assert (chart.highest, [*chart.cut.values()]) == (5000, [5000])
+    assert chart.top < 20
+
+
 def test_nothing_becomes_markup(staff):
     make("ready", queue=EVIL)
     make("running", node=make_node(hostname=EVIL, queues=[EVIL]))
@@ -196,9 +197,6 @@ def test_nothing_becomes_markup(staff):
         text = client.get(f"{URL}?by={by}").content.decode()
         assert "<script>alert" not in text
         assert "&lt;script&gt;alert(1)" in text
-
-
-# Pause and resume
 
 
 def test_the_promise_is_verified_on_a_page_of_its_own(staff):
@@ -219,27 +217,12 @@ def test_the_promise_is_verified_on_a_page_of_its_own(staff):
     assert client.get(url).status_code == 302
 
 
-def test_pause_and_resume(staff):
+def test_a_queue_has_a_button_to_pause_and_to_resume_it(staff):
     client = staff("view_job", "pause_queue")
     make("ready", queue="mail")
     assert "Pause mail" in client.get(URL).content.decode()
-    text = client.post(SWITCH, {"queue": "mail", "verb": "pause", "why": "moving"}, follow=True).content.decode()
-    assert "Paused: mail" in text
-    assert "Resume mail" in text
-    assert (Pause.objects.get().by, Pause.objects.get().reason) == ("ada", "moving")
-    assert "Paused already" in client.post(SWITCH, {"queue": "mail", "verb": "pause"}, follow=True).content.decode()
-    assert "Resumed: mail" in client.post(SWITCH, {"queue": "mail", "verb": "resume"}, follow=True).content.decode()
-    assert not Pause.objects.exists()
-    assert [entry.object_repr for entry in LogEntry.objects.all()] == ["mail", "mail"]
-
-
-@pytest.mark.parametrize("codenames", [["view_job", "change_job", "retry_job"], ["pause_queue"]])
-def test_who_may_not_cannot(staff, codenames):
-    client = staff(*codenames)
-    assert client.post(SWITCH, {"queue": "mail", "verb": "pause"}).status_code == 403
-    assert client.get(SWITCH).status_code == 405
-    assert not Pause.objects.exists()
-    assert not LogEntry.objects.exists()
+    switch = {"queue": "mail", "verb": "pause"}
+    assert "Resume mail" in client.post(reverse("admin:jobs_queue_switch"), switch, follow=True).content.decode()
 
 
 def test_who_may_not_look_sees_nothing(staff):

@@ -6,8 +6,9 @@ from typing import Any
 
 from django.utils import timezone
 
-from jobs.inspection import tallies
-from jobs.maintenance.tally import HOUR, MINUTE, mean
+from jobs.contrib.statistics import tallies
+from jobs.contrib.statistics.counting import HOUR, MINUTE
+from jobs.contrib.statistics.histograms import mean
 
 DRAIN = 60  #: Seconds in which what is ready should be worked off.
 SAYS = f"Processes that are busy, and those that work off in {DRAIN} s what is ready and may run."
@@ -23,7 +24,7 @@ def processes(found: dict[str, Any]) -> dict[str, int]:
     ran: dict[str, Counter[str]] = defaultdict(Counter)
     for row in tallies.of(MINUTE, timezone.now() - HOUR):
         ran[row.queue].update(row.ran)
-    most = {row["name"]: row["concurrency"] for row in found["limits"] if row["kind"] == "queue"}
+    most = {row["name"]: row["concurrency"] for row in found.get("limits", ()) if row["kind"] == "queue"}
     needed = {}
     for name, queue in found["queues"].items():
         ready = 0 if queue["paused"] else queue["ready"] - queue["held"]

@@ -8,32 +8,18 @@ from collections import Counter
 import pytest
 from django.utils import timezone
 
+from jobs.contrib.statistics import counting
+from jobs.contrib.statistics.counting import HOUR, MINUTE, QUARTER, QUARTERS_KEPT, Count, floor
+from jobs.contrib.statistics.histograms import LEAST, bucket, percentile
+from jobs.contrib.statistics.models import Tally
 from jobs.database import databases
 from jobs.lifecycle import transitions
-from jobs.maintenance import tally
-from jobs.maintenance.tally import (
-    HOUR,
-    LEAST,
-    MINUTE,
-    QUARTER,
-    QUARTERS_KEPT,
-    Count,
-    bucket,
-    floor,
-    percentile,
-)
-from jobs.models import Job, Tally
+from jobs.models import Job
 from tests.harness import Worker
-from tests.rows import make, make_node
+from tests.rows import ended, make, make_node
 from tests.servers import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-def ended(at: datetime.datetime, ran: float = 1.0, waited: float = 2.0, state: str = "succeeded", **more) -> Job:
-    started = at - datetime.timedelta(seconds=ran)
-    run_at = started - datetime.timedelta(seconds=waited)
-    return make(state, finished_at=at, started_at=started, run_at=run_at, **more)
 
 
 def counts(length: int) -> dict:
@@ -128,7 +114,7 @@ def test_the_oldest_worker_counts():
 
 def test_a_slow_count_gives_way_and_comes_to_its_end(monkeypatch):
     """However long each hour takes, the next count goes on behind it, and what is old still goes."""
-    monkeypatch.setattr(tally, "LONGEST_COUNT", -1.0)
+    monkeypatch.setattr(counting, "LONGEST_COUNT", -1.0)
     node = make_node()
     hour = floor(timezone.now(), HOUR)
     for hours in range(1, 25):

@@ -10,12 +10,12 @@ from django.core.management import CommandError, call_command
 from django.test import Client
 from django.urls import reverse
 
+from jobs.contrib.limits import limits
 from jobs.inspection import census
-from jobs.lifecycle import limits
 from jobs.maintenance import clock
 from jobs.models import Job, Limit
 from tests import tasks
-from tests.test_limited import claim, end, take
+from tests.contrib.limits.claiming import claim, end, take
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("node")]
 

@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
-from django.contrib import admin, messages
+from django.contrib import admin
 from django.core import checks
-from django.core.exceptions import PermissionDenied
 from django.core.handlers.asgi import ASGIRequest
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, StreamingHttpResponse
 from django.http.response import HttpResponseBase
@@ -19,16 +18,18 @@ from django.utils.translation import gettext_lazy as _
 
 from jobs import extensions
 from jobs.admin import html
-from jobs.admin.base import ReadOnlyAdmin, may, page, why_of
+from jobs.admin.base import ReadOnlyAdmin, may, page
 from jobs.admin.html import url_of
 from jobs.conf import worker_command
-from jobs.inspection import live, public
+from jobs.contrib.statistics import live
+from jobs.contrib.statistics.counting import HOUR
+from jobs.contrib.statistics.dashboard import FAILURES, Chart, Dashboard
+from jobs.contrib.statistics.models import Overview
+from jobs.inspection import public
 from jobs.inspection.census import LIVE, at_least
-from jobs.inspection.dashboard import FAILURES, HOUR, Chart, Dashboard
 from jobs.inspection.remarks import INFO, Remark, sentence
 from jobs.inspection.times import duration
-from jobs.lifecycle import queues
-from jobs.models import Job, Overview, Pause, State
+from jobs.models import Job, State
 from jobs.models.values import parse_uuid
 from jobs.operations import workers
 from jobs.operations.actions import OPERATIONS
@@ -148,27 +149,6 @@ class OverviewAdmin(ReadOnlyAdmin):
             self.log_change(request, node, "seen")
         return HttpResponseRedirect(url_of("dashboard"))
 
-    @page("queue/", "queue_switch", "pause_queue")
-    def switch(self, request: HttpRequest) -> HttpResponse:
-        """Pause a queue, or resume it."""
-        name, verb, why = request.POST.get("queue", ""), request.POST.get("verb"), why_of(request)
-        if verb not in ("pause", "resume"):
-            raise PermissionDenied
-        try:
-            if verb == "pause":
-                done = queues.pause(name, request.user.get_username(), why)
-                said = gettext("Paused: %s") if done else gettext("Paused already: %s")
-            else:
-                done = queues.resume(name)
-                said = gettext("Resumed: %s") if done else gettext("Not paused: %s")
-        except ValueError as exc:
-            messages.error(request, str(exc))
-        else:
-            if done:
-                self.log_change(request, Pause(queue=name), f"{verb} {why}".strip())
-            messages.add_message(request, messages.SUCCESS if done else messages.WARNING, said % name)
-        return HttpResponseRedirect(url_of("dashboard"))
-
 
 def _chart(board: Dashboard) -> dict[str, Any]:
     chart, is_by_state = board.chart(), board.by == "state"
@@ -231,8 +211,6 @@ def _place(remark: Remark) -> tuple[Any, str] | None:
             return THEM, url_of("job_changelist", state__exact="scheduled")
         case "unknown_task":
             return THEM, url_of("job_changelist", state__exact="scheduled", task=about)
-        case "failing" | "failed":
-            return THEM, url_of("job_changelist", **_failed(about))
         case "starving" | "growing" | "busy" | "paused":
             return THEM, url_of("job_changelist", state__exact="ready", queue=about)
         case "stuck":
@@ -259,10 +237,6 @@ def _button(request: HttpRequest, remark: Remark) -> tuple[Any, str, dict[str, A
         case "paused":
             permission, label, url = "pause_queue", _("Resume"), url_of("queue_switch")
             fields = {"verb": "resume", "queue": about}
-        case "failing" | "failed":
-            permission, label, url = "retry_job", _("Retry these"), url_of("job_operate", **_failed(about))
-            fields = {"operation": "retry", "scope": "all"}
-            warns = _("All jobs of this task that failed in the last hour run again.")
         case "dead":
             permission, label, url, fields = "control_node", _("Seen"), url_of("node_seen"), {}
         case "stuck":
@@ -275,10 +249,6 @@ def _button(request: HttpRequest, remark: Remark) -> tuple[Any, str, dict[str, A
                 return None
             permission, label, url, fields, warns = kind.button(about)
     return (label, url, fields, warns) if may(request, permission) else None
-
-
-def _failed(task: str) -> dict[str, str]:
-    return {"state__exact": "failed", "task": task, "ended": "1h"}
 
 
 def _short(seconds: float | None) -> str:

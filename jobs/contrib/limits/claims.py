@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -28,13 +28,16 @@ from django.db.models import Min, Q, QuerySet
 from jobs.conf import celery_app
 from jobs.conf.logs import logger
 from jobs.conf.rates import Limit
+from jobs.contrib.limits import limits
+from jobs.contrib.limits.limits import Limits, name_of
+from jobs.contrib.limits.models import Gate
 from jobs.database import databases
 from jobs.database.sessions import literal, session_of
-from jobs.lifecycle import claims, limits
+from jobs.lifecycle import claims
 from jobs.lifecycle.board import board
 from jobs.lifecycle.claims import COLUMNS
-from jobs.lifecycle.limits import Limits, name_of
-from jobs.models import CLAIMABLE, HELD, LINED, PLACED, SEATED, Gate, Job, State
+from jobs.lifecycle.ring import bell
+from jobs.models import CLAIMABLE, HELD, LINED, PLACED, SEATED, Job, State
 
 #: So many jobs that stand in the way are held; and of the limit that most of them have, so many in one statement.
 CROWD, KIN = 50, 1000
@@ -253,6 +256,10 @@ class LimitedClaimer(claims.Claimer):
         for job in jobs:
             if job.limit_key is not None:
                 self._left[str(job._state.db)].add(job.limit_key)
+
+    def may_find_more(self, jobs: Sequence[Job], asked: int) -> bool:
+        # Of a limit one job is claimed after the other.
+        return super().may_find_more(jobs, asked) or any(job.limit_key for job in jobs)
 
     def claim(
         self,
@@ -598,7 +605,7 @@ def _mark(using: str, rows: Sequence[Any], app: Celery | None) -> int:
     done = 0
     for job in Job.objects.using(using).filter(pk__in=[row.pk for row in rows]).only("task", "args", "kwargs"):
         try:
-            key = app.tasks[job.task].limit_key_of(job) if app is not None else job.task
+            key = limits.key_of(app.tasks[job.task], job) if app is not None else job.task
         except Exception:
             # The arguments do not fit, which its run will say.
             key = job.task
@@ -624,6 +631,15 @@ def publish() -> None:
             logger.error("the limits that were set by hand: %s", exc, extra={"action": "limits_too_many"})
             return
     databases.everywhere(_look_now)
+
+
+def ticked(answers: Mapping[str, Mapping[str, Any]]) -> None:
+    """Tell this worker's processes what is held back, and what was set by hand."""
+    board.holds = any(each["holds"] for each in answers.values())
+    if any(each["may_open"] for each in answers.values()):
+        bell.ring()
+    if board.limits or answers.get(databases.home(), {}).get("is_limited"):
+        publish()
 
 
 def _look_now(using: str) -> None:

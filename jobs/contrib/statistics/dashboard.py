@@ -8,8 +8,10 @@ from typing import Any
 from django.utils import timezone
 
 from jobs.conf import conf
-from jobs.inspection import census, remarks, tallies
-from jobs.maintenance.tally import HOUR, MINUTE, QUARTER, floor, percentile
+from jobs.contrib.statistics import tallies
+from jobs.contrib.statistics.counting import HOUR, MINUTE, QUARTER, floor
+from jobs.contrib.statistics.histograms import percentile
+from jobs.inspection import census, remarks
 from jobs.models import ENDED, Job, State
 from jobs.models.fields import first_id, time_of
 
@@ -44,27 +46,22 @@ class Dashboard:
             self.tallies = tallies.of(self.span.bar, self.begins[0])
             self.tallies += [row._replace(begin=floor(row.begin, self.span.bar)) for row in rest]
         self.rates = self._rates()
-        self.remarks = remarks.of(self.found, self.running, self.rates, self.minutes)
+        self.remarks = remarks.of(self.found | {"rates": self.rates, "minutes": self.minutes}, self.running)
 
     def ended(self) -> dict[str, int]:
-        total = {str(state): 0 for state in ENDED}
-        for row in self.tallies:
-            total[row.state] += row.count
-        return total
+        return {str(state): 0 for state in ENDED} | tallies.counts(self.tallies, "state")
 
     def chart(self) -> Chart:
         """How many jobs ended in each bar, by series."""
-        counts: dict[str, Counter[datetime.datetime]] = defaultdict(Counter)
-        for row in self.tallies:
-            counts[getattr(row, self.by)][row.begin] += row.count
-        names = sorted(counts, key=lambda name: -counts[name].total())
+        counts = tallies.counts(self.tallies, self.by, "begin")
+        names, others = [name for name, _ in tallies.counts(self.tallies, self.by).most_common()], []
         if self.by == "state":
-            names = [state for state in ("succeeded", "cancelled", "failed") if state in counts]
+            names = [state for state in ("succeeded", "cancelled", "failed") if state in names]
         elif len(names) > SERIES:
             names, others = names[: SERIES - 1], names[SERIES - 1 :]
-            counts[""] = sum((counts[name] for name in others), Counter())
-            names.append("")
-        series = {name: [counts[name][begin] for begin in self.begins] for name in names}
+        series = {name: [counts[name, begin] for begin in self.begins] for name in names}
+        if others:
+            series[""] = [sum(counts[name, begin] for name in others) for begin in self.begins]
         bars = [sum(counts) for counts in zip(*series.values(), strict=True)]
         highest = max(bars, default=0)
         # The highest bar, without the highest twentieth of all.

@@ -1,18 +1,25 @@
 """Which limits hold, how far they are used, and which of them keeps a job."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from django.db.models import Count, Q
+from django.db.models import Count, Q, QuerySet
+from django.utils.translation import gettext
 
 from jobs.conf import conf, loaded_app
 from jobs.conf.rates import Limit
+from jobs.contrib.limits import limits
+from jobs.contrib.limits.claims import next_at
+from jobs.contrib.limits.limits import Limits, name_of
+from jobs.contrib.limits.models import Gate
 from jobs.database import databases
-from jobs.lifecycle import limits
-from jobs.lifecycle.limited_claims import next_at
-from jobs.lifecycle.limits import Limits, name_of
-from jobs.models import CLAIMABLE, LINED, SEATED, Gate, Job, State
+from jobs.inspection import remarks
+from jobs.inspection.census import MOST, at_least, in_line
+from jobs.inspection.times import duration
+from jobs.inspection.why.view import Reason, View
+from jobs.inspection.why.waiting import ahead_of
+from jobs.models import CLAIMABLE, LINED, SEATED, Job, State
 
 SHOWN = 5  #: So many of the jobs that have a limit's places are named.
 
@@ -48,6 +55,18 @@ def keeps(job: Job, known: Limits) -> dict[str, Any] | None:
         if state is not None and (seconds := _opens_in(state, limit, databases.epoch(using))):
             return {"kind": "rate", "of": name, "limit": limit.rate, "seconds": seconds}
     return None
+
+
+def keeps_first(queue: str) -> bool:
+    """Whether a limit keeps the first ready job of a queue."""
+    known = in_force()
+    rows = databases.each(in_line().filter(queue=queue)) if known.concern(queue) else ()
+    return any((job := each.first()) is not None and keeps(job, known) is not None for each in rows)
+
+
+def free(queue: str, rows: QuerySet[Job]) -> QuerySet[Job]:
+    """Those of the ready jobs of a queue that no limit can keep."""
+    return rows.none() if queue in in_force().queues else rows.filter(limit_key=None)
 
 
 def usage() -> list[dict[str, Any]]:
@@ -97,3 +116,44 @@ def _note_use(using: str, of: Mapping[str, Limit], found: dict[str, dict[str, An
             if waits.values_list("pk")[:1]:
                 row["reached"] = "concurrency" if full else "rate"
                 row["next_in"] = round(seconds, 3) if seconds and not full else None
+
+
+def waits(view: View) -> Iterator[Reason]:
+    """A limit of its task or its queue is reached."""
+    job = view.job
+    if job.state != State.READY or (found := keeps(job, in_force())) is None:
+        return
+    if found["of"] == job.limit_key != job.task:
+        found["of"] = view.seen.text("key", found["of"])
+    mine = Job.objects.using(view.using).filter(LINED, limit_key=job.limit_key, queue=job.queue)
+    ahead = 0 if job.limit_key is None else ahead_of(view, mine)
+    words = {"ahead": at_least(ahead, ahead == MOST), "since": duration(max(0.0, view.since(job.run_at)))}
+    if found["kind"] == "concurrency":
+        says = gettext(
+            "It waits for a place: of %(of)s at most %(limit)s may run at once, and so many do (%(holders)s). Waiting "
+            "before it in its limit: %(ahead)s."
+        )
+        words["holders"] = ", ".join(found["jobs"])
+        # They may have ended a moment ago.
+        code, cure = "limit_reached", f"manage.py jobs why {found['jobs'][0]}" if found["jobs"] else ""
+    else:
+        says = gettext(
+            "It waits for the rate of %(of)s, %(limit)s: the next job starts in %(next)s. Waiting before it in its "
+            "limit: %(ahead)s."
+        )
+        words["next"], code, cure = duration(found["seconds"]), "rate_reached", ""
+    yield Reason(code, says, cure, {**found, **words}, **found, ahead=ahead, due_seconds=view.since(job.run_at))
+
+
+def problems(found: list[dict[str, Any]]) -> Iterator[remarks.Remark]:
+    """The limits that are reached: nothing is broken, and somebody may wonder why jobs wait."""
+    for row in found:
+        if row["reached"] == "concurrency":
+            says = gettext(
+                "%(name)s: limit reached: %(running)s run, of %(concurrency)s at once; others wait for a place"
+            )
+            yield remarks.remark("limited", says % row, gettext("Jobs wait for a place, as it was wanted."))
+        elif row["reached"]:
+            says = gettext("%(name)s: rate reached: %(rate)s; the next job starts in %(time)s")
+            means = gettext("Jobs wait for their turn, as it was wanted.")
+            yield remarks.remark("rated", says % {**row, "time": duration(row["next_in"])}, means)

@@ -1,0 +1,110 @@
+"""What of limits takes part in the core."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext_lazy
+
+from jobs.conf.rates import RATE, limit_of
+from jobs.extensions import Extension, Kind
+
+
+def _place(_about: Any) -> tuple[Any, str]:
+    from jobs.admin.html import url_of
+
+    return _("Show them"), url_of("limit_changelist")
+
+
+class Limits(Extension):
+    options = {
+        "concurrency": ("a whole number", (int,)),
+        "rate": (RATE, (str, int, float)),
+    }
+    looks = {
+        "is_limited": "EXISTS (SELECT 1 FROM jobs_limit)",
+        "holds": "EXISTS (SELECT 1 FROM jobs_gate WHERE look_at IS NOT NULL)",
+        "may_open": """
+            (SELECT 1 FROM jobs_gate WHERE look_at <= {epoch} ORDER BY look_at LIMIT 1) IS NOT NULL
+            OR (SELECT 1 FROM jobs_gate WHERE look_at > {epoch} + 61 ORDER BY look_at DESC LIMIT 1) IS NOT NULL""",
+    }
+    kinds = {
+        "limited": Kind(
+            severity="info",
+            many=ngettext_lazy("%(number)s limit is reached", "%(number)s limits are reached", "number"),
+            is_fault=False,
+            place=_place,
+        ),
+        "rated": Kind(
+            severity="info",
+            many=ngettext_lazy("%(number)s rate is reached", "%(number)s rates are reached", "number"),
+            is_fault=False,
+            place=_place,
+        ),
+    }
+
+    def declared(self, task: Any) -> None:
+        rate = None if task._get_app().conf.worker_disable_rate_limits else task.rate_limit
+        task.claim_limit = limit_of(task.concurrency, rate if task.rate is None else task.rate)
+        if task.claim_limit is None and inspect.getattr_static(task, "limit_key") is not None:
+            raise ValueError("limit_key= needs concurrency= or rate=, which it is the key of")
+
+    def called(self, task: Any, job: Any) -> None:
+        from jobs.contrib.limits.limits import key_of
+
+        job.limit_key = key_of(task, job)
+
+    def claimer(self, app: Any) -> Any:
+        from jobs.contrib.limits.claims import LimitedClaimer
+
+        return LimitedClaimer(app)
+
+    def registered(self) -> None:
+        from jobs.contrib.limits.claims import publish
+
+        publish()
+
+    def ticked(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
+        from jobs.contrib.limits.claims import ticked
+
+        ticked(answers)
+
+    def set_rate(self, task: str, rate: str) -> None:
+        from jobs.contrib.limits import limits
+
+        # What was set by hand otherwise, its concurrency, stays.
+        concurrency, _ = limits.read().get(task, (None, None))
+        limits.set_by_hand(task, concurrency, rate, "celery control rate_limit")
+
+    def prune(self, using: str, budget: float) -> None:
+        from jobs.contrib.limits.claims import prune_gates
+
+        prune_gates(using)
+
+    def status(self, found: dict[str, Any]) -> dict[str, Any]:
+        from jobs.contrib.limits.usage import usage
+
+        return {"limits": usage()}
+
+    def problems(self, found: dict[str, Any]) -> Iterator[Any]:
+        from jobs.contrib.limits.usage import problems
+
+        return problems(found["limits"])
+
+    def waits(self, view: Any) -> Iterator[Any]:
+        from jobs.contrib.limits.usage import waits
+
+        return waits(view)
+
+    def keeps(self, queue: str) -> bool:
+        from jobs.contrib.limits.usage import keeps_first
+
+        return keeps_first(queue)
+
+    def free(self, queue: str, rows: Any) -> Any:
+        from jobs.contrib.limits.usage import free
+
+        return free(queue, rows)
