@@ -80,6 +80,9 @@ class Extension:
             TypeError, ValueError: the call cannot be made; names the cure.
         """
 
+    def claimer(self, app: Any) -> Any:
+        """What claims for one process: a subclass of ``Claimer``, which may hold jobs back. One extension has it."""
+
     # A job's row
 
     def inserting(self, jobs: list[Any], using: str) -> None:
@@ -105,9 +108,6 @@ class Extension:
         """All jobs of a copy of a database are cancelled: forget what would be called when they have ended."""
 
     # A run
-
-    def claimer(self, app: Any) -> Any:
-        """What claims for one process: a subclass of ``Claimer``, which may hold jobs back. One extension has it."""
 
     def say(self, run: Any, done: float, total: float | None, text: str) -> None:
         """``Task.progress()``, in the body of a run; ``TypeError`` or ``ValueError``: what it says cannot be."""
@@ -144,12 +144,12 @@ class Extension:
     def ticked(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
         """The clock has looked, each second or so: the answers to ``looks`` of each database that could be asked."""
 
+    def set_rate(self, task: str, rate: str) -> None:
+        """``celery control rate_limit``."""
+
     def idle(self, app: Any, using: str) -> bool:
         """``run_jobs()`` finds no job: do what threads and ticks would do. True: there may be one now."""
         return False
-
-    def set_rate(self, task: str, rate: str) -> None:
-        """``celery control rate_limit``."""
 
     def prune(self, using: str, budget: float) -> None:
         """Delete what is old, in one database; only one worker at a time does it. ``budget``: seconds."""
@@ -177,14 +177,6 @@ class Extension:
         """A part of the dashboard, as HTML that is safe; empty: this reader sees none."""
         return ""
 
-    def other(self, what: Any) -> Any:
-        """What is no job, and has an id like one's: by the id, or the row; a ``public.Other``."""
-        return None
-
-    def said(self, jobs: Iterable[Any], is_veiled: bool) -> Mapping[Any, Any]:
-        """What the last run of each job said of how far it is, by their ids: ``percent``, ``text``, ``str()``."""
-        return {}
-
     def waits(self, view: Any) -> Iterable[Any]:
         """Why a ready job of a queue that has a worker is not taken. Without a reason it is told its place in line."""
         return ()
@@ -211,6 +203,14 @@ class Extension:
     def counters(self) -> Iterable[tuple[str, str, list[str], Any]]:
         """The same of what only grows."""
         return ()
+
+    def other(self, what: Any) -> Any:
+        """What is no job, and has an id like one's: by the id, or the row; a ``public.Other``."""
+        return None
+
+    def said(self, jobs: Iterable[Any], is_veiled: bool) -> Mapping[Any, Any]:
+        """What the last run of each job said of how far it is, by their ids: ``percent``, ``text``, ``str()``."""
+        return {}
 
     def reasons(self, view: Any) -> Iterable[Any]:
         """Why a job is where it is, after the reasons of the core."""

@@ -12,6 +12,7 @@ from celery import signals
 
 from jobs import signals as job_signals
 from jobs.calling import request
+from jobs.worker import runner
 from tests.gates import once_only
 from tests.misbehaving import end_at
 
@@ -93,6 +94,10 @@ if "JOBS_TEST_HANGS_AT_EXIT" in os.environ:
 
 if "JOBS_TEST_CONSUMER_TIMEOUT" in os.environ:
     request.CONSUMER_TIMEOUT = float(os.environ["JOBS_TEST_CONSUMER_TIMEOUT"])
+
+if "JOBS_TEST_CLAIMS_MANY" in os.environ:
+    # However slow the machine is.
+    runner.BATCH_TIME = 60.0
 
 if "JOBS_TEST_RELEASE" in os.environ:
     from tests.faults import release

@@ -64,7 +64,7 @@ def test_a_job_that_takes_its_node_down_fails_no_innocent_one(settings):
     poison, innocent = str(before[-1].id), {str(each.id) for each in [*before[:-1], *after]}
     Job.objects.filter(pk=poison).update(args=["poison", True])
     for _ in range(settings.JOBS["MAX_NODE_LOSSES"]):
-        with Worker(concurrency=1, wait=False) as worker:
+        with Worker(concurrency=1, wait=False, JOBS_TEST_CLAIMS_MANY="1") as worker:
             assert wait_for(lambda worker=worker: worker.process.poll(), 60, "it has struck") == -signal.SIGKILL
     with Worker(concurrency=1):
         rows = {str(row.pk): row for row in wait_ended(poison, *innocent, timeout=60)}
