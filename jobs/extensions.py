@@ -20,8 +20,9 @@ import path is public stands in ``jobs``. These of its files are read, if they a
 ``apps.py``
     makes it a Django app of its own. It takes part if its name is in ``INSTALLED_APPS``. The others always do.
 
-A door that nobody uses costs nothing: :func:`through` returns an empty tuple. The methods of :class:`Extension` are the
-doors, in the order in which a job meets them. Each says when it is called, and in which transaction.
+A door that nobody uses costs nothing: :func:`through` returns an empty tuple. By some comes each call, or each run:
+there a property that gives a function spares an import. The methods of :class:`Extension` are the doors, in the order
+in which a job meets them. Each says when it is called, and in which transaction.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from importlib import import_module
 from pathlib import Path
 from threading import Event
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 HOME = Path(__file__).parent
 
@@ -114,10 +115,10 @@ class Extension:
     # A job's row
 
     def inserting(self, jobs: list[Any], using: str) -> None:
-        """Jobs are about to be inserted into the caller's transaction: change their columns, or raise.
+        """Jobs are about to be inserted into the caller's transaction: change them, or raise. Each call comes by."""
 
-        Each call comes by: a property that gives a function spares the import.
-        """
+    def replacing(self, job: Any, using: str) -> None:
+        """A body is replaced by this call, which has its job's id, and is about to be inserted."""
 
     def again(self, jobs: Any, using: str) -> Mapping[str, Any]:
         """Somebody lets an ended job (a queryset) run again; in that transaction, before its row gets these columns."""
@@ -125,6 +126,9 @@ class Extension:
 
     #: A condition of ended jobs that are still needed, by the database's alias, and the sentence that says so.
     needed: tuple[Callable[[str], Any], Any]
+
+    def deletable(self, jobs: Any, using: str) -> Any:
+        """Those of the ended jobs that may be deleted; both are querysets."""
 
     def deleting(self, jobs: Any, using: str) -> None:
         """Ended jobs (a queryset) are about to be deleted, in that transaction."""
@@ -139,11 +143,19 @@ class Extension:
         return nullcontext()
 
     def say(self, run: Any, done: float, total: float | None, text: str) -> None:
-        """``Task.progress()``, in the body of a run.
+        """``Task.progress()``, in the body of a run; ``TypeError`` or ``ValueError``: what it says cannot be."""
 
-        Raises:
-            TypeError, ValueError: what the body says cannot be.
-        """
+    def completing(self, run: Any) -> Callable[[], None] | None:
+        """A body returned: what is to be written just before its completion. What that raises fails the job."""
+
+    def ended(self, job: Any, error: Mapping[str, Any]) -> Callable[[], None] | None:
+        """A job is about to end without success, whoever ends it: what is to be written in the transaction of that."""
+
+    def settled(self, run: Any) -> None:
+        """The run is settled. Celery's tracer goes on from here, and must not do once more what is written."""
+
+    #: What counts the parts of a chord (``chords.py`` of the canvas) for the result backend.
+    chords: Any
 
     # The worker: beside each one there is a supervisor, a process with threads
 
@@ -249,8 +261,8 @@ class Extension:
         """Why a job is where it is, before the last reason of the core: that it runs, waits, or how it ended."""
         return ()
 
-    def other(self, what: Any) -> Other | None:
-        """What is no job, and people ask for by an id like one's. ``what``: the id as a UUID, or the row itself."""
+    def other(self, what: Any) -> Any:
+        """What is no job, and has an id like one's: by the id, or the row; a ``public.Other``."""
         return None
 
     def said(self, jobs: Iterable[Any], is_veiled: bool) -> Mapping[Any, Any]:
@@ -268,16 +280,6 @@ class Extension:
     def checks_of_tasks(self, app: Any) -> Iterable[tuple[str, dict[str, Any]]]:
         """The same, when they are imported."""
         return ()
-
-
-class Other(NamedTuple):
-    """What has an id and a bar, and is no job."""
-
-    row: Any
-    #: How far it is, for everybody who has its token (``jobs.inspection.public``).
-    shown: Callable[[], dict[str, Any]]
-    #: Why it has not ended.
-    reasons: Callable[[], Iterable[Any]]
 
 
 class Passing(Protocol):

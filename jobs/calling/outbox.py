@@ -18,7 +18,7 @@ from jobs.database import databases, sessions
 from jobs.lifecycle import unique
 from jobs.models import ADDED, Job, State
 
-#: The database to which the calls of a block go as rows, also those of stock tasks (``jobs.calling.followups``).
+#: The database to which the calls of a block go as rows, also those of stock tasks (``jobs.calling.following``).
 following: ContextVar[str | None] = ContextVar("jobs.following", default=None)
 
 #: What makes a call a part of something greater.

@@ -15,7 +15,7 @@ from django.db.models.functions import Cast
 from django.utils.translation import gettext
 
 from jobs import extensions
-from jobs.calling import chords, stored
+from jobs.calling import stored
 from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.database import databases
@@ -23,7 +23,7 @@ from jobs.idempotency import locks, markers
 from jobs.lifecycle import worker_orders
 from jobs.lifecycle.transitions import now_plus
 from jobs.maintenance import is_eldest
-from jobs.models import ENDED, LIVE, Action, Job, Marker, Node, State
+from jobs.models import ENDED, Action, Job, Marker, Node, State
 
 NODE_RETENTION = 7 * 86400.0  #: Seconds for which a dead node is kept, for people to read.
 
@@ -72,7 +72,6 @@ class Prune:
             done["markers"] += count
         while time.monotonic() < began + budget and (deleted := self._step(using)) is not None:
             done["jobs"] += deleted
-        chords.prune(using, conf().BATCH)
         for prune in extensions.through("prune"):
             done.update(prune(using, max(0.0, began + budget - time.monotonic())) or {})
         old = Node.objects.using(using).filter(dead_at__lt=now_plus(-NODE_RETENTION))
@@ -159,9 +158,9 @@ def delete_old(keys: Sequence[uuid.UUID], using: str) -> int:
 def delete(keys: Sequence[uuid.UUID], using: str) -> int:
     """Delete the jobs, if they have ended: else a replay was faster. Ask :func:`needed_for` before."""
     with transaction.atomic(using=using):
-        # A job stays until its errbacks and its chord have been told of its end.
-        telling = Job.objects.using(using).filter(parent_id=OuterRef("pk"), task="jobs.ended", state__in=LIVE)
-        over = Job.objects.using(using).filter(~Exists(telling), pk__in=keys, state__in=ENDED)
+        over = Job.objects.using(using).filter(pk__in=keys, state__in=ENDED)
+        for narrow in extensions.through("deletable"):
+            over = narrow(over, using)
         for tell in extensions.through("deleting"):
             tell(over, using)
         deleted: int = over._raw_delete(using)

@@ -27,7 +27,8 @@ from django.utils import timezone
 
 from jobs import extensions
 from jobs.arguments import normalize
-from jobs.calling import followups, outbox
+from jobs.calling import outbox
+from jobs.calling.raised import exception_of
 from jobs.conf import OWN_TASKS, conf, import_tasks
 from jobs.database import databases
 from jobs.errors import TaskExited, TaskOutOfMemory
@@ -226,7 +227,7 @@ class _Process:
             return raised.__cause__
         if isinstance(raised, Exception) and not isinstance(raised, Ignore):
             return raised
-        return followups.exception_of(job.error or {}, self.app.backend)
+        return exception_of(job.error or {}, self.app.backend)
 
 
 _OF_OPEN_QUEUES = ~Exists(Pause.objects.filter(pk=OuterRef("queue")))
