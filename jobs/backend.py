@@ -19,7 +19,10 @@ from celery.contrib.abortable import ABORTED
 from celery.result import assert_will_not_block, result_from_tuple
 from django.db import InterfaceError, OperationalError
 
-from jobs.calling import chords, followups, outbox, stored
+from jobs import extensions
+from jobs.calling import outbox, stored
+from jobs.calling.following import calls_are_rows
+from jobs.calling.raised import exception_of
 from jobs.calling.stored import Store
 from jobs.conf import conf
 from jobs.conf.logs import logger
@@ -114,22 +117,25 @@ class Backend(BaseBackend):
     # Chords
 
     def apply_chord(self, header_result_args: Any, body: Any, **kwargs: Any) -> None:
-        chords.begin(self.app.GroupResult(*header_result_args), outbox.alias_of())
+        for chords in extensions.through("chords"):
+            chords.begin(self.app.GroupResult(*header_result_args), outbox.alias_of())
 
     def set_chord_size(self, group_id: str, chord_size: int) -> None:
         """It is known from the call."""
 
     def add_to_chord(self, chord_id: str, result: Any) -> None:
-        chords.add(chord_id, result.id, outbox.alias_of())
+        for chords in extensions.through("chords"):
+            chords.add(chord_id, result.id, outbox.alias_of())
 
     def on_chord_part_return(self, request: Any, state: str, result: Any, **kwargs: Any) -> None:
-        """A part that is no job has ended, or one that failed (``followups.tell``)."""
+        """A part that is no job has ended, or one that failed."""
         within = outbox.following.get()
         error = repr(result) if state in states.PROPAGATE_STATES else ""
         value = None if error else jsonable(result, "the result")
         for alias in dict.fromkeys([*filter(None, [within]), *conf().DATABASES]):
-            with followups.calls_are_rows(alias):
-                if chords.count(self.app, request.chord, request.group, request.id, alias, value, error):
+            with calls_are_rows(alias):
+                part = (self.app, request.chord, request.group, request.id, alias, value, error)
+                if any(chords.count(*part) for chords in extensions.through("chords")):
                     return
         logger.warning("the chord %s of %s is not known here", request.group, request.id, extra={"action": "no_chord"})
 
@@ -252,7 +258,7 @@ class Backend(BaseBackend):
         elif status == states.REVOKED:
             result = celery.exceptions.TaskRevokedError(error.get("message", ""))
         elif error and status != states.PENDING:
-            result = followups.exception_of(error, self)
+            result = exception_of(error, self)
         is_raised = status in (states.FAILURE, states.RETRY)
         return {
             "task_id": job.task_id,

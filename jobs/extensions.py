@@ -20,8 +20,9 @@ import path is public stands in ``jobs``. These of its files are read, if they a
 ``apps.py``
     makes it a Django app of its own. It takes part if its name is in ``INSTALLED_APPS``. The others always do.
 
-A door that nobody uses costs nothing: :func:`through` returns an empty tuple. The methods of :class:`Extension` are the
-doors, in the order in which a job meets them. Each says when it is called, and in which transaction.
+A door that nobody uses costs nothing: :func:`through` returns an empty tuple. By some comes each call, or each run:
+there a property that gives a function spares an import. The methods of :class:`Extension` are the doors, in the order
+in which a job meets them. Each says when it is called, and in which transaction.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from importlib import import_module
 from pathlib import Path
 from threading import Event
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 HOME = Path(__file__).parent
 
@@ -55,6 +56,8 @@ class Kind:
     many: Any
     #: False: somebody wanted it so, or there is much to do.
     is_fault: bool = True
+    #: It is listed before this kind of the core's; empty: behind all of them.
+    before: str = ""
     #: Who may read it in the admin, beside those who may read jobs: a permission.
     permission: str = ""
     #: What it is about gives a label and a URL of the admin that show it.
@@ -66,7 +69,7 @@ class Kind:
 class Extension:
     """The parts of one feature. Override those that it has; what is left alone takes no part."""
 
-    # A task is declared
+    # A task is declared, and called
 
     #: Options of ``@shared_task``: what a value must be, in words and as types.
     options: Mapping[str, tuple[str, tuple[type, ...]]] = {}
@@ -112,10 +115,10 @@ class Extension:
     # A job's row
 
     def inserting(self, jobs: list[Any], using: str) -> None:
-        """Jobs are about to be inserted into the caller's transaction: change their columns, or raise.
+        """Jobs are about to be inserted into the caller's transaction: change them, or raise. Each call comes by."""
 
-        Each call comes by: a property that gives a function spares the import.
-        """
+    def replacing(self, job: Any, using: str) -> None:
+        """A body is replaced by this call, which has its job's id, and is about to be inserted."""
 
     def again(self, jobs: Any, using: str) -> Mapping[str, Any]:
         """Somebody lets an ended job (a queryset) run again; in that transaction, before its row gets these columns."""
@@ -123,6 +126,9 @@ class Extension:
 
     #: A condition of ended jobs that are still needed, by the database's alias, and the sentence that says so.
     needed: tuple[Callable[[str], Any], Any]
+
+    def deletable(self, jobs: Any, using: str) -> Any:
+        """Those of the ended jobs that may be deleted; both are querysets."""
 
     def deleting(self, jobs: Any, using: str) -> None:
         """Ended jobs (a queryset) are about to be deleted, in that transaction."""
@@ -137,11 +143,19 @@ class Extension:
         return nullcontext()
 
     def say(self, run: Any, done: float, total: float | None, text: str) -> None:
-        """``Task.progress()``, in the body of a run.
+        """``Task.progress()``, in the body of a run; ``TypeError`` or ``ValueError``: what it says cannot be."""
 
-        Raises:
-            TypeError, ValueError: what the body says cannot be.
-        """
+    def completing(self, run: Any) -> Callable[[], None] | None:
+        """A body returned: what is to be written just before its completion. What that raises fails the job."""
+
+    def ended(self, job: Any, error: Mapping[str, Any]) -> Callable[[], None] | None:
+        """A job is about to end without success, whoever ends it: what is to be written in the transaction of that."""
+
+    def settled(self, run: Any) -> None:
+        """The run is settled. Celery's tracer goes on from here, and must not do once more what is written."""
+
+    #: What counts the parts of a chord (``chords.py`` of the canvas) for the result backend.
+    chords: Any
 
     # The worker: beside each one there is a supervisor, a process with threads
 
@@ -157,7 +171,11 @@ class Extension:
     def registered(self) -> None:
         """The supervisor has written this worker's node; it may claim from now on."""
 
-    #: What the clock asks each database in its one look: SQL for true or false, by name; ``{epoch}`` is its time.
+    def heard(self, rings: Collection[str] | None) -> None:
+        """The supervisor heard rings, or ends; None: anything may be new. Wakes its threads."""
+
+    #: SQL for true or false, by name, in the clock's one look at a database: ``{epoch}`` is its time, and what stands
+    #: behind ``{rare}`` is asked seldom if its looks are slow.
     looks: Mapping[str, str] = {}
 
     def ticked(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
@@ -207,8 +225,16 @@ class Extension:
         """Parts of a job's page, as HTML that is safe: one above all, and a ``<dt>`` with its ``<dd>``."""
         return "", ""
 
+    def related(self, request: Any, view: Any) -> Iterable[tuple[Any, str]]:
+        """What belongs to a job, for its page: a label, and HTML that is safe."""
+        return ()
+
+    def link(self, using: str, key: Any) -> str:
+        """A row names this id, and it is no job's: a link to what has it, as HTML that is safe; empty: nothing here."""
+        return ""
+
     def waits(self, view: Any) -> Iterable[Any]:
-        """Why a ready job of a queue that has a worker is not taken. Without a reason it is told its place in line."""
+        """What a job waits for beside its time, or its turn in the queue; without a reason it is told these."""
         return ()
 
     def keeps(self, queue: str) -> bool:
@@ -224,10 +250,7 @@ class Extension:
         return ()
 
     def metrics(self) -> Iterable[tuple[str, str, list[str], Any]]:
-        """Gauges for Prometheus: name, help, the labels' names, and samples.
-
-        A sample is the labels' values and a number. A function in their place gives them by what the core found.
-        """
+        """Gauges for Prometheus: name, help, labels, and samples (their values and a number), or what finds them."""
         return ()
 
     def counters(self) -> Iterable[tuple[str, str, list[str], Any]]:
@@ -238,8 +261,8 @@ class Extension:
         """Why a job is where it is, before the last reason of the core: that it runs, waits, or how it ended."""
         return ()
 
-    def other(self, what: Any) -> Other | None:
-        """What is no job, and people ask for by an id like one's. ``what``: the id as a UUID, or the row itself."""
+    def other(self, what: Any) -> Any:
+        """What is no job, and has an id like one's: by the id, or the row; a ``public.Other``."""
         return None
 
     def said(self, jobs: Iterable[Any], is_veiled: bool) -> Mapping[Any, Any]:
@@ -257,16 +280,6 @@ class Extension:
     def checks_of_tasks(self, app: Any) -> Iterable[tuple[str, dict[str, Any]]]:
         """The same, when they are imported."""
         return ()
-
-
-class Other(NamedTuple):
-    """What has an id and a bar, and is no job."""
-
-    row: Any
-    #: How far it is, for everybody who has its token (``jobs.inspection.public``).
-    shown: Callable[[], dict[str, Any]]
-    #: Why it has not ended.
-    reasons: Callable[[], Iterable[Any]]
 
 
 class Passing(Protocol):

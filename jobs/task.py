@@ -21,7 +21,7 @@ from django.db import connections, transaction
 
 from jobs import extensions
 from jobs.arguments import normalize
-from jobs.calling import calls, followups, outbox
+from jobs.calling import calls, following, outbox
 from jobs.calling.options import check_call, check_declaration
 from jobs.conf import conf, is_eager, problems, sentry, task_options
 from jobs.errors import EffectParked, Replaced, UniqueTaken
@@ -122,6 +122,9 @@ class Task(celery.Task):
     #: The templates above, ready for use.
     key_templates: ClassVar[dict[str, KeyTemplate]] = {}
 
+    #: For kinds of tasks: what the process does when a run of the job is over, outside of its transaction.
+    _run_over: Any = None
+
     #: The ``__call__`` of a base class of the project: a part of the body.
     own_call: ClassVar[Callable[..., Any] | None] = None
 
@@ -153,7 +156,7 @@ class Task(celery.Task):
         # What workers of this app run of ours, by name, as Celery takes it: no other process needs it.
         app.steps["worker"].add("jobs.worker.steps:NodeStep")
         app.steps["consumer"].add("jobs.worker.broker:ConsumerStep")
-        followups.install(app)
+        following.install(app)
 
     @classmethod
     def _settle_limits(cls, app: Any) -> None:
@@ -266,7 +269,8 @@ class Task(celery.Task):
         try:
             alias = outbox.alias_of(using)
             if task_id is not None and options.get("replaced_task_nesting"):
-                followups.rename(call, alias)
+                for rename in extensions.through("replacing"):
+                    rename(call, alias)
             [job] = outbox.record([call], alias, app)
         except SynchronousOnlyOperation:
             says = f"{self.name} was called in a running event loop: await its adelay() or aapply_async() there"

@@ -5,11 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from celery import shared_task
-from celery.exceptions import SoftTimeLimitExceeded
+from celery.exceptions import SoftTimeLimitExceeded, TaskPredicate
 from kombu.exceptions import OperationalError
 
-from jobs.calling import followups
+from jobs import extensions
+from jobs.calling.raised import exception_of
+from jobs.errors import Snooze, UniqueTaken
+from jobs.models import ENDED, Job, State
+from jobs.models.values import decoded
 from jobs.task import Task
+
+# Extensions have tasks of their own.
+tuple(extensions.modules("tasks"))
 
 
 @shared_task(base=Task, bind=True, name="jobs.probe")
@@ -18,27 +25,28 @@ def probe(self: Any) -> str:
     return str(self.job.node_id)
 
 
-@shared_task(
-    base=Task,
-    bind=True,
-    name="jobs.ended",
-    ignore_result=True,
-    # A result backend of the project's own may be away.
-    autoretry_for=(Exception,),
-    max_retries=30,
-    retry_backoff=True,
-    retry_backoff_max=600,
-)
-def ended(self: Any, job_id: str, lease: int) -> None:
-    """Tell those who wait for a job that it has ended, unless somebody runs it again."""
-    followups.tell_of(self.app, self.job._state.db, job_id, lease)
-
-
 # It fails because another job failed: one more attempt would not help.
 @shared_task(base=Task, bind=True, name="jobs.same", max_retries=0)
 def same(self: Any, job_id: str) -> Any:
     """End as a job ends that does the same work: a unique task that is part of a chain, a group or a chord."""
-    return followups.end_as(self, job_id)
+    job = Job.objects.using(self.job._state.db).filter(pk=job_id).first()
+    if job is None:
+        raise UniqueTaken(f"the job {job_id}, which did the work, was deleted")
+    job = _last_of(job)
+    if job is None or job.state not in ENDED:
+        raise Snooze(min(60, 0.5 * 1.5 ** min(self.job.snoozes, 12)), f"the job {job_id} does the same work")
+    if job.state == State.SUCCEEDED:
+        return decoded(job.result)
+    exc = exception_of(job.error or {}, self.backend)
+    # ``Busy`` and its like would snooze or cancel this job if its body raised them.
+    raise RuntimeError(str(exc)) if isinstance(exc, TaskPredicate) else exc
+
+
+def _last_of(job: Job) -> Job | None:
+    """The job that replaced this one, if any did; None: it is still to come."""
+    if not (isinstance(job.options, dict) and job.options.get("replaced")):
+        return job
+    return Job.objects.using(job._state.db).filter(pk=job.replay_of).first() if job.replay_of else None
 
 
 @shared_task(

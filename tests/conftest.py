@@ -331,6 +331,17 @@ def staff(client):
 
 
 @pytest.fixture
+def memory():
+    """The project keeps results elsewhere."""
+    app = current_app._get_current_object()
+    before = app.conf.result_backend
+    for url in ("cache+memory://", before):
+        app.conf.result_backend, app._local.backend, app._backend_cache = url, None, None
+        if url != before:
+            yield
+
+
+@pytest.fixture
 def declare():
     """Make a task as the decorator does when the app is ready."""
     from celery import current_app

@@ -12,9 +12,9 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from jobs.calling import chords
 from jobs.contrib.batches import batch as batches
 from jobs.contrib.batches.models import Batch
+from jobs.contrib.canvas import chords
 from jobs.lifecycle import transitions
 from jobs.maintenance.prune import delete_old, walk
 from jobs.models import Job, Node

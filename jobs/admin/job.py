@@ -23,12 +23,11 @@ from django.utils.translation import gettext_lazy as _
 from jobs import extensions
 from jobs.admin import history, html
 from jobs.admin.base import UncountedChangeList, may, numbered
-from jobs.admin.event import event_link
 from jobs.admin.html import NOTHING, column
 from jobs.admin.operate import OperableAdmin
 from jobs.calling.options import says_how_to_retry
 from jobs.conf import celery_app, conf
-from jobs.inspection import events, public, why
+from jobs.inspection import public, why
 from jobs.inspection.census import LIVE, Live, at_least
 from jobs.inspection.times import duration
 from jobs.lifecycle.redaction import Shown
@@ -276,7 +275,6 @@ class JobAdmin(OperableAdmin):
         if view is None:
             # Race: the job was deleted a moment ago.
             raise Http404
-        told = events.told_by(view.using, [row.pk]) if may(request, "view_event") else []
         _, held = view.lock or ("", None)
         return {
             "is_followed": row.finished_at is None,
@@ -296,7 +294,7 @@ class JobAdmin(OperableAdmin):
             "keys": [*filter(None, dict.fromkeys((row.unique_key, row.marker_key)))] if conf().REDACT is None else [],
             "family": _tree(row, *view.family),
             "markers": view.markers if may(request, "view_marker") else [],
-            "told": [event_link(each) for each in told],
+            "related": [each for related in extensions.through("related") for each in related(request, view)],
             "parts": [part(request, view) for part in extensions.through("job_page")],
             "lock_left": duration(held.left) if held is not None and held.left is not None else "",
         }

@@ -18,7 +18,7 @@ from jobs.database import databases, sessions
 from jobs.lifecycle import unique
 from jobs.models import ADDED, Job, State
 
-#: The database to which the calls of a block go as rows, also those of stock tasks (``jobs.calling.followups``).
+#: The database to which the calls of a block go as rows, also those of stock tasks (``jobs.calling.following``).
 following: ContextVar[str | None] = ContextVar("jobs.following", default=None)
 
 #: What makes a call a part of something greater.
@@ -105,8 +105,6 @@ _SAID = (
     "expires_at",
     "marker_key",
     "limit_key",
-    "order_key",
-    "order_place",
     *ADDED,
 )
 _COLUMNS = (*_ALWAYS, *_SAID, "priority", "state", "run_at")

@@ -18,7 +18,7 @@ from django.db import connections, transaction
 from django.db.utils import DataError, Error, IntegrityError, ProgrammingError
 
 from jobs import extensions
-from jobs.calling import calls, followups, request
+from jobs.calling import calls, request
 from jobs.conf.syncpoints import reach
 from jobs.database import databases
 from jobs.database.turns import turn
@@ -197,12 +197,13 @@ def _attempt(run: Run) -> Committed | Conflict | Lost | Raised:
                 if not task.atomic:
                     # The body's work is committed: what the database refuses from now on is not its failure.
                     reached = "commit"
-                stored, is_followed = settlement.storable(run, run.result), followups.any_of(run)
+                stored = settlement.storable(run, run.result)
+                written = [write for look in extensions.through("completing") if (write := look(run)) is not None]
                 # With atomic=False the completion and what follows have a transaction of their own.
-                needs_own = not task.atomic and (is_followed or databases.in_test(using))
+                needs_own = not task.atomic and (written or databases.in_test(using))
                 with transaction.atomic(using) if needs_own else _NOTHING:
-                    if is_followed:
-                        followups.write(run)
+                    for write in written:
+                        write()
                     reach("before_commit")
                     reached = "commit"
                     if not completion.succeed(job, stored, time.monotonic() - run.began, source):
@@ -243,7 +244,8 @@ def _tell(run: Run, source: Job | None, struck: BaseException | None) -> Any:
     """The job has succeeded; what is returned or raised is for Celery."""
     if struck is None:
         reach("after_commit")
-    followups.forget(run)
+    for settled in extensions.through("settled"):
+        settled(run)
     if struck is not None:
         text = f"succeeded although {type(struck).__name__} was raised at its commit"
         run.report(logging.WARNING, text, "succeeded")

@@ -19,7 +19,8 @@ from celery.result import ResultBase
 from celery.utils.serialization import ensure_serializable
 from django.db import Error, InterfaceError, OperationalError, transaction
 
-from jobs.calling import followups, outbox
+from jobs import extensions
+from jobs.calling import outbox
 from jobs.conf import conf
 from jobs.database import databases
 from jobs.errors import Busy, Cancel, LostLease, NotBegun, NotSettled, Snooze, for_celery
@@ -72,7 +73,8 @@ def settle(run: Run, exc: BaseException, lost: bool = False) -> NoReturn:
         told = RuntimeError(f"{reason['type']}: {reason['message']}")
     elif job.state == State.CANCELLED and isinstance(told, Retry):
         told = Cancel("the job was asked to end")
-    followups.forget(run)
+    for settled in extensions.through("settled"):
+        settled(run)
     try:
         raise exc
     except BaseException:

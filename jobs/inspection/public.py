@@ -1,8 +1,8 @@
 """What a site's own users may see of a job, or of what an extension has: its state, and how far it is."""
 
 import uuid
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 from django.core.signing import BadSignature, Signer
 
@@ -10,6 +10,17 @@ from jobs import extensions
 from jobs.database import databases
 from jobs.models import ENDED, Job, State
 from jobs.models.values import parse_uuid
+
+
+class Other(NamedTuple):
+    """What has an id and a bar, and is no job (``Extension.other``)."""
+
+    row: Any
+    #: How far it is, as :func:`of` tells it.
+    shown: Callable[[], dict[str, Any]]
+    #: Why it has not ended.
+    reasons: Callable[[], Iterable[Any]]
+
 
 _SALT = "jobs.progress"
 

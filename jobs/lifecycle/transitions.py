@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,24 +21,12 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from jobs import extensions, signals
-from jobs.conf import conf, has_results_elsewhere
+from jobs.conf import conf
 from jobs.database import databases
 from jobs.errors import UniqueBusy, UniqueTaken
-from jobs.lifecycle import order, ring, unique
+from jobs.lifecycle import ring, unique
 from jobs.lifecycle.completion import owned
-from jobs.models import (
-    AWAITING,
-    CLAIMABLE,
-    ENDED,
-    LIVE,
-    UNSUCCESSFUL,
-    WAITING,
-    Cancellation,
-    Job,
-    Node,
-    Relay,
-    State,
-)
+from jobs.models import AWAITING, CLAIMABLE, ENDED, LIVE, UNSUCCESSFUL, WAITING, Cancellation, Job, Node, State
 from jobs.models.values import scrub
 
 #: What is counted, each apart.
@@ -49,6 +37,8 @@ KEPT_ERRORS = 20
 LOCK, TASK = "lock:", "task:"
 #: When a job runs whose task no worker knows: never, until one lets it go.
 PARKED = datetime.datetime(9001, 1, 1, tzinfo=datetime.UTC)
+#: The time of what waits for something else than its time: whoever makes that come lets it in.
+NEVER = datetime.datetime(9000, 1, 1, tzinfo=datetime.UTC)
 UNEXPIRED_KEY = Case(When(unique_expires_at__lte=Now(), then=None), default=F("unique_key"))
 
 
@@ -95,11 +85,12 @@ def _waiting(run_at: Any) -> dict[str, Any]:
 
 def _settle(job: Job, **values: Any) -> bool:
     """Race: this run may be a zombie, whose job was given to another. Then no row matches: False."""
-    if values["state"] in UNSUCCESSFUL and _is_awaited(job, values["error"]):
+    if values["state"] in UNSUCCESSFUL and (written := _written_with(job, values["error"])):
         with transaction.atomic(using=job._state.db):
             if owned(job).update(**values) != 1:
                 return False
-            announce(job)
+            for write in written:
+                write()
     elif owned(job).update(**values) != 1:
         return False
     for name, value in values.items():
@@ -108,28 +99,17 @@ def _settle(job: Job, **values: Any) -> bool:
     return True
 
 
-def _is_awaited(job: Job, error: Mapping[str, Any]) -> bool:
-    """Whether somebody has to be told of a failure: errbacks, a chord, the rest of its chain.
-
-    And the result backend, if it is not ours and no body has raised: then Celery's tracer tells it.
-    """
-    # Somebody may have edited the row by hand.
-    options = job.options if isinstance(job.options, dict) else {}
-    waits = not {"link_error", "chord", "chain"}.isdisjoint(options)
-    return waits or (not error["traceback"] and has_results_elsewhere(job.task, options))
-
-
-def announce(job: Job, is_called: bool = False) -> None:
-    """Add the job that tells of another job's end, in the transaction of that end: no kill can lose it.
-
-    Parameters:
-        is_called: it counts as a call of what runs, like all that follows.
-    """
-    add_own("jobs.ended", [str(job.pk), job.lease], str(job._state.db), job.queue, job, is_called)
+def _written_with(job: Job, error: dict[str, Any]) -> list[Callable[[], None]]:
+    """What extensions write in the transaction that ends the job without success."""
+    return [write for look in extensions.through("ended") if (write := look(job, error)) is not None]
 
 
 def add_own(task: str, args: list[Any], using: str, queue: str, parent: Job | None, is_called: bool = False) -> None:
-    """Add a job of this app's own (``jobs.tasks``) to the current transaction."""
+    """Add a job of this app's own (``jobs.tasks``) to the current transaction.
+
+    Parameters:
+        is_called: it counts as a call of what runs.
+    """
     tree = {"parent_id": parent.pk, "root": parent.root_id} if parent else {}
     made = Job(task=task, args=args, queue=queue, **tree)
     for change in extensions.through("inserting") if is_called else ():
@@ -315,17 +295,15 @@ def redirect(job_id: uuid.UUID, using: str, columns: dict[str, Any], states: Seq
 
 
 def run_now(job_id: uuid.UUID, using: str) -> bool:
-    """A scheduled job waits no longer for its time. One that waits behind others of its order key still does."""
+    """A scheduled job waits no longer for its time. One that waits for something else still does."""
     rows = Job.objects.using(using).filter(pk=job_id)
-    if rows.filter(order_place__isnull=False).exists():
+    if rows.filter(state=State.SCHEDULED, run_at__gte=NEVER, run_at__lt=PARKED).exists():
         return False
     return redirect(job_id, using, _waiting(None), (State.SCHEDULED,)) or rows.filter(state=State.READY).exists()
 
 
 def retry_by_hand(job_id: uuid.UUID, using: str) -> bool:
     """Run a failed or cancelled job again, its counts at zero. ``lease`` stays: it is the fence.
-
-    With an order key it waits until no other one of the key is out.
 
     Raises:
         UniqueTaken: another job has its unique key; says which.
@@ -337,15 +315,10 @@ def retry_by_hand(job_id: uuid.UUID, using: str) -> bool:
     anew = {"unique_key": UNEXPIRED_KEY, "finished_at": None, "expires_at": None, **dict.fromkeys(COUNTS, 0)}
     try:
         with databases.bounded(using, conf().UNIQUE_WAIT):
-            for prepare in extensions.through("again"):
-                anew |= prepare(over, using)
-            key = over.values_list("order_key", flat=True).first()
-            if key is None:
-                return redirect(job_id, using, _waiting(None) | anew, UNSUCCESSFUL)
-            # Race: whoever hands an event of the key on lets it in at once if there is no other one.
-            Relay.objects.using(using).select_for_update().filter(pk=1).first()
-            transaction.on_commit(partial(order.let_in, using, [key]), using=using, robust=True)
-            return redirect(job_id, using, _waiting(None) | order.behind(job_id) | anew, UNSUCCESSFUL)
+            columns = _waiting(None) | anew
+            for again in extensions.through("again"):
+                columns |= again(over, using)
+            return redirect(job_id, using, columns, UNSUCCESSFUL)
     except IntegrityError:
         raise UniqueTaken(unique.describe(Job.objects.using(using).get(pk=job_id))) from None
     except OperationalError as exc:
@@ -452,10 +425,10 @@ def _cancel(ids: Sequence[uuid.UUID], using: str, kind: str, why: str, is_told: 
         error = error_entry(kind, why)
         # Read before the update: after it a row no longer shows that it was this call that cancelled it.
         rows = waiting.select_for_update().only("id", "options", "task", "queue", "lease", "parent_id", "root")
-        awaited = [job for job in rows if _is_awaited(job, error)] if is_told else []
+        written = [write for job in rows for write in _written_with(job, error)] if is_told else []
         done = waiting.update(**_ended(State.CANCELLED, error))
-        for job in awaited:
-            announce(job)
+        for write in written:
+            write()
 
     def tell() -> None:
         for job in Job.objects.using(using).filter(pk__in=ids, state=State.CANCELLED):

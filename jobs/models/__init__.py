@@ -14,17 +14,6 @@ from django.utils.translation import gettext_lazy as _
 from kombu.utils.imports import symbol_by_name
 
 from jobs import extensions
-from jobs.models.events import (  # noqa: F401
-    ARGS,
-    EVENT_HEADER,
-    PARKED,
-    UNRELAYED,
-    UNSENT,
-    Event,
-    Position,
-    Relay,
-    Subscription,
-)
 from jobs.models.fields import JSONText, Sparse, Typed, Word, time_of, uuid7
 
 
@@ -132,7 +121,6 @@ CLAIMABLE, HELD = Q(state="ready", held__isnull=True), Q(state="ready", held__is
 LINED = Q(state="ready", limit_key__isnull=False)
 PLACED = Q(state="running", limit_place__isnull=False)
 SEATED = Q(state="running", queue_place__isnull=False)
-ORDERED = Q(order_key__isnull=False, state__in=("scheduled", "ready", "running"))
 AWAITING = Q(state="scheduled", waits_for__isnull=False)
 OWNED = Q(node__isnull=False, token__isnull=False, started_at__isnull=False)
 FINISHED = Q(state__in=ENDED, finished_at__isnull=False) | (~Q(state__in=ENDED) & Q(finished_at__isnull=True))
@@ -200,10 +188,6 @@ class Job(models.Model):
     #: While it runs: the numbers of its places among those of its limit, and of its queue. No two runs have the same.
     limit_place = models.SmallIntegerField(null=True)
     queue_place = models.SmallIntegerField(null=True)
-    #: Jobs of the same key are let in one after the other, the smallest place first (``jobs.lifecycle.order``). A job
-    #: waits behind others as long as it has a place.
-    order_key = models.CharField(_("order key"), max_length=255, null=True)
-    order_place = models.BigIntegerField(null=True)
     #: Of a scheduled job: what it waits for beside its time, a lock or a worker that knows its task
     #: (``jobs.lifecycle.waits``). In other states it means nothing.
     waits_for = models.CharField(max_length=300, null=True)
@@ -249,7 +233,6 @@ class Job(models.Model):
             models.Index(name="jobs_job_made", fields=["made_at"], condition=Q(made_at__isnull=False)),
             models.Index(name="jobs_job_marker_key", fields=["marker_key"], condition=Q(marker_key__isnull=False)),
             models.Index(name="jobs_job_unique_key", fields=["unique_key"], condition=Q(unique_key__isnull=False)),
-            models.Index(name="jobs_job_order", fields=["order_key", "order_place", "state"], condition=ORDERED),
             models.Index(name="jobs_job_awaiting", fields=["waits_for", "id"], condition=AWAITING),
             models.Index(name="jobs_job_parent", fields=["parent_id", "id"], condition=Q(parent_id__isnull=False)),
         ]
@@ -349,38 +332,6 @@ class Job(models.Model):
         for name, value in list(self.__dict__.items()):
             if hasattr(value, "resolve_expression"):
                 del self.__dict__[name]
-
-
-class Chord(models.Model):
-    """How far the parts of a chord are (``jobs.calling.chords``)."""
-
-    #: Celery's id of the group.
-    id = models.CharField(primary_key=True, max_length=255)
-    #: When it was called, or when its last part failed.
-    made_at = models.DateTimeField(default=Now)
-    size = models.PositiveIntegerField()
-    done = models.PositiveIntegerField(default=0)
-    failed = models.PositiveIntegerField(default=0)
-
-    class Meta:
-        db_table = "jobs_chord"
-
-
-class ChordPart(models.Model):
-    """One part of a chord, and what became of it."""
-
-    id = models.BigAutoField(primary_key=True)
-    chord = models.ForeignKey(Chord, models.CASCADE, "parts", db_index=False)
-    task_id = models.CharField(max_length=255)
-    #: Where its result belongs in the list that the body gets; the groups in a header are lists in it.
-    place = models.JSONField()
-    ok = models.BooleanField(null=True)
-    result = JSONText(null=True)
-    error = models.TextField(default="")
-
-    class Meta:
-        db_table = "jobs_chord_part"
-        constraints: ClassVar = [models.UniqueConstraint(name="jobs_chord_part_task", fields=["chord", "task_id"])]
 
 
 class Pause(models.Model):

@@ -8,7 +8,6 @@ from typing import Any
 
 from jobs import extensions
 from jobs.lifecycle.isolation import isolation
-from jobs.testing.fits import assert_fits
 from jobs.testing.inline import Runs, assert_enqueued, assert_not_enqueued, capture_jobs, run_jobs
 
 _OF_EXTENSIONS = extensions.public(__name__)
@@ -16,7 +15,6 @@ _OF_EXTENSIONS = extensions.public(__name__)
 __all__ = [
     "Runs",
     "assert_enqueued",
-    "assert_fits",
     "assert_not_enqueued",
     "capture_jobs",
     "isolation",

@@ -14,9 +14,9 @@ from shop.services import hand_in
 from tests.browser.axe import violations
 from tests.browser.pages import change
 from tests.browser.test_actions import said
+from tests.contrib.batches.test_batches import made
+from tests.contrib.progress.test_progress import say
 from tests.rows import make, make_node
-from tests.test_batches import made
-from tests.test_progress import say
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -8,7 +8,7 @@ from typing import Any
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
-from jobs.extensions import Extension, Kind, Other
+from jobs.extensions import Extension, Kind
 
 
 def _is_open(using: str) -> Any:
@@ -88,7 +88,7 @@ class Batches(Extension):
 
         batch.disown(using)
 
-    def other(self, what: Any) -> Other | None:
+    def other(self, what: Any) -> Any:
         from jobs.contrib.batches import rows
 
         return rows.other(what)

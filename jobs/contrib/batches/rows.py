@@ -15,7 +15,7 @@ from django.utils.translation import gettext, ngettext
 from jobs.contrib.batches.batch import counts
 from jobs.contrib.batches.models import Batch
 from jobs.database import databases
-from jobs.extensions import Other
+from jobs.inspection.public import Other
 from jobs.inspection.remarks import NAMED, Remark, ago, remark
 from jobs.inspection.why.view import Reason
 from jobs.models import ENDED, LIVE, UNSUCCESSFUL, Job, State

@@ -29,9 +29,11 @@ class Effects(Extension):
 
         return admin.job_page(request, view)
 
-    def metrics(self) -> Iterator[tuple[str, str, list[str], list[Any]]]:
+    def metrics(self) -> Iterator[tuple[str, str, list[str], Any]]:
         from jobs.conf import conf
         from jobs.contrib.effects import rows
 
-        unsettled = sum(rows.unsettled(alias).count() for alias in conf().DATABASES)
-        yield "jobs_unsettled_effects", "External calls that are ambiguous or parked.", [], [([], unsettled)]
+        def unsettled(_found: Any) -> list[Any]:
+            return [([], sum(rows.unsettled(alias).count() for alias in conf().DATABASES))]
+
+        yield "jobs_unsettled_effects", "External calls that are ambiguous or parked.", [], unsettled

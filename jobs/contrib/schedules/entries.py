@@ -20,7 +20,7 @@ from celery.schedules import crontab
 from django.apps import apps
 from django.db.models import F
 
-from jobs.calling import followups
+from jobs.calling.following import calls_are_rows
 from jobs.conf import conf, did_you_mean, reads_rows
 from jobs.contrib.schedules.moments import Ticks
 from jobs.database import databases
@@ -90,7 +90,7 @@ class Entry:
             return as_uuid(task.apply_async(args, kwargs, using=self.using, **options).id)
         # A message: a job of ours sends it.
         send = partial(self.app.send_task, self.task) if task is None else task.apply_async
-        with followups.calls_are_rows(self.using):
+        with calls_are_rows(self.using):
             return as_uuid(send(args, kwargs, **options).id)
 
     def note_run(self, tick: datetime.datetime, number: int) -> None:

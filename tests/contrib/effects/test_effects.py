@@ -17,9 +17,10 @@ from jobs import Snooze, effect
 from jobs import effect as effect_of
 from jobs.conf import syncpoints
 from jobs.contrib.effects import rows
+from jobs.events.models import Event
 from jobs.lifecycle import transitions
 from jobs.lifecycle.run import persistently
-from jobs.models import Effect, Event, Job
+from jobs.models import Effect, Job
 from shop import payments
 from shop.models import Customer
 from shop.services import place_order

@@ -20,9 +20,8 @@ from jobs.models import Job
 from tests import tasks
 from tests.faults.worker import Worker
 from tests.harness import in_body, wait_ended
-from tests.rows import make, make_node
+from tests.rows import make, make_node, say
 from tests.servers import wait_for
-from tests.test_progress import say
 from tests.uvicorn import Uvicorn, session_of
 
 pytestmark = pytest.mark.django_db(transaction=True)

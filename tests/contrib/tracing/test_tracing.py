@@ -22,8 +22,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from jobs.contrib.tracing import spans as tracing
+from jobs.events.models import Event
 from jobs.lifecycle import completion, transitions
-from jobs.models import Event, Job
+from jobs.models import Job
 from jobs.testing import run_jobs
 from tests import event_tasks, misbehaving, tasks
 from tests.concurrency import autocommit_off

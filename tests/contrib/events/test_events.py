@@ -14,21 +14,22 @@ from typing import Any
 import pytest
 from celery import current_app
 from django.core.management import CommandError, call_command
-from django.db import connection, transaction
+from django.db import OperationalError, connection, transaction
 from django.db.models import F
 from django.utils import timezone
 
 from jobs.database import databases
-from jobs.events import event, handler, relay
+from jobs.events import event, handler, order, prune, relay
+from jobs.events.models import Event, Relay, Subscription
 from jobs.events.relay import Post
-from jobs.lifecycle import order, transitions
-from jobs.maintenance import rescue
+from jobs.inspection import why
+from jobs.lifecycle import transitions
+from jobs.maintenance import clock, rescue
 from jobs.maintenance.prune import FULL_WALK, Prune
-from jobs.models import LIVE, Action, Event, Job, Node, Relay, Subscription
+from jobs.models import LIVE, Action, Job, Node
 from jobs.operations.actions import RunNow
 from jobs.testing import run_jobs
 from tests import event_tasks as told
-from tests import test_why
 from tests.concurrency import Elsewhere, open_transaction, somebody_waits
 from tests.harness import Worker, effects, wait_reached
 from tests.models import Effect
@@ -376,9 +377,8 @@ def test_what_waits_behind_others_of_its_key_says_so():
     relay.hand_on(app, "default")
     jobs = Job.objects.filter(task=MOVED)
     first, second, third = jobs.get(order_place=None), *jobs.exclude(order_place=None).order_by("order_place")
-    assert test_why.codes(third.pk)[0] == "in_order"
-    found = test_why.first(third.pk)
-    assert (found["evidence"]["job"], found["evidence"]["ahead"]) == (str(first.pk), 1)
+    found = why.explain(third.pk)[1][0]
+    assert (found.code, found.evidence["job"], found.evidence["ahead"]) == ("in_order", str(first.pk), 1)
     first.delete()
     assert order.let_in_stuck("default") == 1
     second.refresh_from_db()
@@ -397,6 +397,37 @@ def in_line() -> list[Job]:
 
 def out() -> list[Any]:
     return list(Job.objects.filter(task=MOVED, state__in=["ready", "running"]).values_list("pk", flat=True))
+
+
+def test_what_fails_at_lines_that_stand_still_keeps_no_job_from_coming_due(monkeypatch):
+    """A role's statement_timeout may end that look, at every tick."""
+    due = make("scheduled", age=1)
+    make("scheduled", order_key="k", order_place=1, age=-9999)
+
+    def too_long(using):
+        looked.append(using)
+        raise OperationalError("statement timeout")
+
+    looked: list[str] = []
+    monkeypatch.setattr(order, "let_in_stuck", too_long)
+    order._seldom.clear()
+    clock.tick()
+    assert Job.objects.get(pk=due.pk).state == "ready"
+    assert looked == ["default"]
+
+
+def test_an_order_key_is_a_name_whatever_the_server_makes_of_backslashes():
+    """With ``standard_conforming_strings`` off a backslash escapes the quote after it."""
+    if connection.vendor != "postgresql":
+        pytest.skip("PostgreSQL only")
+    in_line()
+    with connection.cursor() as cursor:
+        cursor.execute("SET standard_conforming_strings = off")
+    try:
+        assert order.let_in("default", ["\\' OR true --"]) == 0
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("RESET standard_conforming_strings")
 
 
 def test_what_waits_behind_others_is_not_run_now_by_hand():
@@ -556,7 +587,7 @@ def test_no_schema_is_left_out_in_silence(monkeypatch, tmp_path):
         raise ModuleNotFoundError("No module named 'stripe'")
 
     monkeypatch.setattr("jobs.conf.import_tasks", fails)
-    monkeypatch.setattr("jobs.management.console.events.import_tasks", fails)
+    monkeypatch.setattr("jobs.events.commands.import_tasks", fails)
     with pytest.raises(ModuleNotFoundError, match="stripe"):
         command("schema", "--dir", str(tmp_path))
     assert not [*tmp_path.iterdir()]
@@ -588,16 +619,16 @@ def test_old_events_are_forgotten_behind_many_that_have_to_stay(settings):
     Event.objects.bulk_create([*unsent, *parked, *done, *odd])
     new = [Event(**{**about, "at": old}, received_at=now, relayed_at=now, order_key="new") for _ in range(20)]
     Event.objects.bulk_create(new)
-    prune = Prune(databases.SideDatabase())
-    prune.run_once()
+    watch = Prune(databases.SideDatabase())
+    watch.run_once()
     assert Event.objects.count() == 80, "a copy of what has just arrived, and happened long ago, is still recognized"
     assert Event.objects.filter(order_key="new").count() == 20
     Event.objects.update(sent_at=now)
-    prune.run_once()
+    watch.run_once()
     assert Event.objects.count() == 80, "it walks on from where it was"
-    prune._events["default"] = (prune._events["default"][0], time.monotonic() - FULL_WALK - 1)
-    prune.run_once()
-    prune.run_once()
+    prune._walks["default"] = (prune._walks["default"][0], time.monotonic() - FULL_WALK - 1)
+    watch.run_once()
+    watch.run_once()
     assert Event.objects.count() == 50, "and now and then through all of them"
 
 
@@ -608,3 +639,15 @@ def test_of_what_a_handler_failed_at_the_newest_are_kept():
     other = make("failed", task=ALL)
     Prune(databases.SideDatabase()).run_once()
     assert set(Job.objects.values_list("pk", flat=True)) == {jobs[3].pk, jobs[4].pk, other.pk}
+
+
+def test_events_reach_handlers_whose_modules_nobody_has_imported(monkeypatch):
+    """Whoever runs jobs need not have met the handlers' tasks."""
+    seen = []
+    monkeypatch.setattr(relay, "import_tasks", lambda app: seen.append("imported"))
+    monkeypatch.setattr(relay, "subscribe", lambda app, using: seen.append("registered"))
+    run_jobs()
+    assert seen == []
+    told.thing_made("a")
+    run_jobs()
+    assert seen == ["imported", "registered"]

@@ -12,10 +12,11 @@ from django.db.models import QuerySet
 
 from jobs.conf import celery_app, conf, import_tasks
 from jobs.events import amqp, declare, replay
-from jobs.inspection.events import stage
-from jobs.lifecycle.redaction import data_of, veil
+from jobs.events.models import Event
+from jobs.events.redaction import data_of, veil
+from jobs.events.stages import stage
 from jobs.management.console.base import DRY_RUN, JobsCommand, local, option, project_app, reported, subcommand
-from jobs.models import Event, Job
+from jobs.models import Job
 from jobs.models.values import parse_uuid
 from jobs.operations.selection import moment
 

@@ -18,9 +18,8 @@ from jobs import signals as job_signals
 from jobs.lifecycle import transitions
 from jobs.models import ChordPart, Job, Node
 from tests import tasks
-from tests.harness import claim, effects, run
+from tests.harness import claim, effects, run, run_ready
 from tests.models import Effect
-from tests.test_followups import memory, run_ready  # noqa: F401  (a fixture)
 from tests.test_outbox import cut
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
@@ -139,7 +138,7 @@ def test_a_stock_part_is_not_sent_before_the_rows_of_its_chord_are_committed(nod
     assert ChordPart.objects.filter(ok=True).count() == 1
 
 
-def test_a_result_backend_that_is_away_loses_no_errback(node, memory, monkeypatch):  # noqa: F811
+def test_a_result_backend_that_is_away_loses_no_errback(node, memory, monkeypatch):
     passes.apply_async((1,), link_error=effect.si("errback"))
     transitions.cancel(Job.objects.get().pk, "default")
 
@@ -255,7 +254,7 @@ def test_a_frozen_signature_survives_a_dead_connection(node):
     assert Job.objects.count() == 2
 
 
-def test_a_job_that_reached_a_limit_is_a_failure_to_the_result_backend(node, memory, settings):  # noqa: F811
+def test_a_job_that_reached_a_limit_is_a_failure_to_the_result_backend(node, memory, settings):
     settings.JOBS = {**settings.JOBS, "MAX_SNOOZES": 1}
     result = tasks.snoozes.delay("a", 1)
     run_ready()

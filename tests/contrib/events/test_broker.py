@@ -36,8 +36,9 @@ from jobs.database import databases
 from jobs.events import inbox, outbox, publisher, receiver, relay, replay, talk, wire
 from jobs.events.amqp import DIRECT, EXCHANGE, GONE, HELLO, POSITION, RESEND, TALK, Voice, direct_key, queue_of
 from jobs.events.inbox import Delivery
+from jobs.events.models import PARKED, UNSENT, Event, Position, Relay, Subscription
 from jobs.lifecycle.board import board
-from jobs.models import LIVE, PARKED, UNSENT, Event, Job, Node, Position, Relay, Subscription
+from jobs.models import LIVE, Job, Node
 from jobs.testing import run_jobs
 from tests import event_tasks as told
 from tests.harness import ROOT, Worker, database_url, wait_reached

@@ -15,8 +15,8 @@ from django.db.models.functions import Now
 
 from jobs.conf import conf
 from jobs.conf.logs import logger
+from jobs.contrib.canvas.models import Chord, ChordPart
 from jobs.lifecycle.transitions import now_plus
-from jobs.models import Chord, ChordPart
 from jobs.models.values import decoded
 
 
@@ -131,9 +131,9 @@ def _nested(rows: Any) -> list[Any]:
     return nested
 
 
-def prune(using: str, limit: int) -> None:
+def prune(using: str) -> None:
     """Forget chords that have failed, when nobody may run their parts again."""
     if (age := conf().RETENTION_FAILED) is not None:
         over = Chord.objects.using(using).filter(made_at__lt=now_plus(-age), size__lte=F("done") + F("failed"))
-        keys = list(over.values_list("pk", flat=True)[:limit])
+        keys = list(over.values_list("pk", flat=True)[: conf().BATCH])
         Chord.objects.using(using).filter(pk__in=keys).delete()

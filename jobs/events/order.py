@@ -5,24 +5,26 @@ both. It is let in as long as no other job of its key is out, be that to run or 
 lets in the next one; if that process dies before it does, the next tick of any worker finds it.
 """
 
-import datetime
 import uuid
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from django.db import connections, transaction
-from django.db.models import Exists, OuterRef
+from django.db import Error, connections, transaction
+from django.db.models import Exists, OuterRef, QuerySet
 from django.db.models.functions import Now
 
-from jobs.database import databases
+from jobs.database import databases, turns
 from jobs.database.databases import NOW_SQLITE
 from jobs.database.sessions import has_begun, session_of
+from jobs.events.doors import WAITS
+from jobs.events.models import EVENT_HEADER, Relay
 from jobs.lifecycle import ring
+from jobs.lifecycle.transitions import NEVER
+from jobs.maintenance import Seldom
 from jobs.models import LIVE, Job, State
-
-#: When a job runs that waits behind another one: never, until it is let in.
-NEVER = datetime.datetime(9000, 1, 1, tzinfo=datetime.UTC)
+from jobs.models.values import named
 
 #: For how many keys one look lets in a job, at the most.
 KEYS = 1000
@@ -49,8 +51,6 @@ WHERE (SELECT 1 FROM jobs_job WHERE order_key = line.key AND {live} ORDER BY ord
 _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended(key, 7216)) FROM unnest({keys}::text[]) AS key"
 
 _LIVE = "state IN ('scheduled', 'ready', 'running')"
-#: Whether a job waits behind another one.
-WAITS = f"order_key IS NOT NULL AND order_place IS NOT NULL AND {_LIVE} AND state = 'scheduled'"
 STUCK = _STUCK.format(waits=WAITS, live=_LIVE, keys=KEYS)
 
 #: The first that waits, if none of its key is out.
@@ -125,12 +125,39 @@ def _first_in_anywhere(using: str, key: str) -> str | None:
         return first[1] if mine.update(state=State.READY, run_at=Now(), order_place=None) else None
 
 
+def let_in_next(job: Job) -> None:
+    """A run of the job is over. Without a database a tick does it later."""
+    about = job.headers.get(EVENT_HEADER) or {}
+    if about.get("order_key") is not None:
+        using = str(job._state.db)
+        with suppress(Error), turns.turn(using):
+            let_in(using, [named(job.task, about["order_key"])])
+
+
+def again(jobs: QuerySet[Job], using: str) -> dict[str, Any]:
+    """The columns of an ended job that runs again: with an order key it waits until no other one of the key is out."""
+    found = jobs.values_list("pk", "order_key").first()
+    if found is None or found[1] is None:
+        return {}
+    # Race: whoever hands an event of the key on lets it in at once if there is no other one.
+    Relay.objects.using(using).select_for_update().filter(pk=1).first()
+    transaction.on_commit(partial(let_in, using, [found[1]]), using=using, robust=True)
+    return behind(found[0])
+
+
 def behind(job_id: uuid.UUID) -> dict[str, Any]:
     """The columns of a job that is run once more, until it is let in: before all that wait, in the order of their ids.
 
     The first 64 bits of an id are the time at which it was made.
     """
     return {"state": State.SCHEDULED, "run_at": NEVER, "order_place": (job_id.int >> 64) - 2**63}
+
+
+_seldom = Seldom(20)
+
+
+def look_for_stuck(using: str) -> None:
+    _seldom.take(using, partial(let_in_stuck, using))
 
 
 def let_in_stuck(using: str) -> int:

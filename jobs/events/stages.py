@@ -2,17 +2,23 @@
 
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 from django.db import connections
 from django.db.models import Q
 from django.utils import timezone
+from django.utils.translation import gettext, gettext_lazy, ngettext
 
 from jobs.conf import conf
 from jobs.database import databases
-from jobs.inspection.census import MOST
-from jobs.models import PARKED, UNRELAYED, UNSENT, Event, Job, Subscription
+from jobs.events.models import PARKED, UNRELAYED, UNSENT, Event, Subscription
+from jobs.inspection.census import MOST, at_least, late_after
+from jobs.inspection.remarks import Remark, remark
+from jobs.inspection.times import duration
+from jobs.inspection.why.view import Reason, View
+from jobs.models import LIVE, Job, State
 from jobs.models.fields import time_of
 
 #: What people look for: each has an index of its own.
@@ -137,6 +143,88 @@ def all_lags() -> dict[tuple[str, str], Lag]:
         late = lags(rows.db, [(handler, queue) for _, handler, queue in known])
         found |= {(service, handler): late.get(handler, Lag()) for service, handler, _ in known}
     return found
+
+
+# What needs attention, and what Prometheus scrapes
+
+#: What the events that do not get on wait for.
+_MEANS = {
+    "unrelayed": gettext_lazy("Every worker hands events on: none is alive, or the database is very slow."),
+    "unsent": gettext_lazy("The broker cannot be reached, or no worker of this service is alive. Nothing is lost."),
+    "parked": gettext_lazy("An earlier event of the same service and name has not arrived."),
+    "problem": gettext_lazy("They are kept: the page of each says why nobody handled it."),
+}
+
+
+def problems() -> Iterator[Remark]:
+    """The events that do not get on: one remark of each kind, for all databases."""
+    for name, found in summed().items():
+        number, since = found.number, found.seconds
+        if not number or (name != "problem" and since <= late_after()):
+            continue
+        texts = {
+            "unrelayed": ngettext(
+                "%(number)s event waits to be handed on, for %(time)s",
+                "%(number)s events wait to be handed on, the oldest for %(time)s",
+                number,
+            ),
+            "unsent": ngettext(
+                "%(number)s event waits to be published, for %(time)s",
+                "%(number)s events wait to be published, the oldest for %(time)s",
+                number,
+            ),
+            "parked": ngettext(
+                "%(number)s received event waits for an earlier one, for %(time)s",
+                "%(number)s received events wait for earlier ones, the oldest for %(time)s",
+                number,
+            ),
+            "problem": ngettext("%(number)s event has a problem", "%(number)s events have problems", number),
+        }
+        says = texts[name] % {"number": at_least(number, number >= MOST), "time": duration(since)}
+        kind = "events_problem" if name == "problem" else "events_waiting"
+        yield remark(kind, says, str(_MEANS[name]), about=name, since=since, number=number)
+
+
+def metrics() -> Iterator[tuple[str, str, list[str], Any]]:
+    waits, late = cache(summed), cache(all_lags)
+
+    def of_events(key: str) -> Any:
+        return lambda found: [([name], getattr(each, key)) for name, each in waits().items()]
+
+    def of_handlers(key: str) -> Any:
+        return lambda found: [(names, getattr(lag, key)) for names, lag in late().items()]
+
+    status, handler = ["status"], ["service", "handler"]
+    yield "jobs_events", f"Events that do not get on; {MOST} are counted.", status, of_events("number")
+    yield "jobs_events_oldest_seconds", "How old the oldest of them is.", status, of_events("seconds")
+    yield "jobs_handler_waiting", "Jobs of a handler that have not ended.", handler, of_handlers("waiting")
+    yield "jobs_handler_lag_seconds", "How old the oldest of them is.", handler, of_handlers("seconds")
+    yield "jobs_handler_failed", f"Failed ones among the {MOST} newest.", handler, of_handlers("failed")
+
+
+# A handler's job
+
+
+def reasons(view: View) -> Iterator[Reason]:
+    """Events of one order key are handled one after the other."""
+    job: Any = view.job
+    if job.order_place is None:
+        return
+    key = view.seen.text("key", job.order_key)
+    line = Job.objects.using(view.using).filter(order_key=job.order_key, state__in=LIVE)
+    out = line.filter(order_place=None).first()
+    ahead = line.filter(order_place__lt=job.order_place)[:MOST].count()
+    if out is None:
+        says = gettext("It waits behind others of its order key (%(key)s), and a worker lets the first of them in now.")
+        yield Reason("in_order", says, "", {"key": key}, order_key=key, ahead=ahead)
+        return
+    says = gettext(
+        "It waits behind others of its order key (%(key)s): %(out)s is %(state)s, and %(ahead)s more come before it."
+    )
+    words = {"key": key, "out": out.pk, "state": State(out.state).label}
+    words["ahead"] = at_least(ahead, ahead == MOST)
+    evidence = {"order_key": key, "job": out.pk, "ahead": ahead}
+    yield Reason("in_order", says, f"manage.py jobs why {out.pk}", words, **evidence)
 
 
 # One event's way

@@ -15,11 +15,12 @@ from django.db.models import Model
 from django.utils import timezone
 
 from jobs.database import databases
-from jobs.events import publisher, relay, replay
-from jobs.lifecycle import order
+from jobs.events import order, publisher, relay, replay
+from jobs.events.models import Event, Position
+from jobs.lifecycle.transitions import NEVER
 from jobs.maintenance import clock
 from jobs.maintenance.prune import Prune
-from jobs.models import Event, Job, Node, Position
+from jobs.models import Job, Node
 from jobs.models.fields import uuid7
 from tests import event_tasks as told
 from tests.plans import FEW, ROWS, asked_by, plan
@@ -103,9 +104,9 @@ def test_a_full_queue_costs_the_other_names_nothing(is_analyzed):
 def test_a_long_line_costs_those_that_stand_at_its_end_nothing():
     """Who hands events on holds a lock while it asks of which keys a job is there."""
     jobs = {"task": "tests.event_tasks.note_moved", "queue": "celery"}
-    Job.objects.create(**jobs, order_key="k", order_place=1, state="scheduled", run_at=order.NEVER)
+    Job.objects.create(**jobs, order_key="k", order_place=1, state="scheduled", run_at=NEVER)
     multiply(Job, "id", order_key="order_key")
-    Job.objects.create(**jobs, order_key="over", state="succeeded", run_at=order.NEVER, finished_at=timezone.now())
+    Job.objects.create(**jobs, order_key="over", state="succeeded", run_at=NEVER, finished_at=timezone.now())
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:
             cursor.execute("ANALYZE")
@@ -132,8 +133,7 @@ def history(monkeypatch):
         Job(**jobs, order_key=f"k{n}", state="running", node=node, token=1, started_at=now, lease=1) for n in range(200)
     ]
     behind = [
-        Job(**jobs, order_key=f"k{n % 200}", order_place=n + 1, state="scheduled", run_at=order.NEVER)
-        for n in range(2000)
+        Job(**jobs, order_key=f"k{n % 200}", order_place=n + 1, state="scheduled", run_at=NEVER) for n in range(2000)
     ]
     Job.objects.bulk_create([*heads, *behind], batch_size=5000)
     for number in range(20):

@@ -12,31 +12,22 @@ from contextlib import nullcontext
 from decimal import Decimal
 
 import pytest
-from celery import chain, chord, current_app, group, shared_task, signals
+from celery import chain, chord, group, shared_task, signals
 from django.db import connections, transaction
 
 from jobs import Cancel
-from jobs.calling import chords
 from jobs.conf import syncpoints
+from jobs.contrib.canvas import chords
+from jobs.contrib.canvas.models import Chord, ChordPart
 from jobs.lifecycle import transitions
-from jobs.models import Chord, ChordPart, Job
+from jobs.models import Job
 from tests import tasks
-from tests.harness import Worker, claim, effects, run, wait_ended
+from tests.harness import Worker, claim, effects, run, run_ready, wait_ended
 from tests.models import Effect
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 
 effect, fails, gather, passes = tasks.effect, tasks.fails, tasks.gather, tasks.passes
-
-
-def run_ready(limit=100):
-    """Run what is ready, in this process, until nothing is."""
-    for _ in range(limit):
-        transitions.make_due("default", 100)
-        if (job := Job.objects.filter(state="ready").order_by("pk").first()) is None:
-            return
-        run(claim(job.pk))
-    raise AssertionError("it goes on and on")
 
 
 def states():
@@ -335,10 +326,10 @@ def test_a_chord_that_failed_is_forgotten_with_its_jobs(node):
     chord([fails.s("x")], gather.s("body")).apply_async()
     chord([passes.s(1)], gather.s("body")).apply_async(countdown=1000)
     run_ready()
-    chords.prune("default", 10)
+    chords.prune("default")
     assert Chord.objects.count() == 2
     Chord.objects.update(made_at="2020-01-01T00:00Z")
-    chords.prune("default", 10)
+    chords.prune("default")
     assert [chord.failed for chord in Chord.objects.all()] == [0]
 
 
@@ -384,17 +375,6 @@ def test_a_chord_that_was_frozen_is_called_again(node):
 
 
 # Another result backend
-
-
-@pytest.fixture
-def memory():
-    """The project keeps results elsewhere."""
-    app = current_app._get_current_object()
-    before = app.conf.result_backend
-    for url in ("cache+memory://", before):
-        app.conf.result_backend, app._local.backend, app._backend_cache = url, None, None
-        if url != before:
-            yield
 
 
 @pytest.mark.parametrize("point", ["before_commit", "after_commit"])

@@ -17,25 +17,26 @@ from jobs.admin import history, html
 from jobs.admin.base import CountedChangeList, ReadOnlyAdmin, UncountedChangeList, apart, may, numbered, page, why_of
 from jobs.admin.html import column, time_column, url_of
 from jobs.conf import conf
+from jobs.events import redaction, stages
 from jobs.events.amqp import ERRORS
+from jobs.events.models import ARGS, Event, Subscription
 from jobs.events.relay import matches
 from jobs.events.replay import names, replay_by, services
 from jobs.events.wire import TRACE
-from jobs.inspection import events
 from jobs.inspection.census import MOST, at_least
 from jobs.inspection.times import duration
-from jobs.lifecycle import redaction
-from jobs.models import ARGS, Event, Job, State, Subscription
+from jobs.inspection.why.view import View
+from jobs.models import Job, State
 from jobs.models.values import parse_uuid, parsed, scrub
 from jobs.operations.selection import DIGITS, SEARCHED, newest
 
-#: What the list can be filtered by: a label, and the condition. ``events.OPEN`` have an index each; the others are
+#: What the list can be filtered by: a label, and the condition. ``stages.OPEN`` have an index each; the others are
 #: looked for among the newest events.
 WAYS: dict[str, tuple[Any, Q]] = {
-    "unrelayed": (_("waits to be handed on"), events.OPEN["unrelayed"]),
-    "unsent": (_("waits to be published"), events.OPEN["unsent"]),
-    "parked": (_("waits for an earlier one"), events.OPEN["parked"]),
-    "problem": (_("has a problem"), events.OPEN["problem"]),
+    "unrelayed": (_("waits to be handed on"), stages.OPEN["unrelayed"]),
+    "unsent": (_("waits to be published"), stages.OPEN["unsent"]),
+    "parked": (_("waits for an earlier one"), stages.OPEN["parked"]),
+    "problem": (_("has a problem"), stages.OPEN["problem"]),
     "sent": (_("published"), Q(sent_at__isnull=False)),
     "received": (_("received"), Q(received_at__isnull=False)),
 }
@@ -67,11 +68,11 @@ class WayFilter(admin.SimpleListFilter):
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         if (way := self.value()) not in WAYS:
             return queryset
-        return (queryset if way in events.OPEN else newest(queryset)).filter(WAYS[way][1])
+        return (queryset if way in stages.OPEN else newest(queryset)).filter(WAYS[way][1])
 
     def choices(self, changelist: Any) -> Iterator[Any]:
         """Add the numbers of those that somebody may have to look at."""
-        found = events.backlog(changelist.queryset.db).items()
+        found = stages.backlog(changelist.queryset.db).items()
         numbers = {name: at_least(each.number, each.number >= MOST) for name, each in found}
         return numbered(super().choices(changelist), WAYS, numbers)
 
@@ -86,7 +87,7 @@ class EventChangeList(UncountedChangeList):
 
 def status(event: Event) -> str:
     """How far the event is, as a badge."""
-    stage = events.stage(event)
+    stage = stages.stage(event)
     refused = _("not handled") if event.received_at else _("refused")
     label = {"problem": refused, "relayed": _("handed on")}.get(stage) or WAYS[stage][0]
     return html.badge(f"job-{LOOKS.get(stage, 'succeeded')}", label)
@@ -131,6 +132,9 @@ class EventAdmin(ReadOnlyAdmin):
     published = time_column(_("published at"), "sent_at")
     received = time_column(_("received at"), "received_at")
 
+    def look_at(self, rows: Iterable[Any]) -> None:
+        redaction.veil(rows)
+
     def says(self, row: Event, name: str) -> bool:
         computed = {"trace": trace_of(row), "shown_args": row.headers.get(ARGS)}
         return bool(computed[name]) if name in computed else super().says(row, name)
@@ -149,7 +153,7 @@ class EventAdmin(ReadOnlyAdmin):
 
     def about(self, request: HttpRequest, row: Event) -> dict[str, Any]:
         using: Any = row._state.db
-        way = events.way(row, using)
+        way = stages.way(row, using)
         return {
             "status": status(row),
             "way": _tree(row.uuid, way),
@@ -202,7 +206,7 @@ class EventAdmin(ReadOnlyAdmin):
         return HttpResponseRedirect(back)
 
 
-def _tree(key: uuid.UUID, way: events.Way) -> list[Any]:
+def _tree(key: uuid.UUID, way: stages.Way) -> list[Any]:
     """What an event, or a job, has led to, as Django's ``unordered_list`` takes it."""
     lines: list[Any] = []
     for job in way.jobs.get(key, ()):
@@ -218,6 +222,22 @@ def _tree(key: uuid.UUID, way: events.Way) -> list[Any]:
 def event_link(event: Event) -> str:
     label = f"{event.name} {str(event.uuid)[-DIGITS:]}"
     return format_html("{} {}", html.link(label, "event_change", event.pk), status(event))
+
+
+def related(request: HttpRequest, view: View) -> Iterator[tuple[Any, str]]:
+    """What a job told of, for its page."""
+    told = stages.told_by(view.using, [view.job.pk]) if may(request, "view_event") else []
+    if told:
+        links = format_html_join("", "<li>{}</li>", ((event_link(each),) for each in told))
+        yield gettext("Events that it told of"), format_html("<ul>{}</ul>", links)
+
+
+def link(using: str, key: uuid.UUID) -> str:
+    event = Event.objects.using(using).filter(uuid=key).only("id", "uuid", "name").first()
+    if event is None:
+        return ""
+    label = gettext("the event %(name)s") % {"name": event.name}
+    return html.link(f"{label} {key}", "event_change", event.pk)
 
 
 # Who handles what
@@ -262,9 +282,9 @@ class SubscriptionAdmin(ReadOnlyAdmin):
 
     def look_at(self, rows: Iterable[Any]) -> None:
         """Add how late each handler is."""
-        found = events.lags(Job.objects.db, [(row.handler, row.queue) for row in rows])
+        found = stages.lags(Job.objects.db, [(row.handler, row.queue) for row in rows])
         for row in rows:
-            row.lag = found.get(row.handler, events.Lag())
+            row.lag = found.get(row.handler, stages.Lag())
 
     def search(self, rows: QuerySet[Any], term: str) -> QuerySet[Any]:
         return rows.filter(handler__startswith=term) | rows.filter(pattern__startswith=term)

@@ -18,9 +18,9 @@ from django.db import models
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jobs.events.fits import misfits
 from jobs.events.schema import KINDS, Misfit, Schema
 from jobs.testing import assert_fits
-from jobs.testing.fits import misfits
 from tests.event_tasks import note_moved, thing_moved
 
 if TYPE_CHECKING:

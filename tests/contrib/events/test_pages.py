@@ -16,10 +16,13 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from jobs.inspection import census, events, remarks
-from jobs.models import Action, Event, Job, Subscription
+from jobs.events import stages as events
+from jobs.events.models import Event, Subscription
+from jobs.inspection import census, remarks
+from jobs.models import Action, Job
 from jobs.testing import run_jobs
 from tests import event_tasks as told
+from tests.event_rows import open_ones, row
 from tests.plans import plan
 from tests.rows import make
 
@@ -49,24 +52,6 @@ def text(client, url: str, **query: str) -> str:
     response = client.get(url, query)
     assert response.status_code == 200, response
     return html.unescape(response.content.decode())
-
-
-def row(name: str = "shop.order.paid", age: float = 0, **more) -> Event:
-    at = timezone.now() - datetime.timedelta(seconds=age)
-    return Event.objects.create(**{"name": name, "source": "shop", "at": at, "data": {"order_id": 7}, **more})
-
-
-def open_ones() -> dict[str, Event]:
-    """One of each kind that has an index, by the name of the kind; and two that are through."""
-    now = timezone.now()
-    return {
-        "unrelayed": row(age=60),
-        "unsent": row(relayed_at=now, number=1, age=120),
-        "parked": row(received_at=now - datetime.timedelta(seconds=180), source="crm"),
-        "problem": row(received_at=now, relayed_at=now, source="crm", problem="no handler knows version 9", age=240),
-        "sent": row(relayed_at=now, number=2, sent_at=now),
-        "received": row("crm.user.moved", received_at=now, relayed_at=now, source="crm"),
-    }
 
 
 def listed(client, **query: str) -> list[str]:
@@ -223,7 +208,7 @@ def redact(task, name, value):
 def test_data_is_redacted_as_arguments_are(viewer, settings):
     event = row(data={"order_id": "secret-7", "cents": 5})
     assert "secret-7" in text(viewer, page(event))
-    settings.JOBS = {**settings.JOBS, "REDACT": "tests.test_event_pages.redact"}
+    settings.JOBS = {**settings.JOBS, "REDACT": "tests.contrib.events.test_pages.redact"}
     found = text(viewer, page(event))
     assert "secret-7" not in found
     assert '"***"' in found
@@ -233,7 +218,7 @@ def test_data_is_redacted_as_arguments_are(viewer, settings):
     task = row(headers={"args": ["secret-8"], "traceparent": "00-ab"})
     broken = row(data={"body": "secret-9"}, problem="its body is not JSON")
     assert "secret-8" not in text(viewer, page(task))
-    settings.JOBS = {**settings.JOBS, "REDACT": "tests.test_event_pages.redact"}
+    settings.JOBS = {**settings.JOBS, "REDACT": "tests.contrib.events.test_pages.redact"}
     assert "secret-9" not in text(viewer, page(broken))
     settings.JOBS = {**settings.JOBS, "REDACT": None}
     assert "secret-9" in text(viewer, page(broken))

@@ -1,7 +1,7 @@
-"""The rows of events between services (``jobs.events``)."""
+"""The rows: events, who handles which, how far each name is, and the lock of those who hand events on."""
 
 import uuid
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from django.db import models
 from django.db.models import Q
@@ -146,3 +146,18 @@ class Relay(models.Model):
 
     class Meta:
         db_table = "jobs_event_relay"
+
+
+#: Jobs of the same key are let in one after the other, the smallest place first. A job waits behind others as long as
+#: it has a place.
+COLUMNS: dict[str, Any] = {
+    "order_key": models.CharField(_("order key"), max_length=255, null=True),
+    "order_place": models.BigIntegerField(null=True),
+}
+INDEXES = [
+    models.Index(
+        name="jobs_job_order",
+        fields=["order_key", "order_place", "state"],
+        condition=Q(order_key__isnull=False, state__in=("scheduled", "ready", "running")),
+    )
+]

@@ -1,0 +1,1 @@
+"""What follows a job: links, chains, groups, chords, errbacks, and tasks that replace others."""

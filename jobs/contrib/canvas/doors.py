@@ -1,0 +1,49 @@
+"""What of the canvas takes part in the core."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jobs.extensions import Extension
+
+
+class Canvas(Extension):
+    @property
+    def completing(self) -> Callable[[Any], Callable[[], None] | None]:
+        # Each run comes by here, and below: it is imported once.
+        from jobs.contrib.canvas import followups
+
+        return followups.of
+
+    @property
+    def settled(self) -> Callable[[Any], None]:
+        from jobs.contrib.canvas import followups
+
+        return followups.forget
+
+    @property
+    def chords(self) -> Any:
+        from jobs.contrib.canvas import chords
+
+        return chords
+
+    def ended(self, job: Any, error: Mapping[str, Any]) -> Callable[[], None] | None:
+        from jobs.contrib.canvas import followups
+
+        return followups.awaited(job, error)
+
+    def replacing(self, job: Any, using: str) -> None:
+        from jobs.contrib.canvas import followups
+
+        followups.rename(job, using)
+
+    def deletable(self, jobs: Any, using: str) -> Any:
+        from jobs.contrib.canvas import followups
+
+        return followups.told(jobs, using)
+
+    def prune(self, using: str, budget: float) -> None:
+        from jobs.contrib.canvas import chords
+
+        chords.prune(using)

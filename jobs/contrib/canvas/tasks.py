@@ -1,0 +1,26 @@
+"""The job that tells of another job's end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import shared_task
+
+from jobs.contrib.canvas import followups
+from jobs.task import Task
+
+
+@shared_task(
+    base=Task,
+    bind=True,
+    name="jobs.ended",
+    ignore_result=True,
+    # A result backend of the project's own may be away.
+    autoretry_for=(Exception,),
+    max_retries=30,
+    retry_backoff=True,
+    retry_backoff_max=600,
+)
+def ended(self: Any, job_id: str, lease: int) -> None:
+    """Tell those who wait for a job that it has ended, unless somebody runs it again."""
+    followups.tell_of(self.app, self.job._state.db, job_id, lease)
