@@ -225,10 +225,6 @@ class Extension:
         """Parts of a job's page, as HTML that is safe: one above all, and a ``<dt>`` with its ``<dd>``."""
         return "", ""
 
-    def related(self, request: Any, view: Any) -> Iterable[tuple[Any, str]]:
-        """What belongs to a job, for its page: a label, and HTML that is safe."""
-        return ()
-
     def link(self, using: str, key: Any) -> str:
         """A row names this id, and it is no job's: a link to what has it, as HTML that is safe; empty: nothing here."""
         return ""

@@ -294,7 +294,6 @@ class JobAdmin(OperableAdmin):
             "keys": [*filter(None, dict.fromkeys((row.unique_key, row.marker_key)))] if conf().REDACT is None else [],
             "family": _tree(row, *view.family),
             "markers": view.markers if may(request, "view_marker") else [],
-            "related": [each for related in extensions.through("related") for each in related(request, view)],
             "parts": [part(request, view) for part in extensions.through("job_page")],
             "lock_left": duration(held.left) if held is not None and held.left is not None else "",
         }

@@ -224,12 +224,12 @@ def event_link(event: Event) -> str:
     return format_html("{} {}", html.link(label, "event_change", event.pk), status(event))
 
 
-def related(request: HttpRequest, view: View) -> Iterator[tuple[Any, str]]:
-    """What a job told of, for its page."""
+def job_page(request: HttpRequest, view: View) -> tuple[str, str]:
+    """What a job told of."""
     told = stages.told_by(view.using, [view.job.pk]) if may(request, "view_event") else []
-    if told:
-        links = format_html_join("", "<li>{}</li>", ((event_link(each),) for each in told))
-        yield gettext("Events that it told of"), format_html("<ul>{}</ul>", links)
+    links = format_html_join("", "<li>{}</li>", ((event_link(each),) for each in told))
+    shown = "<dt>{}</dt>\n  <dd><ul>{}</ul></dd>"
+    return "", format_html(shown, gettext("Events that it told of"), links) if told else ""
 
 
 def link(using: str, key: uuid.UUID) -> str:

@@ -60,11 +60,13 @@ class Events(Extension):
         "events_waiting": Kind(
             severity="error",
             many=ngettext_lazy("%(number)s event does not get on", "%(number)s events do not get on", "number"),
+            before="dead",
             place=_place,
         ),
         "events_problem": Kind(
             severity="warning",
             many=ngettext_lazy("%(number)s event has a problem", "%(number)s events have problems", "number"),
+            before="dead",
             place=_place,
         ),
     }
@@ -119,10 +121,10 @@ class Events(Extension):
 
         return stages.metrics()
 
-    def related(self, request: Any, view: Any) -> Iterator[tuple[Any, str]]:
+    def job_page(self, request: Any, view: Any) -> tuple[str, str]:
         from jobs.events import admin
 
-        return admin.related(request, view)
+        return admin.job_page(request, view)
 
     def link(self, using: str, key: Any) -> str:
         from jobs.events import admin
