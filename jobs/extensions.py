@@ -204,6 +204,10 @@ class Extension:
         """The same of what only grows."""
         return ()
 
+    def selects(self) -> Mapping[str, Any]:
+        """By what more people select jobs: a ``selection.Field`` by its name."""
+        return {}
+
     def other(self, what: Any) -> Any:
         """What is no job, and has an id like one's: by the id, or the row; a ``public.Other``."""
         return None
