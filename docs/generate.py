@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -96,37 +96,28 @@ def checks() -> list[str]:
 
 def metrics() -> list[str]:
     from jobs import extensions
+    from jobs.inspection import census
 
-    lines = table("metric", "labels", "what it counts")
-    files = [path for folder in extensions.folders().values() for path in sorted(folder.glob("*.py"))]
-    for path in [ROOT / "jobs/inspection/metrics.py", *files]:
-        tree = ast.parse(path.read_text())
-        for function in ast.walk(tree):
-            if isinstance(function, ast.FunctionDef) and function.name in ("collect", "metrics", "counters"):
-                suffix = "_total" if function.name == "counters" else ""
-                for name, says, labels in _families(tree, function):
-                    lines.append(f"| `{name}{suffix}` | {', '.join(f'`{each}`' for each in labels)} | {says} |")
-    return lines
-
-
-def _families(tree: ast.Module, function: ast.FunctionDef) -> Iterator[Any]:
-    """The tuples in a function that describe metrics: the name, what it says, and the names of the labels."""
-    known: dict[str, Any] = {}
+    tree = ast.parse((ROOT / "jobs/inspection/metrics.py").read_text())
+    labels, families = {}, []
     for node in ast.walk(tree):
-        is_ours = isinstance(node, ast.ImportFrom) and (node.module or "").startswith("jobs")
-        if is_ours or (isinstance(node, ast.Assign) and _is_literal(node.value)):
-            exec(ast.unparse(node), known)
-    for node in ast.walk(function):
-        if isinstance(node, ast.Tuple) and len(node.elts) == 4 and isinstance(node.elts[0], ast.Constant):
-            yield [eval(ast.unparse(each), known) for each in node.elts[:3]]
-
-
-def _is_literal(node: ast.expr) -> bool:
-    try:
-        ast.literal_eval(node)
-    except ValueError:
-        return False
-    return True
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "(one, node)":
+            labels |= dict(zip(("one", "node"), map(ast.literal_eval, node.value.elts), strict=True))
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "handler":
+            labels["handler"] = ast.literal_eval(node.value)
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "gauges":
+            families += [family.elts for family in node.value.elts]
+    rows = []
+    for name, says, names, _ in families:
+        found = eval(ast.unparse(names), {"__builtins__": {}}, labels)
+        text = eval(ast.unparse(says), {"census": census, "__builtins__": {}})
+        rows.append((name.value, text, found))
+    for door, suffix in (("metrics", ""), ("counters", "_total")):
+        more = [each for of_extension in extensions.through(door) for each in of_extension()]
+        rows += [(f"{name}{suffix}", text, found) for name, text, found, _ in more]
+    return table("metric", "labels", "what it counts") + [
+        f"| `{name}` | {', '.join(f'`{each}`' for each in found)} | {text} |" for name, text, found in rows
+    ]
 
 
 def commands() -> list[str]:

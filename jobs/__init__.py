@@ -7,8 +7,6 @@ The public names are loaded on first use: importing ``jobs`` imports no model, s
 from importlib import import_module
 from typing import Any
 
-from kombu.transport import TRANSPORT_ALIASES
-
 from jobs import extensions
 from jobs.errors import Busy, Cancel, EffectParked, IdempotencyMismatch, Snooze, UniqueBusy, UniqueTaken
 
@@ -35,14 +33,12 @@ __all__ = [
 
 _LAZY = {
     "Task": "task",
-    "effect": "idempotency.external_calls",
     "guard": "idempotency.guards",
     "lock": "idempotency.locks",
     "once": "idempotency.markers",
 }
 
-# kombu accepts no dotted path in a broker URL; this makes ``jobs://`` one that it knows.
-TRANSPORT_ALIASES.setdefault("jobs", "jobs.calling.transport:Transport")
+extensions.begin()
 
 
 def __getattr__(name: str) -> Any:
@@ -51,7 +47,6 @@ def __getattr__(name: str) -> Any:
     if name in ("signals", "task"):
         # The module ``jobs.task`` is the decorator, too.
         return import_module(f"{__name__}.{name}")
-    if name in __all__:
-        # An extension has it.
-        return getattr(import_module(extensions.public()[name]), name)
+    if name in __all__ and (module := extensions.public(__name__).get(name)):
+        return getattr(import_module(module), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

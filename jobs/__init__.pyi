@@ -1,5 +1,6 @@
 from jobs import signals as signals
 from jobs.contrib.batches.batch import batch as batch
+from jobs.contrib.effects.ledger import effect as effect
 from jobs.errors import Busy as Busy
 from jobs.errors import Cancel as Cancel
 from jobs.errors import EffectParked as EffectParked
@@ -7,7 +8,6 @@ from jobs.errors import IdempotencyMismatch as IdempotencyMismatch
 from jobs.errors import Snooze as Snooze
 from jobs.errors import UniqueBusy as UniqueBusy
 from jobs.errors import UniqueTaken as UniqueTaken
-from jobs.idempotency.external_calls import effect as effect
 from jobs.idempotency.guards import guard as guard
 from jobs.idempotency.locks import lock as lock
 from jobs.idempotency.markers import once as once

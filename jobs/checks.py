@@ -9,7 +9,6 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import celery
@@ -398,8 +397,6 @@ def check_tasks(app: Celery | None = None) -> Iterator[CheckMessage]:
         except TypeError as exc:
             yield _say("E019", exc=exc)
             return
-    if lost := {*_lost_handlers()}:
-        yield _say("W025", modules=lost)
     tasks = _own_tasks(app)
     foreign = {name for name, task in app.tasks.items() if has_foreign_base(task) and not is_excluded(name)}
     if foreign and getattr(app.Task, "is_transactional", False):
@@ -418,18 +415,6 @@ def check_tasks(app: Celery | None = None) -> Iterator[CheckMessage]:
     keyed = {name: task for name, task in tasks.items() if "idempotency_key" in task.key_templates}
     if late := {name for name, task in keyed.items() if failed is None or max(failed, _retry_horizon(task)) > kept}:
         yield _say("W017", kept=kept, tasks=late)
-
-
-def _lost_handlers() -> Iterator[str]:
-    """The ``handlers.py`` of installed apps that handle events, and that the import of the tasks left out."""
-    for config in apps.get_app_configs():
-        name, path = f"{config.name}.handlers", Path(config.path)
-        # An app with a celery.py that is not imported here is another service.
-        if name in sys.modules or ((path / "celery.py").exists() and f"{config.name}.celery" not in sys.modules):
-            continue
-        file = path / "handlers.py"
-        if file.exists() and "jobs.events" in file.read_text(errors="replace"):
-            yield name
 
 
 def _said_by(door: str, app: Celery) -> Iterator[CheckMessage]:

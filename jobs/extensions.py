@@ -6,7 +6,10 @@ import path is public stands in ``jobs``. These of its files are read, if they a
 ``doors.py``
     a subclass of :class:`Extension`: its part in what the core does; read when a task is declared, or later.
 ``__init__.py``
-    ``PUBLIC``: names of the package ``jobs`` (``jobs.effect``), and in which of its modules each is.
+    ``PUBLIC``: names of ``jobs`` and of its packages (``testing.assert_idempotent``), and in which of its modules each
+    is.
+``early.py``
+    what has to be there as soon as ``jobs`` is imported: it imports neither models nor settings.
 ``models.py``
     its tables, of the app ``jobs``, and ``COLUMNS`` and ``INDEXES`` that it adds to a job's row: a call may say such a
     column, and a claim reads it; read with the core's models.
@@ -25,6 +28,7 @@ in which a job meets them. Each says when it is called, and in which transaction
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -35,6 +39,8 @@ from types import ModuleType
 from typing import Any, Protocol
 
 HOME = Path(__file__).parent
+
+_NOTHING = nullcontext()
 
 Attempt = Callable[[Callable[[], Any]], bool]
 Thread = Callable[[Event, Attempt], None]
@@ -50,6 +56,8 @@ class Kind:
     many: Any
     #: False: somebody wanted it so, or there is much to do.
     is_fault: bool = True
+    #: It is listed before this kind of the core's; empty: behind all of them.
+    before: str = ""
     #: Who may read it in the admin, beside those who may read jobs: a permission.
     permission: str = ""
     #: What it is about gives a label and a URL of the admin that show it.
@@ -61,7 +69,7 @@ class Kind:
 class Extension:
     """The parts of one feature. Override those that it has; what is left alone takes no part."""
 
-    # A task is declared
+    # A task is declared, and called
 
     #: Options of ``@shared_task``: what a value must be, in words and as types.
     options: Mapping[str, tuple[str, tuple[type, ...]]] = {}
@@ -72,6 +80,27 @@ class Extension:
         Raises:
             TypeError, ValueError: the options cannot work; names the cure.
         """
+
+    # A call
+
+    def composed(self, job: Any, headers: Mapping[str, Any] | None, caller: Any) -> None:
+        """A call became a row, which is not inserted yet. Each call and each run comes by: see that it is cheap.
+
+        Parameters:
+            headers: the caller's own.
+            caller: the task whose run makes the call, if one does.
+        """
+
+    def publishing(self) -> AbstractContextManager[Any]:
+        """A context around receivers of Celery's signals of a call."""
+        return nullcontext()
+
+    def committed(self, job: Any) -> None:
+        """A call was committed that :meth:`composed` has marked (``is_awaited``). May raise nothing."""
+
+    def carried(self) -> Mapping[str, Any]:
+        """Headers of an event that is told of now: what the runs of its handlers have from the one who told."""
+        return {}
 
     def called(self, task: Any, job: Any) -> None:
         """A call of a task was made a row, which is not written yet; in the caller's transaction.
@@ -105,9 +134,13 @@ class Extension:
         """Ended jobs (a queryset) are about to be deleted, in that transaction."""
 
     def disown(self, using: str) -> None:
-        """All jobs of a copy of a database are cancelled: forget what would be called when they have ended."""
+        """All jobs of a copy of a database are cancelled: forget what would run, or be called, all the same."""
 
     # A run
+
+    def around(self, run: Any) -> AbstractContextManager[Any]:
+        """A context around a run, from its claim until it is settled. May raise nothing of its own."""
+        return nullcontext()
 
     def say(self, run: Any, done: float, total: float | None, text: str) -> None:
         """``Task.progress()``, in the body of a run; ``TypeError`` or ``ValueError``: what it says cannot be."""
@@ -138,7 +171,11 @@ class Extension:
     def registered(self) -> None:
         """The supervisor has written this worker's node; it may claim from now on."""
 
-    #: What the clock asks each database in its one look: SQL for true or false, by name; ``{epoch}`` is its time.
+    def heard(self, rings: Collection[str] | None) -> None:
+        """The supervisor heard rings, or ends; None: anything may be new. Wakes its threads."""
+
+    #: SQL for true or false, by name, in the clock's one look at a database: ``{epoch}`` is its time, and what stands
+    #: behind ``{rare}`` is asked seldom if its looks are slow.
     looks: Mapping[str, str] = {}
 
     def ticked(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
@@ -151,8 +188,15 @@ class Extension:
         """``run_jobs()`` finds no job: do what threads and ticks would do. True: there may be one now."""
         return False
 
-    def prune(self, using: str, budget: float) -> None:
-        """Delete what is old, in one database; only one worker at a time does it. ``budget``: seconds."""
+    def prune(self, using: str, budget: float) -> Mapping[str, int] | None:
+        """Delete what is old, in one database; only one worker at a time does it. ``budget``: seconds.
+
+        Returns more for ``manage.py jobs prune --json``: what, and how many.
+        """
+
+    def survey(self, using: str) -> Mapping[str, int]:
+        """More for ``manage.py jobs adopt --json``: what else would run in a copy of a database."""
+        return {}
 
     def beat(self, scheduler: Any) -> None:
         """``celery beat`` begins, and this is its scheduler."""
@@ -177,8 +221,20 @@ class Extension:
         """A part of the dashboard, as HTML that is safe; empty: this reader sees none."""
         return ""
 
+    def job_page(self, request: Any, view: Any) -> tuple[str, str]:
+        """Parts of a job's page, as HTML that is safe: one above all, and a ``<dt>`` with its ``<dd>``."""
+        return "", ""
+
+    def related(self, request: Any, view: Any) -> Iterable[tuple[Any, str]]:
+        """What belongs to a job, for its page: a label, and HTML that is safe."""
+        return ()
+
+    def link(self, using: str, key: Any) -> str:
+        """A row names this id, and it is no job's: a link to what has it, as HTML that is safe; empty: nothing here."""
+        return ""
+
     def waits(self, view: Any) -> Iterable[Any]:
-        """Why a ready job of a queue that has a worker is not taken. Without a reason it is told its place in line."""
+        """What a job waits for beside its time, or its turn in the queue; without a reason it is told these."""
         return ()
 
     def keeps(self, queue: str) -> bool:
@@ -194,14 +250,15 @@ class Extension:
         return ()
 
     def metrics(self) -> Iterable[tuple[str, str, list[str], Any]]:
-        """Gauges for Prometheus: name, help, the labels' names, and samples.
-
-        A sample is the labels' values and a number. A function in their place gives them by what the core found.
-        """
+        """Gauges for Prometheus: name, help, labels, and samples (their values and a number), or what finds them."""
         return ()
 
     def counters(self) -> Iterable[tuple[str, str, list[str], Any]]:
         """The same of what only grows."""
+        return ()
+
+    def causes(self, view: Any) -> Iterable[Any]:
+        """Why a job is where it is, before the last reason of the core: that it runs, waits, or how it ended."""
         return ()
 
     def selects(self) -> Mapping[str, Any]:
@@ -245,6 +302,13 @@ def folders() -> dict[str, Path]:
     return {".".join([str(__package__), *folder.relative_to(HOME).parts]): folder for folder in found}
 
 
+def begin() -> None:
+    """Read what is there early."""
+    for package, folder in folders().items():
+        if (folder / "early.py").exists():
+            import_module(f"{package}.early")
+
+
 @cache
 def present() -> dict[str, Path]:
     """The extensions that take part."""
@@ -274,6 +338,22 @@ def through(door: str) -> tuple[Any, ...]:
     return tuple(getattr(each, door) for each in _extensions() if door in _own(type(each)))
 
 
+def around(door: str, *given: Any) -> AbstractContextManager[Any]:
+    """The contexts that extensions have for one door, as one."""
+    found = through(door)
+    if len(found) > 1:
+        return _around(found, given)
+    return found[0](*given) if found else _NOTHING
+
+
+@contextmanager
+def _around(found: Sequence[Any], given: Any) -> Iterator[None]:
+    with ExitStack() as entered:
+        for each in found:
+            entered.enter_context(each(*given))
+        yield
+
+
 def merged(door: str) -> dict[str, Any]:
     """The mappings that the extensions have for one door, as one."""
     return {name: value for part in through(door) for name, value in part.items()}
@@ -284,12 +364,14 @@ def _own(kind: type[Extension]) -> set[str]:
 
 
 @cache
-def public() -> dict[str, str]:
-    """The names of the package ``jobs`` that extensions have, and the module of each. Needs no apps."""
+def public(package: str) -> dict[str, str]:
+    """The names of a package that extensions have, and the module of each. Needs no apps."""
     found = {}
-    for package in folders():
-        for name, module in getattr(import_module(package), "PUBLIC", {}).items():
-            found[name] = f"{package}.{module}"
+    for folder in folders():
+        for path, module in getattr(import_module(folder), "PUBLIC", {}).items():
+            owner, _, name = f"{__package__}.{path}".rpartition(".")
+            if owner == package:
+                found[name] = f"{folder}.{module}"
     return found
 
 

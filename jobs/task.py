@@ -122,6 +122,9 @@ class Task(celery.Task):
     #: The templates above, ready for use.
     key_templates: ClassVar[dict[str, KeyTemplate]] = {}
 
+    #: For kinds of tasks: what the process does when a run of the job is over, outside of its transaction.
+    _run_over: Any = None
+
     #: The ``__call__`` of a base class of the project: a part of the body.
     own_call: ClassVar[Callable[..., Any] | None] = None
 
@@ -168,10 +171,9 @@ class Task(celery.Task):
     @classmethod
     def _read_options(cls, app: Any) -> None:
         # Celery has made attributes of them: a callable would be a method, which takes the task first.
-        names = ("idempotency_key", "unique", "lock", "limit_key", "on_ambiguous")
+        names = ("idempotency_key", "unique", "lock", "limit_key")
         given = {name: inspect.getattr_static(cls, name) for name in names}
         given = {name: getattr(value, "__func__", value) for name, value in given.items() if value is not None}
-        policy = given.pop("on_ambiguous", None)
         run: Any = inspect.getattr_static(cls, "run")
         # As a task has it: a function, or a static, class or partial method.
         cls.body_signature = inspect.signature(run.__get__(object(), cls) if hasattr(run, "__get__") else run)
@@ -192,10 +194,6 @@ class Task(celery.Task):
         most = cls.max_crashes
         if most is not None and (type(most) is not int or most < 1):
             raise ValueError(f"max_crashes={most!r} must be a whole number above 0; or leave it to JOBS['MAX_CRASHES']")
-        if callable(policy):
-            cls.on_ambiguous = staticmethod(policy)
-        elif policy not in ("retry", "park"):
-            raise ValueError(f"on_ambiguous={policy!r} must be 'retry', 'park' or a callable that asks the provider")
 
     # The call
 

@@ -287,8 +287,9 @@ def _empty_broker() -> None:
 
         side = SideDatabase()
         with side.cursor() as cursor:
-            for table in ("jobs_message", "jobs_binding", "jobs_beat", "jobs_lock", "jobs_order", "jobs_stored_result"):
-                cursor.execute(f"DELETE FROM {table}")
+            for model in apps.get_app_config(Job._meta.app_label).get_models():
+                if getattr(model, "is_beside", False):
+                    cursor.execute(f"DELETE FROM {model._meta.db_table}")
         side.close()
 
 

@@ -18,6 +18,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import jobs
+from jobs import extensions
 
 HOME = Path(jobs.__file__).parent
 
@@ -39,12 +40,12 @@ def sources() -> dict[Path, str]:
 
 
 def lines() -> dict[str, int]:
-    """Lines of Python in each room; the extensions of ``contrib`` are rooms."""
+    """Lines of Python in each room; the extensions are rooms."""
     found: Counter[str] = Counter()
     for path, text in sources().items():
         parts = path.relative_to(HOME).parts
-        room = "/".join(parts[:2]) if parts[0] == "contrib" and len(parts) > 2 else parts[0].removesuffix(".py")
-        found[room] += text.count("\n")
+        room = next(filter(path.is_relative_to, extensions.folders().values()), HOME / parts[0])
+        found[str(room.relative_to(HOME)).removesuffix(".py")] += text.count("\n")
     return dict(found)
 
 
@@ -124,13 +125,14 @@ def figures() -> dict[str, Any]:
     from django.apps import apps
 
     rooms = lines()
-    extensions = {room: count for room, count in rooms.items() if room.startswith("contrib/")}
+    names = {str(folder.relative_to(HOME)) for folder in extensions.folders().values()}
+    of_extensions = [count for room, count in rooms.items() if room in names]
     tables = [model._meta.db_table for model in apps.get_app_config("jobs").get_models() if not model._meta.proxy]
     return {
         "lines": sum(rooms.values()),
-        "core": sum(rooms.values()) - sum(extensions.values()),
+        "core": sum(rooms.values()) - sum(of_extensions),
         "rooms": rooms,
-        "largest extension": max(extensions.values(), default=0),
+        "largest extension": max(of_extensions, default=0),
         "files that write SQL": files(SQL, STORE),
         "files that ask for a vendor": files(VENDOR, STORE),
         "files that import Celery": files(CELERY),

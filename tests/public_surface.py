@@ -39,13 +39,14 @@ def surface() -> dict[str, set[str]]:
     from django.apps import apps
 
     import pytest_jobs
-    from jobs import conf, models, signals, testing, urls
+    from jobs import conf, extensions, models, signals, testing, urls
     from jobs.checks import _TEXTS
     from jobs.management.commands.jobs import Command
 
     docs = runpy.run_path(str(ROOT / "docs" / "generate.py"))
     subcommands = Command.subcommands.values()
-    places = (ROOT / "jobs" / "inspection" / "why").glob("*.py"), (ROOT / "jobs" / "contrib").glob("*/*.py")
+    folders = extensions.folders().values()
+    places = (ROOT / "jobs" / "inspection" / "why").glob("*.py"), *(folder.glob("*.py") for folder in folders)
     why = "".join(path.read_text() for path in chain(*places))
     kinds: dict[str, Iterable[str]] = {
         "python": _python(),

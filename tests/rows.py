@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import json
 import random
 import uuid
 
 from django.db.models import JSONField, Value
 from django.utils import timezone
 
+from jobs.calling import stored
 from jobs.database import databases
 from jobs.maintenance import beats
 from jobs.models import Job, Node
@@ -67,3 +69,11 @@ def let_beat(node: Node, silence: float = -600.0) -> Node:
         with side.cursor() as cursor:
             cursor.execute(f"UPDATE jobs_beat SET at = {side.now} - %s WHERE node = %s", [silence, node.pk.hex])
     return node
+
+
+def say(job: Job, done: float, total: float | None = 4, text: str = "") -> None:
+    """How far the run of a job is, as the companion writes it."""
+    result = {"current": done, "total": total, "description": text}
+    meta = json.dumps({"status": "PROGRESS", "result": result})
+    with databases.side() as side:
+        stored.write_said(side, json.dumps([job.task_id, meta, None, job.lease]).encode())

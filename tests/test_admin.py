@@ -17,9 +17,10 @@ from django.urls import reverse
 from django.utils import timezone
 
 from jobs.admin import job as job_admin
+from jobs.events.models import Event, Subscription
 from jobs.idempotency import locks
 from jobs.idempotency.locks import lock
-from jobs.models import Effect, Event, Job, Marker, Node, Schedule, State, Subscription
+from jobs.models import Effect, Job, Marker, Node, Schedule, State
 from tests.rows import let_beat, make, make_node
 from tests.tasks import locked, noop
 
@@ -477,14 +478,6 @@ def test_nothing_that_a_job_says_becomes_markup(viewer):
         text = viewer.get(url).content.decode()
         assert "<script>alert" not in text
         assert "&lt;script&gt;alert(1)" in text
-
-
-def test_the_place_of_the_dashboard_has_no_page_of_a_row(admin_client):
-    job = make(kwargs={"password": "s3cret"})
-    for end in ("change/", "history/", "delete/"):
-        response = admin_client.get(f"{reverse('admin:jobs_dashboard')}{job.pk}/{end}")
-        assert response.status_code == 404
-    assert reverse("admin:jobs_overview_changelist") == reverse("admin:jobs_dashboard")
 
 
 def test_each_link_of_each_filter_leads_to_a_list(admin_client):

@@ -25,12 +25,13 @@ from jobs import conf as project
 from jobs.conf import conf
 from jobs.database import identity
 from jobs.database.databases import SideDatabase
+from jobs.events.models import Event
 from jobs.inspection import census
 from jobs.lifecycle import queues, transitions
 from jobs.maintenance import beats
 from jobs.maintenance.rescue import Rescue
 from jobs.management.commands.jobs import Command
-from jobs.models import Cancellation, Effect, Event, Instance, Job, Marker
+from jobs.models import Cancellation, Effect, Instance, Job, Marker
 from tests.harness import ROOT, claim, environment
 from tests.plans import plan
 from tests.rows import ERROR, let_beat, make, make_node
@@ -69,7 +70,7 @@ def test_status_as_json_counts_by_state_and_queue():
     found = json.loads(run("status", "--json"))
     assert list(found) == [
         "databases", "jobs", "capped", "queues", "pauses", "nodes", "dead_nodes", "died", "oldest_ready_seconds", "due",
-        "unknown_tasks", "schedules", "limits", "remarks",
+        "unknown_tasks", "limits", "schedules", "remarks",
     ]  # fmt: skip
     assert found["jobs"] == {"scheduled": 2, "ready": 2, "running": 1, "succeeded": 1, "failed": 2, "cancelled": 0}
     ages = [queue.pop("oldest_ready_seconds") for queue in found["queues"].values()]

@@ -40,10 +40,11 @@ from kombu.utils.uuid import uuid
 
 from jobs import signals
 from jobs.conf import problems
+from jobs.contrib.crashtest.child import Children
+from jobs.events.models import Event
 from jobs.management.commands.jobs import Command
-from jobs.models import Batch, Effect, Event, Job
+from jobs.models import Batch, Effect, Job
 from jobs.testing import run_jobs
-from jobs.testing.child import Children
 from shop.models import Customer, CustomerFile, Import, Order
 from shop.tasks import charge_order
 from tests.harness import ROOT

@@ -14,7 +14,8 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from jobs.models import Batch, Effect, Event, Job, Limit, Marker, Node, Overview, Schedule, Subscription
+from jobs.events.models import Event, Subscription
+from jobs.models import Batch, Effect, Job, Limit, Marker, Node, Overview, Schedule
 from tests.rows import make, make_node
 
 pytestmark = pytest.mark.django_db

@@ -10,7 +10,8 @@ import uuid
 import pytest
 from django.db import transaction
 
-from jobs.models import LIVE, Event, Job, Subscription
+from jobs.events.models import Event, Subscription
+from jobs.models import LIVE, Job
 from shop.events import customer_signed_up, order_paid
 from shop.loyalty.models import Account, Award
 from shop.models import Customer

@@ -84,24 +84,6 @@ def test_what_is_due_becomes_ready_and_only_that(rung, bell):
     assert not bell.wait(0)
 
 
-def test_what_fails_beside_it_keeps_no_job_from_coming_due(bell, monkeypatch):
-    """A role's statement_timeout may end the look for lines that stand still, at every tick."""
-    due = tasks.effect.apply_async(("due",), countdown=60)
-    Job.objects.filter(pk=due.id).update(run_at=ago(1))
-    make("scheduled", order_key="k", order_place=1, age=-9999)
-
-    def too_long(using):
-        looked.append(using)
-        raise OperationalError("statement timeout")
-
-    looked: list[str] = []
-    monkeypatch.setattr(clock.order, "let_in_stuck", too_long)
-    clock._seldom.clear()
-    clock.tick()
-    assert Job.objects.get(pk=due.id).state == "ready"
-    assert looked == ["default"]
-
-
 @pytest.mark.database
 def test_clocks_side_by_side_make_each_job_due_once(bell):
     tasks.noop.delay_many([(n,) for n in range(300)], countdown=60)

@@ -18,10 +18,11 @@ from django.urls import reverse
 from jobs import checks
 from jobs.calling import request, stored
 from jobs.conf import problems
+from jobs.events.models import Event
 from jobs.inspection import public
 from jobs.lifecycle.board import board
 from jobs.lifecycle.redaction import Shown
-from jobs.models import Effect, Event, Job, Marker
+from jobs.models import Effect, Job, Marker
 from jobs.models.values import jsonable, scrub
 from jobs.worker import celery_events, runner
 from tests import tasks

@@ -28,8 +28,7 @@ from jobs.lifecycle import queues
 from jobs.lifecycle.board import board
 from jobs.models import Effect as Call
 from jobs.models import Job, Lock, Marker, Node, StoredResult
-from jobs.testing import assert_enqueued, assert_not_enqueued, capture_jobs, inline, run_jobs
-from tests import event_tasks
+from jobs.testing import assert_enqueued, assert_not_enqueued, capture_jobs, run_jobs
 from tests.models import Effect
 
 pytestmark = [pytest.mark.database]
@@ -684,16 +683,3 @@ def test_mails_of_jobs_are_in_the_outbox(case):
     mails.delay()
     run_jobs()
     assert [message.subject for message in mail.outbox] == ["Welcome"]
-
-
-@pytest.mark.django_db(transaction=True)
-def test_events_reach_handlers_whose_modules_nobody_has_imported(monkeypatch):
-    """Whoever runs jobs need not have met the handlers' tasks."""
-    told = []
-    monkeypatch.setattr(inline, "import_tasks", lambda app: told.append("imported"))
-    monkeypatch.setattr(inline.relay, "subscribe", lambda app, using: told.append("registered"))
-    run_jobs()
-    assert told == []
-    event_tasks.thing_made("a")
-    run_jobs()
-    assert told == ["imported", "registered"]

@@ -33,15 +33,16 @@ from jobs.contrib.limits.limits import set_by_hand
 from jobs.contrib.schedules import rows as schedules
 from jobs.contrib.statistics.counting import MINUTE
 from jobs.errors import UniqueTaken
+from jobs.events.models import Event, Subscription
 from jobs.inspection import census, remarks
 from jobs.inspection.verify import verify
 from jobs.lifecycle import queues, transitions
-from jobs.models import Action, Cancellation, Effect, Event, Instance, Job, Marker, Node, Schedule, Subscription
+from jobs.models import Action, Cancellation, Effect, Instance, Job, Marker, Node, Schedule
 from jobs.operations.actions import OPERATIONS
 from tests.conftest import not_installed
+from tests.event_rows import open_ones
 from tests.rows import ERROR, let_beat, make, make_node
 from tests.tallies import tally
-from tests.test_event_pages import open_ones
 
 APP = Path(jobs.__file__).parent
 CATALOGUE = Path("locale/de/LC_MESSAGES/django.po")

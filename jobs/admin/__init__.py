@@ -1,14 +1,12 @@
 """The admin: what every job did, where it is now and why, and the buttons to put it right."""
 
 from jobs import extensions
-from jobs.admin.event import EventAdmin, SubscriptionAdmin
-from jobs.admin.idempotency import EffectAdmin, MarkerAdmin
+from jobs.admin.idempotency import MarkerAdmin
 from jobs.admin.job import JobAdmin
 from jobs.admin.node import NodeAdmin
 
 __all__ = [
-    "EffectAdmin", "EventAdmin", "JobAdmin", "MarkerAdmin", "NodeAdmin",
-    "SubscriptionAdmin",
+    "JobAdmin", "MarkerAdmin", "NodeAdmin",
 ]  # fmt: skip
 
 # They register themselves.

@@ -16,9 +16,10 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from jobs import extensions
 from jobs.inspection.times import duration
 from jobs.lifecycle.redaction import Shown
-from jobs.models import Event, Job, State
+from jobs.models import Job, State
 from jobs.models.values import scrub
 from jobs.operations.selection import DIGITS
 
@@ -111,7 +112,7 @@ def link(label: Any, page: str, *args: Any, **query: Any) -> str:
 
 
 def link_to(row: Model, key: uuid.UUID | None) -> str:
-    """A link to the job or the event that a row names, if it is (still) in this database."""
+    """A link to the job that a row names, or to what else has this id, if it is (still) in this database."""
     if key is None:
         return NOTHING
     if key == row.pk:
@@ -119,10 +120,9 @@ def link_to(row: Model, key: uuid.UUID | None) -> str:
     other = Job.objects.using(row._state.db).filter(pk=key).only("id", "task", "state").first()
     if other is not None:
         return format_html("{} ({})", link(f"{other.task} {key}", "job_change", key), State(other.state).label)
-    event = Event.objects.using(row._state.db).filter(uuid=key).only("id", "uuid", "name").first()
-    if event is not None:
-        label = gettext("the event %(name)s") % {"name": event.name}
-        return link(f"{label} {key}", "event_change", event.pk)
+    for link_of in extensions.through("link"):
+        if found := link_of(str(row._state.db), key):
+            return str(found)
     return gettext("%(id)s (not a job here, or deleted)") % {"id": key}
 
 

@@ -20,15 +20,14 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from jobs import extensions
 from jobs.admin import history, html
 from jobs.admin.base import UncountedChangeList, may, numbered
-from jobs.admin.event import event_link
 from jobs.admin.html import NOTHING, column
-from jobs.admin.idempotency import may_settle, status_badge
 from jobs.admin.operate import OperableAdmin
 from jobs.calling.options import says_how_to_retry
 from jobs.conf import celery_app, conf
-from jobs.inspection import events, public, why
+from jobs.inspection import public, why
 from jobs.inspection.census import LIVE, Live, at_least
 from jobs.inspection.times import duration
 from jobs.lifecycle.redaction import Shown
@@ -40,7 +39,6 @@ from jobs.operations.actions import OPERATIONS
 from jobs.operations.selection import DIGITS, FIELDS, Selection, newest
 
 SEEN = 1000  #: The filter counts the failed ones among this many of the newest failed and cancelled jobs.
-CALLS = ("effect_parked", "calling")  #: Reasons that name an external call.
 ID = re.compile(r"[0-9a-f]{8,32}")  #: An id, or its first or last digits.
 
 
@@ -277,8 +275,6 @@ class JobAdmin(OperableAdmin):
         if view is None:
             # Race: the job was deleted a moment ago.
             raise Http404
-        sees_calls = may(request, "view_effect")
-        told = events.told_by(view.using, [row.pk]) if may(request, "view_event") else []
         _, held = view.lock or ("", None)
         return {
             "is_followed": row.finished_at is None,
@@ -286,7 +282,9 @@ class JobAdmin(OperableAdmin):
             "state_badge": _badge(row),
             "facts": self._facts(view),
             "resuming": {"verb": "resume", "queue": row.queue},
-            "reasons": [(each, _in_words(each.cure)) for each in reasons if sees_calls or each.code not in CALLS],
+            "reasons": [
+                (each, _in_words(each.cure)) for each in reasons if not each.permission or may(request, each.permission)
+            ],
             "pause": view.pause if row.state in WAITING and may(request, "pause_queue") else None,
             "operations": [
                 each for each in OPERATIONS.values() if row.state in each.states and may(request, each.permission)
@@ -296,10 +294,8 @@ class JobAdmin(OperableAdmin):
             "keys": [*filter(None, dict.fromkeys((row.unique_key, row.marker_key)))] if conf().REDACT is None else [],
             "family": _tree(row, *view.family),
             "markers": view.markers if may(request, "view_marker") else [],
-            "told": [event_link(each) for each in told],
-            "calls": [
-                (each, status_badge(each), may_settle(request, each)) for each in (view.effects if sees_calls else [])
-            ],
+            "related": [each for related in extensions.through("related") for each in related(request, view)],
+            "parts": [part(request, view) for part in extensions.through("job_page")],
             "lock_left": duration(held.left) if held is not None and held.left is not None else "",
         }
 

@@ -8,8 +8,8 @@ from celery import Celery
 from celery import signals as celery_signals
 from django.db import connections
 
-from jobs import signals
-from jobs.calling import request, tracing
+from jobs import extensions, signals
+from jobs.calling import request
 from jobs.conf.syncpoints import reach
 from jobs.lifecycle import ring
 from jobs.models import Job
@@ -30,7 +30,8 @@ class AfterCommit:
         ring.ring(self.using, self.queues)
         for app, job in self.recorded:
             job.forget_computed()
-            tracing.created(job)
+            for committed in extensions.through("committed"):
+                committed(job)
             signals.enqueued.tell(job, self.using)
             if celery_signals.after_task_publish.receivers:
                 _tell_celery(app, job)
@@ -64,7 +65,7 @@ def ring_after(using: str, name: str) -> None:
 
 def _tell_celery(app: Celery, job: Job) -> None:
     options = job.options
-    with tracing.apart():
+    with extensions.around("publishing"):
         celery_signals.after_task_publish.send(
             sender=job.task,
             body=(job.args, job.kwargs, request.embedded(options)),

@@ -24,7 +24,7 @@ from kombu.transport.virtual.exchange import TopicExchange
 
 from jobs import extensions
 from jobs.arguments import normalize
-from jobs.calling import request, tracing
+from jobs.calling import request
 from jobs.calling.options import KEPT, MOMENT, PLUMBING
 from jobs.conf import celery_app, conf
 from jobs.conf.syncpoints import reach
@@ -137,7 +137,8 @@ def compose(app: Celery, said: Terms, args: list[Any], kwargs: dict[str, Any]) -
     is_heard = bool(signals.before_task_publish.receivers)
     if (headers or is_heard) and (found := _headers(app, job, said.kept, headers or {})):
         options["headers"] = storable(found, "the options")
-    tracing.create(job, headers, said.parent)
+    for composed in extensions.through("composed"):
+        composed(job, headers, said.parent)
     return job
 
 
@@ -177,7 +178,7 @@ def _headers(app: Celery, job: Job, kept: Mapping[str, Any], given: Mapping[str,
     made = request.headers_of(job, app, kept)
     headers = {**made, **given}
     properties = {"correlation_id": job.task_id, "reply_to": kept.get("reply_to", ""), "priority": job.priority}
-    with tracing.apart():
+    with extensions.around("publishing"):
         signals.before_task_publish.send(
             sender=job.task,
             body=(job.args, job.kwargs, request.embedded(kept)),

@@ -13,7 +13,6 @@ from celery import signals as celery_signals
 from django.db import Error, connections
 
 from jobs import extensions, signals
-from jobs.calling import tracing
 from jobs.calling.after_commit import hook_of
 from jobs.database import databases, sessions
 from jobs.lifecycle import unique
@@ -64,12 +63,13 @@ def record(jobs: list[Job], using: str, app: Celery) -> list[Job]:
             watch(job)
     hook = hook_of(connection)
     if hook is None:
-        for job in new:
-            tracing.created(job)
+        for committed in extensions.through("committed"):
+            for job in new:
+                committed(job)
         return jobs
     hook.queues.update(job.queue for job in new if job.state == State.READY)
     is_heard = signals.enqueued.receivers or celery_signals.after_task_publish.receivers
-    if is_heard or any(job.span is not None for job in new):
+    if is_heard or any(job.is_awaited for job in new):
         hook.recorded.extend((app, job) for job in new)
     if not connection.in_atomic_block:
         hook()
@@ -105,8 +105,6 @@ _SAID = (
     "expires_at",
     "marker_key",
     "limit_key",
-    "order_key",
-    "order_place",
     *ADDED,
 )
 _COLUMNS = (*_ALWAYS, *_SAID, "priority", "state", "run_at")

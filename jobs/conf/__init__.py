@@ -101,7 +101,7 @@ class Settings:
     #: the database does. None: the database does.
     LOCK_CACHE: str | None = "default"
 
-    #: The name of this service for others (``jobs.events``): ``"billing"``. Its queue at the broker is named after it.
+    #: The name of this service for others, in events: ``"billing"``. Its queue at the broker is named after it.
     #: None: the name of the Celery app.
     SERVICE: str | None = None
     #: The RabbitMQ over which services with databases of their own tell each other of events: an ``amqp://`` URL. None:
@@ -342,7 +342,7 @@ def worker_command(*options: str) -> str:
 
 
 def service() -> str:
-    """The name of this service for others (``jobs.events``)."""
+    """The name of this service for others."""
     app = celery_app()
     return conf().SERVICE or (app and app.main) or "jobs"
 

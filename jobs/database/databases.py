@@ -10,6 +10,7 @@ from contextlib import closing, contextmanager, suppress
 from typing import Any, TypeVar
 from weakref import WeakSet
 
+from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 from django.db import (
     DataError,
@@ -29,7 +30,7 @@ from django.db.utils import load_backend
 
 from jobs.conf import conf
 from jobs.conf.logs import logger
-from jobs.models import Beat, Binding, Job, Lock, Message, Order, StoredResult
+from jobs.models import Job
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Model)
@@ -486,7 +487,8 @@ def _new_connection(alias: str) -> BaseDatabaseWrapper:
 
 
 def _create_tables(connection: BaseDatabaseWrapper) -> None:
-    models = {model._meta.db_table: model for model in (Message, Binding, Beat, Lock, Order, StoredResult)}
+    every = apps.get_app_config(Job._meta.app_label).get_models()
+    models = {model._meta.db_table: model for model in every if getattr(model, "is_beside", False)}
     if models.keys() - connection.introspection.table_names():
         with connection.schema_editor() as editor:
             # Asked again inside the write lock: another process may have been faster.

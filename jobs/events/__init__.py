@@ -3,6 +3,19 @@
 ``event`` declares what a service tells of, and ``handler`` what a service does about it.
 """
 
-from jobs.events.declare import EventType, Handled, event, handler
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jobs.events.declare import EventType, Handled, event, handler
+
+PUBLIC = {"testing.assert_fits": "fits"}
 
 __all__ = ["EventType", "Handled", "event", "handler"]
+
+
+def __getattr__(name: str) -> Any:
+    # The core reads this package's tables and doors before there are any tasks.
+    if name in __all__:
+        return getattr(import_module(f"{__name__}.declare"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

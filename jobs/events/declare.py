@@ -6,21 +6,25 @@ import datetime
 import functools
 import inspect
 import re
+import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import celery
 from asgiref.sync import sync_to_async
+from django.apps import apps
 
-from jobs.calling import tracing
+from jobs import extensions
 from jobs.database import databases
-from jobs.events import outbox
+from jobs.events import order, outbox
+from jobs.events.models import EVENT_HEADER
 from jobs.events.schema import Schema
 from jobs.idempotency.keys import KeyTemplate
 from jobs.lifecycle.run import current_job
-from jobs.models import EVENT_HEADER
+from jobs.models import Job
 from jobs.task import Task
 
 #: A name is words with dots between them, as a topic exchange routes them; a pattern has wildcards.
@@ -104,7 +108,8 @@ class EventType:
         self.function(**values)
         key = None if self._order_key is None else self._order_key.of((), values)
         using = databases.job_alias(self.using)
-        return outbox.insert(self.name, self.version, data, key, using, tracing.carried())
+        headers = {name: each for carried in extensions.through("carried") for name, each in carried().items()}
+        return outbox.insert(self.name, self.version, data, key, using, headers)
 
     async def aemit(self, *args: Any, **kwargs: Any) -> uuid.UUID:
         """The same for async code."""
@@ -138,6 +143,9 @@ class Handler(Task):
 
     #: Columns of its ``Subscription``, as the code says them.
     subscribes: dict[str, Any] | None = None
+
+    def _run_over(self, job: Job) -> None:
+        order.let_in_next(job)
 
     @property
     def event(self) -> Handled | None:
@@ -215,3 +223,15 @@ def handler(
         return made
 
     return declare
+
+
+def lost_handlers() -> Iterator[str]:
+    """The ``handlers.py`` of installed apps that handle events, and that the import of the tasks left out."""
+    for config in apps.get_app_configs():
+        name, path = f"{config.name}.handlers", Path(config.path)
+        # An app with a celery.py that is not imported here is another service.
+        if name in sys.modules or ((path / "celery.py").exists() and f"{config.name}.celery" not in sys.modules):
+            continue
+        file = path / "handlers.py"
+        if file.exists() and "jobs.events" in file.read_text(errors="replace"):
+            yield name

@@ -22,8 +22,8 @@ from jobs.conf.logs import logger
 from jobs.conf.syncpoints import reach
 from jobs.database import databases
 from jobs.events import amqp, relay, talk, wire
+from jobs.events.models import ARGS, Event, Position, Relay, Subscription
 from jobs.events.replay import handled
-from jobs.models import ARGS, Event, Position, Relay, Subscription
 from jobs.models.values import safe_repr
 
 #: How many characters are kept of a message that is no event, and of a name.

@@ -10,10 +10,12 @@ from django.db import connections
 
 from jobs.calling.after_commit import ring_after
 from jobs.conf import conf, service
-from jobs.lifecycle.ring import EVENTS
 from jobs.lifecycle.run import current_job
 from jobs.models.fields import uuid7
 from jobs.models.values import check_size
+
+#: The payload of a ring for events that are to be handed on; no queue is called so.
+RING = "\tevents"
 
 #: The columns, and their types: in a SELECT PostgreSQL does not know those of parameters.
 _COLUMNS = {
@@ -52,5 +54,5 @@ def insert(
         values.append(f"{name}\0{order_key}".replace("\0", " "))
     with connection.cursor() as cursor:
         cursor.execute(f"INSERT INTO jobs_event ({', '.join(_COLUMNS)}) {source}", values)
-    ring_after(using, EVENTS)
+    ring_after(using, RING)
     return key

@@ -23,8 +23,9 @@ from jobs.conf.logs import logger
 from jobs.conf.syncpoints import reach
 from jobs.database import databases
 from jobs.events import amqp, wire
+from jobs.events.models import ARGS, UNSENT, Event, Position, Relay
 from jobs.lifecycle.board import board
-from jobs.models import ARGS, UNSENT, Event, Node, Position, Relay
+from jobs.models import Node
 
 #: Events that are published before their confirms are awaited.
 BATCH = 200

@@ -26,9 +26,9 @@ from jobs.conf import conf, service
 from jobs.conf.logs import logger
 from jobs.database import databases
 from jobs.events import amqp, inbox, publisher, talk
+from jobs.events.models import PARKED, Event, Position, Subscription
 from jobs.events.relay import matches, wants_since
 from jobs.events.wire import Message
-from jobs.models import PARKED, Event, Position, Subscription
 
 #: Messages of one transaction, and how many the broker sends ahead.
 BATCH, AHEAD = 200, 400

@@ -7,6 +7,7 @@ the events, and no event is handed on twice.
 from __future__ import annotations
 
 import datetime
+import threading
 import time
 import uuid
 from collections import defaultdict
@@ -22,18 +23,20 @@ from django.db.models.functions import Now
 
 from jobs.calling import outbox
 from jobs.calling.calls import rank_of
-from jobs.conf import conf, loaded_app, service
+from jobs.conf import conf, import_tasks, loaded_app, service
 from jobs.conf.logs import logger
 from jobs.conf.syncpoints import reach
 from jobs.database import databases
-from jobs.events import publisher
-from jobs.lifecycle import order
+from jobs.events import order, publisher
+from jobs.events.models import ARGS, EVENT_HEADER, UNRELAYED, Event, Position, Relay, Subscription
 from jobs.lifecycle.board import board
-from jobs.lifecycle.ring import told
-from jobs.lifecycle.transitions import now_plus
-from jobs.models import ARGS, EVENT_HEADER, UNRELAYED, Event, Job, Node, Position, Relay, State, Subscription
+from jobs.lifecycle.transitions import NEVER, now_plus
+from jobs.models import Job, Node, State
 from jobs.models.fields import uuid7
 from jobs.models.values import named
+
+#: In the supervisor: events wait to be handed on.
+told = threading.Event()
 
 #: Seconds after which the handlers are forgotten that only a dead worker knows. Later events make no jobs for them.
 GRACE = 3600.0
@@ -253,8 +256,8 @@ def make_jobs(
     """
     known = list(Subscription.objects.using(using).filter(**{"service": to} if to else {}))
     found: dict[int, int] = {}
-    plain: list[Job] = []
-    ordered: dict[str, list[Job]] = defaultdict(list)
+    plain: list[Any] = []
+    ordered: dict[str, list[Any]] = defaultdict(list)
     for event in events:
         # A service that was renamed has two subscriptions for one handler, and the same workers run both.
         handlers = {
@@ -266,7 +269,7 @@ def make_jobs(
         }
         found[event.pk] = len(handlers)
         for each in handlers.values():
-            job = _job(event, each, again)
+            job: Any = _job(event, each, again)
             if event.order_key is not None and each.is_ordered:
                 job.order_key = named(each.handler, event.order_key)
                 ordered[job.order_key].append(job)
@@ -283,7 +286,7 @@ def make_jobs(
         behind += rest
     for job in behind:
         relay.place += 1
-        job.order_place, job.state, job.run_at = relay.place, State.SCHEDULED, order.NEVER
+        job.order_place, job.state, job.run_at = relay.place, State.SCHEDULED, NEVER
     if behind:
         relay.save(update_fields=["place"])
         # Race: the job before them may have ended since ``order.out``, and found nobody behind it.
@@ -317,6 +320,15 @@ def _job(event: Event, to: Subscription, again: str | None) -> Job:
             "options": {"headers": {**headers, EVENT_HEADER: about}},
         }
     )
+
+
+def hand_on_here(app: Celery, using: str) -> bool:
+    """For ``run_jobs()``: hand on what was told of. All handlers have to be known for that."""
+    if not Event.objects.using(using).filter(UNRELAYED).exists():
+        return False
+    import_tasks(app)
+    subscribe(app, using)
+    return bool(hand_on(app, using))
 
 
 class Post:

@@ -18,7 +18,7 @@ from django.db import connections, transaction
 from django.db.utils import DataError, Error, IntegrityError, ProgrammingError
 
 from jobs import extensions
-from jobs.calling import calls, request, tracing
+from jobs.calling import calls, request
 from jobs.conf.syncpoints import reach
 from jobs.database import databases
 from jobs.database.turns import turn
@@ -52,7 +52,7 @@ def run(task: Any, context: Any, args: Any, kwargs: Any) -> Any:
         run = context.jobs_run = Run(task, context, job, slot)
         reach("after_claim")
         try:
-            with tracing.processing(run, time.time_ns()):
+            with extensions.around("around", run):
                 if calls.is_newer(job.options):
                     settlement.write(run, lambda: transitions.hand_back(job, NEWER_PAUSE))
                     run.report(logging.WARNING, "left to the workers of a later release", "handed_back")

@@ -2,7 +2,7 @@
 
 A marker is a row that is inserted in the transaction of its effects. Of two transactions with the same key the second
 one waits until the first one commits (then it has nothing to do) or rolls back (then it goes on): the database's own
-unique index decides, at every isolation level. For mails and HTTP calls see ``jobs.idempotency.external_calls``;
+unique index decides, at every isolation level. For mails and HTTP calls see ``jobs.effect``;
 ``jobs.idempotency.locks`` keeps others from starting.
 """
 

@@ -12,8 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from jobs import extensions
-from jobs.conf import conf
-from jobs.inspection import census, events, external_calls
+from jobs.inspection import census
 
 
 def exposition() -> tuple[bytes, str]:
@@ -28,8 +27,6 @@ class _Collector:
         found = census.gather(live=True)
         due, queues = found["due"], found["queues"].items()
         live = [([name, state], each[state]) for name, each in queues for state in census.LIVE]
-        unsettled = sum(external_calls.unsettled(alias).count() for alias in conf().DATABASES)
-        waits, lags = events.summed(), events.all_lags()
 
         def of_queues(key: str) -> list[Any]:
             return [([name], each[key]) for name, each in queues]
@@ -37,14 +34,7 @@ class _Collector:
         def of_nodes(key: str) -> list[Any]:
             return [([each["hostname"].rpartition("@")[2], each["id"]], each[key]) for each in found["nodes"]]
 
-        def of_events(key: str) -> list[Any]:
-            return [([name], getattr(each, key)) for name, each in waits.items()]
-
-        def of_handlers(key: str) -> list[Any]:
-            return [(names, getattr(lag, key)) for names, lag in lags.items()]
-
         one, node = ["queue_name"], ["hostname", "node"]
-        handler = ["service", "handler"]
         gauges: Any = (
             ("celery_queue_length", f"Ready jobs of a queue; {census.MOST} are counted.", one, of_queues("ready")),
             ("celery_active_consumer_count", "Workers that consume it.", one, of_queues("workers")),
@@ -56,12 +46,6 @@ class _Collector:
             ("jobs_worker_processes", "How many it can run.", node, of_nodes("concurrency")),
             ("jobs_due", "Scheduled jobs that are due and not ready yet.", [], [([], due["count"])]),
             ("jobs_due_lag_seconds", "For how long the oldest of them is due.", [], [([], due["lag_seconds"])]),
-            ("jobs_unsettled_effects", "External calls that are ambiguous or parked.", [], [([], unsettled)]),
-            ("jobs_events", f"Events that do not get on; {census.MOST} are counted.", ["status"], of_events("number")),
-            ("jobs_events_oldest_seconds", "How old the oldest of them is.", ["status"], of_events("seconds")),
-            ("jobs_handler_waiting", "Jobs of a handler that have not ended.", handler, of_handlers("waiting")),
-            ("jobs_handler_lag_seconds", "How old the oldest of them is.", handler, of_handlers("seconds")),
-            ("jobs_handler_failed", f"Failed ones among the {census.MOST} newest.", handler, of_handlers("failed")),
         )
         more, counters = (
             chain.from_iterable(each() for each in extensions.through(door)) for door in ("metrics", "counters")

@@ -11,7 +11,7 @@ from django.utils.translation import gettext, gettext_lazy, ngettext, ngettext_l
 from jobs import extensions
 from jobs.conf import worker_command
 from jobs.database import databases
-from jobs.inspection import census, events
+from jobs.inspection import census
 from jobs.inspection.times import duration
 from jobs.models import Node
 
@@ -21,8 +21,7 @@ ERROR, WARNING, INFO = SEVERITIES = ("error", "warning", "info")
 #: The severity of each kind. This is the order in which they are listed.
 KINDS: dict[str, str] = {
     **dict.fromkeys(("copied", "no_worker", "starving", "standing", "overdue", "unknown_task"), ERROR),
-    **dict.fromkeys(("events_waiting",), ERROR),
-    **dict.fromkeys(("events_problem", "dead", "stuck", "growing"), WARNING),
+    **dict.fromkeys(("dead", "stuck", "growing"), WARNING),
     **dict.fromkeys(("paused",), WARNING),
     **dict.fromkeys(("busy",), INFO),
 }
@@ -35,8 +34,6 @@ MANY: dict[str, Any] = {
     "standing": ngettext_lazy("%(number)s queue stands still", "%(number)s queues stand still", "number"),
     "overdue": ngettext_lazy("%(number)s job is overdue", "%(number)s jobs are overdue", "number"),
     "unknown_task": ngettext_lazy("%(number)s job of an unknown task", "%(number)s jobs of unknown tasks", "number"),
-    "events_waiting": ngettext_lazy("%(number)s event does not get on", "%(number)s events do not get on", "number"),
-    "events_problem": ngettext_lazy("%(number)s event has a problem", "%(number)s events have problems", "number"),
     "dead": ngettext_lazy("%(number)s worker died", "%(number)s workers died", "number"),
     "stuck": ngettext_lazy("%(number)s job seems stuck", "%(number)s jobs seem stuck", "number"),
     "growing": ngettext_lazy(
@@ -98,10 +95,11 @@ def of(found: dict[str, Any], running: Iterable[Any] | None = None) -> list[Rema
         *_unknown(found["unknown_tasks"]),
         *_died(found["died"]),
         *_stuck(census.running_now() if running is None else running),
-        *_events(),
         *(each for problems in extensions.through("problems") for each in problems(found)),
     ]
-    order = [*KINDS, *extensions.merged("kinds")]
+    order = [*KINDS]
+    for kind, its in extensions.merged("kinds").items():
+        order.insert(order.index(its.before) if its.before else len(order), kind)
     return sorted(every, key=lambda each: (SEVERITIES.index(each.severity), order.index(each.kind)))
 
 
@@ -300,41 +298,3 @@ def _stuck(running: Iterable[Any]) -> Iterator[Remark]:
         elif seconds > LONG:
             means = gettext("It may hang: neither an end nor a time limit has come. Look at it; kill it if it hangs.")
             yield remark("stuck", gettext("%(task)s: runs for %(time)s") % words, means, **more)
-
-
-#: What the events that do not get on wait for.
-_EVENTS = {
-    "unrelayed": gettext_lazy("Every worker hands events on: none is alive, or the database is very slow."),
-    "unsent": gettext_lazy("The broker cannot be reached, or no worker of this service is alive. Nothing is lost."),
-    "parked": gettext_lazy("An earlier event of the same service and name has not arrived."),
-    "problem": gettext_lazy("They are kept: the page of each says why nobody handled it."),
-}
-
-
-def _events() -> Iterator[Remark]:
-    """The events that do not get on: one remark of each kind, for all databases."""
-    for name, found in events.summed().items():
-        number, since = found.number, found.seconds
-        if not number or (name != "problem" and since <= census.late_after()):
-            continue
-        texts = {
-            "unrelayed": ngettext(
-                "%(number)s event waits to be handed on, for %(time)s",
-                "%(number)s events wait to be handed on, the oldest for %(time)s",
-                number,
-            ),
-            "unsent": ngettext(
-                "%(number)s event waits to be published, for %(time)s",
-                "%(number)s events wait to be published, the oldest for %(time)s",
-                number,
-            ),
-            "parked": ngettext(
-                "%(number)s received event waits for an earlier one, for %(time)s",
-                "%(number)s received events wait for earlier ones, the oldest for %(time)s",
-                number,
-            ),
-            "problem": ngettext("%(number)s event has a problem", "%(number)s events have problems", number),
-        }
-        says = texts[name] % {"number": census.at_least(number, number >= census.MOST), "time": duration(since)}
-        kind = "events_problem" if name == "problem" else "events_waiting"
-        yield remark(kind, says, str(_EVENTS[name]), about=name, since=since, number=number)

@@ -11,7 +11,7 @@ from django.utils.module_loading import import_string
 
 from jobs.conf import celery_app, conf
 from jobs.conf.logs import logger
-from jobs.models import ARGS, EVENT_HEADER, Effect, Event, Job, Marker
+from jobs.models import Job
 from jobs.models.values import CUT, decoded, safe_repr
 
 HIDDEN = "(hidden: JOBS['REDACT'] failed)"  #: What stands for a value that could not be redacted.
@@ -26,23 +26,6 @@ KEYS, PLAIN = ("marker_key", "unique_key", "limit_key", "order_key"), ("type", "
 SHORT = 4
 
 
-def data_of(event: Event) -> dict[str, Any]:
-    """An event's data: the redaction gets its name in place of a task's."""
-    if event.problem is not None and conf().REDACT is not None and set(event.data) == {"body"}:
-        # A message that is no event: nobody knows what is in its text.
-        return {"body": HIDDEN}
-    return _told(event, event.data, event.headers).kwargs
-
-
-def args_of(event: Event) -> list[Any]:
-    """The values without a name that came with an event of Celery's message format."""
-    return _told(event, {}, event.headers).args
-
-
-def _told(event: Event, data: Any, headers: Any) -> "Shown":
-    return Shown(Job.of({"task": event.name, "args": headers.get(ARGS, []), "kwargs": data}))
-
-
 def veil(rows: Iterable[Any]) -> None:
     """Take what nobody may see out of the errors and keys of rows of one table that are shown, and never saved."""
     if conf().REDACT is None or not (found := list(rows)):
@@ -52,15 +35,9 @@ def veil(rows: Iterable[Any]) -> None:
         for job in found:
             _veil_job(job)
         return
-    # What a list leaves out is read at once for all.
-    if isinstance(first, Event):
-        events = Event.objects.using(first._state.db).only("data", "headers").in_bulk([row.pk for row in found])
-        for row in found:
-            full = events.get(row.pk) or Event()
-            _replace(row, _told(row, full.data, full.headers), order_key="key", problem="error")
+    if not (hasattr(first, "job") and hasattr(first, "key")):
         return
-    if not isinstance(first, Marker | Effect):
-        return
+    # The key is made of the arguments of that job.
     jobs = Job.objects.using(first._state.db).only("task", "args", "kwargs")
     makers = {job.pk: Shown(job) for job in jobs.filter(pk__in={row.job for row in found if row.job})}
     for row in found:
@@ -69,17 +46,9 @@ def veil(rows: Iterable[Any]) -> None:
         row.key = BLANK if seen is None else seen.text("key", row.key)
 
 
-def answer_of(effect: Effect, answer: Any) -> Any:
-    """What a provider answered, or a person says that it did, to an external call."""
-    if answer is None or conf().REDACT is None:
-        return answer
-    job = Job.objects.using(effect._state.db).filter(pk=effect.job).first()
-    return BLANK if job is None else Shown(job).value("answer", answer)
-
-
 def _veil_job(job: Job) -> None:
     seen, values = Shown(job), job.__dict__
-    _replace(job, seen, **dict.fromkeys(KEYS, "key"), error_message="error")
+    replace(job, seen, **dict.fromkeys(KEYS, "key"), error_message="error")
     if values.get("error") is not None:
         job.error = seen.error(job.error)
     if values.get("errors"):
@@ -88,7 +57,7 @@ def _veil_job(job: Job) -> None:
         )
 
 
-def _replace(row: Any, seen: "Shown", **names: str) -> None:
+def replace(row: Any, seen: "Shown", **names: str) -> None:
     """Only what was read: no list reads all columns."""
     for column, name in names.items():
         if row.__dict__.get(column) is not None:
@@ -130,9 +99,10 @@ class Shown:
             return self.job.options
         found = self._blanked(_without(self.job.options, *ARGUMENTS))
         headers = found.get("headers") if isinstance(found, dict) else None
-        about = headers.get(EVENT_HEADER) if isinstance(headers, dict) else None
-        if isinstance(about, dict) and about.get("order_key") is not None:
-            about["order_key"] = self.text("key", about["order_key"])
+        for about in headers.values() if isinstance(headers, dict) else ():
+            # Extensions keep there what a job is about.
+            if isinstance(about, dict) and about.get("order_key") is not None:
+                about["order_key"] = self.text("key", about["order_key"])
         return found
 
     def value(self, name: str, value: Any) -> Any:

@@ -7,7 +7,6 @@ look for changes themselves.
 
 import os
 import select
-import threading
 import time
 from collections.abc import Container, Iterable
 from contextlib import ExitStack, suppress
@@ -22,9 +21,6 @@ from jobs.models import Job
 
 #: PostgreSQL's channel; the payload is the queue's name.
 CHANNEL = "jobs_ring"
-
-#: The payload of a ring for events that are to be handed on (``jobs.events.relay``); no queue is called so.
-EVENTS = "\tevents"
 
 #: The channel for those who wait for results; the payload is the id that Celery knows the job by.
 ENDED = "jobs_ended"
@@ -130,9 +126,6 @@ class Bell:
             self.hear()
         return is_rung
 
-
-#: In the companion: events wait to be handed on.
-told = threading.Event()
 
 #: Made before the worker forks, like the board.
 bell = Bell()

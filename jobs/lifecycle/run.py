@@ -50,8 +50,6 @@ class Run:
     released: set[str] = field(default_factory=set)
     #: What became of it, in one word, as the log says it; None while that is not known.
     outcome: str | None = None
-    #: OpenTelemetry's, with the run's span.
-    context: Any = None
     #: When the body began, on the monotonic clock.
     began: float = field(default_factory=time.monotonic)
 

@@ -24,21 +24,9 @@ from jobs import extensions, signals
 from jobs.conf import conf
 from jobs.database import databases
 from jobs.errors import UniqueBusy, UniqueTaken
-from jobs.lifecycle import order, ring, unique
+from jobs.lifecycle import ring, unique
 from jobs.lifecycle.completion import owned
-from jobs.models import (
-    AWAITING,
-    CLAIMABLE,
-    ENDED,
-    LIVE,
-    UNSUCCESSFUL,
-    WAITING,
-    Cancellation,
-    Job,
-    Node,
-    Relay,
-    State,
-)
+from jobs.models import AWAITING, CLAIMABLE, ENDED, LIVE, UNSUCCESSFUL, WAITING, Cancellation, Job, Node, State
 from jobs.models.values import scrub
 
 #: What is counted, each apart.
@@ -49,6 +37,8 @@ KEPT_ERRORS = 20
 LOCK, TASK = "lock:", "task:"
 #: When a job runs whose task no worker knows: never, until one lets it go.
 PARKED = datetime.datetime(9001, 1, 1, tzinfo=datetime.UTC)
+#: The time of what waits for something else than its time: whoever makes that come lets it in.
+NEVER = datetime.datetime(9000, 1, 1, tzinfo=datetime.UTC)
 UNEXPIRED_KEY = Case(When(unique_expires_at__lte=Now(), then=None), default=F("unique_key"))
 
 
@@ -305,17 +295,15 @@ def redirect(job_id: uuid.UUID, using: str, columns: dict[str, Any], states: Seq
 
 
 def run_now(job_id: uuid.UUID, using: str) -> bool:
-    """A scheduled job waits no longer for its time. One that waits behind others of its order key still does."""
+    """A scheduled job waits no longer for its time. One that waits for something else still does."""
     rows = Job.objects.using(using).filter(pk=job_id)
-    if rows.filter(order_place__isnull=False).exists():
+    if rows.filter(state=State.SCHEDULED, run_at__gte=NEVER, run_at__lt=PARKED).exists():
         return False
     return redirect(job_id, using, _waiting(None), (State.SCHEDULED,)) or rows.filter(state=State.READY).exists()
 
 
 def retry_by_hand(job_id: uuid.UUID, using: str) -> bool:
     """Run a failed or cancelled job again, its counts at zero. ``lease`` stays: it is the fence.
-
-    With an order key it waits until no other one of the key is out.
 
     Raises:
         UniqueTaken: another job has its unique key; says which.
@@ -327,15 +315,10 @@ def retry_by_hand(job_id: uuid.UUID, using: str) -> bool:
     anew = {"unique_key": UNEXPIRED_KEY, "finished_at": None, "expires_at": None, **dict.fromkeys(COUNTS, 0)}
     try:
         with databases.bounded(using, conf().UNIQUE_WAIT):
-            for prepare in extensions.through("again"):
-                anew |= prepare(over, using)
-            key = over.values_list("order_key", flat=True).first()
-            if key is None:
-                return redirect(job_id, using, _waiting(None) | anew, UNSUCCESSFUL)
-            # Race: whoever hands an event of the key on lets it in at once if there is no other one.
-            Relay.objects.using(using).select_for_update().filter(pk=1).first()
-            transaction.on_commit(partial(order.let_in, using, [key]), using=using, robust=True)
-            return redirect(job_id, using, _waiting(None) | order.behind(job_id) | anew, UNSUCCESSFUL)
+            columns = _waiting(None) | anew
+            for again in extensions.through("again"):
+                columns |= again(over, using)
+            return redirect(job_id, using, columns, UNSUCCESSFUL)
     except IntegrityError:
         raise UniqueTaken(unique.describe(Job.objects.using(using).get(pk=job_id))) from None
     except OperationalError as exc:

@@ -13,9 +13,9 @@ from django.db import connections
 from jobs import extensions
 from jobs.conf import conf
 from jobs.database import databases
-from jobs.lifecycle import order, transitions
+from jobs.lifecycle import transitions
 from jobs.lifecycle.board import board
-from jobs.lifecycle.ring import bell, ring, told
+from jobs.lifecycle.ring import bell, ring
 from jobs.maintenance import Seldom
 from jobs.models import Node
 
@@ -45,11 +45,9 @@ SELECT {now},
         WHERE state IN ('scheduled', 'ready') AND expires_at IS NOT NULL AND expires_at <= {now} {late}
         ORDER BY expires_at LIMIT 1),
        EXISTS (SELECT 1 FROM jobs_cancellation),
-       {rare} AND EXISTS (SELECT 1 FROM jobs_job WHERE {behind}),
        {rare} AND (
            SELECT 1 FROM jobs_job WHERE state = 'scheduled' AND run_at > '9000-06-01' ORDER BY run_at LIMIT 1
        ) IS NOT NULL,
-       EXISTS (SELECT 1 FROM jobs_event WHERE relayed_at IS NULL AND received_at IS NULL),
        {ready}{more}
 """
 
@@ -102,14 +100,12 @@ def tick() -> dict[str, int]:
 
 def _tick(using: str, done: dict[str, int], answers: dict[str, dict[str, Any]]) -> None:
     found = _look(using, _LOOK, board.queues)
-    now, due, late, is_asked, is_behind, is_parked, is_told, is_ready, *more = found
+    now, due, late, is_asked, is_parked, is_ready, *more = found
     answers[using] = dict(zip(extensions.merged("looks"), more, strict=True))
     if connections[using].vendor == "postgresql":
         _places[using, _LOOK].move(now, due, late)
     if is_ready:
         bell.ring()
-    if is_told:
-        told.set()
     if due is not None:
         done["due"] += _until_done(partial(_make_due, using, due))
     if late is not None:
@@ -118,8 +114,6 @@ def _tick(using: str, done: dict[str, int], answers: dict[str, dict[str, Any]]) 
         done["cancelled"] += transitions.sweep_cancellations(using, conf().BATCH)
     if is_parked:
         _seldom.take(("parked", using), partial(_let_go, using))
-    if is_behind:
-        _seldom.take(("behind", using), partial(order.let_in_stuck, using))
 
 
 #: Of a tick they come last: an error or a wait there keeps nothing else from its time.
@@ -169,7 +163,7 @@ def _look(using: str, sql: str, queues: list[str]) -> tuple[Any, ...]:
     # CURRENT_TIMESTAMP of SQLite is that of a whole second.
     now = "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')" if vendor == "sqlite" else "CURRENT_TIMESTAMP"
     is_short = begin < place.until
-    words = {"now": now, "epoch": databases.EPOCH_NOW[vendor], "behind": order.WAITS}
+    words = {"now": now, "epoch": databases.EPOCH_NOW[vendor]}
     words |= {"rare": "1 = 0" if is_short else "1 = 1", "due": "", "late": ""}
     if is_short and place.due is not None:
         words |= {"due": f"AND run_at >= '{place.due}'", "late": f"AND expires_at >= '{place.late}'"}

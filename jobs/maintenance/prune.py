@@ -3,6 +3,7 @@
 import math
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -10,11 +11,11 @@ from typing import Any
 from django.db import Error, transaction
 from django.db.models import BooleanField, Exists, ExpressionWrapper, OuterRef, Q, TextField
 from django.db.models.expressions import RawSQL
-from django.db.models.functions import Cast, Coalesce
+from django.db.models.functions import Cast
 from django.utils.translation import gettext
 
 from jobs import extensions
-from jobs.calling import stored, transport
+from jobs.calling import stored
 from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.database import databases
@@ -22,7 +23,7 @@ from jobs.idempotency import locks, markers
 from jobs.lifecycle import worker_orders
 from jobs.lifecycle.transitions import now_plus
 from jobs.maintenance import is_eldest
-from jobs.models import ENDED, UNSENT, Action, Event, Job, Marker, Node, State, Subscription
+from jobs.models import ENDED, Action, Job, Marker, Node, State
 
 NODE_RETENTION = 7 * 86400.0  #: Seconds for which a dead node is kept, for people to read.
 
@@ -49,23 +50,20 @@ class Prune:
         self.side, self._node = side, node
         #: For each database: how far the walk has come, and when it began.
         self._walks: dict[str, tuple[Place | None, float]] = {}
-        #: The same for events, by their ids.
-        self._events: dict[str, tuple[int, float]] = {}
 
     def run_once(self, budget: float = math.inf) -> dict[str, int]:
         """Delete batch after batch; stop after ``budget`` seconds, and go on there the next time."""
-        done = {"jobs": 0, "markers": 0, "nodes": 0, "messages": 0}
+        done = Counter({"jobs": 0, "markers": 0, "nodes": 0})
         databases.everywhere(partial(self._run, budget=budget, done=done))
         if is_eldest(self._node, databases.home()):
-            done["messages"] += transport.prune_replies(self.side)
             locks.prune(self.side, budget / 4)
             stored.prune(self.side)
             worker_orders.prune(self.side)
         if done["jobs"]:
             logger.info("pruned %s jobs", done["jobs"], extra={"action": "pruned", "count": done["jobs"]})
-        return done
+        return dict(done)
 
-    def _run(self, using: str, budget: float, done: dict[str, int]) -> None:
+    def _run(self, using: str, budget: float, done: Counter[str]) -> None:
         if not is_eldest(self._node, using):
             return
         began = time.monotonic()
@@ -74,12 +72,8 @@ class Prune:
             done["markers"] += count
         while time.monotonic() < began + budget and (deleted := self._step(using)) is not None:
             done["jobs"] += deleted
-        if conf().RETENTION_EVENTS is not None:
-            while self._forget_events(using) and time.monotonic() < began + budget:
-                pass
-        _prune_failed(using)
         for prune in extensions.through("prune"):
-            prune(using, max(0.0, began + budget - time.monotonic()))
+            done.update(prune(using, max(0.0, began + budget - time.monotonic())) or {})
         old = Node.objects.using(using).filter(dead_at__lt=now_plus(-NODE_RETENTION))
         if (named := _named(using)) is not None:
             done["nodes"] += old.exclude(pk__in=named)._raw_delete(using)
@@ -98,28 +92,6 @@ class Prune:
         last, at, _ = found[-1]
         self._walks[using] = (at, last), began
         return deleted
-
-    def _forget_events(self, using: str) -> bool:
-        """Delete the next events that are old and done with; False at the end of those that are old.
-
-        What has to stay is passed over, however many these are, until the next walk.
-        """
-        now, rows = time.monotonic(), Event.objects.using(using)
-        place, began = self._events.get(using, (0, now))
-        # When it arrived counts: what others say of the time may be anything, and no copy would be recognized.
-        is_old = Q(arrived__lt=now_plus(-(conf().RETENTION_EVENTS or 0)))
-        rows = rows.annotate(arrived=Coalesce("received_at", "at"))
-        # The time has no index.
-        some = rows.filter(pk__gt=place).order_by("pk").annotate(is_old=ExpressionWrapper(is_old, BooleanField()))
-        old = [key for key, is_old in some.values_list("pk", "is_old")[: 10 * conf().BATCH] if is_old]
-        if not old:
-            self._events[using] = (0, now) if now - began > FULL_WALK else (place, began)
-            return False
-        over = rows.filter(is_old, pk__gt=place, pk__lte=old[-1], relayed_at__isnull=False).exclude(UNSENT)
-        Action.objects.using(using).filter(job__in=over.values("uuid"))._raw_delete(using)
-        over._raw_delete(using)
-        self._events[using] = (old[-1], began)
-        return True
 
     def count(self) -> dict[str, int]:
         """What ``run_once`` would delete; a job that only an expired marker keeps is not counted yet."""
@@ -141,16 +113,6 @@ def _named(using: str) -> set[uuid.UUID] | None:
             databases.note_away(exc, alias)
             return None
     return found
-
-
-def _prune_failed(using: str) -> None:
-    """Delete what handlers failed at beyond the number that they keep."""
-    keep = Subscription.objects.using(using).filter(keep_failed__isnull=False)
-    for task, number in keep.values_list("handler", "keep_failed"):
-        failed = Job.objects.using(using).filter(task=task, state=State.FAILED).order_by("-pk")
-        for keep, _ in extensions.through("needed"):
-            failed = failed.exclude(keep(using))
-        delete(list(failed.values_list("pk", flat=True)[number or 0 :][: conf().BATCH]), using)
 
 
 def walk(using: str, behind: Place | None, limit: int) -> Any:

@@ -14,17 +14,6 @@ from django.utils.translation import gettext_lazy as _
 from kombu.utils.imports import symbol_by_name
 
 from jobs import extensions
-from jobs.models.events import (  # noqa: F401
-    ARGS,
-    EVENT_HEADER,
-    PARKED,
-    UNRELAYED,
-    UNSENT,
-    Event,
-    Position,
-    Relay,
-    Subscription,
-)
 from jobs.models.fields import JSONText, Sparse, Typed, Word, time_of, uuid7
 
 
@@ -85,7 +74,10 @@ class Node(models.Model):
 
 
 class Order(models.Model):
-    """What a node is told to do (``jobs.lifecycle.worker_orders``). On SQLite it lives in the second file."""
+    """What a node is told to do (``jobs.lifecycle.worker_orders``)."""
+
+    #: On SQLite it lives in the second file (``databases.SideDatabase``).
+    is_beside = True
 
     #: The job that is to be killed; the node itself, if that is to be quiet or to stop.
     id = models.UUIDField(primary_key=True)
@@ -104,6 +96,8 @@ class Order(models.Model):
 
 class Beat(models.Model):
     """A node's heartbeat. It is no column of :class:`Node`, because on SQLite it lives in the second file."""
+
+    is_beside = True
 
     node = models.UUIDField(primary_key=True)
     #: Rescue watches whether it grows, by its own clock.
@@ -127,7 +121,6 @@ CLAIMABLE, HELD = Q(state="ready", held__isnull=True), Q(state="ready", held__is
 LINED = Q(state="ready", limit_key__isnull=False)
 PLACED = Q(state="running", limit_place__isnull=False)
 SEATED = Q(state="running", queue_place__isnull=False)
-ORDERED = Q(order_key__isnull=False, state__in=("scheduled", "ready", "running"))
 AWAITING = Q(state="scheduled", waits_for__isnull=False)
 OWNED = Q(node__isnull=False, token__isnull=False, started_at__isnull=False)
 FINISHED = Q(state__in=ENDED, finished_at__isnull=False) | (~Q(state__in=ENDED) & Q(finished_at__isnull=True))
@@ -195,15 +188,11 @@ class Job(models.Model):
     #: While it runs: the numbers of its places among those of its limit, and of its queue. No two runs have the same.
     limit_place = models.SmallIntegerField(null=True)
     queue_place = models.SmallIntegerField(null=True)
-    #: Jobs of the same key are let in one after the other, the smallest place first (``jobs.lifecycle.order``). A job
-    #: waits behind others as long as it has a place.
-    order_key = models.CharField(_("order key"), max_length=255, null=True)
-    order_place = models.BigIntegerField(null=True)
     #: Of a scheduled job: what it waits for beside its time, a lock or a worker that knows its task
     #: (``jobs.lifecycle.waits``). In other states it means nothing.
     waits_for = models.CharField(max_length=300, null=True)
-    #: The span of the call, until its transaction is committed (``jobs.calling.tracing``).
-    span: Any = None
+    #: Whether an extension wants to know that the call was committed.
+    is_awaited = False
     #: Whether the call is that of a signature whose id was fixed before (``Signature.freeze``).
     is_frozen = False
 
@@ -244,7 +233,6 @@ class Job(models.Model):
             models.Index(name="jobs_job_made", fields=["made_at"], condition=Q(made_at__isnull=False)),
             models.Index(name="jobs_job_marker_key", fields=["marker_key"], condition=Q(marker_key__isnull=False)),
             models.Index(name="jobs_job_unique_key", fields=["unique_key"], condition=Q(unique_key__isnull=False)),
-            models.Index(name="jobs_job_order", fields=["order_key", "order_place", "state"], condition=ORDERED),
             models.Index(name="jobs_job_awaiting", fields=["waits_for", "id"], condition=AWAITING),
             models.Index(name="jobs_job_parent", fields=["parent_id", "id"], condition=Q(parent_id__isnull=False)),
         ]
@@ -429,7 +417,9 @@ class Marker(models.Model):
 
 
 class Lock(models.Model):
-    """A lock where there is no Redis (``jobs.idempotency.locks``). On SQLite it lives in the second file."""
+    """A lock where there is no Redis (``jobs.idempotency.locks``)."""
+
+    is_beside = True
 
     key = models.CharField(primary_key=True, max_length=255)
     #: The job that holds it, and its lease: the lock is held as long as that run lasts. None outside of jobs.
@@ -447,56 +437,13 @@ class Lock(models.Model):
         indexes: ClassVar = [models.Index(name="jobs_lock_expires", fields=["expires_at"])]
 
 
-class Effect(models.Model):
-    """An external call: it was begun, and what the provider answered (``jobs.idempotency.external_calls``)."""
-
-    class State(models.TextChoices):
-        #: Committed before the call. If its run is gone, nobody knows whether the call happened.
-        SENDING = "sending", _("sending")
-        SENT = "sent", _("sent")
-        #: A person has to decide: nobody knows whether it happened, or its answer could not be kept.
-        PARKED = "parked", _("parked")
-
-    id = models.BigAutoField(primary_key=True)
-    name = models.CharField(_("name"), max_length=100)
-    key = models.CharField(_("key"), max_length=255)
-    state = models.CharField(_("state"), max_length=8, choices=State.choices, default=State.SENDING)
-    #: The job that called last, and under which lease.
-    job = models.UUIDField(_("job"))
-    lease = models.BigIntegerField(_("lease"))
-    #: How many calls were begun of which nobody can say that they did not happen.
-    calls = models.PositiveIntegerField(_("calls"), default=1)
-    answer = models.JSONField(_("answer"), null=True)
-    created_at = models.DateTimeField(_("created at"), default=Now)
-    sent_at = models.DateTimeField(_("sent at"), null=True)
-
-    class Meta:
-        db_table = "jobs_effect"
-        verbose_name = _("external effect")
-        verbose_name_plural = _("external effects")
-        constraints: ClassVar = [
-            models.UniqueConstraint(name="jobs_effect_unique", fields=["name", "key"]),
-            models.CheckConstraint(name="jobs_effect_state", condition=Q(state__in=("sending", "sent", "parked"))),
-        ]
-        indexes: ClassVar = [
-            models.Index(name="jobs_effect_job", fields=["job"]),
-            models.Index(name="jobs_effect_open", fields=["state"], condition=~Q(state="sent")),
-        ]
-
-    def __str__(self) -> str:
-        return f"{self.name}:{self.key}"
-
-    def is_being_made(self) -> bool:
-        """Whether the run that began the call still runs."""
-        running = Job.objects.using(self._state.db).filter(pk=self.job, lease=self.lease, state=State.RUNNING)
-        return self.state == Effect.State.SENDING and running.exists()
-
-
 class StoredResult(models.Model):
     """Results of tasks that are no jobs, the state that a running job tells (``update_state``), and saved groups.
 
-    See ``jobs.calling.stored``. On SQLite it lives in the second file.
+    See ``jobs.calling.stored``.
     """
+
+    is_beside = True
 
     #: A task's id, or ``group:`` and a group's id.
     id = models.CharField(primary_key=True, max_length=255)
@@ -520,38 +467,6 @@ class Instance(models.Model):
 
     class Meta:
         db_table = "jobs_instance"
-
-
-class Message(models.Model):
-    """A message of the ``jobs://`` broker (``jobs.calling.transport``)."""
-
-    id = models.BigAutoField(primary_key=True)
-    queue = models.CharField(max_length=255)
-    priority = models.SmallIntegerField(default=0)
-    payload = models.TextField()
-    #: Seconds since 1970 by the database's clock; a consumer that holds the message keeps moving it.
-    visible_at = models.FloatField()
-    deliveries = models.PositiveIntegerField(default=0)
-
-    class Meta:
-        db_table = "jobs_message"
-        indexes: ClassVar = [models.Index(name="jobs_message_next", fields=["queue", "priority", "id"])]
-
-
-class Binding(models.Model):
-    """A queue bound to an exchange of the ``jobs://`` broker."""
-
-    id = models.BigAutoField(primary_key=True)
-    exchange = models.CharField(max_length=200)
-    routing_key = models.CharField(max_length=200)
-    pattern = models.CharField(max_length=200)
-    queue = models.CharField(max_length=200)
-
-    class Meta:
-        db_table = "jobs_binding"
-        constraints: ClassVar = [
-            models.UniqueConstraint(name="jobs_binding_unique", fields=["exchange", "queue", "routing_key", "pattern"])
-        ]
 
 
 #: Columns that extensions have in a job's row.

@@ -6,7 +6,7 @@ from django.db.models.functions import Now
 
 from jobs import extensions
 from jobs.conf import conf
-from jobs.database import databases, identity
+from jobs.database import identity
 from jobs.lifecycle import transitions
 from jobs.models import LIVE, Instance, Job, Node, State
 
@@ -15,11 +15,8 @@ def survey(alias: str) -> dict[str, Any]:
     """What the database is marked as, what it is, and what would run if it were adopted."""
     # One statement for each: together they could not use their partial indexes.
     counts = {str(state): Job.objects.using(alias).filter(state=state).count() for state in LIVE}
-    messages = 0
-    if alias == databases.home():
-        with databases.side() as side:
-            [[messages]] = side.execute("SELECT count(*) FROM jobs_message")
-    return {**identity.marks(alias), "jobs": counts, "messages": messages}
+    more = {name: count for survey in extensions.through("survey") for name, count in survey(alias).items()}
+    return {**identity.marks(alias), "jobs": counts, **more}
 
 
 def adopt(alias: str) -> None:
@@ -32,7 +29,7 @@ def adopt(alias: str) -> None:
 def cancel_all(alias: str) -> int:
     """Cancel every job of a copy that has not ended, also those that its original was running; return how many.
 
-    A running one whose row somebody holds locked is left: count again. The messages of a ``jobs://`` broker go too.
+    A running one whose row somebody holds locked is left: count again.
     """
     why = "cancelled by `manage.py jobs adopt --cancel`: the database is a copy"
 
@@ -48,7 +45,4 @@ def cancel_all(alias: str) -> int:
         forget(alias)
     while cancelled := transitions.cancel_waiting(alias, conf().BATCH, why):
         done += cancelled
-    if alias == databases.home():
-        with databases.side() as side:
-            side.execute("DELETE FROM jobs_message")
     return done

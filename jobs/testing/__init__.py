@@ -3,19 +3,27 @@
 It needs neither a broker nor a worker. A run takes the same path as in a worker: claim, body, completion, follow-ups.
 """
 
+from importlib import import_module
+from typing import Any
+
+from jobs import extensions
 from jobs.lifecycle.isolation import isolation
-from jobs.testing.crash import NotIdempotent, assert_idempotent
-from jobs.testing.fits import assert_fits
 from jobs.testing.inline import Runs, assert_enqueued, assert_not_enqueued, capture_jobs, run_jobs
 
+_OF_EXTENSIONS = extensions.public(__name__)
+
 __all__ = [
-    "NotIdempotent",
     "Runs",
     "assert_enqueued",
-    "assert_fits",
-    "assert_idempotent",
     "assert_not_enqueued",
     "capture_jobs",
     "isolation",
     "run_jobs",
+    *_OF_EXTENSIONS,
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if module := _OF_EXTENSIONS.get(name):
+        return getattr(import_module(module), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -32,11 +32,10 @@ from jobs.calling.raised import exception_of
 from jobs.conf import OWN_TASKS, conf, import_tasks
 from jobs.database import databases
 from jobs.errors import TaskExited, TaskOutOfMemory
-from jobs.events import relay
-from jobs.lifecycle import order, transitions
+from jobs.lifecycle import transitions
 from jobs.lifecycle.board import board
 from jobs.lifecycle.claims import Claimer
-from jobs.models import UNRELAYED, WAITING, Event, Job, Node, Pause, State
+from jobs.models import WAITING, Job, Node, Pause, State
 from jobs.models.values import decoded
 from jobs.worker.runner import Runner, is_ours
 
@@ -187,8 +186,7 @@ class _Process:
             ready = Job.objects.using(alias).filter(_OF_OPEN_QUEUES, state=State.READY)
             first = ready.order_by("rank", "run_at", "pk").only("task", "queue").first()
             if first is None:
-                may_be_more = any(idle(self.app, alias) for idle in extensions.through("idle"))
-                if may_be_more or self._hand_on(alias) or order.let_in_stuck(alias):
+                if any(idle(self.app, alias) for idle in extensions.through("idle")):
                     return self._claim()
                 continue
             if first.task not in self.app.tasks:
@@ -199,14 +197,6 @@ class _Process:
             for job in Claimer().claim(alias, first.queue, board.node, 1):
                 return job
         return None
-
-    def _hand_on(self, alias: str) -> bool:
-        """Hand on the events that were told of. All handlers have to be known for that."""
-        if not Event.objects.using(alias).filter(UNRELAYED).exists():
-            return False
-        import_tasks(self.app)
-        relay.subscribe(self.app, alias)
-        return bool(relay.hand_on(self.app, alias))
 
     def _times(self) -> dict[tuple[str, uuid.UUID], tuple[Any, Any]]:
         """When each waiting job begins and expires. It is needed only once time has been moved."""

@@ -25,17 +25,13 @@ from django.db.models.functions import Coalesce, Now
 
 from jobs import __version__, checks, extensions
 from jobs.calling import stored
-from jobs.conf import conf, loaded_app
+from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.database import databases, identity
 from jobs.database.databases import SideDatabase
 from jobs.database.identity import NotAdopted
-from jobs.events.publisher import Publisher, numbered
-from jobs.events.receiver import Receiver
-from jobs.events.relay import Post
 from jobs.lifecycle import transitions, worker_orders
 from jobs.lifecycle.board import BODY, IDLE, Occupied, board, is_alive
-from jobs.lifecycle.ring import told
 from jobs.maintenance import beats, clock, rescue
 from jobs.maintenance.prune import Prune
 from jobs.models import Node
@@ -92,12 +88,10 @@ class Process:
         self._fell = threading.Event()
 
     def main(self) -> None:
-        targets: list[Callable[[], None]] = [self._watch, self._rescue, self._clock, self._tidy, self._post]
-        if conf().EVENT_BROKER is not None:
-            targets += [self._send, self._receive]
+        targets: list[Callable[[], None]] = [self._watch, self._rescue, self._clock, self._tidy]
         threads = [threading.Thread(target=each, name=f"jobs-{each.__name__}", daemon=True) for each in targets]
         for run in chain.from_iterable(each() for each in extensions.through("threads")):
-            name = f"jobs-{run.__module__}"
+            name = f"jobs-{run.__module__}.{run.__name__}"
             threads.append(threading.Thread(target=self._extension, args=[run], name=name, daemon=True))
         listeners = [listener.listener_of(alias, self._stopping) for alias in conf().DATABASES]
         for thread in [*threads, *filter(None, listeners)]:
@@ -116,8 +110,10 @@ class Process:
                 next_beat = time.monotonic() + (conf().HEARTBEAT if beats else min(1.0, conf().HEARTBEAT))
             if not all(thread.is_alive() for thread in threads):
                 raise RuntimeError("a thread of the companion ended")
-        for event in (self._stopping, self._admitted, self._fell, told, numbered):
+        for event in (self._stopping, self._admitted, self._fell):
             event.set()
+        for hear in extensions.through("heard"):
+            hear(None)
         for thread in threads:
             thread.join(LAST_WAIT)
         self._sign_off()
@@ -219,8 +215,6 @@ class Process:
         if not beats.beat(self._side, board.node):
             beats.first(self._side, board.node)
         self._registered = True
-        # The handlers of events are written once more for this node.
-        told.set()
         # A thread of the worker may claim as soon as it hears of the node.
         for registered in extensions.through("registered"):
             self._try(registered)
@@ -353,24 +347,6 @@ class Process:
     def _extension(self, run: extensions.Thread) -> None:
         self._admitted.wait()
         run(self._stopping, self._try)
-
-    def _post(self) -> None:
-        self._admitted.wait()
-        post = Post()
-        while not self._stopping.is_set():
-            self._try(post.run_once)
-            post.wait()
-
-    def _send(self) -> None:
-        self._admitted.wait()
-        Publisher().run(self._stopping)
-
-    def _receive(self) -> None:
-        self._admitted.wait()
-        if (app := loaded_app()) is None:
-            self._stopping.wait()
-        else:
-            Receiver(app).run(self._stopping)
 
     def _tidy(self) -> None:
         prune, pause = Prune(SideDatabase(is_apart=False), lambda: board.node), 1.0

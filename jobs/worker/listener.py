@@ -8,10 +8,11 @@ from typing import Any
 
 from django.db import Error, connections
 
+from jobs import extensions
 from jobs.conf.logs import logger
 from jobs.database import databases
 from jobs.lifecycle.board import IDLE, board
-from jobs.lifecycle.ring import ANSWERS, CHANNEL, EVENTS, WAITS, bell, told
+from jobs.lifecycle.ring import ANSWERS, CHANNEL, WAITS, bell
 from jobs.maintenance import clock
 
 #: Callers ring once in a while and keep no timer: what they enqueued since is found by looks, so many seconds after.
@@ -61,8 +62,8 @@ def _listen(alias: str, stopping: threading.Event) -> None:
             now = time.monotonic()
             if WAITS in heard:
                 board.answers_until = now + ANSWERS
-            if EVENTS in heard:
-                told.set()
+            for hear in extensions.through("heard") if heard else ():
+                hear(heard)
             if not heard.isdisjoint(board.queues):
                 fruitless, finds = (fruitless + 1, finds) if board.finds == finds else (0, board.finds)
                 if fruitless >= FRUITLESS:
@@ -105,7 +106,8 @@ def _watch(alias: str, stopping: threading.Event) -> None:
                 now = cursor.fetchone()[0]
                 if now != version:
                     version, changed = now, time.monotonic()
-                    told.set()
+                    for hear in extensions.through("heard"):
+                        hear(None)
                     _look(alias)
     finally:
         connection.close()

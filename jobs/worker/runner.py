@@ -26,14 +26,13 @@ from jobs.calling import request
 from jobs.conf import conf
 from jobs.conf.logs import log, logger
 from jobs.conf.syncpoints import reach
-from jobs.database import databases, turns
+from jobs.database import databases
 from jobs.execution import settlement
-from jobs.lifecycle import claims, order, transitions
+from jobs.lifecycle import claims, transitions
 from jobs.lifecycle.board import BODY, BUSY, IDLE, OLD, board
 from jobs.lifecycle.ring import bell, ring
 from jobs.lifecycle.run import Run, claimed
 from jobs.models import Job
-from jobs.models.values import named
 from jobs.worker import celery_events
 
 #: Seconds that a claim is expected to take to run: nobody waits longer behind its first jobs. It is known by a task's
@@ -224,19 +223,11 @@ class Runner:
             if isinstance(value, settlement.NotSettled):
                 self._unsettled.append(job)
             error = value if isinstance(value, BaseException) else None
-        if getattr(task, "subscribes", None) is not None:
-            self._let_in_next(job)
+        if (run_over := getattr(task, "_run_over", None)) is not None:
+            run_over(job)
         self._done += 1
         self._learn(job.task, time.monotonic() - began, error)
         return error
-
-    def _let_in_next(self, job: Job) -> None:
-        """Of events of one order key one is handled after the other. Without a database a tick does it later."""
-        about = job.headers.get("event") or {}
-        if about.get("order_key") is not None:
-            using = str(job._state.db)
-            with suppress(Error), turns.turn(using):
-                order.let_in(using, [named(job.task, about["order_key"])])
 
     def _name(self, task: Any, job: Job, batch: int) -> dict[str, Any]:
         """Say on the board what is run, and until when; returns the request.

@@ -21,7 +21,7 @@ from django.urls import reverse
 from kombu.exceptions import OperationalError
 from tqdm import tqdm
 
-from jobs.inspection import external_calls
+from jobs.contrib.effects.rows import unsettled
 from jobs.models import Effect, Job, Node
 from shop.celery import app
 from shop.demo.loyalty import Loyalty, queue
@@ -324,8 +324,8 @@ class Show:
             found.append(f"Not paid: {', '.join(unpaid)}.")
         if twice := self.payments.charged_twice():
             found.append(f"Charged more than once: {', '.join(twice)}.")
-        if unsettled := [str(call) for call in external_calls.unsettled("default")]:
-            found.append(f"Nobody knows whether these happened: {', '.join(unsettled)}.")
+        if open_calls := [str(call) for call in unsettled("default")]:
+            found.append(f"Nobody knows whether these happened: {', '.join(open_calls)}.")
         return found
 
     def _pause(self, seconds: float) -> None:

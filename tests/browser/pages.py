@@ -7,7 +7,8 @@ from collections.abc import Callable
 from django.urls import reverse
 from playwright.sync_api import Page
 
-from jobs.models import Effect, Event, Job, Marker, Node, State, Subscription
+from jobs.events.models import Event, Subscription
+from jobs.models import Effect, Job, Marker, Node, State
 from shop.models import Customer
 from shop.services import sign_up
 

@@ -13,20 +13,9 @@ from jobs.contrib.statistics.counting import HOUR, MINUTE, floor
 from jobs.contrib.statistics.histograms import bucket
 from jobs.contrib.statistics.models import Tally
 from jobs.database import databases
+from jobs.events.models import Event, Subscription
 from jobs.lifecycle import queues
-from jobs.models import (
-    Action,
-    Batch,
-    Effect,
-    Event,
-    Job,
-    Limit,
-    Marker,
-    Node,
-    Pause,
-    Schedule,
-    Subscription,
-)
+from jobs.models import Action, Batch, Effect, Job, Limit, Marker, Node, Pause, Schedule
 from jobs.models.fields import first_id
 from tests.rows import let_beat
 

@@ -14,8 +14,9 @@ from django.db import transaction
 from django.db.models import Sum
 from django.test.utils import override_settings
 
+from jobs.events.models import UNRELAYED, UNSENT, Event, Subscription
 from jobs.inspection.verify import verify
-from jobs.models import LIVE, UNRELAYED, UNSENT, Event, Job, Subscription
+from jobs.models import LIVE, Job
 from shop.events import order_paid
 from shop.loyalty.models import Account, Award
 from tests.faults.ledger import LEAST

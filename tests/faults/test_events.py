@@ -9,7 +9,7 @@ import pytest
 
 from jobs.events import outbox
 from jobs.events.amqp import queue_of
-from jobs.models import Event
+from jobs.events.models import Event
 from shop.events import order_paid
 from tests.faults.guards import Without, guard
 from tests.faults.handlers import HANDLERS, other
@@ -24,8 +24,8 @@ over_rabbitmq = pytest.mark.parametrize("services", ["rabbitmq"], indirect=True)
 #: What is missing between two services is seen, and sent again.
 GAPS = "jobs.events.receiver:Gaps.look"
 #: Who ends a job lets in the next one of its order; or else a tick of the clock does.
-NEXT = "jobs.worker.runner:Runner._let_in_next"
-STUCK = "jobs.lifecycle.order:let_in_stuck"
+NEXT = "jobs.events.order:let_in_next"
+STUCK = "jobs.events.order:let_in_stuck"
 
 
 @pytest.mark.quick
@@ -248,7 +248,7 @@ def test_a_handler_is_added_while_the_backlog_runs(services):
         pytest.param(100_000, marks=[pytest.mark.long, pytest.mark.timeout(1800, method="signal")]),
     ],
 )
-@guard(Without("jobs.lifecycle.order:out", "set()"), case="2000 shared sqlite")
+@guard(Without("jobs.events.order:out", "set()"), case="2000 shared sqlite")
 def test_many_events(services, orders):
     """Told before anybody is there to take them.
 

@@ -1,4 +1,4 @@
-"""The classic mistakes, as tasks, each with its corrected twin (``tests/test_crashtest.py``).
+"""The classic mistakes, as tasks, each with its corrected twin (``tests/contrib/crashtest``).
 
 The line of a mistake ends with ``# <- here``. A twin has the name of its mistake and ``_mended``.
 """

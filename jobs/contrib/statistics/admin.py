@@ -223,8 +223,6 @@ def _place(remark: Remark) -> tuple[Any, str] | None:
             return _("Show the workers"), url_of("node_changelist", dead_at__isempty=1)
         case "limited" | "rated":
             return THEM, url_of("limit_changelist")
-        case "events_waiting" | "events_problem":
-            return THEM, url_of("event_changelist", way=about)
     kind = extensions.merged("kinds").get(remark.kind)
     return kind.place(about) if kind and kind.place else None
 

@@ -36,3 +36,8 @@ def processes(found: dict[str, Any]) -> dict[str, int]:
             # Where nothing runs, the release that knows their task would never be started.
             needed[name] = max(1, needed[name])
     return needed
+
+
+def samples(found: dict[str, Any]) -> list[tuple[list[str], int]]:
+    """For Prometheus."""
+    return [([name], number) for name, number in processes(found).items()]

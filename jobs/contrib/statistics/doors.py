@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from threading import Event
 from typing import Any
 
@@ -33,8 +34,8 @@ def _button(task: str) -> tuple[str, Any, str, dict[str, Any], Any]:
     return "retry_job", _("Retry these"), url_of("job_operate", **_query(task)), fields, warns
 
 
-def _kind(severity: str, many: Any) -> Kind:
-    return Kind(severity=severity, many=many, is_fault=False, place=_place, button=_button)
+def _kind(severity: str, many: Any, before: str = "") -> Kind:
+    return Kind(severity=severity, many=many, is_fault=False, before=before, place=_place, button=_button)
 
 
 def run(stopping: Event, attempt: Attempt) -> None:
@@ -58,7 +59,7 @@ class Statistics(Extension):
             ngettext_lazy("%(number)s task fails every time", "%(number)s tasks fail every time", "number"),
         ),
         "failed": _kind(
-            "warning", ngettext_lazy("%(number)s failed this hour", "%(number)s failed this hour", "number")
+            "warning", ngettext_lazy("%(number)s failed this hour", "%(number)s failed this hour", "number"), "dead"
         ),
     }
 
@@ -82,16 +83,19 @@ class Statistics(Extension):
     def metrics(self) -> list[tuple[str, str, list[str], Any]]:
         from jobs.contrib.statistics import demand
 
-        needed: Any = lambda found: [([name], number) for name, number in demand.processes(found).items()]  # noqa: E731
-        return [("jobs_processes_needed", demand.SAYS, ["queue_name"], needed)]
+        return [("jobs_processes_needed", demand.SAYS, ["queue_name"], demand.samples)]
 
     def counters(self) -> list[tuple[str, str, list[str], Any]]:
         from jobs.contrib.statistics import tallies
 
+        ever = cache(tallies.ever)
+
+        def of(state: str) -> Any:
+            return lambda found: ever()[state].items()
+
         task = ["name", "queue_name"]
-        ended = tallies.ever()
         return [
-            ("celery_task_succeeded", "Jobs that succeeded.", task, ended["succeeded"].items()),
-            ("celery_task_failed", "Jobs that failed.", [*task, "exception"], ended["failed"].items()),
-            ("celery_task_revoked", "Jobs that were cancelled, or expired.", task, ended["cancelled"].items()),
+            ("celery_task_succeeded", "Jobs that succeeded.", task, of("succeeded")),
+            ("celery_task_failed", "Jobs that failed.", [*task, "exception"], of("failed")),
+            ("celery_task_revoked", "Jobs that were cancelled, or expired.", task, of("cancelled")),
         ]

@@ -28,12 +28,11 @@ from django.utils.translation import gettext_lazy as _
 from jobs import extensions
 from jobs.conf import conf
 from jobs.database import databases
-from jobs.inspection import external_calls
 from jobs.inspection.census import LIVE, MOST, Head, heads, in_line, late_after, running_by_node, silence, workers
 from jobs.lifecycle import queues
 from jobs.lifecycle.transitions import PARKED, TASK, now_plus
 from jobs.maintenance.clock import LONGEST_TICK
-from jobs.models import AWAITING, UNSUCCESSFUL, Cancellation, Effect, Job, Marker, Node, State
+from jobs.models import AWAITING, UNSUCCESSFUL, Cancellation, Job, Marker, Node, State
 
 HISTORY = 100_000  #: How many ended jobs are read, unless all are asked for.
 SLACK = 10.0  #: Seconds that a busy machine may take on top of any bound.
@@ -228,18 +227,6 @@ class Search:
     def asked_to_end(self) -> Rows:
         notes = Cancellation.objects.using(self.using).filter(~Exists(self.running.filter(pk=OuterRef("pk"))))
         return [notes.filter(at__lte=self.since).order_by("at")]
-
-    # External calls. No query can say whether a call happened: it is shown, and breaks nothing
-
-    @Rule(
-        "effects-settled",
-        _("an external call was begun by a run, and what became of it is known (else its job or a person finds out)"),
-        waiting=lambda search: [external_calls.unsettled(search.using)],
-    )
-    def begun_by_no_run(self) -> Rows:
-        later = self.jobs.filter(pk=OuterRef("job"), lease__lt=OuterRef("lease"))
-        open_ones = Effect.objects.using(self.using).exclude(state=Effect.State.SENT)
-        return [open_ones.filter(Q(lease__lt=1) | Exists(later))]
 
     # Idempotency keys: a marker is committed with the effects that it stands for, and with their job
 

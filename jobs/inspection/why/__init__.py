@@ -36,7 +36,8 @@ def explain(key: uuid.UUID) -> tuple[View | None, list[Reason]]:
         return None, [Reason("unknown", says, cure, {"databases": ", ".join(names)}, id=key, databases=names)]
     view = View(job)
     once: dict[str, Reason] = {}
-    for look in (*LOOKS.get(job.state, FAILED), *extensions.through("reasons")):
+    *looks, last = LOOKS.get(job.state, FAILED)
+    for look in (*looks, *extensions.through("causes"), last, *extensions.through("reasons")):
         for reason in look(view):
             # Two looks may find the same reason: the first one counts.
             once.setdefault(reason.code, reason)

@@ -5,11 +5,9 @@ from typing import Any
 
 from django.utils.translation import gettext, ngettext
 
-from jobs.inspection import external_calls
 from jobs.inspection.why import waiting
 from jobs.inspection.why.view import COUNTS, Reason, View
 from jobs.lifecycle import unique
-from jobs.lifecycle.redaction import veil
 from jobs.models import State
 
 
@@ -50,8 +48,6 @@ def failed(view: View) -> Iterator[Reason]:
     job, error = view.job, view.error or {"type": "?", "message": "", "at": ""}
     if error["type"] == "TypeError":
         yield from waiting.misfit(view)
-    if error["type"] == "EffectParked":
-        yield from _parked(view)
     if error["type"] in ("WorkerLostError", "NodeLost"):
         says = gettext(
             "It failed %(ago)s ago: it was lost too often (%(crashes)s crashes, %(losses)s times with its worker). "
@@ -70,19 +66,6 @@ def failed(view: View) -> Iterator[Reason]:
     evidence = {"error": error["type"], "message": error["message"], "at": error["at"]}
     evidence |= {name: getattr(job, name) for name in ("lease", *COUNTS)}
     yield Reason("failed", says, cure, {**words, "losses": job.node_losses}, **evidence)
-
-
-def _parked(view: View) -> Iterator[Reason]:
-    calls = list(external_calls.unsettled(view.using).filter(job=view.job.pk))
-    veil(calls)
-    for call in calls:
-        says = ngettext(
-            "The external call %(call)s waits for a person: nobody knows whether it happened (%(calls)s call).",
-            "The external call %(call)s waits for a person: nobody knows whether it happened (%(calls)s calls).",
-            call.calls,
-        )
-        cure = gettext("Look at the provider for its key. Then: manage.py jobs effects %s --happened | --not-happened")
-        yield Reason("effect_parked", says, cure % call.pk, call=str(call), id=call.pk, calls=call.calls)
 
 
 def taken_key(view: View) -> Iterator[Reason]:

@@ -10,8 +10,7 @@ from jobs.conf import conf, worker_command
 from jobs.inspection.times import duration
 from jobs.inspection.why import waiting
 from jobs.inspection.why.view import Reason, View
-from jobs.lifecycle.redaction import veil
-from jobs.models import Cancellation, Effect
+from jobs.models import Cancellation
 
 #: What the server's process that serves the run waits for.
 _BLOCKING = "FROM unnest(pg_blocking_pids(%s)) AS pid JOIN pg_stat_activity AS activity USING (pid)"
@@ -60,15 +59,6 @@ def blocked(view: View) -> Iterator[Reason]:
         yield from waiting.held_up(view, "database_lock", says, _BLOCKING, backend, backend=backend)
 
 
-def calling(view: View) -> Iterator[Reason]:
-    """The external call that the run makes at the moment."""
-    calls = Effect.objects.using(view.using).filter(job=view.job.pk, lease=view.job.lease, state=Effect.State.SENDING)
-    if (call := calls.first()) is not None:
-        veil([call])
-        says = gettext("It makes the external call %(call)s, begun %(ago)s ago.")
-        yield Reason("calling", says, "", {"ago": view.ago(call.created_at)}, call=str(call))
-
-
 def runs(view: View) -> Iterator[Reason]:
     worker, job = view.own_worker, view.job
     if worker is not None and worker.is_alive:
@@ -85,4 +75,4 @@ def runs(view: View) -> Iterator[Reason]:
         yield Reason("running", says, cure % {"id": job.pk}, {**words, "worker": worker}, **evidence)
 
 
-LOOKS = (dead_worker, asked_to_end, blocked, calling, runs)
+LOOKS = (dead_worker, asked_to_end, blocked, runs)

@@ -14,10 +14,9 @@ from jobs.conf.logs import logger
 from jobs.database import databases
 from jobs.idempotency import locks
 from jobs.inspection.census import workers
-from jobs.inspection.external_calls import with_makers
 from jobs.inspection.times import duration
 from jobs.lifecycle.redaction import Shown, veil
-from jobs.models import Effect, Job, Marker, Node, Pause, State
+from jobs.models import Job, Marker, Node, Pause, State
 
 #: The columns that count how often a run did not come to its end.
 COUNTS = ("retries", "crashes", "node_losses", "snoozes")
@@ -31,6 +30,9 @@ class Reason:
     ``cure`` is what to do about it, if anything can be done; ``evidence`` is what it was concluded from, kept as JSON.
     The sentence may name all of the evidence, and ``words``, which say it for people.
     """
+
+    #: Who may read it in the admin, beside those who may read jobs: a permission.
+    permission = ""
 
     def __init__(self, code: str, says: str, cure: str = "", words: Any = None, **evidence: Any) -> None:
         self.code, self.says, self.cure = code, says % {**evidence, **(words or {})}, cure
@@ -134,14 +136,6 @@ class View:
         if self.job.marker_key is not None:
             own |= Q(key=self.job.marker_key, kind=Marker.Kind.TASK)
         found = list(Marker.objects.using(self.using).filter(own).order_by("pk")[:SHOWN])
-        veil(found)
-        return found
-
-    @cached_property
-    def effects(self) -> list[Effect]:
-        """The external calls that no other job made after this one."""
-        rows = with_makers(Effect.objects.using(self.using).filter(job=self.job.pk))
-        found = list(rows.order_by("pk")[:SHOWN])
         veil(found)
         return found
 

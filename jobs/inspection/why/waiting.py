@@ -14,7 +14,7 @@ from jobs.inspection.census import MOST, UNKNOWN, at_least, in_line, late_after
 from jobs.inspection.times import duration
 from jobs.inspection.why.view import COUNTS, SHOWN, Reason, View
 from jobs.lifecycle.transitions import PARKED
-from jobs.models import LIVE, Job, State
+from jobs.models import Job, State
 
 #: Seconds after which an open transaction is a reason: on PostgreSQL; on SQLite, where it holds the only write lock.
 OLD = 60
@@ -43,8 +43,8 @@ def own_time(view: View) -> Iterator[Reason]:
     job, error = view.job, view.error
     if view.is_due:
         return
-    if job.order_place is not None:
-        yield _behind(view)
+    if found := [reason for waits in extensions.through("waits") for reason in waits(view)]:
+        yield from found
         return
     evidence: dict[str, Any] = {"run_at": job.run_at, "seconds": -view.since(job.run_at)}
     words: dict[str, Any] = {"until": duration(-view.since(job.run_at))}
@@ -79,24 +79,6 @@ def own_time(view: View) -> Iterator[Reason]:
         else:
             code, says = "given_back", gettext("It was given back (%(error)s), and runs again in %(until)s.")
     yield Reason(code, says, cure % {"id": job.pk}, words, **evidence)
-
-
-def _behind(view: View) -> Reason:
-    """Events of one order key are handled one after the other."""
-    job, key = view.job, view.seen.text("key", view.job.order_key)
-    line = Job.objects.using(view.using).filter(order_key=job.order_key, state__in=LIVE)
-    out = line.filter(order_place=None).first()
-    ahead = line.filter(order_place__lt=job.order_place)[:MOST].count()
-    if out is None:
-        says = gettext("It waits behind others of its order key (%(key)s), and a worker lets the first of them in now.")
-        return Reason("in_order", says, "", {"key": key}, order_key=key, ahead=ahead)
-    says = gettext(
-        "It waits behind others of its order key (%(key)s): %(out)s is %(state)s, and %(ahead)s more come before it."
-    )
-    words = {"key": key, "out": out.pk, "state": State(out.state).label}
-    words["ahead"] = at_least(ahead, ahead == MOST)
-    evidence = {"order_key": key, "job": out.pk, "ahead": ahead}
-    return Reason("in_order", says, f"manage.py jobs why {out.pk}", words, **evidence)
 
 
 def paused(view: View) -> Iterator[Reason]:

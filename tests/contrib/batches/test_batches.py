@@ -20,11 +20,13 @@ from jobs import batch
 from jobs.contrib.batches import batch as batches
 from jobs.contrib.batches.models import Batch
 from jobs.database import databases
+from jobs.events import prune as forget
+from jobs.events.models import Subscription
 from jobs.inspection import public, why
 from jobs.lifecycle import transitions
-from jobs.maintenance import clock, prune
+from jobs.maintenance import clock
 from jobs.maintenance.prune import Prune
-from jobs.models import Action, Job, Subscription
+from jobs.models import Action, Job
 from jobs.operations import adoption
 from tests import tasks
 from tests.harness import Worker, claim, effects, run
@@ -478,7 +480,7 @@ def test_what_is_kept_of_failures_takes_none_out_of_an_open_batch(node):
     first, second = keys_of(found)
     finish(first, failing=True)
     Subscription.objects.create(handler=tasks.part.name, pattern="x", keep_failed=0)
-    prune._prune_failed("default")
+    forget._prune_failed("default")
     finish(second)
     assert ticked() == ["failed"]
 

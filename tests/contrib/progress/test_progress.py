@@ -31,7 +31,7 @@ from tests import tasks
 from tests.gates import once_only, wait_for_file
 from tests.harness import Worker, claim, deliver, effects, in_body, run, wait_ended, wait_state
 from tests.models import Effect
-from tests.rows import make
+from tests.rows import make, say
 from tests.servers import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -39,14 +39,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def said_by(key: object) -> progress.Progress | None:
     return progress.of([Job.objects.get(pk=str(key))]).get(uuid.UUID(str(key)))
-
-
-def say(job: Job, done: float, total: float | None = 4, text: str = "") -> None:
-    """As the companion writes it."""
-    result = {"current": done, "total": total, "description": text}
-    meta = json.dumps({"status": "PROGRESS", "result": result})
-    with databases.side() as side:
-        stored.write_said(side, json.dumps([job.task_id, meta, None, job.lease]).encode())
 
 
 # On the board

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 from collections import Counter
 
 import pytest
@@ -104,7 +105,8 @@ def test_this_minute_is_not_over():
     assert counts(60) == {}
 
 
-def test_the_oldest_worker_counts():
+def test_the_oldest_worker_counts(monkeypatch):
+    monkeypatch.setattr(counting, "LONGEST_COUNT", math.inf)
     ended(timezone.now() - 5 * MINUTE)
     old = make_node(started_at=timezone.now() - HOUR)
     young = make_node()

@@ -188,6 +188,14 @@ def test_a_spike_is_cut_and_said():
     assert chart.top < 20
 
 
+def test_its_place_has_no_page_of_a_row(admin_client):
+    job = make(kwargs={"password": "s3cret"})
+    for end in ("change/", "history/", "delete/"):
+        response = admin_client.get(f"{reverse('admin:jobs_dashboard')}{job.pk}/{end}")
+        assert response.status_code == 404
+    assert reverse("admin:jobs_overview_changelist") == reverse("admin:jobs_dashboard")
+
+
 def test_nothing_becomes_markup(staff):
     make("ready", queue=EVIL)
     make("running", node=make_node(hostname=EVIL, queues=[EVIL]))

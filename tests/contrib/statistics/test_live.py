@@ -18,10 +18,9 @@ from jobs.contrib.statistics import live
 from jobs.lifecycle import queues
 from jobs.models import Job
 from tests import tasks
-from tests.contrib.progress.test_progress import say
 from tests.faults.worker import Worker
 from tests.harness import in_body, wait_ended
-from tests.rows import make, make_node
+from tests.rows import make, make_node, say
 from tests.servers import wait_for
 from tests.uvicorn import Uvicorn, session_of
 

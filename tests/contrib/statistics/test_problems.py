@@ -37,7 +37,7 @@ def test_failures_are_counted_beside_the_other_problems():
     make_node(dead_at=timezone.now())
     tally(2 * MINUTE, 105, state="failed", error="PaymentError")
     tally(1 * MINUTE, 1)
-    assert remarks.sentence(noted()) == "2 problems: 1 worker died · 105 failed this hour"
+    assert remarks.sentence(noted()) == "2 problems: 105 failed this hour · 1 worker died"
 
 
 def test_a_task_that_only_fails_is_worse_than_one_that_fails_at_times():

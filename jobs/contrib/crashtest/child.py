@@ -1,0 +1,226 @@
+"""A child process of the test. It plays a worker on copies of the databases, and can be killed like one."""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import json
+import logging
+import os
+import signal
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from celery import current_app
+from celery.backends.base import DisabledBackend
+from django.conf import settings
+from django.db import connections
+from django.test.signals import clear_cache_handlers
+from django.utils import timezone
+
+from jobs.conf import conf, reads_rows
+from jobs.contrib.crashtest.copies import Copy
+from jobs.contrib.crashtest.events import Event, Recorder, import_clients
+from jobs.lifecycle.board import Board, board
+from jobs.maintenance import rescue
+from jobs.models import LIVE, Job, Node, Pause
+from jobs.testing.inline import run_jobs
+
+#: Jobs that are put off for longer are not run. Retries and snoozes come before that.
+HORIZON = datetime.timedelta(hours=1)
+
+#: After so many runs, or seconds, we say that it never ends.
+RUNS, PATIENCE = 100, 60.0
+
+#: Signals that end a process at once. The process that made the copies has to remove them first.
+ENDS = (signal.SIGTERM, signal.SIGHUP)
+
+
+class Broken(RuntimeError):
+    """A child could not do its work. This says nothing about the task."""
+
+
+class Child:
+    """A child process, as its parent sees it."""
+
+    def __init__(self, pid: int, pipe: Connection) -> None:
+        self.pid, self._pipe = pid, pipe
+        self._events: dict[int, Event] = {}
+        #: Whether it waits until :meth:`go`, and whether it has ended.
+        self.is_waiting = self.is_over = False
+        #: What its work returned, and the traceback if it raised.
+        self.answer: Any = None
+        self.error = ""
+
+    @property
+    def events(self) -> list[Event]:
+        """What it did. They are complete even if it was killed."""
+        return list(self._events.values())
+
+    def look(self, timeout: float) -> bool:
+        """Wait for so many seconds at the most; return whether it waits or has ended. Raises :class:`Broken`."""
+        deadline = time.monotonic() + timeout
+        while not (self.is_waiting or self.is_over) and self._pipe.poll(max(0, deadline - time.monotonic())):
+            try:
+                self._hear(json.loads(self._pipe.recv_bytes()))
+            except (EOFError, ConnectionError):
+                self.is_over = True
+                os.waitpid(self.pid, 0)
+                if self.error:
+                    raise Broken(f"a child of the test failed:\n{self.error}") from None
+        return self.is_waiting or self.is_over
+
+    def _hear(self, said: dict[str, Any]) -> None:
+        number = said.get("number")
+        if number is None:
+            vars(self).update(said)
+        elif number in self._events:
+            vars(self._events[number]).update(said)
+        else:
+            self._events[number] = Event(**said)
+
+    def go(self) -> None:
+        self.is_waiting = False
+        self._pipe.send_bytes(b".")
+
+    def end(self) -> None:
+        if not self.is_over:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        self._pipe.close()
+
+
+class Children:
+    """
+    Parameters:
+        directory: for the file with their caches.
+        is_sealed: they send no mail and no HTTP request.
+    """
+
+    def __init__(self, copies: Sequence[Copy], directory: Path, is_sealed: bool) -> None:
+        self.copies, self.is_sealed = copies, is_sealed
+        self.caches = directory / "caches"
+        if is_sealed:
+            import_clients()
+
+    def restore(self) -> None:
+        self.caches.unlink(missing_ok=True)
+        for copy in self.copies:
+            copy.restore()
+
+    def do(self, work: Callable[[], Any], **recorded: Any) -> Child:
+        """Do some work in a child, and wait for the end of the child. It may kill itself. Raises :class:`Broken`."""
+        child = self.start(work, **recorded)
+        try:
+            if not child.look(PATIENCE):
+                raise Broken(f"a run did not end within {PATIENCE:g} s")
+        finally:
+            # Even if this process is interrupted: a run must not outlive its copy.
+            child.end()
+        return child
+
+    def start(self, work: Callable[[], Any], name: str = "jobs-crashtest", **recorded: Any) -> Child:
+        """Begin some work in a child.
+
+        Parameters:
+            name: what PostgreSQL calls its connections.
+            recorded: options of :class:`jobs.contrib.crashtest.events.Recorder`.
+        """
+        connections.close_all()
+        ours, theirs = Pipe()
+        with warnings.catch_warnings():
+            # Python warns that threads of the test do not exist in the child.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            if pid := os.fork():
+                theirs.close()
+                return Child(pid, ours)
+        try:
+            ours.close()
+            recorder = Recorder(theirs, self.caches, self.is_sealed, **recorded)
+            try:
+                self._settle_in(name)
+                recorder.install()
+                recorder.tell(answer=work())
+            except BaseException:
+                recorder.tell(error=traceback.format_exc())
+        finally:
+            os._exit(0)
+
+    def _settle_in(self, name: str) -> None:
+        """Become a worker. Nothing that this process does may reach its parent."""
+        # A garbage collection would copy all memory of the parent.
+        gc.freeze()
+        for number in (signal.SIGINT, *ENDS):
+            signal.signal(number, signal.SIG_DFL)
+        logging.disable(logging.CRITICAL)
+        os.environ["PGAPPNAME"] = name
+        # In place, because other modules have imported this object.
+        vars(board).update(vars(Board()))
+        for connection in connections.all(initialized_only=True):
+            # It is not closed: a database in memory belongs to the parent.
+            connection.connection = None
+        for copy in self.copies:
+            copy.use()
+        app: Any = current_app._get_current_object()
+        app.conf.task_always_eager = False
+        if not reads_rows(app):
+            app._local.backend = DisabledBackend(app=app)
+        _use_memory()
+        if self.is_sealed:
+            settings.EMAIL_BACKEND = "django.core.mail.backends.locmem.EmailBackend"
+            app.conf.broker_url = "memory://"
+
+
+def _use_memory() -> None:
+    """Keep all caches in memory. A change of another cache would be seen by others, and could not be undone."""
+    kinds = ("locmem.LocMemCache", "dummy.DummyCache")
+    memory = "django.core.cache.backends.locmem.LocMemCache"
+    settings.CACHES = {
+        alias: given if given["BACKEND"].endswith(kinds) else {"BACKEND": memory, "LOCATION": f"crashtest-{alias}"}
+        for alias, given in settings.CACHES.items()
+    }
+    clear_cache_handlers(setting="CACHES")
+
+
+# What a child does
+
+
+def forget_others() -> None:
+    """Remove all other jobs, pauses and workers from the copy."""
+    for alias in conf().DATABASES:
+        Job.objects.using(alias).filter(state__in=LIVE).delete()
+        Pause.objects.using(alias).all().delete()
+        Node.objects.using(alias).all().delete()
+
+
+def enqueue(task: Any, args: Any, kwargs: Any) -> str:
+    """Enqueue the job, even if one with the same ``unique=`` key waits: that one counts as begun."""
+    for alias in conf().DATABASES:
+        Job.objects.using(alias).filter(state__in=LIVE).update(unique_key=None)
+    return str(task.apply_async(args, kwargs).id)
+
+
+def run_all(limit: int = RUNS) -> int:
+    """Run what is due, and what follows, at most so many jobs; return how many. The schedule makes no jobs."""
+    return len(run_jobs(until=timezone.now() + HORIZON, raises=False, limit=limit, schedules=False))
+
+
+def run_whole() -> None:
+    run_all()
+    if run_all(1):
+        raise Broken(f"{RUNS} jobs ran, and there are still more: does one enqueue itself?")
+
+
+def rescue_all() -> None:
+    """Give back the jobs of killed runs, as the maintenance of a worker does."""
+    for alias in conf().DATABASES:
+        for node in Node.objects.using(alias).filter(dead_at=None).values_list("pk", flat=True):
+            rescue.bury(node)
+    for alias in conf().DATABASES:
+        rescue.rescue_all(alias)

@@ -1,0 +1,432 @@
+"""Record what a run does: statements, commits, mails, HTTP requests, cache writes, and messages to stock tasks.
+
+The recorder replaces methods of Django and of the standard library. It never puts them back, because it works in a
+child of the test, which ends after its run.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import smtplib
+import sys
+import sysconfig
+import threading
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import asdict, dataclass
+from functools import cache, partial, wraps
+from importlib import import_module
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import django
+from celery import current_app
+from django.core.cache.backends import locmem
+from django.core.mail import EmailMessage
+from django.core.mail.backends.locmem import EmailBackend
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.utils import CursorWrapper
+
+from jobs.conf import syncpoints
+from jobs.database import databases
+from jobs.execution import pipeline
+from jobs.lifecycle import isolation
+from jobs.lifecycle.run import current_run
+
+#: The kinds of events that leave the machine. No rollback undoes them.
+EFFECTS = ("mail", "http", "celery")
+
+#: HTTP methods that change nothing, and those that HTTP allows to repeat.
+SAFE, REPEATABLE = ("GET", "HEAD", "OPTIONS", "TRACE"), ("PUT", "DELETE")
+
+#: Statements that only control a transaction. They are no events.
+_CONTROL = ("BEGIN", "SAVEPOINT", "RELEASE", "ROLLBACK", "COMMIT")
+
+#: Headers by which the receiver recognises a repetition.
+_KEYS = ("message-id", "idempotency-key", "x-idempotency-key")
+
+#: HTTP clients that do not use ``http.client``, and the method with which each sends.
+CLIENTS = (("httpx", "Client", "send"), ("httpx", "AsyncClient", "send"), ("aiohttp", "ClientSession", "_request"))
+
+
+@dataclass
+class Event:
+    """One statement, commit, mail, HTTP request, cache write, or message to a stock task."""
+
+    #: From 1 on.
+    number: int
+    #: ``sql``, ``commit``, ``mail``, ``http``, ``cache`` or ``celery``.
+    kind: str
+    #: In short: the statement, the recipients, the URL.
+    what: str
+    #: The line of the task's own code; empty and 0 if no such line called it (for example, the completion).
+    file: str = ""
+    line: int = 0
+    #: The key of an effect, by which the receiver recognises a repetition; None without one.
+    key: str | None = None
+    #: Whether it came to its end. If it raised, or the process was killed before, it did not happen.
+    is_done: bool = False
+    #: How it failed: the database's code (SQLSTATE), or the class of the exception.
+    error: str = ""
+    #: Whether it belongs to the job that was asked for, and not to one that this job enqueued.
+    is_own: bool = True
+    #: When it began and ended, on the machine's monotonic clock.
+    at: float = 0.0
+    ended: float = 0.0
+
+    @property
+    def place(self) -> str:
+        return f"{self.file}:{self.line}" if self.line else "jobs"
+
+    def __str__(self) -> str:
+        return f"{self.number}. {self.what} ({self.place})"
+
+
+# Whose line it is
+
+_LIBRARIES = tuple(
+    os.path.realpath(str(path)) + os.sep
+    for path in {Path(__file__).parents[2], Path(django.__file__).parent, sysconfig.get_path("stdlib")}
+)
+
+
+@cache
+def _is_own(filename: str) -> bool:
+    if filename.startswith("<") or "site-packages" in filename or "dist-packages" in filename:
+        return False
+    return not os.path.realpath(filename).startswith(_LIBRARIES)
+
+
+def own_line(frame: FrameType | None) -> tuple[str, int]:
+    """The innermost line of the task's own code, and not of Django, of this app or of another library."""
+    while frame is not None and frame.f_code.co_filename != pipeline.__file__:
+        if _is_own(frame.f_code.co_filename):
+            return shown(frame.f_code.co_filename), frame.f_lineno
+        frame = frame.f_back
+    return "", 0
+
+
+def shown(filename: str) -> str:
+    path = os.path.relpath(filename)
+    return filename if path.startswith("..") else path
+
+
+# In the child
+
+
+class Recorder:
+    """
+    Parameters:
+        pipe: tells the parent of each event, at once, because this process may be killed.
+        caches: a file by which all processes of a test share the content of their caches.
+        is_sealed: no HTTP request and no mail is sent.
+        job: the job that was asked for; None: any job is.
+        dies_after: the process ends itself after so many events; 0: before the first one.
+        is_stepwise: it waits before each event until the parent lets it on.
+    """
+
+    def __init__(
+        self,
+        pipe: Connection,
+        caches: Path,
+        is_sealed: bool,
+        job: uuid.UUID | None = None,
+        dies_after: int | None = None,
+        is_stepwise: bool = False,
+    ) -> None:
+        self._pipe, self._caches, self._is_sealed = pipe, caches, is_sealed
+        self._job, self._dies_after, self._is_stepwise = job, dies_after, is_stepwise
+        self._count = 0
+        self._inside = threading.local()
+        #: Only one thread at a time talks to the parent.
+        self._lock = threading.RLock()
+        #: The completion and its commit, which are one event.
+        self._completion: Event | None = None
+
+    def install(self) -> None:
+        load_caches(self._caches)
+        _around(CursorWrapper, "_execute_with_wrappers", self._executing)
+        _around(BaseDatabaseWrapper, "_commit", self._committing)
+        syncpoints.arm(self._reach)
+        self._watch_http()
+        # Several caches may be of one class.
+        for owner, name, kind in {place[:3] for place in isolation.places()}:
+            if kind == "mail":
+                _around(owner, name, lambda *args, **kwargs: self.event("mail", *_mail(*args)))
+            elif kind == "cache":
+                _around(owner, name, partial(self._caching, name))
+        # This sends several mails at once.
+        _around(EmailBackend, "send_messages", lambda _, messages: self.event("mail", _mails(messages)))
+        current_app.amqp.send_task_message = self._sending
+
+    def tell(self, **said: Any) -> None:
+        """Tell the parent."""
+        with self._lock:
+            self._pipe.send_bytes(json.dumps(said).encode())
+
+    def _wait(self) -> None:
+        if self._is_stepwise:
+            with self._lock:
+                self.tell(is_waiting=True)
+                try:
+                    self._pipe.recv_bytes()
+                except EOFError:
+                    # The parent is gone.
+                    os._exit(1)
+
+    @property
+    def _is_on(self) -> bool:
+        """Whether what happens now is an event: it is inside a run, and not inside another event.
+
+        A thread that the body started does not know the run.
+        """
+        is_running = current_run() is not None or threading.current_thread() is not threading.main_thread()
+        return is_running and not getattr(self._inside, "is_on", False)
+
+    @contextmanager
+    def event(self, kind: str, what: str, key: str | None = None) -> Iterator[None]:
+        """Note that something happens in this block. Whatever else happens in the block is part of it."""
+        if not self._is_on:
+            yield
+            return
+        event = self._begin(kind, what, key)
+        self._inside.is_on = True
+        try:
+            yield
+        except Exception as exc:
+            error = databases.sqlstate(exc) or type(exc).__name__
+            self.tell(number=event.number, error=error, ended=time.monotonic())
+            raise
+        finally:
+            self._inside.is_on = False
+        self._end(event)
+
+    def _begin(self, kind: str, what: str, key: str | None) -> Event:
+        file, line = own_line(sys._getframe(1))
+        self._count += 1
+        run = current_run()
+        is_own = run is None or self._job in (None, run.job.pk)
+        event = Event(self._count, kind, what, file, line, key, is_own=is_own, at=time.monotonic())
+        self.tell(**asdict(event))
+        if is_own:
+            self._wait()
+        load_caches(self._caches)
+        return event
+
+    def _end(self, event: Event) -> None:
+        if event.kind == "cache":
+            save_caches(self._caches)
+        self.tell(number=event.number, is_done=True, ended=time.monotonic())
+        if event.is_own:
+            self._die(event.number)
+
+    def _die(self, number: int) -> None:
+        if number == self._dies_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    # What is an event
+
+    def _executing(self, cursor: Any, sql: Any, *args: Any, **kwargs: Any) -> AbstractContextManager[None]:
+        text = str(sql)
+        # A connection of our own (locks, beats) is no part of the run.
+        is_main = cursor.db.alias in connections and connections[cursor.db.alias] is cursor.db
+        if self._completion is not None or not is_main or text.lstrip().startswith(_CONTROL):
+            return nullcontext()
+        return self.event("sql", shortened(text))
+
+    @contextmanager
+    def _committing(self, connection: Any) -> Iterator[None]:
+        if self._completion is None:
+            with self.event("commit", "COMMIT"):
+                yield
+        else:
+            yield
+            # This is before the hooks of on_commit().
+            self._complete()
+
+    def _caching(self, name: str, cache: Any, key: Any = "", *args: Any, **kwargs: Any) -> AbstractContextManager[None]:
+        return self.event("cache", f"cache.{name}({key!r})")
+
+    def _sending(self, producer: Any, name: str, message: Any, **options: Any) -> None:
+        """A message to a stock task is noted, and not sent."""
+        with self.event("celery", f"call of the stock task {name}", str(message.headers.get("id"))):
+            pass
+
+    def _reach(self, point: str) -> None:
+        if point == "after_claim" and not self._count:
+            # Nothing has happened yet.
+            self._die(0)
+            self._wait()
+        elif point == "before_commit" and self._is_on:
+            self._completion = self._begin("commit", "COMMIT of the job's completion", None)
+        elif point == "after_commit":
+            self._complete()
+
+    #: Completion and COMMIT go in one message to the server, as in a worker.
+    _reach.point = "before_commit"  # type: ignore[attr-defined]
+
+    def _complete(self) -> None:
+        event, self._completion = self._completion, None
+        if event is not None:
+            self._end(event)
+
+    def _watch_http(self) -> None:
+        """Watch ``http.client``, which sends step by step, and clients below which a test may replace everything."""
+
+        @contextmanager
+        def put_request(connection: Any, method: str, url: str, *args: Any, **kwargs: Any) -> Iterator[None]:
+            if self._is_sealed:
+                raise HttpRefused(f"{method} to {connection.host}: HTTP is refused here (--allow-http)")
+            port = "" if connection.port in (80, 443) else f":{connection.port}"
+            connection.jobs_request = (method, f"{connection.host}{port}{url}", {})
+            yield
+
+        @contextmanager
+        def put_header(connection: Any, header: Any, *values: Any) -> Iterator[None]:
+            connection.jobs_request[2][_text(header)] = ",".join(map(_text, values))
+            yield
+
+        @contextmanager
+        def end_headers(connection: Any, message_body: Any = None, **kwargs: Any) -> Iterator[None]:
+            # Now the first byte leaves.
+            if self._is_on:
+                method, url, headers = connection.jobs_request
+                body = message_body if isinstance(message_body, bytes) else b""
+                connection.jobs_event = self._begin("http", *_described(method, url, headers, body))
+            yield
+
+        @contextmanager
+        def get_response(connection: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
+            event = vars(connection).pop("jobs_event", None)
+            yield
+            if event is not None:
+                self._end(event)
+
+        _around(http.client.HTTPConnection, "putrequest", put_request)
+        _around(http.client.HTTPConnection, "putheader", put_header)
+        _around(http.client.HTTPConnection, "endheaders", end_headers)
+        _around(http.client.HTTPConnection, "getresponse", get_response)
+        for module, name in {"requests": "Session", "httpx": "Client"}.items():
+            if module in sys.modules:
+                client = getattr(sys.modules[module], name)
+                _around(client, "send", lambda _, request, *args, **kwargs: self.event("http", *_request(request)))
+        if self._is_sealed:
+            smtplib.SMTP.connect = _refuse  # type: ignore[method-assign]
+            for module, name, method in CLIENTS:
+                if (found := getattr(sys.modules.get(module), name, None)) is not None:
+                    setattr(found, method, _refuse)
+
+
+def _around(owner: Any, name: str, context: Callable[..., AbstractContextManager[None]]) -> None:
+    """Enter a context around each call of a method. ``context`` makes it from the arguments of the call."""
+    original = getattr(owner, name)
+
+    @wraps(original)
+    def surrounded(*args: Any, **kwargs: Any) -> Any:
+        with context(*args, **kwargs):
+            return original(*args, **kwargs)
+
+    setattr(owner, name, surrounded)
+
+
+class HttpRefused(Exception):
+    """``manage.py jobs crashtest`` makes no HTTP requests without ``--allow-http``."""
+
+
+def import_clients() -> None:
+    """Import the clients that are to refuse requests, so that they also do if a body imports them later."""
+    for module, *_ in CLIENTS:
+        with suppress(ImportError):
+            import_module(module)
+
+
+def _refuse(*args: Any, **kwargs: Any) -> Any:
+    raise HttpRefused("HTTP and connections to mail servers are refused here (--allow-http)")
+
+
+def _text(value: Any) -> str:
+    return value.decode("latin-1") if isinstance(value, bytes) else str(value)
+
+
+def shortened(sql: str, most: int = 120) -> str:
+    """The statement in one line. The columns that it reads are left out."""
+    text = " ".join(sql.split())
+    if text.startswith("SELECT") and " FROM " in text:
+        text = f"SELECT ... {text[text.index(' FROM ') + 1 :]}"
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def _key(headers: dict[str, str], *payload: str) -> str | None:
+    """The key that it carries: one of the headers, or the key of the job anywhere in it."""
+    for name, value in headers.items():
+        if name.lower() in _KEYS:
+            return value
+    run = current_run()
+    if run is None:
+        return None
+    own = {run.job.idempotency_key, str(run.job.pk)}
+    return next((key for key in own if any(key in text for text in (*payload, *headers.values()))), None)
+
+
+def _mail(sender: Any, *args: Any) -> tuple[str, str | None]:
+    if isinstance(sender, EmailMessage):
+        headers = {name: str(value) for name, value in sender.extra_headers.items()}
+        return f"mail to {', '.join(sender.recipients())}", _key(headers, str(sender.body))
+    # smtplib's sendmail(from, to, text)
+    to, text = args[1], _text(args[2])
+    lines: Sequence[str] = text.partition("\n\n")[0].splitlines()
+    headers = dict(line.split(": ", 1) for line in lines if ": " in line)
+    return f"mail to {to if isinstance(to, str) else ', '.join(to)}", _key(headers, text)
+
+
+def _mails(messages: Sequence[EmailMessage]) -> str:
+    return f"{len(messages)} mails: {'; '.join(_mail(message)[0] for message in messages)}"
+
+
+def _request(request: Any) -> tuple[str, str | None]:
+    body = getattr(request, "body", None)
+    if body is None:
+        with suppress(Exception):
+            body = request.content
+    headers = {_text(name): _text(value) for name, value in request.headers.items()}
+    return _described(request.method, str(request.url).partition("://")[2], headers, body or b"")
+
+
+def _described(method: str, url: str, headers: dict[str, str], body: Any) -> tuple[str, str | None]:
+    what = f"{method} {url}"
+    return what, what if method.upper() in REPEATABLE else _key(headers, url, _text(body))
+
+
+# Caches in memory. All processes of a test share them, as they would share one in Redis
+
+
+def save_caches(path: Path) -> None:
+    # JSON, because unpickling is unsafe. The values are bytes.
+    kept = [
+        [name, key, locmem._expire_info[name].get(key), value.hex()]  # type: ignore[attr-defined]
+        for name, values in locmem._caches.items()  # type: ignore[attr-defined]
+        for key, value in values.items()
+    ]
+    beside = path.with_suffix(f".{os.getpid()}")
+    beside.write_text(json.dumps(kept))
+    beside.rename(path)
+
+
+def load_caches(path: Path) -> None:
+    if not path.exists():
+        return
+    # In place, because cache objects refer to these dicts.
+    for values in (*locmem._caches.values(), *locmem._expire_info.values()):  # type: ignore[attr-defined]
+        values.clear()
+    for name, key, expires_at, value in json.loads(path.read_text()):
+        locmem._caches.setdefault(name, OrderedDict())[key] = bytes.fromhex(value)  # type: ignore[attr-defined]
+        locmem._expire_info.setdefault(name, {})[key] = expires_at  # type: ignore[attr-defined]

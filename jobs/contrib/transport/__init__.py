@@ -1,0 +1,1 @@
+"""The broker when there is none: ``broker_url = "jobs://"`` is the database."""

@@ -1,0 +1,34 @@
+"""The broker's messages as rows, for maintenance: it needs no kombu."""
+
+from contextlib import closing
+
+from jobs.database.databases import SideDatabase, home
+
+#: Seconds after which replies of the remote control that nobody read are deleted.
+REPLY_TTL = 3600.0
+
+
+def are_in(using: str) -> bool:
+    """Whether they live in this database, or beside it."""
+    return using == home()
+
+
+def count() -> int:
+    with closing(SideDatabase()) as side:
+        [[number]] = side.execute("SELECT count(*) FROM jobs_message")
+        return int(number)
+
+
+def delete_all() -> None:
+    with closing(SideDatabase()) as side:
+        side.execute("DELETE FROM jobs_message")
+
+
+def prune_replies() -> int:
+    """Delete the queues of remote control and events that nobody reads any more; return how many messages went."""
+    stale = "FROM jobs_message WHERE visible_at < {now} - %s AND (queue LIKE %s OR queue LIKE %s)"
+    params = (REPLY_TTL, "%.celery.pidbox", "celeryev.%")
+    # The thread that prunes has no transaction open.
+    with closing(SideDatabase(is_apart=False)) as side:
+        side.execute(f"DELETE FROM jobs_binding WHERE queue IN (SELECT queue {stale})", *params)
+        return int(side.execute(f"DELETE {stale}", *params))

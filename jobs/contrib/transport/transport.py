@@ -1,0 +1,196 @@
+"""A kombu transport over the database: ``broker_url = "jobs://"``, the broker when there is none.
+
+Messages are rows: tasks that are no jobs, remote control, events. A consumer hides the row it took for :data:`LEASE`
+seconds and keeps renewing while it listens, so a killed worker's messages come back by themselves; an acknowledgement
+deletes the row. (With ``-P solo`` a long body keeps the consumer from listening, and its message may be run twice.)
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import suppress
+from queue import Empty
+from typing import Any
+
+import django
+from django.apps import apps
+from django.db import DatabaseError, InterfaceError, OperationalError, connections
+from django.db.models.constants import OnConflict
+from kombu.transport import virtual
+
+if not apps.ready and not apps.loading:
+    # `celery inspect` and its like load the Celery app, and no Django.
+    django.setup()
+
+from jobs.database.databases import SideDatabase, home
+
+#: Seconds for which a delivered message stays hidden after its consumer was last seen.
+LEASE = 10.0
+
+#: Seconds between two looks at the queues: right after a message, and after a quiet while; and after which a waiting
+#: consumer looks up, for a shutdown or for leases to renew.
+BUSY_POLL, IDLE_POLL, LONGEST_WAIT = 0.005, 0.2, 0.5
+
+DELETE, SHOW = "DELETE FROM jobs_message", "UPDATE jobs_message SET visible_at = {now}"
+
+
+class QoS(virtual.QoS):
+    """Acknowledging deletes the row; a rejected message becomes visible again."""
+
+    channel: Channel
+
+    def ack(self, delivery_tag: str) -> None:
+        self.channel.change_held(delivery_tag, DELETE)
+        super().ack(delivery_tag)
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        self.channel.change_held(delivery_tag, SHOW if requeue else DELETE)
+        super().ack(delivery_tag)
+
+
+class Channel(virtual.Channel):
+    QoS = QoS
+    supports_fanout = True
+    do_restore = True
+    #: 0 is the highest priority, as on Redis.
+    default_priority = 0
+
+    #: None when it is closed.
+    connection: Transport | None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._unacknowledged_queues: set[str] = set()
+
+    def _execute(self, sql: str, *params: Any) -> Any:
+        if self.connection is None:
+            # Somebody acknowledges what was delivered before the connection was lost; Celery knows this error.
+            raise OperationalError("the channel is closed")
+        return self.connection.side.execute(sql, *params)
+
+    # Messages
+
+    def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
+        names = "queue, priority, payload, visible_at, deliveries"
+        values = (queue, self._get_message_priority(message), json.dumps(message))
+        self._execute(f"INSERT INTO jobs_message ({names}) VALUES (%s, %s, %s, {{now}}, 0)", *values)
+
+    def _get(self, queue: str, timeout: float | None = None) -> dict[str, Any]:
+        first = "WHERE queue = %s AND visible_at <= {now} ORDER BY priority, id LIMIT 4"
+        found = self._execute(f"SELECT id, payload, deliveries FROM jobs_message {first}", queue)
+        for key, payload, deliveries in found:
+            # Race: several consumers saw the row. One of them finds `deliveries` unchanged.
+            take = f"UPDATE jobs_message SET deliveries = deliveries + 1, visible_at = {{now}} + {LEASE}"
+            if self.change_held(f"{key}.{deliveries}", DELETE if queue in self._unacknowledged_queues else take):
+                message: dict[str, Any] = json.loads(payload)
+                message["properties"]["delivery_tag"] = f"{key}.{deliveries + 1}"
+                message["properties"]["delivery_info"]["redelivered"] = deliveries > 0
+                return message
+        raise Empty()
+
+    def change_held(self, delivery_tag: str, change: str) -> bool:
+        """Change or delete a message, unless it was delivered again since; False if it was."""
+        key, deliveries = delivery_tag.split(".")
+        return bool(self._execute(f"{change} WHERE id = %s AND deliveries = %s", int(key), int(deliveries)))
+
+    def renew(self) -> None:
+        """Keep what this consumer holds hidden from the others."""
+        for tag in set(self.qos._delivered) - self.qos._dirty:
+            self.change_held(tag, f"{SHOW} + {LEASE}")
+
+    def _restore(self, message: Any) -> None:
+        self.change_held(message.delivery_tag, SHOW)
+
+    def _size(self, queue: str) -> int:
+        [[count]] = self._execute("SELECT COUNT(*) FROM jobs_message WHERE queue = %s AND visible_at <= {now}", queue)
+        return int(count)
+
+    def _purge(self, queue: str) -> int:
+        return int(self._execute("DELETE FROM jobs_message WHERE queue = %s", queue))
+
+    # Consumers
+
+    def basic_consume(self, queue: str, no_ack: bool, *args: Any, **kwargs: Any) -> None:
+        if no_ack:
+            self._unacknowledged_queues.add(queue)
+        super().basic_consume(queue, no_ack, *args, **kwargs)
+
+    def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
+        if no_ack:
+            self._unacknowledged_queues.add(queue)
+        return super().basic_get(queue, no_ack, **kwargs)
+
+    # Exchanges
+
+    def _queue_bind(self, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
+        operations = connections[home()].ops
+        insert = operations.insert_statement(on_conflict=OnConflict.IGNORE)
+        suffix = operations.on_conflict_suffix_sql((), OnConflict.IGNORE, (), ())
+        sql = f"{insert} jobs_binding (exchange, routing_key, pattern, queue) VALUES (%s, %s, %s, %s) {suffix}"
+        self._execute(sql, exchange, routing_key or "", pattern or "", queue)
+
+    def get_table(self, exchange: str) -> Any:
+        return self._execute("SELECT routing_key, pattern, queue FROM jobs_binding WHERE exchange = %s", exchange)
+
+    def _put_fanout(self, exchange: str, message: dict[str, Any], routing_key: str, **kwargs: Any) -> None:
+        for *_, bound in self.get_table(exchange):
+            self._put(bound, message)
+
+    def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any) -> None:
+        if if_empty and self._size(queue):
+            return
+        self._execute("DELETE FROM jobs_binding WHERE queue = %s", queue)
+        self._purge(queue)
+        self.state.queue_bindings_delete(queue)
+
+
+class Transport(virtual.Transport):
+    Channel = Channel
+    driver_type = driver_name = "jobs"
+    default_connection_params: dict[str, Any] = {}
+
+    #: What kombu may retry after opening the connection again.
+    connection_errors = virtual.Transport.connection_errors + (OperationalError, InterfaceError)
+    channel_errors = virtual.Transport.channel_errors + (DatabaseError,)
+
+    implements = virtual.Transport.implements.extend(
+        asynchronous=False, exchange_type=frozenset(["direct", "topic", "fanout"]), heartbeats=False
+    )
+
+    def __init__(self, client: Any, **kwargs: Any) -> None:
+        super().__init__(client, **kwargs)
+        self.side = SideDatabase()
+        self._renewed = time.monotonic()
+        #: Seconds until the next look; it lasts beyond one wait, so that a quiet consumer stays quiet.
+        self._pause = BUSY_POLL
+
+    def drain_events(self, connection: Any, timeout: float | None = None) -> None:
+        # Renewing has to happen here and not in _get, which is not called while the prefetch is full.
+        if time.monotonic() - self._renewed > LEASE / 4:
+            for channel in self.channels:
+                channel.renew()
+            self._renewed = time.monotonic()
+        deadline = None if timeout is None else time.monotonic() + min(timeout, LONGEST_WAIT)
+        while True:
+            if self._has_message():
+                with suppress(Empty):
+                    self.cycle.get(self._deliver, timeout=timeout)
+                    self._pause = BUSY_POLL
+                    return
+            left = self._pause if deadline is None else deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("no message")
+            time.sleep(min(left, self._pause))
+            self._pause = min(self._pause * 1.5, IDLE_POLL)
+
+    def _has_message(self) -> bool:
+        """One look at all the queues; kombu's asks for each of them."""
+        queues = sorted({queue for channel in self.channels for queue in channel._active_queues})
+        some = ", ".join(["%s"] * len(queues))
+        there = f"SELECT 1 FROM jobs_message WHERE queue IN ({some}) AND visible_at <= {{now}} LIMIT 1"
+        return bool(queues and self.side.execute(there, *queues))
+
+    def close_connection(self, connection: Any) -> None:
+        super().close_connection(connection)
+        self.side.close()

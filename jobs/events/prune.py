@@ -1,0 +1,59 @@
+"""Forget events that are old and done with, and what handlers failed at beyond the number that they keep."""
+
+from __future__ import annotations
+
+import time
+
+from django.db.models import BooleanField, ExpressionWrapper, Q
+from django.db.models.functions import Coalesce
+
+from jobs import extensions
+from jobs.conf import conf
+from jobs.events.models import UNSENT, Event, Subscription
+from jobs.lifecycle.transitions import now_plus
+from jobs.maintenance.prune import FULL_WALK, delete
+from jobs.models import Action, Job, State
+
+#: For each database: how far this process has come, by the ids, and when it began.
+_walks: dict[str, tuple[int, float]] = {}
+
+
+def prune(using: str, budget: float) -> None:
+    deadline = time.monotonic() + budget
+    if conf().RETENTION_EVENTS is not None:
+        while _forget(using) and time.monotonic() < deadline:
+            pass
+    _prune_failed(using)
+
+
+def _forget(using: str) -> bool:
+    """Delete the next events that are old and done with; False at the end of those that are old.
+
+    What has to stay is passed over, however many these are, until the next walk.
+    """
+    now, rows = time.monotonic(), Event.objects.using(using)
+    place, began = _walks.get(using, (0, now))
+    # When it arrived counts: what others say of the time may be anything, and no copy would be recognized.
+    is_old = Q(arrived__lt=now_plus(-(conf().RETENTION_EVENTS or 0)))
+    rows = rows.annotate(arrived=Coalesce("received_at", "at"))
+    # The time has no index.
+    some = rows.filter(pk__gt=place).order_by("pk").annotate(is_old=ExpressionWrapper(is_old, BooleanField()))
+    old = [key for key, is_old in some.values_list("pk", "is_old")[: 10 * conf().BATCH] if is_old]
+    if not old:
+        _walks[using] = (0, now) if now - began > FULL_WALK else (place, began)
+        return False
+    over = rows.filter(is_old, pk__gt=place, pk__lte=old[-1], relayed_at__isnull=False).exclude(UNSENT)
+    Action.objects.using(using).filter(job__in=over.values("uuid"))._raw_delete(using)
+    over._raw_delete(using)
+    _walks[using] = (old[-1], began)
+    return True
+
+
+def _prune_failed(using: str) -> None:
+    """Delete what handlers failed at beyond the number that they keep."""
+    keep = Subscription.objects.using(using).filter(keep_failed__isnull=False)
+    for task, number in keep.values_list("handler", "keep_failed"):
+        failed = Job.objects.using(using).filter(task=task, state=State.FAILED).order_by("-pk")
+        for needed, _ in extensions.through("needed"):
+            failed = failed.exclude(needed(using))
+        delete(list(failed.values_list("pk", flat=True)[number or 0 :][: conf().BATCH]), using)

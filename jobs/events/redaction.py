@@ -1,0 +1,38 @@
+"""What people may see of an event: the redaction gets its name in place of a task's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from jobs.conf import conf
+from jobs.events.models import ARGS, Event
+from jobs.lifecycle.redaction import HIDDEN, Shown, replace
+from jobs.models import Job
+
+
+def data_of(event: Event) -> dict[str, Any]:
+    if event.problem is not None and conf().REDACT is not None and set(event.data) == {"body"}:
+        # A message that is no event: nobody knows what is in its text.
+        return {"body": HIDDEN}
+    return _shown(event, event.data, event.headers).kwargs
+
+
+def args_of(event: Event) -> list[Any]:
+    """The values without a name that came with an event of Celery's message format."""
+    return _shown(event, {}, event.headers).args
+
+
+def veil(rows: Iterable[Event]) -> None:
+    """Take what nobody may see out of the keys and problems of events that are shown, and never saved."""
+    if conf().REDACT is None or not (found := list(rows)):
+        return
+    # What a list leaves out is read at once for all.
+    events = Event.objects.using(found[0]._state.db).only("data", "headers").in_bulk([row.pk for row in found])
+    for row in found:
+        full = events.get(row.pk) or Event()
+        replace(row, _shown(row, full.data, full.headers), order_key="key", problem="error")
+
+
+def _shown(event: Event, data: Any, headers: Any) -> Shown:
+    return Shown(Job.of({"task": event.name, "args": headers.get(ARGS, []), "kwargs": data}))

@@ -1,0 +1,265 @@
+"""How far events are, how late their handlers, and where one of them has led."""
+
+import uuid
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import Any, NamedTuple
+
+from django.db import connections
+from django.db.models import Q
+from django.utils import timezone
+from django.utils.translation import gettext, gettext_lazy, ngettext
+
+from jobs.conf import conf
+from jobs.database import databases
+from jobs.events.models import PARKED, UNRELAYED, UNSENT, Event, Subscription
+from jobs.inspection.census import MOST, at_least, late_after
+from jobs.inspection.remarks import Remark, remark
+from jobs.inspection.times import duration
+from jobs.inspection.why.view import Reason, View
+from jobs.models import LIVE, Job, State
+from jobs.models.fields import time_of
+
+#: What people look for: each has an index of its own.
+OPEN: dict[str, Q] = {
+    "unrelayed": UNRELAYED,
+    "unsent": UNSENT,
+    "parked": PARKED,
+    "problem": Q(problem__isnull=False),
+}
+
+#: How many there are of each, and since when, read along those indexes.
+_BACKLOG = " UNION ALL ".join(
+    f"SELECT '{name}', count(*), min({{seconds}}) FROM (SELECT {since} AS since FROM jobs_event WHERE {condition}"
+    f" ORDER BY id LIMIT {MOST}) AS {name}"
+    for name, since, condition in (
+        ("unrelayed", "at", "relayed_at IS NULL AND received_at IS NULL"),
+        ("unsent", "at", "number IS NOT NULL AND received_at IS NULL AND sent_at IS NULL"),
+        ("parked", "received_at", "received_at IS NOT NULL AND relayed_at IS NULL"),
+        ("problem", "at", "problem IS NOT NULL"),
+    )
+)
+#: SQL for ``since`` in seconds since 1970.
+_SECONDS = {"sqlite": "(julianday(since) - 2440587.5) * 86400.0", "postgresql": "EXTRACT(EPOCH FROM since)"}
+
+
+def stage(event: Event) -> str:
+    """How far an event is: a name of :data:`OPEN`, or ``received``, ``sent`` or ``relayed``."""
+    if event.problem is not None:
+        return "problem"
+    if event.relayed_at is None:
+        return "unrelayed" if event.received_at is None else "parked"
+    if event.received_at is not None:
+        return "received"
+    if event.sent_at is not None:
+        return "sent"
+    return "relayed" if event.number is None else "unsent"
+
+
+class Backlog(NamedTuple):
+    """How many events of a kind there are (:data:`MOST` are counted), and for how many seconds the oldest is there."""
+
+    number: int
+    seconds: float
+
+
+def backlog(using: str) -> dict[str, Backlog]:
+    """The backlog of each kind of :data:`OPEN`, in one statement."""
+    vendor = connections[using].vendor
+    sql = _BACKLOG.replace("{seconds}", _SECONDS[vendor])
+    sql = f"SELECT found.*, {databases.EPOCH_NOW[vendor]} FROM ({sql}) AS found"
+    return {
+        name: Backlog(number, max(0.0, float(now - since)) if number else 0.0)
+        for name, number, since, now in databases.ask(using, sql)
+    }
+
+
+def summed() -> dict[str, Backlog]:
+    """The backlog of each kind, over all job databases."""
+    every = [backlog(alias) for alias in conf().DATABASES]
+    return {
+        name: Backlog(sum(each[name].number for each in every), max(each[name].seconds for each in every))
+        for name in OPEN
+    }
+
+
+# The handlers
+
+_PART = "SELECT * FROM (SELECT task, id, state FROM jobs_job WHERE {} LIMIT {}) AS part{}"
+_LIVE = (
+    "state = 'ready' AND held IS NOT NULL ORDER BY queue, id",
+    "state = 'scheduled' ORDER BY run_at",
+    "state = 'running'",
+    "state IN ('failed', 'cancelled') ORDER BY id DESC",
+)
+_READY = "state = 'ready' AND held IS NULL AND queue = %s ORDER BY queue, rank, run_at, id"
+
+
+class Lag(NamedTuple):
+    """How many of a handler's jobs have not ended, for how many seconds the oldest is there, and how many failed."""
+
+    waiting: int = 0
+    seconds: float = 0.0
+    failed: int = 0
+
+
+def lags(using: str, handlers: Iterable[tuple[str, str]]) -> dict[str, Lag]:
+    """The lag of each handler, by the name of its task, in one statement.
+
+    It reads :data:`MOST` jobs at the most: of each queue, of those that are held back, of those that are scheduled, of
+    those that run, and of the newest that ended without success.
+
+    Parameters:
+        handlers: the name of the task and its queue.
+    """
+    pairs = list(handlers)
+    if not pairs:
+        return {}
+    tasks, queues = map(set, zip(*pairs, strict=True))
+    parts = [*[_READY] * len(queues), *_LIVE]
+    union = " UNION ALL ".join(_PART.format(sql, MOST, number) for number, sql in enumerate(parts))
+    marks = ", ".join(["%s"] * len(tasks))
+    # Ids are in the order of time. PostgreSQL has no min() of UUIDs.
+    sql = f"""SELECT task, state = 'failed', count(*), min(CAST(id AS text)) FROM ({union}) AS found
+        WHERE task IN ({marks}) AND state <> 'cancelled' GROUP BY 1, 2"""
+    found: dict[str, Lag] = defaultdict(Lag)
+    now = timezone.now()
+    for task, is_failed, number, first in databases.ask(using, sql, *queues, *tasks):
+        if is_failed:
+            found[task] = found[task]._replace(failed=number)
+        else:
+            age = now - (time_of(uuid.UUID(first)) or now)
+            found[task] = found[task]._replace(waiting=number, seconds=max(0.0, age.total_seconds()))
+    return found
+
+
+def all_lags() -> dict[tuple[str, str], Lag]:
+    """The lag of every handler in all job databases, by its service and name."""
+    found: dict[tuple[str, str], Lag] = {}
+    handlers = Subscription.objects.order_by("service", "handler").values_list("service", "handler", "queue")
+    for rows in databases.each(handlers):
+        known = list(rows)
+        late = lags(rows.db, [(handler, queue) for _, handler, queue in known])
+        found |= {(service, handler): late.get(handler, Lag()) for service, handler, _ in known}
+    return found
+
+
+# What needs attention, and what Prometheus scrapes
+
+#: What the events that do not get on wait for.
+_MEANS = {
+    "unrelayed": gettext_lazy("Every worker hands events on: none is alive, or the database is very slow."),
+    "unsent": gettext_lazy("The broker cannot be reached, or no worker of this service is alive. Nothing is lost."),
+    "parked": gettext_lazy("An earlier event of the same service and name has not arrived."),
+    "problem": gettext_lazy("They are kept: the page of each says why nobody handled it."),
+}
+
+
+def problems() -> Iterator[Remark]:
+    """The events that do not get on: one remark of each kind, for all databases."""
+    for name, found in summed().items():
+        number, since = found.number, found.seconds
+        if not number or (name != "problem" and since <= late_after()):
+            continue
+        texts = {
+            "unrelayed": ngettext(
+                "%(number)s event waits to be handed on, for %(time)s",
+                "%(number)s events wait to be handed on, the oldest for %(time)s",
+                number,
+            ),
+            "unsent": ngettext(
+                "%(number)s event waits to be published, for %(time)s",
+                "%(number)s events wait to be published, the oldest for %(time)s",
+                number,
+            ),
+            "parked": ngettext(
+                "%(number)s received event waits for an earlier one, for %(time)s",
+                "%(number)s received events wait for earlier ones, the oldest for %(time)s",
+                number,
+            ),
+            "problem": ngettext("%(number)s event has a problem", "%(number)s events have problems", number),
+        }
+        says = texts[name] % {"number": at_least(number, number >= MOST), "time": duration(since)}
+        kind = "events_problem" if name == "problem" else "events_waiting"
+        yield remark(kind, says, str(_MEANS[name]), about=name, since=since, number=number)
+
+
+def metrics() -> Iterator[tuple[str, str, list[str], Any]]:
+    waits, late = cache(summed), cache(all_lags)
+
+    def of_events(key: str) -> Any:
+        return lambda found: [([name], getattr(each, key)) for name, each in waits().items()]
+
+    def of_handlers(key: str) -> Any:
+        return lambda found: [(names, getattr(lag, key)) for names, lag in late().items()]
+
+    status, handler = ["status"], ["service", "handler"]
+    yield "jobs_events", f"Events that do not get on; {MOST} are counted.", status, of_events("number")
+    yield "jobs_events_oldest_seconds", "How old the oldest of them is.", status, of_events("seconds")
+    yield "jobs_handler_waiting", "Jobs of a handler that have not ended.", handler, of_handlers("waiting")
+    yield "jobs_handler_lag_seconds", "How old the oldest of them is.", handler, of_handlers("seconds")
+    yield "jobs_handler_failed", f"Failed ones among the {MOST} newest.", handler, of_handlers("failed")
+
+
+# A handler's job
+
+
+def reasons(view: View) -> Iterator[Reason]:
+    """Events of one order key are handled one after the other."""
+    job: Any = view.job
+    if job.order_place is None:
+        return
+    key = view.seen.text("key", job.order_key)
+    line = Job.objects.using(view.using).filter(order_key=job.order_key, state__in=LIVE)
+    out = line.filter(order_place=None).first()
+    ahead = line.filter(order_place__lt=job.order_place)[:MOST].count()
+    if out is None:
+        says = gettext("It waits behind others of its order key (%(key)s), and a worker lets the first of them in now.")
+        yield Reason("in_order", says, "", {"key": key}, order_key=key, ahead=ahead)
+        return
+    says = gettext(
+        "It waits behind others of its order key (%(key)s): %(out)s is %(state)s, and %(ahead)s more come before it."
+    )
+    words = {"key": key, "out": out.pk, "state": State(out.state).label}
+    words["ahead"] = at_least(ahead, ahead == MOST)
+    evidence = {"order_key": key, "job": out.pk, "ahead": ahead}
+    yield Reason("in_order", says, f"manage.py jobs why {out.pk}", words, **evidence)
+
+
+# One event's way
+
+DEPTH, SHOWN = 5, 100  #: So many steps, and so many rows of each, are told.
+
+
+class Way(NamedTuple):
+    """What an event has led to: jobs by what made them (an event or a job), and events by the job that told of them."""
+
+    jobs: dict[Any, list[Job]]
+    events: dict[Any, list[Event]]
+    is_cut: bool  #: Whether there is more than was read.
+
+
+def way(event: Event, using: str) -> Way:
+    jobs: dict[Any, list[Job]] = defaultdict(list)
+    events: dict[Any, list[Event]] = defaultdict(list)
+    level, is_cut = {event.uuid}, False
+    for _ in range(DEPTH):
+        if not level:
+            break
+        rows = Job.objects.using(using).only("id", "task", "state", "lease", "parent_id", "queue")
+        called = list(rows.filter(parent_id__in=level).order_by("pk")[: SHOWN + 1])
+        told = told_by(using, [job.pk for job in called])
+        is_cut = is_cut or len(called) > SHOWN or len(told) > SHOWN
+        for job in called[:SHOWN]:
+            jobs[job.parent_id].append(job)
+        for each in told[:SHOWN]:
+            events[each.job].append(each)
+        level = {job.pk for job in called[:SHOWN]} | {each.uuid for each in told[:SHOWN]}
+    return Way(jobs, events, is_cut or bool(level))
+
+
+def told_by(using: str, jobs: list[Any]) -> list[Event]:
+    """The events that the bodies of these jobs told of, without their data."""
+    rows = Event.objects.using(using).filter(job__in=jobs).order_by("id").defer("data", "headers")
+    return list(rows[: SHOWN + 1])
