@@ -257,6 +257,10 @@ class Extension:
         """Why a job is where it is, before the last reason of the core: that it runs, waits, or how it ended."""
         return ()
 
+    def selects(self) -> Mapping[str, Any]:
+        """By what more people select jobs: a ``selection.Field`` by its name."""
+        return {}
+
     def other(self, what: Any) -> Any:
         """What is no job, and has an id like one's: by the id, or the row; a ``public.Other``."""
         return None

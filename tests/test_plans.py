@@ -61,7 +61,7 @@ def hot_queries(node: Node, client: Client) -> dict[str, object]:
         "end of an id": lambda: page(client, q=str(middle.pk)[-8:]),
         "unknown task": lambda: transitions.postpone_unknown(Job.objects.filter(state="running")[0], 1000),
         "key": lambda: list(newest(Selection(key="nightly"))),
-        "batch": lambda: list(newest(Selection(batch=batch.pk))),
+        "batch": lambda: list(newest(Selection(more={"batch_id": batch.pk}))),
         "batches that end": lambda: batches.close_ended("default"),
         "count of a batch": lambda: batches.counts(batch),
         "children": lambda: list(Job.objects.filter(parent_id=uuid.uuid4())),

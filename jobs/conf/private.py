@@ -84,7 +84,7 @@ django.db.backends.base.base:BaseDatabaseWrapper._savepoint self sid | savepoint
 django.db.backends.base.base:BaseDatabaseWrapper._savepoint_commit self sid | savepoints.py: the same
 django.db.backends.base.base:BaseDatabaseWrapper._savepoint_rollback self sid | savepoints.py: the same
 django.db.backends.base.base:BaseDatabaseWrapper._rollback self | databases.py: back to the beginning
-django.db.models.query:QuerySet._raw_delete self using  | prune.py: rows are deleted without being read
+django.db.models.query:QuerySet._raw_delete self using  | maintenance/prune.py: rows are deleted without being read
 django.utils.functional:LazyObject._wrapped -           | conf/__init__.py: which settings there are, without a miss
 """
 

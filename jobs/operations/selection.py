@@ -5,7 +5,7 @@ import json
 import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from itertools import product
 from typing import Any, NamedTuple, Self, TypeVar
@@ -52,24 +52,26 @@ class Selection:
     node: str | None = None
     key: str | None = None
     parent: uuid.UUID | None = None
-    batch: uuid.UUID | None = None
     error: str | None = None
     since: datetime.datetime | None = None
     until: datetime.datetime | None = None
     ended: datetime.datetime | None = None
     contains: str | None = None
+    #: Values of columns that extensions have.
+    more: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, given: Mapping[str, str | None], states: Sequence[str] = ()) -> Self:
         """A selection out of what people wrote; empty texts count for nothing. ``Unreadable``: a text cannot be."""
         values: dict[str, Any] = {}
-        for name, field in FIELDS.items():
+        more: dict[str, Any] = {}
+        for name, its in FIELDS.items():
             if text := (given.get(name) or "").strip():
                 try:
-                    values[name] = field.read(text)
+                    (more if its.column else values)[its.column or name] = its.read(text)
                 except ValueError as exc:
                     raise Unreadable(name, str(exc)) from exc
-        return cls(states=states, **values)
+        return cls(states=states, more=more, **values)
 
     def rows(self, using: str) -> QuerySet[Job]:
         return self.narrow(Job.objects.using(using))
@@ -93,7 +95,7 @@ class Selection:
             rows = rows.filter(pk__in=marked.values("pk").union(unique.values("pk"), all=True))
         name, star, _rest = (self.task or "").partition("*")
         same: dict[str, Any] = {"task__startswith" if star else "task": self.task and name}
-        same |= {"queue": self.queue, "parent_id": self.parent, "batch_id": self.batch, "error__type": self.error}
+        same |= {"queue": self.queue, "parent_id": self.parent, "error__type": self.error, **self.more}
         rows = rows.filter(**{name: value for name, value in same.items() if value is not None})
         if self.since is not None:
             rows = rows.filter(created_since(self.since))
@@ -238,7 +240,7 @@ def moment(text: str) -> datetime.datetime:
     return value if timezone.is_aware(value) else timezone.make_aware(value)
 
 
-def _id(text: str) -> uuid.UUID:
+def read_id(text: str) -> uuid.UUID:
     if (key := parse_uuid(text)) is None:
         raise ValueError(gettext("%(text)r is no ID of a job (a UUID)") % {"text": text})
     return key
@@ -257,6 +259,8 @@ class Field(NamedTuple):
     example: str
     help: str
     read: Callable[[str], Any] = _text
+    #: Of an extension: the job's column that has this value.
+    column: str = ""
 
 
 FIELDS = {
@@ -267,9 +271,9 @@ FIELDS = {
     ),
     "key": Field(_("Key (unique or idempotency)"), "welcome:42", "all jobs of a unique key, or of a marker's"),
     "parent": Field(
-        _("Called by the job"), "6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11", "all jobs that its body called", _id
+        _("Called by the job"), "6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11", "all jobs that its body called", read_id
     ),
-    "batch": Field(_("Batch"), "6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11", "all jobs of a batch, by its id", _id),
+    **{name: field for selects in extensions.through("selects") for name, field in selects().items()},
     "error": Field(_("Error"), "SMTPConnectError", "all jobs whose last error is of this class: SMTPException"),
     "since": Field(
         _("Created since"), "2h", "those created since then: 2h, 7d, 2026-11-21, '2026-11-21 14:30'", moment

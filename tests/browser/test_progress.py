@@ -15,8 +15,7 @@ from tests.browser.axe import violations
 from tests.browser.pages import change
 from tests.browser.test_actions import said
 from tests.contrib.batches.test_batches import made
-from tests.contrib.progress.test_progress import say
-from tests.rows import make, make_node
+from tests.rows import make, make_node, say
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

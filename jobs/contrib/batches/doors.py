@@ -88,6 +88,12 @@ class Batches(Extension):
 
         batch.disown(using)
 
+    def selects(self) -> dict[str, Any]:
+        from jobs.operations.selection import Field, read_id
+
+        example, says = "6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11", "all jobs of a batch, by its id"
+        return {"batch": Field(_("Batch"), example, says, read_id, "batch_id")}
+
     def other(self, what: Any) -> Any:
         from jobs.contrib.batches import rows
 
