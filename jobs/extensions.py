@@ -1,4 +1,4 @@
-"""The doors: how a feature comes into the core, which names none of them.
+"""Finds the extensions, and what each has for a door (``jobs/doors.py``). The core names none of them.
 
 A folder with a ``doors.py`` is an extension, and holds all of its feature. Most stand in ``jobs/contrib``; one whose
 import path is public stands in ``jobs``. These of its files are read, if they are there:
@@ -13,283 +13,29 @@ import path is public stands in ``jobs``. These of its files are read, if they a
 ``models.py``
     its tables, of the app ``jobs``, and ``COLUMNS`` and ``INDEXES`` that it adds to a job's row: a call may say such a
     column, and a claim reads it; read with the core's models.
-``admin.py``, ``commands.py``, ``rules.py``
-    its pages, its subcommands of ``manage.py jobs``, its rules of ``verify``; read with those of the core.
+``admin.py``, ``commands.py``, ``rules.py``, ``tasks.py``
+    its pages, its subcommands of ``manage.py jobs``, its rules of ``verify``, its own tasks; read with the core's.
 ``templates``
     what its pages ``render``. Django looks for templates in the app's folder only.
 ``apps.py``
     makes it a Django app of its own. It takes part if its name is in ``INSTALLED_APPS``. The others always do.
-
-A door that nobody uses costs nothing: :func:`through` returns an empty tuple. By some comes each call, or each run:
-there a property that gives a function spares an import. The methods of :class:`Extension` are the doors, in the order
-in which a job meets them. Each says when it is called, and in which transaction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
-from datetime import datetime
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from threading import Event
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
+
+from jobs.doors import Extension
 
 HOME = Path(__file__).parent
 
 _NOTHING = nullcontext()
-
-Attempt = Callable[[Callable[[], Any]], bool]
-Thread = Callable[[Event, Attempt], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
-    """One kind of problems on the dashboard and in ``manage.py jobs status``."""
-
-    #: ``error``, ``warning`` or ``info``.
-    severity: str
-    #: The words that count it, with ``%(number)s``.
-    many: Any
-    #: False: somebody wanted it so, or there is much to do.
-    is_fault: bool = True
-    #: It is listed before this kind of the core's; empty: behind all of them.
-    before: str = ""
-    #: Who may read it in the admin, beside those who may read jobs: a permission.
-    permission: str = ""
-    #: What it is about gives a label and a URL of the admin that show it.
-    place: Callable[[Any], tuple[Any, str]] | None = None
-    #: What it is about gives the button that mends it: a permission, a label, a URL, its fields, and a warning.
-    button: Callable[[Any], tuple[str, Any, str, dict[str, Any], Any]] | None = None
-
-
-class Extension:
-    """The parts of one feature. Override those that it has; what is left alone takes no part."""
-
-    # A task is declared, and called
-
-    #: Options of ``@shared_task``: what a value must be, in words and as types.
-    options: Mapping[str, tuple[str, tuple[type, ...]]] = {}
-
-    def declared(self, task: type[Any]) -> None:
-        """A task's class was made, and its options have the right types. May run before all models are known.
-
-        Raises:
-            TypeError, ValueError: the options cannot work; names the cure.
-        """
-
-    # A call
-
-    def composed(self, job: Any, headers: Mapping[str, Any] | None, caller: Any) -> None:
-        """A call became a row, which is not inserted yet. Each call and each run comes by: see that it is cheap.
-
-        Parameters:
-            headers: the caller's own.
-            caller: the task whose run makes the call, if one does.
-        """
-
-    def publishing(self) -> AbstractContextManager[Any]:
-        """A context around receivers of Celery's signals of a call."""
-        return nullcontext()
-
-    def committed(self, job: Any) -> None:
-        """A call was committed that :meth:`composed` has marked (``is_awaited``). May raise nothing."""
-
-    def carried(self) -> Mapping[str, Any]:
-        """Headers of an event that is told of now: what the runs of its handlers have from the one who told."""
-        return {}
-
-    def called(self, task: Any, job: Any) -> None:
-        """A call of a task was made a row, which is not written yet; in the caller's transaction.
-
-        Raises:
-            TypeError, ValueError: the call cannot be made; names the cure.
-        """
-
-    def claimer(self, app: Any) -> Any:
-        """What claims for one process: a subclass of ``Claimer``, which may hold jobs back. One extension has it."""
-
-    # A job's row
-
-    def inserting(self, jobs: list[Any], using: str) -> None:
-        """Jobs are about to be inserted into the caller's transaction: change them, or raise. Each call comes by."""
-
-    def replacing(self, job: Any, using: str) -> None:
-        """A body is replaced by this call, which has its job's id, and is about to be inserted."""
-
-    def again(self, jobs: Any, using: str) -> Mapping[str, Any]:
-        """Somebody lets an ended job (a queryset) run again; in that transaction, before its row gets these columns."""
-        return {}
-
-    #: A condition of ended jobs that are still needed, by the database's alias, and the sentence that says so.
-    needed: tuple[Callable[[str], Any], Any]
-
-    def deletable(self, jobs: Any, using: str) -> Any:
-        """Those of the ended jobs that may be deleted; both are querysets."""
-
-    def deleting(self, jobs: Any, using: str) -> None:
-        """Ended jobs (a queryset) are about to be deleted, in that transaction."""
-
-    def disown(self, using: str) -> None:
-        """All jobs of a copy of a database are cancelled: forget what would run, or be called, all the same."""
-
-    # A run
-
-    def around(self, run: Any) -> AbstractContextManager[Any]:
-        """A context around a run, from its claim until it is settled. May raise nothing of its own."""
-        return nullcontext()
-
-    def say(self, run: Any, done: float, total: float | None, text: str) -> None:
-        """``Task.progress()``, in the body of a run; ``TypeError`` or ``ValueError``: what it says cannot be."""
-
-    def completing(self, run: Any) -> Callable[[], None] | None:
-        """A body returned: what is to be written just before its completion. What that raises fails the job."""
-
-    def ended(self, job: Any, error: Mapping[str, Any]) -> Callable[[], None] | None:
-        """A job is about to end without success, whoever ends it: what is to be written in the transaction of that."""
-
-    def settled(self, run: Any) -> None:
-        """The run is settled. Celery's tracer goes on from here, and must not do once more what is written."""
-
-    #: What counts the parts of a chord (``chords.py`` of the canvas) for the result backend.
-    chords: Any
-
-    # The worker: beside each one there is a supervisor, a process with threads
-
-    def threads(self) -> Iterable[Thread]:
-        """Threads of the supervisor, each with connections of its own.
-
-        They begin when the databases are known to be this worker's, and run until their event is set. A thread that
-        ends before stops the supervisor. What they are given besides makes one attempt: it logs what goes wrong, and
-        says whether nothing did.
-        """
-        return ()
-
-    def registered(self) -> None:
-        """The supervisor has written this worker's node; it may claim from now on."""
-
-    def heard(self, rings: Collection[str] | None) -> None:
-        """The supervisor heard rings, or ends; None: anything may be new. Wakes its threads."""
-
-    #: SQL for true or false, by name, in the clock's one look at a database: ``{epoch}`` is its time, and what stands
-    #: behind ``{rare}`` is asked seldom if its looks are slow.
-    looks: Mapping[str, str] = {}
-
-    def ticked(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
-        """The clock has looked, each second or so: the answers to ``looks`` of each database that could be asked."""
-
-    def set_rate(self, task: str, rate: str) -> None:
-        """``celery control rate_limit``."""
-
-    def idle(self, app: Any, using: str) -> bool:
-        """``run_jobs()`` finds no job: do what threads and ticks would do. True: there may be one now."""
-        return False
-
-    def prune(self, using: str, budget: float) -> Mapping[str, int] | None:
-        """Delete what is old, in one database; only one worker at a time does it. ``budget``: seconds.
-
-        Returns more for ``manage.py jobs prune --json``: what, and how many.
-        """
-
-    def survey(self, using: str) -> Mapping[str, int]:
-        """More for ``manage.py jobs adopt --json``: what else would run in a copy of a database."""
-        return {}
-
-    def beat(self, scheduler: Any) -> None:
-        """``celery beat`` begins, and this is its scheduler."""
-
-    def passing(self, app: Any, aliases: Sequence[str], only: Collection[str] | bool) -> Passing | None:
-        """For ``run_jobs(until=)``: what comes due as time passes that is no job yet. ``only``: names, or all."""
-
-    # Questions: none of them changes anything
-
-    def status(self, found: dict[str, Any]) -> Mapping[str, Any]:
-        """More for ``manage.py jobs status --json`` and what builds on it; ``found`` has what the core found."""
-        return {}
-
-    #: The kinds of problems that :meth:`problems` finds, in their order.
-    kinds: Mapping[str, Kind] = {}
-
-    def problems(self, found: dict[str, Any]) -> Iterable[Any]:
-        """What needs attention, by what the core and ``status`` found."""
-        return ()
-
-    def panel(self, request: Any, found: dict[str, Any]) -> str:
-        """A part of the dashboard, as HTML that is safe; empty: this reader sees none."""
-        return ""
-
-    def job_page(self, request: Any, view: Any) -> tuple[str, str]:
-        """Parts of a job's page, as HTML that is safe: one above all, and a ``<dt>`` with its ``<dd>``."""
-        return "", ""
-
-    def link(self, using: str, key: Any) -> str:
-        """A row names this id, and it is no job's: a link to what has it, as HTML that is safe; empty: nothing here."""
-        return ""
-
-    def waits(self, view: Any) -> Iterable[Any]:
-        """What a job waits for beside its time, or its turn in the queue; without a reason it is told these."""
-        return ()
-
-    def keeps(self, queue: str) -> bool:
-        """Whether the first ready job of the queue is held back, so that no worker is at fault."""
-        return False
-
-    def free(self, queue: str, rows: Any) -> Any:
-        """Those of the ready jobs of a queue that are certainly not held back, as a queryset."""
-        return rows
-
-    def known(self, what: str) -> Iterable[str]:
-        """Names of each ``task``, or of each ``queue``, that jobs had, also of those that are gone."""
-        return ()
-
-    def metrics(self) -> Iterable[tuple[str, str, list[str], Any]]:
-        """Gauges for Prometheus: name, help, labels, and samples (their values and a number), or what finds them."""
-        return ()
-
-    def counters(self) -> Iterable[tuple[str, str, list[str], Any]]:
-        """The same of what only grows."""
-        return ()
-
-    def causes(self, view: Any) -> Iterable[Any]:
-        """Why a job is where it is, before the last reason of the core: that it runs, waits, or how it ended."""
-        return ()
-
-    def selects(self) -> Mapping[str, Any]:
-        """By what more people select jobs: a ``selection.Field`` by its name."""
-        return {}
-
-    def other(self, what: Any) -> Any:
-        """What is no job, and has an id like one's: by the id, or the row; a ``public.Other``."""
-        return None
-
-    def said(self, jobs: Iterable[Any], is_veiled: bool) -> Mapping[Any, Any]:
-        """What the last run of each job said of how far it is, by their ids: ``percent``, ``text``, ``str()``."""
-        return {}
-
-    def reasons(self, view: Any) -> Iterable[Any]:
-        """Why a job is where it is, after the reasons of the core."""
-        return ()
-
-    def checks(self, app: Any) -> Iterable[tuple[str, dict[str, Any]]]:
-        """What is wrong with the Celery app before its tasks are imported: a check's number, and its words."""
-        return ()
-
-    def checks_of_tasks(self, app: Any) -> Iterable[tuple[str, dict[str, Any]]]:
-        """The same, when they are imported."""
-        return ()
-
-
-class Passing(Protocol):
-    """What comes due while ``run_jobs(until=)`` lets time pass."""
-
-    def next(self, until: datetime) -> datetime | None:
-        """The next moment at which something is due; None: there is none."""
-
-    def make(self, at: datetime) -> None:
-        """Make jobs of what is due at that moment."""
 
 
 def folders() -> dict[str, Path]:

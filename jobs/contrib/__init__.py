@@ -1,1 +1,1 @@
-"""The extensions: each folder has all of one feature. ``jobs/extensions.py`` has the doors by which they come in."""
+"""The extensions: each folder has all of one feature. ``jobs/doors.py`` has the doors by which they come in."""

@@ -9,7 +9,7 @@ from typing import Any
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
-from jobs.extensions import Attempt, Extension, Kind, Thread
+from jobs.doors import Attempt, Extension, Kind, Thread
 
 #: Whether a job waits behind another one.
 WAITS = (

@@ -25,7 +25,7 @@ from django.db.transaction import TransactionManagementError
 from django.test.testcases import DatabaseOperationForbidden  # type: ignore[attr-defined]
 from django.utils import timezone
 
-from jobs import extensions
+from jobs import doors, extensions
 from jobs.arguments import normalize
 from jobs.calling import outbox
 from jobs.calling.raised import exception_of
@@ -137,7 +137,7 @@ class _Process:
         #: The time at which the jobs run; None until it is moved.
         self.at: datetime.datetime | None = None
         #: What comes due as time passes, and is no job yet.
-        self.passing: list[extensions.Passing] = []
+        self.passing: list[doors.Passing] = []
 
     def let_pass(self, only: Collection[str] | bool) -> None:
         """From now on what the extensions have comes due as well."""

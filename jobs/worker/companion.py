@@ -23,7 +23,7 @@ from typing import Any
 from django.db import DataError, Error, connections
 from django.db.models.functions import Coalesce, Now
 
-from jobs import __version__, checks, extensions
+from jobs import __version__, checks, doors, extensions
 from jobs.calling import stored
 from jobs.conf import conf
 from jobs.conf.logs import logger
@@ -344,7 +344,7 @@ class Process:
             self._try(clock.tick)
             self._stopping.wait(conf().POLL_INTERVAL)
 
-    def _extension(self, run: extensions.Thread) -> None:
+    def _extension(self, run: doors.Thread) -> None:
         self._admitted.wait()
         run(self._stopping, self._try)
 

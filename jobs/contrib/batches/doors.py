@@ -8,7 +8,7 @@ from typing import Any
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
-from jobs.extensions import Extension, Kind
+from jobs.doors import Extension, Kind
 
 
 def _is_open(using: str) -> Any:

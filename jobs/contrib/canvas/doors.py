@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jobs.extensions import Extension
+from jobs.doors import Extension
 
 
 class Canvas(Extension):

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
-from jobs.extensions import Extension
+from jobs.doors import Extension
 
 
 class Effects(Extension):

@@ -10,7 +10,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
 from jobs.conf.rates import RATE, limit_of
-from jobs.extensions import Extension, Kind
+from jobs.doors import Extension, Kind
 
 
 def _place(_about: Any) -> tuple[Any, str]:

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Iterable
 from typing import Any
 
-from jobs.extensions import Extension
+from jobs.doors import Extension
 
 
 class Progress(Extension):

@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
 from jobs.contrib.schedules.moments import SCHEDULES, Ticks
-from jobs.extensions import Attempt, Extension, Kind, Passing
+from jobs.doors import Attempt, Extension, Kind, Passing
 
 #: Seconds after an error until the thread looks again.
 LOOK_AGAIN = 1.0

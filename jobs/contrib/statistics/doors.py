@@ -10,7 +10,7 @@ from typing import Any
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
-from jobs.extensions import Attempt, Extension, Kind
+from jobs.doors import Attempt, Extension, Kind
 
 #: Seconds from the start until the first count, and between two counts.
 FIRST, INTERVAL = 1.0, 20.0

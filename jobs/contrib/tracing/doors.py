@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jobs.extensions import Extension
+from jobs.doors import Extension
 
 
 class Tracing(Extension):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jobs.extensions import Extension
+from jobs.doors import Extension
 
 
 class Broker(Extension):
