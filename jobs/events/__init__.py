@@ -17,5 +17,7 @@ __all__ = ["EventType", "Handled", "event", "handler"]
 def __getattr__(name: str) -> Any:
     # The core reads this package's tables and doors before there are any tasks.
     if name in __all__:
+        from jobs import models  # noqa: F401  (they read this package's, and not the other way round)
+
         return getattr(import_module(f"{__name__}.declare"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

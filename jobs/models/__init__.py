@@ -474,6 +474,11 @@ ADDED: list[str] = []
 
 # The tables of extensions are the app's own: ``from jobs.models import Schedule``.
 for _module in extensions.modules("models"):
+    if getattr(_module.__spec__, "_initializing", False):
+        # It waits for this module, and nothing of it is there yet.
+        raise ImportError(
+            f"{_module.__name__} was imported before jobs.models, which reads it: import from jobs.models"
+        )
     globals().update({kind.__name__: kind for kind in vars(_module).values() if extensions.is_model(kind, _module)})
     for _name, _column in getattr(_module, "COLUMNS", {}).items():
         Job.add_to_class(_name, _column)
