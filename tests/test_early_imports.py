@@ -50,4 +50,4 @@ def test_public_names_may_be_imported_before_the_tables(line, tmp_path):
 def test_tables_of_an_extension_that_are_imported_too_early_name_the_cure(tmp_path):
     """Else a job's row would lack their columns."""
     done = imported("from jobs.events.models import Event", tmp_path)
-    assert "was imported before jobs.models, which reads it: import that first" in done.stderr
+    assert "was imported before jobs.models, which reads it: import from jobs.models" in done.stderr
