@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import uuid
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.db import models
 from django.db.models import Q
@@ -473,6 +473,8 @@ class Instance(models.Model):
 ADDED: list[str] = []
 
 # The tables of extensions are the app's own: ``from jobs.models import Schedule``.
+if TYPE_CHECKING:
+    from jobs.models.added import *  # noqa: F403
 for _module in extensions.modules("models"):
     if getattr(_module.__spec__, "_initializing", False):
         # It waits for this module, and nothing of it is there yet.
