@@ -697,19 +697,42 @@ def test_jobs_that_another_worker_knows_are_left_to_it_where_limits_are_in_force
     assert not runner.run_batch()
 
 
-def test_one_of_djangos_tasks_is_tried_again(runner):
-    """A worker may import it when it claims it: which one can nobody knows before."""
+def test_one_of_djangos_tasks_waits_for_a_worker_that_can_import_it(runner, monkeypatch):
+    """Which one can nobody knows before it tries: each worker tries it once, and says so."""
+    pytest.importorskip("jobs.django_tasks")
+    monkeypatch.setattr(clock, "_imported", {})
+    tried: list[str] = []
+
+    def find(path, backend):
+        tried.append(path)
+        if path == "of.no.module":
+            raise ImportError(path)
+        return object()
+
+    monkeypatch.setattr("jobs.django_tasks.find", lambda path, backend: None)
     options = {"headers": {"django_task": "default"}}
-    job, *others = (make(task="of.no.module", options=options, age=100) for _ in range(3))
-    pauses = []
-    for _ in range(6):
-        Job.objects.update(state="ready")
-        assert runner.run_batch()
-        job.refresh_from_db()
-        assert (job.state, job.error["type"], job.waits_for) == ("scheduled", "NotRegistered", None)
-        pauses.append(round((job.run_at - timezone.now()).total_seconds()))
-    assert pauses == [5, 10, 20, 40, 60, 60]
-    assert {state(each)[0] for each in others} == {"scheduled"}
+    nowhere, there = (
+        [make(task=task, options=options, age=9) for _ in range(3)] for task in ("of.no.module", "of.one")
+    )
+    Node.objects.filter(pk=board.node).update(tasks=[])
+    assert runner.run_batch()
+    assert runner.run_batch()
+    clock.tick()
+    assert not runner.run_batch(), "nobody touches them again"
+    assert {state(job)[0] for job in nowhere + there} == {"scheduled"}
+    # Another worker, of another release.
+    old, board.node = board.node, make_node(queues=[QUEUE]).pk
+    monkeypatch.setattr(clock, "_imported", {})
+    monkeypatch.setattr("jobs.django_tasks.find", find)
+    for _ in range(3):
+        clock._seldom.clear()
+        clock.tick()
+    assert {state(job)[0] for job in nowhere} == {"scheduled"}
+    assert {state(job)[0] for job in there} == {"ready"}
+    assert sorted(tried) == ["of.no.module", "of.one"]
+    assert Node.objects.get(pk=board.node).tasks == ["of.one"]
+    claimed = claim(1, node=old)[0]
+    assert transitions.is_known_elsewhere(claimed), "the one that cannot leaves them to it"
 
 
 def test_an_unknown_task_in_the_middle_of_a_batch_stops_nobody(runner):

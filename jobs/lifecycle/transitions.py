@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -337,24 +337,31 @@ def wake(key: str, using: str) -> bool:
     return first is not None and redirect(first, using, _waiting(None), (State.SCHEDULED,))
 
 
-def postpone_unknown(job: Job, limit: int, seconds: float | None = None) -> int:
-    """Nobody here knows the task of a claimed job: it, and up to ``limit`` like it, wait for a worker that does.
-
-    Parameters:
-        seconds: try them again after that time; None: a worker that knows the task lets them go (:func:`let_go`).
-    """
+def postpone_unknown(job: Job, limit: int) -> int:
+    """Nobody here knows the task of a claimed job: it, and up to ``limit`` like it, wait for a worker that does."""
     using = str(job._state.db)
     error = error_entry("NotRegistered", f"no worker that claimed it knows the task {job.task!r}", attempt=job.lease)
-    waits: dict[str, Any] = {"run_at": PARKED, "waits_for": TASK + job.task}
-    if seconds is not None:
-        waits = {"run_at": now_plus(seconds), "waits_for": None}
-    done = int(_wait(job, waits["run_at"], error, is_kept=False, waits_for=waits["waits_for"]))
+    # A worker that knows the task lets them go (:func:`let_go`).
+    waits = {"run_at": PARKED, "waits_for": TASK + job.task}
+    done = int(_wait(job, PARKED, error, is_kept=False, waits_for=TASK + job.task))
     # Those that are held are in nobody's way, and not in the index of the queue.
     ready = Job.objects.using(using).filter(CLAIMABLE, queue=job.queue, task=job.task)
     with transaction.atomic(using=using):
         ids = list(databases.free(ready.order_by("rank", "run_at", "id")).values_list("pk", flat=True)[:limit])
         rows = Job.objects.using(using).filter(pk__in=ids)
         return done + rows.update(state=State.SCHEDULED, error=error, **waits)
+
+
+def unknown(using: str, most: int) -> Iterator[Job]:
+    """One job of each task that jobs wait for a worker to know, by the tasks' names."""
+    parked, last = Job.objects.using(using).filter(AWAITING).order_by("waits_for", "id"), TASK
+    for _ in range(most):
+        # From name to name: there may be very many jobs of one.
+        job = parked.filter(waits_for__gt=last).only("task", "options", "waits_for").first()
+        if job is None or not str(job.waits_for).startswith(TASK):
+            return
+        yield job
+        last = str(job.waits_for)
 
 
 def let_go(using: str, tasks: Iterable[str], queues: Sequence[str], limit: int) -> list[str]:

@@ -4,11 +4,13 @@ import datetime
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from django.db import connections
+from kombu.utils.imports import symbol_by_name
 
 from jobs import extensions
 from jobs.conf import conf
@@ -17,7 +19,7 @@ from jobs.lifecycle import transitions
 from jobs.lifecycle.board import board
 from jobs.lifecycle.ring import bell, ring
 from jobs.maintenance import Seldom
-from jobs.models import Node
+from jobs.models import Job, Node
 
 LONGEST_TICK = 2.0  #: Seconds that each part of a tick takes at the most; the rest is done at the next tick.
 
@@ -120,13 +122,40 @@ def _tick(using: str, done: dict[str, int], answers: dict[str, dict[str, Any]]) 
 _seldom = Seldom(20)
 
 
+#: Tasks that jobs wait for somebody to know: so many are looked at, and whether this worker could import each.
+UNKNOWN_TASKS = 100
+_imported: dict[str, bool] = {}
+
+
 def _let_go(using: str) -> int:
     """Jobs of tasks that no worker knew, and that this one knows."""
-    if board.is_quiet or board.stopping_for is not None:
+    node = Node.objects.using(using).filter(pk=board.node)
+    if (
+        board.is_quiet
+        or board.stopping_for is not None
+        or (tasks := node.values_list("tasks", flat=True).first()) is None
+    ):
         return 0
-    tasks = Node.objects.using(using).filter(pk=board.node).values_list("tasks", flat=True).first() or []
+    if new := [
+        job.task for job in transitions.unknown(using, UNKNOWN_TASKS) if job.task not in tasks and _can_import(job)
+    ]:
+        # Others leave them to this worker.
+        tasks = [*tasks, *new]
+        node.update(tasks=tasks)
     limit = DUE_BATCHES * conf().BATCH
     return _until_done(lambda: _told(using, transitions.let_go(using, tasks, board.queues, limit)))
+
+
+def _can_import(job: Job) -> bool:
+    """One of Django's tasks may be declared anywhere: its module is imported for its job, once in a worker's life."""
+    if job.django_task is None:
+        return False
+    if job.task not in _imported:
+        _imported[job.task] = False
+        # Code of the project may raise anything.
+        with suppress(Exception):
+            _imported[job.task] = symbol_by_name("jobs.django_tasks:find")(job.task, job.django_task) is not None
+    return _imported[job.task]
 
 
 def _make_due(using: str, since: Any) -> int:

@@ -39,9 +39,8 @@ from jobs.worker import celery_events
 #: moving mean, in which the last run has this weight.
 BATCH_TIME, WEIGHT = 0.05, 0.2
 
-#: How many jobs of a task that nobody here knows are put aside by one statement. Seconds until one of Django's tasks is
-#: tried again, doubled up to the second.
-UNKNOWN_BATCH, UNKNOWN_PAUSES = 1000, (5.0, 60.0)
+#: How many jobs of a task that nobody here knows are put aside by one statement.
+UNKNOWN_BATCH = 1000
 
 #: Seconds for which claims leave a task alone that only another worker knows.
 LEFT = 5.0
@@ -85,7 +84,6 @@ class Runner:
         self._means: dict[str, float] = {}
         self._next = 1
         self._tracers: dict[str, Any] = {}
-        self._unknown_pauses: dict[str, float] = {}
         #: The tasks that only other workers know, and until when claims leave them alone.
         self._unknown: dict[str, float] = {}
         #: What could not be settled for want of a database.
@@ -320,12 +318,7 @@ class Runner:
                 if transitions.hand_back(job, 0):
                     ring(str(job._state.db), [job.queue])
                 return
-            pause = None
-            if job.django_task is not None:
-                # Which worker can import it nobody knows before it tries.
-                pause = self._unknown_pauses.get(job.task, UNKNOWN_PAUSES[0])
-                self._unknown_pauses[job.task] = min(2 * pause, UNKNOWN_PAUSES[1])
-            count = transitions.postpone_unknown(job, UNKNOWN_BATCH, pause)
+            count = transitions.postpone_unknown(job, UNKNOWN_BATCH)
             text = f"is unknown here: {count} such jobs wait for a worker that knows it"
             log(logging.WARNING, job, text, "unknown_task", count=count)
 
