@@ -61,7 +61,8 @@ def run(task: Any, context: Any, args: Any, kwargs: Any) -> Any:
                 with running(run):
                     return _holding_lock(run)
         finally:
-            wake_left(run)
+            if run.released:
+                wake_left(run)
             databases.tidy(run.using)
 
 

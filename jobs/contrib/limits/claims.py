@@ -259,7 +259,7 @@ class LimitedClaimer(claims.Claimer):
 
     def may_find_more(self, jobs: Sequence[Job], asked: int) -> bool:
         # Of a limit one job is claimed after the other.
-        return super().may_find_more(jobs, asked) or any(job.limit_key for job in jobs)
+        return len(jobs) == asked or any(job.limit_key for job in jobs)
 
     def claim(
         self,

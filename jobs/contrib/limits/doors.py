@@ -52,10 +52,12 @@ class Limits(Extension):
         if task.claim_limit is None and inspect.getattr_static(task, "limit_key") is not None:
             raise ValueError("limit_key= needs concurrency= or rate=, which it is the key of")
 
-    def called(self, task: Any, job: Any) -> None:
-        from jobs.contrib.limits.limits import key_of
+    @property
+    def called(self) -> Any:
+        # Each call comes by here: the door is the function itself.
+        from jobs.contrib.limits.limits import mark
 
-        job.limit_key = key_of(task, job)
+        return mark
 
     def claimer(self, app: Any) -> Any:
         from jobs.contrib.limits.claims import LimitedClaimer

@@ -32,6 +32,12 @@ class Limits:
         return bool(self.tasks) or queue in self.queues
 
 
+def mark(task: Any, job: Job) -> None:
+    """A call of a task that has a limit says which: so claims need not know the task."""
+    if getattr(task, "claim_limit", None) is not None:
+        job.limit_key = key_of(task, job)
+
+
 def key_of(task: Any, job: Job) -> str | None:
     """Which jobs share the task's limits with this one: those of the same text. None: it has no limit."""
     if getattr(task, "claim_limit", None) is None:
