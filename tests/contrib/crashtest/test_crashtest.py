@@ -203,7 +203,7 @@ def test_the_tasks_of_the_shop_pass(customer, provider, tmp_path):
         assert_idempotent(summarize, "2026-11-22"),
     ]
     # Not of the clock: other processes take their share of the machine.
-    assert sum(os.times()[:4]) - began < 20
+    assert sum(os.times()[:4]) - began < 60
     assert all(len(each.points) > 3 for each in found)
 
 
