@@ -115,6 +115,8 @@ class Task(celery.Task):
 
     #: What the decorator was given, beside what Celery adds.
     declared: ClassVar[frozenset[str]] = frozenset()
+    #: How many of its jobs run at once, or start in a time, if that is limited.
+    claim_limit: ClassVar[Any] = None
 
     #: What its function takes, without the ``self`` of a bound one.
     body_signature: ClassVar[inspect.Signature] = inspect.Signature()
