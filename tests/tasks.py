@@ -16,8 +16,9 @@ from celery import shared_task
 from django.db import connection
 
 from jobs import Snooze, Task, guard
-from tests import event_tasks, hooks, misbehaving  # noqa: F401
-from tests.gates import once_only, wait_for_file
+from tests.contrib.events import tasks as event_tasks  # noqa: F401
+from tests.helpers import hooks, misbehaving  # noqa: F401
+from tests.helpers.gates import once_only, wait_for_file
 from tests.models import Effect, Order
 
 

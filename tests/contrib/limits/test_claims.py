@@ -36,10 +36,10 @@ from jobs.models import Gate, Job, Limit
 from tests import tasks
 from tests.contrib.limits.claiming import QUEUE, claim, end, take
 from tests.faults.worker import Worker
-from tests.harness import wait_ended
+from tests.helpers.harness import wait_ended
+from tests.helpers.rows import let_beat, make
+from tests.helpers.servers import wait_for
 from tests.models import Effect
-from tests.rows import let_beat, make
-from tests.servers import wait_for
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("node")]
 
