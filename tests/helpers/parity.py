@@ -10,14 +10,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import celery
-import pytest
 from celery import Celery
 from celery.app.trace import trace_task_ret
 from celery.worker.request import Request
 from kombu import Exchange, Queue
 
 from jobs.models import Job
-from jobs.task import Task
 from jobs.worker.runner import Runner
 from tests.helpers.harness import claim, run_alone
 
@@ -68,16 +66,6 @@ def make_app(base: type) -> Celery:
 
     app.finalize()
     return app
-
-
-@pytest.fixture(scope="module")
-def stock() -> Celery:
-    return make_app(celery.Task)
-
-
-@pytest.fixture(scope="module")
-def ours() -> Celery:
-    return make_app(Task)
 
 
 def take(app: Celery) -> list[Any]:

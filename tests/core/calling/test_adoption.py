@@ -26,8 +26,6 @@ from tests.helpers.servers import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-ours, stock = parity.ours, parity.stock
-
 
 def receive(key: str, *args: Any, task: Any = tasks.effect, **request: Any) -> str:
     """A pool process takes the message; what Celery does with it: IGNORED and SUCCESS acknowledge it."""
