@@ -209,7 +209,7 @@ def test_djangos_signals_tell_of_it(node):
 def test_options_of_jobs_are_given_by_the_path(node):
     """``JOBS["TASKS"]`` is read when the task becomes known: in a process of its own."""
     code = (
-        "from tests import background; from celery import current_app\n"
+        "from tests.helpers import background; from celery import current_app\n"
         "task = current_app.tasks['tests.helpers.background.add']\n"
         "print(task.atomic, task.key_templates['unique'].of([1], {}))"
     )
