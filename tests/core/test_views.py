@@ -12,9 +12,9 @@ from django.core.signing import Signer
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from jobs.database import databases
 from jobs.inspection import census
 from jobs.models import Effect, Instance
+from jobs.store import databases
 from tests.helpers.rows import let_beat, make, make_node
 
 pytestmark = pytest.mark.django_db(transaction=True)

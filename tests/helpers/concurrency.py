@@ -9,7 +9,7 @@ from typing import Any
 
 from django.db import connection, transaction
 
-from jobs.database import databases
+from jobs.store import databases
 from tests.helpers.servers import wait_for
 
 

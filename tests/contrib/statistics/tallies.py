@@ -6,7 +6,7 @@ import datetime
 
 from jobs.contrib.statistics.counting import floor
 from jobs.contrib.statistics.models import Tally
-from jobs.database import databases
+from jobs.store import databases
 
 
 def tally(age: datetime.timedelta, count: int, length: int = 60, **more) -> None:

@@ -64,7 +64,7 @@ EFFECTS = {
     "mail": (send_mail, r"the mail 'Welcome' inside of a transaction of the database 'default'.*enqueue a job"),
     "http": (request, r"a request to 127\.0\.0\.1 inside.*enqueue a job"),
     "cache": (lambda: cache.set("a", 1), r"set\(\) of a cache inside.*on_commit"),
-    "celery": (stock.delay, r"the stock task tests.core.testing.test_isolation.stock inside.*base=jobs\.Task"),
+    "celery": (stock.delay, rf"the stock task {stock.name} inside.*base=jobs\.Task"),
 }
 
 
@@ -122,7 +122,10 @@ def test_after_the_commit_all_is_right(django_capture_on_commit_callbacks):
 
 def test_the_body_of_a_job_has_a_cure_of_its_own():
     mails.delay()
-    with isolation(), pytest.raises(NotIsolated, match=r"atomic=False.*add 'mail' or 'tests.core.testing.test_isolation.mails'"):
+    with (
+        isolation(),
+        pytest.raises(NotIsolated, match=rf"atomic=False.*add 'mail' or '{mails.name}'"),
+    ):
         run_jobs()
     mails.delay()
     with isolation(allow=["tests.core.testing.test_isolation.*"]):
