@@ -13,7 +13,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from jobs.inspection import census
-from jobs.models import Effect, Instance
+from jobs.models import Instance
 from jobs.store import databases
 from tests.helpers.rows import let_beat, make, make_node
 
@@ -74,7 +74,6 @@ def test_metrics(admin_client, worker):
     make("ready", age=60)
     make("scheduled", queue='ma"il', age=30)
     make("running", node=worker)
-    Effect.objects.create(name="charge", key="7", job=make("failed").pk, lease=1, state="parked")
     lines = admin_client.get(METRICS).content.decode().splitlines()
     node = f'hostname="web1",node="{worker.pk}"'
     for line in (
@@ -84,7 +83,6 @@ def test_metrics(admin_client, worker):
         f"celery_worker_up{{{node}}} 1.0",
         f"celery_worker_tasks_active{{{node}}} 1.0",
         f"jobs_worker_processes{{{node}}} 4.0",
-        "jobs_unsettled_effects 1.0",
         "jobs_due 1.0",
     ):
         assert line in lines, (line, lines)

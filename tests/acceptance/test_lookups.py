@@ -179,3 +179,30 @@ def test_nor_does_any_of_them_alone(staff, rows, model, kind):
     for url in others(rows):
         assert client.get(url).status_code in (403, 302), url
     assert client.get(reverse(f"admin:jobs_{name}_changelist")).status_code == 403
+
+
+def test_each_link_of_each_filter_leads_to_a_list(admin_client):
+    """What a filter draws the list has to allow."""
+    now = timezone.now()
+    job = make("failed", queue="mail")
+    make_node(dead_at=now)
+    Effect.objects.create(name="pay", key="1", job=job.pk, lease=1)
+    Marker.objects.create(key="a", kind="once")
+    Event.objects.create(name="shop.paid", source="shop")
+    moments = dict.fromkeys(("defined_at", "seen_at", "last_tick", "paused_at"), now)
+    Schedule.objects.create(name="nightly", task="shop.nightly", timing="every day", **moments)
+    for service in ("loyalty", "billing"):
+        Subscription.objects.create(service=service, handler="shop.award", pattern="shop.*", queue="mail")
+    followed = set()
+    for model, page in site._registry.items():
+        if model._meta.app_label != "jobs" or not page.list_filter:
+            continue
+        url = reverse(f"admin:jobs_{model._meta.model_name}_changelist")
+        shown = admin_client.get(url).context["cl"]
+        links = {
+            each["query_string"] for spec in shown.filter_specs for each in spec.choices(shown) if "display" in each
+        }
+        for link in links:
+            assert admin_client.get(url + link).status_code == 200, url + link
+        followed |= {model} if len(links) > 1 else set()
+    assert followed == {Job, Node, Effect, Marker, Event, Schedule, Subscription}
