@@ -95,11 +95,7 @@ def gated_by_lease(self, key, directory):
     wait_for_file(f"{directory}/gate-{self.job.lease}")
 
 
-@guard(
-    Without(
-        "jobs.store.base:owned", "Job.objects.using(job._state.db).filter(pk=job.pk, state=State.RUNNING)"
-    )
-)
+@guard(Without("jobs.store.base:owned", "Job.objects.using(job._state.db).filter(pk=job.pk, state=State.RUNNING)"))
 def test_zombie_wakes_while_its_successor_runs(ledger, tmp_path):
     """Its connection was ended; what it writes on a new one must not touch the run of the other.
 
