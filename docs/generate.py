@@ -95,28 +95,11 @@ def checks() -> list[str]:
 
 
 def metrics() -> list[str]:
-    from jobs import extensions
-    from jobs.inspection import census
+    from jobs.contrib.operator.metrics import families
 
-    tree = ast.parse((ROOT / "jobs/inspection/metrics.py").read_text())
-    labels, families = {}, []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "(one, node)":
-            labels |= dict(zip(("one", "node"), map(ast.literal_eval, node.value.elts), strict=True))
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "handler":
-            labels["handler"] = ast.literal_eval(node.value)
-        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "gauges":
-            families += [family.elts for family in node.value.elts]
-    rows = []
-    for name, says, names, _ in families:
-        found = eval(ast.unparse(names), {"__builtins__": {}}, labels)
-        text = eval(ast.unparse(says), {"census": census, "__builtins__": {}})
-        rows.append((name.value, text, found))
-    for door, suffix in (("metrics", ""), ("counters", "_total")):
-        more = [each for of_extension in extensions.through(door) for each in of_extension()]
-        rows += [(f"{name}{suffix}", text, found) for name, text, found, _ in more]
+    rows = sorted(families(), key=lambda family: family[0].endswith("_total"))
     return table("metric", "labels", "what it counts") + [
-        f"| `{name}` | {', '.join(f'`{each}`' for each in found)} | {text} |" for name, text, found in rows
+        f"| `{name}` | {', '.join(f'`{each}`' for each in labels)} | {text} |" for name, text, labels, _ in rows
     ]
 
 

@@ -2,12 +2,11 @@
 
 from django.urls import path
 
-from jobs import views
+from jobs import extensions, views
 
 app_name = "jobs"
 
 urlpatterns = [
-    path("health", views.health, name="health"),
-    path("metrics", views.metrics, name="metrics"),
+    *(each for module in extensions.modules("urls") for each in module.urlpatterns),
     path("progress/<str:token>", views.progress, name="progress"),
 ]

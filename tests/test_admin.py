@@ -16,7 +16,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from jobs.admin import job as job_admin
+from jobs.contrib.operator.pages import jobs as job_admin
 from jobs.events.models import Event, Subscription
 from jobs.idempotency import locks
 from jobs.idempotency.locks import lock

@@ -26,7 +26,7 @@ from jobs.conf import conf
 from jobs.database import identity
 from jobs.database.databases import SideDatabase
 from jobs.events.models import Event
-from jobs.inspection import census
+from jobs.inspection import counts
 from jobs.lifecycle import queues, transitions
 from jobs.maintenance import beats
 from jobs.maintenance.rescue import Rescue
@@ -153,7 +153,7 @@ def test_status_says_what_is_overdue_and_what_no_worker_knows():
 
 
 def test_status_counts_no_long_backlog_to_its_end(monkeypatch):
-    monkeypatch.setattr(census, "MOST", 3)
+    monkeypatch.setattr(counts, "MOST", 3)
     for number in range(7):
         make("ready", queue="mail", age=number)
     make("ready", queue="few")

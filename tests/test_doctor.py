@@ -9,8 +9,8 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
 
+from jobs.contrib.operator import doctor
 from jobs.lifecycle import queues, ring
-from jobs.management.console import maintain
 from jobs.models import Instance, Job
 from tests.harness import Worker
 from tests.rows import let_beat, make, make_node
@@ -44,7 +44,7 @@ def test_all_is_well():
 
 
 def test_no_worker(monkeypatch):
-    monkeypatch.setattr(maintain, "SOON", 0.3)
+    monkeypatch.setattr(doctor, "SOON", 0.3)
     found, error = examine()
     assert "2 of 7 things" in error
     assert found["workers"]["says"] == "none is alive"

@@ -12,8 +12,8 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.urls import resolve, reverse
 
-from jobs.admin import operate
 from jobs.conf import celery_app
+from jobs.contrib.operator.pages import jobs as many
 from jobs.models import Action, Cancellation, Job, Marker
 from tests.rows import make
 
@@ -241,8 +241,8 @@ def test_an_honest_result(staff):
 
 
 def test_many_go_step_by_step_and_each_once(staff, monkeypatch):
-    monkeypatch.setattr(operate, "BUDGET", 0.0)
-    monkeypatch.setattr(operate, "STEP", 2)
+    monkeypatch.setattr(many, "BUDGET", 0.0)
+    monkeypatch.setattr(many, "STEP", 2)
     client = staff("cancel_job")
     for _ in range(5):
         make("ready")
@@ -273,7 +273,7 @@ def test_all_means_what_the_command_means_unless_a_state_is_asked_for(staff):
 
 @pytest.mark.slow
 def test_from_a_later_page_of_the_list(staff, monkeypatch):
-    monkeypatch.setattr(operate, "BUDGET", 0.0)
+    monkeypatch.setattr(many, "BUDGET", 0.0)
     client = staff("retry_job")
     jobs = [make("failed") for _ in range(60)]
     _, url, form = choose(client, "retry", jobs[0], query="state__exact=failed&p=last")
@@ -317,7 +317,7 @@ def test_those_that_are_gone_by_then_are_counted(staff):
 
 
 def test_many_go_to_another_queue_step_by_step(staff, monkeypatch):
-    monkeypatch.setattr(operate, "BUDGET", 0.0)
+    monkeypatch.setattr(many, "BUDGET", 0.0)
     client = staff("change_job")
     jobs = [make("ready"), make("scheduled"), make("ready")]
     ended = make("failed")

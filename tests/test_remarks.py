@@ -7,18 +7,18 @@ import datetime
 import pytest
 from django.utils import timezone
 
-from jobs.inspection import census, remarks
+from jobs.contrib.operator import problems, status, workers
+from jobs.inspection import counts
 from jobs.lifecycle import queues
 from jobs.lifecycle.transitions import PARKED
 from jobs.models import Cancellation, Node
-from jobs.operations import workers
 from tests.rows import let_beat, make, make_node
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def noted() -> list[remarks.Remark]:
-    return remarks.of(census.gather(live=True))
+def noted() -> list[problems.Problem]:
+    return problems.of(status.gather(live=True))
 
 
 def alive(**more) -> Node:
@@ -30,7 +30,7 @@ def alive(**more) -> Node:
 def test_all_is_well():
     alive()
     assert noted() == []
-    assert remarks.sentence([]) == "All is well."
+    assert problems.sentence([]) == "All is well."
 
 
 def test_the_sentence_counts_the_problems_and_names_them():
@@ -38,7 +38,7 @@ def test_the_sentence_counts_the_problems_and_names_them():
     for queue in ("mail", "slow"):
         make("ready", queue=queue, age=600)
     make_node(dead_at=timezone.now())
-    assert remarks.sentence(noted()) == "3 problems: no worker for 2 queues · 1 worker died"
+    assert problems.sentence(noted()) == "3 problems: no worker for 2 queues · 1 worker died"
 
 
 def test_a_dead_worker_is_told_of_until_somebody_has_seen_it():
@@ -59,7 +59,7 @@ def test_a_paused_queue_is_a_problem_if_jobs_wait():
     assert (remark.kind, remark.severity, remark.line) == (
         "paused", "info", "the queue mail is paused by ada (moving); manage.py jobs resume mail"
     )  # fmt: skip
-    assert "1 problem" not in remarks.sentence([remark])
+    assert "1 problem" not in problems.sentence([remark])
     make("ready", queue="mail")
     [remark] = noted()
     assert (remark.severity, remark.text) == ("warning", "the queue mail is paused by ada (moving); 1 job waits")
@@ -77,7 +77,7 @@ def test_a_body_that_runs_for_long_or_does_not_heed():
 def test_no_worker_at_all():
     [remark] = noted()
     assert (remark.kind, remark.severity, remark.command) == ("no_worker", "error", "celery -A shop worker")
-    assert remarks.sentence([remark]) == "1 problem: no worker is alive"
+    assert problems.sentence([remark]) == "1 problem: no worker is alive"
     make("ready", age=600)
     [remark] = noted()
     assert (remark.kind, remark.text) == (
@@ -123,7 +123,7 @@ def test_an_unknown_task_is_named():
 
 def test_an_unknown_task_is_named_however_many_wait_for_their_time(monkeypatch):
     alive()
-    monkeypatch.setattr(census, "MOST", 3)
+    monkeypatch.setattr(counts, "MOST", 3)
     for _ in range(5):
         make("scheduled", age=-60)
     make("scheduled", task="shop.new", run_at=PARKED, waits_for="task:shop.new")

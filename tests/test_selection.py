@@ -213,5 +213,5 @@ def test_by_the_time_of_the_call(is_foreign):
         )
         expected = {new.pk, recent.pk}, {old.pk, ancient.pk}
     hour_ago = moment("1h")
-    assert {job for job, _ in Selection(since=hour_ago)} == expected[0]
-    assert {job for job, _ in Selection(until=hour_ago)} == expected[1]
+    assert {job for job, _ in Selection(values={"since": hour_ago})} == expected[0]
+    assert {job for job, _ in Selection(values={"until": hour_ago})} == expected[1]

@@ -12,8 +12,9 @@ from django.core.signing import Signer
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from jobs.contrib.operator import status
 from jobs.database import databases
-from jobs.inspection import census
+from jobs.inspection import counts
 from jobs.models import Effect, Instance
 from tests.rows import let_beat, make, make_node
 
@@ -91,7 +92,7 @@ def test_metrics(admin_client, worker):
 
 
 def test_metrics_without_their_library_say_what_to_install(admin_client, monkeypatch):
-    monkeypatch.delitem(sys.modules, "jobs.inspection.metrics", raising=False)
+    monkeypatch.delitem(sys.modules, "jobs.contrib.operator.metrics", raising=False)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     response = admin_client.get(METRICS)
     assert (response.status_code, b"[metrics]" in response.content) == (501, True)
@@ -104,11 +105,11 @@ def test_a_queue_without_a_job_is_still_there(admin_client, worker):
 
 
 def test_a_long_backlog_is_counted_up_to_a_bound(admin_client, worker, monkeypatch):
-    monkeypatch.setattr(census, "MOST", 3)
+    monkeypatch.setattr(counts, "MOST", 3)
     for number in range(5):
         make("ready", queue="mail", rank=number % 2)
         make("scheduled", queue="slow")
-    found = census.gather(live=True)
+    found = status.gather(live=True)
     assert {name: queue["capped"] for name, queue in found["queues"].items()} == {
         "celery": False,
         "mail": True,

@@ -12,7 +12,7 @@ from celery import current_app
 from django.utils import timezone
 from playwright.sync_api import Page, expect
 
-from jobs.contrib.statistics.counting import MINUTE
+from jobs.contrib.operator.statistics import MINUTE
 from jobs.lifecycle import queues
 from jobs.models import Batch, Cancellation, Gate, Instance, Job, Limit, Node, Pause, Schedule
 from tests.browser.pages import DASHBOARD

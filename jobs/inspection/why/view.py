@@ -13,7 +13,7 @@ from jobs.conf import loaded_app
 from jobs.conf.logs import logger
 from jobs.database import databases
 from jobs.idempotency import locks
-from jobs.inspection.census import workers
+from jobs.inspection.counts import workers
 from jobs.inspection.times import duration
 from jobs.lifecycle.redaction import Shown, veil
 from jobs.models import Job, Marker, Node, Pause, State

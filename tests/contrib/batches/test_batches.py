@@ -19,6 +19,7 @@ from django.utils import timezone
 from jobs import batch
 from jobs.contrib.batches import batch as batches
 from jobs.contrib.batches.models import Batch
+from jobs.contrib.operator import activation
 from jobs.database import databases
 from jobs.events import prune as forget
 from jobs.events.models import Subscription
@@ -27,7 +28,6 @@ from jobs.lifecycle import transitions
 from jobs.maintenance import clock
 from jobs.maintenance.prune import Prune
 from jobs.models import Action, Job
-from jobs.operations import adoption
 from tests import tasks
 from tests.harness import Worker, claim, effects, run
 from tests.rows import make
@@ -410,7 +410,7 @@ def test_a_failure_is_not_deleted_out_of_an_open_batch(node, capsys):
 
 def test_in_a_copy_of_the_database_whose_jobs_are_cancelled_nobody_is_told(node):
     made()
-    assert adoption.cancel_all("default") == 2
+    assert activation.cancel_all("default") == 2
     assert ticked() == []
     assert Batch.objects.get().counts == {"cancelled": 2}
 

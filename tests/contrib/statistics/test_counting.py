@@ -9,10 +9,19 @@ from collections import Counter
 import pytest
 from django.utils import timezone
 
-from jobs.contrib.statistics import counting
-from jobs.contrib.statistics.counting import HOUR, MINUTE, QUARTER, QUARTERS_KEPT, Count, floor
-from jobs.contrib.statistics.histograms import LEAST, bucket, percentile
-from jobs.contrib.statistics.models import Tally
+from jobs.contrib.operator import statistics
+from jobs.contrib.operator.models import Statistic
+from jobs.contrib.operator.statistics import (
+    HOUR,
+    LEAST,
+    MINUTE,
+    QUARTER,
+    QUARTERS_KEPT,
+    Count,
+    bucket,
+    floor,
+    percentile,
+)
 from jobs.database import databases
 from jobs.lifecycle import transitions
 from jobs.models import Job
@@ -24,7 +33,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def counts(length: int) -> dict:
-    rows = Tally.objects.filter(length=length).order_by("begin", "state")
+    rows = Statistic.objects.filter(length=length).order_by("begin", "state")
     return {(row.begin, row.state, row.error): row.count for row in rows}
 
 
@@ -48,7 +57,7 @@ def test_by_minute_and_by_hour():
         (hour, "succeeded", ""): 3,
         (hour + HOUR, "cancelled", "ValueError"): 1,
     }
-    row = Tally.objects.get(length=3600, begin=hour, state="succeeded")
+    row = Statistic.objects.get(length=3600, begin=hour, state="succeeded")
     assert row.ran == {str(bucket(1.0)): 3}
     assert row.waited == {str(bucket(2.0)): 3}
 
@@ -57,11 +66,11 @@ def test_hours_are_added_up_to_quarters_of_days():
     quarter = floor(timezone.now() - 8 * HOUR, QUARTER)
     for hours in (0, 1, 6):
         ended(quarter + hours * HOUR)
-    Tally.objects.create(length=21600, begin=quarter - QUARTERS_KEPT, task="t", queue="q", state="failed", count=1)
+    Statistic.objects.create(length=21600, begin=quarter - QUARTERS_KEPT, task="t", queue="q", state="failed", count=1)
     Count().run_once()
     begins = {quarter: 2, quarter + QUARTER: 1}
     assert counts(21600) == {(begin, "succeeded", ""): count for begin, count in begins.items()}
-    assert Tally.objects.get(length=21600, begin=quarter).ran == {str(bucket(1.0)): 2}
+    assert Statistic.objects.get(length=21600, begin=quarter).ran == {str(bucket(1.0)): 2}
 
 
 def test_again_and_by_another_it_comes_to_the_same():
@@ -106,7 +115,7 @@ def test_this_minute_is_not_over():
 
 
 def test_the_oldest_worker_counts(monkeypatch):
-    monkeypatch.setattr(counting, "LONGEST_COUNT", math.inf)
+    monkeypatch.setattr(statistics, "LONGEST_COUNT", math.inf)
     ended(timezone.now() - 5 * MINUTE)
     old = make_node(started_at=timezone.now() - HOUR)
     young = make_node()
@@ -116,29 +125,29 @@ def test_the_oldest_worker_counts(monkeypatch):
 
 def test_a_slow_count_gives_way_and_comes_to_its_end(monkeypatch):
     """However long each hour takes, the next count goes on behind it, and what is old still goes."""
-    monkeypatch.setattr(counting, "LONGEST_COUNT", -1.0)
+    monkeypatch.setattr(statistics, "LONGEST_COUNT", -1.0)
     node = make_node()
     hour = floor(timezone.now(), HOUR)
     for hours in range(1, 25):
         ended(hour - hours * HOUR + MINUTE)
-    Tally.objects.create(length=60, begin=hour - 90 * HOUR, task="t", queue="q", state="failed", error="", count=1)
+    Statistic.objects.create(length=60, begin=hour - 90 * HOUR, task="t", queue="q", state="failed", error="", count=1)
     count = Count(lambda: node.pk)
     counted = [count.run_once()["jobs"] for _ in range(30)]
     assert max(counted) <= 2, "an hour, and the minutes before it, at a time"
     assert sum(counts(3600).values()) == 24
-    assert not Tally.objects.filter(length=60, begin__lt=hour - 80 * HOUR).exists()
+    assert not Statistic.objects.filter(length=60, begin__lt=hour - 80 * HOUR).exists()
 
 
 def test_old_ones_go():
     now = floor(timezone.now(), HOUR)
     for length, age in ((60, 25), (60, 30), (3600, 30), (3600, 24 * 32)):
-        Tally.objects.create(
+        Statistic.objects.create(
             length=length, begin=now - age * HOUR, task="t", queue="q", state="failed", error=str(age), count=1
         )
     count = Count()
     count._done["default"] = floor(timezone.now(), MINUTE) - MINUTE
     count.run_once()
-    assert sorted(Tally.objects.values_list("length", "error")) == [
+    assert sorted(Statistic.objects.values_list("length", "error")) == [
         # What is older than all that is kept is in one sum.
         (0, "768"),
         (60, "25"),
@@ -149,7 +158,7 @@ def test_old_ones_go():
 def test_a_worker_counts_by_itself():
     job = ended(timezone.now() - 5 * MINUTE)
     with Worker():
-        wait_for(lambda: Tally.objects.filter(length=60, task=job.task).exists(), 40, "it is counted")
+        wait_for(lambda: Statistic.objects.filter(length=60, task=job.task).exists(), 40, "it is counted")
 
 
 def test_percentiles():

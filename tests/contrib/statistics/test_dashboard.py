@@ -13,10 +13,10 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from jobs.contrib.statistics import tallies
-from jobs.contrib.statistics.counting import HOUR, MINUTE, Count
-from jobs.contrib.statistics.dashboard import FAILURES, Dashboard
-from jobs.inspection import census, remarks
+from jobs.contrib.operator import problems, statistics, status
+from jobs.contrib.operator.figures import FAILURES, Dashboard
+from jobs.contrib.operator.statistics import HOUR, MINUTE, Count
+from jobs.inspection import counts
 from jobs.lifecycle import queues
 from jobs.models import Job, Schedule
 from tests.rows import ended, let_beat, make, make_node
@@ -130,7 +130,7 @@ def test_rates_and_when_a_queue_is_drained():
 
 
 def test_of_very_many_calls_the_newest_tell_the_rate(monkeypatch):
-    monkeypatch.setattr(census, "MOST", 60)
+    monkeypatch.setattr(counts, "MOST", 60)
     for number in range(100):
         make("succeeded", age=60 + number, queue="mail")
     make("ready", age=3600, queue="mail")
@@ -148,12 +148,12 @@ def test_a_failure_is_there_at_once(staff):
         assert Dashboard(span).ended()["failed"] == 2
         assert sum(Dashboard(span).chart().series["failed"]) == 2
         assert "shop.mail: 2 of 2 failed this hour" in client.get(f"{URL}?span={span}").content.decode()
-    [remark] = [each for each in remarks.of(census.gather(live=True)) if each.kind == "failed"]
+    [remark] = [each for each in problems.of(status.gather(live=True)) if each.kind == "failed"]
     assert remark.number == 2
 
 
 def test_of_very_many_that_nobody_counted_yet_the_newest_tell(monkeypatch):
-    monkeypatch.setattr(tallies, "MOST", 3)
+    monkeypatch.setattr(statistics, "MOST", 3)
     for number in range(5):
         make("failed", age=number)
     assert Dashboard().ended()["failed"] == 3

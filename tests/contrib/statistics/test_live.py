@@ -14,7 +14,7 @@ from django.db import connection
 from django.urls import reverse
 from django.utils import timezone
 
-from jobs.contrib.statistics import live
+from jobs.contrib.operator import live
 from jobs.lifecycle import queues
 from jobs.models import Job
 from tests import tasks

@@ -7,8 +7,8 @@ import datetime
 import pytest
 from django.utils import timezone
 
-from jobs.contrib.statistics.counting import HOUR, Count, floor
-from jobs.contrib.statistics.models import Tally
+from jobs.contrib.operator.models import Statistic
+from jobs.contrib.operator.statistics import HOUR, Count, floor
 from tests.rows import ERROR, ended
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -48,9 +48,9 @@ def test_counters_only_grow(admin_client):
     old = floor(timezone.now() - 40 * 24 * HOUR, HOUR)
     for number in range(3):
         values = {"task": "t", "queue": "q", "state": "succeeded", "error": ""}
-        Tally.objects.create(length=3600, begin=old + number * HOUR, count=10, **values)
+        Statistic.objects.create(length=3600, begin=old + number * HOUR, count=10, **values)
     assert succeeded() == 30
     for _ in range(2):
         Count().run_once()
         assert succeeded() == 30
-    assert [row.length for row in Tally.objects.all()] == [0]
+    assert [row.length for row in Statistic.objects.all()] == [0]

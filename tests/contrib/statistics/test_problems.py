@@ -6,9 +6,9 @@ import pytest
 from django.urls import reverse
 from django.utils import timezone
 
-from jobs.contrib.statistics.counting import MINUTE
-from jobs.contrib.statistics.dashboard import Dashboard
-from jobs.inspection import census, remarks
+from jobs.contrib.operator import problems, status
+from jobs.contrib.operator.figures import Dashboard
+from jobs.contrib.operator.statistics import MINUTE
 from jobs.lifecycle import queues
 from jobs.models import Job, Node
 from tests.rows import let_beat, make, make_node
@@ -19,8 +19,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 URL, SEEN = reverse("admin:jobs_dashboard"), reverse("admin:jobs_node_seen")
 
 
-def noted() -> list[remarks.Remark]:
-    return remarks.of(census.gather(live=True))
+def noted() -> list[problems.Problem]:
+    return problems.of(status.gather(live=True))
 
 
 def alive(**more) -> Node:
@@ -37,7 +37,7 @@ def test_failures_are_counted_beside_the_other_problems():
     make_node(dead_at=timezone.now())
     tally(2 * MINUTE, 105, state="failed", error="PaymentError")
     tally(1 * MINUTE, 1)
-    assert remarks.sentence(noted()) == "2 problems: 105 failed this hour · 1 worker died"
+    assert problems.sentence(noted()) == "2 problems: 105 failed this hour · 1 worker died"
 
 
 def test_a_task_that_only_fails_is_worse_than_one_that_fails_at_times():
@@ -74,7 +74,7 @@ def test_a_queue_that_grows_faster_than_it_drains():
     for _ in range(40):
         make("ready", queue="mail", age=300)
     tally(2 * MINUTE, 10, queue="mail")
-    [remark] = Dashboard().remarks
+    [remark] = Dashboard().problems
     assert (remark.kind, remark.about) == ("growing", "mail")
     assert "4.1 jobs a minute come, and 1.0 are done" in remark.text
 
@@ -107,7 +107,7 @@ def test_seen(admin_client):
     assert SEEN in admin_client.get(URL).content.decode()
     admin_client.post(SEEN)
     assert noted() == []
-    assert census.gather(live=True)["dead_nodes"] == 1, "it died all the same"
+    assert status.gather(live=True)["dead_nodes"] == 1, "it died all the same"
 
 
 def test_a_paused_queue_can_be_resumed_and_a_long_run_killed(admin_client):

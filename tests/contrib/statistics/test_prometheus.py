@@ -15,10 +15,9 @@ import pytest
 from django.utils import timezone
 
 from jobs.contrib.limits.limits import set_by_hand
-from jobs.contrib.statistics.counting import Count
-from jobs.contrib.statistics.demand import processes
-from jobs.inspection import census
-from jobs.inspection.metrics import exposition
+from jobs.contrib.operator import status
+from jobs.contrib.operator.metrics import exposition, processes
+from jobs.contrib.operator.statistics import Count
 from jobs.lifecycle import queues
 from jobs.lifecycle.transitions import PARKED
 from jobs.models import Effect, Job
@@ -40,7 +39,7 @@ def binary(name: str) -> str:
 
 
 def needed(queue: str = "mail") -> int:
-    return processes(census.gather(live=True))[queue]
+    return processes(status.gather(live=True))[queue]
 
 
 def finished(ran: float, count: int = 1) -> None:

@@ -18,10 +18,10 @@ from jobs.admin import html
 from jobs.admin.base import CountedChangeList, ReadOnlyAdmin, buttons, may, page, whether, why_of
 from jobs.admin.html import column, time_column, url_of
 from jobs.conf import conf
-from jobs.inspection import census
+from jobs.contrib.operator import workers
+from jobs.inspection import counts
 from jobs.inspection.times import duration
 from jobs.models import Job, Node, State
-from jobs.operations import workers
 from jobs.operations.selection import DIGITS
 
 
@@ -83,7 +83,7 @@ class NodeAdmin(ReadOnlyAdmin):
             jobs = Job.objects.using(alias).filter(state=State.RUNNING).values_list("node_id", "task")
             for key, task, number in jobs.annotate(Count("pk")):
                 running[key][task.rpartition(".")[2]] += number
-        for node in census.look_at(rows):
+        for node in counts.look_at(rows):
             node.running = running[node.pk]
 
     def search(self, rows: QuerySet[Any], term: str) -> QuerySet[Any]:

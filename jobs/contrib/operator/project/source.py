@@ -13,6 +13,7 @@ from typing import NamedTuple
 from django.apps import apps
 from django.conf import settings
 
+import jobs
 from jobs import checks
 from jobs.calling.options import OF_A_CALL, check_call
 from jobs.conf import conf, problems
@@ -51,7 +52,7 @@ CLOSING = {
 }
 
 
-class Remark(NamedTuple):
+class Finding(NamedTuple):
     """A finding: the place, what it means, a sentence and the cure."""
 
     where: str
@@ -66,13 +67,13 @@ def files() -> Iterator[Path]:
     roots = {Path(each.path) for each in apps.get_app_configs()}
     if package is not None and package.origin:
         roots.add(Path(package.origin).parent)
-    for root in roots - {Path(__file__).parents[2]}:
+    for root in roots - {Path(jobs.__file__).parent}:
         for path in root.rglob("*.py"):
             if not {"site-packages", "dist-packages", "migrations"} & set(path.parts):
                 yield path
 
 
-def read(path: Path) -> Iterator[Remark]:
+def read(path: Path) -> Iterator[Finding]:
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):
@@ -80,12 +81,12 @@ def read(path: Path) -> Iterator[Remark]:
     name = os.path.relpath(path)
     for task in (each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef) and _is_task(each)):
         for call in _calls(task):
-            yield from (Remark(f"{name}:{call.lineno}", *said) for said in _in_body(call))
+            yield from (Finding(f"{name}:{call.lineno}", *said) for said in _in_body(call))
     for call in _calls(tree):
-        yield from (Remark(f"{name}:{call.lineno}", *said) for said in (*_on_commit(call), *_options(call)))
+        yield from (Finding(f"{name}:{call.lineno}", *said) for said in (*_on_commit(call), *_options(call)))
     values = Values({model.__name__ for model in apps.get_models()})
     values.visit(tree)
-    yield from (Remark(f"{name}:{line}", BREAKS, says, cure) for line, says, cure in values.found)
+    yield from (Finding(f"{name}:{line}", BREAKS, says, cure) for line, says, cure in values.found)
 
 
 def _calls(tree: ast.AST) -> Iterator[ast.Call]:

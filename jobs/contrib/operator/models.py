@@ -20,8 +20,8 @@ class Overview(Job):
         verbose_name_plural = _("dashboard")
 
 
-class Tally(models.Model):
-    """How many jobs ended in a minute, an hour or six (``counting.py``): what the dashboard reads."""
+class Statistic(models.Model):
+    """How many jobs ended in a minute, an hour or six (``statistics.py``): what the dashboard reads."""
 
     id = models.BigAutoField(primary_key=True)
     #: Seconds: 60, 3600 or 21600; 0 for all that is older than the hours that are kept.
@@ -33,14 +33,14 @@ class Tally(models.Model):
     #: The class of the error; empty without one.
     error = models.CharField(max_length=200, default="")
     count = models.PositiveIntegerField()
-    #: How many ran for how long, and had waited for how long, by buckets (``histograms.py``).
+    #: How many ran for how long, and had waited for how long, by buckets (``statistics.py``).
     ran = models.JSONField(default=dict)
     waited = models.JSONField(default=dict)
 
     class Meta:
-        db_table = "jobs_tally"
+        db_table = "jobs_statistic"
         constraints: ClassVar = [
             models.UniqueConstraint(
-                name="jobs_tally_unique", fields=["length", "begin", "task", "queue", "state", "error"]
+                name="jobs_statistic_unique", fields=["length", "begin", "task", "queue", "state", "error"]
             )
         ]

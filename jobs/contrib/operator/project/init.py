@@ -14,8 +14,8 @@ from django.core.management.base import CommandError
 
 from jobs import checks
 from jobs.conf import celery_app, conf
+from jobs.contrib.operator.project.source import last_name
 from jobs.management.console.base import JobsCommand, option, subcommand
-from jobs.management.console.source import last_name
 
 CELERY = """\
 import os

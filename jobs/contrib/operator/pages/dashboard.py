@@ -21,23 +21,21 @@ from jobs.admin import html
 from jobs.admin.base import ReadOnlyAdmin, may, page
 from jobs.admin.html import url_of
 from jobs.conf import worker_command
-from jobs.contrib.statistics import live
-from jobs.contrib.statistics.counting import HOUR
-from jobs.contrib.statistics.dashboard import FAILURES, Chart, Dashboard
-from jobs.contrib.statistics.models import Overview
+from jobs.contrib.operator import live, workers
+from jobs.contrib.operator.figures import FAILURES, Chart, Dashboard
+from jobs.contrib.operator.models import Overview
+from jobs.contrib.operator.problems import kinds, sentence
+from jobs.contrib.operator.statistics import HOUR
 from jobs.inspection import public
-from jobs.inspection.census import LIVE, at_least
-from jobs.inspection.remarks import INFO, Remark, sentence
+from jobs.inspection.counts import at_least
+from jobs.inspection.problems import INFO, Kind, Link
 from jobs.inspection.times import duration
-from jobs.models import Job, State
+from jobs.models import LIVE, Job, State
 from jobs.models.values import parse_uuid
-from jobs.operations import workers
 from jobs.operations.actions import OPERATIONS
 
-#: How many remarks of a kind are not folded: all kinds have to fit on the first screen.
+#: How many problems of a kind are not folded: all kinds have to fit on the first screen.
 OF_A_KIND = 2
-
-THEM = _("Show them")
 
 LABELS = {"hour": _("last hour"), "day": _("last day"), "week": _("last week")}
 BY = {"state": _("state"), "task": _("task"), "queue": _("queue")}
@@ -60,10 +58,10 @@ class OverviewAdmin(ReadOnlyAdmin):
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         board = Dashboard(request.GET.get("span", "hour"), request.GET.get("by", "state"))
         failures, found = board.failures(), board.found
-        kinds = extensions.merged("kinds")
+        known = kinds()
         # Those of extensions may say what only some may read.
-        hidden = {kind for kind, its in kinds.items() if its.permission and not may(request, its.permission)}
-        remarks = [each for each in board.remarks if each.kind not in hidden]
+        hidden = {name for name, kind in known.items() if kind.permission and not may(request, kind.permission)}
+        problems = [each for each in board.problems if each.kind not in hidden]
         faults = [each for each in checks.run_checks(tags=["jobs"]) if not each.is_silenced()]
         said = public.said(board.running)
         more = ngettext("%(number)s setting to look at", "%(number)s settings to look at", len(faults))
@@ -75,12 +73,12 @@ class OverviewAdmin(ReadOnlyAdmin):
             gettext("Dashboard"),
             board=board,
             worker_command=worker_command(),
-            worst=next((each.severity for each in remarks if each.severity != INFO), "fine"),
-            sentence=sentence(remarks, [more % {"number": len(faults)}] if faults else []),
+            worst=next((each.severity for each in problems if each.severity != INFO), "fine"),
+            sentence=sentence(problems, [more % {"number": len(faults)}] if faults else []),
             problems=[
                 (rows[:OF_A_KIND], rows[OF_A_KIND:])
-                for kind, group in groupby(remarks, lambda each: (each.severity, each.kind))
-                if (rows := [(each, _place(each), _button(request, each)) for each in group])
+                for _kind, group in groupby(problems, lambda each: (each.severity, each.kind))
+                if (rows := [(each, *_ways(request, known[each.kind], each.about)) for each in group])
             ],
             panels=[panel(request, found) for panel in extensions.through("panel")],
             running=[(job, said.get(job.pk), html.arguments(job), f"{base}{job.pk}/operate/") for job in board.running],
@@ -201,52 +199,15 @@ def _hours(begins: list[datetime.datetime]) -> Iterator[tuple[float, str]]:
             yield _percent(number, begins), text
 
 
-def _place(remark: Remark) -> tuple[Any, str] | None:
-    """Where somebody can see what the remark is about: a label and a URL."""
-    about = remark.about
-    match remark.kind:
-        case "copied":
-            return THEM, url_of("job_changelist", state__exact="ready")
-        case "overdue":
-            return THEM, url_of("job_changelist", state__exact="scheduled")
-        case "unknown_task":
-            return THEM, url_of("job_changelist", state__exact="scheduled", task=about)
-        case "starving" | "growing" | "busy" | "paused":
-            return THEM, url_of("job_changelist", state__exact="ready", queue=about)
-        case "stuck":
-            return _("Show the job"), url_of("job_change", about)
-        case "no_worker":
-            return _("Show the workers"), url_of("node_changelist")
-        case "dead":
-            return THEM, url_of("node_changelist", dead_at__isempty=0)
-        case "standing":
-            return _("Show the workers"), url_of("node_changelist", dead_at__isempty=1)
-        case "limited" | "rated":
-            return THEM, url_of("limit_changelist")
-    kind = extensions.merged("kinds").get(remark.kind)
-    return kind.place(about) if kind and kind.place else None
+def _ways(request: HttpRequest, kind: Kind, about: Any) -> list[tuple[Any, str, Any, Any] | None]:
+    """Where somebody can see what a problem is about, and what mends it, if there is that and this reader may."""
 
+    def drawn(link: Link) -> tuple[Any, str, Any, Any] | None:
+        if link.permission and not may(request, link.permission):
+            return None
+        return link.label, url_of(link.page, *link.args, **link.query), link.fields, link.warns
 
-def _button(request: HttpRequest, remark: Remark) -> tuple[Any, str, dict[str, Any], Any] | None:
-    """What mends it, if there is such a thing and this reader may: a label, a URL, fields and a warning."""
-    about = remark.about
-    warns: Any = ""
-    match remark.kind:
-        case "paused":
-            permission, label, url = "pause_queue", _("Resume"), url_of("queue_switch")
-            fields = {"verb": "resume", "queue": about}
-        case "dead":
-            permission, label, url, fields = "control_node", _("Seen"), url_of("node_seen"), {}
-        case "stuck":
-            kill = OPERATIONS["kill"]
-            permission, label, url = kill.permission, kill.label, url_of("job_operate_one", about)
-            fields, warns = {"operation": "kill"}, kill.warns
-        case _:
-            kind = extensions.merged("kinds").get(remark.kind)
-            if kind is None or kind.button is None:
-                return None
-            permission, label, url, fields, warns = kind.button(about)
-    return (label, url, fields, warns) if may(request, permission) else None
+    return [drawn(way(about)) if way else None for way in (kind.place, kind.button)]
 
 
 def _short(seconds: float | None) -> str:

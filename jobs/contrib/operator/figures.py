@@ -1,4 +1,4 @@
-"""What the dashboard shows, out of small tables only: live rows by their partial indexes, history by its tallies."""
+"""What the dashboard shows, out of small tables only: live rows by their partial indexes, history by its counts."""
 
 import datetime
 from collections import Counter, defaultdict, namedtuple
@@ -8,10 +8,9 @@ from typing import Any
 from django.utils import timezone
 
 from jobs.conf import conf
-from jobs.contrib.statistics import tallies
-from jobs.contrib.statistics.counting import HOUR, MINUTE, QUARTER, floor
-from jobs.contrib.statistics.histograms import percentile
-from jobs.inspection import census, remarks
+from jobs.contrib.operator import problems, statistics, status
+from jobs.contrib.operator.statistics import HOUR, MINUTE, QUARTER, floor, percentile
+from jobs.inspection import counts
 from jobs.models import ENDED, Job, State
 from jobs.models.fields import first_id, time_of
 
@@ -20,7 +19,7 @@ RATED = 10  #: The rate of a queue is that of so many minutes.
 SERIES = 8  #: A chart has at most so many series: the rarest are shown as one.
 FAILURES = 50  #: How many kinds of failures are shown, the most frequent ones.
 
-#: A time span that ends now: the length of the tallies that it is made of, and how many bars show it.
+#: A time span that ends now: the length of the counts that it is made of, and how many bars show it.
 Span = namedtuple("Span", "name bar bars")
 SPANS = {each.name: each for each in (Span("hour", MINUTE, 60), Span("day", HOUR, 24), Span("week", QUARTER, 28))}
 
@@ -34,27 +33,27 @@ class Dashboard:
     def __init__(self, span: str = "hour", by: str = "state") -> None:
         self.span = SPANS.get(span, SPANS["hour"])
         self.by = by if by in ("state", "task", "queue") else "state"
-        self.found = census.gather(live=True)
-        self.running = census.running_now()
+        self.found = status.gather(live=True)
+        self.running = status.running_now()
         self.now = timezone.now()
         last = floor(self.now, self.span.bar)
         self.begins = [last - number * self.span.bar for number in reversed(range(self.span.bars))]
-        counted, rest = tallies.last_hour()
-        self.minutes = counted + rest  #: The tallies of the last hour, by the minute.
-        self.tallies = self.minutes
+        counted, rest = statistics.last_hour()
+        self.minutes = counted + rest  #: The counts of the last hour, by the minute.
+        self.rows = self.minutes
         if self.span.bar != MINUTE:
-            self.tallies = tallies.of(self.span.bar, self.begins[0])
-            self.tallies += [row._replace(begin=floor(row.begin, self.span.bar)) for row in rest]
+            self.rows = statistics.of(self.span.bar, self.begins[0])
+            self.rows += [row._replace(begin=floor(row.begin, self.span.bar)) for row in rest]
         self.rates = self._rates()
-        self.remarks = remarks.of(self.found | {"rates": self.rates, "minutes": self.minutes}, self.running)
+        self.problems = problems.of(self.found | {"rates": self.rates, "minutes": self.minutes}, self.running)
 
     def ended(self) -> dict[str, int]:
-        return {str(state): 0 for state in ENDED} | tallies.counts(self.tallies, "state")
+        return {str(state): 0 for state in ENDED} | statistics.counts(self.rows, "state")
 
     def chart(self) -> Chart:
         """How many jobs ended in each bar, by series."""
-        counts = tallies.counts(self.tallies, self.by, "begin")
-        names, others = [name for name, _ in tallies.counts(self.tallies, self.by).most_common()], []
+        counts = statistics.counts(self.rows, self.by, "begin")
+        names, others = [name for name, _ in statistics.counts(self.rows, self.by).most_common()], []
         if self.by == "state":
             names = [state for state in ("succeeded", "cancelled", "failed") if state in names]
         elif len(names) > SERIES:
@@ -79,7 +78,7 @@ class Dashboard:
             each["ran"].update(ran)
             each["waited"].update(waited)
 
-        for row in self.tallies:
+        for row in self.rows:
             add(row.task, row.count, row.ran, row.waited)
         for each in [*found.values()]:
             # All of them, without a name.
@@ -91,7 +90,7 @@ class Dashboard:
 
     def failures(self) -> list[dict[str, Any]]:
         found: dict[tuple[str, str], dict[str, Any]] = {}
-        for row in self.tallies:
+        for row in self.rows:
             if row.state == State.FAILED:
                 kind = {"task": row.task, "error": row.error, "count": 0, "first": row.begin, "last": row.begin}
                 each = found.setdefault((row.task, row.error), kind)
@@ -103,7 +102,7 @@ class Dashboard:
         """The queues, with their rates (jobs a minute), and the time until all ready jobs have run (seconds)."""
         found = []
         for name, (enters, leaves) in sorted(self.rates.items()):
-            queue, drained = self.found["queues"].get(name, census.IDLE), None
+            queue, drained = self.found["queues"].get(name, status.IDLE), None
             if queue["ready"] and queue["workers"] and not queue["paused"] and leaves > enters:
                 drained = 60 * queue["ready"] / (leaves - enters)
             rates = {"in": enters, "out": leaves, "drained": drained}
@@ -128,9 +127,9 @@ class Dashboard:
             rows = Job.objects.using(alias)
             own = rows.filter(pk__gte=first_id(begin), pk__lt=first_id(self.now + HOUR), made_at=None).order_by("-pk")
             for newest in (own, rows.filter(made_at__gte=begin).order_by("-made_at")):
-                found = list(newest.values_list("queue", "pk", "made_at")[: census.MOST])
+                found = list(newest.values_list("queue", "pk", "made_at")[: counts.MOST])
                 since = begin
-                if len(found) == census.MOST:
+                if len(found) == counts.MOST:
                     _, key, made_at = found[-1]
                     since = made_at or time_of(key) or begin
                 passed = max(datetime.timedelta(seconds=1), self.now - since)

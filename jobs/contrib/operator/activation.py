@@ -1,4 +1,4 @@
-"""A copy of a database (``jobs.database.identity``): what would run in it, and to adopt it."""
+"""A copy of a database (``jobs.database.identity``): what would run in it, and to activate it."""
 
 from typing import Any
 
@@ -12,14 +12,14 @@ from jobs.models import LIVE, Instance, Job, Node, State
 
 
 def survey(alias: str) -> dict[str, Any]:
-    """What the database is marked as, what it is, and what would run if it were adopted."""
+    """What the database is marked as, what it is, and what would run if it were activated."""
     # One statement for each: together they could not use their partial indexes.
     counts = {str(state): Job.objects.using(alias).filter(state=state).count() for state in LIVE}
     more = {name: count for survey in extensions.through("survey") for name, count in survey(alias).items()}
     return {**identity.marks(alias), "jobs": counts, **more}
 
 
-def adopt(alias: str) -> None:
+def activate(alias: str) -> None:
     """Mark the database as this one: workers may start, and run what is in it."""
     Instance.objects.using(alias).update_or_create(
         pk=1, defaults={"mark": identity.mark_of(alias), "adopted_at": Now()}

@@ -18,9 +18,9 @@ from jobs import checks
 from jobs.arguments import normalize
 from jobs.calling.options import check_call, check_declaration
 from jobs.conf import conf, problems
-from jobs.management.console import source
+from jobs.contrib.operator.project import source
+from jobs.contrib.operator.project.source import BREAKS, DIFFERS, NEEDLESS, Finding
 from jobs.management.console.base import JobsCommand, option, project_app, reported, subcommand
-from jobs.management.console.source import BREAKS, DIFFERS, NEEDLESS, Remark
 
 #: What ``audit`` cannot see. It is said, so that nobody trusts it for that.
 BLIND = (
@@ -79,46 +79,46 @@ def audit(out: JobsCommand, args: Namespace) -> None:
 # The settings
 
 
-def _settings(app: Celery) -> Iterator[Remark]:
+def _settings(app: Celery) -> Iterator[Finding]:
     silenced = ("jobs.W001", "jobs.W016")
     for check in (checks.check_settings, checks.check_databases, checks.check_routing, checks.check_celery):
         for message in check():
             if message.id not in silenced and not message.is_silenced():
                 kind = BREAKS if message.is_serious() else NEEDLESS if message.id == "jobs.W019" else DIFFERS
-                yield Remark(f"settings ({message.id})", kind, message.msg, message.hint or "")
+                yield Finding(f"settings ({message.id})", kind, message.msg, message.hint or "")
     if app.conf.task_serializer not in checks.JSON:
         cure = "Remove the setting; tasks that need it keep their own, with JOBS['EXCLUDE']."
-        yield Remark("settings", BREAKS, f"task_serializer is {app.conf.task_serializer!r}: every call raises", cure)
+        yield Finding("settings", BREAKS, f"task_serializer is {app.conf.task_serializer!r}: every call raises", cure)
     if not problems() and not app.conf.task_time_limit:
         says = "without task_time_limit a body that never ends holds its process, and its job stays running"
-        yield Remark("settings", DIFFERS, says, "celery_settings() of jobs.conf sets it to half an hour.")
+        yield Finding("settings", DIFFERS, says, "celery_settings() of jobs.conf sets it to half an hour.")
     for name, queue in (app.amqp.queues or {}).items():
         if isinstance(queue, Broadcast) or getattr(queue.exchange, "type", "") == "fanout":
             says = f"the queue {name!r} copies a message to many: a call that is routed to it raises"
-            yield Remark("settings", BREAKS, says, "Name the tasks that use it in JOBS['EXCLUDE'].")
+            yield Finding("settings", BREAKS, says, "Name the tasks that use it in JOBS['EXCLUDE'].")
 
 
-def _packages(app: Celery) -> Iterator[Remark]:
+def _packages(app: Celery) -> Iterator[Finding]:
     for name, says in PACKAGES.items():
         if apps.is_installed(name):
-            yield Remark(name, DIFFERS, says, "docs/reference/compatibility.md")
+            yield Finding(name, DIFFERS, says, "docs/reference/compatibility.md")
     # If tasks are transactional, the checks above have said it.
     for message in () if getattr(app.Task, "is_transactional", False) else checks.neglected():
-        yield Remark(f"settings ({message.id})", BREAKS, message.msg, message.hint or "")
+        yield Finding(f"settings ({message.id})", BREAKS, message.msg, message.hint or "")
 
 
-def _beat(app: Celery) -> Iterator[Remark]:
+def _beat(app: Celery) -> Iterator[Finding]:
     for name, entry in (app.conf.beat_schedule or {}).items():
         where, task = f"beat_schedule[{name!r}]", str(entry.get("task"))
         if task not in app.tasks:
             says = f"no task {task!r} is registered: a message is sent at each tick that no worker knows"
-            yield Remark(where, DIFFERS, says, "Remove the entry, or import the module of the task.")
+            yield Finding(where, DIFFERS, says, "Remove the entry, or import the module of the task.")
         try:
             # ``catch_up`` is an option of the entry; all others are of the call.
             check_call({key: value for key, value in (entry.get("options") or {}).items() if key != "catch_up"})
             normalize(entry.get("args"), entry.get("kwargs"), conf().MAX_ARGS_BYTES)
         except (TypeError, ValueError) as exc:
-            yield Remark(where, BREAKS, str(exc), "Change the entry.")
+            yield Finding(where, BREAKS, str(exc), "Change the entry.")
 
 
 # The declarations of tasks
@@ -138,27 +138,29 @@ def _place(task: Any) -> str:
     return f"{os.path.relpath(path or '')}:{line} {task.name}"
 
 
-def _task(task: Any) -> Iterator[Remark]:
+def _task(task: Any) -> Iterator[Finding]:
     where, kind, conf = _place(task), type(task), task.app.conf
     try:
         check_declaration(kind, [name for name in vars(kind) if "_decorated" in vars(kind)])
     except TypeError as exc:
-        yield Remark(where, BREAKS, str(exc), "The declaration raises when the module is imported.")
+        yield Finding(where, BREAKS, str(exc), "The declaration raises when the module is imported.")
     if checks.has_foreign_base(task):
         cure = "Let it inherit from jobs.Task, or name the task in JOBS['EXCLUDE'] if that is what you want."
         made = int("__wrapped__" in vars(kind))
         base = next(each for each in kind.__mro__[made:] if not each.__module__.startswith("celery."))
-        yield Remark(where, DIFFERS, f"it stays stock Celery, because its base class {base.__name__} is not ours", cure)
+        yield Finding(
+            where, DIFFERS, f"it stays stock Celery, because its base class {base.__name__} is not ours", cure
+        )
         return
     if task.serializer not in (*checks.JSON, conf.task_serializer):
         cure = "Remove the option, or name the task in JOBS['EXCLUDE']."
-        yield Remark(where, BREAKS, f"serializer={task.serializer!r}: a job's arguments are JSON", cure)
+        yield Finding(where, BREAKS, f"serializer={task.serializer!r}: a job's arguments are JSON", cure)
     if task.rate_limit and not conf.worker_disable_rate_limits:
         cure = "Divide what you meant for each worker, or leave it: docs/howto/limits.md."
         says = f"rate_limit={task.rate_limit!r} will be a rate of all workers together, and not of each"
-        yield Remark(where, DIFFERS, says, cure)
+        yield Finding(where, DIFFERS, says, cure)
     # Celery sets attributes from its settings, and our class has its own: only what the task itself says counts.
     given = [name for name in MEANINGLESS if vars(kind).get(name) not in (None, conf.get(f"task_{name}"))]
     if given and not getattr(task, "is_transactional", False):
         cure = "Remove it: the commit of its completion acknowledges a job."
-        yield Remark(where, NEEDLESS, f"{', '.join(given)} means nothing for a job", cure)
+        yield Finding(where, NEEDLESS, f"{', '.join(given)} means nothing for a job", cure)
