@@ -82,7 +82,7 @@ def signals() -> list[str]:
 
 
 def checks() -> list[str]:
-    from jobs.checks import _TEXTS
+    from jobs.checks import TEXTS
 
     def filled(text: str) -> str:
         """With the names of what is filled in."""
@@ -90,7 +90,7 @@ def checks() -> list[str]:
         return re.sub(r"{(\w+)[^}]*}", r"*\1*", text).replace("\1", "{").replace("\2", "}")
 
     return table("id", "what it says", "the cure") + [
-        f"| `{key}` | {filled(text)} | {filled(cure)} |" for key, (text, cure) in sorted(_TEXTS.items())
+        f"| `{key}` | {filled(text)} | {filled(cure)} |" for key, (text, cure) in sorted(TEXTS.items())
     ]
 
 

@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import celery
@@ -102,12 +103,6 @@ W021 These tasks stay stock Celery, although the app's task_cls is jobs.Task, be
   -> Let the base class inherit from jobs.Task, or name the tasks in JOBS['EXCLUDE'] if that is what you want.
 W022 jobs was not tested with {names}.
   -> What it needs of them is there. Install {tested}, or watch this worker.
-W023 These entries of the schedule are left out, and nothing runs for them: {entries}.
-  -> Put right what each says. Workers run the schedule themselves; with JOBS['SCHEDULES'] = None celery beat does.
-W024 What these entries of the schedule call is not there: {entries}.
-  -> Put right the name or the arguments. Silence this if the tasks are those of another service.
-W025 Workers do not import these modules, so their handlers get no event: {modules}.
-  -> Write app.autodiscover_tasks(related_name='handlers') beside app.autodiscover_tasks(), or import them in tasks.py.
 W031 In the database {alias!r} this process logs in as {role}, and other workers as {others}, whose sessions it may not
      end: what one of them leaves behind when its machine dies keeps its locks until the server notices.
   -> {cure}.
@@ -116,10 +111,20 @@ W032 The pool of the database {alias!r} has {size} connections for each process,
   -> Set OPTIONS = {{'pool': {{'max_size': {needed}}}}} or more, or remove the pool: workers keep their connections.
 """
 
-#: The text and the cure by the id. A line that begins with a blank continues the one before.
-_TEXTS = {
-    entry[:4]: re.split(r"\s+-> ", " ".join(entry[4:].split())) for entry in re.split(r"\n(?=\S)", MESSAGES.strip())
-}
+TEXTS: dict[str, list[str]] = {}  #: The text and the cure by the id.
+
+
+def add_texts(messages: str) -> None:
+    """Add what looks as :data:`MESSAGES` does. A line that begins with a blank continues the one before."""
+    for entry in re.split(r"\n(?=\S)", messages.strip()):
+        TEXTS[entry[:4]] = re.split(r"\s+-> ", " ".join(entry[4:].split()))
+
+
+add_texts(MESSAGES)
+
+#: What extensions find wrong (their ``checks.py``) with the Celery app before its tasks are imported, and then.
+OF_APP: list[Callable[[Celery], Iterable[CheckMessage]]] = []
+OF_TASKS: list[Callable[[Celery], Iterable[CheckMessage]]] = []
 
 #: Tasks of other packages that need an option of ours: the pattern for JOBS["TASKS"], the option, its value, and why.
 NEEDS = {
@@ -156,13 +161,13 @@ def for_worker(worker: Any) -> list[CheckMessage]:
     return [message for message in found if not message.is_silenced()]
 
 
-def _say(key: str, **values: Any) -> CheckMessage:
+def say(key: str, **values: Any) -> CheckMessage:
     """The message of this id, with its values; a set of names is cut after five."""
     for name, value in values.items():
         if isinstance(value, set):
             names = sorted(value)
             values[name] = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-    text, hint = _TEXTS[key]
+    text, hint = TEXTS[key]
     kind = Error if key.startswith("E") else Warning
     return kind(text.format(**values), hint=hint.format(**values), id=f"jobs.{key}")
 
@@ -176,7 +181,7 @@ def _careful(check: Callable[..., Iterable[CheckMessage]]) -> Callable[..., list
             for message in check(*subject):
                 found.append(message)  # noqa: PERF402 (keeps what was found before it failed)
         except Exception as exc:
-            found.append(_say("W015", check=check.__name__, exc=exc))
+            found.append(say("W015", check=check.__name__, exc=exc))
         return found
 
     return careful
@@ -193,22 +198,22 @@ def _databases() -> list[tuple[str, Any]]:
 @_careful
 def check_settings() -> Iterator[CheckMessage]:
     if not settings.USE_TZ:
-        yield _say("E004")
+        yield say("E004")
     if found := problems():
-        yield from (_say("E001", problem=problem) for problem in found)
+        yield from (say("E001", problem=problem) for problem in found)
         return
     # problems() does not say it: that runs when the function's module cannot be imported yet.
     try:
         if (redact := conf().REDACT) is not None:
             import_string(redact)
     except Exception as exc:
-        yield _say("E013", exc=exc)
+        yield say("E013", exc=exc)
     if conf().EVENT_BROKER is not None and conf().SERVICE is None:
-        yield _say("E020")
+        yield say("E020")
     for name in ("RETENTION", "RETENTION_FAILED", "MARKER_RETENTION"):
         seconds = getattr(conf(), name)
         if seconds is not None and seconds < SHORT:
-            yield _say("W018", name=name, seconds=seconds)
+            yield say("W018", name=name, seconds=seconds)
 
 
 @_careful
@@ -218,15 +223,15 @@ def check_databases() -> Iterator[CheckMessage]:
         mode = str(options.get("transaction_mode") or "").upper()
         # A transaction that first reads and then writes fails at once if another one has written meanwhile.
         if database["ENGINE"].endswith("sqlite3") and mode not in ("IMMEDIATE", "EXCLUSIVE"):
-            yield _say("E002", alias=alias)
+            yield say("E002", alias=alias)
         if not database.get("AUTOCOMMIT", True):
-            yield _say("E007", alias=alias)
+            yield say("E007", alias=alias)
         level = options.get("isolation_level")
         # One for what the companion's threads take turns at, and one that a hung query may hold; two for events.
         yield from _small_pool(alias, database, 2 if conf().EVENT_BROKER is None else 4)
         # 2 is psycopg's IsolationLevel.READ_COMMITTED.
         if connections[alias].vendor == "postgresql" and level is not None and int(level) != 2:
-            yield _say("W004", alias=alias)
+            yield say("W004", alias=alias)
 
 
 @_careful
@@ -238,9 +243,9 @@ def check_routing() -> Iterator[CheckMessage]:
     label, home = Job._meta.app_label, router.db_for_write(Job)
     for alias in aliases:
         if not router.allow_migrate_model(alias, Job):
-            yield _say("E006", alias=alias, label=label)
+            yield say("E006", alias=alias, label=label)
     if home not in aliases:
-        yield _say("E005", home=home, label=label, aliases=aliases)
+        yield say("E005", home=home, label=label, aliases=aliases)
         return
     elsewhere = {
         router.db_for_write(model)
@@ -250,7 +255,7 @@ def check_routing() -> Iterator[CheckMessage]:
         and not model._meta.app_config.name.startswith("django.contrib.")
     }
     if elsewhere and home not in elsewhere:
-        yield _say("W003", home=home, elsewhere=elsewhere)
+        yield say("W003", home=home, elsewhere=elsewhere)
 
 
 def _small_pool(alias: str, database: Any, needed: int) -> Iterator[CheckMessage]:
@@ -259,7 +264,7 @@ def _small_pool(alias: str, database: Any, needed: int) -> Iterator[CheckMessage
         options = pool if isinstance(pool, dict) else {}
         size = options.get("max_size") or options.get("min_size", 4)
         if size < needed:
-            yield _say("W032", alias=alias, size=size, needed=needed)
+            yield say("W032", alias=alias, size=size, needed=needed)
 
 
 def check_sessions(*args: Any, databases: Iterable[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
@@ -270,7 +275,7 @@ def check_sessions(*args: Any, databases: Iterable[str] | None = None, **kwargs:
     for alias in [alias for alias, _ in _databases() if alias in named]:
         role, others = roles.out_of_reach(alias)
         if others:
-            found.append(_say("W031", alias=alias, role=role, others=set(others), cure=roles.CURE.format(role=role)))
+            found.append(say("W031", alias=alias, role=role, others=set(others), cure=roles.CURE.format(role=role)))
     return found
 
 
@@ -281,17 +286,17 @@ def check_sessions(*args: Any, databases: Iterable[str] | None = None, **kwargs:
 def check_celery(app: Celery | None = None) -> Iterator[CheckMessage]:
     """Check the app's settings, without its tasks. By default those of the project's app."""
     if (app := app or project.celery_app()) is None:
-        yield _say("W016")
+        yield say("W016")
         return
     conf, ours = app.conf, celery_settings()
     if conf.task_always_eager:
-        yield _say("W002")
+        yield say("W002")
     is_ours = getattr(app.Task, "is_transactional", False)
     if is_ours and conf.task_serializer not in JSON:
-        yield _say("E016", serializer=conf.task_serializer)
+        yield say("E016", serializer=conf.task_serializer)
     if unknown := [(url, close) for url in _broker_urls(app) if (close := _unknown_transport(url))]:
         # The app cannot be asked anything else.
-        yield from (_say("E017", url=maybe_sanitize_url(url), close=close) for url, close in unknown)
+        yield from (say("E017", url=maybe_sanitize_url(url), close=close) for url, close in unknown)
         return
     is_amqp = driver(app) == "amqp"
     brittle = [
@@ -300,15 +305,15 @@ def check_celery(app: Celery | None = None) -> Iterator[CheckMessage]:
         if conf[name] not in good and (is_amqp or name != "broker_channel_error_retry")
     ]
     if brittle:
-        yield _say("W008", values=", ".join(brittle))
+        yield say("W008", values=", ".join(brittle))
     idle = {name for name in ABOUT_MESSAGES if conf.value_set_for(name) and conf[name] != ours.get(name)}
     if "visibility_timeout" in (conf.broker_transport_options or {}):
         idle.add("visibility_timeout")
     if idle:
-        yield _say("W019", names=idle)
+        yield say("W019", names=idle)
     if problems():
         return
-    yield from _said_by("checks", app)
+    yield from chain.from_iterable(check(app) for check in OF_APP)
     if is_ours:
         yield from neglected()
 
@@ -320,7 +325,7 @@ def neglected() -> Iterator[CheckMessage]:
         # Some packages make their tasks only if one of their settings says so.
         is_there = hasattr(sys.modules.get(module), name)
         if is_there and not is_excluded(task) and task_options(task).get(option) != value:
-            yield _say("W020", task=task, why=why, option=f"{option!r}: {value!r}", pattern=pattern)
+            yield say("W020", task=task, why=why, option=f"{option!r}: {value!r}", pattern=pattern)
 
 
 def is_excluded(task: str) -> bool:
@@ -362,28 +367,28 @@ def check_worker(worker: Any) -> Iterator[CheckMessage]:
     pool = pool.partition(":")[0].rpartition(".")[2]
     tested = ", ".join(f"{name} {release}" for name, release in private.TESTED.items())
     if gone := private.missing():
-        yield _say("E018", names="; ".join(gone), tested=tested)
+        yield say("E018", names="; ".join(gone), tested=tested)
     if untested := private.untested():
-        yield _say("W022", names=", ".join(untested), tested=tested)
+        yield say("W022", names=", ".join(untested), tested=tested)
     if pool in ("gevent", "eventlet"):
-        yield _say("E003", pool=pool)
+        yield say("E003", pool=pool)
     if pool == "prefork" and getattr(worker, "pool_start_method", "fork") != "fork":
-        yield _say("E011")
+        yield say("E011")
     for alias, database in _databases():
         if pool in ("thread", "solo"):
             # Each thread that runs jobs keeps one; stock tasks run beside them.
             yield from _small_pool(alias, database, 1 + (worker.concurrency if pool == "thread" else 1))
         connection, name = connections[alias], str(database.get("NAME"))
         if connection.vendor == "mysql" and not connection.features.has_select_for_update_skip_locked:
-            yield _say("E015", alias=alias)
+            yield say("E015", alias=alias)
         if database["ENGINE"].endswith("sqlite3") and (":memory:" in name or "mode=memory" in name):
-            yield _say("E012", alias=alias)
+            yield say("E012", alias=alias)
     if not getattr(worker.app.Task, "is_transactional", False):
-        yield _say("W001")
+        yield say("W001")
     default_limit = worker.time_limit or worker.app.conf.task_time_limit
     unlimited = {name for name, task in _own_tasks(worker.app).items() if not (task.time_limit or default_limit)}
     if unlimited and pool == "prefork":
-        yield _say("W011", tasks=unlimited)
+        yield say("W011", tasks=unlimited)
 
 
 @_careful
@@ -395,32 +400,26 @@ def check_tasks(app: Celery | None = None) -> Iterator[CheckMessage]:
         try:
             import_tasks(app)
         except TypeError as exc:
-            yield _say("E019", exc=exc)
+            yield say("E019", exc=exc)
             return
     tasks = _own_tasks(app)
     foreign = {name for name, task in app.tasks.items() if has_foreign_base(task) and not is_excluded(name)}
     if foreign and getattr(app.Task, "is_transactional", False):
-        yield _say("W021", tasks=foreign)
+        yield say("W021", tasks=foreign)
     # E016 is about the setting itself.
     fine = (*JSON, app.conf.task_serializer)
     if odd := {name for name, task in tasks.items() if task.serializer not in fine}:
-        yield _say("E010", tasks=odd)
+        yield say("E010", tasks=odd)
     if problems():
         return
-    yield from _said_by("checks_of_tasks", app)
+    yield from chain.from_iterable(check(app) for check in OF_TASKS)
     if (kept := conf().MARKER_RETENTION) is None:
         return
     # Once the marker is gone, the same can be done again.
     failed = conf().RETENTION_FAILED
     keyed = {name: task for name, task in tasks.items() if "idempotency_key" in task.key_templates}
     if late := {name for name, task in keyed.items() if failed is None or max(failed, _retry_horizon(task)) > kept}:
-        yield _say("W017", kept=kept, tasks=late)
-
-
-def _said_by(door: str, app: Celery) -> Iterator[CheckMessage]:
-    for look in extensions.through(door):
-        for number, words in look(app):
-            yield _say(number, **words)
+        yield say("W017", kept=kept, tasks=late)
 
 
 for check in (check_settings, check_databases, check_routing, check_celery, check_tasks):
@@ -455,3 +454,7 @@ def _retry_horizon(task: Any) -> float:
     if getattr(task, "retry_backoff", False):
         pause = getattr(task, "retry_backoff_max", 600)
     return float(task.max_retries * pause)
+
+
+# They add theirs.
+tuple(extensions.modules("checks"))

@@ -203,14 +203,6 @@ class Extension:
         """Why a job is where it is, after the reasons of the core."""
         return ()
 
-    def checks(self, app: Any) -> Iterable[tuple[str, dict[str, Any]]]:
-        """What is wrong with the Celery app before its tasks are imported: a check's number, and its words."""
-        return ()
-
-    def checks_of_tasks(self, app: Any) -> Iterable[tuple[str, dict[str, Any]]]:
-        """The same, when they are imported."""
-        return ()
-
 
 class Passing(Protocol):
     """What comes due while ``run_jobs(until=)`` lets time pass."""

@@ -134,9 +134,3 @@ class Events(Extension):
         from jobs.events import stages
 
         return stages.reasons(view)
-
-    def checks_of_tasks(self, app: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-        from jobs.events import declare
-
-        if lost := {*declare.lost_handlers()}:
-            yield "W025", {"modules": lost}

@@ -101,5 +101,9 @@ def problems() -> Iterator[Problem]:
                 if since > UNCLOSED:
                     says = gettext("the batch %(name)s: all jobs have ended, and what follows cannot be called")
                     means = gettext("The log of the workers says why. They try it again every minute.")
-                    about: dict[str, Any] = {"about": batch.pk, "since": since, "command": f"manage.py jobs why {batch.pk}"}
+                    about: dict[str, Any] = {
+                        "about": batch.pk,
+                        "since": since,
+                        "command": f"manage.py jobs why {batch.pk}",
+                    }
                     yield Problem("unclosed", says % {"name": batch.name}, means, **about)

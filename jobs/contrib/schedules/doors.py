@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from threading import TIMEOUT_MAX, Event
 from typing import Any
 
-from celery import Celery
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
@@ -120,15 +119,3 @@ class Schedules(Extension):
         from jobs.contrib.schedules import rows
 
         return rows.reasons(view)
-
-    def checks(self, app: Celery) -> Iterator[tuple[str, dict[str, Any]]]:
-        from jobs.contrib.schedules import entries
-
-        if wrong := entries.gather(app, asks_tables=False)[1]:
-            yield "W023", {"entries": "; ".join(wrong)}
-
-    def checks_of_tasks(self, app: Celery) -> Iterator[tuple[str, dict[str, Any]]]:
-        from jobs.contrib.schedules import entries
-
-        if gone := [*entries.uncallable(app)]:
-            yield "W024", {"entries": "; ".join(gone)}

@@ -24,6 +24,7 @@ from jobs.admin.base import apart, may, numbered, page
 from jobs.admin.html import url_of
 from jobs.admin.job import Created, JobAdmin, JobChangeList, StateFilter
 from jobs.conf import conf
+from jobs.contrib.operator.pages import timeline
 from jobs.contrib.operator.status import Live
 from jobs.inspection.counts import at_least
 from jobs.models import LIVE, UNSUCCESSFUL, Job, State
@@ -120,6 +121,9 @@ class ManyJobsAdmin(JobAdmin):
     # A list of all tasks would read the whole table.
     list_filter = (("state", CountedStateFilter), Queues, Created, Narrow)
     changelist = LiveChangeList
+
+    def about(self, request: HttpRequest, row: Job) -> dict[str, Any]:
+        return {**super().about(request, row), "timeline": timeline.of(row)}
 
     def get_actions(self, request: HttpRequest) -> dict[str, Any]:
         """The operations, beside the site's own actions, which have permissions of their own."""
