@@ -16,6 +16,8 @@ import path is public stands in ``jobs``. These of its files are read, if they a
 ``admin.py``, ``checks.py``, ``commands.py``, ``rules.py``, ``tasks.py``, ``urls.py``
     its pages, system checks, subcommands of ``manage.py jobs``, rules of ``verify``, tasks and URLs; read with the
     core's.
+``actions.py``
+    what else people may do to jobs; read with the core's operations.
 ``templates``
     what its pages ``render``. Django looks for templates in the app's folder only.
 ``apps.py``

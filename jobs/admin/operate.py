@@ -17,7 +17,7 @@ from jobs.admin.base import ReadOnlyAdmin, apart, may, page, why_of
 from jobs.admin.html import front, url_of
 from jobs.lifecycle import queues
 from jobs.models import Job, Pause
-from jobs.operations.actions import OPERATIONS, Delete, Operation, Outcome
+from jobs.operations.actions import OPERATIONS, Operation, Outcome
 
 
 class OperableAdmin(ReadOnlyAdmin):
@@ -34,7 +34,7 @@ class OperableAdmin(ReadOnlyAdmin):
         outcome = self.operate_on(request, operation, job)
         level = messages.SUCCESS if outcome.is_done else messages.WARNING
         messages.add_message(request, level, f"{job}: {outcome.says}")
-        is_gone = outcome.is_done and isinstance(operation, Delete)
+        is_gone = outcome.is_done and operation.deletes
         return HttpResponseRedirect(url_of("job_changelist") if is_gone else back)
 
     @page("queue/", "queue_switch", "pause_queue")
@@ -75,7 +75,7 @@ class OperableAdmin(ReadOnlyAdmin):
             with translation.override(None):
                 said = f"{operation.label}: {outcome.says}" + (f" ({operation.why})" if operation.why else "")
             user: Any = request.user.pk
-            flag = DELETION if isinstance(operation, Delete) else CHANGE
+            flag = DELETION if operation.deletes else CHANGE
             LogEntry.objects.log_actions(user, [job], flag, change_message=said, single_object=True)
 
         return operation.attempt(job.pk, also=log)

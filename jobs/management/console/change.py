@@ -1,4 +1,4 @@
-"""``manage.py jobs retry|run|cancel|kill|move|prioritize|delete|pause|resume``: decisions."""
+"""``manage.py jobs retry|run|cancel|kill``, and what else is done to jobs; ``pause`` and ``resume`` of a queue."""
 
 import time
 import uuid
@@ -112,7 +112,7 @@ examples:
     return Subcommand(operation.name, help, options, partial(_change, operation))
 
 
-retry, run, cancel, kill, move, prioritize, delete = map(_subcommand, OPERATIONS.values())
+OF_JOBS = [_subcommand(each) for each in OPERATIONS.values()]
 
 
 def warn_of_unknown(out: JobsCommand, names: Iterable[str]) -> None:
