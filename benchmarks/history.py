@@ -12,8 +12,8 @@ from django.db import connection
 from jobs.contrib.operator import statistics
 from jobs.contrib.operator.models import Statistic
 from jobs.contrib.operator.statistics import HOUR, MINUTE, QUARTER
-from jobs.database import databases, identity
 from jobs.models import Job, Node
+from jobs.store import databases, identity
 
 SPAN = datetime.timedelta(days=30)
 

@@ -283,7 +283,7 @@ def _empty_broker() -> None:
                 broker.channel().queue_purge(queue)
     if settings.CELERY_BROKER_URL == "jobs://" or connection.vendor == "sqlite":
         # On SQLite they are in a file that Django's flush does not know.
-        from jobs.database.databases import SideDatabase
+        from jobs.store.databases import SideDatabase
 
         side = SideDatabase()
         with side.cursor() as cursor:

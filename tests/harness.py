@@ -18,12 +18,11 @@ from django.conf import settings
 from django.db import connection
 
 from jobs.conf import conf
-from jobs.database import databases
 from jobs.lifecycle import transitions
 from jobs.lifecycle.board import BODY, board, is_alive
 from jobs.lifecycle.claims import claimer
-from jobs.maintenance import beats
 from jobs.models import ENDED, Job, Node
+from jobs.store import databases, heartbeats
 from jobs.worker.runner import Runner
 from tests.models import Effect
 from tests.servers import die_with_parent, wait_for
@@ -170,7 +169,7 @@ def wait_beats(node: object) -> None:
     with databases.side() as side:
 
         def count() -> int:
-            return beats.read(side)[node]  # type: ignore[index]
+            return heartbeats.read(side)[node]  # type: ignore[index]
 
         enough = count() + round(2 * conf().DEAD_AFTER / conf().HEARTBEAT)
         wait_for(lambda: count() >= enough, 6 * conf().DEAD_AFTER, "the node beats on")

@@ -10,11 +10,9 @@ import uuid
 from django.db.models import JSONField, Value
 from django.utils import timezone
 
-from jobs.calling import stored
-from jobs.database import databases
-from jobs.maintenance import beats
 from jobs.models import Job, Node
 from jobs.models.fields import first_id
+from jobs.store import databases, heartbeats, stored
 
 ERROR = {"type": "ValueError", "message": "no", "traceback": "", "at": "2026-01-02T03:04:05+00:00", "attempt": 1}
 
@@ -65,7 +63,7 @@ def make_node(**more) -> Node:
 def let_beat(node: Node, silence: float = -600.0) -> Node:
     """Let a node beat, once. On a busy machine a test takes longer than a node may be silent, so it beats ahead."""
     with databases.side() as side:
-        beats.first(side, node.pk)
+        heartbeats.first(side, node.pk)
         with side.cursor() as cursor:
             cursor.execute(f"UPDATE jobs_beat SET at = {side.now} - %s WHERE node = %s", [silence, node.pk.hex])
     return node

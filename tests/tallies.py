@@ -6,7 +6,7 @@ import datetime
 
 from jobs.contrib.operator.models import Statistic
 from jobs.contrib.operator.statistics import floor
-from jobs.database import databases
+from jobs.store import databases
 
 
 def tally(age: datetime.timedelta, count: int, length: int = 60, **more) -> None:

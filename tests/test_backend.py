@@ -18,13 +18,13 @@ from django.utils import timezone
 
 from jobs import Task
 from jobs.backend import Backend
-from jobs.database.databases import apart, side
 from jobs.errors import TaskExited, TaskOutOfMemory
 from jobs.lifecycle import transitions
 from jobs.maintenance import clock
 from jobs.maintenance.prune import Prune
 from jobs.models import Job
 from jobs.models.values import Repr
+from jobs.store.databases import apart, side
 from tests import tasks
 from tests.concurrency import Elsewhere
 from tests.gates import once_only, wait_for_file

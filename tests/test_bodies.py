@@ -11,9 +11,9 @@ from celery import current_app, shared_task
 from django.db import connection, transaction
 
 from jobs import Snooze, Task, lock
-from jobs.database import turns
 from jobs.lifecycle.board import board
 from jobs.models import Job
+from jobs.store import turns
 from jobs.testing import run_jobs
 from jobs.worker.runner import Runner
 from tests import tasks

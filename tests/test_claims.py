@@ -18,13 +18,13 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from jobs.calling.calls import rank_of
-from jobs.database import sessions
 from jobs.lifecycle import claims, completion, transitions
 from jobs.lifecycle.board import board
 from jobs.lifecycle.claims import Claimer
 from jobs.maintenance import clock, rescue
 from jobs.maintenance.rescue import OwnJobs
 from jobs.models import Job, Node, Pause
+from jobs.store import postgresql, sessions
 from jobs.worker.runner import Runner
 from tests import tasks
 from tests.concurrency import Elsewhere, open_transaction
@@ -243,7 +243,7 @@ def buffers(claimer: Claimer) -> int:
     values = {"node": board.node, "token": 1, "backend": 1}
     if after is not None:
         values |= dict(zip(("rank", "run_at", "id"), after, strict=True))
-    sql = claims._claim_statement(QUEUE, 1, after is not None, False)
+    sql = postgresql.claim_sql(QUEUE, 1, after is not None, False)
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", values)
         plan = cursor.fetchone()[0][0]["Plan"]
@@ -386,7 +386,7 @@ def test_a_look_that_takes_long_once_changes_nothing(node, monkeypatch):
     monkeypatch.setattr(clock, "SLOW_LOOK", 3600.0)
     clock.tick()
     monkeypatch.setattr(clock, "SLOW_LOOK", -1.0)
-    clock._places["default", clock._LOOK].took = -2.0
+    clock._places["default", "all"].took = -2.0
     clock.tick()
     job = make("scheduled", age=3600)
     assert clock.tick()["due"] == 1
@@ -399,7 +399,7 @@ def test_a_locked_job_keeps_the_place_of_the_clock(node, cursors):
     job = make("scheduled", age=1)
     with open_transaction(lambda: Job.objects.select_for_update().get(pk=job.pk)):
         clock.tick()
-        clock._places["default", clock._LOOK].move(timezone.now() + datetime.timedelta(hours=1), job.run_at, None)
+        clock._places["default", "all"].move(timezone.now() + datetime.timedelta(hours=1), job.run_at, None)
         assert clock.tick()["due"] == 0
     assert clock.tick()["due"] == 1
 
@@ -466,8 +466,8 @@ def test_of_a_renewal_and_a_return_at_the_same_time_one_does_nothing(node):
 def test_a_renewal_outlives_a_crash_of_the_database(node):
     """Its commit is synchronous: what cannot roll back runs under it."""
     on_postgresql()
-    assert "synchronous_commit" in claims._CLAIM
-    assert "synchronous_commit" not in claims._RENEW
+    assert "synchronous_commit" in postgresql.CLAIM
+    assert "synchronous_commit" not in postgresql.RENEW
 
 
 def test_a_return_leaves_what_was_begun_and_what_is_of_other_claims(node):
@@ -955,7 +955,7 @@ def test_no_hot_statement_scans_or_sorts_the_table(full, statistics):
     plans: dict[str, tuple[str, str]] = {}
     for is_after in (False, True):
         for limit in (1, 100, 200):
-            sql = claims._claim_statement(QUEUE, limit, is_after, False)
+            sql = postgresql.claim_sql(QUEUE, limit, is_after, False)
             for how in (explained, explained_generically):
                 text = how(sql, values)
                 plans[f"claim {limit} {is_after} {how.__name__}"] = ("jobs_job_ready", text)
@@ -963,8 +963,8 @@ def test_no_hot_statement_scans_or_sorts_the_table(full, statistics):
                 if is_after:
                     # The place is where the scan begins, and no filter on its way.
                     assert re.search(r"Index Cond: .*ROW\(rank, run_at, id\) > ROW", text), text
-    plans["renew"] = ("jobs_job_pkey", explained_generically(claims._RENEW, values))
-    succeed = completion._SUCCEED.format("NULL::json", "0.1", "%(id)s", "%(lease)s", "%(token)s")
+    plans["renew"] = ("jobs_job_pkey", explained_generically(postgresql.RENEW, values))
+    succeed = postgresql.SUCCEED.format("NULL::json", "0.1", "%(id)s", "%(lease)s", "%(token)s")
     plans["succeed"] = ("jobs_job_pkey", explained_generically(succeed, values))
     own = OwnJobs(os.getpid())
     for name, index, action in (

@@ -23,15 +23,14 @@ from django.utils import timezone
 
 from jobs import conf as project
 from jobs.conf import conf
-from jobs.database import identity
-from jobs.database.databases import SideDatabase
 from jobs.events.models import Event
 from jobs.inspection import counts
 from jobs.lifecycle import queues, transitions
-from jobs.maintenance import beats
 from jobs.maintenance.rescue import Rescue
 from jobs.management.commands.jobs import Command
 from jobs.models import Cancellation, Effect, Instance, Job, Marker
+from jobs.store import heartbeats, identity
+from jobs.store.databases import SideDatabase
 from tests.harness import ROOT, claim, environment
 from tests.plans import plan
 from tests.rows import ERROR, let_beat, make, make_node
@@ -401,12 +400,12 @@ def test_rescue_once_watches_and_gives_back_the_jobs_of_the_dead_only():
     alive, dead = make_node(), make_node(hostname="gone")
     kept, lost = make("running", node=alive), make("running", node=dead)
     side, stop = SideDatabase(), threading.Event()
-    beats.first(side, alive.pk)
-    beats.first(side, dead.pk)
+    heartbeats.first(side, alive.pk)
+    heartbeats.first(side, dead.pk)
 
     def beat_on() -> None:
         while not stop.wait(0.2):
-            beats.beat(side, alive.pk)
+            heartbeats.beat(side, alive.pk)
 
     thread = threading.Thread(target=beat_on)
     thread.start()

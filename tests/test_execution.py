@@ -20,13 +20,13 @@ from kombu import Exchange, Queue
 
 from jobs import signals
 from jobs.conf import syncpoints
-from jobs.database import sessions
 from jobs.errors import Snooze, TaskExited
 from jobs.lifecycle import completion, ring, transitions
 from jobs.lifecycle.board import board
 from jobs.lifecycle.redaction import Shown
 from jobs.models import Job
 from jobs.models.values import decoded
+from jobs.store import sessions
 from jobs.worker.runner import Runner
 from tests import tasks
 from tests.harness import claim, deliver, effects, run

@@ -13,13 +13,14 @@ from django.db.models.functions import Now
 from django.db.transaction import TransactionManagementError
 from django.test.utils import CaptureQueriesContext
 
-from jobs import Busy, Snooze, Task, once
-from jobs.database.databases import side
+from jobs import Busy, Snooze, Task, once, store
 from jobs.idempotency import markers
 from jobs.idempotency.keys import KeyTemplate, fingerprint, joined
 from jobs.lifecycle import transitions
 from jobs.maintenance.prune import Prune
 from jobs.models import Job, Marker
+from jobs.store.base import Store
+from jobs.store.databases import side
 from tests import tasks
 from tests.concurrency import Elsewhere, open_transaction, somebody_waits
 from tests.harness import Worker, deliver, effects, wait_ended
@@ -214,7 +215,7 @@ def test_markers_and_the_jobs_that_they_replay_are_pruned_together(node, setting
 
 @pytest.mark.database
 def test_other_databases_do_it_with_a_savepoint(monkeypatch):
-    monkeypatch.setattr(markers, "INSERTS", {})
+    monkeypatch.setattr(store, "_of", lambda using, vendor: Store(using))
     with transaction.atomic():
         assert markers.take("k", "once", "default", None)
         assert not markers.take("k", "once", "default", None)

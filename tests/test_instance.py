@@ -18,10 +18,10 @@ from django.core.management import CommandError, call_command
 from django.db import connection, connections, transaction
 
 from jobs.contrib.operator import activation
-from jobs.database import databases, identity
-from jobs.database.identity import NotAdopted
 from jobs.lifecycle import completion, transitions
 from jobs.models import Instance, Job, Node
+from jobs.store import databases, identity, sqlite
+from jobs.store.identity import NotAdopted
 from tests.harness import Worker, claim, effects, wait_ended
 from tests.tasks import effect, noop
 
@@ -177,7 +177,7 @@ def test_a_moved_file_is_the_same_database_and_a_copied_one_is_not(tmp_path, mon
     copy.rename(first)
     assert mark_of(first) != mark
 
-    monkeypatch.setattr(identity, "_born", lambda path: None)
+    monkeypatch.setattr(sqlite, "_born", lambda path: None)
     assert mark_of(second).endswith(str(second)), "a system without times of birth"
     assert mark_of(":memory:") == "sqlite:memory"
 

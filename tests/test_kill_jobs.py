@@ -15,13 +15,12 @@ from django.db import DatabaseError, OperationalError, connection, connections, 
 from django.db.models.functions import Now
 from django.urls import reverse
 
-from jobs.database import databases
 from jobs.inspection import why
-from jobs.lifecycle import transitions, worker_orders
+from jobs.lifecycle import transitions
 from jobs.lifecycle.board import is_alive
-from jobs.maintenance import zombies
 from jobs.models import Action, Job, Node
 from jobs.operations import kill
+from jobs.store import databases, postgresql, worker_orders
 from tests import tasks
 from tests.gates import once_only, wait_for_file
 from tests.harness import Worker, claim, effects, in_body, wait_ended, wait_reached, wait_state
@@ -223,9 +222,9 @@ def test_the_transaction_of_the_next_job_of_the_same_claim_is_not_ended(monkeypa
     Job.objects.filter(pk=first.pk).update(state="cancelled", finished_at=first.started_at)
     with databases.apart("default") as other, other.cursor() as cursor, transaction.atomic():
         assert Job.objects.filter(state="running").count() == 1
-        cursor.execute(zombies._RUNS, ([first.pk], [first.pk], [1]))
+        cursor.execute(postgresql.RUNS, ([first.pk], [first.pk], [1]))
         assert cursor.fetchall() == []
-        cursor.execute(zombies._RUNS, ([second.pk], [second.pk], [1]))
+        cursor.execute(postgresql.RUNS, ([second.pk], [second.pk], [1]))
         assert [key for key, *_ in cursor.fetchall()] == [second.pk]
 
 

@@ -28,12 +28,12 @@ from redis.retry import Retry
 
 from jobs import Busy, lock
 from jobs.conf import syncpoints
-from jobs.database import databases
 from jobs.idempotency import locks
 from jobs.lifecycle import run as runs
 from jobs.lifecycle import transitions
 from jobs.maintenance.prune import Prune
 from jobs.models import Job, Lock, Node
+from jobs.store import databases
 from tests import tasks
 from tests.concurrency import Elsewhere, by_default, open_transaction, somebody_waits
 from tests.harness import Worker, claim, deliver, effects, environment, in_body, wait_ended

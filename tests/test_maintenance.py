@@ -15,16 +15,16 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from jobs import maintenance
-from jobs.database import databases
-from jobs.database.databases import SideDatabase
 from jobs.lifecycle import claims, completion, transitions
 from jobs.lifecycle.board import BODY, BUSY, IDLE, LONG, NAMED, board
 from jobs.lifecycle.claims import Claimer
 from jobs.lifecycle.ring import Bell
-from jobs.maintenance import beats, clock, rescue
+from jobs.maintenance import clock, rescue
 from jobs.maintenance.prune import Prune
 from jobs.maintenance.zombies import end_backends
 from jobs.models import Cancellation, Job, Node, Pause
+from jobs.store import databases, heartbeats
+from jobs.store.databases import SideDatabase
 from tests import tasks
 from tests.concurrency import Elsewhere, by_default, open_transaction
 from tests.harness import claim, die_with
@@ -272,13 +272,13 @@ def test_a_row_that_met_another_transaction_is_given_back_by_the_next_look(monke
 def test_a_node_whose_beat_stands_still_is_buried_and_its_jobs_go_back(side, settings):
     settings.JOBS = {**settings.JOBS, "HEARTBEAT": 0.05, "DEAD_AFTER": 0.3}
     job = run(tasks.effect.delay("a").id)
-    beats.first(side, job.node_id)
+    heartbeats.first(side, job.node_id)
     alive = Node.objects.create(hostname="h", pid=2)
-    beats.first(side, alive.pk)
+    heartbeats.first(side, alive.pk)
     watch = rescue.Rescue(side)
     began = time.monotonic()
     while not (done := watch.run_once()).get("nodes"):
-        beats.beat(side, alive.pk)
+        heartbeats.beat(side, alive.pk)
         assert time.monotonic() - began < 30
         time.sleep(0.05)
     assert time.monotonic() - began >= 0.3
@@ -287,7 +287,7 @@ def test_a_node_whose_beat_stands_still_is_buried_and_its_jobs_go_back(side, set
     assert (row.state, row.node_losses, row.crashes) == ("ready", 1, 0)
     assert row.errors[0]["type"] == "NodeLost"
     assert Node.objects.get(pk=alive.pk).dead_at is None
-    assert not beats.beat(side, job.node_id), "the dead node notices at its next beat"
+    assert not heartbeats.beat(side, job.node_id), "the dead node notices at its next beat"
 
 
 def test_a_rescuer_that_comes_second_leaves_the_next_run_alone(monkeypatch):
@@ -331,7 +331,7 @@ def test_only_the_connection_of_the_run_that_is_over_is_ended():
 def test_a_rescuer_that_was_away_calls_nobody_dead(side, settings):
     settings.JOBS = {**settings.JOBS, "HEARTBEAT": 0.05, "DEAD_AFTER": 0.3}
     node = Node.objects.create(hostname="h", pid=2)
-    beats.first(side, node.pk)
+    heartbeats.first(side, node.pk)
     watch = rescue.Rescue(side)
     watch.run_once()
     time.sleep(0.4)
@@ -357,14 +357,14 @@ def test_a_rescuer_that_cannot_write_calls_nobody_dead(side, settings):
     settings.JOBS = {**settings.JOBS, "HEARTBEAT": 0.05, "DEAD_AFTER": 0.3}
     own, other = (Node.objects.create(hostname="h", pid=pid) for pid in (1, 2))
     for node in (own, other):
-        beats.first(side, node.pk)
+        heartbeats.first(side, node.pk)
     watch = rescue.Rescue(side, lambda: own.pk)
     for _ in range(20):
         assert not watch.run_once()["nodes"]
         time.sleep(0.05)
     began = time.monotonic()
     while not watch.run_once()["nodes"]:
-        beats.beat(side, own.pk)
+        heartbeats.beat(side, own.pk)
         time.sleep(0.05)
         assert time.monotonic() - began < 30
     assert time.monotonic() - began >= 0.3, "the other one gets the full time again"
@@ -375,12 +375,12 @@ def test_a_node_that_beats_again_while_another_is_buried_lives(side, settings, m
     settings.JOBS = {**settings.JOBS, "HEARTBEAT": 0.05, "DEAD_AFTER": 0.3}
     nodes = [Node.objects.create(hostname="h", pid=pid) for pid in (1, 2)]
     for node in nodes:
-        beats.first(side, node.pk)
+        heartbeats.first(side, node.pk)
     bury = rescue.bury
 
     def bury_at_last(node_id):
         for node in nodes:
-            beats.beat(side, node.pk)
+            heartbeats.beat(side, node.pk)
         return bury(node_id)
 
     monkeypatch.setattr(rescue, "bury", bury_at_last)
@@ -454,8 +454,8 @@ def test_looks_at_what_runs_are_seldom_where_they_are_slow(own, side, monkeypatc
     assert looked == ["dead"]
     monkeypatch.setattr(watch, "_silent", lambda: [dead])
     dead = make_node().pk
-    beats.first(side, dead)
-    watch._seen[dead] = (beats.read(side)[dead], 0.0)
+    heartbeats.first(side, dead)
+    watch._seen[dead] = (heartbeats.read(side)[dead], 0.0)
     watch.run_once()
     assert looked == ["dead", "dead"], "but not when a node has died"
     own = rescue.OwnJobs(os.getpid())
@@ -695,11 +695,11 @@ def test_the_jobs_of_a_node_that_a_database_has_forgotten_go_back(second, side, 
         Job.objects.using(second).bulk_create([row])
         Job.objects.using(second).filter(pk=row.pk).update(node=owner.pk)
     Job.objects.all().delete()
-    beats.first(side, living.pk)
+    heartbeats.first(side, living.pk)
     watch, began, nodes = rescue.Rescue(side), time.monotonic(), 0
     rows = Job.objects.using(second)
     while rows.get(pk=job.pk).state == "running":
-        beats.beat(side, living.pk)
+        heartbeats.beat(side, living.pk)
         nodes += watch.run_once()["nodes"]
         time.sleep(0.05)
         assert time.monotonic() - began < 30
@@ -719,7 +719,7 @@ def test_a_stopped_worker_hands_back_what_its_processes_left(own):
 def test_a_second_database_that_is_away_keeps_nobody_from_being_rescued(second, side, settings, node):
     settings.JOBS = {**settings.JOBS, "HEARTBEAT": 0.05, "DEAD_AFTER": 0.3}
     job = run(tasks.effect.delay("a").id)
-    beats.first(side, job.node_id)
+    heartbeats.first(side, job.node_id)
     with connections[second].cursor() as cursor:
         cursor.execute("ALTER TABLE jobs_job RENAME TO away")
         cursor.execute("ALTER TABLE jobs_node RENAME TO jobs_away")

@@ -20,9 +20,9 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from jobs import Task
-from jobs.database import databases
 from jobs.lifecycle import ring
 from jobs.models import Job
+from jobs.store import databases
 from tests import tasks
 from tests.concurrency import autocommit_off
 from tests.harness import effects

@@ -13,11 +13,11 @@ from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from jobs.database.databases import SideDatabase
 from jobs.idempotency import locks
 from jobs.maintenance import prune
 from jobs.maintenance.prune import Prune
 from jobs.models import Action, Job, Marker, Node
+from jobs.store.databases import SideDatabase
 from tests.rows import make, make_node
 from tests.servers import fair
 

@@ -16,7 +16,7 @@ from django.core.management import call_command
 from django.urls import reverse
 
 from jobs import checks
-from jobs.calling import request, stored
+from jobs.calling import request
 from jobs.conf import problems
 from jobs.events.models import Event
 from jobs.inspection import public
@@ -24,6 +24,7 @@ from jobs.lifecycle.board import board
 from jobs.lifecycle.redaction import Shown
 from jobs.models import Effect, Job, Marker
 from jobs.models.values import jsonable, scrub
+from jobs.store import stored
 from jobs.worker import celery_events, runner
 from tests import tasks
 from tests.rows import make

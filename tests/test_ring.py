@@ -13,11 +13,11 @@ from celery import current_app
 from django.db import connection, transaction
 
 from jobs.conf import syncpoints
-from jobs.database import databases, sessions
 from jobs.lifecycle import ring, transitions
 from jobs.lifecycle.board import board
 from jobs.lifecycle.ring import Bell
 from jobs.models import Job
+from jobs.store import databases, sessions
 from jobs.worker import listener
 from tests import tasks
 from tests.concurrency import Elsewhere

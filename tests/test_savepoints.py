@@ -6,15 +6,15 @@ import pytest
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
-from jobs.execution import savepoints
 from jobs.models import Node
+from jobs.store.postgresql import spare_savepoints
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 
 
 @pytest.fixture(autouse=True)
 def _spared():
-    savepoints.spare(connection)
+    spare_savepoints(connection)
 
 
 def make(name: str) -> None:

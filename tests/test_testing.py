@@ -23,11 +23,11 @@ from django.test import SimpleTestCase, TestCase, TransactionTestCase
 from django.utils import timezone
 
 from jobs import Busy, Cancel, Snooze, effect, guard, lock, once
-from jobs.database import databases
 from jobs.lifecycle import queues
 from jobs.lifecycle.board import board
 from jobs.models import Effect as Call
 from jobs.models import Job, Lock, Marker, Node, StoredResult
+from jobs.store import databases
 from jobs.testing import assert_enqueued, assert_not_enqueued, capture_jobs, run_jobs
 from tests.models import Effect
 

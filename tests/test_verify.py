@@ -19,13 +19,13 @@ from django.db.models import CheckConstraint
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from jobs.database import databases
 from jobs.inspection.verify import RULES, SHAPES, WINDOW, Finding, Report, Unverifiable, verify
 from jobs.lifecycle import queues, transitions
 from jobs.lifecycle.transitions import PARKED, TASK
-from jobs.maintenance import beats, clock
+from jobs.maintenance import clock
 from jobs.maintenance.rescue import Rescue
 from jobs.models import Batch, Cancellation, Effect, Gate, Job, Marker, Node
+from jobs.store import databases, heartbeats
 from tests import tasks
 from tests.harness import Worker, wait_ended
 from tests.plans import plan
@@ -541,7 +541,7 @@ def test_it_only_reads_and_by_its_indexes(worker):
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE")
     with databases.side() as side:
-        beats.beat(side, worker.pk)
+        heartbeats.beat(side, worker.pk)
     assert len(broken(verify(patient=False))) == 5
     with CaptureQueriesContext(connection) as queries:
         verify(patient=False)

@@ -13,9 +13,9 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from jobs.contrib.operator import status
-from jobs.database import databases
 from jobs.inspection import counts
 from jobs.models import Effect, Instance
+from jobs.store import databases
 from tests.rows import let_beat, make, make_node
 
 pytestmark = pytest.mark.django_db(transaction=True)

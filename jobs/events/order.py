@@ -15,9 +15,7 @@ from django.db import Error, connections, transaction
 from django.db.models import Exists, OuterRef, QuerySet
 from django.db.models.functions import Now
 
-from jobs.database import databases, turns
-from jobs.database.databases import NOW_SQLITE
-from jobs.database.sessions import has_begun, session_of
+from jobs import store
 from jobs.events.doors import WAITS
 from jobs.events.models import EVENT_HEADER, Relay
 from jobs.lifecycle import ring
@@ -25,6 +23,9 @@ from jobs.lifecycle.transitions import NEVER
 from jobs.maintenance import Seldom
 from jobs.models import LIVE, Job, State
 from jobs.models.values import named
+from jobs.store import databases
+from jobs.store.databases import NOW_SQLITE
+from jobs.store.sessions import has_begun, session_of
 
 #: For how many keys one look lets in a job, at the most.
 KEYS = 1000
@@ -130,7 +131,7 @@ def let_in_next(job: Job) -> None:
     about = job.headers.get(EVENT_HEADER) or {}
     if about.get("order_key") is not None:
         using = str(job._state.db)
-        with suppress(Error), turns.turn(using):
+        with suppress(Error), store.of(using).turn():
             let_in(using, [named(job.task, about["order_key"])])
 
 

@@ -13,8 +13,8 @@ from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 
 from jobs.conf import conf
-from jobs.database import databases
 from jobs.models import CLAIMABLE, Job, Node, State
+from jobs.store import databases
 
 MOST = 10_000  #: Counts end here: of a long backlog it only matters that it is long.
 

@@ -15,11 +15,11 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from jobs import extensions
-from jobs.database import databases
 from jobs.lifecycle import transitions, unique
 from jobs.lifecycle.transitions import UniqueBusy, UniqueTaken
 from jobs.models import WAITING, Job, State
 from jobs.operations import kill, note, signed
+from jobs.store import databases
 
 
 class Outcome(NamedTuple):

@@ -11,11 +11,11 @@ from django.utils import timezone
 
 from jobs.contrib.operator.models import Statistic
 from jobs.contrib.operator.statistics import HOUR, MINUTE, bucket, floor
-from jobs.database import databases
 from jobs.events.models import Event, Subscription
 from jobs.lifecycle import queues
 from jobs.models import Action, Batch, Effect, Job, Limit, Marker, Node, Pause, Schedule
 from jobs.models.fields import first_id
+from jobs.store import databases
 from tests.rows import let_beat
 
 WELCOME, CHARGE = "shop.tasks.send_welcome_email", "shop.tasks.charge_order"

@@ -7,9 +7,8 @@ from django.urls import reverse
 from django.utils import timezone
 from playwright.sync_api import expect
 
-from jobs.database import databases
-from jobs.lifecycle import worker_orders
 from jobs.models import Job
+from jobs.store import databases, worker_orders
 from shop.services import hand_in
 from tests.browser.axe import violations
 from tests.browser.pages import change

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from celery import current_app
 
-from jobs.database.databases import side
+from jobs.store.databases import side
 from tests.servers import Redis, Server
 
 

@@ -26,7 +26,7 @@ from tests.servers import wait_for
 ELSEWHERE = {"CELERY_BROKER_URL": "jobs://"}
 
 #: A worker that never asks whose database it is, at its start and at every beat.
-ASKS = "jobs.database.identity:check_all"
+ASKS = "jobs.store.identity:check_all"
 
 
 def jobs(*command: str) -> str:
@@ -96,7 +96,7 @@ def refused_by_the_copy(states: dict[str, int]) -> None:
 @pytest.mark.quick
 @guard(
     Without(
-        "jobs.lifecycle.completion:_SUCCEED",
+        "jobs.store.postgresql:SUCCEED",
         "",
         clause="AND NOT EXISTS (SELECT 1 FROM jobs_cancellation WHERE job = {{2}})",
     )

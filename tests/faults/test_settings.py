@@ -344,8 +344,8 @@ def test_scenes_over_a_standby_that_is_promoted(ledger, own, tmp_path):
 @pytest.mark.long
 @pytest.mark.brokers("jobs")
 @pytest.mark.parametrize("disk", ["of the tables", "of the server", "of the file"])
-@guard(Without("jobs.database.databases:is_full", "False"), case="tables")
-@guard(Without("jobs.database.databases:is_full", "False"), case="file")
+@guard(Without("jobs.store.databases:is_full", "False"), case="tables")
+@guard(Without("jobs.store.databases:is_full", "False"), case="file")
 def test_scenes_on_a_disk_that_was_full(ledger, own, tmp_path, disk):
     """Of a tablespace, or of an SQLite file: what is written fails. Of all: the server may end, until there is room.
 
@@ -378,7 +378,7 @@ def test_scenes_on_a_disk_that_was_full(ledger, own, tmp_path, disk):
 
 @pytest.mark.long
 @pytest.mark.brokers("jobs")
-@guard("jobs.database.databases:_watch_from_the_server")
+@guard("jobs.store.databases:_watch_from_the_server")
 @guard("jobs.maintenance.rescue:rescue_all")
 def test_scenes_over_a_wire_that_was_cut(ledger, own, tmp_path):
     """For 45 s each packet between one worker and the server is dropped. Both ends let go of their connections.

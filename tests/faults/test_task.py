@@ -92,7 +92,7 @@ def loses_its_link(key):
         cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
 
 
-@guard("jobs.database.databases:tidy")
+@guard("jobs.store.databases:tidy")
 @guard(Without("jobs.execution.pipeline:_look_after", "False", call="databases.has_transaction"))
 @guard(Without("jobs.execution.pipeline:_look_after", "True", call="databases.is_idle"))
 def test_connection_left_behind(ledger):

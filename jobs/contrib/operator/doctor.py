@@ -15,13 +15,13 @@ from django.db.migrations.executor import MigrationExecutor
 from jobs.checks import driver
 from jobs.conf import celery_app, conf, import_tasks, worker_command
 from jobs.contrib.operator import problems, status
-from jobs.database import databases, identity
 from jobs.idempotency import locks
 from jobs.inspection import why
 from jobs.inspection.times import duration
 from jobs.lifecycle import queues, ring, transitions
 from jobs.management.console.base import JobsCommand, option, subcommand
 from jobs.models import ENDED, Job, State
+from jobs.store import databases, identity
 
 PATIENCE = 2.0  #: Seconds that the broker may take to answer.
 #: Seconds that the probe may take; and where no worker takes jobs, for one may just be starting.

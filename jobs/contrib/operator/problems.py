@@ -12,12 +12,12 @@ from jobs import extensions
 from jobs.conf import worker_command
 from jobs.contrib.operator import statistics, status
 from jobs.contrib.operator.statistics import HOUR, Row
-from jobs.database import databases
 from jobs.inspection.counts import at_least, late_after
 from jobs.inspection.problems import ERROR, INFO, SEVERITIES, WARNING, Kind, Link, Problem, ago, by_whom
 from jobs.inspection.times import duration
 from jobs.models import Node, State
 from jobs.operations.actions import OPERATIONS
+from jobs.store import databases
 
 LONG = 1800.0  #: Seconds after which a running body is a problem.
 

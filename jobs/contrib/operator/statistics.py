@@ -22,9 +22,9 @@ from django.utils import timezone
 
 from jobs.conf import conf
 from jobs.contrib.operator.models import Statistic
-from jobs.database import databases
 from jobs.maintenance import is_eldest
 from jobs.models import Job, State
+from jobs.store import databases
 
 MINUTE, HOUR, QUARTER = datetime.timedelta(minutes=1), datetime.timedelta(hours=1), datetime.timedelta(hours=6)
 

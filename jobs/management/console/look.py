@@ -12,7 +12,6 @@ from django.core.management.base import CommandError
 from django.utils.translation import gettext
 
 from jobs.conf import conf
-from jobs.database import databases
 from jobs.inspection import public
 from jobs.inspection import verify as promise
 from jobs.inspection import why as reasons
@@ -20,6 +19,7 @@ from jobs.lifecycle.redaction import Shown, veil
 from jobs.management.console.base import ID, LIMIT, JobsCommand, local, option, reported, subcommand
 from jobs.management.console.change import WHICH, key_of, which
 from jobs.models import ENDED, Action, Job, Node, State
+from jobs.store import databases
 
 
 @subcommand(ID)

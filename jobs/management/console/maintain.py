@@ -12,11 +12,11 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from jobs.conf import conf
-from jobs.database import databases, identity
-from jobs.database.databases import SideDatabase
 from jobs.maintenance.prune import Prune
 from jobs.maintenance.rescue import Rescue
 from jobs.management.console.base import DRY_RUN, JobsCommand, option, project_app, subcommand
+from jobs.store import databases, identity
+from jobs.store.databases import SideDatabase
 
 ONCE = option("--once", "do it once, report and end", action="store_true")
 

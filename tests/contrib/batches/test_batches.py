@@ -20,7 +20,6 @@ from jobs import batch
 from jobs.contrib.batches import batch as batches
 from jobs.contrib.batches.models import Batch
 from jobs.contrib.operator import activation
-from jobs.database import databases
 from jobs.events import prune as forget
 from jobs.events.models import Subscription
 from jobs.inspection import public, why
@@ -28,6 +27,7 @@ from jobs.lifecycle import transitions
 from jobs.maintenance import clock
 from jobs.maintenance.prune import Prune
 from jobs.models import Action, Job
+from jobs.store import databases
 from tests import tasks
 from tests.harness import Worker, claim, effects, run
 from tests.rows import make

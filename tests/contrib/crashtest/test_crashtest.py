@@ -29,10 +29,10 @@ from django.test import TestCase
 
 from jobs import Snooze
 from jobs.contrib.crashtest import copies, crash
-from jobs.database import databases
 from jobs.execution import pipeline
 from jobs.lifecycle.board import is_alive
 from jobs.models import Job, Node
+from jobs.store import databases
 from jobs.testing import NotIdempotent, assert_idempotent
 from shop.models import Customer
 from shop.services import place_order, sign_up

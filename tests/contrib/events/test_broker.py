@@ -32,13 +32,13 @@ from django.utils import timezone
 from hypothesis import strategies as st
 
 from jobs.conf import service
-from jobs.database import databases
 from jobs.events import inbox, outbox, publisher, receiver, relay, replay, talk, wire
 from jobs.events.amqp import DIRECT, EXCHANGE, GONE, HELLO, POSITION, RESEND, TALK, Voice, direct_key, queue_of
 from jobs.events.inbox import Delivery
 from jobs.events.models import PARKED, UNSENT, Event, Position, Relay, Subscription
 from jobs.lifecycle.board import board
 from jobs.models import LIVE, Job, Node
+from jobs.store import databases
 from jobs.testing import run_jobs
 from tests import event_tasks as told
 from tests.harness import ROOT, Worker, database_url, wait_reached

@@ -18,7 +18,6 @@ from django.db import OperationalError, connection, transaction
 from django.db.models import F
 from django.utils import timezone
 
-from jobs.database import databases
 from jobs.events import event, handler, order, prune, relay
 from jobs.events.models import Event, Relay, Subscription
 from jobs.events.relay import Post
@@ -28,6 +27,7 @@ from jobs.maintenance import clock, rescue
 from jobs.maintenance.prune import FULL_WALK, Prune
 from jobs.models import LIVE, Action, Job, Node
 from jobs.operations.actions import RunNow
+from jobs.store import databases
 from jobs.testing import run_jobs
 from tests import event_tasks as told
 from tests.concurrency import Elsewhere, open_transaction, somebody_waits

@@ -14,7 +14,6 @@ from django.db import connection
 from django.db.models import Model
 from django.utils import timezone
 
-from jobs.database import databases
 from jobs.events import order, publisher, relay, replay
 from jobs.events.models import Event, Position
 from jobs.lifecycle.transitions import NEVER
@@ -22,6 +21,7 @@ from jobs.maintenance import clock
 from jobs.maintenance.prune import Prune
 from jobs.models import Job, Node
 from jobs.models.fields import uuid7
+from jobs.store import databases
 from tests import event_tasks as told
 from tests.plans import FEW, ROWS, asked_by, plan
 

@@ -24,16 +24,17 @@ from jobs.conf import problems as wrong_settings
 from jobs.conf import rates
 from jobs.conf.rates import limit_of
 from jobs.contrib.limits import claims as limited
-from jobs.contrib.limits import limits
+from jobs.contrib.limits import limits, store
 from jobs.contrib.limits.claims import LimitedClaimer
 from jobs.contrib.operator import problems, status
-from jobs.database import databases
 from jobs.inspection.why import explain, waiting
 from jobs.lifecycle import claims, completion, transitions
 from jobs.lifecycle.board import board
 from jobs.lifecycle.transitions import now_plus
 from jobs.maintenance import clock
 from jobs.models import Gate, Job, Limit
+from jobs.store import databases
+from jobs.store.base import Claim
 from tests import tasks
 from tests.contrib.limits.claiming import QUEUE, claim, end, take
 from tests.faults.worker import Worker
@@ -494,14 +495,14 @@ def test_what_is_held_or_moved_while_a_claim_looks_is_not_claimed(change, monkey
 @contextmanager
 def slow_claims(monkeypatch):
     """Between what a claim sees and its locks half a second passes."""
-    slow = limited._CLAIM.replace("), found", "), slow AS MATERIALIZED (SELECT pg_sleep(0.6)::text AS word), found")
+    slow = store._CLAIM.replace("), found", "), slow AS MATERIALIZED (SELECT pg_sleep(0.6)::text AS word), found")
     at = "SELECT id FROM jobs_job WHERE "
     assert at in slow
     with monkeypatch.context() as patch:
-        patch.setattr(limited, "_CLAIM", slow.replace(at, f"{at}(SELECT word FROM slow) = '' AND "))
-        limited._statement.cache_clear()
+        patch.setattr(store, "_CLAIM", slow.replace(at, f"{at}(SELECT word FROM slow) = '' AND "))
+        store.claim_sql.cache_clear()
         yield
-    limited._statement.cache_clear()
+    store.claim_sql.cache_clear()
 
 
 def claim_apart() -> list[Job]:
@@ -700,7 +701,7 @@ def test_what_a_rate_lets_in_is_not_held_again_at_once(task, rate, rows, monkeyp
     if task is tasks.five_a_second:
         # Its time does not come in the whole claim.
         monkeypatch.setattr(limited, "next_at", lambda gate, limit, now: now + 1.0)
-        monkeypatch.setattr(limited, "_take", lambda *args: [])
+        monkeypatch.setattr(store, "take", lambda *args: [])
         monkeypatch.setattr(limited, "_take_anywhere", lambda *args: [])
     claimer.claim("default", QUEUE, board.node, 1)
     assert len(held) <= 1
@@ -739,7 +740,10 @@ def test_names_are_names_whatever_the_server_makes_of_backslashes():
     with connection.cursor() as cursor:
         cursor.execute("SET standard_conforming_strings = off")
     try:
-        taken = [limited._take("default", name, board.node, 1, claims.new_token(), known) for name in names]
+        taken = [
+            store.take("default", Claim(name, board.node, 1, claims.new_token()), known, limited.WINDOW)
+            for name in names
+        ]
         assert [[job.pk for job in jobs] for jobs in taken] == [[row.pk] for row in rows]
     finally:
         with connection.cursor() as cursor:

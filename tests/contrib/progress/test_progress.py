@@ -18,14 +18,13 @@ from django.template import Context, Template
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from jobs.calling import stored
 from jobs.contrib.progress import said as progress
-from jobs.database import databases
 from jobs.errors import LostLease
 from jobs.inspection import public
 from jobs.lifecycle import transitions
 from jobs.lifecycle.board import _SAID_AT, board
 from jobs.models import Job
+from jobs.store import databases, stored
 from jobs.worker import companion
 from tests import tasks
 from tests.gates import once_only, wait_for_file

@@ -22,9 +22,9 @@ from jobs.contrib.operator.statistics import (
     floor,
     percentile,
 )
-from jobs.database import databases
 from jobs.lifecycle import transitions
 from jobs.models import Job
+from jobs.store import databases
 from tests.harness import Worker
 from tests.rows import ended, make, make_node
 from tests.servers import wait_for

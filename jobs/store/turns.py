@@ -12,10 +12,6 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from django.db import connections
-
-from jobs.conf import conf
-
 #: Seconds between two turns, in which a caller may write.
 GAP = 0.0007
 
@@ -49,17 +45,14 @@ _own = threading.local()
 
 
 def install() -> None:
-    """In a worker, before it forks."""
+    """In a worker that has such a database, before it forks."""
     global _processes
-    if any(connections[alias].vendor == "sqlite" for alias in conf().DATABASES):
-        _processes = Lock()
+    _processes = Lock()
 
 
-def turn(using: str) -> AbstractContextManager[None]:
-    """The time in which this process may write; everywhere else than on SQLite that is always."""
-    if _processes is None or connections[using].vendor != "sqlite":
-        return _ALWAYS
-    return _turn(_processes)
+def turn() -> AbstractContextManager[None]:
+    """The time in which this process may write; outside of workers that is always."""
+    return _ALWAYS if _processes is None else _turn(_processes)
 
 
 _ALWAYS = nullcontext()

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from django.db import connections
 from django.db.models.constants import OnConflict
 
-from jobs.database import databases
-from jobs.database.databases import SideDatabase
 from jobs.models.values import scrub
+from jobs.store import databases
+from jobs.store.databases import SideDatabase
 
 #: To a run; the others to a node: claim nothing more and finish what runs, claim again, stop as by SIGTERM.
 KILL = "kill"

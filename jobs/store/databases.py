@@ -2,7 +2,6 @@
 
 import datetime
 import os
-import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -21,7 +20,6 @@ from django.db import (
     ProgrammingError,
     connections,
     router,
-    transaction,
 )
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
@@ -135,28 +133,6 @@ def free(rows: QuerySet[M]) -> QuerySet[M]:
     """The rows that nobody else has locked. They stay locked until the transaction ends. (SQLite has one writer.)"""
     can_skip = connections[rows.db].features.has_select_for_update_skip_locked
     return rows.select_for_update(skip_locked=True) if can_skip else rows
-
-
-@contextmanager
-def bounded(alias: str, seconds: float) -> Iterator[None]:
-    """A savepoint in which nothing waits much longer than that for another transaction (PostgreSQL)."""
-    with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
-        if connections[alias].vendor != "postgresql":
-            yield
-            return
-        # Two that wait for each other would give up at the same moment; now the second one goes on.
-        limit = f"{random.uniform(0.7, 1) * seconds * 1000:.0f}ms"
-        cursor.execute("SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, true)", [limit])
-        before = cursor.fetchone()[0]
-        yield
-        # After an exception the end of the savepoint does the same.
-        cursor.execute("SELECT set_config('lock_timeout', %s, true)", [before])
-
-
-def end_if_idle(alias: str, seconds: float) -> None:
-    """Let the server end this transaction, and with it its locks, if its process stands still in it (PostgreSQL)."""
-    if connections[alias].vendor == "postgresql" and not in_test(alias):
-        ask(alias, "SELECT set_config('idle_in_transaction_session_timeout', %s, true)", f"{seconds:g}s")
 
 
 def ask(using: str, sql: str, *params: Any) -> list[Any]:
@@ -326,7 +302,7 @@ def watch_links() -> None:
         if connections[alias].vendor == "postgresql":
             settings = connections.settings[alias]
             settings["OPTIONS"] = {**LINK, **settings["OPTIONS"]}
-    connection_created.connect(_watch_from_the_server, dispatch_uid="jobs.database.databases")
+    connection_created.connect(_watch_from_the_server, dispatch_uid="jobs.store.databases")
 
 
 def _watch_from_the_server(connection: BaseDatabaseWrapper, **kwargs: Any) -> None:

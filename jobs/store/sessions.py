@@ -10,7 +10,7 @@ from typing import Any
 
 from django.db import connections
 
-from jobs.database import databases
+from jobs.store import databases
 
 _NOTIFY = b"SELECT pg_notify($1, told) FROM json_array_elements_text($2) AS told"
 

@@ -2,7 +2,7 @@
 
 import uuid
 
-from jobs.database.databases import SideDatabase
+from jobs.store.databases import SideDatabase
 
 
 def read(side: SideDatabase) -> dict[uuid.UUID, int]:

@@ -15,8 +15,8 @@ from django.db import connections
 from django.db.models.constants import OnConflict
 
 from jobs.conf import conf
-from jobs.database.databases import EPOCH_NOW, SideDatabase, home, patiently
-from jobs.lifecycle.board import Slot
+from jobs.store import of
+from jobs.store.databases import SideDatabase, home, patiently
 
 _COLUMNS = ["id", "meta", "lease", "expires_at"]
 
@@ -24,22 +24,21 @@ _COLUMNS = ["id", "meta", "lease", "expires_at"]
 #: How Celery's backends begin what they keep of a task.
 _BEGINS = '{"status": "'
 
-#: Whether what is there is of no job, or of an earlier run; or of this one; and the databases that can ask so.
+#: Whether what is there is of no job, or of an earlier run; or of this one.
 _EARLIER = "jobs_stored_result.lease IS NULL OR jobs_stored_result.lease < excluded.lease"
 _SAME = "jobs_stored_result.lease = excluded.lease"
-_COMPARE = ("sqlite", "postgresql")
 
 
-def say(slot: Slot, key: str, meta: str, expires: float | None, lease: int) -> bool:
-    """Let the worker's companion write what a run says of itself: it costs no statement. False: write it yourself."""
-    return slot.say(json.dumps([key, meta, expires, lease], ensure_ascii=False).encode())
+def packed(key: str, meta: str, expires: float | None, lease: int) -> bytes:
+    """What a run says of itself, for the worker's companion to write (:func:`write_said`): it costs no statement."""
+    return json.dumps([key, meta, expires, lease], ensure_ascii=False).encode()
 
 
 def write_said(side: SideDatabase, text: bytes) -> None:
-    """What :func:`say` left; not over what a later run said, nor over somebody's wish that the run should end."""
+    """What was packed; not over what a later run said, nor over somebody's wish that the run should end."""
     key, meta, expires, lease = json.loads(text)
     sql, values = _upsert(), [key, meta, lease, expires or None]
-    if side.vendor in _COMPARE:
+    if of(home()).compares:
         sql += f" WHERE {_EARLIER} OR ({_SAME} AND jobs_stored_result.meta NOT LIKE %s)"
         values.append(f"{_BEGINS}{ABORTED}%")
     side.execute(sql, *values)
@@ -76,7 +75,7 @@ class Store:
             keep_open: a connection of its own stays open until :meth:`close`: the same job will write again.
         """
         sql = _upsert()
-        if lease is not None and connections[home()].vendor in _COMPARE:
+        if lease is not None and of(home()).compares:
             # Not over what a later run said: this one is a zombie then.
             sql += f" WHERE {_EARLIER} OR {_SAME}"
         self._execute(sql, key, meta, lease, expires or None, writes=True, keep_open=keep_open)
@@ -91,8 +90,9 @@ class Store:
         alias = home()
         main: Any = connections[alias]
         # A database in memory has no second file.
-        is_apart = main.vendor == "sqlite" and not main.is_in_memory_db()
-        if main.vendor != "sqlite" and writes:
+        one_writer = of(alias).has_one_writer
+        is_apart = one_writer and not main.is_in_memory_db()
+        if writes and not one_writer:
             is_apart = main.in_atomic_block or not main.get_autocommit()
         if is_apart:
             try:
@@ -103,7 +103,7 @@ class Store:
 
         def execute() -> Any:
             with main.cursor() as cursor:
-                cursor.execute(sql.format(now=EPOCH_NOW[main.vendor]), params)
+                cursor.execute(sql.format(now=of(alias).epoch), params)
                 return cursor.fetchall() if cursor.description else cursor.rowcount
 
         return patiently(alias, execute)
