@@ -6,13 +6,10 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator
-from fnmatch import fnmatchcase
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-import celery
 from celery.utils.functional import maybe_list
 from django.apps import apps
 from django.conf import settings
@@ -25,7 +22,7 @@ from kombu.utils.url import maybe_sanitize_url
 from jobs import conf as project
 from jobs import extensions, store
 from jobs.calling.options import says_how_to_retry
-from jobs.conf import celery_settings, conf, did_you_mean, import_tasks, private, problems, task_options
+from jobs.conf import conf, did_you_mean, import_tasks, private, problems
 from jobs.maintenance import zombies
 from jobs.models import Job
 
@@ -94,13 +91,6 @@ W017 Markers are kept for {kept:g} s, and jobs of these tasks may still be retri
   -> Set JOBS['MARKER_RETENTION'] above JOBS['RETENTION_FAILED'] and above all their retries; None keeps them.
 W018 JOBS[{name!r}] is {seconds:g} seconds: what is older is deleted.
   -> For days write datetime.timedelta(days={seconds:g}). Silence this if seconds are meant.
-W019 These settings mean nothing for jobs, only for tasks that are none: {names}. A free process claims a job's row, and
-     its completion acknowledges it.
-  -> Remove them, or silence this if other tasks need them.
-W020 The task {task} {why}, and needs the option {option} of ours, which its package cannot know of.
-  -> Set JOBS = {{'TASKS': {{{pattern!r}: {{{option}}}}}}}.
-W021 These tasks stay stock Celery, although the app's task_cls is jobs.Task, because their base class is not: {tasks}.
-  -> Let the base class inherit from jobs.Task, or name the tasks in JOBS['EXCLUDE'] if that is what you want.
 W022 jobs was not tested with {names}.
   -> What it needs of them is there. Install {tested}, or watch this worker.
 W031 In the database {alias!r} this process logs in as {role}, and other workers as {others}, whose sessions it may not
@@ -126,24 +116,8 @@ add_texts(MESSAGES)
 OF_APP: list[Callable[[Celery], Iterable[CheckMessage]]] = []
 OF_TASKS: list[Callable[[Celery], Iterable[CheckMessage]]] = []
 
-#: Tasks of other packages that need an option of ours: the pattern for JOBS["TASKS"], the option, its value, and why.
-NEEDS = {
-    "post_office.tasks.send_queued_mail": (
-        "post_office.*",
-        "atomic",
-        False,
-        "closes its connection in its body (in a transaction that ends it failed, and its mails are sent again)",
-    ),
-}
-
 JSON = ("json", "application/json")  #: Both names of the one serializer that jobs can use.
 SHORT = 3600.0  #: Nobody means to keep a history for fewer seconds.
-
-#: Celery's settings of how messages are fetched and acknowledged. A job is no message.
-ABOUT_MESSAGES = """
-task_acks_late task_acks_on_failure_or_timeout task_acks_on_failure task_acks_on_timeout task_reject_on_worker_lost
-worker_cancel_long_running_tasks_on_connection_loss worker_eta_task_limit worker_prefetch_multiplier
-""".split()
 
 #: Celery's settings with the values under which a worker goes on without its broker.
 ABOUT_OUTAGES = {
@@ -288,7 +262,7 @@ def check_celery(app: Celery | None = None) -> Iterator[CheckMessage]:
     if (app := app or project.celery_app()) is None:
         yield say("W016")
         return
-    conf, ours = app.conf, celery_settings()
+    conf = app.conf
     if conf.task_always_eager:
         yield say("W002")
     is_ours = getattr(app.Task, "is_transactional", False)
@@ -306,30 +280,9 @@ def check_celery(app: Celery | None = None) -> Iterator[CheckMessage]:
     ]
     if brittle:
         yield say("W008", values=", ".join(brittle))
-    idle = {name for name in ABOUT_MESSAGES if conf.value_set_for(name) and conf[name] != ours.get(name)}
-    if "visibility_timeout" in (conf.broker_transport_options or {}):
-        idle.add("visibility_timeout")
-    if idle:
-        yield say("W019", names=idle)
     if problems():
         return
     yield from chain.from_iterable(check(app) for check in OF_APP)
-    if is_ours:
-        yield from neglected()
-
-
-def neglected() -> Iterator[CheckMessage]:
-    """The tasks of installed packages that were not given what they need."""
-    for task, (pattern, option, value, why) in NEEDS.items():
-        module, _, name = task.rpartition(".")
-        # Some packages make their tasks only if one of their settings says so.
-        is_there = hasattr(sys.modules.get(module), name)
-        if is_there and not is_excluded(task) and task_options(task).get(option) != value:
-            yield say("W020", task=task, why=why, option=f"{option!r}: {value!r}", pattern=pattern)
-
-
-def is_excluded(task: str) -> bool:
-    return not problems() and any(fnmatchcase(task, pattern) for pattern in conf().EXCLUDE)
 
 
 def _broker_urls(app: Celery) -> set[str]:
@@ -403,9 +356,6 @@ def check_tasks(app: Celery | None = None) -> Iterator[CheckMessage]:
             yield say("E019", exc=exc)
             return
     tasks = _own_tasks(app)
-    foreign = {name for name, task in app.tasks.items() if has_foreign_base(task) and not is_excluded(name)}
-    if foreign and getattr(app.Task, "is_transactional", False):
-        yield say("W021", tasks=foreign)
     # E016 is about the setting itself.
     fine = (*JSON, app.conf.task_serializer)
     if odd := {name for name, task in tasks.items() if task.serializer not in fine}:
@@ -433,15 +383,6 @@ def _own_tasks(app: Celery) -> dict[str, Any]:
         for name, task in app.tasks.items()
         if getattr(task, "is_transactional", False) and not task.is_stock()
     }
-
-
-def has_foreign_base(task: Any) -> bool:
-    """Whether the task's class is neither ours nor Celery's own."""
-    if getattr(task, "is_transactional", False):
-        return False
-    # Celery makes a class for a task that was a function: its base counts.
-    bases = type(task).__mro__[1 if "__wrapped__" in vars(type(task)) else 0 :]
-    return any(issubclass(each, celery.Task) and not each.__module__.startswith("celery.") for each in bases)
 
 
 def _retry_horizon(task: Any) -> float:

@@ -18,6 +18,7 @@ from jobs import checks
 from jobs.arguments import normalize
 from jobs.calling.options import check_call, check_declaration
 from jobs.conf import conf, problems
+from jobs.contrib.operator import checks as project
 from jobs.contrib.operator.project import source
 from jobs.contrib.operator.project.source import BREAKS, DIFFERS, NEEDLESS, Finding
 from jobs.management.console.base import JobsCommand, option, project_app, reported, subcommand
@@ -103,7 +104,7 @@ def _packages(app: Celery) -> Iterator[Finding]:
         if apps.is_installed(name):
             yield Finding(name, DIFFERS, says, "docs/reference/compatibility.md")
     # If tasks are transactional, the checks above have said it.
-    for message in () if getattr(app.Task, "is_transactional", False) else checks.neglected():
+    for message in () if getattr(app.Task, "is_transactional", False) else project.neglected():
         yield Finding(f"settings ({message.id})", BREAKS, message.msg, message.hint or "")
 
 
@@ -126,7 +127,7 @@ def _beat(app: Celery) -> Iterator[Finding]:
 
 def _is_meant(name: str, task: Any) -> bool:
     own = type(task).__module__.partition(".")[0] == __name__.partition(".")[0]
-    return not (name.startswith("celery.") or own or checks.is_excluded(name))
+    return not (name.startswith("celery.") or own or project.is_excluded(name))
 
 
 def _place(task: Any) -> str:
@@ -144,7 +145,7 @@ def _task(task: Any) -> Iterator[Finding]:
         check_declaration(kind, [name for name in vars(kind) if "_decorated" in vars(kind)])
     except TypeError as exc:
         yield Finding(where, BREAKS, str(exc), "The declaration raises when the module is imported.")
-    if checks.has_foreign_base(task):
+    if project.has_foreign_base(task):
         cure = "Let it inherit from jobs.Task, or name the task in JOBS['EXCLUDE'] if that is what you want."
         made = int("__wrapped__" in vars(kind))
         base = next(each for each in kind.__mro__[made:] if not each.__module__.startswith("celery."))
