@@ -132,9 +132,6 @@ class Extension:
         """More for ``manage.py jobs adopt --json``: what else would run in a copy of a database."""
         return {}
 
-    def beat(self, scheduler: Any) -> None:
-        """``celery beat`` begins, and this is its scheduler."""
-
     def passing(self, app: Any, aliases: Sequence[str], only: Collection[str] | bool) -> Passing | None:
         """For ``run_jobs(until=)``: what comes due as time passes that is no job yet. ``only``: names, or all."""
 

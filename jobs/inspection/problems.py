@@ -28,22 +28,22 @@ class Link:
     warns: Any = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Kind:
     """One kind of problems on the dashboard and in ``manage.py jobs status``."""
 
     severity: str
     #: The words that count it, with ``%(number)s``.
     many: Any
+    #: What a problem is about gives the page that shows it, and the button that mends it.
+    place: Callable[[Any], Link] | None = None
+    button: Callable[[Any], Link] | None = None
     #: False: somebody wanted it so, or there is much to do, or the project's code is at fault.
     is_fault: bool = True
     #: It is listed before this kind; empty: behind all of them.
     before: str = ""
     #: Who may read it in the admin, beside those who may read jobs: a permission.
     permission: str = ""
-    #: What a problem is about gives the page that shows it, and the button that mends it.
-    place: Callable[[Any], Link] | None = None
-    button: Callable[[Any], Link] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,8 +155,8 @@ class Field(NamedTuple):
     label: Any
     example: str
     help: str
-    #: Those of some jobs (a queryset) that fit a value.
-    narrow: Callable[[QuerySet[Job], Any], QuerySet[Job]]
+    #: Those of some jobs (a queryset) that fit a value: a look-up of Django's, or what finds them.
+    fits: str | Callable[[QuerySet[Job], Any], QuerySet[Job]]
     #: The value that a text means; ``ValueError``: it means none.
     read: Callable[[str], Any] = read_text
     #: It tells of arguments: where those are redacted, a form does not ask for it.
@@ -173,7 +173,7 @@ FIELDS = {
     "task": Field(
         _("Task"), "shop.tasks.*", "all jobs of a task, by its name or its end; TASK*: all that begin so", _of_task
     ),
-    "queue": Field(_("Queue"), "celery", "all jobs of a queue", lambda rows, name: rows.filter(queue=name)),
+    "queue": Field(_("Queue"), "celery", "all jobs of a queue", "queue"),
     **{name: field for selects in extensions.through("selects") for name, field in selects().items()},
 }
 
@@ -211,7 +211,8 @@ class Selection:
             # SQLite uses the index only if the condition has its words; for PostgreSQL it would count twice.
             rows = rows.filter(state__in=UNSUCCESSFUL)
         for name, value in self.values.items():
-            rows = FIELDS[name].narrow(rows, value)
+            fits = FIELDS[name].fits
+            rows = rows.filter(**{fits: value}) if isinstance(fits, str) else fits(rows, value)
         return rows
 
     def count(self) -> int:

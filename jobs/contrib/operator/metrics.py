@@ -25,6 +25,9 @@ Samples = Callable[[dict[str, Any]], Iterable[tuple[Sequence[str], Any]]]
 DRAIN = 60  #: Seconds in which what is ready should be worked off.
 
 
+NEEDED = f"Processes that are busy, and those that work off in {DRAIN} s what is ready and may run."
+
+
 def processes(found: dict[str, Any]) -> dict[str, int]:
     """The processes that each queue needs, out of ``status.gather``: for what runs, and to work the rest off in time.
 
@@ -61,6 +64,14 @@ def _live(found: dict[str, Any]) -> list[Any]:
     return [([name, state], each[state]) for name, each in found["queues"].items() for state in LIVE]
 
 
+def _due(key: str) -> Samples:
+    return lambda found: [([], found["due"][key])]
+
+
+def _needed(found: dict[str, Any]) -> list[Any]:
+    return [([name], number) for name, number in processes(found).items()]
+
+
 def _ended(state: str) -> Samples:
     return lambda found: found["ended"][state].items()
 
@@ -76,24 +87,9 @@ GAUGES: tuple[tuple[str, str, list[str], Samples], ...] = (
     ("celery_worker_up", "1: it beats.", _NODE, _workers("alive")),
     ("celery_worker_tasks_active", "Jobs that it runs.", _NODE, _workers("running")),
     ("jobs_worker_processes", "How many it can run.", _NODE, _workers("concurrency")),
-    (
-        "jobs_due",
-        "Scheduled jobs that are due and not ready yet.",
-        [],
-        lambda found: [([], found["due"]["count"])],
-    ),
-    (
-        "jobs_due_lag_seconds",
-        "For how long the oldest of them is due.",
-        [],
-        lambda found: [([], found["due"]["lag_seconds"])],
-    ),
-    (
-        "jobs_processes_needed",
-        f"Processes that are busy, and those that work off in {DRAIN} s what is ready and may run.",
-        _QUEUE,
-        lambda found: [([name], number) for name, number in processes(found).items()],
-    ),
+    ("jobs_due", "Scheduled jobs that are due and not ready yet.", [], _due("count")),
+    ("jobs_due_lag_seconds", "For how long the oldest of them is due.", [], _due("lag_seconds")),
+    ("jobs_processes_needed", NEEDED, _QUEUE, _needed),
 )
 
 COUNTERS: tuple[tuple[str, str, list[str], Samples], ...] = (

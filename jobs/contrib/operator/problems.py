@@ -25,19 +25,23 @@ NAMED = 20  #: At most so many of one kind are named.
 
 EVERY_TIME = 5  #: So many failures one after the other, and no success: the task fails every time.
 
-_KILL, _THEM, _WORKERS = OPERATIONS["kill"], _("Show them"), _("Show the workers")
+_THEM, _WORKERS = _("Show them"), _("Show the workers")
+
+
+def _jobs(**query: Any) -> Link:
+    return Link(_THEM, "job_changelist", query=query)
 
 
 def _ready(queue: str) -> Link:
-    return Link(_THEM, "job_changelist", query={"state__exact": "ready", "queue": queue})
+    return _jobs(state__exact="ready", queue=queue)
+
+
+def _workers(label: Any, is_empty: int) -> Link:
+    return Link(label, "node_changelist", query={"dead_at__isempty": is_empty})
 
 
 def _failed(task: str) -> dict[str, str]:
     return {"state__exact": "failed", "task": task, "ended": "1h"}
-
-
-def _failed_jobs(task: str) -> Link:
-    return Link(_THEM, "job_changelist", query=_failed(task))
 
 
 def _retry(task: str) -> Link:
@@ -46,88 +50,89 @@ def _retry(task: str) -> Link:
     return Link(_("Retry these"), "job_operate", (), _failed(task), "retry_job", fields, warns)
 
 
+def _kill(job: Any) -> Link:
+    kill = OPERATIONS["kill"]
+    return Link(kill.label, "job_operate_one", (job,), {}, kill.permission, {"operation": "kill"}, kill.warns)
+
+
+def _resume(queue: str) -> Link:
+    return Link(_("Resume"), "queue_switch", (), {}, "pause_queue", {"verb": "resume", "queue": queue})
+
+
 #: In the order in which they are listed.
 KINDS: dict[str, Kind] = {
     "copied": Kind(
-        severity=ERROR,
-        many=ngettext_lazy("%(number)s database is a copy", "%(number)s databases are copies", "number"),
-        place=lambda _alias: Link(_THEM, "job_changelist", query={"state__exact": "ready"}),
+        ERROR,
+        ngettext_lazy("%(number)s database is a copy", "%(number)s databases are copies", "number"),
+        lambda alias: _jobs(state__exact="ready"),
     ),
-    "no_worker": Kind(
-        severity=ERROR, many=_("no worker is alive"), place=lambda _nothing: Link(_WORKERS, "node_changelist")
-    ),
+    "no_worker": Kind(ERROR, _("no worker is alive"), lambda nothing: Link(_WORKERS, "node_changelist")),
     "starving": Kind(
-        severity=ERROR,
-        many=ngettext_lazy("no worker for %(number)s queue", "no worker for %(number)s queues", "number"),
-        place=_ready,
+        ERROR, ngettext_lazy("no worker for %(number)s queue", "no worker for %(number)s queues", "number"), _ready
     ),
     "standing": Kind(
-        severity=ERROR,
-        many=ngettext_lazy("%(number)s queue stands still", "%(number)s queues stand still", "number"),
-        place=lambda _queue: Link(_WORKERS, "node_changelist", query={"dead_at__isempty": 1}),
+        ERROR,
+        ngettext_lazy("%(number)s queue stands still", "%(number)s queues stand still", "number"),
+        lambda queue: _workers(_WORKERS, 1),
     ),
     "overdue": Kind(
-        severity=ERROR,
-        many=ngettext_lazy("%(number)s job is overdue", "%(number)s jobs are overdue", "number"),
-        place=lambda _nothing: Link(_THEM, "job_changelist", query={"state__exact": "scheduled"}),
+        ERROR,
+        ngettext_lazy("%(number)s job is overdue", "%(number)s jobs are overdue", "number"),
+        lambda nothing: _jobs(state__exact="scheduled"),
     ),
     "unknown_task": Kind(
-        severity=ERROR,
-        many=ngettext_lazy("%(number)s job of an unknown task", "%(number)s jobs of unknown tasks", "number"),
-        place=lambda task: Link(_THEM, "job_changelist", query={"state__exact": "scheduled", "task": task}),
+        ERROR,
+        ngettext_lazy("%(number)s job of an unknown task", "%(number)s jobs of unknown tasks", "number"),
+        lambda task: _jobs(state__exact="scheduled", task=task),
     ),
     "failing": Kind(
-        severity=ERROR,
-        many=ngettext_lazy("%(number)s task fails every time", "%(number)s tasks fail every time", "number"),
+        ERROR,
+        ngettext_lazy("%(number)s task fails every time", "%(number)s tasks fail every time", "number"),
+        lambda task: _jobs(**_failed(task)),
+        _retry,
         is_fault=False,
-        place=_failed_jobs,
-        button=_retry,
     ),
     "failed": Kind(
-        severity=WARNING,
-        many=ngettext_lazy("%(number)s failed this hour", "%(number)s failed this hour", "number"),
+        WARNING,
+        ngettext_lazy("%(number)s failed this hour", "%(number)s failed this hour", "number"),
+        lambda task: _jobs(**_failed(task)),
+        _retry,
         is_fault=False,
-        place=_failed_jobs,
-        button=_retry,
     ),
     "dead": Kind(
-        severity=WARNING,
-        many=ngettext_lazy("%(number)s worker died", "%(number)s workers died", "number"),
+        WARNING,
+        ngettext_lazy("%(number)s worker died", "%(number)s workers died", "number"),
+        lambda nothing: _workers(_THEM, 0),
+        lambda nothing: Link(_("Seen"), "node_seen", permission="control_node"),
         is_fault=False,
-        place=lambda _nothing: Link(_THEM, "node_changelist", query={"dead_at__isempty": 0}),
-        button=lambda _nothing: Link(_("Seen"), "node_seen", permission="control_node"),
     ),
     "stuck": Kind(
-        severity=WARNING,
-        many=ngettext_lazy("%(number)s job seems stuck", "%(number)s jobs seem stuck", "number"),
+        WARNING,
+        ngettext_lazy("%(number)s job seems stuck", "%(number)s jobs seem stuck", "number"),
+        lambda job: Link(_("Show the job"), "job_change", (job,)),
+        _kill,
         is_fault=False,
-        place=lambda job: Link(_("Show the job"), "job_change", (job,)),
-        button=lambda job: Link(
-            _KILL.label, "job_operate_one", (job,), {}, _KILL.permission, {"operation": "kill"}, _KILL.warns
-        ),
     ),
     "growing": Kind(
-        severity=WARNING,
-        many=ngettext_lazy(
+        WARNING,
+        ngettext_lazy(
             "%(number)s queue grows faster than it drains", "%(number)s queues grow faster than they drain", "number"
         ),
+        _ready,
         is_fault=False,
-        place=_ready,
     ),
     "paused": Kind(
-        severity=WARNING,
-        many=ngettext_lazy("%(number)s queue is paused", "%(number)s queues are paused", "number"),
+        WARNING,
+        ngettext_lazy("%(number)s queue is paused", "%(number)s queues are paused", "number"),
+        _ready,
+        _resume,
         is_fault=False,
-        place=_ready,
-        button=lambda queue: Link(
-            _("Resume"), "queue_switch", (), {}, "pause_queue", {"verb": "resume", "queue": queue}
-        ),
     ),
     "busy": Kind(
-        severity=INFO,
-        many=ngettext_lazy("%(number)s queue is behind", "%(number)s queues are behind", "number"),
+        INFO,
+        ngettext_lazy("%(number)s queue is behind", "%(number)s queues are behind", "number"),
+        _ready,
         is_fault=False,
-        place=_ready,
     ),
 }
 

@@ -43,61 +43,43 @@ def _of_key(rows: QuerySet[Job], key: str) -> QuerySet[Job]:
     return rows.filter(pk__in=marked.values("pk").union(unique.values("pk"), all=True))
 
 
+def _since(rows: QuerySet[Job], moment: datetime.datetime) -> QuerySet[Job]:
+    return rows.filter(created_since(moment))
+
+
+def _containing(rows: QuerySet[Job], text: str) -> QuerySet[Job]:
+    return newest(rows).filter(said(text))
+
+
 def _read_contained(text: str) -> str:
     if conf().REDACT is not None:
         raise ValueError("the arguments are redacted (JOBS['REDACT']), and nobody may search in them.")
     return read_text(text)
 
 
+_WORKER, _MOMENT = "all jobs that a worker ran last: its id, 8 digits of it, its host", "2026-11-21 14:30"
+
 FIELDS: dict[str, Any] = {
-    "node": Field(
-        _("Worker (its ID or host)"),
-        "web1",
-        "all jobs that a worker ran last: its id, 8 digits of it, its host",
-        _on_node,
-    ),
+    "node": Field(_("Worker (its ID or host)"), "web1", _WORKER, _on_node),
     "key": Field(
-        _("Key (unique or idempotency)"),
-        "welcome:42",
-        "all jobs of a unique key, or of a marker's",
-        _of_key,
+        _("Key (unique or idempotency)"), "welcome:42", "all jobs of a unique key, or of a marker's", _of_key,
         is_secret=True,
     ),
     "parent": Field(
-        _("Called by the job"),
-        "6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11",
-        "all jobs that its body called",
-        lambda rows, key: rows.filter(parent_id=key),
+        _("Called by the job"), "6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11", "all jobs that its body called", "parent_id",
         read_id,
     ),
     "error": Field(
-        _("Error"),
-        "SMTPConnectError",
-        "all jobs whose last error is of this class: SMTPException",
-        lambda rows, kind: rows.filter(error__type=kind),
+        _("Error"), "SMTPConnectError", "all jobs whose last error is of this class: SMTPException", "error__type"
     ),
     "since": Field(
-        _("Created since"),
-        "2h",
-        "those created since then: 2h, 7d, 2026-11-21, '2026-11-21 14:30'",
-        lambda rows, at: rows.filter(created_since(at)),
-        moment,
+        _("Created since"), "2h", f"those created since then: 2h, 7d, 2026-11-21, '{_MOMENT}'", _since, moment
     ),
-    "until": Field(_("Created before"), "2026-11-21 14:30", "those created before then", _before, moment),
-    "ended": Field(
-        _("Ended since"),
-        "1h",
-        "those that ended since then",
-        lambda rows, at: rows.filter(finished_at__gte=at),
-        moment,
-    ),
+    "until": Field(_("Created before"), _MOMENT, "those created before then", _before, moment),
+    "ended": Field(_("Ended since"), "1h", "those that ended since then", "finished_at__gte", moment),
     # The last one: it searches the newest of those that fit the others.
     "contains": Field(
-        _("Arguments contain"),
-        "ada@example.com",
-        f"with this text in them; of the newest {SEARCHED:,}",
-        lambda rows, text: newest(rows).filter(said(text)),
-        _read_contained,
-        is_secret=True,
+        _("Arguments contain"), "ada@example.com", f"with this text in them; of the newest {SEARCHED:,}", _containing,
+        _read_contained, is_secret=True,
     ),
-}
+}  # fmt: skip

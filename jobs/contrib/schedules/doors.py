@@ -90,11 +90,6 @@ class Schedules(Extension):
     def threads(self) -> list[Callable[[Event, Attempt], None]]:
         return [run]
 
-    def beat(self, scheduler: Any) -> None:
-        from jobs.contrib.schedules.celery_beat import Beside
-
-        scheduler.apply_async = Beside(scheduler)
-
     def passing(self, app: Any, aliases: Sequence[str], only: Collection[str] | bool) -> Passing:
         from jobs.contrib.schedules import passing
 
