@@ -77,8 +77,7 @@ def guard(
     try:
         locked = list(found if is_list else found[:2])
     except OperationalError as exc:
-        # The number is MySQL's.
-        if databases.sqlstate(exc) != databases.LOCK_NOT_AVAILABLE and exc.args[:1] != (3572,):
+        if not databases.is_busy(exc):
             raise
         # The transaction is aborted, whoever catches this.
         connection.needs_rollback = True

@@ -210,7 +210,7 @@ class Job(models.Model):
         constraints: ClassVar = [
             models.CheckConstraint(name="jobs_job_state", condition=Q(state__in=State.values)),
             models.CheckConstraint(name="jobs_job_owner", condition=~Q(state="running") | OWNED),
-            models.CheckConstraint(name="jobs_job_finished", condition=FINISHED),
+            models.CheckConstraint(name="jobs_job_ended", condition=FINISHED),
             models.CheckConstraint(name="jobs_job_failed", condition=~Q(state="failed") | Q(error__isnull=False)),
             # A second waiting job of a key is refused. PostgreSQL names the constraint in its error.
             models.UniqueConstraint(name="jobs_job_unique", fields=["unique_key"], condition=UNIQUE),

@@ -7,6 +7,7 @@ import json
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from django.db import connections, transaction
@@ -17,11 +18,9 @@ from jobs.models import CLAIMABLE, Cancellation, Job, Marker, Node, Pause, State
 from jobs.models.columns import BY_ORDER, ORDER, POSITION, Part, named
 from jobs.store import databases
 
-#: What a claim writes, beside the node and the token.
 RUNNING: dict[str, Any] = {
     "state": State.RUNNING,
     "lease": F("lease") + 1,
-    "backend": None,
     "started_at": Now(),
     "limit_place": None,
     "queue_place": None,
@@ -103,6 +102,8 @@ class Store:
     has_one_writer = False
     #: The server says who waits for whom, and ends a session.
     has_sessions = False
+    #: What a claim records of the server's session that serves it.
+    session_id: Any = None
     #: A claim may begin behind the last one, and pass over what is not vacuumed yet.
     claims_after = False
     #: A statement may write in several tables at once (``WITH ... AS (UPDATE ...)``).
@@ -127,6 +128,9 @@ class Store:
     def ask(self, sql: str, *params: Any) -> list[Any]:
         return databases.ask(self.using, sql, *params)
 
+    def prepare(self, connection: Any) -> None:
+        """A connection was opened, in whatever process."""
+
     # Which database it is
 
     def identify(self) -> tuple[Any, ...]:
@@ -148,13 +152,15 @@ class Store:
         fields: dict[str, Any] = {name: Job._meta.get_field(name) for name in columns}
         values = [field.get_db_prep_save(job.__dict__[name], self.connection) for name, field in fields.items()]
         with self.connection.cursor() as cursor:
-            cursor.execute(self._insert_sql(columns, is_frozen), values)
+            cursor.execute(self.insert_sql(columns, is_frozen), values)
             done: int = cursor.rowcount
         return done
 
-    def _insert_sql(self, columns: Sequence[str], is_frozen: bool) -> str:
-        verb, end = self.ignoring if is_frozen else ("INSERT", "")
-        return f"{verb} INTO jobs_job ({', '.join(columns)}) VALUES ({', '.join(['%s'] * len(columns))}){end}"
+    def insert_sql(self, columns: Sequence[str], is_frozen: bool) -> str:
+        return _insert_sql(tuple(columns), *(self.ignoring if is_frozen else ("INSERT", "")), self.quote)
+
+    #: Quotes the names of columns that are words of SQL.
+    quote: Callable[[str], str] = str
 
     def insert_all(self, jobs: Sequence[Job], said: Sequence[Mapping[str, Any]] | None) -> None:
         """Insert several jobs.
@@ -203,8 +209,13 @@ class Store:
         with transaction.atomic(using=self.using):
             ids = list(databases.free(first).values_list("pk", flat=True)[: claim.limit])
             rows = Job.objects.using(self.using).filter(pk__in=ids)
-            rows.update(node=claim.node, token=claim.token, **RUNNING)
+            rows.update(node=claim.node, token=claim.token, **self.running)
             return list(rows.order_by(*ORDER))
+
+    @property
+    def running(self) -> dict[str, Any]:
+        """What a claim writes, beside the node and the token."""
+        return {**RUNNING, "backend": self.session_id}
 
     def claimed(self, rows: Iterable[Sequence[Any]]) -> list[Job]:
         """The jobs of the rows that a claim returned, in the order of the queue."""
@@ -330,3 +341,9 @@ class Store:
     def listener(self) -> Callable[[Any], None] | None:
         """What waits for news of this database (``jobs.worker.listener``); None: only a poll finds jobs."""
         return None
+
+
+@lru_cache(maxsize=500)
+def _insert_sql(columns: tuple[str, ...], verb: str, end: str, quote: Callable[[str], str]) -> str:
+    names, marks = ", ".join(map(quote, columns)), ", ".join(["%s"] * len(columns))
+    return f"{verb} INTO jobs_job ({names}) VALUES ({marks}){end}"

@@ -54,8 +54,12 @@ REFUSES = ("25006", "25P03")
 #: PostgreSQL's codes: the wait for a lock took longer than lock_timeout; of two transactions one had to end.
 LOCK_NOT_AVAILABLE, SERIALIZATION_FAILURE, DEADLOCK = "55P03", "40001", "40P01"
 
-#: PostgreSQL's code of a disk without room, and SQLite's text.
-DISK_FULL = ("53100", "database or disk is full")
+#: MySQL's numbers for the same: lock wait timeout, NOWAIT; deadlock.
+MYSQL_BUSY, MYSQL_DEADLOCK = (1205, 3572), 1213
+BUSY = (LOCK_NOT_AVAILABLE, *MYSQL_BUSY)
+
+#: A disk without room: PostgreSQL's code, SQLite's text, MySQL's numbers.
+DISK_FULL = ("53100", "database or disk is full", 1021, 1114)
 
 #: PostgreSQL's code. With it our own statements say that they found no row.
 DIVISION_BY_ZERO = "22012"
@@ -105,16 +109,29 @@ def sqlstate(exc: BaseException) -> str:
     return str(getattr(exc.__cause__, "sqlstate", None) or "")
 
 
+def code_of(exc: BaseException) -> str | int | None:
+    """The server's code of what it refused: PostgreSQL's SQLSTATE, or MySQL's number; None if it is not the server's.
+
+    SQLite has a text only.
+    """
+    code = sqlstate(exc) or next(iter(exc.args), None)
+    return code if isinstance(code, int | str) else None
+
+
 def gave_up(exc: BaseException) -> bool:
-    """Whether PostgreSQL ended a wait for somebody else's transaction: lock_timeout, or a deadlock."""
-    return sqlstate(exc) in (LOCK_NOT_AVAILABLE, DEADLOCK)
+    """Whether the database ended a wait for somebody else's transaction: too long, or a deadlock."""
+    return code_of(exc) in (*BUSY, DEADLOCK, MYSQL_DEADLOCK)
+
+
+def is_busy(exc: BaseException) -> bool:
+    """Whether somebody else has locked a row, and this statement was not to wait for it (any longer)."""
+    return code_of(exc) in BUSY
 
 
 def is_conflict(exc: BaseException) -> bool:
     """Whether the database ended this transaction in favour of another one: the same again may go well."""
-    # The number is MySQL's code of a deadlock.
-    code: object = sqlstate(exc) or next(iter(exc.args), None)
-    return isinstance(exc, OperationalError) and code in (SERIALIZATION_FAILURE, DEADLOCK, 1213)
+    conflicts = (SERIALIZATION_FAILURE, DEADLOCK, MYSQL_DEADLOCK)
+    return isinstance(exc, OperationalError) and code_of(exc) in conflicts
 
 
 def is_refusal(exc: BaseException) -> bool:
@@ -125,8 +142,7 @@ def is_refusal(exc: BaseException) -> bool:
 
 def is_full(exc: BaseException) -> bool:
     """Whether the database found no room for what was written: somebody will make some."""
-    code, text = DISK_FULL
-    return sqlstate(exc) == code or (isinstance(exc, OperationalError) and str(exc) == text)
+    return isinstance(exc, OperationalError) and code_of(exc) in DISK_FULL
 
 
 def free(rows: QuerySet[M]) -> QuerySet[M]:

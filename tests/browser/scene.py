@@ -16,7 +16,7 @@ from jobs.lifecycle import queues
 from jobs.models import Action, Batch, Effect, Job, Limit, Marker, Node, Pause, Schedule
 from jobs.models.fields import first_id
 from jobs.store import databases
-from tests.rows import let_beat
+from tests.helpers.rows import let_beat
 
 WELCOME, CHARGE = "shop.tasks.send_welcome_email", "shop.tasks.charge_order"
 IMPORT, SUMMARY = "shop.tasks.import_orders", "shop.tasks.summarize"

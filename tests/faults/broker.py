@@ -7,7 +7,7 @@ from contextlib import suppress
 from celery import current_app
 
 from jobs.store.databases import side
-from tests.servers import Redis, Server
+from tests.helpers.servers import Redis, Server
 
 
 class Broker:

@@ -14,8 +14,8 @@ from tests.faults.ledger import LOST_CHILD, WORK
 from tests.faults.manner import again
 from tests.faults.strike import Strike
 from tests.faults.worker import Worker
+from tests.helpers.servers import wait_for
 from tests.models import Order
-from tests.servers import wait_for
 
 #: The rest of a claim goes back when its process died; what no process has goes back as well, but as lost.
 REST = Without("jobs.maintenance.rescue:OwnJobs._settle_in", "0", call="transitions.hand_back_claim")

@@ -20,9 +20,9 @@ from tests.faults.ledger import LOST_CHILD, LOST_WORKER, WORK
 from tests.faults.manner import again
 from tests.faults.proxy import Proxy
 from tests.faults.worker import Worker, workers
-from tests.harness import in_body
+from tests.helpers.harness import in_body
+from tests.helpers.servers import wait_for
 from tests.models import Effect, Order
-from tests.servers import wait_for
 
 #: Seconds that a database is away: 40 with the clocks that users get.
 OUTAGE = 2.7 * conf().DEAD_AFTER

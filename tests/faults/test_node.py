@@ -16,9 +16,9 @@ from tests.faults.guards import Without, guard
 from tests.faults.ledger import LOST_WORKER, WORK
 from tests.faults.proxy import Proxy
 from tests.faults.worker import Worker, workers
-from tests.gates import wait_for_file
+from tests.helpers.gates import wait_for_file
+from tests.helpers.servers import wait_for
 from tests.models import Effect
-from tests.servers import wait_for
 
 #: A node whose beat finds no row has been declared dead, and goes on under another id.
 ANOTHER_ID = Without(

@@ -18,9 +18,9 @@ from tests.faults.ledger import LOST_WORKER, WORK, Ledger
 from tests.faults.manner import again
 from tests.faults.producer import Producer
 from tests.faults.worker import Worker, workers
-from tests.harness import in_body
+from tests.helpers.harness import in_body
+from tests.helpers.servers import wait_for
 from tests.models import Effect, Order
-from tests.servers import wait_for
 
 #: A copy's own broker: sharing the original's would be another mistake.
 ELSEWHERE = {"CELERY_BROKER_URL": "jobs://"}

@@ -11,13 +11,14 @@ from celery.exceptions import SoftTimeLimitExceeded
 from django.db import connection
 
 from jobs.models import Job
-from tests import misbehaving, tasks
+from tests import tasks
 from tests.faults.guards import Without, guard
 from tests.faults.ledger import LOST_CHILD, LOST_WORKER
 from tests.faults.manner import again
 from tests.faults.worker import Worker, workers
+from tests.helpers import misbehaving
+from tests.helpers.servers import wait_for
 from tests.models import Effect
-from tests.servers import wait_for
 
 #: The companion settles what its process died with; and behind it, it gives back what no process has.
 SETTLE_DEAD = "jobs.maintenance.rescue:OwnJobs.settle_dead"

@@ -28,10 +28,10 @@ from tests.faults.ledger import LOST_CHILD, LOST_WORKER, WORK, Ledger
 from tests.faults.manner import again
 from tests.faults.premises import Disk, OnDisk, Setting, Standby, Wired
 from tests.faults.worker import Worker
-from tests.gates import once_only, wait_for_file
-from tests.harness import in_body
+from tests.helpers.gates import once_only, wait_for_file
+from tests.helpers.harness import in_body
+from tests.helpers.servers import Missing, Postgres, wait_for
 from tests.models import Effect, Order
-from tests.servers import Missing, Postgres, wait_for
 
 #: PostgreSQL's levels, as psycopg counts them.
 REPEATABLE_READ, SERIALIZABLE = 3, 4

@@ -38,7 +38,7 @@ from jobs.lifecycle.ring import bell
 from jobs.models import CLAIMABLE, HELD, LINED, PLACED, SEATED, Job, State
 from jobs.models.columns import ORDER, POSITION
 from jobs.store import databases
-from jobs.store.base import RUNNING, Claim
+from jobs.store.base import Claim
 
 #: So many jobs that stand in the way are held; and of the limit that most of them have, so many in one statement.
 CROWD, KIN = 50, 1000
@@ -217,7 +217,7 @@ def _take_anywhere(using: str, claim: Claim, known: Limits) -> list[Job]:
             Gate.objects.using(using).update_or_create(pk=key, defaults={"last_at": last, "next_at": following})
         for row, place, queue_place in found.picked:
             places = {"limit_place": place, "queue_place": queue_place}
-            jobs.filter(pk=row.pk).update(node=claim.node, token=claim.token, **{**RUNNING, **places})
+            jobs.filter(pk=row.pk).update(node=claim.node, token=claim.token, **{**store.of(using).running, **places})
         return list(jobs.filter(pk__in=[row.pk for row, *_ in found.picked]).order_by(*ORDER))
 
 

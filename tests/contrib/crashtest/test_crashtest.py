@@ -38,9 +38,9 @@ from shop.models import Customer
 from shop.services import place_order, sign_up
 from shop.tasks import charge_order, import_orders, send_welcome_email, summarize
 from tests.gallery import calls, mails, rows
-from tests.harness import ROOT
+from tests.helpers.harness import ROOT
+from tests.helpers.servers import wait_for
 from tests.models import Effect, Imported
-from tests.servers import wait_for
 
 pytestmark = [pytest.mark.database, pytest.mark.django_db(transaction=True)]
 

@@ -25,9 +25,9 @@ from jobs.contrib.operator.statistics import (
 from jobs.lifecycle import transitions
 from jobs.models import Job
 from jobs.store import databases
-from tests.harness import Worker
-from tests.rows import ended, make, make_node
-from tests.servers import wait_for
+from tests.helpers.harness import Worker
+from tests.helpers.rows import ended, make, make_node
+from tests.helpers.servers import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

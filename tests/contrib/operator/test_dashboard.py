@@ -19,8 +19,8 @@ from jobs.contrib.operator.statistics import HOUR, MINUTE, Count
 from jobs.inspection import counts
 from jobs.lifecycle import queues
 from jobs.models import Job, Schedule
-from tests.rows import ended, let_beat, make, make_node
-from tests.tallies import tally
+from tests.contrib.operator.tallies import tally
+from tests.helpers.rows import ended, let_beat, make, make_node
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from jobs.contrib.operator.models import Statistic
 from jobs.contrib.operator.statistics import HOUR, Count, floor
-from tests.rows import ERROR, ended
+from tests.helpers.rows import ERROR, ended
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

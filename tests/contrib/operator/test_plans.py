@@ -7,7 +7,7 @@ from django.utils import timezone
 
 from jobs.contrib.operator import statistics
 from jobs.contrib.operator.figures import Dashboard
-from tests.plans import assert_indexed, make_history
+from tests.helpers.plans import assert_indexed, make_history
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.core]
 

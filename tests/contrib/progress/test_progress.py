@@ -27,11 +27,11 @@ from jobs.models import Job
 from jobs.store import databases, stored
 from jobs.worker import companion
 from tests import tasks
-from tests.gates import once_only, wait_for_file
-from tests.harness import Worker, claim, deliver, effects, in_body, run, wait_ended, wait_state
+from tests.helpers.gates import once_only, wait_for_file
+from tests.helpers.harness import Worker, claim, deliver, effects, in_body, run, wait_ended, wait_state
+from tests.helpers.rows import make, say
+from tests.helpers.servers import wait_for
 from tests.models import Effect
-from tests.rows import make, say
-from tests.servers import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

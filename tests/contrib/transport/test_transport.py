@@ -22,8 +22,8 @@ from jobs.models import Node
 from jobs.store import databases
 from jobs.store.databases import SideDatabase
 from tests import tasks
-from tests.harness import ROOT, Worker, effects, environment, in_body, wait_ended
-from tests.servers import wait_for
+from tests.helpers.harness import ROOT, Worker, effects, environment, in_body, wait_ended
+from tests.helpers.servers import wait_for
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
