@@ -23,7 +23,7 @@ from jobs.events.models import ARGS, Event, Subscription
 from jobs.events.relay import matches
 from jobs.events.replay import names, replay_by, services
 from jobs.events.wire import TRACE
-from jobs.inspection.census import MOST, at_least
+from jobs.inspection.counts import MOST, at_least
 from jobs.inspection.times import duration
 from jobs.inspection.why.view import View
 from jobs.models import Job, State

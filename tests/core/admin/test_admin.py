@@ -16,7 +16,6 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from jobs.admin import job as job_admin
 from jobs.idempotency import locks
 from jobs.idempotency.locks import lock
 from jobs.models import Job, Marker, Node, State
@@ -357,7 +356,7 @@ def test_states_and_queues_are_counted(viewer):
 
 
 def test_of_the_failed_and_cancelled_the_newest_are_counted(viewer, monkeypatch):
-    monkeypatch.setattr(job_admin, "SEEN", 3)
+    monkeypatch.setattr("jobs.contrib.operator.pages.jobs.SEEN", 3)
     for state in ("failed", "failed", "cancelled", "failed"):
         make(state)
     assert "failed (2+)" in viewer.get(LIST).content.decode()

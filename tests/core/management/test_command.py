@@ -23,7 +23,7 @@ from django.utils import timezone
 
 from jobs import conf as project
 from jobs.conf import conf
-from jobs.inspection import census
+from jobs.inspection import counts
 from jobs.lifecycle import transitions
 from jobs.maintenance.rescue import Rescue
 from jobs.management.commands.jobs import Command
@@ -152,7 +152,7 @@ def test_status_says_what_is_overdue_and_what_no_worker_knows():
 
 
 def test_status_counts_no_long_backlog_to_its_end(monkeypatch):
-    monkeypatch.setattr(census, "MOST", 3)
+    monkeypatch.setattr(counts, "MOST", 3)
     for number in range(7):
         make("ready", queue="mail", age=number)
     make("ready", queue="few")
