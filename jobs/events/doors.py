@@ -25,30 +25,12 @@ def _place(way: Any) -> tuple[Any, str]:
 
 
 def hand_on(stopping: Event, attempt: Attempt) -> None:
-    from jobs.events import publisher, relay
+    from jobs.events import relay
 
     post = relay.Post()
     while not stopping.is_set():
         attempt(post.run_once)
         post.wait()
-    # The publisher waits for it, and is to end as well.
-    publisher.numbered.set()
-
-
-def send(stopping: Event, attempt: Attempt) -> None:
-    from jobs.events.publisher import Publisher
-
-    Publisher().run(stopping)
-
-
-def receive(stopping: Event, attempt: Attempt) -> None:
-    from jobs.conf import loaded_app
-    from jobs.events.receiver import Receiver
-
-    if (app := loaded_app()) is None:
-        stopping.wait()
-    else:
-        Receiver(app).run(stopping)
 
 
 class Events(Extension):
@@ -72,9 +54,7 @@ class Events(Extension):
     }
 
     def threads(self) -> list[Thread]:
-        from jobs.conf import conf
-
-        return [hand_on] if conf().EVENT_BROKER is None else [hand_on, send, receive]
+        return [hand_on]
 
     def registered(self) -> None:
         from jobs.events import relay

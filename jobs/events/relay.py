@@ -27,8 +27,9 @@ from jobs.conf import conf, import_tasks, loaded_app, service
 from jobs.conf.logs import logger
 from jobs.conf.syncpoints import reach
 from jobs.database import databases
-from jobs.events import order, publisher
-from jobs.events.models import ARGS, EVENT_HEADER, UNRELAYED, Event, Position, Relay, Subscription
+from jobs.events import order
+from jobs.events.models import ARGS, EVENT_HEADER, UNRELAYED, Event, Relay, Subscription
+from jobs.events.services import publisher
 from jobs.lifecycle.board import board
 from jobs.lifecycle.transitions import NEVER, now_plus
 from jobs.models import Job, Node, State
@@ -210,8 +211,8 @@ def hand_on(app: Celery, using: str) -> int | None:
         except Relay.DoesNotExist:
             return None
         events = list(waiting[:LIMIT])
-        if conf().EVENT_BROKER is not None:
-            _number(using, events)
+        if (broker := publisher()) is not None:
+            broker.give_numbers(using, events)
         make_jobs(app, using, relay, events)
         values: dict[str, Any] = {"relayed_at": Now()}
         if numbers := " ".join(f"WHEN {event.pk} THEN {event.number}" for event in events if event.number):
@@ -220,19 +221,6 @@ def hand_on(app: Celery, using: str) -> int | None:
         reach("before_relay")
     reach("after_relay")
     return len(events)
-
-
-def _number(using: str, events: list[Event]) -> None:
-    """Give each event the next number of its name, so that other services see what they miss."""
-    found: dict[tuple[str, str], Position] = {}
-    for event in events:
-        place = (event.source, event.name)
-        if place not in found:
-            found[place], _ = Position.objects.using(using).get_or_create(source=event.source, name=event.name)
-        found[place].number += 1
-        event.number = found[place].number
-    for position in found.values():
-        position.save(using=using, update_fields=["number"])
 
 
 def make_jobs(
@@ -378,4 +366,5 @@ class Post:
             if count is None:
                 # Perhaps it has looked already when this event was committed.
                 time.sleep(SOON)
-            publisher.numbered.set()
+            if (broker := publisher()) is not None:
+                broker.numbered.set()

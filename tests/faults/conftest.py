@@ -9,7 +9,7 @@ from pathlib import Path
 import amqp
 import pytest
 
-from jobs.events.amqp import queue_of
+from jobs.contrib.event_broker.amqp import queue_of
 from tests import servers
 from tests.conftest import faults_mode, server
 from tests.faults.broker import Broker

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from celery import current_app
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
 from django.db import OperationalError, connection, transaction
 from django.db.models import F
@@ -651,3 +652,11 @@ def test_events_reach_handlers_whose_modules_nobody_has_imported(monkeypatch):
     told.thing_made("a")
     run_jobs()
     assert seen == ["imported", "registered"]
+
+
+def test_a_broker_without_its_extension_is_an_error(settings, monkeypatch):
+    settings.JOBS = {**settings.JOBS, "EVENT_BROKER": "amqp://127.0.0.1"}
+    monkeypatch.setattr("jobs.events.services.extensions.modules", lambda name: iter(()))
+    told.thing_moved("a", 1)
+    with pytest.raises(ImproperlyConfigured, match="jobs.contrib.event_broker is not installed"):
+        relay.hand_on(current_app, "default")

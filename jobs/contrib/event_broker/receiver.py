@@ -24,11 +24,12 @@ from django.db.models import Min, Q
 
 from jobs.conf import conf, service
 from jobs.conf.logs import logger
+from jobs.contrib.event_broker import amqp, inbox, publisher, talk
+from jobs.contrib.event_broker.models import Position
+from jobs.contrib.event_broker.wire import Message
 from jobs.database import databases
-from jobs.events import amqp, inbox, publisher, talk
-from jobs.events.models import PARKED, Event, Position, Subscription
+from jobs.events.models import PARKED, Event, Subscription
 from jobs.events.relay import matches, wants_since
-from jobs.events.wire import Message
 
 #: Messages of one transaction, and how many the broker sends ahead.
 BATCH, AHEAD = 200, 400
@@ -186,7 +187,7 @@ class Gaps:
         self._answered: dict[tuple[str, str, str, int], float] = {}
 
     def hear(self, message: Message) -> None:
-        """Take what :mod:`jobs.events.talk` has read."""
+        """Take what :mod:`jobs.contrib.event_broker.talk` has read."""
         source, says = message.source, message.data
         if message.name == amqp.HELLO:
             self._introduce(says["service"], says["patterns"])

@@ -21,9 +21,11 @@ from kombu.exceptions import OperationalError
 from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.conf.syncpoints import reach
+from jobs.contrib.event_broker import amqp, wire
+from jobs.contrib.event_broker.models import Position
 from jobs.database import databases
-from jobs.events import amqp, wire
-from jobs.events.models import ARGS, UNSENT, Event, Position, Relay
+from jobs.events.models import ARGS, TRACE, UNSENT, Event, Relay
+from jobs.events.services import BrokerError
 from jobs.lifecycle.board import board
 from jobs.models import Node
 
@@ -38,6 +40,19 @@ FULL = 5.0
 
 #: Somebody gave events their numbers.
 numbered = threading.Event()
+
+
+def give_numbers(using: str, events: Sequence[Event]) -> None:
+    """Give each event the next number of its name, so that other services see what they miss."""
+    found: dict[tuple[str, str], Position] = {}
+    for event in events:
+        place = (event.source, event.name)
+        if place not in found:
+            found[place], _ = Position.objects.using(using).get_or_create(source=event.source, name=event.name)
+        found[place].number += 1
+        event.number = found[place].number
+    for position in found.values():
+        position.save(using=using, update_fields=["number"])
 
 
 def may_send(using: str) -> bool:
@@ -172,7 +187,7 @@ def message_of(row: Event, using: str) -> wire.Message:
         time=row.at,
         key=row.order_key,
         number=row.number,
-        trace={name: row.headers[name] for name in wire.TRACE if name in row.headers},
+        trace={name: row.headers[name] for name in TRACE if name in row.headers},
         data=row.data,
         args=row.headers.get(ARGS, []),
     )
@@ -186,7 +201,7 @@ def send_to(service: str, events: Sequence[Event], using: str, again: str | None
 
     Raises:
         ValueError: no service of that name has a queue.
-        OSError, AMQPError, kombu.exceptions.OperationalError: the broker is away, or refuses.
+        BrokerError: the broker is away, or refuses.
     """
     link, queue = amqp.Link(), amqp.queue_of(service)
     try:
@@ -202,5 +217,7 @@ def send_to(service: str, events: Sequence[Event], using: str, again: str | None
         if link.refuses:
             raise OperationalError("the queue is full")
         return len(events) - link.returned
+    except amqp.ERRORS as exc:
+        raise BrokerError(str(exc)) from exc
     finally:
         link.close()

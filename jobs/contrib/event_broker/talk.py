@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from jobs.conf import RULES
-from jobs.events import amqp, wire
+from jobs.contrib.event_broker import amqp, wire
 from jobs.events.declare import PATTERN
 from jobs.events.schema import Misfit, Schema
 

@@ -1,7 +1,7 @@
 """Events of other services: kept as rows, and handed on to their handlers here, in the order of their numbers.
 
 A source numbers its events of a name without a gap. An event that comes too early is parked until those before it have
-come (``jobs.events.receiver``). So the order in which messages come does not matter, and a loss is seen.
+come (``jobs.contrib.event_broker.receiver``). So the order in which messages come does not matter, and a loss is seen.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from django.utils import timezone
 from jobs.conf import service
 from jobs.conf.logs import logger
 from jobs.conf.syncpoints import reach
+from jobs.contrib.event_broker import amqp, talk, wire
+from jobs.contrib.event_broker.models import Position
 from jobs.database import databases
-from jobs.events import amqp, relay, talk, wire
-from jobs.events.models import ARGS, Event, Position, Relay, Subscription
+from jobs.events import relay
+from jobs.events.models import ARGS, Event, Relay, Subscription
 from jobs.events.replay import handled
 from jobs.models.values import safe_repr
 

@@ -17,13 +17,13 @@ from typing import Any
 
 from celery import current_app
 
+from jobs.events.models import TRACE
 from jobs.models.values import decoded, jsonable, parse_uuid
 
 PREFIX = "cloudEvents:"
 PREFIXES = ("cloudevents:", "cloudevents_", "ce-", "ce_")
 #: What a row has room for; numbers are below this one, so that others can be counted on from them.
 LONGEST, NUMBERS = 255, 2**62
-TRACE = ("traceparent", "tracestate")
 
 
 class Malformed(ValueError):

@@ -32,11 +32,24 @@ from django.utils import timezone
 from hypothesis import strategies as st
 
 from jobs.conf import service
+from jobs.contrib.event_broker import inbox, publisher, receiver, talk, wire
+from jobs.contrib.event_broker.amqp import (
+    DIRECT,
+    EXCHANGE,
+    GONE,
+    HELLO,
+    POSITION,
+    RESEND,
+    TALK,
+    Voice,
+    direct_key,
+    queue_of,
+)
+from jobs.contrib.event_broker.inbox import Delivery
+from jobs.contrib.event_broker.models import Position
 from jobs.database import databases
-from jobs.events import inbox, outbox, publisher, receiver, relay, replay, talk, wire
-from jobs.events.amqp import DIRECT, EXCHANGE, GONE, HELLO, POSITION, RESEND, TALK, Voice, direct_key, queue_of
-from jobs.events.inbox import Delivery
-from jobs.events.models import PARKED, UNSENT, Event, Position, Relay, Subscription
+from jobs.events import outbox, relay, replay
+from jobs.events.models import PARKED, UNSENT, Event, Relay, Subscription
 from jobs.lifecycle.board import board
 from jobs.models import LIVE, Job, Node
 from jobs.testing import run_jobs
@@ -201,8 +214,11 @@ def test_a_replay_goes_to_the_queue_of_the_one_service(broker, loyalty):
     Event.objects.update(sent_at=timezone.now())
     with running(broker, loyalty):
         wait_bound(loyalty)
+        # It may be read before it is bound.
         wait_for(lambda: queue_is_read(broker, "loyalty"), 20, "its queue is read")
-        assert replay.replay(app, replay.select("default", [MOVED]), "loyalty")["sent"] == 2
+        wait_for(
+            lambda: replay.replay(app, replay.select("default", [MOVED]), "loyalty")["sent"] == 2, 20, "it is bound"
+        )
         assert_handled(loyalty, ["a"], 2)
         assert replay.replay(app, replay.select("default", [MOVED]), "loyalty", True, "n1")["sent"] == 2
         assert replay.replay(app, replay.select("default", [MOVED]), "loyalty", True, "n1")["sent"] == 2

@@ -22,15 +22,15 @@ from kombu.utils.url import maybe_sanitize_url
 
 from jobs.conf import conf
 from jobs.conf.logs import logger
+from jobs.contrib.event_broker import wire
 from jobs.database import databases
-from jobs.events import wire
 from jobs.models.fields import uuid7
 
 EXCHANGE = "jobs.events"
 DIRECT = f"{EXCHANGE}.direct"
 
-#: What services say to each other beside the events (``jobs.events.receiver``): I read these names; my last number of
-#: a name is this; send me these numbers again; I have nothing up to this number.
+#: What services say to each other beside the events (``receiver.py``): I read these names; my last number of a name is
+#: this; send me these numbers again; I have nothing up to this number.
 HELLO, POSITION, RESEND, GONE = TALK = [f"{EXCHANGE}.{name}" for name in ("hello", "position", "resend", "gone")]
 
 #: Seconds: of silence after which each side takes the other for dead; to connect; to answer; to confirm all that was
