@@ -20,8 +20,9 @@ from jobs.conf import conf
 from jobs.events import redaction, stages
 from jobs.events.models import ARGS, TRACE, Event, Subscription
 from jobs.events.relay import matches
-from jobs.events.replay import names, replay_by, services
+from jobs.events.replay import replay_by, services
 from jobs.events.services import BrokerError
+from jobs.events.store import names
 from jobs.inspection.census import MOST, at_least
 from jobs.inspection.times import duration
 from jobs.inspection.why.view import View

@@ -11,12 +11,6 @@ from django.utils.translation import ngettext_lazy
 
 from jobs.doors import Attempt, Extension, Kind, Thread
 
-#: Whether a job waits behind another one.
-WAITS = (
-    "order_key IS NOT NULL AND order_place IS NOT NULL AND state IN ('scheduled', 'ready', 'running') "
-    "AND state = 'scheduled'"
-)
-
 
 def _place(way: Any) -> tuple[Any, str]:
     from jobs.admin.html import url_of
@@ -34,10 +28,6 @@ def hand_on(stopping: Event, attempt: Attempt) -> None:
 
 
 class Events(Extension):
-    looks = {
-        "is_told": "EXISTS (SELECT 1 FROM jobs_event WHERE relayed_at IS NULL AND received_at IS NULL)",
-        "is_behind": f"{{rare}} AND EXISTS (SELECT 1 FROM jobs_job WHERE {WAITS})",
-    }
     kinds = {
         "events_waiting": Kind(
             severity="error",
@@ -52,6 +42,12 @@ class Events(Extension):
             place=_place,
         ),
     }
+
+    @property
+    def looks(self) -> Mapping[str, str]:  # type: ignore[override]
+        from jobs.events import store
+
+        return store.LOOKS
 
     def threads(self) -> list[Thread]:
         return [hand_on]

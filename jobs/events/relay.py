@@ -16,9 +16,8 @@ from functools import partial
 from typing import Any
 
 from celery import Celery
-from django.db import connections, transaction
+from django.db import transaction
 from django.db.models import Q
-from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 
 from jobs.calling import outbox
@@ -27,7 +26,7 @@ from jobs.conf import conf, import_tasks, loaded_app, service
 from jobs.conf.logs import logger
 from jobs.conf.syncpoints import reach
 from jobs.database import databases
-from jobs.events import order
+from jobs.events import order, store
 from jobs.events.models import ARGS, EVENT_HEADER, UNRELAYED, Event, Relay, Subscription
 from jobs.events.services import publisher
 from jobs.lifecycle.board import board
@@ -185,10 +184,7 @@ def lock(using: str, waits: bool = True) -> Relay:
     Raises:
         Relay.DoesNotExist: without waiting: somebody else has it.
     """
-    if connections[using].vendor == "postgresql" and not databases.in_test(using):
-        # A process that stands still would keep the lock until its worker is found dead.
-        with connections[using].cursor() as cursor:
-            cursor.execute(f"SET LOCAL idle_in_transaction_session_timeout = '{STILL}s'")
+    store.bound_lock(using, STILL)
     rows = Relay.objects.using(using).filter(pk=1)
     found = (rows.select_for_update() if waits else databases.free(rows)).first()
     # Race: another first one may have committed it since.
@@ -210,13 +206,11 @@ def hand_on(app: Celery, using: str) -> int | None:
             relay = lock(using, waits=False)
         except Relay.DoesNotExist:
             return None
-        events = list(waiting[:LIMIT])
+        events, values = list(waiting[:LIMIT]), dict[str, Any](relayed_at=Now())
         if (broker := publisher()) is not None:
             broker.give_numbers(using, events)
+            values["number"] = store.numbers(events)
         make_jobs(app, using, relay, events)
-        values: dict[str, Any] = {"relayed_at": Now()}
-        if numbers := " ".join(f"WHEN {event.pk} THEN {event.number}" for event in events if event.number):
-            values["number"] = RawSQL(f"CASE id {numbers} END", [])
         Event.objects.using(using).filter(pk__in=[event.pk for event in events]).update(**values)
         reach("before_relay")
     reach("after_relay")
@@ -265,8 +259,8 @@ def make_jobs(
                 plain.append(job)
     busy = set()
     if ordered:
-        order.lock(using, ordered)
-        busy = order.out(using, ordered)
+        store.lock(using, ordered)
+        busy = store.out(using, ordered)
     behind = []
     for key, jobs in ordered.items():
         first, rest = (None, jobs) if key in busy else (jobs[0], jobs[1:])
@@ -277,7 +271,7 @@ def make_jobs(
         job.order_place, job.state, job.run_at = relay.place, State.SCHEDULED, NEVER
     if behind:
         relay.save(update_fields=["place"])
-        # Race: the job before them may have ended since ``order.out``, and found nobody behind it.
+        # Race: the job before them may have ended since ``store.out``, and found nobody behind it.
         transaction.on_commit(partial(order.let_in, using, busy), using=using, robust=True)
     for part in (plain, behind):
         outbox.record(part, using, app)
@@ -331,7 +325,7 @@ class Post:
     def wait(self) -> None:
         """Wait for a ring. The tick of the clock finds events of which no ring told."""
         told.wait()
-        if any(connections[alias].vendor == "sqlite" for alias in conf().DATABASES):
+        if not all(map(store.is_rung, conf().DATABASES)):
             time.sleep(SOON)
         told.clear()
 

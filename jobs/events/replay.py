@@ -13,8 +13,7 @@ from django.db.models import QuerySet
 from django.utils.translation import gettext
 
 from jobs.conf import did_you_mean
-from jobs.database import databases
-from jobs.events import relay
+from jobs.events import relay, store
 from jobs.events.models import Event, Subscription
 from jobs.events.services import publisher
 from jobs.models import Action, Job
@@ -40,25 +39,9 @@ def select(
     if keys is not None:
         rows = rows.filter(uuid__in=list(keys))
     if patterns := list(patterns):
-        meant = [name for name in names(using) if any(relay.matches(each, name) for each in patterns)]
+        meant = [name for name in store.names(using) if any(relay.matches(each, name) for each in patterns)]
         rows = rows.filter(name__in=meant)
     return rows.filter(**({"at__gte": since} if since else {}), **({"at__lt": until} if until else {}))
-
-
-#: It takes one step through the index for each name.
-_NAMES = """
-WITH RECURSIVE known (name) AS (
-    SELECT min(name) FROM jobs_event
-    UNION ALL
-    SELECT (SELECT min(name) FROM jobs_event WHERE name > known.name) FROM known WHERE known.name IS NOT NULL
-)
-SELECT name FROM known WHERE name IS NOT NULL LIMIT %s
-"""
-
-
-def names(using: str, limit: int = 10_000) -> list[str]:
-    """The names of all events, in one statement."""
-    return [name for (name,) in databases.ask(using, _NAMES, limit)]
 
 
 def services(using: str) -> list[str]:

@@ -250,7 +250,7 @@ def test_a_handler_is_added_while_the_backlog_runs(services):
         pytest.param(100_000, marks=[pytest.mark.long, pytest.mark.timeout(1800, method="signal")]),
     ],
 )
-@guard(Without("jobs.events.order:out", "set()"), case="2000 shared sqlite")
+@guard(Without("jobs.events.store:out", "set()"), case="2000 shared sqlite")
 def test_many_events(services, orders):
     """Told before anybody is there to take them.
 
