@@ -21,10 +21,10 @@ def _place(way: Any) -> tuple[Any, str]:
 def hand_on(stopping: Event, attempt: Attempt) -> None:
     from jobs.events import relay
 
-    post = relay.Post()
+    thread = relay.RelayThread()
     while not stopping.is_set():
-        attempt(post.run_once)
-        post.wait()
+        attempt(thread.run_once)
+        thread.wait()
 
 
 class Events(Extension):
@@ -56,20 +56,20 @@ class Events(Extension):
         from jobs.events import relay
 
         # The handlers are written once more for this node.
-        relay.told.set()
+        relay.wakeup.set()
 
     def heard(self, rings: Collection[str] | None) -> None:
         from jobs.events import outbox, relay
 
-        if rings is None or outbox.RING in rings:
-            relay.told.set()
+        if rings is None or outbox.WAKEUP in rings:
+            relay.wakeup.set()
 
     def ticked(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
         from jobs.database import databases
         from jobs.events import order, relay
 
         if any(each["is_told"] for each in answers.values()):
-            relay.told.set()
+            relay.wakeup.set()
         databases.everywhere(order.look_for_stuck, [using for using, each in answers.items() if each["is_behind"]])
 
     def prune(self, using: str, budget: float) -> None:
@@ -80,7 +80,7 @@ class Events(Extension):
     def idle(self, app: Any, using: str) -> bool:
         from jobs.events import order, relay
 
-        return relay.hand_on_here(app, using) or bool(order.let_in_stuck(using))
+        return relay.hand_on_here(app, using) or bool(order.release_stuck(using))
 
     def again(self, jobs: Any, using: str) -> dict[str, Any]:
         from jobs.events import order

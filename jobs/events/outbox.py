@@ -13,8 +13,8 @@ from jobs.lifecycle.run import current_job
 from jobs.models.fields import uuid7
 from jobs.models.values import check_size
 
-#: The payload of a ring for events that are to be handed on; no queue is called so.
-RING = "\tevents"
+#: What a notification says for events that are to be handed on; no queue is called so.
+WAKEUP = "\tevents"
 
 
 def insert(
@@ -30,5 +30,5 @@ def insert(
     told = {"uuid": key.hex, "name": name, "version": version, "source": service(), "data": text}
     told |= {"order_key": order_key, "headers": json.dumps(headers) if headers else None, "job": job and job.pk.hex}
     store.insert(using, told)
-    ring_after(using, RING)
+    ring_after(using, WAKEUP)
     return key

@@ -36,7 +36,7 @@ from jobs.models.fields import uuid7
 from jobs.models.values import named
 
 #: In the supervisor: events wait to be handed on.
-told = threading.Event()
+wakeup = threading.Event()
 
 #: Seconds after which the handlers are forgotten that only a dead worker knows. Later events make no jobs for them.
 GRACE = 3600.0
@@ -47,11 +47,11 @@ LIMIT = 500
 #: Seconds for which a process may hold the lock and do nothing.
 STILL = 5
 
-#: Seconds between two looks for events: on SQLite, where each write may be one, and while somebody else hands on.
+#: Seconds between two looks for events: on SQLite, where each write may be one, and while another process hands on.
 SOON = 0.05
 
 #: Seconds between two looks for handlers that are gone, and until a worker tells of its own handlers again. A
-#: subscription that no worker told of for so long is taken over by a worker that began earlier.
+#: subscription that no worker has written for so long is taken over by a worker that began earlier.
 RARELY, LEFT = 60.0, 180.0
 
 #: How many changes of a handler's pattern or version are remembered, beside the first.
@@ -182,7 +182,7 @@ def lock(using: str, waits: bool = True) -> Relay:
     """The row that lets events be handed on, locked until the end of the transaction.
 
     Raises:
-        Relay.DoesNotExist: without waiting: somebody else has it.
+        Relay.DoesNotExist: without waiting: another process has it.
     """
     store.bound_lock(using, STILL)
     rows = Relay.objects.using(using).filter(pk=1)
@@ -197,7 +197,7 @@ def lock(using: str, waits: bool = True) -> Relay:
 
 
 def hand_on(app: Celery, using: str) -> int | None:
-    """Hand on the next events that were told here; returns how many. None: somebody else does it."""
+    """Hand on the next events that were told here; returns how many. None: another process does it."""
     waiting = Event.objects.using(using).filter(UNRELAYED).order_by("id")
     if not waiting.exists():
         return 0
@@ -260,7 +260,7 @@ def make_jobs(
     busy = set()
     if ordered:
         store.lock(using, ordered)
-        busy = store.out(using, ordered)
+        busy = store.busy(using, ordered)
     behind = []
     for key, jobs in ordered.items():
         first, rest = (None, jobs) if key in busy else (jobs[0], jobs[1:])
@@ -271,8 +271,8 @@ def make_jobs(
         job.order_place, job.state, job.run_at = relay.place, State.SCHEDULED, NEVER
     if behind:
         relay.save(update_fields=["place"])
-        # Race: the job before them may have ended since ``store.out``, and found nobody behind it.
-        transaction.on_commit(partial(order.let_in, using, busy), using=using, robust=True)
+        # Race: the job before them may have ended since ``store.busy``, and found no other one behind it.
+        transaction.on_commit(partial(order.release, using, busy), using=using, robust=True)
     for part in (plain, behind):
         outbox.record(part, using, app)
     return found
@@ -313,8 +313,8 @@ def hand_on_here(app: Celery, using: str) -> bool:
     return bool(hand_on(app, using))
 
 
-class Post:
-    """Hands on events as they are told, in a worker's companion. All companions try, and one at a time does it."""
+class RelayThread:
+    """Hands on events, in a worker's supervisor. All supervisors try, and one at a time does it."""
 
     def __init__(self) -> None:
         self._app = loaded_app()
@@ -323,11 +323,11 @@ class Post:
         self._look_at = time.monotonic() + RARELY
 
     def wait(self) -> None:
-        """Wait for a ring. The tick of the clock finds events of which no ring told."""
-        told.wait()
-        if not all(map(store.is_rung, conf().DATABASES)):
+        """Wait for a wakeup. If it gets lost, the tick of the clock finds the events."""
+        wakeup.wait()
+        if not all(map(store.is_notified, conf().DATABASES)):
             time.sleep(SOON)
-        told.clear()
+        wakeup.clear()
 
     def run_once(self) -> None:
         if self._app is None:
@@ -352,7 +352,7 @@ class Post:
             lock(using)
             subscribe(self._app, using)
         if Node.objects.using(using).filter(pk=node).exists():
-            # Before the node is written, somebody may forget its handlers.
+            # Before the node is written, another worker may forget its handlers.
             self._registered[using] = node
 
     def _hand_on(self, using: str) -> None:

@@ -20,7 +20,7 @@ class BrokerError(Exception):
 class Publisher(Protocol):
     """The module ``publisher`` of the extension that has the way."""
 
-    #: Somebody gave events their numbers.
+    #: Events were given their numbers.
     numbered: Signal
 
     def give_numbers(self, using: str, events: Sequence[Event]) -> None:

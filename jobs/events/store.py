@@ -14,7 +14,7 @@ from jobs.database import databases
 from jobs.database.sessions import has_begun, session_of
 from jobs.models import LIVE, Job, State
 
-#: For how many keys one look finds jobs that nobody let in, at the most.
+#: For how many keys one look finds jobs that were not released, at the most.
 KEYS = 1000
 
 _LIVE = "state IN ('scheduled', 'ready', 'running')"
@@ -33,8 +33,8 @@ def _is_postgresql(using: str) -> bool:
     return connections[using].vendor == "postgresql"
 
 
-def is_rung(using: str) -> bool:
-    """Whether a ring says that there is an event. On SQLite each write may be one."""
+def is_notified(using: str) -> bool:
+    """Whether a notification says that there is an event. On SQLite each write may be one."""
     return connections[using].vendor != "sqlite"
 
 
@@ -127,15 +127,15 @@ def handled(using: str, tasks: Collection[str], queues: Collection[str], most: i
 #: The keys come sorted, so that two who lock several do not wait for each other.
 _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended(key, 7216)) FROM unnest({keys}::text[]) AS key"
 
-#: The first that waits, if none of its key is out.
-LET_IN = f"""
+#: The first that waits, if no other one of its key is live.
+RELEASE = f"""
 UPDATE jobs_job SET state = 'ready', run_at = statement_timestamp(), order_place = NULL
 WHERE id = (SELECT id FROM jobs_job WHERE order_key = {{key}} AND {_WAITS} ORDER BY order_place LIMIT 1) AND {_WAITS}
   AND NOT EXISTS (SELECT 1 FROM jobs_job WHERE order_key = {{key}} AND order_place IS NULL AND {_LIVE})
 RETURNING queue
 """
 
-#: The keys of which jobs wait, one step through the index for each; and nobody of theirs is out.
+#: The keys of which jobs wait, one step through the index for each; while no other job of theirs is live.
 _STUCK = f"""
 WITH RECURSIVE line (key) AS (
     SELECT min(order_key) FROM jobs_job WHERE {_WAITS}
@@ -150,15 +150,15 @@ SELECT key FROM line WHERE key IS NOT NULL AND NOT EXISTS (
 
 #: Those of some keys of which a job is there: one step through the index for each, however many stand in its line. As
 #: a join, or without the order, it might read all lines.
-_OUT = """
+_BUSY = """
 WITH line (key) AS (VALUES {keys}) SELECT key FROM line
 WHERE (SELECT 1 FROM jobs_job WHERE order_key = line.key AND {live} ORDER BY order_place LIMIT 1) IS NOT NULL
 """
 
 
-def out(using: str, keys: Collection[str]) -> set[str]:
+def busy(using: str, keys: Collection[str]) -> set[str]:
     """Those of the keys of which a job runs, is to run, or waits behind another one."""
-    sql = _OUT.format(keys=", ".join(["(%s)"] * len(keys)), live=_LIVE)
+    sql = _BUSY.format(keys=", ".join(["(%s)"] * len(keys)), live=_LIVE)
     return {key for (key,) in databases.ask(using, sql, *keys)}
 
 
@@ -168,27 +168,27 @@ def stuck(using: str) -> list[str]:
 
 
 def lock(using: str, keys: Iterable[str]) -> None:
-    """Nobody else lets in a job of these keys until the transaction ends. (SQLite has one writer.)"""
+    """No other process releases a job of these keys until the transaction ends. (SQLite has one writer.)"""
     if _is_postgresql(using):
         databases.ask(using, _LOCK.format(keys="%s"), sorted(keys))
 
 
-def let_in_first(using: str, key: str) -> str | None:
-    """Let in the first job of the key, if none is out; returns its queue."""
-    return (_let_in_postgresql if _is_postgresql(using) else _let_in)(using, key)
+def release_first(using: str, key: str) -> str | None:
+    """Release the first job of the key, if no other one is live; returns its queue."""
+    return (_release_postgresql if _is_postgresql(using) else _release)(using, key)
 
 
-def _let_in_postgresql(using: str, key: str) -> str | None:
+def _release_postgresql(using: str, key: str) -> str | None:
     """In one message to the server. The second statement sees what was committed until it had the lock."""
     session, connection = session_of(using), connections[using]
     name = session.literal(key)
     begin = "BEGIN; " if connection.in_atomic_block and not has_begun(connection) else ""
     with session.wrap:
-        found = session.send(f"{begin}{_LOCK.format(keys=f'ARRAY[{name}]')}; {LET_IN.format(key=name)}")
+        found = session.send(f"{begin}{_LOCK.format(keys=f'ARRAY[{name}]')}; {RELEASE.format(key=name)}")
     return found.get_value(0, 0).decode() if found.ntuples else None
 
 
-def _let_in(using: str, key: str) -> str | None:
+def _release(using: str, key: str) -> str | None:
     line = Job.objects.using(using).filter(order_key=key, order_place__isnull=False, state=State.SCHEDULED)
     others = Job.objects.using(using).filter(order_key=OuterRef("order_key"), order_place=None, state__in=LIVE)
     # Without a lock at first: most lines are empty.

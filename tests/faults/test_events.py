@@ -24,8 +24,8 @@ over_rabbitmq = pytest.mark.parametrize("services", ["rabbitmq"], indirect=True)
 #: What is missing between two services is seen, and sent again.
 GAPS = "jobs.contrib.event_broker.receiver:Gaps.look"
 #: Who ends a job lets in the next one of its order; or else a tick of the clock does.
-NEXT = "jobs.events.order:let_in_next"
-STUCK = "jobs.events.order:let_in_stuck"
+NEXT = "jobs.events.order:release_next"
+STUCK = "jobs.events.order:release_stuck"
 
 
 @pytest.mark.quick
@@ -250,7 +250,7 @@ def test_a_handler_is_added_while_the_backlog_runs(services):
         pytest.param(100_000, marks=[pytest.mark.long, pytest.mark.timeout(1800, method="signal")]),
     ],
 )
-@guard(Without("jobs.events.store:out", "set()"), case="2000 shared sqlite")
+@guard(Without("jobs.events.store:busy", "set()"), case="2000 shared sqlite")
 def test_many_events(services, orders):
     """Told before anybody is there to take them.
 

@@ -31,7 +31,7 @@ DIRECT = f"{EXCHANGE}.direct"
 
 #: What services say to each other beside the events (``receiver.py``): I read these names; my last number of a name is
 #: this; send me these numbers again; I have nothing up to this number.
-HELLO, POSITION, RESEND, GONE = TALK = [f"{EXCHANGE}.{name}" for name in ("hello", "position", "resend", "gone")]
+HELLO, POSITION, RESEND, GONE = CONTROL = [f"{EXCHANGE}.{name}" for name in ("hello", "position", "resend", "gone")]
 
 #: Seconds: of silence after which each side takes the other for dead; to connect; to answer; to confirm all that was
 #: published; between two attempts, about.
@@ -65,7 +65,7 @@ def source_of(service: str, using: str) -> str:
     return service if using == databases.home() else f"{service}/{using}"
 
 
-def place_of(source: str) -> tuple[str, str]:
+def origin_of(source: str) -> tuple[str, str]:
     """The service and its database that :func:`source_of` names."""
     service, _, alias = source.partition("/")
     return service, alias or databases.home()
@@ -210,7 +210,7 @@ class Link:
         self._note_confirmed(tag, multiple)
 
 
-class Voice(Link):
+class ControlLink(Link):
     """Says what is no event, over a connection of its own. What gets lost is said again later.
 
     A consumer must not publish on its own connection: while RabbitMQ is short of memory or disk it reads nothing from

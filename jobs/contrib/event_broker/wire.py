@@ -204,7 +204,7 @@ def _text(value: Any) -> str:
 
 
 def _number(text: str, end: int) -> int | None:
-    """The whole number from 0 to below the end; None: the text is none."""
+    """The text as a number from 0 to below the end; None: it is not one."""
     is_number = text.isascii() and text.isdigit() and len(text) < 20
     return int(text) if is_number and int(text) < end else None
 

@@ -22,7 +22,7 @@ from django.utils import timezone
 from jobs.database import databases
 from jobs.events import event, handler, order, prune, relay
 from jobs.events.models import Event, Relay, Subscription
-from jobs.events.relay import Post
+from jobs.events.relay import RelayThread
 from jobs.inspection import why
 from jobs.lifecycle import transitions
 from jobs.maintenance import clock, rescue
@@ -292,7 +292,7 @@ def test_a_subscription_goes_back_to_an_old_worker_when_no_newer_one_is_left():
 
 def test_a_subscription_is_seen_and_told_of_again_by_each_worker_once_a_minute(node, monkeypatch):
     """So the others know that its code is there; and one that an older worker has taken back meanwhile is put right."""
-    post, app = Post(), current_app._get_current_object()
+    post, app = RelayThread(), current_app._get_current_object()
     post.run_once()
     Subscription.objects.filter(handler=LOST).update(version=2, seen_at=timezone.now() - datetime.timedelta(hours=1))
     post.run_once()
@@ -325,7 +325,7 @@ def test_a_handler_that_is_told_of_while_others_get_their_events_can_have_them_r
 
     def make_jobs(*args: Any, make_jobs: Any = relay.make_jobs) -> Any:
         found = make_jobs(*args)
-        others.append(Elsewhere(Post().run_once))
+        others.append(Elsewhere(RelayThread().run_once))
         wait_for(lambda: somebody_waits() or others[0].outcome, 10, "it has told of them, or waits")
         return found
 
@@ -381,7 +381,7 @@ def test_what_waits_behind_others_of_its_key_says_so():
     found = why.explain(third.pk)[1][0]
     assert (found.code, found.evidence["job"], found.evidence["ahead"]) == ("in_order", str(first.pk), 1)
     first.delete()
-    assert order.let_in_stuck("default") == 1
+    assert order.release_stuck("default") == 1
     second.refresh_from_db()
     assert (second.state, second.order_place) == ("ready", None)
 
@@ -410,7 +410,7 @@ def test_what_fails_at_lines_that_stand_still_keeps_no_job_from_coming_due(monke
         raise OperationalError("statement timeout")
 
     looked: list[str] = []
-    monkeypatch.setattr(order, "let_in_stuck", too_long)
+    monkeypatch.setattr(order, "release_stuck", too_long)
     order._seldom.clear()
     clock.tick()
     assert Job.objects.get(pk=due.pk).state == "ready"
@@ -425,7 +425,7 @@ def test_an_order_key_is_a_name_whatever_the_server_makes_of_backslashes():
     with connection.cursor() as cursor:
         cursor.execute("SET standard_conforming_strings = off")
     try:
-        assert order.let_in("default", ["\\' OR true --"]) == 0
+        assert order.release("default", ["\\' OR true --"]) == 0
     finally:
         with connection.cursor() as cursor:
             cursor.execute("RESET standard_conforming_strings")
@@ -441,7 +441,7 @@ def test_one_that_is_tried_again_is_not_let_in_beside_the_one_that_just_was():
     """Two look at the same moment, each at another one."""
     first, second, _ = in_line()
     transitions.cancel(first.pk, "default")
-    with open_transaction(lambda: order.let_in("default", [second.order_key])):
+    with open_transaction(lambda: order.release("default", [second.order_key])):
         other = Elsewhere(lambda: transitions.retry_by_hand(first.pk, "default"))
         wait_for(lambda: somebody_waits() or other.outcome, 20, "it looks as well")
     other.result()
@@ -452,7 +452,7 @@ def test_one_that_is_tried_again_is_not_let_in_beside_the_one_that_just_was():
 def test_a_retry_by_hand_waits_for_its_turn_and_is_the_next(which):
     jobs = in_line()
     transitions.cancel(jobs[which].pk, "default")
-    order.let_in_stuck("default")
+    order.release_stuck("default")
     is_out = out()
     transitions.retry_by_hand(jobs[which].pk, "default")
     assert out() == is_out, "no second one of its key"

@@ -38,10 +38,10 @@ def test_a_long_line_costs_those_that_stand_at_its_end_nothing():
         with connection.cursor() as cursor:
             cursor.execute("ANALYZE")
     keys = ["k", "over", *(f"none{n}" for n in range(50))]
-    assert store.out("default", keys) == {"k"}
-    assert rows_read(lambda: store.out("default", keys)) < SOME
-    assert order.let_in_stuck("default") == 1
-    assert rows_read(lambda: order.let_in_stuck("default")) < SOME
+    assert store.busy("default", keys) == {"k"}
+    assert rows_read(lambda: store.busy("default", keys)) < SOME
+    assert order.release_stuck("default") == 1
+    assert rows_read(lambda: order.release_stuck("default")) < SOME
 
 
 @pytest.fixture
@@ -77,10 +77,10 @@ def test_every_hot_query_of_events_uses_an_index(history):
     hot = {
         "tick": clock.tick,
         "hand on": lambda: relay.hand_on(app, "default"),
-        "let in": lambda: order.let_in("default", ["k1"]),
-        "let in many": lambda: order.let_in("default", [f"k{n}" for n in range(50)]),
-        "stuck": lambda: order.let_in_stuck("default"),
-        "out": lambda: store.out("default", ["k1", "k4999"]),
+        "let in": lambda: order.release("default", ["k1"]),
+        "let in many": lambda: order.release("default", [f"k{n}" for n in range(50)]),
+        "stuck": lambda: order.release_stuck("default"),
+        "out": lambda: store.busy("default", ["k1", "k4999"]),
         "prune": lambda: Prune(databases.SideDatabase()).run_once(),
         "list": lambda: list(replay.select("default", ["test.thing.made"])[:50]),
         "handlings": lambda: list(Job.objects.filter(parent_id=uuid7())),
@@ -89,7 +89,7 @@ def test_every_hot_query_of_events_uses_an_index(history):
         statements = asked_by(query)
         if name == "let in" and connection.vendor == "postgresql":
             # Past Django.
-            statements.append((store.LET_IN.format(key="'k1'"), None))
+            statements.append((store.RELEASE.format(key="'k1'"), None))
         for sql, params in statements:
             if not sql.lstrip().startswith(("SELECT", "UPDATE", "DELETE", "WITH")):
                 continue
