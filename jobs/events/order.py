@@ -14,7 +14,6 @@ from typing import Any
 from django.db import Error, transaction
 from django.db.models import QuerySet
 
-from jobs.database import turns
 from jobs.events import store
 from jobs.events.models import EVENT_HEADER, Relay
 from jobs.lifecycle import ring
@@ -22,6 +21,7 @@ from jobs.lifecycle.transitions import NEVER
 from jobs.maintenance import Seldom
 from jobs.models import LIVE, Job, State
 from jobs.models.values import named
+from jobs.store import of
 
 
 def release(using: str, keys: Iterable[str]) -> int:
@@ -49,7 +49,7 @@ def release_next(job: Job) -> None:
     about = job.headers.get(EVENT_HEADER) or {}
     if about.get("order_key") is not None:
         using = str(job._state.db)
-        with suppress(Error), turns.turn(using):
+        with suppress(Error), of(using).turn():
             release(using, [named(job.task, about["order_key"])])
 
 

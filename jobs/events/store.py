@@ -10,9 +10,9 @@ from django.db.models import Exists, OuterRef
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 
-from jobs.database import databases
-from jobs.database.sessions import has_begun, session_of
 from jobs.models import LIVE, Job, State
+from jobs.store import databases
+from jobs.store.sessions import has_begun, session_of
 
 #: For how many keys one look finds jobs that were not released, at the most.
 KEYS = 1000
@@ -137,22 +137,22 @@ RETURNING queue
 
 #: The keys of which jobs wait, one step through the index for each; while no other job of theirs is live.
 _STUCK = f"""
-WITH RECURSIVE line (key) AS (
+WITH RECURSIVE line (name) AS (
     SELECT min(order_key) FROM jobs_job WHERE {_WAITS}
     UNION ALL
-    SELECT (SELECT min(order_key) FROM jobs_job WHERE {_WAITS} AND order_key > line.key) FROM line
-    WHERE line.key IS NOT NULL
+    SELECT (SELECT min(order_key) FROM jobs_job WHERE {_WAITS} AND order_key > line.name) FROM line
+    WHERE line.name IS NOT NULL
 )
-SELECT key FROM line WHERE key IS NOT NULL AND NOT EXISTS (
-    SELECT 1 FROM jobs_job WHERE order_key = line.key AND order_place IS NULL AND {_LIVE}
+SELECT name FROM line WHERE name IS NOT NULL AND NOT EXISTS (
+    SELECT 1 FROM jobs_job WHERE order_key = line.name AND order_place IS NULL AND {_LIVE}
 ) LIMIT {KEYS}
 """
 
 #: Those of some keys of which a job is there: one step through the index for each, however many stand in its line. As
 #: a join, or without the order, it might read all lines.
 _BUSY = """
-WITH line (key) AS (VALUES {keys}) SELECT key FROM line
-WHERE (SELECT 1 FROM jobs_job WHERE order_key = line.key AND {live} ORDER BY order_place LIMIT 1) IS NOT NULL
+WITH line (name) AS (VALUES {keys}) SELECT name FROM line
+WHERE (SELECT 1 FROM jobs_job WHERE order_key = line.name AND {live} ORDER BY order_place LIMIT 1) IS NOT NULL
 """
 
 

@@ -17,13 +17,11 @@ from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from django.db import connections, transaction
 from django.db.utils import DataError, Error, IntegrityError, ProgrammingError
 
-from jobs import extensions
+from jobs import extensions, store
 from jobs.calling import calls, request
 from jobs.conf.syncpoints import reach
-from jobs.database import databases
-from jobs.database.turns import turn
 from jobs.errors import LostLease, Replaced
-from jobs.execution import savepoints, settlement
+from jobs.execution import settlement
 from jobs.idempotency import markers
 from jobs.idempotency.keys import fingerprint
 from jobs.idempotency.locks import lock, wake_left
@@ -32,6 +30,7 @@ from jobs.lifecycle.board import board
 from jobs.lifecycle.run import RECONNECT, Run, claimed, running
 from jobs.models import Job
 from jobs.models.values import decoded, safe_repr
+from jobs.store import databases
 
 logger = logging.getLogger("jobs")
 
@@ -175,11 +174,12 @@ def _attempt(run: Run) -> Committed | Conflict | Lost | Raised:
         # Each attempt has its own, and a retry those of the call: a body may change what it was given.
         args, kwargs = decoded(job.args), decoded(job.kwargs)
         run.request.update(args=decoded(job.args), kwargs=decoded(job.kwargs), **request.embedded(job.options))
-        # On SQLite the worker's processes take turns.
-        with turn(using) if task.atomic else _NOTHING, transaction.atomic(using) if task.atomic else _NOTHING:
+        at = store.of(using)
+        # Where there is one writer the worker's processes take turns.
+        with at.turn() if task.atomic else _NOTHING, transaction.atomic(using) if task.atomic else _NOTHING:
             try:
                 reached = "body"
-                savepoints.spare(connections[using])
+                at.prepare_body()
                 source = _leave_marker(run)
                 if source is not None:
                     run.result = decoded(source.result)

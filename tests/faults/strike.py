@@ -16,8 +16,8 @@ from jobs.models import Job
 from jobs.worker import runner
 from shop import points
 from tests.faults.process import Process
+from tests.helpers.servers import wait_for
 from tests.models import Effect
-from tests.servers import wait_for
 
 #: Claims with fewer rows are let pass.
 LEAST = 5

@@ -22,11 +22,11 @@ from jobs.conf.logs import logger
 from jobs.conf.syncpoints import reach
 from jobs.contrib.event_broker import amqp, control, wire
 from jobs.contrib.event_broker.models import Position
-from jobs.database import databases
 from jobs.events import relay
 from jobs.events.models import ARGS, Event, Relay, Subscription
 from jobs.events.replay import handled
 from jobs.models.values import safe_repr
+from jobs.store import databases
 
 #: How many characters are kept of a message that is no event, and of a name.
 KEPT, NAME = 64 * 1024, 255

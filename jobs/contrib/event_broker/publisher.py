@@ -23,11 +23,11 @@ from jobs.conf.logs import logger
 from jobs.conf.syncpoints import reach
 from jobs.contrib.event_broker import amqp, wire
 from jobs.contrib.event_broker.models import Position
-from jobs.database import databases
 from jobs.events.models import ARGS, TRACE, UNSENT, Event, Relay
 from jobs.events.services import BrokerError
 from jobs.lifecycle.board import board
 from jobs.models import Node
+from jobs.store import databases
 
 #: Events that are published before their confirms are awaited.
 CHUNK = 200

@@ -27,9 +27,9 @@ from jobs.conf.logs import logger
 from jobs.contrib.event_broker import amqp, control, inbox, publisher
 from jobs.contrib.event_broker.models import Position
 from jobs.contrib.event_broker.wire import Message
-from jobs.database import databases
 from jobs.events.models import PARKED, Event, Subscription
 from jobs.events.relay import matches, wants_since
+from jobs.store import databases
 
 #: Messages of one transaction, and how many the broker sends ahead.
 CHUNK, AHEAD = 200, 400

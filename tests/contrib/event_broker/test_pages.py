@@ -10,7 +10,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from jobs.models import Action
-from tests.event_rows import row
+from tests.contrib.events.rows import row
 
 
 @pytest.mark.django_db(transaction=True)

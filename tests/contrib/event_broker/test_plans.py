@@ -11,8 +11,8 @@ from django.utils import timezone
 from jobs.contrib.event_broker import publisher
 from jobs.contrib.event_broker.models import Position
 from jobs.events.models import Event
-from tests.event_plans import SOME, multiply, rows_read
-from tests.plans import ROWS
+from tests.helpers.event_plans import SOME, multiply, rows_read
+from tests.helpers.plans import ROWS
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.core]
 

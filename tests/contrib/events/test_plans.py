@@ -10,7 +10,6 @@ from celery import current_app
 from django.db import connection
 from django.utils import timezone
 
-from jobs.database import databases
 from jobs.events import order, relay, replay, store
 from jobs.events.models import Event
 from jobs.lifecycle.transitions import NEVER
@@ -18,9 +17,10 @@ from jobs.maintenance import clock
 from jobs.maintenance.prune import Prune
 from jobs.models import Job, Node
 from jobs.models.fields import uuid7
-from tests import event_tasks as told
-from tests.event_plans import SOME, multiply, rows_read
-from tests.plans import FEW, asked_by, plan
+from jobs.store import databases
+from tests.contrib.events import tasks as told
+from tests.helpers.event_plans import SOME, multiply, rows_read
+from tests.helpers.plans import FEW, asked_by, plan
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.core]
 
@@ -30,7 +30,7 @@ DAY = datetime.timedelta(days=1)
 @pytest.mark.slow
 def test_a_long_line_costs_those_that_stand_at_its_end_nothing():
     """Who hands events on holds a lock while it asks of which keys a job is there."""
-    jobs = {"task": "tests.event_tasks.note_moved", "queue": "celery"}
+    jobs = {"task": "tests.contrib.events.tasks.note_moved", "queue": "celery"}
     Job.objects.create(**jobs, order_key="k", order_place=1, state="scheduled", run_at=NEVER)
     multiply(Job, "id", order_key="order_key")
     Job.objects.create(**jobs, order_key="over", state="succeeded", run_at=NEVER, finished_at=timezone.now())
@@ -51,7 +51,7 @@ def history(monkeypatch):
     node = Node.objects.create(hostname="h", pid=1)
     before = dict.fromkeys(("at", "relayed_at", "sent_at"), now - DAY)
     Event.objects.create(name="test.thing.moved", source="shop", data={"name": "a"}, number=0, **before)
-    jobs = {"task": "tests.event_tasks.note_moved", "queue": "celery"}
+    jobs = {"task": "tests.contrib.events.tasks.note_moved", "queue": "celery"}
     Job.objects.create(**jobs, order_key="k", state="succeeded", run_at=now - DAY, finished_at=now)
     multiply(Event, "uuid")
     multiply(Job, "id")
