@@ -77,8 +77,8 @@ kombu.transport.virtual:Channel._active_queues -        | transport.py: the queu
 kombu.transport.virtual:QoS._delivered -                | transport.py: messages that a consumer holds
 kombu.transport.virtual:QoS._dirty -                    | transport.py: the same
 celery.app.base:Celery._local -                         | child.py: the result backend of a run on a copy
-django.core.cache.backends.locmem:_caches -             | crashtest/events.py: caches that processes of a test share
-django.core.cache.backends.locmem:_expire_info -        | crashtest/events.py: the same
+django.core.cache.backends.locmem:_caches -             | crashtest/recorder.py: caches that processes of a test share
+django.core.cache.backends.locmem:_expire_info -        | crashtest/recorder.py: the same
 django.db.backends.base.base:BaseDatabaseWrapper._nodb_cursor self | copies.py: copies of a database
 django.db.backends.base.base:BaseDatabaseWrapper._savepoint self sid | postgresql.py: the first one is not sent
 django.db.backends.base.base:BaseDatabaseWrapper._savepoint_commit self sid | postgresql.py: the same

@@ -18,11 +18,11 @@ from jobs.admin.base import CountedChangeList, ReadOnlyAdmin, UncountedChangeLis
 from jobs.admin.html import column, time_column, url_of
 from jobs.conf import conf
 from jobs.events import redaction, stages
-from jobs.events.amqp import ERRORS
-from jobs.events.models import ARGS, Event, Subscription
+from jobs.events.models import ARGS, TRACE, Event, Subscription
 from jobs.events.relay import matches
-from jobs.events.replay import names, replay_by, services
-from jobs.events.wire import TRACE
+from jobs.events.replay import replay_by, services
+from jobs.events.services import BrokerError
+from jobs.events.store import names
 from jobs.inspection.counts import MOST, at_least
 from jobs.inspection.times import duration
 from jobs.inspection.why.view import View
@@ -196,7 +196,7 @@ class EventAdmin(ReadOnlyAdmin):
             if not rows:
                 raise ValueError(gettext("They are gone."))
             done = replay_by(Event.objects.db, [event.uuid for event in rows], to, again, by, why)
-        except (ValueError, *ERRORS) as exc:
+        except (ValueError, BrokerError) as exc:
             messages.error(request, str(exc))
             return HttpResponseRedirect(back)
         for event in rows:

@@ -11,9 +11,10 @@ from django.core.management.base import CommandError
 from django.db.models import QuerySet
 
 from jobs.conf import celery_app, conf, import_tasks
-from jobs.events import amqp, declare, replay
+from jobs.events import declare, replay
 from jobs.events.models import Event
 from jobs.events.redaction import data_of, veil
+from jobs.events.services import BrokerError
 from jobs.events.stages import stage
 from jobs.management.console.base import DRY_RUN, JobsCommand, local, option, project_app, reported, subcommand
 from jobs.models import Job
@@ -144,7 +145,7 @@ def _replay(out: JobsCommand, args: Namespace) -> None:
             done["events"] += rows.count()
             continue
         says = "The broker of events says: {}. Nothing is lost: do the same again."
-        with reported(*amqp.ERRORS, says=says), reported():
+        with reported(BrokerError, says=says), reported():
             for name, count in replay.replay(app, rows, args.to, args.again, args.number).items():
                 done[name] += count
     out.say_json({**done, "to": args.to, "dry_run": args.dry_run})

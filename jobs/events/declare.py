@@ -145,7 +145,7 @@ class Handler(Task):
     subscribes: dict[str, Any] | None = None
 
     def _run_over(self, job: Job) -> None:
-        order.let_in_next(job)
+        order.release_next(job)
 
     @property
     def event(self) -> Handled | None:

@@ -12,49 +12,21 @@ from django.utils.translation import ngettext_lazy
 from jobs.doors import Attempt, Extension, Thread
 from jobs.inspection.problems import Kind, Link
 
-#: Whether a job waits behind another one.
-WAITS = (
-    "order_key IS NOT NULL AND order_place IS NOT NULL AND state IN ('scheduled', 'ready', 'running') "
-    "AND state = 'scheduled'"
-)
-
 
 def _place(way: Any) -> Link:
     return Link(_("Show them"), "event_changelist", query={"way": way})
 
 
 def hand_on(stopping: Event, attempt: Attempt) -> None:
-    from jobs.events import publisher, relay
+    from jobs.events import relay
 
-    post = relay.Post()
+    thread = relay.RelayThread()
     while not stopping.is_set():
-        attempt(post.run_once)
-        post.wait()
-    # The publisher waits for it, and is to end as well.
-    publisher.numbered.set()
-
-
-def send(stopping: Event, attempt: Attempt) -> None:
-    from jobs.events.publisher import Publisher
-
-    Publisher().run(stopping)
-
-
-def receive(stopping: Event, attempt: Attempt) -> None:
-    from jobs.conf import loaded_app
-    from jobs.events.receiver import Receiver
-
-    if (app := loaded_app()) is None:
-        stopping.wait()
-    else:
-        Receiver(app).run(stopping)
+        attempt(thread.run_once)
+        thread.wait()
 
 
 class Events(Extension):
-    looks = {
-        "is_told": "EXISTS (SELECT 1 FROM jobs_event WHERE relayed_at IS NULL AND received_at IS NULL)",
-        "is_behind": f"{{rare}} AND EXISTS (SELECT 1 FROM jobs_job WHERE {WAITS})",
-    }
     kinds = {
         "events_waiting": Kind(
             severity="error",
@@ -70,29 +42,33 @@ class Events(Extension):
         ),
     }
 
-    def threads(self) -> list[Thread]:
-        from jobs.conf import conf
+    @property
+    def looks(self) -> Mapping[str, str]:  # type: ignore[override]
+        from jobs.events import store
 
-        return [hand_on] if conf().EVENT_BROKER is None else [hand_on, send, receive]
+        return store.LOOKS
+
+    def threads(self) -> list[Thread]:
+        return [hand_on]
 
     def registered(self) -> None:
         from jobs.events import relay
 
         # The handlers are written once more for this node.
-        relay.told.set()
+        relay.wakeup.set()
 
     def heard(self, rings: Collection[str] | None) -> None:
         from jobs.events import outbox, relay
 
-        if rings is None or outbox.RING in rings:
-            relay.told.set()
+        if rings is None or outbox.WAKEUP in rings:
+            relay.wakeup.set()
 
     def ticked(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
         from jobs.events import order, relay
         from jobs.store import databases
 
         if any(each["is_told"] for each in answers.values()):
-            relay.told.set()
+            relay.wakeup.set()
         databases.everywhere(order.look_for_stuck, [using for using, each in answers.items() if each["is_behind"]])
 
     def prune(self, using: str, budget: float) -> None:
@@ -103,7 +79,7 @@ class Events(Extension):
     def idle(self, app: Any, using: str) -> bool:
         from jobs.events import order, relay
 
-        return relay.hand_on_here(app, using) or bool(order.let_in_stuck(using))
+        return relay.hand_on_here(app, using) or bool(order.release_stuck(using))
 
     def again(self, jobs: Any, using: str) -> dict[str, Any]:
         from jobs.events import order

@@ -16,6 +16,9 @@ EVENT_HEADER = "event"
 #: Among an event's headers: the values without names, of a Celery task that came as an event.
 ARGS = "args"
 
+#: Among its headers: W3C's trace context.
+TRACE = ("traceparent", "tracestate")
+
 #: Told here, and not handed on yet; received, and not handed on yet; numbered, and not sent yet.
 UNRELAYED = Q(relayed_at__isnull=True, received_at__isnull=True)
 PARKED = Q(relayed_at__isnull=True, received_at__isnull=False)
@@ -118,21 +121,6 @@ class Subscription(models.Model):
 
     def __str__(self) -> str:
         return f"{self.handler} ({self.pattern})"
-
-
-class Position(models.Model):
-    """How far a service's events of a name are: the last number that was given, or of another service, handed on."""
-
-    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
-    source = models.CharField(max_length=255)
-    name = models.CharField(max_length=255)
-    number = models.BigIntegerField(default=0)
-    #: Of another service: since when a number is missing; None: none is.
-    gap_since = models.DateTimeField(null=True)
-
-    class Meta:
-        db_table = "jobs_event_position"
-        constraints: ClassVar = [models.UniqueConstraint(name="jobs_event_position_of", fields=["source", "name"])]
 
 
 class Relay(models.Model):

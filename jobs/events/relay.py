@@ -16,9 +16,8 @@ from functools import partial
 from typing import Any
 
 from celery import Celery
-from django.db import connections, transaction
+from django.db import transaction
 from django.db.models import Q
-from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 
 from jobs.calling import outbox
@@ -26,8 +25,9 @@ from jobs.calling.calls import rank_of
 from jobs.conf import conf, import_tasks, loaded_app, service
 from jobs.conf.logs import logger
 from jobs.conf.syncpoints import reach
-from jobs.events import order, publisher
-from jobs.events.models import ARGS, EVENT_HEADER, UNRELAYED, Event, Position, Relay, Subscription
+from jobs.events import order, store
+from jobs.events.models import ARGS, EVENT_HEADER, UNRELAYED, Event, Relay, Subscription
+from jobs.events.services import publisher
 from jobs.lifecycle.board import board
 from jobs.lifecycle.transitions import NEVER, now_plus
 from jobs.models import Job, Node, State
@@ -36,7 +36,7 @@ from jobs.models.values import named
 from jobs.store import databases
 
 #: In the supervisor: events wait to be handed on.
-told = threading.Event()
+wakeup = threading.Event()
 
 #: Seconds after which the handlers are forgotten that only a dead worker knows. Later events make no jobs for them.
 GRACE = 3600.0
@@ -47,11 +47,11 @@ LIMIT = 500
 #: Seconds for which a process may hold the lock and do nothing.
 STILL = 5
 
-#: Seconds between two looks for events: on SQLite, where each write may be one, and while somebody else hands on.
+#: Seconds between two looks for events: on SQLite, where each write may be one, and while another process hands on.
 SOON = 0.05
 
 #: Seconds between two looks for handlers that are gone, and until a worker tells of its own handlers again. A
-#: subscription that no worker told of for so long is taken over by a worker that began earlier.
+#: subscription that no worker has written for so long is taken over by a worker that began earlier.
 RARELY, LEFT = 60.0, 180.0
 
 #: How many changes of a handler's pattern or version are remembered, beside the first.
@@ -182,12 +182,9 @@ def lock(using: str, waits: bool = True) -> Relay:
     """The row that lets events be handed on, locked until the end of the transaction.
 
     Raises:
-        Relay.DoesNotExist: without waiting: somebody else has it.
+        Relay.DoesNotExist: without waiting: another process has it.
     """
-    if connections[using].vendor == "postgresql" and not databases.in_test(using):
-        # A process that stands still would keep the lock until its worker is found dead.
-        with connections[using].cursor() as cursor:
-            cursor.execute(f"SET LOCAL idle_in_transaction_session_timeout = '{STILL}s'")
+    store.bound_lock(using, STILL)
     rows = Relay.objects.using(using).filter(pk=1)
     found = (rows.select_for_update() if waits else databases.free(rows)).first()
     # Race: another first one may have committed it since.
@@ -200,7 +197,7 @@ def lock(using: str, waits: bool = True) -> Relay:
 
 
 def hand_on(app: Celery, using: str) -> int | None:
-    """Hand on the next events that were told here; returns how many. None: somebody else does it."""
+    """Hand on the next events that were told here; returns how many. None: another process does it."""
     waiting = Event.objects.using(using).filter(UNRELAYED).order_by("id")
     if not waiting.exists():
         return 0
@@ -209,30 +206,15 @@ def hand_on(app: Celery, using: str) -> int | None:
             relay = lock(using, waits=False)
         except Relay.DoesNotExist:
             return None
-        events = list(waiting[:LIMIT])
-        if conf().EVENT_BROKER is not None:
-            _number(using, events)
+        events, values = list(waiting[:LIMIT]), dict[str, Any](relayed_at=Now())
+        if (broker := publisher()) is not None:
+            broker.give_numbers(using, events)
+            values["number"] = store.numbers(events)
         make_jobs(app, using, relay, events)
-        values: dict[str, Any] = {"relayed_at": Now()}
-        if numbers := " ".join(f"WHEN {event.pk} THEN {event.number}" for event in events if event.number):
-            values["number"] = RawSQL(f"CASE id {numbers} END", [])
         Event.objects.using(using).filter(pk__in=[event.pk for event in events]).update(**values)
         reach("before_relay")
     reach("after_relay")
     return len(events)
-
-
-def _number(using: str, events: list[Event]) -> None:
-    """Give each event the next number of its name, so that other services see what they miss."""
-    found: dict[tuple[str, str], Position] = {}
-    for event in events:
-        place = (event.source, event.name)
-        if place not in found:
-            found[place], _ = Position.objects.using(using).get_or_create(source=event.source, name=event.name)
-        found[place].number += 1
-        event.number = found[place].number
-    for position in found.values():
-        position.save(using=using, update_fields=["number"])
 
 
 def make_jobs(
@@ -277,8 +259,8 @@ def make_jobs(
                 plain.append(job)
     busy = set()
     if ordered:
-        order.lock(using, ordered)
-        busy = order.out(using, ordered)
+        store.lock(using, ordered)
+        busy = store.busy(using, ordered)
     behind = []
     for key, jobs in ordered.items():
         first, rest = (None, jobs) if key in busy else (jobs[0], jobs[1:])
@@ -289,8 +271,8 @@ def make_jobs(
         job.order_place, job.state, job.run_at = relay.place, State.SCHEDULED, NEVER
     if behind:
         relay.save(update_fields=["place"])
-        # Race: the job before them may have ended since ``order.out``, and found nobody behind it.
-        transaction.on_commit(partial(order.let_in, using, busy), using=using, robust=True)
+        # Race: the job before them may have ended since ``store.busy``, and found no other one behind it.
+        transaction.on_commit(partial(order.release, using, busy), using=using, robust=True)
     for part in (plain, behind):
         outbox.record(part, using, app)
     return found
@@ -331,8 +313,8 @@ def hand_on_here(app: Celery, using: str) -> bool:
     return bool(hand_on(app, using))
 
 
-class Post:
-    """Hands on events as they are told, in a worker's companion. All companions try, and one at a time does it."""
+class RelayThread:
+    """Hands on events, in a worker's supervisor. All supervisors try, and one at a time does it."""
 
     def __init__(self) -> None:
         self._app = loaded_app()
@@ -341,11 +323,11 @@ class Post:
         self._look_at = time.monotonic() + RARELY
 
     def wait(self) -> None:
-        """Wait for a ring. The tick of the clock finds events of which no ring told."""
-        told.wait()
-        if any(connections[alias].vendor == "sqlite" for alias in conf().DATABASES):
+        """Wait for a wakeup. If it gets lost, the tick of the clock finds the events."""
+        wakeup.wait()
+        if not all(map(store.is_notified, conf().DATABASES)):
             time.sleep(SOON)
-        told.clear()
+        wakeup.clear()
 
     def run_once(self) -> None:
         if self._app is None:
@@ -370,7 +352,7 @@ class Post:
             lock(using)
             subscribe(self._app, using)
         if Node.objects.using(using).filter(pk=node).exists():
-            # Before the node is written, somebody may forget its handlers.
+            # Before the node is written, another worker may forget its handlers.
             self._registered[using] = node
 
     def _hand_on(self, using: str) -> None:
@@ -378,4 +360,5 @@ class Post:
             if count is None:
                 # Perhaps it has looked already when this event was committed.
                 time.sleep(SOON)
-            publisher.numbered.set()
+            if (broker := publisher()) is not None:
+                broker.numbered.set()

@@ -12,13 +12,13 @@ from django.db import transaction
 from django.db.models import QuerySet
 from django.utils.translation import gettext
 
-from jobs.conf import conf, did_you_mean
-from jobs.events import publisher, relay
+from jobs.conf import did_you_mean
+from jobs.events import relay, store
 from jobs.events.models import Event, Subscription
+from jobs.events.services import publisher
 from jobs.models import Action, Job
 from jobs.models.fields import uuid7
 from jobs.models.values import scrub
-from jobs.store import databases
 
 
 def select(
@@ -39,25 +39,9 @@ def select(
     if keys is not None:
         rows = rows.filter(uuid__in=list(keys))
     if patterns := list(patterns):
-        meant = [name for name in names(using) if any(relay.matches(each, name) for each in patterns)]
+        meant = [name for name in store.names(using) if any(relay.matches(each, name) for each in patterns)]
         rows = rows.filter(name__in=meant)
     return rows.filter(**({"at__gte": since} if since else {}), **({"at__lt": until} if until else {}))
-
-
-#: It takes one step through the index for each name.
-_NAMES = """
-WITH RECURSIVE known (name) AS (
-    SELECT min(name) FROM jobs_event
-    UNION ALL
-    SELECT (SELECT min(name) FROM jobs_event WHERE name > known.name) FROM known WHERE known.name IS NOT NULL
-)
-SELECT name FROM known WHERE name IS NOT NULL LIMIT %s
-"""
-
-
-def names(using: str, limit: int = 10_000) -> list[str]:
-    """The names of all events, in one statement."""
-    return [name for (name,) in databases.ask(using, _NAMES, limit)]
 
 
 def services(using: str) -> list[str]:
@@ -68,7 +52,7 @@ def services(using: str) -> list[str]:
 def check(using: str, to: str) -> bool:
     """Whether the service shares the database; ``ValueError`` if nobody knows it."""
     known = services(using)
-    if to not in known and conf().EVENT_BROKER is None:
+    if to not in known and publisher() is None:
         says = gettext("no service %(name)r has handlers in this database%(hint)s")
         raise ValueError(says % {"name": to, "hint": did_you_mean(to, known)})
     return to in known
@@ -91,18 +75,18 @@ def replay(
 
     Raises:
         ValueError: nobody knows the service; names the nearest.
-        OSError, amqp.exceptions.AMQPError, kombu.exceptions.OperationalError: the broker is away.
+        BrokerError: the broker is away, or refuses.
     """
     using = events.db
-    is_here = check(using, to)
+    broker = None if check(using, to) else publisher()
     mark = (number or str(uuid7())) if again else None
     done = {"events": 0, "jobs": 0, "sent": 0}
     events, place = events.filter(relayed_at__isnull=False, version__gt=0), 0
     while some := list(events.filter(pk__gt=place)[: relay.LIMIT]):
         place = some[-1].pk
         done["events"] += len(some)
-        if not is_here:
-            done["sent"] += publisher.send_to(to, some, using, mark)
+        if broker is not None:
+            done["sent"] += broker.send_to(to, some, using, mark)
             continue
         with transaction.atomic(using=using):
             locked = relay.lock(using)

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
-from django.db import connections
-from django.db.models import Q
+from django.db.models import Count, Min, Q
 from django.utils import timezone
 from django.utils.translation import gettext, gettext_lazy, ngettext
 
 from jobs.conf import conf
+from jobs.events import store
 from jobs.events.models import PARKED, UNRELAYED, UNSENT, Event, Subscription
 from jobs.inspection.counts import MOST, at_least, late_after
 from jobs.inspection.problems import Problem
@@ -28,20 +28,6 @@ OPEN: dict[str, Q] = {
     "parked": PARKED,
     "problem": Q(problem__isnull=False),
 }
-
-#: How many there are of each, and since when, read along those indexes.
-_BACKLOG = " UNION ALL ".join(
-    f"SELECT '{name}', count(*), min({{seconds}}) FROM (SELECT {since} AS since FROM jobs_event WHERE {condition}"
-    f" ORDER BY id LIMIT {MOST}) AS {name}"
-    for name, since, condition in (
-        ("unrelayed", "at", "relayed_at IS NULL AND received_at IS NULL"),
-        ("unsent", "at", "number IS NOT NULL AND received_at IS NULL AND sent_at IS NULL"),
-        ("parked", "received_at", "received_at IS NOT NULL AND relayed_at IS NULL"),
-        ("problem", "at", "problem IS NOT NULL"),
-    )
-)
-#: SQL for ``since`` in seconds since 1970.
-_SECONDS = {"sqlite": "(julianday(since) - 2440587.5) * 86400.0", "postgresql": "EXTRACT(EPOCH FROM since)"}
 
 
 def stage(event: Event) -> str:
@@ -65,14 +51,14 @@ class Backlog(NamedTuple):
 
 
 def backlog(using: str) -> dict[str, Backlog]:
-    """The backlog of each kind of :data:`OPEN`, in one statement."""
-    vendor = connections[using].vendor
-    sql = _BACKLOG.replace("{seconds}", _SECONDS[vendor])
-    sql = f"SELECT found.*, {databases.EPOCH_NOW[vendor]} FROM ({sql}) AS found"
-    return {
-        name: Backlog(number, max(0.0, float(now - since)) if number else 0.0)
-        for name, number, since, now in databases.ask(using, sql)
-    }
+    """The backlog of each kind of :data:`OPEN`, read along its index."""
+    now, found = databases.clock(using), {}
+    for name, condition in OPEN.items():
+        rows = Event.objects.using(using).filter(condition).order_by("id")[:MOST]
+        each = rows.aggregate(number=Count("pk"), since=Min("received_at" if name == "parked" else "at"))
+        age = now - (each["since"] or now)
+        found[name] = Backlog(each["number"], max(0.0, age.total_seconds()))
+    return found
 
 
 def summed() -> dict[str, Backlog]:
@@ -86,15 +72,6 @@ def summed() -> dict[str, Backlog]:
 
 # The handlers
 
-_PART = "SELECT * FROM (SELECT task, id, state FROM jobs_job WHERE {} LIMIT {}) AS part{}"
-_LIVE = (
-    "state = 'ready' AND held IS NOT NULL ORDER BY queue, id",
-    "state = 'scheduled' ORDER BY run_at",
-    "state = 'running'",
-    "state IN ('failed', 'cancelled') ORDER BY id DESC",
-)
-_READY = "state = 'ready' AND held IS NULL AND queue = %s ORDER BY queue, rank, run_at, id"
-
 
 class Lag(NamedTuple):
     """How many of a handler's jobs have not ended, for how many seconds the oldest is there, and how many failed."""
@@ -107,9 +84,6 @@ class Lag(NamedTuple):
 def lags(using: str, handlers: Iterable[tuple[str, str]]) -> dict[str, Lag]:
     """The lag of each handler, by the name of its task, in one statement.
 
-    It reads :data:`MOST` jobs at the most: of each queue, of those that are held back, of those that are scheduled, of
-    those that run, and of the newest that ended without success.
-
     Parameters:
         handlers: the name of the task and its queue.
     """
@@ -117,15 +91,9 @@ def lags(using: str, handlers: Iterable[tuple[str, str]]) -> dict[str, Lag]:
     if not pairs:
         return {}
     tasks, queues = map(set, zip(*pairs, strict=True))
-    parts = [*[_READY] * len(queues), *_LIVE]
-    union = " UNION ALL ".join(_PART.format(sql, MOST, number) for number, sql in enumerate(parts))
-    marks = ", ".join(["%s"] * len(tasks))
-    # Ids are in the order of time. PostgreSQL has no min() of UUIDs.
-    sql = f"""SELECT task, state = 'failed', count(*), min(CAST(id AS text)) FROM ({union}) AS found
-        WHERE task IN ({marks}) AND state <> 'cancelled' GROUP BY 1, 2"""
     found: dict[str, Lag] = defaultdict(Lag)
     now = timezone.now()
-    for task, is_failed, number, first in databases.ask(using, sql, *queues, *tasks):
+    for task, is_failed, number, first in store.handled(using, tasks, queues, MOST):
         if is_failed:
             found[task] = found[task]._replace(failed=number)
         else:

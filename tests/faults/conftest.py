@@ -9,7 +9,7 @@ from pathlib import Path
 import amqp
 import pytest
 
-from jobs.events.amqp import queue_of
+from jobs.contrib.event_broker.amqp import queue_of
 from tests.conftest import faults_mode, server
 from tests.faults.broker import Broker
 from tests.faults.database import Database, PostgresTemplate, SqliteTemplate

@@ -7,8 +7,8 @@ import random
 import amqp
 import pytest
 
+from jobs.contrib.event_broker.amqp import queue_of
 from jobs.events import outbox
-from jobs.events.amqp import queue_of
 from jobs.events.models import Event
 from shop.events import order_paid
 from tests.faults.guards import Without, guard
@@ -22,10 +22,10 @@ pytestmark = [pytest.mark.databases("postgres", "sqlite"), pytest.mark.brokers("
 over_rabbitmq = pytest.mark.parametrize("services", ["rabbitmq"], indirect=True)
 
 #: What is missing between two services is seen, and sent again.
-GAPS = "jobs.events.receiver:Gaps.look"
+GAPS = "jobs.contrib.event_broker.receiver:Gaps.look"
 #: Who ends a job lets in the next one of its order; or else a tick of the clock does.
-NEXT = "jobs.events.order:let_in_next"
-STUCK = "jobs.events.order:let_in_stuck"
+NEXT = "jobs.events.order:release_next"
+STUCK = "jobs.events.order:release_stuck"
 
 
 @pytest.mark.quick
@@ -50,7 +50,7 @@ def test_who_hands_events_on_is_killed(services, point):
 @pytest.mark.parametrize("point", ["before_publish", "after_publish"])
 @guard(
     Without(
-        "jobs.events.publisher:Publisher._send",
+        "jobs.contrib.event_broker.publisher:Publisher._send",
         "self.open(), Event.objects.using(using).filter(pk__in=[row.pk for row in rows]).update(sent_at=Now())",
         call="self.open",
     ),
@@ -77,7 +77,7 @@ def test_who_publishes_events_is_killed(services, point):
 @pytest.mark.parametrize("point", ["before_store", "after_store"])
 @guard(
     Without(
-        "jobs.events.receiver:Receiver.work",
+        "jobs.contrib.event_broker.receiver:Receiver.work",
         "self.channel.basic_consume(self._queue, callback=self._note, no_ack=True)",
         call="self.channel.basic_consume",
     ),
@@ -136,7 +136,9 @@ def test_workers_are_killed_at_any_moment(services, side):
 
 
 @over_rabbitmq
-@guard(Without("jobs.events.inbox:_turn", "False", clause="event.number > max(position.number, missing) + 1"))
+@guard(
+    Without("jobs.contrib.event_broker.inbox:_turn", "False", clause="event.number > max(position.number, missing) + 1")
+)
 def test_messages_arrive_doubled_and_shuffled(services):
     """As after a redelivery, and of several senders.
 
@@ -248,7 +250,7 @@ def test_a_handler_is_added_while_the_backlog_runs(services):
         pytest.param(100_000, marks=[pytest.mark.long, pytest.mark.timeout(1800, method="signal")]),
     ],
 )
-@guard(Without("jobs.events.order:out", "set()"), case="2000 shared sqlite")
+@guard(Without("jobs.events.store:busy", "set()"), case="2000 shared sqlite")
 def test_many_events(services, orders):
     """Told before anybody is there to take them.
 

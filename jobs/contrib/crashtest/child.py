@@ -26,7 +26,7 @@ from django.utils import timezone
 
 from jobs.conf import conf, reads_rows
 from jobs.contrib.crashtest.copies import Copy
-from jobs.contrib.crashtest.events import Event, Recorder, import_clients
+from jobs.contrib.crashtest.recorder import Operation, Recorder, import_clients
 from jobs.lifecycle.board import Board, board
 from jobs.maintenance import rescue
 from jobs.models import LIVE, Job, Node, Pause
@@ -51,7 +51,7 @@ class Child:
 
     def __init__(self, pid: int, pipe: Connection) -> None:
         self.pid, self._pipe = pid, pipe
-        self._events: dict[int, Event] = {}
+        self._noted: dict[int, Operation] = {}
         #: Whether it waits until :meth:`go`, and whether it has ended.
         self.is_waiting = self.is_over = False
         #: What its work returned, and the traceback if it raised.
@@ -59,9 +59,9 @@ class Child:
         self.error = ""
 
     @property
-    def events(self) -> list[Event]:
+    def operations(self) -> list[Operation]:
         """What it did. They are complete even if it was killed."""
-        return list(self._events.values())
+        return list(self._noted.values())
 
     def look(self, timeout: float) -> bool:
         """Wait for so many seconds at the most; return whether it waits or has ended. Raises :class:`Broken`."""
@@ -80,10 +80,10 @@ class Child:
         number = said.get("number")
         if number is None:
             vars(self).update(said)
-        elif number in self._events:
-            vars(self._events[number]).update(said)
+        elif number in self._noted:
+            vars(self._noted[number]).update(said)
         else:
-            self._events[number] = Event(**said)
+            self._noted[number] = Operation(**said)
 
     def go(self) -> None:
         self.is_waiting = False
@@ -130,7 +130,7 @@ class Children:
 
         Parameters:
             name: what PostgreSQL calls its connections.
-            recorded: options of :class:`jobs.contrib.crashtest.events.Recorder`.
+            recorded: options of :class:`jobs.contrib.crashtest.recorder.Recorder`.
         """
         connections.close_all()
         ours, theirs = Pipe()

@@ -12,7 +12,7 @@ from django.db.models import AutoField, Model
 
 from jobs.conf import OWN_TASKS, conf
 from jobs.contrib.crashtest.copies import Change, Row
-from jobs.contrib.crashtest.events import EFFECTS, SAFE, Event
+from jobs.contrib.crashtest.recorder import EFFECTS, SAFE, Operation
 from jobs.lifecycle.redaction import Shown
 from jobs.models import ENDED, Job, Marker, State
 
@@ -49,7 +49,7 @@ class Outcome:
     """What a run left, and the runs that followed it."""
 
     changes: list[Change]
-    events: list[Event]
+    operations: list[Operation]
     #: For each job that was asked for: its state, and how it failed.
     jobs: list[tuple[str, str]] = field(default_factory=list)
 
@@ -64,7 +64,7 @@ class Outcome:
         """Whether it wrote a row of the project, made another job, or sent something."""
         rows = (each for each in self.changes if _is_compared(each.model))
         is_told = any(not each.before or each.model is not Job for each in rows)
-        return is_told or any(each.kind not in ("sql", "commit") for each in self.events)
+        return is_told or any(each.kind not in ("sql", "commit") for each in self.operations)
 
     @property
     def failure(self) -> str:
@@ -97,7 +97,7 @@ class Varying:
             if row and twin
             for name in _unlike(row, twin)
         }
-        keys = ({event.key for event in each.events} for each in (first, second))
+        keys = ({operation.key for operation in each.operations} for each in (first, second))
         #: The keys that are the same in each run, so that the receiver can recognise a repetition.
         self.keys = set.intersection(*keys) - {None}
 
@@ -215,7 +215,7 @@ def _without(rows: Sequence[Row], others: Sequence[Row]) -> list[Row]:
     return found
 
 
-def effects(expected: Outcome, found: Outcome, keys: set[str | None]) -> Iterator[tuple[Event, int, int]]:
+def effects(expected: Outcome, found: Outcome, keys: set[str | None]) -> Iterator[tuple[Operation, int, int]]:
     """Find effects that happened too often without a key, or not often enough.
 
     Effects are the same if they have the same line, the same address and the same key.
@@ -226,7 +226,7 @@ def effects(expected: Outcome, found: Outcome, keys: set[str | None]) -> Iterato
     Yields:
         An effect, how many there should be, and how many there are.
     """
-    one, other = (_by_place(each.events, keys) for each in (expected, found))
+    one, other = (_by_place(each.operations, keys) for each in (expected, found))
     for place in {**one, **other}:
         want, have, is_keyed = len(one[place]), len(other[place]), place[-1] is not None
         # With a key, once is enough.
@@ -234,9 +234,9 @@ def effects(expected: Outcome, found: Outcome, keys: set[str | None]) -> Iterato
             yield (other[place] or one[place])[-1], want, have
 
 
-def _by_place(events: Sequence[Event], keys: set[str | None]) -> defaultdict[Any, list[Event]]:
-    found: defaultdict[Any, list[Event]] = defaultdict(list)
-    for each in events:
+def _by_place(operations: Sequence[Operation], keys: set[str | None]) -> defaultdict[Any, list[Operation]]:
+    found: defaultdict[Any, list[Operation]] = defaultdict(list)
+    for each in operations:
         if each.kind in EFFECTS and each.is_done and not each.what.startswith(tuple(f"{method} " for method in SAFE)):
             found[each.place, each.what, each.key if each.key in keys else None].append(each)
     return found

@@ -20,10 +20,10 @@ from django.db import connections
 from django.db.transaction import TransactionManagementError
 
 from jobs.conf import conf
-from jobs.contrib.crashtest import child, compare, copies, events, interleave
+from jobs.contrib.crashtest import child, compare, copies, interleave, recorder
 from jobs.contrib.crashtest.child import Children
 from jobs.contrib.crashtest.compare import Outcome, Varying
-from jobs.contrib.crashtest.events import Event
+from jobs.contrib.crashtest.recorder import Operation
 from jobs.contrib.crashtest.report import Examination, Finding, as_html
 from jobs.lifecycle.redaction import Shown
 from jobs.models import Job
@@ -157,14 +157,14 @@ class _Examiner:
         self.examination = Examination(task.name, f"{task.name}({', '.join(given)})")
         code = getattr(inspect.unwrap(task.run), "__code__", None)
         #: The place of a finding for which no line of the task is known.
-        self.home = (events.shown(code.co_filename), code.co_firstlineno) if code else ("", 0)
+        self.home = (recorder.shown(code.co_filename), code.co_firstlineno) if code else ("", 0)
 
     def run(self, beside: Sequence[Any] | None, budget: tuple[int, float]) -> Examination:
         self.children.do(child.forget_others)
         self.job = self._enqueue(self.args, self.kwargs)
         self.expected = self._whole()
         self.varying = Varying(self.expected, self._whole())
-        self.examination.events = self.expected.events
+        self.examination.operations = self.expected.operations
         if not self.expected.does_something:
             text = "it wrote no row, and sent nothing: what is found of such a call says little; choose one that does"
             self.examination.notes.append(text)
@@ -187,7 +187,7 @@ class _Examiner:
             copy.freeze()
         return uuid.UUID(answer)
 
-    def _outcome(self, found: Sequence[Event], *jobs: uuid.UUID) -> Outcome:
+    def _outcome(self, found: Sequence[Operation], *jobs: uuid.UUID) -> Outcome:
         changes = [each for copy in self.children.copies for each in copy.changes()]
         rows = {uuid.UUID(each.key): each.after for each in changes if each.model is Job and each.before and each.after}
         states = [(rows[key]["state"], _error(rows[key]["error"])) if key in rows else ("ready", "") for key in jobs]
@@ -196,7 +196,7 @@ class _Examiner:
     def _whole(self) -> Outcome:
         """A run without a fault."""
         self.children.restore()
-        outcome = self._outcome(self.children.do(child.run_whole, job=self.job).events, self.job)
+        outcome = self._outcome(self.children.do(child.run_whole, job=self.job).operations, self.job)
         [(state, error)] = outcome.jobs
         if state != "succeeded":
             raise RuntimeError(
@@ -205,10 +205,10 @@ class _Examiner:
         return outcome
 
     def _points(self) -> list[int]:
-        """The numbers of the events after which it is killed; 0 is before the first one."""
-        points = [0, *(each.number for each in self.expected.events if each.is_done and each.is_own)]
+        """The numbers of the operations after which it is killed; 0 is before the first one."""
+        points = [0, *(each.number for each in self.expected.operations if each.is_done and each.is_own)]
         if len(points) > POINTS:
-            last = {each.number for each in self.expected.events if each.kind != "sql"}
+            last = {each.number for each in self.expected.operations if each.kind != "sql"}
             kept = sorted(points, key=lambda point: point not in last)[:POINTS]
             self.examination.notes.append(f"of {len(points)} points {POINTS} were tried")
             points = sorted(kept)
@@ -224,9 +224,9 @@ class _Examiner:
         self.children.restore()
         dying = self.children.do(child.run_all, job=self.job, dies_after=point)
         rescued = self.children.do(go_on, job=self.job)
-        found = self._outcome([*dying.events, *rescued.events], self.job)
-        after = next((each for each in self.expected.events if each.number == point), None)
-        before = next((each for each in self.expected.events if each.number > point and each.is_own), None)
+        found = self._outcome([*dying.operations, *rescued.operations], self.job)
+        after = next((each for each in self.expected.operations if each.number == point), None)
+        before = next((each for each in self.expected.operations if each.number > point and each.is_own), None)
         for finding in self._compare(self.expected, found, "killed {}", after, before):
             finding.points.append(point)
             self.examination.add(finding)
@@ -236,26 +236,26 @@ class _Examiner:
         expected: Outcome,
         found: Outcome,
         fault: str,
-        after: Event | None,
-        before: Event | None,
+        after: Operation | None,
+        before: Operation | None,
         cure: str = "",
     ) -> list[Finding]:
         """
         Parameters:
             fault: in words; ``{}`` stands for its place.
-            after, before: the events between which it happened.
-            cure: the cure if rows differ; by default the event before the fault decides.
+            after, before: the operations between which it happened.
+            cure: the cure if rows differ; by default the operation before the fault decides.
         """
         between = ", ".join([*([f"after {after}"] if after else []), *([f"before {before}"] if before else [])])
         fault = fault.format(between or "at its end")
         file, line = next(((each.file, each.line) for each in (after, before) if each and each.line), self.home)
         findings = []
-        for event, want, have in compare.effects(expected, found, self.varying.keys):
-            place = (event.file, event.line) if event.line else (file, line)
-            kind, says = "twice", f"{_counted(event, want, have)}, without a key"
-            why = "message" if event.kind == "celery" else "key"
+        for operation, want, have in compare.effects(expected, found, self.varying.keys):
+            place = (operation.file, operation.line) if operation.line else (file, line)
+            kind, says = "twice", f"{_counted(operation, want, have)}, without a key"
+            why = "message" if operation.kind == "celery" else "key"
             if have < want:
-                kind, says, why = "lost", f"{_counted(event, want, have)}: it is lost", _lost_by(after)
+                kind, says, why = "lost", f"{_counted(operation, want, have)}: it is lost", _lost_by(after)
                 if why != "hook" and after is not None and after.line:
                     # This line made the next run believe that the effect had happened.
                     place = (file, line)
@@ -301,26 +301,26 @@ class _Examiner:
             self.examination.schedules += 1
             self._try(steps, (again, other))
 
-    def _play(self, steps: Sequence[interleave.Step]) -> tuple[list[list[Event]], Outcome]:
-        """Run both jobs at once, in this order of their steps; return the events of each, and what is left."""
+    def _play(self, steps: Sequence[interleave.Step]) -> tuple[list[list[Operation]], Outcome]:
+        """Run both jobs at once, in this order of their steps; return the operations of each, and what is left."""
         self.children.restore()
         runs = interleave.play(self.children, steps)
         return runs, self._rest([each for run in runs for each in run])
 
-    def _rest(self, found: Sequence[Event] = ()) -> Outcome:
+    def _rest(self, found: Sequence[Operation] = ()) -> Outcome:
         """What is left once everything that still waits has run: a snooze, or what the two enqueued."""
         outcome = self._outcome(found, self.job, self.second)
         if outcome.is_over:
             return outcome
         rest = self.children.do(child.run_all)
-        return self._outcome([*found, *rest.events], self.job, self.second)
+        return self._outcome([*found, *rest.operations], self.job, self.second)
 
     def _try(self, steps: Sequence[interleave.Step], serial: Sequence[Outcome]) -> None:
         both, found = self._play(steps)
         who, step = steps[0]
         assert step is not None
-        events_of = {each.number: each for each in both[who]}
-        after, before = events_of.get(step - 1), events_of.get(step)
+        operations_of = {each.number: each for each in both[who]}
+        after, before = operations_of.get(step - 1), operations_of.get(step)
         fault = "two at once: one stood {}, and the other one ran"
         ended = [[each for each in one if each.error == DEADLOCK] for one in both]
         if any(ended):
@@ -331,7 +331,7 @@ class _Examiner:
             for finding in min(tried, key=len):
                 self.examination.add(finding)
 
-    def _deadlock(self, victim: Event, own: Sequence[Event], others: Sequence[Event]) -> Finding:
+    def _deadlock(self, victim: Operation, own: Sequence[Operation], others: Sequence[Operation]) -> Finding:
         says = []
         for found in (own, others):
             begun = [each for each in found if each.at <= victim.ended and _locks(each)]
@@ -343,15 +343,15 @@ class _Examiner:
         return Finding("deadlock", fault, file, line, CURES["order"], says=sorted(says))
 
 
-def _counted(event: Event, want: int, have: int) -> str:
-    return f"{event.what}: {have} times, and not {want}"
+def _counted(operation: Operation, want: int, have: int) -> str:
+    return f"{operation.what}: {have} times, and not {want}"
 
 
-def _locks(event: Event) -> bool:
-    return event.kind == "sql" and ("FOR UPDATE" in event.what or not event.what.startswith("SELECT"))
+def _locks(operation: Operation) -> bool:
+    return operation.kind == "sql" and ("FOR UPDATE" in operation.what or not operation.what.startswith("SELECT"))
 
 
-def _lost_by(after: Event | None) -> str:
+def _lost_by(after: Operation | None) -> str:
     if after is not None and after.kind == "cache":
         return "cache"
     return "hook" if after is not None and after.kind == "commit" and not after.line else "flag"

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import count, product
 
 from jobs.contrib.crashtest.child import PATIENCE, Broken, Child, Children, run_all
-from jobs.contrib.crashtest.events import Event
+from jobs.contrib.crashtest.recorder import Operation
 
 #: Which of the two goes on, and for how many steps; None: to its end.
 Step = tuple[int, int | None]
@@ -19,8 +19,8 @@ SILENT, TICK = 0.15, 0.004
 NAMES = ("jobs-crashtest-first", "jobs-crashtest-second")
 
 
-def play(children: Children, steps: Sequence[Step]) -> list[list[Event]]:
-    """Run both jobs in this order of their steps, then each of them to its end; return their events."""
+def play(children: Children, steps: Sequence[Step]) -> list[list[Operation]]:
+    """Run both jobs in this order of their steps, then each of them to its end; return their operations."""
     runs: list[Child] = []
     try:
         for name in NAMES:
@@ -33,7 +33,7 @@ def play(children: Children, steps: Sequence[Step]) -> list[list[Event]]:
     finally:
         for run in runs:
             run.end()
-    return [run.events for run in runs]
+    return [run.operations for run in runs]
 
 
 def _advance(children: Children, runs: Sequence[Child], who: int, many: int | None) -> None:

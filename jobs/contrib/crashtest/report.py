@@ -9,7 +9,7 @@ from typing import Any
 from django.template import Context, Engine
 
 from jobs.contrib.crashtest.compare import Difference
-from jobs.contrib.crashtest.events import Event
+from jobs.contrib.crashtest.recorder import Operation
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Finding:
     differences: list[Difference] = field(default_factory=list)
     #: What is wrong, in words.
     says: list[str] = field(default_factory=list)
-    #: After which events the run was killed when this was found; empty for two runs at once.
+    #: After which operations the run was killed when this was found; empty for two runs at once.
     points: list[int] = field(default_factory=list)
 
     @property
@@ -47,8 +47,8 @@ class Examination:
 
     task: str
     call: str
-    #: The events of a run without a fault.
-    events: list[Event] = field(default_factory=list)
+    #: The operations of a run without a fault.
+    operations: list[Operation] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     #: The points at which it was killed, and how many schedules of two runs at once were tried.
     points: list[int] = field(default_factory=list)
@@ -80,10 +80,10 @@ def as_html(examination: Examination) -> str:
     """A page in one file, which loads nothing else."""
     numbered = list(enumerate(examination.findings, 1))
     moments = []
-    for number, event in enumerate([None, *examination.events]):
+    for number, operation in enumerate([None, *examination.operations]):
         found = [index for index, finding in numbered if number in finding.points]
         verdict = "found" if found else "fine" if number in examination.points else "left out"
-        moments.append({"event": event, "verdict": verdict, "findings": found})
+        moments.append({"operation": operation, "verdict": verdict, "findings": found})
     engine = Engine(dirs=[str(Path(__file__).parent)])
     context = {"examination": examination, "findings": numbered, "moments": moments}
     return engine.get_template("report.html").render(Context(context))

@@ -219,13 +219,13 @@ def does_all(self, pk):
         Effect.objects.create(key="ada")
 
 
-def test_each_event_is_noted_with_its_line(row):
+def test_each_operation_is_noted_with_its_line(row):
     found = assert_idempotent(does_all, row.pk)
     start = inspect.getsourcelines(does_all.run)[1]
-    home = {each.kind: each.line - start for each in found.events if each.file.endswith("test_crashtest.py")}
+    home = {each.kind: each.line - start for each in found.operations if each.file.endswith("test_crashtest.py")}
     assert home == {"sql": 6, "cache": 4}
-    assert [each.kind for each in found.events] == ["sql", "mail", "cache", "sql", "commit"]
-    assert found.events[-1].what == "COMMIT of the job's completion"
+    assert [each.kind for each in found.operations] == ["sql", "mail", "cache", "sql", "commit"]
+    assert found.operations[-1].what == "COMMIT of the job's completion"
 
 
 @shared_task

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from celery import current_app
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
 from django.db import OperationalError, connection, transaction
 from django.db.models import F
@@ -20,7 +21,7 @@ from django.utils import timezone
 
 from jobs.events import event, handler, order, prune, relay
 from jobs.events.models import Event, Relay, Subscription
-from jobs.events.relay import Post
+from jobs.events.relay import RelayThread
 from jobs.inspection import why
 from jobs.lifecycle import transitions
 from jobs.maintenance import clock, rescue
@@ -293,7 +294,7 @@ def test_a_subscription_goes_back_to_an_old_worker_when_no_newer_one_is_left():
 
 def test_a_subscription_is_seen_and_told_of_again_by_each_worker_once_a_minute(node, monkeypatch):
     """So the others know that its code is there; and one that an older worker has taken back meanwhile is put right."""
-    post, app = Post(), current_app._get_current_object()
+    post, app = RelayThread(), current_app._get_current_object()
     post.run_once()
     Subscription.objects.filter(handler=LOST).update(version=2, seen_at=timezone.now() - datetime.timedelta(hours=1))
     post.run_once()
@@ -326,7 +327,7 @@ def test_a_handler_that_is_told_of_while_others_get_their_events_can_have_them_r
 
     def make_jobs(*args: Any, make_jobs: Any = relay.make_jobs) -> Any:
         found = make_jobs(*args)
-        others.append(Elsewhere(Post().run_once))
+        others.append(Elsewhere(RelayThread().run_once))
         wait_for(lambda: somebody_waits() or others[0].outcome, 10, "it has told of them, or waits")
         return found
 
@@ -382,7 +383,7 @@ def test_what_waits_behind_others_of_its_key_says_so():
     found = why.explain(third.pk)[1][0]
     assert (found.code, found.evidence["job"], found.evidence["ahead"]) == ("in_order", str(first.pk), 1)
     first.delete()
-    assert order.let_in_stuck("default") == 1
+    assert order.release_stuck("default") == 1
     second.refresh_from_db()
     assert (second.state, second.order_place) == ("ready", None)
 
@@ -411,7 +412,7 @@ def test_what_fails_at_lines_that_stand_still_keeps_no_job_from_coming_due(monke
         raise OperationalError("statement timeout")
 
     looked: list[str] = []
-    monkeypatch.setattr(order, "let_in_stuck", too_long)
+    monkeypatch.setattr(order, "release_stuck", too_long)
     order._seldom.clear()
     clock.tick()
     assert Job.objects.get(pk=due.pk).state == "ready"
@@ -426,7 +427,7 @@ def test_an_order_key_is_a_name_whatever_the_server_makes_of_backslashes():
     with connection.cursor() as cursor:
         cursor.execute("SET standard_conforming_strings = off")
     try:
-        assert order.let_in("default", ["\\' OR true --"]) == 0
+        assert order.release("default", ["\\' OR true --"]) == 0
     finally:
         with connection.cursor() as cursor:
             cursor.execute("RESET standard_conforming_strings")
@@ -442,7 +443,7 @@ def test_one_that_is_tried_again_is_not_let_in_beside_the_one_that_just_was():
     """Two look at the same moment, each at another one."""
     first, second, _ = in_line()
     transitions.cancel(first.pk, "default")
-    with open_transaction(lambda: order.let_in("default", [second.order_key])):
+    with open_transaction(lambda: order.release("default", [second.order_key])):
         other = Elsewhere(lambda: transitions.retry_by_hand(first.pk, "default"))
         wait_for(lambda: somebody_waits() or other.outcome, 20, "it looks as well")
     other.result()
@@ -453,7 +454,7 @@ def test_one_that_is_tried_again_is_not_let_in_beside_the_one_that_just_was():
 def test_a_retry_by_hand_waits_for_its_turn_and_is_the_next(which):
     jobs = in_line()
     transitions.cancel(jobs[which].pk, "default")
-    order.let_in_stuck("default")
+    order.release_stuck("default")
     is_out = out()
     transitions.retry_by_hand(jobs[which].pk, "default")
     assert out() == is_out, "no second one of its key"
@@ -588,8 +589,9 @@ def test_no_schema_is_left_out_in_silence(monkeypatch, tmp_path):
     def fails(app):
         raise ModuleNotFoundError("No module named 'stripe'")
 
-    monkeypatch.setattr("jobs.conf.import_tasks", fails)
+    # In this order: the module of the commands takes the name from the other one, and might keep the wrong one.
     monkeypatch.setattr("jobs.events.commands.import_tasks", fails)
+    monkeypatch.setattr("jobs.conf.import_tasks", fails)
     with pytest.raises(ModuleNotFoundError, match="stripe"):
         command("schema", "--dir", str(tmp_path))
     assert not [*tmp_path.iterdir()]
@@ -653,3 +655,11 @@ def test_events_reach_handlers_whose_modules_nobody_has_imported(monkeypatch):
     told.thing_made("a")
     run_jobs()
     assert seen == ["imported", "registered"]
+
+
+def test_a_broker_without_its_extension_is_an_error(settings, monkeypatch):
+    settings.JOBS = {**settings.JOBS, "EVENT_BROKER": "amqp://127.0.0.1"}
+    monkeypatch.setattr("jobs.events.services.extensions.modules", lambda name: iter(()))
+    told.thing_moved("a", 1)
+    with pytest.raises(ImproperlyConfigured, match="jobs.contrib.event_broker is not installed"):
+        relay.hand_on(current_app, "default")

@@ -343,16 +343,6 @@ def test_a_replay_to_nobody_does_nothing(admin_client, client):
     assert Job.objects.filter(parent_id=event.uuid).count() == 2
 
 
-@pytest.mark.django_db(transaction=True)
-def test_a_replay_says_that_the_broker_is_away(admin_client, settings):
-    settings.JOBS = {**settings.JOBS, "EVENT_BROKER": "amqp://guest:guest@127.0.0.1:1//"}
-    event = row(relayed_at=timezone.now())
-    form = {"keys": json.dumps([str(event.uuid)]), "to": "billing"}
-    found = admin_client.post(reverse("admin:jobs_event_replay"), form, follow=True)
-    assert "refused" in html.unescape(found.content.decode()).partition("messagelist")[2][:300]
-    assert not Action.objects.exists()
-
-
 # What needs attention, and what machines ask for
 
 

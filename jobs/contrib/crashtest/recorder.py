@@ -42,13 +42,13 @@ from jobs.lifecycle import isolation
 from jobs.lifecycle.run import current_run
 from jobs.store import databases
 
-#: The kinds of events that leave the machine. No rollback undoes them.
+#: The kinds of operations that leave the machine. No rollback undoes them.
 EFFECTS = ("mail", "http", "celery")
 
 #: HTTP methods that change nothing, and those that HTTP allows to repeat.
 SAFE, REPEATABLE = ("GET", "HEAD", "OPTIONS", "TRACE"), ("PUT", "DELETE")
 
-#: Statements that only control a transaction. They are no events.
+#: Statements that only control a transaction. They are no operations.
 _CONTROL = ("BEGIN", "SAVEPOINT", "RELEASE", "ROLLBACK", "COMMIT")
 
 #: Headers by which the receiver recognises a repetition.
@@ -59,7 +59,7 @@ CLIENTS = (("httpx", "Client", "send"), ("httpx", "AsyncClient", "send"), ("aioh
 
 
 @dataclass
-class Event:
+class Operation:
     """One statement, commit, mail, HTTP request, cache write, or message to a stock task."""
 
     #: From 1 on.
@@ -126,12 +126,12 @@ def shown(filename: str) -> str:
 class Recorder:
     """
     Parameters:
-        pipe: tells the parent of each event, at once, because this process may be killed.
+        pipe: tells the parent of each operation, at once, because this process may be killed.
         caches: a file by which all processes of a test share the content of their caches.
         is_sealed: no HTTP request and no mail is sent.
         job: the job that was asked for; None: any job is.
-        dies_after: the process ends itself after so many events; 0: before the first one.
-        is_stepwise: it waits before each event until the parent lets it on.
+        dies_after: the process ends itself after so many operations; 0: before the first one.
+        is_stepwise: it waits before each operation until the parent lets it on.
     """
 
     def __init__(
@@ -149,8 +149,8 @@ class Recorder:
         self._inside = threading.local()
         #: Only one thread at a time talks to the parent.
         self._lock = threading.RLock()
-        #: The completion and its commit, which are one event.
-        self._completion: Event | None = None
+        #: The completion and its commit, which are one operation.
+        self._completion: Operation | None = None
 
     def install(self) -> None:
         load_caches(self._caches)
@@ -161,11 +161,11 @@ class Recorder:
         # Several caches may be of one class.
         for owner, name, kind in {place[:3] for place in isolation.places()}:
             if kind == "mail":
-                _around(owner, name, lambda *args, **kwargs: self.event("mail", *_mail(*args)))
+                _around(owner, name, lambda *args, **kwargs: self.operation("mail", *_mail(*args)))
             elif kind == "cache":
                 _around(owner, name, partial(self._caching, name))
         # This sends several mails at once.
-        _around(EmailBackend, "send_messages", lambda _, messages: self.event("mail", _mails(messages)))
+        _around(EmailBackend, "send_messages", lambda _, messages: self.operation("mail", _mails(messages)))
         current_app.amqp.send_task_message = self._sending
 
     def tell(self, **said: Any) -> None:
@@ -185,7 +185,7 @@ class Recorder:
 
     @property
     def _is_on(self) -> bool:
-        """Whether what happens now is an event: it is inside a run, and not inside another event.
+        """Whether what happens now is an operation: it is inside a run, and not inside another operation.
 
         A thread that the body started does not know the run.
         """
@@ -193,47 +193,47 @@ class Recorder:
         return is_running and not getattr(self._inside, "is_on", False)
 
     @contextmanager
-    def event(self, kind: str, what: str, key: str | None = None) -> Iterator[None]:
+    def operation(self, kind: str, what: str, key: str | None = None) -> Iterator[None]:
         """Note that something happens in this block. Whatever else happens in the block is part of it."""
         if not self._is_on:
             yield
             return
-        event = self._begin(kind, what, key)
+        operation = self._begin(kind, what, key)
         self._inside.is_on = True
         try:
             yield
         except Exception as exc:
             error = databases.sqlstate(exc) or type(exc).__name__
-            self.tell(number=event.number, error=error, ended=time.monotonic())
+            self.tell(number=operation.number, error=error, ended=time.monotonic())
             raise
         finally:
             self._inside.is_on = False
-        self._end(event)
+        self._end(operation)
 
-    def _begin(self, kind: str, what: str, key: str | None) -> Event:
+    def _begin(self, kind: str, what: str, key: str | None) -> Operation:
         file, line = own_line(sys._getframe(1))
         self._count += 1
         run = current_run()
         is_own = run is None or self._job in (None, run.job.pk)
-        event = Event(self._count, kind, what, file, line, key, is_own=is_own, at=time.monotonic())
-        self.tell(**asdict(event))
+        operation = Operation(self._count, kind, what, file, line, key, is_own=is_own, at=time.monotonic())
+        self.tell(**asdict(operation))
         if is_own:
             self._wait()
         load_caches(self._caches)
-        return event
+        return operation
 
-    def _end(self, event: Event) -> None:
-        if event.kind == "cache":
+    def _end(self, operation: Operation) -> None:
+        if operation.kind == "cache":
             save_caches(self._caches)
-        self.tell(number=event.number, is_done=True, ended=time.monotonic())
-        if event.is_own:
-            self._die(event.number)
+        self.tell(number=operation.number, is_done=True, ended=time.monotonic())
+        if operation.is_own:
+            self._die(operation.number)
 
     def _die(self, number: int) -> None:
         if number == self._dies_after:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    # What is an event
+    # What is an operation
 
     def _executing(self, cursor: Any, sql: Any, *args: Any, **kwargs: Any) -> AbstractContextManager[None]:
         text = str(sql)
@@ -241,12 +241,12 @@ class Recorder:
         is_main = cursor.db.alias in connections and connections[cursor.db.alias] is cursor.db
         if self._completion is not None or not is_main or text.lstrip().startswith(_CONTROL):
             return nullcontext()
-        return self.event("sql", shortened(text))
+        return self.operation("sql", shortened(text))
 
     @contextmanager
     def _committing(self, connection: Any) -> Iterator[None]:
         if self._completion is None:
-            with self.event("commit", "COMMIT"):
+            with self.operation("commit", "COMMIT"):
                 yield
         else:
             yield
@@ -254,11 +254,11 @@ class Recorder:
             self._complete()
 
     def _caching(self, name: str, cache: Any, key: Any = "", *args: Any, **kwargs: Any) -> AbstractContextManager[None]:
-        return self.event("cache", f"cache.{name}({key!r})")
+        return self.operation("cache", f"cache.{name}({key!r})")
 
     def _sending(self, producer: Any, name: str, message: Any, **options: Any) -> None:
         """A message to a stock task is noted, and not sent."""
-        with self.event("celery", f"call of the stock task {name}", str(message.headers.get("id"))):
+        with self.operation("celery", f"call of the stock task {name}", str(message.headers.get("id"))):
             pass
 
     def _reach(self, point: str) -> None:
@@ -275,9 +275,9 @@ class Recorder:
     _reach.point = "before_commit"  # type: ignore[attr-defined]
 
     def _complete(self) -> None:
-        event, self._completion = self._completion, None
-        if event is not None:
-            self._end(event)
+        operation, self._completion = self._completion, None
+        if operation is not None:
+            self._end(operation)
 
     def _watch_http(self) -> None:
         """Watch ``http.client``, which sends step by step, and clients below which a test may replace everything."""
@@ -301,15 +301,15 @@ class Recorder:
             if self._is_on:
                 method, url, headers = connection.jobs_request
                 body = message_body if isinstance(message_body, bytes) else b""
-                connection.jobs_event = self._begin("http", *_described(method, url, headers, body))
+                connection.jobs_operation = self._begin("http", *_described(method, url, headers, body))
             yield
 
         @contextmanager
         def get_response(connection: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
-            event = vars(connection).pop("jobs_event", None)
+            operation = vars(connection).pop("jobs_operation", None)
             yield
-            if event is not None:
-                self._end(event)
+            if operation is not None:
+                self._end(operation)
 
         _around(http.client.HTTPConnection, "putrequest", put_request)
         _around(http.client.HTTPConnection, "putheader", put_header)
@@ -318,7 +318,7 @@ class Recorder:
         for module, name in {"requests": "Session", "httpx": "Client"}.items():
             if module in sys.modules:
                 client = getattr(sys.modules[module], name)
-                _around(client, "send", lambda _, request, *args, **kwargs: self.event("http", *_request(request)))
+                _around(client, "send", lambda _, request, *args, **kwargs: self.operation("http", *_request(request)))
         if self._is_sealed:
             smtplib.SMTP.connect = _refuse  # type: ignore[method-assign]
             for module, name, method in CLIENTS:

@@ -21,14 +21,16 @@ from kombu.exceptions import OperationalError
 from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.conf.syncpoints import reach
-from jobs.events import amqp, wire
-from jobs.events.models import ARGS, UNSENT, Event, Position, Relay
+from jobs.contrib.event_broker import amqp, wire
+from jobs.contrib.event_broker.models import Position
+from jobs.events.models import ARGS, TRACE, UNSENT, Event, Relay
+from jobs.events.services import BrokerError
 from jobs.lifecycle.board import board
 from jobs.models import Node
 from jobs.store import databases
 
 #: Events that are published before their confirms are awaited.
-BATCH = 200
+CHUNK = 200
 
 #: Seconds until the position of a name is told again, at first and at most; each pause is twice the one before.
 TELL, TELL_RARELY = 2.0, 600.0
@@ -36,8 +38,21 @@ TELL, TELL_RARELY = 2.0, 600.0
 #: Seconds until the events of a name are published again that a full queue refused.
 FULL = 5.0
 
-#: Somebody gave events their numbers.
+#: Events were given their numbers.
 numbered = threading.Event()
+
+
+def give_numbers(using: str, events: Sequence[Event]) -> None:
+    """Give each event the next number of its name, so that other services see what they miss."""
+    found: dict[tuple[str, str], Position] = {}
+    for event in events:
+        key = (event.source, event.name)
+        if key not in found:
+            found[key], _ = Position.objects.using(using).get_or_create(source=event.source, name=event.name)
+        found[key].number += 1
+        event.number = found[key].number
+    for position in found.values():
+        position.save(using=using, update_fields=["number"])
 
 
 def may_send(using: str) -> bool:
@@ -56,7 +71,7 @@ def _unsent(using: str, source: Any, name: Any) -> QuerySet[Event]:
     return Event.objects.using(using).filter(UNSENT, source=source, name=name).order_by("sent_at", "number")
 
 
-def _places(using: str, has_unsent: bool) -> QuerySet[Position]:
+def _positions(using: str, has_unsent: bool) -> QuerySet[Position]:
     """The names of which some events are not published, or the others: one step through that index for each."""
     # A subquery with a limit cannot become a join, for which the database might read all that waits.
     first = Subquery(_unsent(using, OuterRef("source"), OuterRef("name")).values("number")[:1])
@@ -67,7 +82,7 @@ def positions(using: str) -> list[tuple[str, str, int]]:
     """The source, name and last number of each name of which the broker has all events that were told here."""
     events = Event.objects.using(using)
     last = events.filter(source=OuterRef("source"), name=OuterRef("name"), number=OuterRef("number"))
-    rows = _places(using, False).filter(Exists(last.filter(received_at=None, sent_at__isnull=False)))
+    rows = _positions(using, False).filter(Exists(last.filter(received_at=None, sent_at__isnull=False)))
     return list(rows.values_list("source", "name", "number"))
 
 
@@ -130,12 +145,12 @@ class Publisher(amqp.Link):
         now = time.monotonic()
         full = [name for (alias, name), at in self._full_until.items() if alias == using and at > now]
         if not full:
-            return list(Event.objects.using(using).filter(UNSENT).order_by("id")[:BATCH])
+            return list(Event.objects.using(using).filter(UNSENT).order_by("id")[:CHUNK])
         # Name by name: of the full ones there may be many, and they are not read.
         found: list[Event] = []
-        places = list(_places(using, True).exclude(name__in=full))
-        for place in places:
-            found += _unsent(using, place.source, place.name)[: max(1, BATCH // len(places))]
+        some = list(_positions(using, True).exclude(name__in=full))
+        for position in some:
+            found += _unsent(using, position.source, position.name)[: max(1, CHUNK // len(some))]
         return found
 
     def _note_full(self, using: str, sent: set[str], refused: list[Event]) -> None:
@@ -172,7 +187,7 @@ def message_of(row: Event, using: str) -> wire.Message:
         time=row.at,
         key=row.order_key,
         number=row.number,
-        trace={name: row.headers[name] for name in wire.TRACE if name in row.headers},
+        trace={name: row.headers[name] for name in TRACE if name in row.headers},
         data=row.data,
         args=row.headers.get(ARGS, []),
     )
@@ -186,7 +201,7 @@ def send_to(service: str, events: Sequence[Event], using: str, again: str | None
 
     Raises:
         ValueError: no service of that name has a queue.
-        OSError, AMQPError, kombu.exceptions.OperationalError: the broker is away, or refuses.
+        BrokerError: the broker is away, or refuses.
     """
     link, queue = amqp.Link(), amqp.queue_of(service)
     try:
@@ -202,5 +217,7 @@ def send_to(service: str, events: Sequence[Event], using: str, again: str | None
         if link.refuses:
             raise OperationalError("the queue is full")
         return len(events) - link.returned
+    except amqp.ERRORS as exc:
+        raise BrokerError(str(exc)) from exc
     finally:
         link.close()

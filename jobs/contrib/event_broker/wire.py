@@ -17,13 +17,13 @@ from typing import Any
 
 from celery import current_app
 
+from jobs.events.models import TRACE
 from jobs.models.values import decoded, jsonable, parse_uuid
 
 PREFIX = "cloudEvents:"
 PREFIXES = ("cloudevents:", "cloudevents_", "ce-", "ce_")
 #: What a row has room for; numbers are below this one, so that others can be counted on from them.
 LONGEST, NUMBERS = 255, 2**62
-TRACE = ("traceparent", "tracestate")
 
 
 class Malformed(ValueError):
@@ -204,7 +204,7 @@ def _text(value: Any) -> str:
 
 
 def _number(text: str, end: int) -> int | None:
-    """The whole number from 0 to below the end; None: the text is none."""
+    """The text as a number from 0 to below the end; None: it is not one."""
     is_number = text.isascii() and text.isdigit() and len(text) < 20
     return int(text) if is_number and int(text) < end else None
 

@@ -1,7 +1,7 @@
 """Events of other services: kept as rows, and handed on to their handlers here, in the order of their numbers.
 
 A source numbers its events of a name without a gap. An event that comes too early is parked until those before it have
-come (``jobs.events.receiver``). So the order in which messages come does not matter, and a loss is seen.
+come (``jobs.contrib.event_broker.receiver``). So the order in which messages come does not matter, and a loss is seen.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from django.utils import timezone
 from jobs.conf import service
 from jobs.conf.logs import logger
 from jobs.conf.syncpoints import reach
-from jobs.events import amqp, relay, talk, wire
-from jobs.events.models import ARGS, Event, Position, Relay, Subscription
+from jobs.contrib.event_broker import amqp, control, wire
+from jobs.contrib.event_broker.models import Position
+from jobs.events import relay
+from jobs.events.models import ARGS, Event, Relay, Subscription
 from jobs.events.replay import handled
 from jobs.models.values import safe_repr
 from jobs.store import databases
@@ -52,9 +54,9 @@ def store(app: Celery, using: str, deliveries: Sequence[Delivery]) -> list[wire.
     for each in deliveries:
         try:
             message = wire.decode(each.body, each.properties)
-            is_said = message.name in amqp.TALK
+            is_said = message.name in amqp.CONTROL
             if is_said:
-                message = replace(message, data=talk.read(message))
+                message = replace(message, data=control.read(message))
             _check_key(each, message)
             if is_said:
                 said.append(message)
@@ -115,7 +117,7 @@ def _headers(delivery: Delivery) -> Mapping[str, Any]:
 
 def _event(message: wire.Message) -> Event:
     # Our own event comes back and is not here (an older database was restored): it must not take a new event's number.
-    is_own = amqp.place_of(message.source)[0] == service()
+    is_own = amqp.origin_of(message.source)[0] == service()
     return Event(
         uuid=wire.key_of(message),
         name=message.name,
@@ -185,7 +187,7 @@ def _store(
     reach("after_store")
 
 
-def _by_place(events: Iterable[Event]) -> dict[tuple[str, str], list[Event]]:
+def _by_name(events: Iterable[Event]) -> dict[tuple[str, str], list[Event]]:
     """Those with a number that are still to be handed on, by source and name."""
     found: dict[tuple[str, str], list[Event]] = defaultdict(list)
     for event in events:
@@ -197,7 +199,7 @@ def _by_place(events: Iterable[Event]) -> dict[tuple[str, str], list[Event]]:
 def _next(using: str, new: Sequence[Event]) -> list[Event]:
     """Those whose turn it is, in the usual case, in few statements: nothing of their name is missing or parked."""
     found = [event for event in new if event.number is None and event.relayed_at is None]
-    for (source, name), some in _by_place(new).items():
+    for (source, name), some in _by_name(new).items():
         numbers = [event.number for event in some]
         rows = Event.objects.using(using).filter(source=source, name=name, number__in=numbers)
         taken, fresh = set(rows.values_list("number", flat=True)), []
@@ -223,7 +225,7 @@ def _next(using: str, new: Sequence[Event]) -> list[Event]:
 def _in_turn(using: str, new: Sequence[Event]) -> list[tuple[int, Event]]:
     """Those whose turn it is, and those that were parked until now, each with the id of the last that it waited for."""
     found = []
-    for (source, name), some in _by_place(new).items():
+    for (source, name), some in _by_name(new).items():
         before, ready = _turn(using, source, name)
         last = 0
         for event in [each for each in some if each.number is not None and each.number <= before] + ready:

@@ -1,4 +1,4 @@
-"""What services say to each other beside their events, and its bounds: whoever may publish can have said it."""
+"""Control messages: what services say to each other beside their events. Each value is checked: any sender may lie."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from jobs.conf import RULES
-from jobs.events import amqp, wire
+from jobs.contrib.event_broker import amqp, wire
 from jobs.events.declare import PATTERN
 from jobs.events.schema import Misfit, Schema
 
@@ -33,7 +33,7 @@ def gone(name: str, number: int, is_lost: bool) -> None:
 
 
 _SAYS: tuple[Callable[..., None], ...] = (hello, position, resend, gone)
-_SCHEMAS = {what: Schema.of(says, what) for what, says in zip(amqp.TALK, _SAYS, strict=True)}
+_SCHEMAS = {what: Schema.of(says, what) for what, says in zip(amqp.CONTROL, _SAYS, strict=True)}
 
 
 def is_service(name: str) -> bool:
@@ -48,7 +48,7 @@ def _is_number(value: int) -> bool:
 #: Of each field what it may be, beside its type.
 _BOUNDS: dict[str, Callable[[Any], bool]] = {
     "service": is_service,
-    "source": lambda value: len(value) <= wire.LONGEST and is_service(amqp.place_of(value)[0]),
+    "source": lambda value: len(value) <= wire.LONGEST and is_service(amqp.origin_of(value)[0]),
     "name": lambda value: 0 < len(value) <= wire.LONGEST,
     "number": _is_number,
     "first": _is_number,

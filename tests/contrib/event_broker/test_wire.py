@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kombu import Exchange, Producer, Queue
 
-from jobs.events.wire import Malformed, Message, decode, encode, encode_celery, key_of
+from jobs.contrib.event_broker.wire import Malformed, Message, decode, encode, encode_celery, key_of
 
 MESSAGE = Message(
     id="0190b2a4-7f3e-7cc1-8a53-7a2b0f6b1c11",

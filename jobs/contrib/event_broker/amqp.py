@@ -22,16 +22,16 @@ from kombu.utils.url import maybe_sanitize_url
 
 from jobs.conf import conf
 from jobs.conf.logs import logger
-from jobs.events import wire
+from jobs.contrib.event_broker import wire
 from jobs.models.fields import uuid7
 from jobs.store import databases
 
 EXCHANGE = "jobs.events"
 DIRECT = f"{EXCHANGE}.direct"
 
-#: What services say to each other beside the events (``jobs.events.receiver``): I read these names; my last number of
-#: a name is this; send me these numbers again; I have nothing up to this number.
-HELLO, POSITION, RESEND, GONE = TALK = [f"{EXCHANGE}.{name}" for name in ("hello", "position", "resend", "gone")]
+#: What services say to each other beside the events (``receiver.py``): I read these names; my last number of a name is
+#: this; send me these numbers again; I have nothing up to this number.
+HELLO, POSITION, RESEND, GONE = CONTROL = [f"{EXCHANGE}.{name}" for name in ("hello", "position", "resend", "gone")]
 
 #: Seconds: of silence after which each side takes the other for dead; to connect; to answer; to confirm all that was
 #: published; between two attempts, about.
@@ -65,7 +65,7 @@ def source_of(service: str, using: str) -> str:
     return service if using == databases.home() else f"{service}/{using}"
 
 
-def place_of(source: str) -> tuple[str, str]:
+def origin_of(source: str) -> tuple[str, str]:
     """The service and its database that :func:`source_of` names."""
     service, _, alias = source.partition("/")
     return service, alias or databases.home()
@@ -210,7 +210,7 @@ class Link:
         self._note_confirmed(tag, multiple)
 
 
-class Voice(Link):
+class ControlLink(Link):
     """Says what is no event, over a connection of its own. What gets lost is said again later.
 
     A consumer must not publish on its own connection: while RabbitMQ is short of memory or disk it reads nothing from

@@ -32,10 +32,23 @@ from django.utils import timezone
 from hypothesis import strategies as st
 
 from jobs.conf import service
-from jobs.events import inbox, outbox, publisher, receiver, relay, replay, talk, wire
-from jobs.events.amqp import DIRECT, EXCHANGE, GONE, HELLO, POSITION, RESEND, TALK, Voice, direct_key, queue_of
-from jobs.events.inbox import Delivery
-from jobs.events.models import PARKED, UNSENT, Event, Position, Relay, Subscription
+from jobs.contrib.event_broker import control, inbox, publisher, receiver, wire
+from jobs.contrib.event_broker.amqp import (
+    CONTROL,
+    DIRECT,
+    EXCHANGE,
+    GONE,
+    HELLO,
+    POSITION,
+    RESEND,
+    ControlLink,
+    direct_key,
+    queue_of,
+)
+from jobs.contrib.event_broker.inbox import Delivery
+from jobs.contrib.event_broker.models import Position
+from jobs.events import outbox, relay, replay
+from jobs.events.models import PARKED, UNSENT, Event, Relay, Subscription
 from jobs.lifecycle.board import board
 from jobs.models import LIVE, Job, Node
 from jobs.store import databases
@@ -201,8 +214,11 @@ def test_a_replay_goes_to_the_queue_of_the_one_service(broker, loyalty):
     Event.objects.update(sent_at=timezone.now())
     with running(broker, loyalty):
         wait_bound(loyalty)
+        # It may be read before it is bound.
         wait_for(lambda: queue_is_read(broker, "loyalty"), 20, "its queue is read")
-        assert replay.replay(app, replay.select("default", [MOVED]), "loyalty")["sent"] == 2
+        wait_for(
+            lambda: replay.replay(app, replay.select("default", [MOVED]), "loyalty")["sent"] == 2, 20, "it is bound"
+        )
         assert_handled(loyalty, ["a"], 2)
         assert replay.replay(app, replay.select("default", [MOVED]), "loyalty", True, "n1")["sent"] == 2
         assert replay.replay(app, replay.select("default", [MOVED]), "loyalty", True, "n1")["sent"] == 2
@@ -358,8 +374,8 @@ def test_what_was_lost_and_is_pruned_is_told_and_holds_up_nobody(broker, loyalty
 
 def test_a_source_that_does_not_answer_holds_up_its_events_for_a_while_only(broker, handlers, monkeypatch, caplog):
     monkeypatch.setattr(receiver, "OVERTAKEN", 0.0)
-    voice = Voice()
-    heals = receiver.Gaps(current_app._get_current_object(), "default", voice)
+    control = ControlLink()
+    heals = receiver.Gaps(current_app._get_current_object(), "default", control)
     receive(message(1), message(3))
     heals.look()
     assert numbers_of_jobs() == [1], "it was asked, and has a while to answer"
@@ -369,10 +385,10 @@ def test_a_source_that_does_not_answer_holds_up_its_events_for_a_while_only(brok
     assert f"the events 2 to 2 of {MOVED} from shop are lost: shop did not answer" in caplog.text
     receive(message(2))
     assert numbers_of_jobs() == [1, 3, 2], "late, and not lost"
-    voice.close()
+    control.close()
 
 
-class Asking(Voice):
+class Asking(ControlLink):
     """Says nothing, and keeps what it was to say."""
 
     def __init__(self) -> None:
@@ -396,11 +412,11 @@ def test_a_handler_that_wants_more_misses_nothing_of_before(broker, handlers):
     with patch.dict(task.subscribes, pattern="test.thing.*"):
         relay.subscribe(app, "default")
     Subscription.objects.exclude(handler="tests.contrib.events.tasks.note_moved").delete()
-    heals = receiver.Gaps(app, "default", voice := Asking())
+    heals = receiver.Gaps(app, "default", control := Asking())
     for name in (MOVED, "test.thing.made"):
         heals.hear(position(name, 5000))
     heals.look()
-    since = {each["name"]: datetime.datetime.fromisoformat(each["since"]) for each in voice.asked}
+    since = {each["name"]: datetime.datetime.fromisoformat(each["since"]) for each in control.asked}
     assert since[MOVED] == before - datetime.timedelta(days=300)
     assert since["test.thing.made"] > before
 
@@ -422,13 +438,13 @@ def test_a_replay_gives_a_handler_that_wants_more_what_it_did_not_want_before(ha
 
 def test_what_was_asked_for_is_not_asked_for_again_while_it_comes(broker, handlers):
     """Each question has the source go back to where it began."""
-    heals = receiver.Gaps(current_app._get_current_object(), "default", voice := Asking())
+    heals = receiver.Gaps(current_app._get_current_object(), "default", control := Asking())
     heals.hear(position(MOVED, 50))
     for first in range(1, 51, 10):
         heals.look()
         receive(*[message(number) for number in range(first, first + 10)])
     heals.look()
-    assert [each["first"] for each in voice.asked] == [1]
+    assert [each["first"] for each in control.asked] == [1]
     assert Position.objects.get().number == 50
 
 
@@ -472,7 +488,7 @@ def test_what_is_sent_again_is_sent_to_the_one_that_misses_it(node, listening, s
     move(["a"], 3)
     sends = numbered(node)
     assert sends._send("default", threading.Event()) == 3
-    heals = receiver.Gaps(current_app._get_current_object(), "default", Voice())
+    heals = receiver.Gaps(current_app._get_current_object(), "default", ControlLink())
     queues["loyalty"] = listening.queue_declare(queue_of("loyalty"), auto_delete=False).queue
     listening.queue_bind(queues["loyalty"], DIRECT, "loyalty.test.#")
     heals._resend("shop", MOVED, 2, 3, "loyalty", None)
@@ -492,7 +508,7 @@ def test_a_service_gets_nothing_again_that_its_queue_is_not_bound_to(node, liste
     sends.close()
     for queue in queues.values():
         listening.queue_purge(queue)
-    heals = receiver.Gaps(current_app._get_current_object(), "default", Voice())
+    heals = receiver.Gaps(current_app._get_current_object(), "default", ControlLink())
     for name in queues:
         for what in (MOVED, "test.thing.made"):
             asked = {"source": "shop", "name": what, "first": 1, "last": 3, "service": name, "since": None}
@@ -505,7 +521,7 @@ def test_a_service_gets_nothing_again_that_its_queue_is_not_bound_to(node, liste
     assert [wire.decode(each.body, each.properties).name for each in got] == [MOVED] * 3 + [POSITION]
     assert listening.basic_get(queues["loyalty"], no_ack=True) is None
     assert publisher.send_to("loyalty", list(Event.objects.all()), "default", None) == 3
-    heals._voice.close()
+    heals._control.close()
     for queue in queues.values():
         listening.queue_delete(queue)
 
@@ -572,7 +588,7 @@ def test_a_pattern_is_matched_as_the_broker_does_it(listening):
 
 def test_what_the_broker_refuses_holds_up_no_other_event(node, listening, monkeypatch, caplog):
     """However many of one name it refuses, and however often."""
-    monkeypatch.setattr(publisher, "BATCH", 2)
+    monkeypatch.setattr(publisher, "CHUNK", 2)
     full = listening.queue_declare(exclusive=True, arguments={"x-max-length": 0, "x-overflow": "reject-publish"}).queue
     listening.queue_bind(full, EXCHANGE, MOVED)
     move(["a"], 2)
@@ -789,9 +805,9 @@ def test_what_no_service_says_is_kept_as_a_problem_and_stops_nobody(odd, handler
     if name == RESEND:
         asked = {"source": "loyalty", "name": MOVED, "first": 1, "last": 5, "service": "shop", "since": None}
         data = {**asked, "from": 1, **data, "to": data.get("last", 5)}
-    heals = receiver.Gaps(current_app._get_current_object(), "default", Voice())
+    heals = receiver.Gaps(current_app._get_current_object(), "default", ControlLink())
     take(heals, [delivered(wire.Message(id="odd", source="shop", name=name, data=data)), delivered(message(1))])
-    heals._voice.close()
+    heals._control.close()
     assert numbers_of_jobs() == [1]
     assert Event.objects.exclude(problem=None).get().problem
 
@@ -845,32 +861,32 @@ def take(heals: receiver.Gaps, deliveries: list[Delivery]) -> None:
 
 def test_a_source_that_cannot_be_a_service_is_asked_nothing(broker, handlers, monkeypatch):
     monkeypatch.setattr(receiver, "OVERTAKEN", 0.0)
-    heals = receiver.Gaps(current_app._get_current_object(), "default", Voice())
+    heals = receiver.Gaps(current_app._get_current_object(), "default", ControlLink())
     take(heals, [delivered(message(number, source="x" * 255)) for number in (1, 3)])
     take(heals, [delivered(message(number, source="https://odd")) for number in (1, 3)])
-    heals._voice.close()
+    heals._control.close()
     assert numbers_of_jobs() == [1, 1]
 
 
 def test_nobody_skips_what_was_not_asked_for(handlers):
     """Nor moves the numbers of our own events."""
-    heals = receiver.Gaps(current_app._get_current_object(), "default", voice := Asking())
+    heals = receiver.Gaps(current_app._get_current_object(), "default", control := Asking())
     gone = wire.Message(id="g", source="shop", name=GONE, data={"name": MOVED, "number": 2**60, "is_lost": True})
     take(heals, [delivered(message(1)), delivered(gone), delivered(replace(gone, source="loyalty"))])
     assert Position.objects.get().number == 1
     take(heals, [delivered(position(MOVED, 9))])
-    assert len(voice.asked) == 1
+    assert len(control.asked) == 1
     take(heals, [delivered(gone)])
     assert Position.objects.get().number == 9, "and no more than what was asked for"
 
 
 def test_a_position_of_a_name_that_nobody_handles_leaves_no_row(handlers):
     """Whoever may write names could fill the table with them."""
-    heals = receiver.Gaps(current_app._get_current_object(), "default", voice := Asking())
+    heals = receiver.Gaps(current_app._get_current_object(), "default", control := Asking())
     for number in range(3):
         take(heals, [delivered(position(f"odd.name{number}", 9))])
     assert not Position.objects.exists()
-    assert (voice.asked, heals._told) == ([], {})
+    assert (control.asked, heals._told) == ([], {})
 
 
 class Ours(Asking):
@@ -884,7 +900,7 @@ class Ours(Asking):
     def say(self, what: str, source: str, data: dict, key: str, to: str | None = None) -> None:
         super().say(what, source, data, key, to)
         said = wire.Message(id=str(len(self.asked)), source=source, name=what, data=data)
-        self.to.hear(replace(said, data=talk.read(said)))
+        self.to.hear(replace(said, data=control.read(said)))
 
     def send_again(self, to: str, messages: Iterable[wire.Message]) -> int:
         self.sent += (some := list(messages))
@@ -902,8 +918,8 @@ def pair(loyalty, handlers, settings, monkeypatch) -> tuple[receiver.Gaps, Ours,
     monkeypatch.setattr(receiver, "OVERTAKEN", 0.0)
     app = current_app._get_current_object()
     misses, source = (receiver.Gaps(app, "default", Ours()) for _ in range(2))
-    misses._voice.to, source._voice.to = source, misses
-    return misses, misses._voice, source._voice
+    misses._control.to, source._control.to = source, misses
+    return misses, misses._control, source._control
 
 
 def tell_there(at: datetime.datetime, *numbers: int) -> None:
@@ -994,7 +1010,7 @@ TIMES = st.sampled_from(
     ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "2030-01-02T00:00:00", "1950-01-01T00:00:00Z", "", "x"]
 )
 TEXTS = st.text(max_size=20) | st.sampled_from(
-    ["shop", "loyalty", MOVED, "#", "#." * 99 + "x", "\0", "a/b", "/", LONG, "x" * 255, "\U0001f600" * 255, *TALK]
+    ["shop", "loyalty", MOVED, "#", "#." * 99 + "x", "\0", "a/b", "/", LONG, "x" * 255, "\U0001f600" * 255, *CONTROL]
 )
 PLAIN = st.none() | st.booleans() | EDGES | st.integers() | st.floats() | TEXTS | TIMES
 JSON = st.recursive(
@@ -1049,8 +1065,8 @@ WELL_SAID = {
 DELIVERIES = st.lists(
     st.builds(Delivery, st.binary(max_size=30) | JSON.map(json.dumps), PROPERTIES, ROUTING_KEYS, EXCHANGES)
     | nearly(st.just(MOVED) | TEXTS, JSON | st.fixed_dictionaries({"name": TEXTS, "number": EDGES}))
-    | nearly(st.sampled_from(TALK), st.dictionaries(st.sampled_from(SAID), JSON), ("source", "id"))
-    | nearly(st.sampled_from(TALK), st.fixed_dictionaries(WELL_SAID), ("source",)),
+    | nearly(st.sampled_from(CONTROL), st.dictionaries(st.sampled_from(SAID), JSON), ("source", "id"))
+    | nearly(st.sampled_from(CONTROL), st.fixed_dictionaries(WELL_SAID), ("source",)),
     min_size=1,
     max_size=4,
 )
@@ -1063,19 +1079,19 @@ def test_whatever_comes_is_taken_once_and_stops_nobody(broker, handlers, monkeyp
     move(["a"], 5)
     relay.hand_on(app, "default")
     Event.objects.update(sent_at=timezone.now())
-    heals = receiver.Gaps(app, "default", Voice())
+    heals = receiver.Gaps(app, "default", ControlLink())
 
     @hypothesis.settings(max_examples=300, suppress_health_check=list(hypothesis.HealthCheck))
     @hypothesis.given(DELIVERIES)
     def comes(deliveries):
         take(heals, deliveries)
-        heals._voice.listen()
+        heals._control.listen()
         count = Event.objects.count()
         inbox.store(app, "default", deliveries)
         assert Event.objects.count() == count, "once more, and known"
 
     comes()
-    heals._voice.close()
+    heals._control.close()
     moments = [event.at for event in Event.objects.all()] + [job.run_at for job in Job.objects.all()]
     for zone in ("Pacific/Kiritimati", "Etc/GMT+12"):
         assert all(moment.astimezone(ZoneInfo(zone)) for moment in moments)

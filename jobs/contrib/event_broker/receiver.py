@@ -24,20 +24,21 @@ from django.db.models import Min, Q
 
 from jobs.conf import conf, service
 from jobs.conf.logs import logger
-from jobs.events import amqp, inbox, publisher, talk
-from jobs.events.models import PARKED, Event, Position, Subscription
+from jobs.contrib.event_broker import amqp, control, inbox, publisher
+from jobs.contrib.event_broker.models import Position
+from jobs.contrib.event_broker.wire import Message
+from jobs.events.models import PARKED, Event, Subscription
 from jobs.events.relay import matches, wants_since
-from jobs.events.wire import Message
 from jobs.store import databases
 
 #: Messages of one transaction, and how many the broker sends ahead.
-BATCH, AHEAD = 200, 400
+CHUNK, AHEAD = 200, 400
 
 #: Seconds for which messages are gathered after the first one: at the most, and while no other one comes.
 GATHER, QUIET = 0.05, 0.005
 
 #: Seconds between two looks at what is missing and what the handlers want; and until the queue is declared again,
-#: because somebody may have deleted it.
+#: because it may have been deleted.
 LOOK, RENEW = 1.0, 30.0
 
 #: Seconds: for which later events may overtake an event before it is asked for; between two questions; until the later
@@ -59,8 +60,8 @@ class Receiver(amqp.Link):
         self._app, self._arrived = app, list[Any]()
         self._patterns: set[str] = set()
         self._queue = amqp.queue_of(service())
-        self._voice = amqp.Voice()
-        self._gaps = Gaps(app, databases.home(), self._voice)
+        self._control = amqp.ControlLink()
+        self._gaps = Gaps(app, databases.home(), self._control)
         #: The broker gives the messages to this worker, and not to another one of the service.
         self._is_active = False
         #: The number of the last message that came over this connection.
@@ -79,7 +80,7 @@ class Receiver(amqp.Link):
             try:
                 if self.drain(max(0.0, min(LOOK, look_at - time.monotonic()))):
                     end = time.monotonic() + GATHER
-                    while 0 < len(self._arrived) < BATCH and time.monotonic() < end and self.drain(QUIET):
+                    while 0 < len(self._arrived) < CHUNK and time.monotonic() < end and self.drain(QUIET):
                         pass
             except UNREADABLE as exc:
                 self._put_aside(exc)
@@ -88,7 +89,7 @@ class Receiver(amqp.Link):
                 self._store()
             if time.monotonic() >= look_at:
                 look_at = time.monotonic() + LOOK
-                self._voice.listen()
+                self._control.listen()
                 wanted = self._wanted()
                 if wanted != self._patterns or time.monotonic() >= renew_at:
                     renew_at = time.monotonic() + RENEW
@@ -98,7 +99,7 @@ class Receiver(amqp.Link):
 
     def close(self) -> None:
         super().close()
-        self._voice.close()
+        self._control.close()
 
     def _wanted(self) -> set[str]:
         rows = Subscription.objects.using(databases.home()).filter(service=service())
@@ -121,8 +122,8 @@ class Receiver(amqp.Link):
                 about = {"action": "events_bound", "queue": self._queue}
                 logger.info(f"the queue %s {text}", self._queue, ", ".join(sorted(patterns)), extra=about)
         self._patterns = wanted
-        hello = {"service": service(), "patterns": sorted(wanted)[: talk.MOST]}
-        self._voice.say(amqp.HELLO, service(), hello, amqp.HELLO)
+        hello = {"service": service(), "patterns": sorted(wanted)[: control.MOST]}
+        self._control.say(amqp.HELLO, service(), hello, amqp.HELLO)
 
     def _note(self, message: Any) -> None:
         self._arrived.append(message)
@@ -140,7 +141,7 @@ class Receiver(amqp.Link):
 
     def _store(self) -> None:
         """Write what has arrived, and acknowledge it. After an error it comes again."""
-        messages, self._arrived[:] = self._arrived[:BATCH], self._arrived[BATCH:]
+        messages, self._arrived[:] = self._arrived[:CHUNK], self._arrived[CHUNK:]
         self._is_active = True
         deliveries = []
         for each in messages:
@@ -177,8 +178,8 @@ class Question:
 class Gaps:
     """Asks for what this service misses, in its consumer's thread, and sends others again what they miss."""
 
-    def __init__(self, app: Celery, using: str, voice: amqp.Voice) -> None:
-        self._app, self._using, self._voice = app, using, voice
+    def __init__(self, app: Celery, using: str, control: amqp.ControlLink) -> None:
+        self._app, self._using, self._control = app, using, control
         #: For each source and name the number that the source has told, while we are behind it.
         self._told: dict[tuple[str, str], int] = {}
         self._questions: dict[tuple[str, str], Question] = {}
@@ -186,17 +187,17 @@ class Gaps:
         self._answered: dict[tuple[str, str, str, int], float] = {}
 
     def hear(self, message: Message) -> None:
-        """Take what :mod:`jobs.events.talk` has read."""
+        """Take what :mod:`jobs.contrib.event_broker.control` has read."""
         source, says = message.source, message.data
         if message.name == amqp.HELLO:
             self._introduce(says["service"], says["patterns"])
         elif message.name == amqp.RESEND:
             self._resend(*(says[name] for name in ("source", "name", "first", "last", "service", "since")))
-        elif amqp.place_of(source)[0] == service():
-            # Nobody else may say where our own numbers are.
+        elif amqp.origin_of(source)[0] == service():
+            # No other service may say where our own numbers are.
             return
         elif message.name == amqp.POSITION:
-            # What was said before may have been somebody else's.
+            # Another sender may have said what was said before.
             self._told[source, says["name"]] = says["number"]
         elif question := self._questions.get((source, says["name"])):
             # Only of what was asked for.
@@ -247,7 +248,7 @@ class Gaps:
             if parked is not None:
                 self._skip(*key, last, f"{row.source} did not answer for {PATIENCE:g} s")
                 return
-            # Nothing waits for it, and nobody but the source knows whether there is such a number.
+            # Nothing waits for it, and only the source knows whether there is such a number.
             self._told.pop(key, None)
             if row.number:
                 text = "the events from %d on of %s from %s do not come: %s did not answer for %g s"
@@ -257,8 +258,8 @@ class Gaps:
             question.next_at, question.since = now + AGAIN, question.since or now
             asked = {"source": row.source, "name": row.name, "first": row.number + 1, "last": question.last}
             about = {**asked, "service": service(), "since": since.isoformat()}
-            if talk.is_service(source := amqp.place_of(row.source)[0]):
-                self._voice.say(amqp.RESEND, service(), about, amqp.RESEND, to=source)
+            if control.is_service(source := amqp.origin_of(row.source)[0]):
+                self._control.say(amqp.RESEND, service(), about, amqp.RESEND, to=source)
 
     def _skip(self, source: str, name: str, number: int, why: str) -> None:
         """Go on without what is missing up to the number."""
@@ -281,33 +282,33 @@ class Gaps:
             for source, name, number in publisher.positions(alias):
                 if any(matches(pattern, name) for pattern in patterns):
                     about = {"name": name, "number": number}
-                    self._voice.say(amqp.POSITION, amqp.source_of(source, alias), about, name, to=to)
+                    self._control.say(amqp.POSITION, amqp.source_of(source, alias), about, name, to=to)
 
     def _resend(self, source: str, name: str, first: int, last: int, to: str, since: datetime | None) -> None:
         """Send again, from the first number that was told since then; and say that there is nothing before that."""
-        own, alias = amqp.place_of(source)
+        own, alias = amqp.origin_of(source)
         if alias not in conf().DATABASES:
             return
         key, now = (to, source, name, first), time.monotonic()
         self._answered = {each: at for each, at in self._answered.items() if now < at + AGAIN / 2}
         if key in self._answered:
-            # It asked again and again while nobody was here to hear it.
+            # It asked again and again while no worker was here to hear it.
             return
         self._answered[key] = now
         position = Position.objects.using(alias).filter(source=own, name=name).first()
         given = 0 if position is None else position.number
         if given < first:
-            self._voice.say(amqp.POSITION, source, {"name": name, "number": given}, name, to=to)
+            self._control.say(amqp.POSITION, source, {"name": name, "number": given}, name, to=to)
             return
         last = min(last, given)
         rows = Event.objects.using(alias).filter(source=own, name=name, number__range=(first, last), received_at=None)
         oldest = rows.order_by("number").values_list("number", "at").first()
         begin = (rows.filter(at__gte=since) if since else rows).aggregate(number=Min("number"))["number"]
         if begin is not None:
-            # To that service alone: others have them, or began to read after them. Whoever asks in its name gets
+            # To that service alone: others have them, or began to read after them. A sender that asks in its name gets
             # nothing that its queue is not bound to. What was not sent yet will be.
             some = rows.filter(number__gte=begin, sent_at__isnull=False).order_by("number")[:RESENT]
-            count = self._voice.send_again(to, (publisher.message_of(row, alias) for row in some))
+            count = self._control.send_again(to, (publisher.message_of(row, alias) for row in some))
             if count:
                 text = "%d events %s are sent again to %s, which misses them"
                 logger.info(text, count, name, to, extra={"action": "events_resent"})
@@ -316,4 +317,4 @@ class Gaps:
             # Those that are pruned were told before the oldest one that is left.
             is_lost = oldest is None or (oldest[0] != first and (since is None or oldest[1] >= since))
             about = {"name": name, "number": gone, "is_lost": is_lost}
-            self._voice.say(amqp.GONE, source, about, name, to=to)
+            self._control.say(amqp.GONE, source, about, name, to=to)

@@ -1,0 +1,1 @@
+"""Events between services with databases of their own, over RabbitMQ: ``JOBS["EVENT_BROKER"]``."""

@@ -1,0 +1,40 @@
+"""What of the broker of events takes part in the core."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from threading import Event
+
+from jobs.doors import Attempt, Extension, Thread
+
+
+def send(stopping: Event, attempt: Attempt) -> None:
+    from jobs.contrib.event_broker.publisher import Publisher
+
+    Publisher().run(stopping)
+
+
+def receive(stopping: Event, attempt: Attempt) -> None:
+    from jobs.conf import loaded_app
+    from jobs.contrib.event_broker.receiver import Receiver
+
+    if (app := loaded_app()) is None:
+        stopping.wait()
+    else:
+        Receiver(app).run(stopping)
+
+
+class EventBroker(Extension):
+    def threads(self) -> list[Thread]:
+        from jobs.conf import conf
+
+        return [] if conf().EVENT_BROKER is None else [send, receive]
+
+    def heard(self, rings: Collection[str] | None) -> None:
+        from jobs.conf import conf
+
+        if rings is None and conf().EVENT_BROKER is not None:
+            # It may be the end, for which the publisher need not wait.
+            from jobs.contrib.event_broker.publisher import numbered
+
+            numbered.set()

@@ -1,0 +1,202 @@
+"""All SQL of events, and of jobs that wait behind others; and all that asks which database it is."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from django.db import connections, transaction
+from django.db.models import Exists, OuterRef
+from django.db.models.expressions import RawSQL
+from django.db.models.functions import Now
+
+from jobs.models import LIVE, Job, State
+from jobs.store import databases
+from jobs.store.sessions import has_begun, session_of
+
+#: For how many keys one look finds jobs that were not released, at the most.
+KEYS = 1000
+
+_LIVE = "state IN ('scheduled', 'ready', 'running')"
+
+#: Whether a job waits behind another one. The first condition is that of the index.
+_WAITS = f"order_key IS NOT NULL AND order_place IS NOT NULL AND {_LIVE} AND state = 'scheduled'"
+
+#: What the clock asks of each database (``Extension.looks``).
+LOOKS = {
+    "is_told": "EXISTS (SELECT 1 FROM jobs_event WHERE relayed_at IS NULL AND received_at IS NULL)",
+    "is_behind": f"{{rare}} AND EXISTS (SELECT 1 FROM jobs_job WHERE {_WAITS})",
+}
+
+
+def _is_postgresql(using: str) -> bool:
+    return connections[using].vendor == "postgresql"
+
+
+def is_notified(using: str) -> bool:
+    """Whether a notification says that there is an event. On SQLite each write may be one."""
+    return connections[using].vendor != "sqlite"
+
+
+# Events
+
+#: The columns of an event that is told of, and their types: in a SELECT PostgreSQL does not know those of parameters.
+_TOLD = {
+    "uuid": "uuid",
+    "name": "text",
+    "version": "int",
+    "source": "text",
+    "data": "json",
+    "order_key": "text",
+    "headers": "jsonb",
+    "job": "uuid",
+}
+
+
+def insert(using: str, told: Mapping[str, Any]) -> None:
+    """Write an event. Until this transaction ends no other one writes an event of its name and order key.
+
+    So ids of one key are in the order of their commits. (SQLite has one writer.)
+    """
+    values = [told[column] for column in _TOLD]
+    source = f"VALUES ({', '.join(['%s'] * len(_TOLD))})"
+    if told["order_key"] is not None and _is_postgresql(using):
+        locked = "pg_advisory_xact_lock(hashtextextended(%s, 7215))"
+        source = f"SELECT {', '.join(f'%s::{cast}' for cast in _TOLD.values())} FROM {locked}"
+        values.append(f"{told['name']} {told['order_key']}".replace("\0", " "))
+    with connections[using].cursor() as cursor:
+        cursor.execute(f"INSERT INTO jobs_event ({', '.join(_TOLD)}) {source}", values)
+
+
+def numbers(events: Iterable[Any]) -> RawSQL:
+    """The numbers that events were given, as the value of an update of their rows."""
+    return RawSQL(f"CASE id {' '.join(f'WHEN {event.pk} THEN {event.number}' for event in events)} END", [])
+
+
+def bound_lock(using: str, seconds: int) -> None:
+    """End this transaction if the process stands still for so long: it would keep its locks until it is found dead."""
+    if _is_postgresql(using) and not databases.in_test(using):
+        with connections[using].cursor() as cursor:
+            cursor.execute(f"SET LOCAL idle_in_transaction_session_timeout = '{seconds}s'")
+
+
+#: It takes one step through the index for each name.
+_NAMES = """
+WITH RECURSIVE known (name) AS (
+    SELECT min(name) FROM jobs_event
+    UNION ALL
+    SELECT (SELECT min(name) FROM jobs_event WHERE name > known.name) FROM known WHERE known.name IS NOT NULL
+)
+SELECT name FROM known WHERE name IS NOT NULL LIMIT %s
+"""
+
+
+def names(using: str, limit: int = 10_000) -> list[str]:
+    """The names of all events, in one statement."""
+    return [name for (name,) in databases.ask(using, _NAMES, limit)]
+
+
+# The jobs of handlers
+
+_PART = "SELECT * FROM (SELECT task, id, state FROM jobs_job WHERE {} LIMIT {}) AS part{}"
+_PARTS = (
+    "state = 'ready' AND held IS NOT NULL ORDER BY queue, id",
+    "state = 'scheduled' ORDER BY run_at",
+    "state = 'running'",
+    "state IN ('failed', 'cancelled') ORDER BY id DESC",
+)
+_READY = "state = 'ready' AND held IS NULL AND queue = %s ORDER BY queue, rank, run_at, id"
+
+
+def handled(using: str, tasks: Collection[str], queues: Collection[str], most: int) -> list[tuple[str, bool, int, Any]]:
+    """Of each task how many jobs live, how many failed, and the first id of each: ``task, is_failed, number, id``.
+
+    It reads so many jobs at the most: of each queue, of those that are held back, of those that are scheduled, of those
+    that run, and of the newest that ended without success.
+    """
+    parts = [*[_READY] * len(queues), *_PARTS]
+    union = " UNION ALL ".join(_PART.format(sql, most, number) for number, sql in enumerate(parts))
+    # Ids are in the order of time. PostgreSQL has no min() of UUIDs.
+    sql = f"""SELECT task, state = 'failed', count(*), min(CAST(id AS text)) FROM ({union}) AS found
+        WHERE task IN ({", ".join(["%s"] * len(tasks))}) AND state <> 'cancelled' GROUP BY 1, 2"""
+    return databases.ask(using, sql, *queues, *tasks)
+
+
+# Jobs that wait behind others
+
+#: The keys come sorted, so that two who lock several do not wait for each other.
+_LOCK = "SELECT pg_advisory_xact_lock(hashtextextended(key, 7216)) FROM unnest({keys}::text[]) AS key"
+
+#: The first that waits, if no other one of its key is live.
+RELEASE = f"""
+UPDATE jobs_job SET state = 'ready', run_at = statement_timestamp(), order_place = NULL
+WHERE id = (SELECT id FROM jobs_job WHERE order_key = {{key}} AND {_WAITS} ORDER BY order_place LIMIT 1) AND {_WAITS}
+  AND NOT EXISTS (SELECT 1 FROM jobs_job WHERE order_key = {{key}} AND order_place IS NULL AND {_LIVE})
+RETURNING queue
+"""
+
+#: The keys of which jobs wait, one step through the index for each; while no other job of theirs is live.
+_STUCK = f"""
+WITH RECURSIVE line (name) AS (
+    SELECT min(order_key) FROM jobs_job WHERE {_WAITS}
+    UNION ALL
+    SELECT (SELECT min(order_key) FROM jobs_job WHERE {_WAITS} AND order_key > line.name) FROM line
+    WHERE line.name IS NOT NULL
+)
+SELECT name FROM line WHERE name IS NOT NULL AND NOT EXISTS (
+    SELECT 1 FROM jobs_job WHERE order_key = line.name AND order_place IS NULL AND {_LIVE}
+) LIMIT {KEYS}
+"""
+
+#: Those of some keys of which a job is there: one step through the index for each, however many stand in its line. As
+#: a join, or without the order, it might read all lines.
+_BUSY = """
+WITH line (name) AS (VALUES {keys}) SELECT name FROM line
+WHERE (SELECT 1 FROM jobs_job WHERE order_key = line.name AND {live} ORDER BY order_place LIMIT 1) IS NOT NULL
+"""
+
+
+def busy(using: str, keys: Collection[str]) -> set[str]:
+    """Those of the keys of which a job runs, is to run, or waits behind another one."""
+    sql = _BUSY.format(keys=", ".join(["(%s)"] * len(keys)), live=_LIVE)
+    return {key for (key,) in databases.ask(using, sql, *keys)}
+
+
+def stuck(using: str) -> list[str]:
+    """The keys of which a job waits behind others, and no other one is there."""
+    return [key for (key,) in databases.ask(using, _STUCK)]
+
+
+def lock(using: str, keys: Iterable[str]) -> None:
+    """No other process releases a job of these keys until the transaction ends. (SQLite has one writer.)"""
+    if _is_postgresql(using):
+        databases.ask(using, _LOCK.format(keys="%s"), sorted(keys))
+
+
+def release_first(using: str, key: str) -> str | None:
+    """Release the first job of the key, if no other one is live; returns its queue."""
+    return (_release_postgresql if _is_postgresql(using) else _release)(using, key)
+
+
+def _release_postgresql(using: str, key: str) -> str | None:
+    """In one message to the server. The second statement sees what was committed until it had the lock."""
+    session, connection = session_of(using), connections[using]
+    name = session.literal(key)
+    begin = "BEGIN; " if connection.in_atomic_block and not has_begun(connection) else ""
+    with session.wrap:
+        found = session.send(f"{begin}{_LOCK.format(keys=f'ARRAY[{name}]')}; {RELEASE.format(key=name)}")
+    return found.get_value(0, 0).decode() if found.ntuples else None
+
+
+def _release(using: str, key: str) -> str | None:
+    line = Job.objects.using(using).filter(order_key=key, order_place__isnull=False, state=State.SCHEDULED)
+    others = Job.objects.using(using).filter(order_key=OuterRef("order_key"), order_place=None, state__in=LIVE)
+    # Without a lock at first: most lines are empty.
+    if not line.exists():
+        return None
+    with transaction.atomic(using=using):
+        first = line.select_for_update().order_by("order_place").values_list("pk", "queue").first()
+        if first is None:
+            return None
+        mine = line.filter(~Exists(others), pk=first[0])
+        return first[1] if mine.update(state=State.READY, run_at=Now(), order_place=None) else None
