@@ -10,6 +10,7 @@ from django.db.models import Exists, OuterRef
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 
+from jobs import store
 from jobs.models import LIVE, Job, State
 from jobs.store import databases
 from jobs.store.sessions import has_begun, session_of
@@ -30,12 +31,12 @@ LOOKS = {
 
 
 def _is_postgresql(using: str) -> bool:
-    return connections[using].vendor == "postgresql"
+    return store.of(using).has_notify
 
 
 def is_notified(using: str) -> bool:
     """Whether a notification says that there is an event. On SQLite each write may be one."""
-    return connections[using].vendor != "sqlite"
+    return not store.of(using).has_one_writer
 
 
 # Events

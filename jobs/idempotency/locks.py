@@ -352,8 +352,7 @@ def is_running(database: SideDatabase, job: uuid.UUID, lease: int) -> bool:
     others = list(conf().DATABASES)
     if not store.of(home()).has_one_writer:
         others.remove(home())
-        sql = "SELECT 1 FROM jobs_job WHERE id = %s AND state = 'running' AND lease = %s"
-        if database.execute(sql, job.hex, lease):
+        if lock_rows.is_running(database, job, lease):
             return True
     return any(Job.objects.using(alias).filter(pk=job, state=State.RUNNING, lease=lease).exists() for alias in others)
 
@@ -362,8 +361,7 @@ def token_of_time() -> int:
     """The token of a holder that has no store. Not this machine's time: one that is ahead would fence the next ones."""
     try:
         with side() as database:
-            [[now]] = database.execute("SELECT {now}")
-            return int(float(now) * 1_000_000)
+            return int(database.seconds() * 1_000_000)
     except AWAY:
         return time.time_ns() // 1000
 

@@ -4,17 +4,15 @@ import math
 import uuid
 from collections import Counter, namedtuple
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
-from django.db import connections
-from django.db.models import Count, DurationField, ExpressionWrapper, F, IntegerField, QuerySet
-from django.db.models.expressions import RawSQL
+from django.db.models import Count, DurationField, ExpressionWrapper, F, QuerySet
 from django.db.models.functions import Now
 
+from jobs import store
 from jobs.conf import conf
 from jobs.models import CLAIMABLE, Job, Node, State
-from jobs.store import databases
+from jobs.store import databases, heartbeats
 
 MOST = 10_000  #: Counts end here: of a long backlog it only matters that it is long.
 
@@ -74,16 +72,13 @@ def look_at(nodes: Iterable[Any]) -> list[Any]:
     return found
 
 
-_beats = databases.SideDatabase()
+#: Beside the main file on SQLite only; elsewhere another connection for each page would cost more than its queries.
+_side = databases.SideDatabase(is_apart=False)
 
 
 def silence() -> dict[uuid.UUID, float]:
     """Seconds since the last beat of each node that ever beat."""
-    vendor = connections[databases.home()].vendor
-    # They are in another file on SQLite only; a second connection for each page would cost more than its queries.
-    ask = _beats.execute if vendor == "sqlite" else partial(databases.ask, databases.home())
-    found = ask(f"SELECT node, {databases.EPOCH_NOW[vendor]} - at FROM jobs_beat")
-    return {uuid.UUID(str(node)): max(0.0, float(seconds)) for node, seconds in found}
+    return heartbeats.silence(_side)
 
 
 def running_by_node() -> Counter[uuid.UUID]:
@@ -95,39 +90,12 @@ def running_by_node() -> Counter[uuid.UUID]:
 
 # What waits
 
-#: The first ready job of each queue and rank. It steps through the index, and never reads all of them.
-_HEADS = """
-WITH RECURSIVE head(id) AS (
-    SELECT (SELECT id FROM jobs_job WHERE state = 'ready' AND held IS NULL ORDER BY queue, rank, run_at, id LIMIT 1)
-    UNION ALL
-    SELECT (
-        SELECT following.id FROM jobs_job AS following
-        WHERE following.state = 'ready' AND following.held IS NULL
-          AND (following.queue, following.rank) > (job.queue, job.rank)
-        ORDER BY following.queue, following.rank, following.run_at, following.id LIMIT 1
-    )
-    FROM head JOIN jobs_job AS job ON job.id = head.id
-)
-SELECT id FROM head
-"""
-
-#: How many there are beside a head, up to a number.
-_BESIDE = """
-SELECT count(*) FROM (
-    SELECT 1 FROM jobs_job AS ready
-    WHERE ready.state = 'ready' AND ready.held IS NULL AND ready.queue = jobs_job.queue AND ready.rank = jobs_job.rank
-    ORDER BY ready.queue, ready.rank, ready.run_at, ready.id LIMIT %s
-) AS counted
-"""
-
 #: The ready jobs of a queue and a rank: for how many seconds the oldest has waited, and how many they are, up to MOST.
 Head = namedtuple("Head", "queue rank seconds number")
 
 
 def heads(using: str) -> list[Head]:
-    rows = Job.objects.using(using).filter(pk__in=RawSQL(_HEADS, ()))
-    rows = rows.annotate(age=age_of("run_at"), number=RawSQL(_BESIDE, (MOST,), IntegerField()))
-    found = rows.values_list("queue", "rank", "age", "number")
+    found = store.of(using).heads(MOST)
     return [Head(queue, rank, seconds_of(age), number) for queue, rank, age, number in found]
 
 

@@ -10,7 +10,6 @@ from difflib import get_close_matches
 from itertools import product
 from typing import Any, NamedTuple, Self, TypeVar
 
-from django.db import connections
 from django.db.models import Model, Q, QuerySet, TextField
 from django.db.models.functions import Cast
 from django.db.models.lookups import IContains
@@ -19,9 +18,9 @@ from django.utils.dateparse import parse_date, parse_datetime
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from jobs import extensions
+from jobs import extensions, store
 from jobs.conf import celery_app, conf, import_tasks
-from jobs.models import CLAIMABLE, HELD, UNSUCCESSFUL, Job, State
+from jobs.models import CLAIMABLE, HELD, Job, State
 from jobs.models.values import parse_uuid
 from jobs.store import databases
 
@@ -207,9 +206,7 @@ class Selection:
             rows = rows.filter(CLAIMABLE | HELD if is_ready else Q(state=self.states[0]))
         elif self.states:
             rows = rows.filter(state__in=self.states)
-        if self.states and connections[rows.db].vendor == "sqlite" and set(self.states) <= set(UNSUCCESSFUL):
-            # SQLite uses the index only if the condition has its words; for PostgreSQL it would count twice.
-            rows = rows.filter(state__in=UNSUCCESSFUL)
+        rows = store.of(rows.db).by_index(rows, self.states)
         for name, value in self.values.items():
             fits = FIELDS[name].fits
             rows = rows.filter(**{fits: value}) if isinstance(fits, str) else fits(rows, value)

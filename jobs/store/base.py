@@ -5,13 +5,14 @@ from __future__ import annotations
 import datetime
 import json
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from django.db import connections, transaction
-from django.db.models import Exists, F, Q, QuerySet
+from django.db.models import DurationField, Exists, ExpressionWrapper, F, IntegerField, Q, QuerySet
+from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 
 from jobs.models import CLAIMABLE, Cancellation, Job, Marker, Node, Pause, State
@@ -48,6 +49,32 @@ READY = f"""(
     AND NOT EXISTS (SELECT 1 FROM jobs_pause WHERE queue = %s)
     ORDER BY {BY_ORDER} LIMIT 1
 ) IS NOT NULL"""
+
+
+#: The first ready job of each queue and rank.
+HEADS = f"""
+WITH RECURSIVE head(id) AS (
+    SELECT (SELECT id FROM jobs_job WHERE state = 'ready' AND held IS NULL ORDER BY queue, {BY_ORDER} LIMIT 1)
+    UNION ALL
+    SELECT (
+        SELECT following.id FROM jobs_job AS following
+        WHERE following.state = 'ready' AND following.held IS NULL
+          AND (following.queue, following.rank) > (job.queue, job.rank)
+        ORDER BY following.queue, following.rank, following.run_at, following.id LIMIT 1
+    )
+    FROM head JOIN jobs_job AS job ON job.id = head.id
+)
+SELECT id FROM head
+"""
+
+#: How many there are beside a head, up to a number.
+BESIDE = """
+SELECT count(*) FROM (
+    SELECT 1 FROM jobs_job AS ready
+    WHERE ready.state = 'ready' AND ready.held IS NULL AND ready.queue = jobs_job.queue AND ready.rank = jobs_job.rank
+    ORDER BY ready.queue, ready.rank, ready.run_at, ready.id LIMIT %s
+) AS counted
+"""
 
 
 class Claim(NamedTuple):
@@ -311,7 +338,35 @@ class Store:
         each = self.new_ready_sql if is_short else self.ready_sql
         return " OR ".join([each] * len(queues)) or "1 = 0", [name for queue in queues for name in (queue, queue)]
 
+    # What waits
+
+    def heads(self, most: int) -> list[tuple[str, int, datetime.timedelta, int]]:
+        """Of each queue and rank: for how long its first ready job has waited, and how many there are, up to a number.
+
+        It steps through the index, and never reads all of them.
+        """
+        age = ExpressionWrapper(Now() - F("run_at"), output_field=DurationField())
+        rows = Job.objects.using(self.using).filter(pk__in=RawSQL(HEADS, ()))
+        rows = rows.annotate(age=age, number=RawSQL(BESIDE, (most,), IntegerField()))
+        return list(rows.values_list("queue", "rank", "age", "number"))
+
+    def by_index(self, rows: QuerySet[Job], states: Collection[str]) -> QuerySet[Job]:
+        """The jobs of these states, said so that the database takes its index for them."""
+        return rows
+
     # Sessions of the server
+
+    @property
+    def name(self) -> str:
+        return str(self.connection.vendor)
+
+    def sessions(self, question: str, value: Any) -> list[tuple[int, str, str, float]]:
+        """Who is in somebody's way, where the server says so: session, application, its state, seconds it has lasted.
+
+        Parameters:
+            question: who ``locks`` the row of this job; who ``blocks`` this session; what is ``old``, in seconds.
+        """
+        return []
 
     @property
     def may_write(self) -> bool:

@@ -431,6 +431,10 @@ class SideDatabase:
             cursor.execute(sql.format(now=self.now), params)
             return cursor.fetchall() if cursor.description else cursor.rowcount
 
+    def seconds(self) -> float:
+        """The time by the database's clock, in seconds since 1970."""
+        return float(self.execute("SELECT {now}")[0][0])
+
     @property
     def vendor(self) -> str:
         return connections[home()].vendor

@@ -9,6 +9,12 @@ def read(side: SideDatabase) -> dict[uuid.UUID, int]:
     return {uuid.UUID(str(node)): count for node, count in side.execute("SELECT node, count FROM jobs_beat")}
 
 
+def silence(side: SideDatabase) -> dict[uuid.UUID, float]:
+    """Seconds since the last beat of each node that ever beat."""
+    found = side.execute("SELECT node, {now} - at FROM jobs_beat")
+    return {uuid.UUID(str(node)): max(0.0, float(seconds)) for node, seconds in found}
+
+
 def first(side: SideDatabase, node_id: uuid.UUID) -> None:
     side.execute("INSERT INTO jobs_beat (node, count, at) VALUES (%s, 0, {now})", node_id.hex)
 

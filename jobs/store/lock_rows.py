@@ -36,6 +36,13 @@ def read(side: SideDatabase, key: str) -> Row:
     return Row(float(now), job and uuid.UUID(str(job)), lease, token, fence, expires_at)
 
 
+def is_running(side: SideDatabase, job: uuid.UUID, lease: int) -> bool:
+    """Whether this run of a job lasts."""
+    return bool(
+        side.execute("SELECT 1 FROM jobs_job WHERE id = %s AND state = 'running' AND lease = %s", job.hex, lease)
+    )
+
+
 def take(
     side: SideDatabase, key: str, row: Row, job: uuid.UUID | None, lease: int, token: str, fence: int, until: float
 ) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,11 +10,12 @@ from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 from django.db import transaction
-from django.db.models import Index, Q, UniqueConstraint
+from django.db.models import DurationField, ExpressionWrapper, F, Index, Q, UniqueConstraint
 from django.db.models.expressions import RawSQL
+from django.db.models.functions import Now
 
-from jobs.models import Job
-from jobs.models.columns import BY_ORDER
+from jobs.models import CLAIMABLE, Job
+from jobs.models.columns import BY_ORDER, ORDER
 from jobs.store import base
 
 #: The claim recorded the session. It is left alone if another run uses it by now, or the server was started since:
@@ -86,6 +88,18 @@ class MySQL(base.Store):
         if (raw := self.connection.connection) is not None:
             with suppress(raw.Error), closing(raw.cursor()) as cursor:
                 cursor.execute(f"SET innodb_lock_wait_timeout = {seconds}")
+
+    def heads(self, most: int) -> list[tuple[str, int, datetime.timedelta, int]]:
+        """A part of a statement cannot look at the row around a derived table."""
+        ready = Job.objects.using(self.using).filter(CLAIMABLE).order_by("queue", *ORDER)
+        first = ready.annotate(age=ExpressionWrapper(Now() - F("run_at"), output_field=DurationField()))
+        found, head = [], first.values_list("queue", "rank", "age").first()
+        while head is not None:
+            queue, rank, age = head
+            found.append((queue, rank, age, ready.filter(queue=queue, rank=rank)[:most].count()))
+            behind = Q(queue=queue, rank__gt=rank) | Q(queue__gt=queue)
+            head = first.filter(behind, queue__gte=queue).values_list("queue", "rank", "age").first()
+        return found
 
     # Sessions of the server
 

@@ -279,6 +279,10 @@ class PostgreSQL(base.Store):
             # After an exception the end of the savepoint does the same.
             cursor.execute("SELECT set_config('role', %s, true)", [before])
 
+    def sessions(self, question: str, value: Any) -> list[tuple[int, str, str, float]]:
+        rows = self.ask(ACTIVITY + QUESTIONS[question], value)
+        return [(pid, application, state, float(seconds or 0)) for pid, application, state, seconds in rows]
+
     @contextmanager
     def watched(self, job: Job, seconds: float) -> Iterator[list[Any]]:
         found: list[Any] = []
@@ -363,6 +367,25 @@ JOIN pg_stat_activity a ON a.pid = run.backend
 CROSS JOIN LATERAL (SELECT {MAY_END} AS end_it) AS may
 WHERE a.datname = current_database() AND a.pid <> pg_backend_pid()
 """
+
+ACTIVITY = """
+SELECT pid, activity.application_name, activity.state, extract(epoch FROM clock_timestamp() - activity.xact_start)
+"""
+QUESTIONS = {
+    # Whose open transaction has locked or changed the row. The look waits for nobody, and locks nothing.
+    "locks": """
+FROM jobs_job JOIN pg_locks ON locktype = 'transactionid' AND transactionid = jobs_job.xmax AND granted
+JOIN pg_stat_activity AS activity USING (pid) WHERE jobs_job.id = %s
+""",
+    # What a server's process waits for.
+    "blocks": "FROM unnest(pg_blocking_pids(%s)) AS pid JOIN pg_stat_activity AS activity USING (pid)",
+    # The oldest open transaction. PostgreSQL cleans up nothing that ended since it began, and claims step over that.
+    "old": """
+FROM pg_stat_activity AS activity
+WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
+  AND xact_start < clock_timestamp() - interval '1 second' * %s ORDER BY xact_start LIMIT 1
+""",
+}
 
 #: Whether a process of the server waits for the run's own transaction, or for a savepoint of it.
 HOLDS = "SELECT 1 FROM jobs_job WHERE id = %s AND backend = ANY(pg_blocking_pids(%s))"

@@ -12,6 +12,7 @@ from django.core.management.base import CommandError
 from django.db import Error, connections
 from django.db.migrations.executor import MigrationExecutor
 
+from jobs import store
 from jobs.checks import driver
 from jobs.conf import celery_app, conf, import_tasks, worker_command
 from jobs.contrib.operator import problems, status
@@ -123,7 +124,7 @@ def _database(alias: str) -> Finding:
     if not marks["adopted"]:
         says = f"is marked as another one, {marks['marked_as']!r}: workers refuse it"
         return Finding(what, False, says, "If it is a copy whose jobs should run here: manage.py jobs adopt --dry-run")
-    return Finding(what, True, f"{connection.vendor}, answers in {took * 1000:.1f} ms, all migrations applied")
+    return Finding(what, True, f"{store.of(alias).name}, answers in {took * 1000:.1f} ms, all migrations applied")
 
 
 def _broker(app: Any) -> Finding:
@@ -152,9 +153,9 @@ def _locks() -> Finding:
 
 
 def _ring(alias: str) -> Finding:
-    what, vendor, poll = f"rings of {alias!r}", connections[alias].vendor, duration(conf().POLL_INTERVAL)
-    if vendor != "postgresql":
-        return Finding(what, True, f"{vendor} has none, workers look for new jobs")
+    what, at, poll = f"rings of {alias!r}", store.of(alias), duration(conf().POLL_INTERVAL)
+    if not at.has_notify:
+        return Finding(what, True, f"{at.name} has none, workers look for new jobs")
     if ring.hears(alias):
         return Finding(what, True, "are heard, workers are told of new jobs")
     says = f"are not heard (a pooler that shares connections?): a job may wait {poll} until a worker looks"

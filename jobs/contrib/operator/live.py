@@ -12,6 +12,7 @@ from asgiref.sync import sync_to_async
 from django.db import connections
 from django.db.models import Count, Sum
 
+from jobs import store
 from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.inspection import public
@@ -94,9 +95,7 @@ class Watch:
         while not self._is_over():
             try:
                 with ExitStack() as stack:
-                    ears = [
-                        _ear(alias, stack) for alias in conf().DATABASES if connections[alias].vendor == "postgresql"
-                    ]
+                    ears = [_ear(alias, stack) for alias in conf().DATABASES if store.of(alias).has_notify]
                     while not self._is_over():
                         now = look()
                         if seen and now != seen:

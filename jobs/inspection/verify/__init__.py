@@ -15,7 +15,7 @@ from django.db.models import Count, QuerySet
 from django.utils import timezone
 from django.utils.translation import gettext
 
-from jobs import extensions
+from jobs import extensions, store
 from jobs.conf import conf
 from jobs.inspection.counts import MOST, in_line
 from jobs.inspection.verify.rules import HISTORY, RULES, SHAPES, Rows, Rule, Search, View
@@ -166,7 +166,7 @@ class Suspicion:
         if self.bound and view.worked_for < self.bound:
             return []
         broken = self.rule.broken(Search(view, self.alias, self.bound))
-        return [] if self.bound and _first(broken, 1) and not _is_writable(self.alias) else broken
+        return [] if self.bound and _first(broken, 1) and not store.of(self.alias).may_write else broken
 
 
 def _first(rows: Rows, limit: int) -> dict[Hashable, list[Any]]:
@@ -181,18 +181,3 @@ def _first(rows: Rows, limit: int) -> dict[Hashable, list[Any]]:
 
 def _count(rows: Rows) -> int:
     return sum(part[:MOST].count() if isinstance(part, QuerySet) else len(part) for part in rows)
-
-
-def _is_writable(using: str) -> bool:
-    """SQLite has one write lock, which a body holds as long as it runs: nobody else can do anything meanwhile."""
-    connection: Any = connections[using]
-    if connection.vendor != "sqlite" or connection.in_atomic_block:
-        return True
-    # Seconds. The short transactions of maintenance take less.
-    options = connection.get_connection_params() | {"timeout": 0.5}
-    with closing(connection.Database.connect(**options)) as own:
-        try:
-            own.execute("BEGIN IMMEDIATE")
-        except connection.Database.OperationalError:
-            return False
-    return True

@@ -3,17 +3,14 @@
 import math
 from collections.abc import Iterator
 
-from django.db import connections
 from django.utils.translation import gettext
 
+from jobs import store
 from jobs.conf import conf, worker_command
 from jobs.inspection.times import duration
 from jobs.inspection.why import waiting
 from jobs.inspection.why.view import Reason, View
 from jobs.models import Cancellation
-
-#: What the server's process that serves the run waits for.
-_BLOCKING = "FROM unnest(pg_blocking_pids(%s)) AS pid JOIN pg_stat_activity AS activity USING (pid)"
 
 
 def dead_worker(view: View) -> Iterator[Reason]:
@@ -56,7 +53,7 @@ def blocked(view: View) -> Iterator[Reason]:
         says = gettext(
             "It waits for a lock of the database process %(pid)s (%(state)s, its transaction open for %(since)s)."
         )
-        yield from waiting.held_up(view, "database_lock", says, _BLOCKING, backend, backend=backend)
+        yield from waiting.held_up(view, "database_lock", says, "blocks", backend, backend=backend)
 
 
 def runs(view: View) -> Iterator[Reason]:
@@ -66,7 +63,7 @@ def runs(view: View) -> Iterator[Reason]:
             "It has been running for %(since)s on %(worker)s, whose last beat was %(silence)s ago (attempt %(lease)s)."
         )
         is_atomic = getattr(view.tasks.get(job.task), "atomic", False)
-        if is_atomic and connections[view.using].vendor == "sqlite":
+        if is_atomic and store.of(view.using).has_one_writer:
             cure = gettext("To end it: manage.py jobs kill %(id)s. An open body on SQLite keeps jobs cancel waiting.")
         else:
             cure = gettext("To end it: manage.py jobs cancel %(id)s. If it hangs: manage.py jobs kill %(id)s")

@@ -3,18 +3,17 @@
 from collections.abc import Iterator
 from typing import Any
 
-from django.db import connections
 from django.db.models import QuerySet, Subquery
 from django.utils.translation import gettext, ngettext
 
-from jobs import extensions
+from jobs import extensions, store
 from jobs.conf import worker_command
 from jobs.inspection.counts import MOST, UNKNOWN, at_least, in_line, late_after
 from jobs.inspection.times import duration
 from jobs.inspection.why.view import COUNTS, SHOWN, Reason, View
 from jobs.lifecycle.transitions import PARKED
 from jobs.models import Job, State
-from jobs.store import databases, identity
+from jobs.store import identity
 
 #: Seconds after which an open transaction is a reason: on PostgreSQL; on SQLite, where it holds the only write lock.
 OLD = 60
@@ -154,30 +153,10 @@ def locked(view: View) -> Iterator[Reason]:
     yield Reason("lock_held", says, cure, words, lock=key, job=held.job, seconds=held.left)
 
 
-_ACTIVITY = """
-SELECT pid, activity.application_name, activity.state, extract(epoch FROM clock_timestamp() - activity.xact_start)
-"""
-
-#: Whose open transaction has locked or changed the row. The look waits for nobody, and locks nothing.
-_LOCKING = """
-FROM jobs_job JOIN pg_locks ON locktype = 'transactionid' AND transactionid = jobs_job.xmax AND granted
-JOIN pg_stat_activity AS activity USING (pid) WHERE jobs_job.id = %s
-"""
-
-#: The oldest open transaction. PostgreSQL cleans up nothing that ended since it began, and claims step over that.
-_OLDEST = """
-FROM pg_stat_activity AS activity
-WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
-  AND xact_start < clock_timestamp() - interval '1 second' * %s ORDER BY xact_start LIMIT 1
-"""
-
-
-def held_up(view: View, code: str, says: str, where: str, value: Any, **evidence: Any) -> Iterator[Reason]:
-    """The reason that somebody else's transaction is, if ``where`` finds one. Only PostgreSQL tells."""
-    if connections[view.using].vendor != "postgresql":
-        return
-    for pid, application, state, seconds in databases.ask(view.using, _ACTIVITY + where, value)[:1]:
-        evidence |= {"pid": pid, "application": application, "state": state, "seconds": float(seconds or 0)}
+def held_up(view: View, code: str, says: str, question: str, value: Any, **evidence: Any) -> Iterator[Reason]:
+    """The reason that somebody else's transaction is, if the ``question`` finds one. Only PostgreSQL tells."""
+    for pid, application, state, seconds in store.of(view.using).sessions(question, value)[:1]:
+        evidence |= {"pid": pid, "application": application, "state": state, "seconds": seconds}
         cure = gettext("SELECT * FROM pg_stat_activity WHERE pid = %s shows what that does.") % pid
         yield Reason(code, says, cure, {"since": duration(evidence["seconds"])}, **evidence)
 
@@ -191,7 +170,7 @@ def due(view: View) -> Iterator[Reason]:
         "Its row is locked by the database process %(pid)s (%(state)s, its transaction open for %(since)s): no "
         "worker can claim it."
     )
-    yield from held_up(view, "row_locked", says, _LOCKING, view.job.pk)
+    yield from held_up(view, "row_locked", says, "locks", view.job.pk)
     if view.pause is None and view.consumers:
         # A pause, or a missing worker, matters more, and was said already.
         yield from _write_lock(view)
@@ -201,7 +180,7 @@ def due(view: View) -> Iterator[Reason]:
 
 def _write_lock(view: View) -> Iterator[Reason]:
     """On SQLite nobody claims while a body is in its transaction, however many processes are idle."""
-    if connections[view.using].vendor != "sqlite":
+    if not store.of(view.using).has_one_writer:
         return
     alive = [worker for worker in view.workers if worker.is_alive]
     running = Job.objects.using(view.using).filter(state=State.RUNNING, node__in=alive)
@@ -267,7 +246,7 @@ def _in_line(view: View) -> Iterator[Reason]:
             "The database process %(pid)s (%(state)s) keeps a transaction open for %(since)s: each claim steps over "
             "all jobs that were ready since then."
         )
-        yield from held_up(view, "old_transaction", says, _OLDEST, OLD)
+        yield from held_up(view, "old_transaction", says, "old", OLD)
 
 
 def ahead_of(view: View, ready: QuerySet[Job]) -> int:
