@@ -9,9 +9,9 @@ from typing import Any
 
 from django.db import connection
 
-from jobs.contrib.statistics import counting
-from jobs.contrib.statistics.counting import HOUR, MINUTE, QUARTER
-from jobs.contrib.statistics.models import Tally
+from jobs.contrib.operator import statistics
+from jobs.contrib.operator.models import Statistic
+from jobs.contrib.operator.statistics import HOUR, MINUTE, QUARTER
 from jobs.models import Job, Node
 from jobs.store import databases, identity
 
@@ -185,7 +185,7 @@ def build(jobs: int, say: Callable[[str], None]) -> None:
     template.delete()
     _count(begin, say)
     say("VACUUM, ANALYZE")
-    _run("VACUUM FULL jobs_tally")
+    _run("VACUUM FULL jobs_statistic")
     _run("VACUUM (ANALYZE)")
     _run("CHECKPOINT")
 
@@ -243,16 +243,16 @@ def _insert(given: dict[str, str], more: str, values: dict[str, Any]) -> None:
 def _count(begin: datetime.datetime, say: Callable[[str], None]) -> None:
     """Count hour by hour, as if a worker had counted all the time."""
     now = databases.clock("default")
-    hour = counting.floor(begin, HOUR)
-    kept = counting.floor(now - counting.MINUTES_KEPT, HOUR)
+    hour = statistics.floor(begin, HOUR)
+    kept = statistics.floor(now - statistics.MINUTES_KEPT, HOUR)
     while hour < now:
-        counting.count("default", hour, min(hour + HOUR, counting.floor(now, MINUTE)))
+        statistics.count("default", hour, min(hour + HOUR, statistics.floor(now, MINUTE)))
         if hour < kept:
-            Tally.objects.filter(length=60, begin__gte=hour, begin__lt=hour + HOUR)._raw_delete("default")
+            Statistic.objects.filter(length=60, begin__gte=hour, begin__lt=hour + HOUR)._raw_delete("default")
         hour += HOUR
         if hour.hour == 0 and hour.day % 5 == 0:
             say(f"counted until {hour:%Y-%m-%d}")
-    Tally.objects.filter(length=QUARTER.seconds, begin__lt=now - counting.QUARTERS_KEPT)._raw_delete("default")
+    Statistic.objects.filter(length=QUARTER.seconds, begin__lt=now - statistics.QUARTERS_KEPT)._raw_delete("default")
 
 
 def _run(statement: str, values: Any = None) -> None:

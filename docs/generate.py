@@ -83,7 +83,7 @@ def signals() -> list[str]:
 
 
 def checks() -> list[str]:
-    from jobs.checks import _TEXTS
+    from jobs.checks import TEXTS
 
     def filled(text: str) -> str:
         """With the names of what is filled in."""
@@ -91,33 +91,16 @@ def checks() -> list[str]:
         return re.sub(r"{(\w+)[^}]*}", r"*\1*", text).replace("\1", "{").replace("\2", "}")
 
     return table("id", "what it says", "the cure") + [
-        f"| `{key}` | {filled(text)} | {filled(cure)} |" for key, (text, cure) in sorted(_TEXTS.items())
+        f"| `{key}` | {filled(text)} | {filled(cure)} |" for key, (text, cure) in sorted(TEXTS.items())
     ]
 
 
 def metrics() -> list[str]:
-    from jobs import extensions
-    from jobs.inspection import census
+    from jobs.contrib.operator.metrics import families
 
-    tree = ast.parse((ROOT / "jobs/inspection/metrics.py").read_text())
-    labels, families = {}, []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "(one, node)":
-            labels |= dict(zip(("one", "node"), map(ast.literal_eval, node.value.elts), strict=True))
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "handler":
-            labels["handler"] = ast.literal_eval(node.value)
-        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "gauges":
-            families += [family.elts for family in node.value.elts]
-    rows = []
-    for name, says, names, _ in families:
-        found = eval(ast.unparse(names), {"__builtins__": {}}, labels)
-        text = eval(ast.unparse(says), {"census": census, "__builtins__": {}})
-        rows.append((name.value, text, found))
-    for door, suffix in (("metrics", ""), ("counters", "_total")):
-        more = [each for of_extension in extensions.through(door) for each in of_extension()]
-        rows += [(f"{name}{suffix}", text, found) for name, text, found, _ in more]
+    rows = sorted(families(), key=lambda family: family[0].endswith("_total"))
     return table("metric", "labels", "what it counts") + [
-        f"| `{name}` | {', '.join(f'`{each}`' for each in found)} | {text} |" for name, text, found in rows
+        f"| `{name}` | {', '.join(f'`{each}`' for each in labels)} | {text} |" for name, text, labels, _ in rows
     ]
 
 

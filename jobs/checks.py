@@ -6,12 +6,10 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator
-from fnmatch import fnmatchcase
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-import celery
 from celery.utils.functional import maybe_list
 from django.apps import apps
 from django.conf import settings
@@ -24,7 +22,7 @@ from kombu.utils.url import maybe_sanitize_url
 from jobs import conf as project
 from jobs import extensions, store
 from jobs.calling.options import says_how_to_retry
-from jobs.conf import celery_settings, conf, did_you_mean, import_tasks, private, problems, task_options
+from jobs.conf import conf, did_you_mean, import_tasks, private, problems
 from jobs.maintenance import zombies
 from jobs.models import Job
 
@@ -93,21 +91,8 @@ W017 Markers are kept for {kept:g} s, and jobs of these tasks may still be retri
   -> Set JOBS['MARKER_RETENTION'] above JOBS['RETENTION_FAILED'] and above all their retries; None keeps them.
 W018 JOBS[{name!r}] is {seconds:g} seconds: what is older is deleted.
   -> For days write datetime.timedelta(days={seconds:g}). Silence this if seconds are meant.
-W019 These settings mean nothing for jobs, only for tasks that are none: {names}. A free process claims a job's row, and
-     its completion acknowledges it.
-  -> Remove them, or silence this if other tasks need them.
-W020 The task {task} {why}, and needs the option {option} of ours, which its package cannot know of.
-  -> Set JOBS = {{'TASKS': {{{pattern!r}: {{{option}}}}}}}.
-W021 These tasks stay stock Celery, although the app's task_cls is jobs.Task, because their base class is not: {tasks}.
-  -> Let the base class inherit from jobs.Task, or name the tasks in JOBS['EXCLUDE'] if that is what you want.
 W022 jobs was not tested with {names}.
   -> What it needs of them is there. Install {tested}, or watch this worker.
-W023 These entries of the schedule are left out, and nothing runs for them: {entries}.
-  -> Put right what each says. Workers run the schedule themselves; with JOBS['SCHEDULES'] = None celery beat does.
-W024 What these entries of the schedule call is not there: {entries}.
-  -> Put right the name or the arguments. Silence this if the tasks are those of another service.
-W025 Workers do not import these modules, so their handlers get no event: {modules}.
-  -> Write app.autodiscover_tasks(related_name='handlers') beside app.autodiscover_tasks(), or import them in tasks.py.
 W031 In the database {alias!r} this process logs in as {role}, and other workers as {others}, whose sessions it may not
      end: what one of them leaves behind when its machine dies keeps its locks until the server notices.
   -> {cure}.
@@ -116,29 +101,23 @@ W032 The pool of the database {alias!r} has {size} connections for each process,
   -> Set OPTIONS = {{'pool': {{'max_size': {needed}}}}} or more, or remove the pool: workers keep their connections.
 """
 
-#: The text and the cure by the id. A line that begins with a blank continues the one before.
-_TEXTS = {
-    entry[:4]: re.split(r"\s+-> ", " ".join(entry[4:].split())) for entry in re.split(r"\n(?=\S)", MESSAGES.strip())
-}
+TEXTS: dict[str, list[str]] = {}  #: The text and the cure by the id.
 
-#: Tasks of other packages that need an option of ours: the pattern for JOBS["TASKS"], the option, its value, and why.
-NEEDS = {
-    "post_office.tasks.send_queued_mail": (
-        "post_office.*",
-        "atomic",
-        False,
-        "closes its connection in its body (in a transaction that ends it failed, and its mails are sent again)",
-    ),
-}
+
+def add_texts(messages: str) -> None:
+    """Add what looks as :data:`MESSAGES` does. A line that begins with a blank continues the one before."""
+    for entry in re.split(r"\n(?=\S)", messages.strip()):
+        TEXTS[entry[:4]] = re.split(r"\s+-> ", " ".join(entry[4:].split()))
+
+
+add_texts(MESSAGES)
+
+#: What extensions find wrong (their ``checks.py``) with the Celery app before its tasks are imported, and then.
+OF_APP: list[Callable[[Celery], Iterable[CheckMessage]]] = []
+OF_TASKS: list[Callable[[Celery], Iterable[CheckMessage]]] = []
 
 JSON = ("json", "application/json")  #: Both names of the one serializer that jobs can use.
 SHORT = 3600.0  #: Nobody means to keep a history for fewer seconds.
-
-#: Celery's settings of how messages are fetched and acknowledged. A job is no message.
-ABOUT_MESSAGES = """
-task_acks_late task_acks_on_failure_or_timeout task_acks_on_failure task_acks_on_timeout task_reject_on_worker_lost
-worker_cancel_long_running_tasks_on_connection_loss worker_eta_task_limit worker_prefetch_multiplier
-""".split()
 
 #: Celery's settings with the values under which a worker goes on without its broker.
 ABOUT_OUTAGES = {
@@ -156,13 +135,13 @@ def for_worker(worker: Any) -> list[CheckMessage]:
     return [message for message in found if not message.is_silenced()]
 
 
-def _say(key: str, **values: Any) -> CheckMessage:
+def say(key: str, **values: Any) -> CheckMessage:
     """The message of this id, with its values; a set of names is cut after five."""
     for name, value in values.items():
         if isinstance(value, set):
             names = sorted(value)
             values[name] = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-    text, hint = _TEXTS[key]
+    text, hint = TEXTS[key]
     kind = Error if key.startswith("E") else Warning
     return kind(text.format(**values), hint=hint.format(**values), id=f"jobs.{key}")
 
@@ -176,7 +155,7 @@ def _careful(check: Callable[..., Iterable[CheckMessage]]) -> Callable[..., list
             for message in check(*subject):
                 found.append(message)  # noqa: PERF402 (keeps what was found before it failed)
         except Exception as exc:
-            found.append(_say("W015", check=check.__name__, exc=exc))
+            found.append(say("W015", check=check.__name__, exc=exc))
         return found
 
     return careful
@@ -193,22 +172,22 @@ def _databases() -> list[tuple[str, Any]]:
 @_careful
 def check_settings() -> Iterator[CheckMessage]:
     if not settings.USE_TZ:
-        yield _say("E004")
+        yield say("E004")
     if found := problems():
-        yield from (_say("E001", problem=problem) for problem in found)
+        yield from (say("E001", problem=problem) for problem in found)
         return
     # problems() does not say it: that runs when the function's module cannot be imported yet.
     try:
         if (redact := conf().REDACT) is not None:
             import_string(redact)
     except Exception as exc:
-        yield _say("E013", exc=exc)
+        yield say("E013", exc=exc)
     if conf().EVENT_BROKER is not None and conf().SERVICE is None:
-        yield _say("E020")
+        yield say("E020")
     for name in ("RETENTION", "RETENTION_FAILED", "MARKER_RETENTION"):
         seconds = getattr(conf(), name)
         if seconds is not None and seconds < SHORT:
-            yield _say("W018", name=name, seconds=seconds)
+            yield say("W018", name=name, seconds=seconds)
 
 
 @_careful
@@ -218,15 +197,15 @@ def check_databases() -> Iterator[CheckMessage]:
         mode = str(options.get("transaction_mode") or "").upper()
         # A transaction that first reads and then writes fails at once if another one has written meanwhile.
         if database["ENGINE"].endswith("sqlite3") and mode not in ("IMMEDIATE", "EXCLUSIVE"):
-            yield _say("E002", alias=alias)
+            yield say("E002", alias=alias)
         if not database.get("AUTOCOMMIT", True):
-            yield _say("E007", alias=alias)
+            yield say("E007", alias=alias)
         level = options.get("isolation_level")
         # One for what the companion's threads take turns at, and one that a hung query may hold; two for events.
         yield from _small_pool(alias, database, 2 if conf().EVENT_BROKER is None else 4)
         # 2 is psycopg's IsolationLevel.READ_COMMITTED.
         if store.of(alias).has_notify and level is not None and int(level) != 2:
-            yield _say("W004", alias=alias)
+            yield say("W004", alias=alias)
 
 
 @_careful
@@ -238,9 +217,9 @@ def check_routing() -> Iterator[CheckMessage]:
     label, home = Job._meta.app_label, router.db_for_write(Job)
     for alias in aliases:
         if not router.allow_migrate_model(alias, Job):
-            yield _say("E006", alias=alias, label=label)
+            yield say("E006", alias=alias, label=label)
     if home not in aliases:
-        yield _say("E005", home=home, label=label, aliases=aliases)
+        yield say("E005", home=home, label=label, aliases=aliases)
         return
     elsewhere = {
         router.db_for_write(model)
@@ -250,7 +229,7 @@ def check_routing() -> Iterator[CheckMessage]:
         and not model._meta.app_config.name.startswith("django.contrib.")
     }
     if elsewhere and home not in elsewhere:
-        yield _say("W003", home=home, elsewhere=elsewhere)
+        yield say("W003", home=home, elsewhere=elsewhere)
 
 
 def _small_pool(alias: str, database: Any, needed: int) -> Iterator[CheckMessage]:
@@ -259,7 +238,7 @@ def _small_pool(alias: str, database: Any, needed: int) -> Iterator[CheckMessage
         options = pool if isinstance(pool, dict) else {}
         size = options.get("max_size") or options.get("min_size", 4)
         if size < needed:
-            yield _say("W032", alias=alias, size=size, needed=needed)
+            yield say("W032", alias=alias, size=size, needed=needed)
 
 
 def check_sessions(*args: Any, databases: Iterable[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
@@ -270,7 +249,7 @@ def check_sessions(*args: Any, databases: Iterable[str] | None = None, **kwargs:
     for alias in [alias for alias, _ in _databases() if alias in named]:
         role, others = store.of(alias).out_of_reach()
         if others:
-            found.append(_say("W031", alias=alias, role=role, others=set(others), cure=zombies.CURE.format(role=role)))
+            found.append(say("W031", alias=alias, role=role, others=set(others), cure=zombies.CURE.format(role=role)))
     return found
 
 
@@ -281,17 +260,17 @@ def check_sessions(*args: Any, databases: Iterable[str] | None = None, **kwargs:
 def check_celery(app: Celery | None = None) -> Iterator[CheckMessage]:
     """Check the app's settings, without its tasks. By default those of the project's app."""
     if (app := app or project.celery_app()) is None:
-        yield _say("W016")
+        yield say("W016")
         return
-    conf, ours = app.conf, celery_settings()
+    conf = app.conf
     if conf.task_always_eager:
-        yield _say("W002")
+        yield say("W002")
     is_ours = getattr(app.Task, "is_transactional", False)
     if is_ours and conf.task_serializer not in JSON:
-        yield _say("E016", serializer=conf.task_serializer)
+        yield say("E016", serializer=conf.task_serializer)
     if unknown := [(url, close) for url in _broker_urls(app) if (close := _unknown_transport(url))]:
         # The app cannot be asked anything else.
-        yield from (_say("E017", url=maybe_sanitize_url(url), close=close) for url, close in unknown)
+        yield from (say("E017", url=maybe_sanitize_url(url), close=close) for url, close in unknown)
         return
     is_amqp = driver(app) == "amqp"
     brittle = [
@@ -300,31 +279,10 @@ def check_celery(app: Celery | None = None) -> Iterator[CheckMessage]:
         if conf[name] not in good and (is_amqp or name != "broker_channel_error_retry")
     ]
     if brittle:
-        yield _say("W008", values=", ".join(brittle))
-    idle = {name for name in ABOUT_MESSAGES if conf.value_set_for(name) and conf[name] != ours.get(name)}
-    if "visibility_timeout" in (conf.broker_transport_options or {}):
-        idle.add("visibility_timeout")
-    if idle:
-        yield _say("W019", names=idle)
+        yield say("W008", values=", ".join(brittle))
     if problems():
         return
-    yield from _said_by("checks", app)
-    if is_ours:
-        yield from neglected()
-
-
-def neglected() -> Iterator[CheckMessage]:
-    """The tasks of installed packages that were not given what they need."""
-    for task, (pattern, option, value, why) in NEEDS.items():
-        module, _, name = task.rpartition(".")
-        # Some packages make their tasks only if one of their settings says so.
-        is_there = hasattr(sys.modules.get(module), name)
-        if is_there and not is_excluded(task) and task_options(task).get(option) != value:
-            yield _say("W020", task=task, why=why, option=f"{option!r}: {value!r}", pattern=pattern)
-
-
-def is_excluded(task: str) -> bool:
-    return not problems() and any(fnmatchcase(task, pattern) for pattern in conf().EXCLUDE)
+    yield from chain.from_iterable(check(app) for check in OF_APP)
 
 
 def _broker_urls(app: Celery) -> set[str]:
@@ -362,28 +320,28 @@ def check_worker(worker: Any) -> Iterator[CheckMessage]:
     pool = pool.partition(":")[0].rpartition(".")[2]
     tested = ", ".join(f"{name} {release}" for name, release in private.TESTED.items())
     if gone := private.missing():
-        yield _say("E018", names="; ".join(gone), tested=tested)
+        yield say("E018", names="; ".join(gone), tested=tested)
     if untested := private.untested():
-        yield _say("W022", names=", ".join(untested), tested=tested)
+        yield say("W022", names=", ".join(untested), tested=tested)
     if pool in ("gevent", "eventlet"):
-        yield _say("E003", pool=pool)
+        yield say("E003", pool=pool)
     if pool == "prefork" and getattr(worker, "pool_start_method", "fork") != "fork":
-        yield _say("E011")
+        yield say("E011")
     for alias, database in _databases():
         if pool in ("thread", "solo"):
             # Each thread that runs jobs keeps one; stock tasks run beside them.
             yield from _small_pool(alias, database, 1 + (worker.concurrency if pool == "thread" else 1))
         connection, name = connections[alias], str(database.get("NAME"))
         if not connection.features.has_select_for_update_skip_locked and not store.of(alias).has_one_writer:
-            yield _say("E015", alias=alias)
+            yield say("E015", alias=alias)
         if database["ENGINE"].endswith("sqlite3") and (":memory:" in name or "mode=memory" in name):
-            yield _say("E012", alias=alias)
+            yield say("E012", alias=alias)
     if not getattr(worker.app.Task, "is_transactional", False):
-        yield _say("W001")
+        yield say("W001")
     default_limit = worker.time_limit or worker.app.conf.task_time_limit
     unlimited = {name for name, task in _own_tasks(worker.app).items() if not (task.time_limit or default_limit)}
     if unlimited and pool == "prefork":
-        yield _say("W011", tasks=unlimited)
+        yield say("W011", tasks=unlimited)
 
 
 @_careful
@@ -395,32 +353,23 @@ def check_tasks(app: Celery | None = None) -> Iterator[CheckMessage]:
         try:
             import_tasks(app)
         except TypeError as exc:
-            yield _say("E019", exc=exc)
+            yield say("E019", exc=exc)
             return
     tasks = _own_tasks(app)
-    foreign = {name for name, task in app.tasks.items() if has_foreign_base(task) and not is_excluded(name)}
-    if foreign and getattr(app.Task, "is_transactional", False):
-        yield _say("W021", tasks=foreign)
     # E016 is about the setting itself.
     fine = (*JSON, app.conf.task_serializer)
     if odd := {name for name, task in tasks.items() if task.serializer not in fine}:
-        yield _say("E010", tasks=odd)
+        yield say("E010", tasks=odd)
     if problems():
         return
-    yield from _said_by("checks_of_tasks", app)
+    yield from chain.from_iterable(check(app) for check in OF_TASKS)
     if (kept := conf().MARKER_RETENTION) is None:
         return
     # Once the marker is gone, the same can be done again.
     failed = conf().RETENTION_FAILED
     keyed = {name: task for name, task in tasks.items() if "idempotency_key" in task.key_templates}
     if late := {name for name, task in keyed.items() if failed is None or max(failed, _retry_horizon(task)) > kept}:
-        yield _say("W017", kept=kept, tasks=late)
-
-
-def _said_by(door: str, app: Celery) -> Iterator[CheckMessage]:
-    for look in extensions.through(door):
-        for number, words in look(app):
-            yield _say(number, **words)
+        yield say("W017", kept=kept, tasks=late)
 
 
 for check in (check_settings, check_databases, check_routing, check_celery, check_tasks):
@@ -436,15 +385,6 @@ def _own_tasks(app: Celery) -> dict[str, Any]:
     }
 
 
-def has_foreign_base(task: Any) -> bool:
-    """Whether the task's class is neither ours nor Celery's own."""
-    if getattr(task, "is_transactional", False):
-        return False
-    # Celery makes a class for a task that was a function: its base counts.
-    bases = type(task).__mro__[1 if "__wrapped__" in vars(type(task)) else 0 :]
-    return any(issubclass(each, celery.Task) and not each.__module__.startswith("celery.") for each in bases)
-
-
 def _retry_horizon(task: Any) -> float:
     """Seconds until a task that always fails is given up, as far as its options tell."""
     if not says_how_to_retry(task):
@@ -455,3 +395,7 @@ def _retry_horizon(task: Any) -> float:
     if getattr(task, "retry_backoff", False):
         pause = getattr(task, "retry_backoff_max", 600)
     return float(task.max_retries * pause)
+
+
+# They add theirs.
+tuple(extensions.modules("checks"))

@@ -10,33 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from datetime import datetime
 from threading import Event
 from typing import Any, Protocol
 
 Attempt = Callable[[Callable[[], Any]], bool]
 Thread = Callable[[Event, Attempt], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
-    """One kind of problems on the dashboard and in ``manage.py jobs status``."""
-
-    #: ``error``, ``warning`` or ``info``.
-    severity: str
-    #: The words that count it, with ``%(number)s``.
-    many: Any
-    #: False: somebody wanted it so, or there is much to do.
-    is_fault: bool = True
-    #: It is listed before this kind of the core's; empty: behind all of them.
-    before: str = ""
-    #: Who may read it in the admin, beside those who may read jobs: a permission.
-    permission: str = ""
-    #: What it is about gives a label and a URL of the admin that show it.
-    place: Callable[[Any], tuple[Any, str]] | None = None
-    #: What it is about gives the button that mends it: a permission, a label, a URL, its fields, and a warning.
-    button: Callable[[Any], tuple[str, Any, str, dict[str, Any], Any]] | None = None
 
 
 class Extension:
@@ -153,9 +132,6 @@ class Extension:
         """More for ``manage.py jobs adopt --json``: what else would run in a copy of a database."""
         return {}
 
-    def beat(self, scheduler: Any) -> None:
-        """``celery beat`` begins, and this is its scheduler."""
-
     def passing(self, app: Any, aliases: Sequence[str], only: Collection[str] | bool) -> Passing | None:
         """For ``run_jobs(until=)``: what comes due as time passes that is no job yet. ``only``: names, or all."""
 
@@ -165,8 +141,8 @@ class Extension:
         """More for ``manage.py jobs status --json`` and what builds on it; ``found`` has what the core found."""
         return {}
 
-    #: The kinds of problems that :meth:`problems` finds, in their order.
-    kinds: Mapping[str, Kind] = {}
+    #: The kinds of problems that :meth:`problems` finds, in their order (``inspection/problems.py``).
+    kinds: Mapping[str, Any] = {}
 
     def problems(self, found: dict[str, Any]) -> Iterable[Any]:
         """What needs attention, by what the core and ``status`` found."""
@@ -201,11 +177,7 @@ class Extension:
         return ()
 
     def metrics(self) -> Iterable[tuple[str, str, list[str], Any]]:
-        """Gauges for Prometheus: name, help, labels, and samples (their values and a number), or what finds them."""
-        return ()
-
-    def counters(self) -> Iterable[tuple[str, str, list[str], Any]]:
-        """The same of what only grows."""
+        """For Prometheus: name (a counter's ends with ``_total``), help, labels, and what finds values and a number."""
         return ()
 
     def causes(self, view: Any) -> Iterable[Any]:
@@ -226,14 +198,6 @@ class Extension:
 
     def reasons(self, view: Any) -> Iterable[Any]:
         """Why a job is where it is, after the reasons of the core."""
-        return ()
-
-    def checks(self, app: Any) -> Iterable[tuple[str, dict[str, Any]]]:
-        """What is wrong with the Celery app before its tasks are imported: a check's number, and its words."""
-        return ()
-
-    def checks_of_tasks(self, app: Any) -> Iterable[tuple[str, dict[str, Any]]]:
-        """The same, when they are imported."""
         return ()
 
 

@@ -13,8 +13,11 @@ import path is public stands in ``jobs``. These of its files are read, if they a
 ``models.py``
     its tables, of the app ``jobs``, and ``COLUMNS`` and ``INDEXES`` that it adds to a job's row: a call may say such a
     column, and a claim reads it; read with the core's models.
-``admin.py``, ``commands.py``, ``rules.py``, ``tasks.py``
-    its pages, its subcommands of ``manage.py jobs``, its rules of ``verify``, its own tasks; read with the core's.
+``admin.py``, ``checks.py``, ``commands.py``, ``rules.py``, ``tasks.py``, ``urls.py``
+    its pages, system checks, subcommands of ``manage.py jobs``, rules of ``verify``, tasks and URLs; read with the
+    core's.
+``actions.py``
+    what else people may do to jobs; read with the core's operations.
 ``templates``
     what its pages ``render``. Django looks for templates in the app's folder only.
 ``apps.py``

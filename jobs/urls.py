@@ -1,13 +1,7 @@
-"""For those who watch: ``path("jobs/", include("jobs.urls"))``."""
+"""For those who watch, the pages that extensions have: ``path("jobs/", include("jobs.urls"))``."""
 
-from django.urls import path
-
-from jobs import views
+from jobs import extensions
 
 app_name = "jobs"
 
-urlpatterns = [
-    path("health", views.health, name="health"),
-    path("metrics", views.metrics, name="metrics"),
-    path("progress/<str:token>", views.progress, name="progress"),
-]
+urlpatterns = [each for module in extensions.modules("urls") for each in module.urlpatterns]

@@ -360,3 +360,22 @@ def declare():
     yield declare
     for name in made:
         current_app.tasks.pop(name, None)
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("TestCase", marks=pytest.mark.django_db),
+        pytest.param("TransactionTestCase", marks=pytest.mark.django_db(transaction=True)),
+    ]
+)
+def case(request):
+    """Each test once in the transaction of a ``TestCase``, and once with real commits."""
+    return request.param
+
+
+@pytest.fixture
+def watching():
+    """A worker that has been there for an hour, and whose only process does nothing."""
+    from tests.helpers.verifying import watching_worker
+
+    return watching_worker()

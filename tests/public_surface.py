@@ -40,7 +40,7 @@ def surface() -> dict[str, set[str]]:
 
     import pytest_jobs
     from jobs import conf, extensions, models, signals, testing, urls
-    from jobs.checks import _TEXTS
+    from jobs.checks import TEXTS
     from jobs.management.commands.jobs import Command
 
     docs = runpy.run_path(str(ROOT / "docs" / "generate.py"))
@@ -52,7 +52,7 @@ def surface() -> dict[str, set[str]]:
         "python": _python(),
         "task option": _first(docs["options"]()),
         "setting": (field.name for field in fields(conf.Settings)),
-        "check": (f"jobs.{key}" for key in _TEXTS),
+        "check": (f"jobs.{key}" for key in TEXTS),
         "signal": (name for name, kind in vars(signals).items() if isinstance(kind, signals.JobSignal)),
         "metric": _first(docs["metrics"]()),
         "command": (" ".join((each.name, flag)).rstrip() for each in subcommands for flag in _flags(each)),

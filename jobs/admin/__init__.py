@@ -3,10 +3,9 @@
 from jobs import extensions
 from jobs.admin.idempotency import MarkerAdmin
 from jobs.admin.job import JobAdmin
-from jobs.admin.node import NodeAdmin
 
 __all__ = [
-    "JobAdmin", "MarkerAdmin", "NodeAdmin",
+    "JobAdmin", "MarkerAdmin",
 ]  # fmt: skip
 
 # They register themselves.

@@ -1,4 +1,4 @@
-"""The life of a job, for its page: its moments, how long it waited and ran, what people did, and what failed."""
+"""The life of a job, for its page: when it was what, what people did, and what failed."""
 
 import datetime
 import re
@@ -9,11 +9,9 @@ from typing import Any
 
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
-from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from jobs.admin import html
-from jobs.inspection.times import duration
 from jobs.models import Action, Job
 from jobs.operations.actions import OPERATIONS
 
@@ -28,7 +26,7 @@ _FOREIGN = re.compile(
 )
 
 
-MOMENTS = {
+TIMES = {
     "created_at": _("created"),
     "run_at": _("to run at"),
     "started_at": _("started"),
@@ -39,21 +37,25 @@ MOMENTS = {
 
 def of(job: Job) -> dict[str, Any]:
     """The context of the template ``job/history.html``."""
-    kept = job.errors if isinstance(job.errors, list) else [job.errors]
+    kept = errors_of(job)
     earlier = kept[:-1] if kept and kept[-1] == job.error else kept
-    known: list[Any] = [(at, label) for name, label in MOMENTS.items() if (at := getattr(job, name)) is not None]
-    moments = sorted(known, key=lambda pair: pair[0])
+    known: list[Any] = [(at, label) for name, label in TIMES.items() if (at := getattr(job, name)) is not None]
+    times = sorted(known, key=lambda pair: pair[0])
     return {
-        "timeline": _timeline(job, kept),
-        # Each moment with the seconds since the one before.
+        # Each with the seconds since the one before.
         "times": [
             (label, html.time(at), (at - before).total_seconds() if before else None)
-            for (before, _), (at, label) in pairwise([(None, ""), *moments])
+            for (before, _), (at, label) in pairwise([(None, ""), *times])
         ],
         "actions": actions(job.pk, job._state.db),
         "error": _error(job.error),
         "earlier_errors": [_error(entry) for entry in reversed(earlier)],
     }
+
+
+def errors_of(job: Job) -> list[Any]:
+    """What was kept of its failed attempts: dicts, unless somebody else wrote the row."""
+    return job.errors if isinstance(job.errors, list) else [job.errors]
 
 
 def actions(key: uuid.UUID, using: str | None) -> list[dict[str, Any]]:
@@ -65,59 +67,18 @@ def actions(key: uuid.UUID, using: str | None) -> list[dict[str, Any]]:
     ]
 
 
-def _timeline(job: Job, errors: list[Any]) -> dict[str, Any]:
-    """Bars and marks, in percent of the time from the job's beginning to its end."""
-    end = job.finished_at or max(timezone.now(), job.run_at)
-    failures = {at: entry for entry in errors if (at := _when(entry)) is not None}
-    begin = min([job.created_at, *failures])
-    whole = max(0.001, (end - begin).total_seconds())
-
-    def x(at: datetime.datetime) -> float:
-        return round(max(0.0, min(100.0, (at - begin).total_seconds() / whole * 100)), 2)
-
-    stretches = [each for each in _stretches(job, end) if each[3] > each[2]]
-    bars = [
-        (look, x(since), max(0.2, x(until) - x(since)), f"{label}: {duration((until - since).total_seconds())}")
-        for look, label, since, until in stretches
-    ]
-    return {
-        "bars": bars,
-        "marks": [(x(at), f"{entry.get('type')}: {str(entry.get('message'))[:200]}") for at, entry in failures.items()],
-        "legend": {look: label for look, label, _, _ in stretches},
-        "label": ", ".join(bar[-1] for bar in bars) or gettext("it ended at once"),
-    }
-
-
-def _stretches(job: Job, end: datetime.datetime) -> list[tuple[str, str, datetime.datetime, datetime.datetime]]:
-    """The job's life in stretches: all earlier attempts are one, with a mark for every failure."""
-    begun = job.started_at
-    if begun is not None and job.state in ("scheduled", "ready"):
-        # It ran before and waits again.
-        return [
-            ("tried", gettext("earlier attempts"), job.created_at, min(job.run_at, begun)),
-            ("scheduled", gettext("waits for its time"), begun, min(job.run_at, end)),
-            ("ready", gettext("waits for a worker"), job.run_at, end),
-        ]
-    first = job.run_at if job.lease <= 1 else job.created_at
-    return [
-        ("scheduled", gettext("waited for its time"), job.created_at, min(first, end)),
-        ("tried", gettext("earlier attempts"), first, job.run_at),
-        ("ready", gettext("waited for a worker"), max(job.run_at, job.created_at), begun or end),
-        ("running", gettext("ran"), begun or end, end),
-    ]
-
-
 def _error(entry: Any) -> dict[str, Any] | None:
     """An entry of ``Job.errors`` for the template. It may have any shape."""
     if not entry:
         return None
     if not isinstance(entry, dict):
         return {"type": "", "message": entry}
-    at = _when(entry)
+    at = when(entry)
     return {**entry, "at": html.time(at) if at else "", "own": own_frames(str(entry.get("traceback") or ""))}
 
 
-def _when(entry: Any) -> datetime.datetime | None:
+def when(entry: Any) -> datetime.datetime | None:
+    """When a kept error happened; None: it does not say."""
     try:
         at = parse_datetime(str(entry["at"]))
     except (KeyError, TypeError, ValueError):

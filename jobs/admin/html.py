@@ -99,16 +99,22 @@ def url_of(page: str, *args: Any, **query: Any) -> str:
     return f"{url}?{urlencode(query)}" if query else url
 
 
+def url_if_any(page: str, *args: Any, **query: Any) -> str:
+    """The same; empty where there is no such page."""
+    try:
+        return url_of(page, *args, **query)
+    except NoReverseMatch:
+        return ""
+
+
 def front() -> str:
     """The URL of the dashboard; where there is none, that of the app's own index."""
-    try:
-        return url_of("dashboard")
-    except NoReverseMatch:
-        return reverse("admin:app_list", args=[Job._meta.app_label])
+    return url_if_any("dashboard") or reverse("admin:app_list", args=[Job._meta.app_label])
 
 
 def link(label: Any, page: str, *args: Any, **query: Any) -> str:
-    return format_html('<a href="{}">{}</a>', url_of(page, *args, **query), label)
+    url = url_if_any(page, *args, **query)
+    return format_html('<a href="{}">{}</a>', url, label) if url else str(label)
 
 
 def link_to(row: Model, key: uuid.UUID | None) -> str:

@@ -7,13 +7,12 @@ import uuid
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
-from django.contrib import admin, messages
-from django.contrib.admin.views.main import ORDER_VAR, PAGE_VAR
+from django.contrib import admin
+from django.contrib.admin.views.main import ORDER_VAR
 from django.db.models import Q, QuerySet
 from django.db.models.fields.json import KeyTextTransform
 from django.http import Http404, HttpRequest
 from django.utils import timezone
-from django.utils.functional import cached_property
 from django.utils.html import escape, format_html
 from django.utils.safestring import mark_safe
 from django.utils.text import Truncator
@@ -22,23 +21,21 @@ from django.utils.translation import gettext_lazy as _
 
 from jobs import extensions
 from jobs.admin import history, html
-from jobs.admin.base import UncountedChangeList, may, numbered
+from jobs.admin.base import UncountedChangeList, may
 from jobs.admin.html import NOTHING, column
 from jobs.admin.operate import OperableAdmin
 from jobs.calling.options import says_how_to_retry
 from jobs.conf import celery_app, conf
 from jobs.inspection import public, why
-from jobs.inspection.census import LIVE, Live, at_least
 from jobs.inspection.times import duration
 from jobs.lifecycle.redaction import Shown
-from jobs.models import UNSUCCESSFUL, WAITING, Job, State
+from jobs.models import WAITING, Job, State
 from jobs.models.fields import created_since
 from jobs.models.values import parse_uuid, scrub
 from jobs.operations import selection
 from jobs.operations.actions import OPERATIONS
 from jobs.operations.selection import DIGITS, FIELDS, Selection, newest
 
-SEEN = 1000  #: The filter counts the failed ones among this many of the newest failed and cancelled jobs.
 ID = re.compile(r"[0-9a-f]{8,32}")  #: An id, or its first or last digits.
 
 
@@ -46,15 +43,6 @@ class StateFilter(admin.ChoicesFieldListFilter):
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> Any:
         asked: Any = self.used_parameters.get(self.lookup_kwarg, [])
         return Selection(states=asked).narrow(queryset)
-
-    def choices(self, changelist: Any) -> Iterator[Any]:
-        """Add the numbers of the live states, and of the failed jobs, which somebody may have to look at."""
-        live = changelist.live
-        numbers: dict[str, str] = {state: at_least(live.total(state), live.is_capped) for state in LIVE}
-        ended = Job.objects.filter(state__in=UNSUCCESSFUL).order_by("-pk").values_list("state", flat=True)
-        seen = list(ended[:SEEN])
-        numbers[State.FAILED] = at_least(seen.count(State.FAILED), len(seen) == SEEN)
-        return numbered(super().choices(changelist), State.values, numbers)
 
 
 class Created(admin.SimpleListFilter):
@@ -69,65 +57,7 @@ class Created(admin.SimpleListFilter):
         return queryset.filter(created_since(selection.moment(age))) if age in dict(self.lookup_choices) else queryset
 
 
-class Narrow(admin.ListFilter):
-    """One form for all fields of :class:`Selection`. Django has only lists of links."""
-
-    title = _("more filters")
-    template = "jobs/admin/job/filter.html"
-
-    def __init__(self, request: HttpRequest, params: dict[str, Any], model: type[Job], model_admin: Any) -> None:
-        super().__init__(request, params, model, model_admin)
-        # Who may not see an argument, or a key made of it, may not find it out by a filter either.
-        self.names = [name for name in FIELDS if name not in ("contains", "key") or conf().REDACT is None]
-        self.asked: dict[str, str] = {name: params.pop(name)[-1] for name in self.names if name in params}
-
-    def expected_parameters(self) -> list[str | None]:
-        return [*self.names]
-
-    def has_output(self) -> bool:
-        return True
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
-        try:
-            return Selection.of(self.asked).narrow(queryset)
-        except selection.Unreadable as exc:
-            messages.error(request, f"{FIELDS[exc.field].label}: {exc.why}")
-            return queryset.none()
-
-    def choices(self, changelist: Any) -> Iterator[dict[str, Any]]:
-        others = [(name, value) for name, value in changelist.params.items() if name not in self.names]
-        fields = [(name, FIELDS[name], self.asked.get(name, "")) for name in self.names]
-        yield {"others": others, "fields": fields}
-
-
-class Queues(admin.ListFilter):
-    """Links to the queues in which jobs wait or run, with their numbers. :class:`Narrow` does the filtering."""
-
-    title = _("queue")
-
-    def expected_parameters(self) -> list[str | None]:
-        return ["queue"]
-
-    def has_output(self) -> bool:
-        return True
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
-        return queryset
-
-    def choices(self, changelist: Any) -> Iterator[dict[str, Any]]:
-        asked, link = changelist.params.get("queue"), changelist.get_query_string
-        yield {"selected": not asked, "query_string": link(remove=["queue"]), "display": _("All")}
-        for name, each in sorted(changelist.live.queues.items()):
-            number = at_least(sum(each[state] for state in LIVE), each["capped"])
-            here = link({"queue": name}, [PAGE_VAR])
-            yield {"selected": asked == name, "query_string": here, "display": f"{name} ({number})"}
-
-
 class JobChangeList(UncountedChangeList):
-    @cached_property
-    def live(self) -> Live:
-        return Live()
-
     def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any]:
         order = super().get_ordering(request, queryset)
         if request.GET.get("state__exact") == State.SCHEDULED and ORDER_VAR not in request.GET:
@@ -186,7 +116,7 @@ class JobAdmin(OperableAdmin):
         "retries",
     )  # fmt: skip
     # A list of all tasks would read the whole table.
-    list_filter = (("state", StateFilter), Queues, Created, Narrow)
+    list_filter: ClassVar[Any] = (("state", StateFilter), Created)
     lookups = frozenset({"state__exact", *FIELDS})
     sorts = {
         "": (_("newest"), ("-pk",)),
@@ -295,6 +225,7 @@ class JobAdmin(OperableAdmin):
             "family": _tree(row, *view.family),
             "markers": view.markers if may(request, "view_marker") else [],
             "parts": [part(request, view) for part in extensions.through("job_page")],
+            "fields": FIELDS,
             "lock_left": duration(held.left) if held is not None and held.left is not None else "",
         }
 

@@ -23,7 +23,7 @@ from jobs.events.relay import matches
 from jobs.events.replay import replay_by, services
 from jobs.events.services import BrokerError
 from jobs.events.store import names
-from jobs.inspection.census import MOST, at_least
+from jobs.inspection.counts import MOST, at_least
 from jobs.inspection.times import duration
 from jobs.inspection.why.view import View
 from jobs.models import Job, State

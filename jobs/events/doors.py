@@ -9,13 +9,12 @@ from typing import Any
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
-from jobs.doors import Attempt, Extension, Kind, Thread
+from jobs.doors import Attempt, Extension, Thread
+from jobs.inspection.problems import Kind, Link
 
 
-def _place(way: Any) -> tuple[Any, str]:
-    from jobs.admin.html import url_of
-
-    return _("Show them"), url_of("event_changelist", way=way)
+def _place(way: Any) -> Link:
+    return Link(_("Show them"), "event_changelist", query={"way": way})
 
 
 def hand_on(stopping: Event, attempt: Attempt) -> None:
@@ -111,9 +110,3 @@ class Events(Extension):
         from jobs.events import stages
 
         return stages.reasons(view)
-
-    def checks_of_tasks(self, app: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-        from jobs.events import declare
-
-        if lost := {*declare.lost_handlers()}:
-            yield "W025", {"modules": lost}

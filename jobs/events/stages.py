@@ -13,8 +13,8 @@ from django.utils.translation import gettext, gettext_lazy, ngettext
 from jobs.conf import conf
 from jobs.events import store
 from jobs.events.models import PARKED, UNRELAYED, UNSENT, Event, Subscription
-from jobs.inspection.census import MOST, at_least, late_after
-from jobs.inspection.remarks import Remark, remark
+from jobs.inspection.counts import MOST, at_least, late_after
+from jobs.inspection.problems import Problem
 from jobs.inspection.times import duration
 from jobs.inspection.why.view import Reason, View
 from jobs.models import LIVE, Job, State
@@ -124,8 +124,8 @@ _MEANS = {
 }
 
 
-def problems() -> Iterator[Remark]:
-    """The events that do not get on: one remark of each kind, for all databases."""
+def problems() -> Iterator[Problem]:
+    """The events that do not get on: one problem of each kind, for all databases."""
     for name, found in summed().items():
         number, since = found.number, found.seconds
         if not number or (name != "problem" and since <= late_after()):
@@ -150,7 +150,7 @@ def problems() -> Iterator[Remark]:
         }
         says = texts[name] % {"number": at_least(number, number >= MOST), "time": duration(since)}
         kind = "events_problem" if name == "problem" else "events_waiting"
-        yield remark(kind, says, str(_MEANS[name]), about=name, since=since, number=number)
+        yield Problem(kind, says, str(_MEANS[name]), about=name, since=since, number=number)
 
 
 def metrics() -> Iterator[tuple[str, str, list[str], Any]]:

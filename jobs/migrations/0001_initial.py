@@ -273,7 +273,7 @@ class Migration(migrations.Migration):
             field=models.ForeignKey(db_constraint=False, db_index=False, null=True, on_delete=django.db.models.deletion.DO_NOTHING, related_name='jobs', to=f'{LABEL}.node', verbose_name='worker'),
         ),
         migrations.CreateModel(
-            name='Tally',
+            name='Statistic',
             fields=[
                 ('id', models.BigAutoField(primary_key=True, serialize=False)),
                 ('length', models.PositiveIntegerField()),
@@ -287,8 +287,8 @@ class Migration(migrations.Migration):
                 ('waited', models.JSONField(default=dict)),
             ],
             options={
-                'db_table': 'jobs_tally',
-                'constraints': [models.UniqueConstraint(fields=('length', 'begin', 'task', 'queue', 'state', 'error'), name='jobs_tally_unique')],
+                'db_table': 'jobs_statistic',
+                'constraints': [models.UniqueConstraint(fields=('length', 'begin', 'task', 'queue', 'state', 'error'), name='jobs_statistic_unique')],
             },
         ),
         migrations.AddIndex(

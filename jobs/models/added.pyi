@@ -7,9 +7,9 @@ from jobs.contrib.effects.models import Effect as Effect
 from jobs.contrib.event_broker.models import Position as Position
 from jobs.contrib.limits.models import Gate as Gate
 from jobs.contrib.limits.models import Limit as Limit
+from jobs.contrib.operator.models import Overview as Overview
+from jobs.contrib.operator.models import Statistic as Statistic
 from jobs.contrib.schedules.models import Schedule as Schedule
-from jobs.contrib.statistics.models import Overview as Overview
-from jobs.contrib.statistics.models import Tally as Tally
 from jobs.contrib.transport.models import Binding as Binding
 from jobs.contrib.transport.models import Message as Message
 from jobs.events.models import Event as Event

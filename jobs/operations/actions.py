@@ -10,20 +10,14 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from typing import Any, ClassVar, NamedTuple
 
-from celery import current_app
 from django.db import transaction
-from django.utils.text import format_lazy
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from jobs.calling import calls
-from jobs.conf import celery_app
-from jobs.conf.logs import logger
+from jobs import extensions
 from jobs.lifecycle import transitions, unique
-from jobs.lifecycle.queues import check_name
 from jobs.lifecycle.transitions import UniqueBusy, UniqueTaken
-from jobs.maintenance import prune
-from jobs.models import ENDED, WAITING, Job, State
+from jobs.models import WAITING, Job, State
 from jobs.operations import kill, note, signed
 from jobs.store import databases
 
@@ -61,6 +55,7 @@ class Operation:
     asks: Any = None  #: What it needs to be told, for a form; None: nothing. It comes by :meth:`told`.
     example = ""  #: Of the same, for the command line.
     warns: Any = ""  #: What to know before, for a form.
+    deletes = False  #: Whether the job is gone then.
     value = who = why = ""  #: What it was told, by whom, and why.
 
     def told(self, value: str, who: str = "", why: str = "") -> Operation:
@@ -224,84 +219,8 @@ class RunNow(Operation):
         return transitions.run_now(key, using)
 
 
-class Move(Operation):
-    """Let waiting jobs go to another queue.
-
-    A worker that consumes that queue runs them.
-    """
-
-    name = "move"
-    label = _("Change queue")
-    otherwise = _("is %(state)s: nothing to move")
-    asks = _("To which queue:")
-    example = "mail"
-
-    def read(self, value: str) -> tuple[str, Any]:
-        check_name(value)
-        if (app := celery_app()) is not None:
-            calls.known_queue(app, value)
-        return value, format_lazy(_("moved to {queue}"), queue=value)
-
-    def change(self, key: uuid.UUID, using: str, state: str) -> bool:
-        job = Job.objects.using(using).select_for_update().filter(pk=key).first()
-        if job is None:
-            return False
-        options = {name: value for name, value in job.options.items() if name not in ("exchange", "routing_key")}
-        return transitions.redirect(key, using, {"queue": self.value, "options": options})
-
-
-class Prioritize(Operation):
-    """Give waiting jobs another priority, 0 to 255.
-
-    The order is that of the project's broker: with RabbitMQ the highest number runs first, with Redis and
-    without a broker the lowest.
-    """
-
-    name = "prioritize"
-    label = _("Change priority")
-    otherwise = _("is %(state)s: nothing to prioritize")
-    asks = _("Priority (0 to 255; whether more is first, the broker decides):")
-    example = "9"
-
-    def read(self, value: str) -> tuple[str, Any]:
-        if not (value.isascii() and value.isdecimal() and int(value) <= 255):
-            says = gettext("A priority is a whole number from 0 to 255, and not %(value)r.")
-            raise ValueError(says % {"value": value})
-        return str(int(value)), format_lazy(_("given priority {number}"), number=int(value))
-
-    def change(self, key: uuid.UUID, using: str, state: str) -> bool:
-        rank = calls.rank_of(current_app, int(self.value))
-        return transitions.redirect(key, using, {"priority": int(self.value), "rank": rank})
-
-
-class Delete(Operation):
-    """Delete jobs that ended, with their history.
-
-    For ever, and whatever their age; prune is for the old ones. Not those to whose result a marker points, nor those of
-    a batch that has not ended. A batch that lost a failed job so does not tell of its success.
-    """
-
-    name = "delete"
-    label = _("Delete")
-    permission = "delete_job"
-    participle = _("deleted")
-    warns = _("It is gone for ever, with its history.")
-    states = meant = ENDED
-    otherwise = _("is %(state)s: nothing to delete")
-
-    def change(self, key: uuid.UUID, using: str, state: str) -> bool:
-        self.rehearse(key, using)
-        return prune.delete([key], using) == 1
-
-    def rehearse(self, key: uuid.UUID, using: str) -> None:
-        if why := prune.needed_for(key, using):
-            raise Refused(why)
-
-    def note(self, key: uuid.UUID, using: str) -> None:
-        """The history goes with the job: what was done stays in the log."""
-        about = {"action": "deleted", "job": str(key), "by": self.who, "why": self.why}
-        logger.info("the job %s was deleted by %s: %s", key, self.who or "somebody", self.why or "-", extra=about)
-
-
-EACH = (Retry(), RunNow(), Cancel(), Kill(), Move(), Prioritize(), Delete())
+EACH = (Retry(), RunNow(), Cancel(), Kill())
+#: By their names. Those of extensions (their ``actions.py``) come behind.
 OPERATIONS: dict[str, Operation] = {each.name: each for each in EACH}
+
+tuple(extensions.modules("actions"))

@@ -21,8 +21,7 @@ from django.utils.translation import gettext_lazy as _
 
 from jobs import extensions
 from jobs.conf import celery_app, conf, import_tasks
-from jobs.models import CLAIMABLE, HELD, UNSUCCESSFUL, Job, Node, State
-from jobs.models.fields import created_before, created_since, first_id
+from jobs.models import CLAIMABLE, HELD, UNSUCCESSFUL, Job, State
 from jobs.models.values import parse_uuid
 from jobs.store import databases
 
@@ -42,112 +41,10 @@ class Unreadable(ValueError):
         self.field, self.why = field, why
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """All jobs that fit everything that is given; :data:`FIELDS` says what each is."""
-
-    states: Sequence[str] = ()
-    task: str | None = None
-    queue: str | None = None
-    node: str | None = None
-    key: str | None = None
-    parent: uuid.UUID | None = None
-    error: str | None = None
-    since: datetime.datetime | None = None
-    until: datetime.datetime | None = None
-    ended: datetime.datetime | None = None
-    contains: str | None = None
-    #: Values of columns that extensions have.
-    more: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, given: Mapping[str, str | None], states: Sequence[str] = ()) -> Self:
-        """A selection out of what people wrote; empty texts count for nothing. ``Unreadable``: a text cannot be."""
-        values: dict[str, Any] = {}
-        more: dict[str, Any] = {}
-        for name, its in FIELDS.items():
-            if text := (given.get(name) or "").strip():
-                try:
-                    (more if its.column else values)[its.column or name] = its.read(text)
-                except ValueError as exc:
-                    raise Unreadable(name, str(exc)) from exc
-        return cls(states=states, more=more, **values)
-
-    def rows(self, using: str) -> QuerySet[Job]:
-        return self.narrow(Job.objects.using(using))
-
-    def narrow(self, rows: QuerySet[Job]) -> QuerySet[Job]:
-        if len(self.states) == 1:
-            # Two partial indexes hold the ready jobs. PostgreSQL uses both only if the condition has their words.
-            is_ready = self.states[0] == State.READY
-            rows = rows.filter(CLAIMABLE | HELD if is_ready else Q(state=self.states[0]))
-        elif self.states:
-            rows = rows.filter(state__in=self.states)
-        if self.states and connections[rows.db].vendor == "sqlite" and set(self.states) <= set(UNSUCCESSFUL):
-            # SQLite uses the index only if the condition has its words; for PostgreSQL it would count twice.
-            rows = rows.filter(state__in=UNSUCCESSFUL)
-        if self.node is not None:
-            rows = _on_node(rows, self.node)
-        if self.key is not None:
-            # Each by its own index: in one condition they would read the table.
-            every = Job.objects.using(rows.db)
-            marked, unique = every.filter(marker_key=self.key), every.filter(unique_key=self.key)
-            rows = rows.filter(pk__in=marked.values("pk").union(unique.values("pk"), all=True))
-        name, star, _rest = (self.task or "").partition("*")
-        same: dict[str, Any] = {"task__startswith" if star else "task": self.task and name}
-        same |= {"queue": self.queue, "parent_id": self.parent, "error__type": self.error, **self.more}
-        rows = rows.filter(**{name: value for name, value in same.items() if value is not None})
-        if self.since is not None:
-            rows = rows.filter(created_since(self.since))
-        if self.until is not None:
-            rows = _before(rows, self.until)
-        if self.ended is not None:
-            rows = rows.filter(finished_at__gte=self.ended)
-        if self.contains is not None:
-            rows = newest(rows).filter(said(self.contains))
-        return rows
-
-    def count(self) -> int:
-        return sum(self.rows(alias).count() for alias in conf().DATABASES)
-
-    def __iter__(self) -> Iterator[tuple[uuid.UUID, str]]:
-        """The ids, each with its database's alias; each job once, whatever becomes of it meanwhile."""
-        # One state at a time, by its partial index.
-        for alias, state in product(conf().DATABASES, self.states or [""]):
-            one = replace(self, states=[state]) if state else self
-            rows = one.rows(alias).order_by("pk").values_list("pk", flat=True)
-            page = list(rows[: conf().BATCH])
-            while page:
-                yield from ((key, alias) for key in page)
-                page = list(rows.filter(pk__gt=page[-1])[: conf().BATCH])
-
-
 def newest(rows: QuerySet[M]) -> QuerySet[M]:
     """The newest rows, which are searched."""
     last = list(rows.order_by("-pk").values_list("pk", flat=True)[SEARCHED - 1 : SEARCHED])
     return rows.filter(pk__gte=last[0]) if last else rows
-
-
-def _on_node(rows: QuerySet[Job], text: str) -> QuerySet[Job]:
-    key = parse_uuid(text)
-    named = Q(hostname=text) | Q(hostname__endswith=f"@{text}") if key is None else Q(pk=key)
-    if len(text) == DIGITS and text.isalnum():
-        # The digits that lists show; or the name of a host.
-        named |= Q(pk__startswith=text)
-    nodes = Node.objects.using(rows.db).filter(named)
-    deaths: dict[uuid.UUID, Any] = dict(nodes.values_list("pk", "dead_at"))
-    rows = rows.filter(node__in=deaths or [key])
-    if deaths and None not in deaths.values():
-        # They ran nothing that was made after their death.
-        rows = _before(rows, max(deaths.values()))
-    return rows
-
-
-def _before(rows: QuerySet[Job], moment: datetime.datetime) -> QuerySet[Job]:
-    """Those made before; if every id tells its time, the index of the key alone finds the newest of them."""
-    if Job.objects.using(rows.db).filter(made_at__isnull=False).exists():
-        return rows.filter(created_before(moment))
-    return rows.filter(pk__lt=first_id(moment))
 
 
 def said(text: str) -> Q:
@@ -240,16 +137,16 @@ def moment(text: str) -> datetime.datetime:
     return value if timezone.is_aware(value) else timezone.make_aware(value)
 
 
+def read_text(text: str) -> str:
+    if "\0" in text:
+        raise ValueError(gettext("no text with a NUL fits anything"))
+    return text
+
+
 def read_id(text: str) -> uuid.UUID:
     if (key := parse_uuid(text)) is None:
         raise ValueError(gettext("%(text)r is no ID of a job (a UUID)") % {"text": text})
     return key
-
-
-def _text(text: str) -> str:
-    if "\0" in text:
-        raise ValueError(gettext("no text with a NUL fits anything"))
-    return text
 
 
 class Field(NamedTuple):
@@ -258,27 +155,76 @@ class Field(NamedTuple):
     label: Any
     example: str
     help: str
-    read: Callable[[str], Any] = _text
-    #: Of an extension: the job's column that has this value.
-    column: str = ""
+    #: Those of some jobs (a queryset) that fit a value: a look-up of Django's, or what finds them.
+    fits: str | Callable[[QuerySet[Job], Any], QuerySet[Job]]
+    #: The value that a text means; ``ValueError``: it means none.
+    read: Callable[[str], Any] = read_text
+    #: It tells of arguments: where those are redacted, a form does not ask for it.
+    is_secret: bool = False
 
 
+def _of_task(rows: QuerySet[Job], name: str) -> QuerySet[Job]:
+    first, star, _rest = name.partition("*")
+    return rows.filter(task__startswith=first) if star else rows.filter(task=name)
+
+
+#: By what people select jobs.
 FIELDS = {
-    "task": Field(_("Task"), "shop.tasks.*", "all jobs of a task, by its name or its end; TASK*: all that begin so"),
-    "queue": Field(_("Queue"), "celery", "all jobs of a queue"),
-    "node": Field(
-        _("Worker (its ID or host)"), "web1", "all jobs that a worker ran last: its id, 8 digits of it, its host"
+    "task": Field(
+        _("Task"), "shop.tasks.*", "all jobs of a task, by its name or its end; TASK*: all that begin so", _of_task
     ),
-    "key": Field(_("Key (unique or idempotency)"), "welcome:42", "all jobs of a unique key, or of a marker's"),
-    "parent": Field(
-        _("Called by the job"), "6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11", "all jobs that its body called", read_id
-    ),
+    "queue": Field(_("Queue"), "celery", "all jobs of a queue", "queue"),
     **{name: field for selects in extensions.through("selects") for name, field in selects().items()},
-    "error": Field(_("Error"), "SMTPConnectError", "all jobs whose last error is of this class: SMTPException"),
-    "since": Field(
-        _("Created since"), "2h", "those created since then: 2h, 7d, 2026-11-21, '2026-11-21 14:30'", moment
-    ),
-    "until": Field(_("Created before"), "2026-11-21 14:30", "those created before then", moment),
-    "ended": Field(_("Ended since"), "1h", "those that ended since then", moment),
-    "contains": Field(_("Arguments contain"), "ada@example.com", f"with this text in them; of the newest {SEARCHED:,}"),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """All jobs in one of the states, or in any, that fit all values; :data:`FIELDS` says what each is."""
+
+    states: Sequence[str] = ()
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, given: Mapping[str, str | None], states: Sequence[str] = ()) -> Self:
+        """A selection out of what people wrote; empty texts count for nothing. ``Unreadable``: a text cannot be."""
+        values: dict[str, Any] = {}
+        for name, its in FIELDS.items():
+            if text := (given.get(name) or "").strip():
+                try:
+                    values[name] = its.read(text)
+                except ValueError as exc:
+                    raise Unreadable(name, str(exc)) from exc
+        return cls(states, values)
+
+    def rows(self, using: str) -> QuerySet[Job]:
+        return self.narrow(Job.objects.using(using))
+
+    def narrow(self, rows: QuerySet[Job]) -> QuerySet[Job]:
+        if len(self.states) == 1:
+            # Two partial indexes hold the ready jobs. PostgreSQL uses both only if the condition has their words.
+            is_ready = self.states[0] == State.READY
+            rows = rows.filter(CLAIMABLE | HELD if is_ready else Q(state=self.states[0]))
+        elif self.states:
+            rows = rows.filter(state__in=self.states)
+        if self.states and connections[rows.db].vendor == "sqlite" and set(self.states) <= set(UNSUCCESSFUL):
+            # SQLite uses the index only if the condition has its words; for PostgreSQL it would count twice.
+            rows = rows.filter(state__in=UNSUCCESSFUL)
+        for name, value in self.values.items():
+            fits = FIELDS[name].fits
+            rows = rows.filter(**{fits: value}) if isinstance(fits, str) else fits(rows, value)
+        return rows
+
+    def count(self) -> int:
+        return sum(self.rows(alias).count() for alias in conf().DATABASES)
+
+    def __iter__(self) -> Iterator[tuple[uuid.UUID, str]]:
+        """The ids, each with its database's alias; each job once, whatever becomes of it meanwhile."""
+        # One state at a time, by its partial index.
+        for alias, state in product(conf().DATABASES, self.states or [""]):
+            one = replace(self, states=[state]) if state else self
+            rows = one.rows(alias).order_by("pk").values_list("pk", flat=True)
+            page = list(rows[: conf().BATCH])
+            while page:
+                yield from ((key, alias) for key in page)
+                page = list(rows.filter(pk__gt=page[-1])[: conf().BATCH])

@@ -15,7 +15,7 @@ from celery.worker import autoscale
 from celery.worker.state import maybe_shutdown
 from django.core.exceptions import ImproperlyConfigured
 
-from jobs import checks, extensions, store
+from jobs import checks, store
 from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.lifecycle.board import board
@@ -152,13 +152,6 @@ def _on_init(sender: Any = None, **kwargs: Any) -> None:
     # strikes.
     if sender.soft_time_limit == conf.task_soft_time_limit:
         sender.soft_time_limit = None
-
-
-@signals.beat_init.connect(dispatch_uid="jobs.worker.steps")
-def _on_beat(sender: Any = None, **kwargs: Any) -> None:
-    if (scheduler := getattr(sender, "scheduler", None)) is not None:
-        for beat in extensions.through("beat"):
-            beat(scheduler)
 
 
 @signals.worker_shutdown.connect(dispatch_uid="jobs.worker.steps")

@@ -19,7 +19,7 @@ settings.configure(
     USE_TZ=True,
 )
 django.setup()
-from jobs.models import Batch, Effect, Event, Job, Limit, Schedule, Tally
+from jobs.models import Batch, Effect, Event, Job, Limit, Schedule, Statistic
 print(sorted({{"batch_id", "order_key"}} & {{field.attname for field in Job._meta.concrete_fields}}))
 """
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import server
 from tests.helpers.harness import ROOT
-from tests.helpers.servers import Postgres, RabbitMQ, Redis, die_with_parent
+from tests.helpers.servers import MariaDB, Postgres, RabbitMQ, Redis, die_with_parent
 
 #: A cell is one long test.
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(2800)]
@@ -22,6 +22,7 @@ CELLS = {
     "sqlite-redis": (None, Redis),
     "postgres-jobs": (Postgres, None),
     "postgres-rabbitmq": (Postgres, RabbitMQ),
+    "mariadb-jobs": (MariaDB, None),
 }
 #: The other pairs. No job is a message, so what a broker does to it does not depend on the database: where time is
 #: short, it is enough that each database and each broker is met.
@@ -58,6 +59,11 @@ def run_cell(name: str, marks: str) -> None:
 def test_what_a_database_decides_on_the_other_one():
     """No broker has to do with it, and hardly any worker: everybody has the time for it."""
     run_cell("postgres-jobs", "database and not slow")
+
+
+@pytest.mark.slow
+def test_what_a_database_decides_on_mariadb():
+    run_cell("mariadb-jobs", "database and not slow")
 
 
 @pytest.mark.slow

@@ -19,7 +19,9 @@ from shop.forms import SignUpForm
 from shop.models import Customer, CustomerFile, DailySummary, Import, Order, WelcomeEffect
 from shop.services import ask_for_data, place_order, sign_up
 from shop.tasks import collect_data, import_customers, import_orders, send_welcome_email, summarize
-from tests.helpers.harness import deliver
+from tests.helpers.harness import Worker, deliver
+from tests.helpers.servers import free_port, wait_for
+from tests.helpers.why import first
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -338,3 +340,14 @@ def test_what_is_no_file_of_customers_is_explained(client, content):
     assert response.status_code == 200
     assert "errorlist" in response.content.decode()
     assert not CustomerFile.objects.exists()
+
+
+def test_mail_server_that_is_away():
+    customer = Customer.objects.create(email="ada@example.com")
+    with Worker(EMAIL_HOST="127.0.0.1", EMAIL_PORT=str(free_port())):
+        job = send_welcome_email.delay(customer.pk)
+        wait_for(lambda: Job.objects.filter(pk=job.id, state="scheduled", retries__gte=2).exists(), 30, "two retries")
+        reason = first(job.id)
+    assert reason["code"] == "retry"
+    assert "ConnectionRefusedError" in reason["says"]
+    assert reason["evidence"]["retries"] >= 2

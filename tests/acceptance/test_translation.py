@@ -30,18 +30,18 @@ from django.utils.text import capfirst
 
 import jobs
 from jobs.contrib.limits.limits import set_by_hand
+from jobs.contrib.operator import problems, status
+from jobs.contrib.operator.statistics import MINUTE
 from jobs.contrib.schedules import rows as schedules
-from jobs.contrib.statistics.counting import MINUTE
 from jobs.errors import UniqueTaken
 from jobs.events.models import Event, Subscription
-from jobs.inspection import census, remarks
 from jobs.inspection.verify import verify
 from jobs.lifecycle import queues, transitions
 from jobs.models import Action, Cancellation, Effect, Instance, Job, Marker, Node, Schedule
 from jobs.operations.actions import OPERATIONS
 from tests.conftest import not_installed
 from tests.contrib.events.rows import open_ones
-from tests.contrib.statistics.tallies import tally
+from tests.contrib.operator.tallies import tally
 from tests.helpers.rows import ERROR, let_beat, make, make_node
 
 APP = Path(jobs.__file__).parent
@@ -510,5 +510,5 @@ def test_commands_speak_the_language_of_the_project_and_json_none(settings):
     assert json.loads(out.getvalue())["refused"][0]["why"] == "is failed: nothing to cancel"
     alive()
     queues.pause("celery")
-    [_, remark] = remarks.of(census.gather(live=True))
+    [_, remark] = problems.of(status.gather(live=True))
     assert remark.line == "die Queue celery ist angehalten; manage.py jobs resume celery"

@@ -9,9 +9,8 @@ import uuid
 from django.db import transaction
 from django.utils import timezone
 
-from jobs.contrib.statistics.counting import HOUR, MINUTE, floor
-from jobs.contrib.statistics.histograms import bucket
-from jobs.contrib.statistics.models import Tally
+from jobs.contrib.operator.models import Statistic
+from jobs.contrib.operator.statistics import HOUR, MINUTE, bucket, floor
 from jobs.events.models import Event, Subscription
 from jobs.lifecycle import queues
 from jobs.models import Action, Batch, Effect, Job, Limit, Marker, Node, Pause, Schedule
@@ -167,10 +166,10 @@ class Scene:
         rows = [row for ago in range(60) for row in tallies(60, last - ago * MINUTE, wave(ago))]
         for ago in range(24 * 7):
             rows += tallies(3600, floor(last, HOUR) - ago * HOUR, 60 * wave(ago))
-        Tally.objects.bulk_create(rows)
+        Statistic.objects.bulk_create(rows)
 
 
-def tallies(length: int, begin: datetime.datetime, many: int) -> list[Tally]:
+def tallies(length: int, begin: datetime.datetime, many: int) -> list[Statistic]:
     rows = [
         (WELCOME, "succeeded", "", 9 * many, 0.35, 0.06),
         (CHARGE, "succeeded", "", 4 * many, 0.9, 0.04),
@@ -180,7 +179,7 @@ def tallies(length: int, begin: datetime.datetime, many: int) -> list[Tally]:
         (IMPORT, "cancelled", "Cancelled", many // 10, 0.1, 0.1),
     ]
     return [
-        Tally(
+        Statistic(
             length=length, begin=begin, task=task, queue=QUEUES[task], state=state, error=error, count=count,
             ran={str(bucket(ran)): count}, waited={str(bucket(waited)): count},
         )

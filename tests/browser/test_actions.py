@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from playwright.sync_api import expect
 
-from jobs.admin import operate
+from jobs.contrib.operator.pages import jobs as many
 from jobs.lifecycle import queues
 from jobs.models import Action, Cancellation, Effect, Job, Marker, Pause
 from tests import tasks
@@ -129,8 +129,8 @@ def test_on_the_list_for_those_that_are_chosen(hand, deed):
 @pytest.mark.slow
 def test_on_the_list_for_all_that_match_step_by_step(hand, monkeypatch):
     # By a clock that goes on by a second with each job.
-    monkeypatch.setattr(operate, "time", SimpleNamespace(monotonic=count().__next__))
-    monkeypatch.setattr(operate, "BUDGET", 80)
+    monkeypatch.setattr(many, "time", SimpleNamespace(monotonic=count().__next__))
+    monkeypatch.setattr(many, "BUDGET", 80)
     tasks.noop.delay_many([()] * 300)
     other = make("scheduled")
     hand.page.goto(f"{LIST}?state__exact=ready")

@@ -10,7 +10,7 @@ import re
 import pytest
 from playwright.sync_api import Page
 
-from jobs.admin import operate
+from jobs.contrib.operator.pages import jobs as many
 from tests.browser.axe import violations
 from tests.browser.pages import EMPTY, SHOWN, STEPS
 from tests.browser.scene import Scene
@@ -63,7 +63,7 @@ INEXACT = r"""() => {
 
 @pytest.fixture(autouse=True)
 def _step_by_step(monkeypatch):
-    monkeypatch.setattr(operate, "BUDGET", 0.0)
+    monkeypatch.setattr(many, "BUDGET", 0.0)
 
 
 def faults(page: Page, name: str) -> list[str]:

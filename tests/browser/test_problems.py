@@ -10,12 +10,12 @@ import pytest
 from django.utils import timezone
 from playwright.sync_api import Page, expect
 
-from jobs.contrib.statistics.counting import MINUTE
+from jobs.contrib.operator.statistics import MINUTE
 from jobs.lifecycle import queues
 from jobs.models import Batch, Cancellation, Gate, Instance, Job, Limit, Node, Pause, Schedule
 from tests.browser.pages import DASHBOARD
 from tests.browser.rows import TASK, ago, schedule, worker
-from tests.contrib.statistics.tallies import tally
+from tests.contrib.operator.tallies import tally
 from tests.helpers.rows import let_beat, make, make_node
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("scheduled")]

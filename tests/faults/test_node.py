@@ -9,7 +9,7 @@ import pytest
 from celery import shared_task
 
 from jobs.conf import conf
-from jobs.inspection import census
+from jobs.inspection import counts
 from jobs.models import Job, Node
 from tests import tasks
 from tests.faults.guards import Without, guard
@@ -31,7 +31,7 @@ def dead(worker: Worker) -> bool:
 
 
 def silence(worker: Worker) -> float:
-    return census.silence()[worker.node.pk]
+    return counts.silence()[worker.node.pk]
 
 
 @pytest.mark.quick

@@ -8,25 +8,14 @@ from typing import Any
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
-from jobs.doors import Extension, Kind
+from jobs.doors import Extension
+from jobs.inspection.problems import Kind, Link
 
 
 def _is_open(using: str) -> Any:
     from jobs.contrib.batches import batch
 
     return batch.is_open(using)
-
-
-def _last_job(key: Any) -> tuple[Any, str]:
-    from jobs.admin.html import url_of
-
-    return _("Show the job"), url_of("job_change", key)
-
-
-def _page(key: Any) -> tuple[Any, str]:
-    from jobs.admin.html import url_of
-
-    return _("Show it"), url_of("batch_change", key)
 
 
 class Batches(Extension):
@@ -36,7 +25,7 @@ class Batches(Extension):
         "unclosed": Kind(
             severity="error",
             many=ngettext_lazy("%(number)s batch cannot end", "%(number)s batches cannot end", "number"),
-            place=_page,
+            place=lambda key: Link(_("Show it"), "batch_change", (key,)),
         ),
         "batch": Kind(
             severity="info",
@@ -44,7 +33,7 @@ class Batches(Extension):
                 "%(number)s batch waits for its last job", "%(number)s batches wait for their last job", "number"
             ),
             is_fault=False,
-            place=_last_job,
+            place=lambda key: Link(_("Show the job"), "job_change", (key,)),
         ),
     }
 
@@ -92,7 +81,7 @@ class Batches(Extension):
         from jobs.operations.selection import Field, read_id
 
         example, says = "6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11", "all jobs of a batch, by its id"
-        return {"batch": Field(_("Batch"), example, says, read_id, "batch_id")}
+        return {"batch": Field(_("Batch"), example, says, "batch_id", read_id)}
 
     def other(self, what: Any) -> Any:
         from jobs.contrib.batches import rows

@@ -17,8 +17,8 @@ from jobs.conf.rates import MOST, limit_of
 from jobs.contrib.limits import limits
 from jobs.contrib.limits.limits import name_of
 from jobs.contrib.limits.models import Limit
-from jobs.contrib.limits.usage import usage
-from jobs.inspection import census
+from jobs.contrib.limits.usage import usage, waiting
+from jobs.inspection.counts import ready
 from jobs.inspection.times import duration
 from jobs.lifecycle.queues import check_name
 from jobs.operations.selection import one_task
@@ -80,11 +80,11 @@ class LimitAdmin(ReadOnlyAdmin):
         # Tasks declare limits in their code.
         loaded_app()
         given = {row.name: row for row in self.get_queryset(request)}
-        rows, lines = usage(), census.lines()
+        rows, of_task = usage(), waiting()
         for row in rows:
             is_queue = row["kind"] == "queue"
             row["of"] = name_of(row["name"]) if is_queue else row["name"]
-            row["waiting"] = census.ready(row["name"]) if is_queue else lines(row["name"])
+            row["waiting"] = ready(row["name"]) if is_queue else of_task(row["name"])
             row["next"], row["hand"] = duration(row["next_in"]), given.get(row["of"])
         title = gettext("Limits")
         return self.render(request, "limits.html", title, rows=rows, form=form, may_set=may(request, "set_limit"))

@@ -10,13 +10,12 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
 from jobs.conf.rates import RATE, limit_of
-from jobs.doors import Extension, Kind
+from jobs.doors import Extension
+from jobs.inspection.problems import Kind, Link
 
 
-def _place(_about: Any) -> tuple[Any, str]:
-    from jobs.admin.html import url_of
-
-    return _("Show them"), url_of("limit_changelist")
+def _place(_about: Any) -> Link:
+    return Link(_("Show them"), "limit_changelist")
 
 
 class Limits(Extension):

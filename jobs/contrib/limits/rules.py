@@ -4,7 +4,7 @@ from django.db.models import Count
 from django.utils.translation import gettext_lazy as _
 
 from jobs.contrib.limits.models import Gate
-from jobs.inspection.census import MOST
+from jobs.inspection.counts import MOST
 from jobs.inspection.verify.rules import Rows, Rule, Search
 from jobs.models import HELD
 

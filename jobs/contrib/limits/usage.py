@@ -1,7 +1,7 @@
 """Which limits hold, how far they are used, and which of them keeps a job."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from django.db.models import Count, Q, QuerySet
@@ -13,8 +13,8 @@ from jobs.contrib.limits import limits
 from jobs.contrib.limits.claims import next_at
 from jobs.contrib.limits.limits import Limits, name_of
 from jobs.contrib.limits.models import Gate
-from jobs.inspection import remarks
-from jobs.inspection.census import MOST, at_least, in_line
+from jobs.inspection.counts import MOST, at_least, in_line
+from jobs.inspection.problems import Problem
 from jobs.inspection.times import duration
 from jobs.inspection.why.view import Reason, View
 from jobs.inspection.why.waiting import ahead_of
@@ -118,6 +118,19 @@ def _note_use(using: str, of: Mapping[str, Limit], found: dict[str, dict[str, An
                 row["next_in"] = round(seconds, 3) if seconds and not full else None
 
 
+def waiting() -> Callable[[str], str]:
+    """How many jobs of a task with a limit are ready, for people: of the first :data:`MOST`, or of its one line."""
+    rows = Job.objects.filter(LINED).order_by("limit_key", "queue", "rank", "run_at", "pk")
+    seen = Counter(task for each in databases.each(rows) for task in each.values_list("task", flat=True)[:MOST])
+    capped = seen.total() >= MOST
+
+    def number(task: str) -> str:
+        own = databases.each(rows.filter(limit_key=task)) if capped else ()
+        return at_least(max(seen[task], sum(each[:MOST].count() for each in own)), capped)
+
+    return number
+
+
 def waits(view: View) -> Iterator[Reason]:
     """A limit of its task or its queue is reached."""
     job = view.job
@@ -145,15 +158,15 @@ def waits(view: View) -> Iterator[Reason]:
     yield Reason(code, says, cure, {**found, **words}, **found, ahead=ahead, due_seconds=view.since(job.run_at))
 
 
-def problems(found: list[dict[str, Any]]) -> Iterator[remarks.Remark]:
+def problems(found: list[dict[str, Any]]) -> Iterator[Problem]:
     """The limits that are reached: nothing is broken, and somebody may wonder why jobs wait."""
     for row in found:
         if row["reached"] == "concurrency":
             says = gettext(
                 "%(name)s: limit reached: %(running)s run, of %(concurrency)s at once; others wait for a place"
             )
-            yield remarks.remark("limited", says % row, gettext("Jobs wait for a place, as it was wanted."))
+            yield Problem("limited", says % row, gettext("Jobs wait for a place, as it was wanted."))
         elif row["reached"]:
             says = gettext("%(name)s: rate reached: %(rate)s; the next job starts in %(time)s")
             means = gettext("Jobs wait for their turn, as it was wanted.")
-            yield remarks.remark("rated", says % {**row, "time": duration(row["next_in"])}, means)
+            yield Problem("rated", says % {**row, "time": duration(row["next_in"])}, means)

@@ -16,7 +16,7 @@ from jobs.admin.html import column, time_column
 from jobs.contrib.schedules import operations
 from jobs.contrib.schedules import rows as rows_of
 from jobs.contrib.schedules.models import Schedule
-from jobs.inspection import census
+from jobs.inspection.counts import has_workers
 
 #: So many of the next runs are on the dashboard.
 NEXT = 8
@@ -66,7 +66,7 @@ class ScheduleAdmin(ReadOnlyAdmin):
         return rows_of.known(super().get_queryset(request))
 
     def look_at(self, rows: Any) -> None:
-        rows_of.look_at(rows, census.has_workers())
+        rows_of.look_at(rows, has_workers())
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Only an entry that no worker has may be deleted: any other would come back at once."""

@@ -8,7 +8,7 @@ from django.core.management.base import CommandError
 
 from jobs.contrib.schedules import operations
 from jobs.contrib.schedules import rows as rows_of
-from jobs.inspection import census
+from jobs.inspection.counts import has_workers
 from jobs.management.console.base import REASON, JobsCommand, local, me, option, reported, subcommand
 
 
@@ -36,7 +36,7 @@ def schedule(out: JobsCommand, args: Namespace) -> None:
     if asked:
         _change(out, *asked[0], args.reason)
         return
-    found = rows_of.gather(census.has_workers())
+    found = rows_of.gather(has_workers())
     out.say_json(found)
     rows = []
     for each in found:
@@ -45,8 +45,8 @@ def schedule(out: JobsCommand, args: Namespace) -> None:
         rows.append([each["name"], each["task"], each["timing"], *moments, *tail])
     head = ["name", "task", "when", "next", "last", "ended", "missed", "status"]
     out.say_table(head, rows, "There is no entry: beat_schedule, add_periodic_task() or a task's every= make one.")
-    for remark in rows_of.problems(found):
-        out.say(remark.line)
+    for problem in rows_of.problems(found):
+        out.say(problem.line)
 
 
 def _change(out: JobsCommand, verb: str, name: str, reason: str) -> None:

@@ -6,31 +6,27 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from threading import TIMEOUT_MAX, Event
 from typing import Any
 
-from celery import Celery
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
 from jobs.contrib.schedules.moments import SCHEDULES, Ticks
-from jobs.doors import Attempt, Extension, Kind, Passing
+from jobs.doors import Attempt, Extension, Passing
+from jobs.inspection.problems import Kind, Link
 
 #: Seconds after an error until the thread looks again.
 LOOK_AGAIN = 1.0
 
 
 def _kind(severity: str, many: Any, is_fault: bool = True, button: tuple[Any, str] | None = None) -> Kind:
-    def place(name: Any) -> tuple[Any, str]:
+    def place(name: Any) -> Link:
         from django.contrib.admin.utils import quote
 
-        from jobs.admin.html import url_of
+        return Link(_("Show it"), "schedule_change", (quote(name),))
 
-        return _("Show it"), url_of("schedule_change", quote(name))
-
-    def mend(name: Any) -> tuple[str, Any, str, dict[str, Any], Any]:
-        from jobs.admin.html import url_of
-
+    def mend(name: Any) -> Link:
         label, action = button or ("", "")
         fields = {"_selected_action": name, "index": "0", "action": action}
-        return "operate_schedule", label, url_of("schedule_changelist"), fields, ""
+        return Link(label, "schedule_changelist", permission="operate_schedule", fields=fields)
 
     return Kind(
         severity=severity, many=many, is_fault=is_fault, permission="view_schedule", place=place,
@@ -94,11 +90,6 @@ class Schedules(Extension):
     def threads(self) -> list[Callable[[Event, Attempt], None]]:
         return [run]
 
-    def beat(self, scheduler: Any) -> None:
-        from jobs.contrib.schedules.celery_beat import Beside
-
-        scheduler.apply_async = Beside(scheduler)
-
     def passing(self, app: Any, aliases: Sequence[str], only: Collection[str] | bool) -> Passing:
         from jobs.contrib.schedules import passing
 
@@ -123,15 +114,3 @@ class Schedules(Extension):
         from jobs.contrib.schedules import rows
 
         return rows.reasons(view)
-
-    def checks(self, app: Celery) -> Iterator[tuple[str, dict[str, Any]]]:
-        from jobs.contrib.schedules import entries
-
-        if wrong := entries.gather(app, asks_tables=False)[1]:
-            yield "W023", {"entries": "; ".join(wrong)}
-
-    def checks_of_tasks(self, app: Celery) -> Iterator[tuple[str, dict[str, Any]]]:
-        from jobs.contrib.schedules import entries
-
-        if gone := [*entries.uncallable(app)]:
-            yield "W024", {"entries": "; ".join(gone)}

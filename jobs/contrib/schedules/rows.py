@@ -15,7 +15,7 @@ from jobs.contrib.schedules.entries import NAME, TICK
 from jobs.contrib.schedules.models import Schedule
 from jobs.contrib.schedules.moments import IN_TIME
 from jobs.contrib.schedules.scheduler import GONE
-from jobs.inspection import remarks
+from jobs.inspection.problems import Problem, ago, by_whom
 from jobs.inspection.times import duration
 from jobs.inspection.why.view import Reason, View
 from jobs.models import Job
@@ -77,7 +77,7 @@ def gather(has_workers: bool) -> list[dict[str, Any]]:
     ]
 
 
-def problems(found: list[dict[str, Any]]) -> Iterator[remarks.Remark]:
+def problems(found: list[dict[str, Any]]) -> Iterator[Problem]:
     texts = {
         "paused": gettext("the schedule %(name)s is paused%(by)s"),
         "error": gettext("the schedule %(name)s: the job of its last tick could not be made: %(error)s"),
@@ -94,16 +94,14 @@ def problems(found: list[dict[str, Any]]) -> Iterator[remarks.Remark]:
         status = each["status"]
         if status in texts:
             at = {"paused": each["paused_at"], "overdue": each["next_tick"], "missed": each["missed_at"]}.get(status)
-            since, by = at and remarks.ago(at), remarks.by_whom(each["paused_by"], each["reason"])
+            since, by = at and ago(at), by_whom(each["paused_by"], each["reason"])
             says = texts[status] % {**each, "time": duration(since), "by": by}
             more: dict[str, Any] = {"about": each["name"], "since": since}
             if status == "paused":
                 more["command"] = f"manage.py jobs schedule --resume {each['name']!r}"
-            yield remarks.remark(f"schedule_{status}", says, meanings[status], **more)
+            yield Problem(f"schedule_{status}", says, meanings[status], **more)
     if any(each["beat"] for each in found):
-        yield remarks.remark(
-            "beat", gettext("celery beat runs beside the workers, who run the schedule themselves: stop it")
-        )
+        yield Problem("beat", gettext("celery beat runs beside the workers, who run the schedule themselves: stop it"))
 
 
 def reasons(view: View) -> Iterator[Reason]:

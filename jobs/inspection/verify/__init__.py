@@ -17,9 +17,9 @@ from django.utils.translation import gettext
 
 from jobs import extensions
 from jobs.conf import conf
-from jobs.inspection.census import LIVE, MOST, in_line
+from jobs.inspection.counts import MOST, in_line
 from jobs.inspection.verify.rules import HISTORY, RULES, SHAPES, Rows, Rule, Search, View
-from jobs.models import Job, State
+from jobs.models import LIVE, Job, State
 from jobs.models.fields import created_since
 from jobs.store import databases
 

@@ -12,7 +12,7 @@ from django.db.models import Q
 from jobs.conf import loaded_app
 from jobs.conf.logs import logger
 from jobs.idempotency import locks
-from jobs.inspection.census import workers
+from jobs.inspection.counts import workers
 from jobs.inspection.times import duration
 from jobs.lifecycle.redaction import Shown, veil
 from jobs.models import Job, Marker, Node, Pause, State

@@ -9,7 +9,7 @@ from django.utils.translation import gettext, ngettext
 
 from jobs import extensions
 from jobs.conf import worker_command
-from jobs.inspection.census import MOST, UNKNOWN, at_least, in_line, late_after
+from jobs.inspection.counts import MOST, UNKNOWN, at_least, in_line, late_after
 from jobs.inspection.times import duration
 from jobs.inspection.why.view import COUNTS, SHOWN, Reason, View
 from jobs.lifecycle.transitions import PARKED
@@ -271,7 +271,7 @@ def _in_line(view: View) -> Iterator[Reason]:
 
 
 def ahead_of(view: View, ready: QuerySet[Job]) -> int:
-    """How many of these jobs have their turn before this one; the count ends at ``census.MOST``."""
+    """How many of these jobs have their turn before this one; the count ends at ``counts.MOST``."""
     job, equal = view.job, ready.filter(rank=view.job.rank)
     # As the database has it: SQLite compares texts, and Django would write another one.
     run_at = Subquery(Job.objects.using(view.using).filter(pk=job.pk).values("run_at")[:1])

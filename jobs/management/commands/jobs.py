@@ -1,11 +1,13 @@
 """``manage.py jobs``, with its subcommands in the order of the help."""
 
+from itertools import chain
+
 from jobs import extensions
-from jobs.management.console import audit, change, init, look, maintain
+from jobs.management.console import change, look, maintain
 from jobs.management.console.base import JobsCommand, Subcommand
 
 
 class Command(JobsCommand):
-    modules = (look, *extensions.modules("commands"), change, maintain, init, audit)
-    names = [each for module in modules for each in vars(module).values()]
-    subcommands = {each.name: each for each in names if isinstance(each, Subcommand)}
+    modules = (look, change, maintain, *extensions.modules("commands"))
+    found = chain(change.OF_JOBS, *(vars(module).values() for module in modules))
+    subcommands = {each.name: each for each in found if isinstance(each, Subcommand)}

@@ -69,9 +69,7 @@ class JobsCommand(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.formatter_class = Help
-        parser.epilog = (
-            "examples:\n  manage.py jobs status\n  manage.py jobs retry 6f1c2a34-...\n  manage.py jobs why --help"
-        )
+        parser.epilog = "examples:\n  manage.py jobs list\n  manage.py jobs retry ID\n  manage.py jobs why --help"
         subparsers = parser.add_subparsers(dest="subcommand", metavar="subcommand", required=True)
         for each in self.subcommands.values():
             description, head, examples = each.text.partition("examples:\n")

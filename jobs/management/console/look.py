@@ -1,4 +1,4 @@
-"""``manage.py jobs status|why|list|show|nodes|verify``: what there is. Nothing is changed."""
+"""``manage.py jobs why|list|show|verify``: what there is. Nothing is changed."""
 
 import heapq
 import time
@@ -11,51 +11,15 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
 from django.utils.translation import gettext
 
-from jobs.conf import conf, worker_command
-from jobs.inspection import census, public, remarks
+from jobs.conf import conf
+from jobs.inspection import public
 from jobs.inspection import verify as promise
 from jobs.inspection import why as reasons
-from jobs.inspection.census import LIVE, at_least
-from jobs.inspection.times import duration
 from jobs.lifecycle.redaction import Shown, veil
 from jobs.management.console.base import ID, LIMIT, JobsCommand, local, option, reported, subcommand
 from jobs.management.console.change import WHICH, key_of, which
 from jobs.models import ENDED, Action, Job, Node, State
 from jobs.store import databases
-
-
-@subcommand(option("--live", "leave out the ended jobs, whose count reads all history", action="store_true"))
-def status(out: JobsCommand, args: Namespace) -> None:
-    """Counts by state and queue, workers, the oldest ready job, what is overdue.
-
-    Of a long backlog 10,000 jobs a queue are counted: 10000+. The count of ended jobs reads the whole table.
-    --live leaves it out, for monitoring.
-
-    examples:
-      manage.py jobs status
-      manage.py jobs status --live --json
-    """
-    found = census.gather(args.live)
-    noted = remarks.of(found)
-    out.say_json({**found, "remarks": [asdict(each) for each in noted]})
-    rows = []
-    for name, counts in [*found["queues"].items(), ("total", {**found["jobs"], "capped": found["capped"]})]:
-        rows.append([name, *(at_least(counts[state], counts["capped"] and state != State.RUNNING) for state in LIVE)])
-    out.say_table(["queue", *LIVE], rows)
-    out.say("")
-    if not args.live:
-        out.say_table(["ended", *ENDED], [["total", *(found["jobs"][state] for state in ENDED)]])
-        out.say("")
-    if found["nodes"]:
-        _say_nodes(out, found["nodes"])
-        out.say("")
-    alive = sum(node["alive"] for node in found["nodes"])
-    oldest = found["oldest_ready_seconds"]
-    out.say(f"workers: {alive} alive, {len(found['nodes']) - alive} silent, {found['dead_nodes']} died in the last day")
-    out.say("no job is ready" if oldest is None else f"the oldest ready job has waited {duration(oldest)}")
-    out.say(remarks.sentence(noted))
-    for each in noted:
-        out.say(each.line)
 
 
 @subcommand(ID)
@@ -165,35 +129,6 @@ def _follow(out: JobsCommand, key: uuid.UUID) -> None:
         if job.state in ENDED:
             return
         time.sleep(1.0)
-
-
-@subcommand()
-def nodes(out: JobsCommand, args: Namespace) -> None:
-    """The workers: their last beat, version, processes, running jobs and queues.
-
-    The exit status is 1 if none is alive.
-
-    examples:
-      manage.py jobs nodes
-      manage.py jobs nodes --json
-    """
-    found = census.nodes()
-    out.say_json(found)
-    if found:
-        _say_nodes(out, found)
-    if not any(node["takes_jobs"] for node in found):
-        raise CommandError(f"No worker is alive: {worker_command()}")
-
-
-def _say_nodes(out: JobsCommand, nodes: list[dict[str, Any]]) -> None:
-    rows = []
-    for node in nodes:
-        beat = "never" if node["beat_seconds"] is None else f"{duration(node['beat_seconds'])} ago"
-        beat += ("" if node["alive"] else " (silent)") + (" (stopping)" if node["stopping"] else "")
-        pool = f"{node['pool']} {node['concurrency']}" if node["pool"] else "?"
-        where = [node["id"][:8], node["hostname"], node["pid"], node["version"] or "?", pool]
-        rows.append([*where, duration(node["age_seconds"]), beat, node["running"], ", ".join(node["queues"])])
-    out.say_table(["worker", "host", "pid", "version", "pool", "up for", "last beat", "running", "queues"], rows)
 
 
 @subcommand(

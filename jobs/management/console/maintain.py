@@ -1,36 +1,23 @@
-"""``manage.py jobs rescue|prune|doctor``: what every worker does by itself, and whether all is there for it."""
+"""``manage.py jobs rescue|prune``: what every worker does by itself."""
 
 import signal
 import threading
 import time
-import uuid
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from typing import Any, NamedTuple
+from contextlib import contextmanager
+from typing import Any
 
-from django.core import checks
 from django.core.management.base import CommandError
-from django.db import Error, connections
-from django.db.migrations.executor import MigrationExecutor
 
-from jobs.checks import driver
-from jobs.conf import celery_app, conf, import_tasks, worker_command
-from jobs.idempotency import locks
-from jobs.inspection import census, remarks, why
-from jobs.inspection.times import duration
-from jobs.lifecycle import queues, ring, transitions
+from jobs.conf import conf
 from jobs.maintenance.prune import Prune
 from jobs.maintenance.rescue import Rescue
 from jobs.management.console.base import DRY_RUN, JobsCommand, option, project_app, subcommand
-from jobs.models import ENDED, Job, State
 from jobs.store import databases, identity
 from jobs.store.databases import SideDatabase
 
-PATIENCE = 2.0  #: Seconds that the broker may take to answer.
-#: Seconds that the probe may take; and where no worker takes jobs, for one may just be starting.
-PROBED, SOON = 30.0, 3.0
 ONCE = option("--once", "do it once, report and end", action="store_true")
 
 
@@ -125,171 +112,3 @@ def _stopped_by_signals() -> Iterator[threading.Event]:
         yield stopping
     finally:
         stop()
-
-
-#: The name of a finding that is a remark of the dashboard: a fault, or worth a look.
-ATTENTION = "attention"
-
-
-class Finding(NamedTuple):
-    """What the doctor found out about one thing."""
-
-    what: str
-    is_well: bool
-    says: str
-    cure: str = ""
-
-
-@subcommand(
-    option("--queue", "the queue of the probe (default: that of tasks without one)"),
-    option("--timeout", f"seconds for the probe (default: {PROBED:g}; {SOON:g} without a worker)", type=float),
-    option("--no-probe", "enqueue no job", action="store_false", dest="is_probed"),
-)
-def doctor(out: JobsCommand, args: Namespace) -> None:
-    """Try everything that a job needs, from end to end, and say in plain words what is wrong.
-
-    Database, settings, broker, lock store, rings and workers are tried; then a job that does nothing is
-    enqueued and followed until it has ended. If it does not end, the reason is that of jobs why, and it is
-    cancelled. A line begins with ok, with WRONG, or with note: worth a look, and no fault of the installation.
-    The exit status is 1 if something is wrong.
-
-    examples:
-      manage.py jobs doctor
-      manage.py jobs doctor --queue mail
-      manage.py jobs doctor --no-probe --json
-    """
-    if args.timeout is not None and args.timeout <= 0:
-        raise CommandError("--timeout has to be above 0 seconds.")
-    found = []
-    for finding in _examine(args.queue, args.timeout, args.is_probed):
-        found.append(finding)
-        is_remark = finding.what == ATTENTION
-        well = out.style.WARNING("note ") if is_remark or finding.cure else out.style.SUCCESS("ok   ")
-        says = finding.says if is_remark else f"{finding.what}: {finding.says}"
-        out.say(f"{well if finding.is_well else out.style.ERROR('WRONG')} {says}")
-        if finding.cure:
-            out.say(f"      -> {finding.cure}")
-    wrong = sum(not each.is_well for each in found)
-    out.say_json({"is_well": not wrong, "findings": [each._asdict() for each in found]})
-    if wrong:
-        raise CommandError(f"{wrong} of {len(found)} things are not as they should be.")
-
-
-def _examine(queue: str | None, timeout: float | None, is_probed: bool) -> Iterator[Finding]:
-    asked = [_database(alias) for alias in conf().DATABASES]
-    yield from asked
-    if not all(each.is_well for each in asked):
-        # All other examinations ask the database.
-        return
-    every = checks.run_checks(tags=["jobs", checks.Tags.database], databases=conf().DATABASES)
-    said = [each for each in every if not each.is_silenced()]
-    faults = [each for each in said if each.level >= checks.WARNING]
-    yield from (Finding(f"setting {each.id}", False, each.msg, each.hint or "") for each in faults)
-    if not faults:
-        yield Finding("settings", True, "manage.py check has nothing to say")
-    app = celery_app()
-    if app is None:
-        # The check jobs.W016 has said so.
-        return
-    yield _broker(app)
-    yield _locks()
-    yield from map(_ring, conf().DATABASES)
-    yield (workers := _workers())
-    for each in remarks.of(census.gather(live=True)):
-        if each.kind == "no_worker":
-            continue
-        yield Finding(ATTENTION, not remarks.is_fault(each.kind), each.text, each.command)
-    if is_probed:
-        import_tasks(app)
-        yield _probe(app, queue, timeout or (PROBED if workers.is_well else SOON))
-
-
-def _database(alias: str) -> Finding:
-    what = f"database {alias!r}"
-    connection = connections[alias]
-    began = time.monotonic()
-    try:
-        databases.ask(alias, "SELECT 1")
-        took = time.monotonic() - began
-        executor = MigrationExecutor(connection)
-        targets = [node for node in executor.loader.graph.leaf_nodes() if node[0] == Job._meta.app_label]
-        missing = executor.migration_plan(targets)
-        marks = {} if missing else identity.marks(alias)
-    except Error as exc:
-        return Finding(what, False, f"cannot be reached: {exc}".strip(), "Look at DATABASES, and at the server.")
-    if missing:
-        names = ", ".join(migration.name for migration, _ in missing)
-        return Finding(what, False, f"lacks migrations: {names}", "manage.py migrate")
-    if not marks["adopted"]:
-        says = f"is marked as another one, {marks['marked_as']!r}: workers refuse it"
-        return Finding(what, False, says, "If it is a copy whose jobs should run here: manage.py jobs adopt --dry-run")
-    return Finding(what, True, f"{connection.vendor}, answers in {took * 1000:.1f} ms, all migrations applied")
-
-
-def _broker(app: Any) -> Finding:
-    url, options = app.connection_for_write().as_uri(), dict(app.conf.broker_transport_options or {})
-    if driver(app) == "redis":
-        options |= {"socket_connect_timeout": PATIENCE, "socket_timeout": PATIENCE}
-    try:
-        with app.connection_for_write(connect_timeout=PATIENCE, transport_options=options) as connection:
-            connection.ensure_connection(max_retries=0, timeout=PATIENCE)
-    except Exception as exc:
-        says = f"{url} cannot be reached: {exc!r}. Jobs run without it; remote control and other tasks do not"
-        return Finding("broker", False, says, "Look at CELERY_BROKER_URL, and at it.")
-    return Finding("broker", True, f"{url} answers")
-
-
-def _locks() -> Finding:
-    with closing(locks.store_of(f"jobs:doctor:{uuid.uuid4()}", 30.0)) as store:
-        name = "Redis" if isinstance(store, locks.RedisStore) else "the database"
-        try:
-            store.acquire()
-            store.keep(0)
-        except locks.AWAY as exc:
-            cure = "Jobs run without their locks meanwhile; look at CACHES and at Redis."
-            return Finding("locks", False, f"{name} does not answer: {exc}", cure)
-    return Finding("locks", True, f"held by {name}")
-
-
-def _ring(alias: str) -> Finding:
-    what, vendor, poll = f"rings of {alias!r}", connections[alias].vendor, duration(conf().POLL_INTERVAL)
-    if vendor != "postgresql":
-        return Finding(what, True, f"{vendor} has none, workers look for new jobs")
-    if ring.hears(alias):
-        return Finding(what, True, "are heard, workers are told of new jobs")
-    says = f"are not heard (a pooler that shares connections?): a job may wait {poll} until a worker looks"
-    return Finding(what, True, says, "Let workers connect to the server itself, or to a pool of sessions.")
-
-
-def _workers() -> Finding:
-    nodes = census.nodes()
-    alive = [node for node in nodes if node["takes_jobs"]]
-    if not alive:
-        others = [f"{n['hostname']} ({n['id'][:8]}) {'stops' if n['alive'] else 'went silent'}" for n in nodes]
-        says = f"none takes jobs; {', '.join(others)}" if others else "none is alive"
-        return Finding("workers", False, says, worker_command())
-    consumed = sorted({queue for node in alive for queue in node["queues"]})
-    return Finding("workers", True, f"{len(alive)} alive, on the queues {', '.join(consumed)}")
-
-
-def _probe(app: Any, queue: str | None, timeout: float) -> Finding:
-    task = app.tasks.get("jobs.probe")
-    if task is None:
-        cure = f"Call app.autodiscover_tasks() without a list of packages, or add {Job._meta.app_config.name!r} to it."
-        return Finding("probe", False, "the task jobs.probe is not registered", cure)
-    name = queue or app.conf.task_default_queue
-    if name in queues.paused():
-        return Finding("probe", False, f"the queue {name!r} is paused", f"manage.py jobs resume {name}")
-    began = time.monotonic()
-    key = uuid.UUID(task.apply_async(queue=queue, expires=max(60.0, 2 * timeout)).id)
-    job: Job | None = None
-    while time.monotonic() - began < timeout and (job is None or job.state not in ENDED):
-        time.sleep(0.1)
-        job = databases.first(Job.objects.filter(pk=key))
-    took = duration(time.monotonic() - began)
-    if job is not None and job.state == State.SUCCEEDED:
-        return Finding("probe", True, f"enqueued, run on the node {str(job.result)[:8]} and settled in {took}")
-    reason = why.explain(key)[1][0]
-    for alias in conf().DATABASES:
-        transitions.cancel(key, alias, why="manage.py jobs doctor waited for it in vain")
-    return Finding("probe", False, f"{key} did not succeed within {took}: {reason.says}", reason.cure)

@@ -7,8 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from jobs.conf.logs import visible
-from jobs.inspection.census import LIVE
-from jobs.models import ENDED
+from jobs.models import ENDED, LIVE
 
 #: Columns whose cells are not broken into lines; and the colours of states.
 WHOLE = ("id", "state", "created", "worker", "queue")

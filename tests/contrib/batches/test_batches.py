@@ -19,6 +19,7 @@ from django.utils import timezone
 from jobs import batch
 from jobs.contrib.batches import batch as batches
 from jobs.contrib.batches.models import Batch
+from jobs.contrib.operator import activation
 from jobs.events import prune as forget
 from jobs.events.models import Subscription
 from jobs.inspection import public, why
@@ -26,7 +27,6 @@ from jobs.lifecycle import transitions
 from jobs.maintenance import clock
 from jobs.maintenance.prune import Prune
 from jobs.models import Action, Job
-from jobs.operations import adoption
 from jobs.store import databases
 from tests import tasks
 from tests.contrib.batches.making import made
@@ -404,7 +404,7 @@ def test_a_failure_is_not_deleted_out_of_an_open_batch(node, capsys):
 
 def test_in_a_copy_of_the_database_whose_jobs_are_cancelled_nobody_is_told(node):
     made()
-    assert adoption.cancel_all("default") == 2
+    assert activation.cancel_all("default") == 2
     assert ticked() == []
     assert Batch.objects.get().counts == {"cancelled": 2}
 

@@ -9,15 +9,15 @@ from django.urls import reverse
 from django.utils import timezone
 
 from jobs.contrib.batches.models import Batch
-from jobs.inspection import census, remarks
+from jobs.contrib.operator import problems, status
 from jobs.models import Job
 from tests.helpers.rows import let_beat, make, make_node
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def noted() -> list[remarks.Remark]:
-    return remarks.of(census.gather(live=True))
+def noted() -> list[problems.Problem]:
+    return problems.of(status.gather(live=True))
 
 
 def test_a_batch_that_waits_for_its_last_job():

@@ -16,9 +16,9 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
+from jobs.contrib.operator import problems, status
 from jobs.events import stages as events
 from jobs.events.models import Event, Subscription
-from jobs.inspection import census, remarks
 from jobs.models import Action, Job
 from jobs.testing import run_jobs
 from tests.contrib.events import tasks as told
@@ -347,8 +347,8 @@ def test_a_replay_to_nobody_does_nothing(admin_client, client):
 
 
 def test_what_does_not_get_on_is_a_remark(admin_client):
-    def found() -> dict[str, remarks.Remark]:
-        every = remarks.of(census.gather(live=True))
+    def found() -> dict[str, problems.Problem]:
+        every = problems.of(status.gather(live=True))
         return {each.about: each for each in every if each.kind.startswith("events_")}
 
     row(age=1)
@@ -359,7 +359,7 @@ def test_what_does_not_get_on_is_a_remark(admin_client):
         "unrelayed": "events_waiting", "unsent": "events_waiting", "parked": "events_waiting",
         "problem": "events_problem",
     }  # fmt: skip
-    assert said["unsent"].severity == remarks.ERROR
+    assert said["unsent"].severity == problems.ERROR
     assert "1 event waits to be published, for 2.0 min" in said["unsent"].text
     assert "2 events wait to be handed on, the oldest for 60" in said["unrelayed"].text
     board = text(admin_client, reverse("admin:jobs_dashboard"))

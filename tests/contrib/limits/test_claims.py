@@ -20,12 +20,13 @@ from django.core.management import CommandError, call_command
 from django.db import IntegrityError, OperationalError, connection, connections, transaction
 from django.db.models.signals import post_delete
 
-from jobs.conf import problems, rates
+from jobs.conf import problems as wrong_settings
+from jobs.conf import rates
 from jobs.conf.rates import limit_of
 from jobs.contrib.limits import claims as limited
 from jobs.contrib.limits import limits, store
 from jobs.contrib.limits.claims import LimitedClaimer
-from jobs.inspection import census, remarks
+from jobs.contrib.operator import problems, status
 from jobs.inspection.why import explain, waiting
 from jobs.lifecycle import claims, completion, transitions
 from jobs.lifecycle.board import board
@@ -321,9 +322,9 @@ def test_a_limit_that_is_reached_is_told_and_is_no_fault(alive):
     bodies.two_at_once.delay_many([(n,) for n in range(3)])
     assert take() == [0, 1]
     Job.objects.update(run_at=now_plus(-3600))
-    found = census.gather(live=True)
-    noted = {each.kind: each.text for each in remarks.of(found)}
-    assert not any(map(remarks.is_fault, noted)), noted
+    found = status.gather(live=True)
+    noted = {each.kind: each.text for each in problems.of(found)}
+    assert not any(problems.kinds()[kind].is_fault for kind in noted), noted
     assert "limit reached" in noted["limited"]
     [row] = [row for row in found["limits"] if row["reached"]]
     assert (row["name"], row["running"], row["concurrency"]) == ("tests.contrib.limits.tasks.two_at_once", 2, 2)
@@ -387,7 +388,7 @@ def test_limits_are_listed_and_wrong_ones_refused(settings):
 )
 def test_settings_that_cannot_work_say_so(settings, queues, says):
     settings.JOBS = {**settings.JOBS, "QUEUES": queues}
-    [problem] = problems()
+    [problem] = wrong_settings()
     assert re.search(says, problem)
 
 

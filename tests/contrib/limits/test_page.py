@@ -10,8 +10,7 @@ from django.core.management import CommandError, call_command
 from django.test import Client
 from django.urls import reverse
 
-from jobs.contrib.limits import limits
-from jobs.inspection import census
+from jobs.contrib.limits import limits, usage
 from jobs.maintenance import clock
 from jobs.models import Job, Limit
 from tests import tasks
@@ -140,7 +139,7 @@ def test_a_form_of_another_site_sets_nothing(staff):
 def test_what_waits_is_counted_up_to_a_bound(monkeypatch):
     bodies.two_at_once.delay_many([(n,) for n in range(6)])
     bodies.one_of_a_customer.delay("a", "1")
-    assert census.lines()("tests.contrib.limits.tasks.two_at_once") == "6"
-    monkeypatch.setattr(census, "MOST", 4)
-    assert census.lines()("tests.contrib.limits.tasks.two_at_once") == "4+"
+    assert usage.waiting()("tests.contrib.limits.tasks.two_at_once") == "6"
+    monkeypatch.setattr(usage, "MOST", 4)
+    assert usage.waiting()("tests.contrib.limits.tasks.two_at_once") == "4+"
     assert Job.objects.count() == 7

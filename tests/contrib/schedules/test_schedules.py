@@ -27,12 +27,13 @@ from django.urls import reverse
 from django.utils import timezone
 
 from jobs import checks
+from jobs.contrib.operator import problems, status
 from jobs.contrib.schedules import entries, operations
 from jobs.contrib.schedules import rows as schedules
 from jobs.contrib.schedules.entries import NAME, TICK
 from jobs.contrib.schedules.moments import IN_TIME
 from jobs.contrib.schedules.scheduler import GONE, LEFT, LOOK, Schedules, decide
-from jobs.inspection import census, remarks, why
+from jobs.inspection import why
 from jobs.models import Action, Job, Schedule
 from jobs.task import Task
 from jobs.testing import run_jobs
@@ -50,7 +51,7 @@ EFFECT = tasks.effect.name
 
 
 def noted() -> dict[str, str]:
-    return {each.kind: each.text for each in remarks.of(census.gather(live=True))}
+    return {each.kind: each.text for each in problems.of(status.gather(live=True))}
 
 
 @pytest.fixture
@@ -428,7 +429,7 @@ def test_a_paused_entry_makes_no_job_and_misses_nothing(beat):
     assert worker.run_once() == {"ticks": 0, "missed": 0}
     [each] = schedules.gather(True)
     assert (each["status"], each["paused_by"], each["reason"]) == ("paused", "ann", "the warehouse is moved")
-    [remark] = [each for each in remarks.of(census.gather(live=True)) if each.kind != "no_worker"]
+    [remark] = [each for each in problems.of(status.gather(live=True)) if each.kind != "no_worker"]
     assert (
         remark.line == "the schedule e is paused by ann (the warehouse is moved); manage.py jobs schedule --resume 'e'"
     )

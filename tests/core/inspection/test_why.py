@@ -16,18 +16,15 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from jobs.conf import syncpoints
-from jobs.contrib.limits import limits
 from jobs.inspection.why import waiting
 from jobs.lifecycle import queues, transitions
 from jobs.lifecycle.transitions import PARKED
 from jobs.models import Cancellation, Instance, Job, Node
-from shop.models import Customer
-from shop.tasks import send_welcome_email
 from tests import tasks
 from tests.helpers.concurrency import Elsewhere, open_transaction, somebody_waits
 from tests.helpers.harness import Worker, deliver, in_body, wait_ended, wait_state
 from tests.helpers.rows import ERROR, let_beat, make, make_node
-from tests.helpers.servers import free_port, wait_for
+from tests.helpers.servers import wait_for
 from tests.helpers.why import ask, codes, first
 from tests.models import Effect
 
@@ -64,17 +61,6 @@ def test_paused_queue():
         assert "ada" in reason["says"]
         assert "the mail server is moved" in reason["says"]
         assert reason["cure"] == "manage.py jobs resume celery"
-
-
-def test_mail_server_that_is_away():
-    customer = Customer.objects.create(email="ada@example.com")
-    with Worker(EMAIL_HOST="127.0.0.1", EMAIL_PORT=str(free_port())):
-        job = send_welcome_email.delay(customer.pk)
-        wait_for(lambda: Job.objects.filter(pk=job.id, state="scheduled", retries__gte=2).exists(), 30, "two retries")
-        reason = first(job.id)
-    assert reason["code"] == "retry"
-    assert "ConnectionRefusedError" in reason["says"]
-    assert reason["evidence"]["retries"] >= 2
 
 
 @pytest.mark.slow
@@ -369,24 +355,3 @@ def test_ended():
 def test_a_copied_database():
     Instance.objects.update_or_create(pk=1, defaults={"mark": "another"})
     assert codes(make("ready").pk)[0] == "not_adopted"
-
-
-def test_a_project_may_hide_the_key_of_a_limit(settings):
-    limits.set_by_hand(tasks.effect.name, 1, None)
-    node = let_beat(make_node(tasks=[tasks.effect.name]))
-    make("running", node=node, limit_key="Ada of Paris", limit_place=1)
-    job = make(limit_key="Ada of Paris")
-
-    def said() -> str:
-        out = io.StringIO()
-        call_command("jobs", "why", str(job.pk), stdout=out)
-        call_command("jobs", "why", str(job.pk), "--json", stdout=out)
-        return out.getvalue()
-
-    assert "of Ada of Paris at most 1" in said()
-    settings.JOBS = {**settings.JOBS, "REDACT": "tests.helpers.redactions.hide_errors_and_keys"}
-    assert "Ada of Paris" not in said()
-    assert "of *** at most 1" in said()
-    # The task's name is no key.
-    Job.objects.update(limit_key=tasks.effect.name)
-    assert f"of {tasks.effect.name} at most 1" in said()

@@ -5,16 +5,12 @@ from __future__ import annotations
 import uuid
 
 import pytest
-from celery import current_app
 from django.db import connection
 from django.db.models import QuerySet
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from jobs.contrib.batches import batch as batches
-from jobs.contrib.batches.models import Batch
-from jobs.contrib.canvas import chords
 from jobs.lifecycle import transitions
 from jobs.maintenance.prune import delete_old, walk
 from jobs.models import Job, Node
@@ -32,8 +28,6 @@ def history():
 def hot_queries(node: Node, client: Client) -> dict[str, object]:
     old, middle = (Job.objects.filter(state="succeeded").order_by("pk")[place] for place in (ROWS // 20, ROWS // 2))
     died = Node.objects.create(hostname="dead", pid=1, dead_at=old.finished_at)
-    batch = Batch.objects.create(name="open")
-    Job.objects.filter(state="ready").update(batch=batch)
     both = {"ready, all of them": lambda: Selection(states=["ready"]).rows("default").count()}
     return {
         # SQLite takes no two partial indexes together.
@@ -41,16 +35,14 @@ def hot_queries(node: Node, client: Client) -> dict[str, object]:
         "prune": lambda: list(walk("default", None, 500)),
         "prune, later": lambda: list(walk("default", (str(old.finished_at), old.pk), 500)),
         "delete": lambda: delete_old([old.pk], "default"),
-        "part of a chord": lambda: chords.count(current_app, {}, "one", "nobody", "default", 1),
-        "failed part of a chord": lambda: chords.count(current_app, {}, "one", "nobody", "default", error="no"),
         "expire": lambda: transitions.expire("default", 10),
         "list": lambda: list(newest(Selection())),
-        "failed": lambda: list(newest(Selection(states=["failed"], error="ValueError"))),
+        "failed": lambda: list(newest(Selection(["failed"], {"error": "ValueError"}))),
         "failed, all of them": lambda: Selection(states=["failed"]).rows("default").count(),
-        "since": lambda: list(newest(Selection(since=middle.created_at))),
-        "until": lambda: list(newest(Selection(until=middle.created_at))),
-        "of a dead worker": lambda: list(newest(Selection(node=str(died.pk)))),
-        "arguments": lambda: list(newest(Selection(contains="x"))),
+        "since": lambda: list(newest(Selection(values={"since": middle.created_at}))),
+        "until": lambda: list(newest(Selection(values={"until": middle.created_at}))),
+        "of a dead worker": lambda: list(newest(Selection(values={"node": str(died.pk)}))),
+        "arguments": lambda: list(newest(Selection(values={"contains": "x"}))),
         "next page": lambda: page(client, p=f"after,{middle.pk}"),
         "page before": lambda: page(client, p=f"before,{middle.pk}"),
         "last page": lambda: page(client, p="last"),
@@ -60,10 +52,7 @@ def hot_queries(node: Node, client: Client) -> dict[str, object]:
         "ended before": lambda: page(client, o="ended", p=f"after,{middle.pk}"),
         "end of an id": lambda: page(client, q=str(middle.pk)[-8:]),
         "unknown task": lambda: transitions.postpone_unknown(Job.objects.filter(state="running")[0], 1000),
-        "key": lambda: list(newest(Selection(key="nightly"))),
-        "batch": lambda: list(newest(Selection(more={"batch_id": batch.pk}))),
-        "batches that end": lambda: batches.close_ended("default"),
-        "count of a batch": lambda: batches.counts(batch),
+        "key": lambda: list(newest(Selection(values={"key": "nightly"}))),
         "children": lambda: list(Job.objects.filter(parent_id=uuid.uuid4())),
         "page of a job": lambda: client.get(reverse("admin:jobs_job_change", args=[middle.pk])),
     }

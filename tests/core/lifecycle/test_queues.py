@@ -13,7 +13,7 @@ from django.core.management import CommandError, call_command
 from django.urls import reverse
 from django.utils import timezone
 
-from jobs.inspection import census, remarks
+from jobs.contrib.operator import problems, status
 from jobs.inspection.verify import verify
 from jobs.lifecycle import queues, transitions
 from jobs.models import Job, Pause
@@ -99,10 +99,10 @@ def test_nobody_calls_it_late_that_a_paused_queue_waits(worker):
     queues.pause("celery")
     report = verify(patient=False)
     assert report.violations == report.recovering == 0
-    assert "has waited" not in "".join(each.text for each in remarks.of(census.gather(live=True)))
+    assert "has waited" not in "".join(each.text for each in problems.of(status.gather(live=True)))
     queues.resume("celery")
     assert verify(patient=False).violations == 1
-    assert "has waited" in "".join(each.text for each in remarks.of(census.gather(live=True)))
+    assert "has waited" in "".join(each.text for each in problems.of(status.gather(live=True)))
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import io
 import json
-import uuid
 
 import pytest
 from celery import current_app
@@ -18,22 +17,18 @@ from django.urls import reverse
 from jobs import checks
 from jobs.calling import request
 from jobs.conf import problems
-from jobs.events.models import Event
 from jobs.inspection import public
 from jobs.lifecycle.board import board
 from jobs.lifecycle.redaction import Shown
-from jobs.models import Effect, Job, Marker
+from jobs.models import Job, Marker
 from jobs.models.values import jsonable, scrub
 from jobs.store import stored
 from jobs.worker import celery_events, runner
 from tests import tasks
+from tests.helpers.redactions import ENTRY, SECRET, failed, of_job, redact, text_of
 from tests.helpers.rows import make
 
 pytestmark = pytest.mark.django_db
-
-
-def redact(settings, name="tests.helpers.redactions.hide_secrets"):
-    settings.JOBS = {**settings.JOBS, "REDACT": name}
 
 
 def everywhere(job, client) -> str:
@@ -101,9 +96,6 @@ def test_neither_headers_nor_options_tell(settings, admin_client):
 # Where else the value of an argument may stand
 
 
-SECRET = "s3cret-4711"
-
-
 def test_options_tell_no_value_and_no_key_that_is_hidden(settings, admin_client):
     headers = {"x-customer": f"for {SECRET}", "from": "the shop", "event": {"name": "shop.paid", "order_key": SECRET}}
     job = make(args=["x"], kwargs={"note": SECRET}, options={"shadow": f"pay {SECRET}", "headers": headers})
@@ -119,36 +111,6 @@ def test_options_tell_no_value_and_no_key_that_is_hidden(settings, admin_client)
     assert "Ada of Paris" in text_of(admin_client, ("job_change", [job.pk]))
     redact(settings, "tests.helpers.redactions.hide_errors_and_keys")
     assert "Ada of Paris" not in text_of(admin_client, ("job_change", [job.pk]))
-
-
-ENTRY = {
-    "type": "ValueError",
-    "message": f"no account {SECRET} {{'note': '{SECRET}'}}",
-    "traceback": f"Traceback\n  ValueError: {SECRET}",
-    "args": [SECRET, 7],
-    "at": "2026-01-02T03:04:05+00:00",
-    "attempt": 1,
-}
-
-
-def failed(**more):
-    return make("failed", args=["key"], kwargs={"note": SECRET}, error=ENTRY, errors=[ENTRY, ENTRY], lease=1, **more)
-
-
-def commands(*calls: list[str]) -> str:
-    out = io.StringIO()
-    for call in calls:
-        call_command("jobs", *call, stdout=out)
-    return out.getvalue()
-
-
-def of_job(job) -> str:
-    shown = [["show", str(job.pk)], ["why", str(job.pk)], ["list"]]
-    return commands(*shown, *([*call, "--json"] for call in shown))
-
-
-def text_of(client, *pages: tuple[str, list]) -> str:
-    return "".join(client.get(reverse(f"admin:jobs_{name}", args=args)).content.decode() for name, args in pages)
 
 
 def test_errors_do_not_tell_an_argument_that_is_hidden(settings, admin_client):
@@ -199,29 +161,6 @@ def test_nor_does_the_half_of_one_where_a_text_was_cut(settings):
         assert "characters cut" in text
 
 
-def test_keys_do_not_tell_it_either(settings, admin_client):
-    key = f"welcome:{SECRET}"
-    job = failed(marker_key=key, unique_key=key, order_key=key)
-    marker = Marker.objects.create(key=key, kind="task", job=job.pk)
-    call = Effect.objects.create(name="charge", key=SECRET, job=job.pk, lease=1, answer={"to": SECRET}, state="parked")
-    gone = Marker.objects.create(key=f"{SECRET}-gone", kind="once", job=uuid.uuid4())
-    make("ready", kwargs={"note": SECRET}, unique_key=key)
-    redact(settings)
-    shown = [
-        ("job_change", [job.pk]), ("marker_changelist", []), ("marker_change", [marker.pk]),
-        ("marker_change", [gone.pk]), ("marker_delete", [marker.pk]), ("effect_changelist", []),
-        ("effect_change", [call.pk]),
-    ]  # fmt: skip
-    text = text_of(admin_client, *shown) + of_job(job) + commands(["effects"], ["effects", "--json"])
-    answer = admin_client.post(
-        reverse("admin:jobs_job_operate_one", args=[job.pk]), {"operation": "retry"}, follow=True
-    )
-    text += answer.content.decode()
-    assert SECRET not in text
-    assert "welcome:***" in text
-    assert "charge:***" in text
-
-
 def test_deleting_chosen_markers_neither_shows_nor_keeps_their_keys(settings, admin_client):
     job = failed()
     made = [Marker.objects.create(key=f"welcome:{SECRET}:{place}", kind="task", job=job.pk) for place in "ab"]
@@ -235,54 +174,6 @@ def test_deleting_chosen_markers_neither_shows_nor_keeps_their_keys(settings, ad
     assert not Marker.objects.exists()
     told = LogEntry.objects.values_list("object_repr", flat=True)
     assert sorted(told) == ["welcome:***:a", "welcome:***:b"]
-
-
-def test_nobody_finds_it_out_by_a_search(settings, admin_client):
-    key = f"welcome:{SECRET}"
-    job = failed(unique_key=key)
-    Marker.objects.create(key=key, kind="task", job=job.pk)
-    Effect.objects.create(name="charge", key=SECRET, job=job.pk, lease=1)
-    Event.objects.create(name="shop.paid", source="shop", order_key=SECRET, data={"note": SECRET})
-
-    def found(model: str, term: str) -> int:
-        response = admin_client.get(reverse(f"admin:jobs_{model}_changelist"), {"q": term})
-        return len(response.context["cl"].result_list)
-
-    parts = [("job", "s3cret-4"), ("marker", "welcome:s3"), ("effect", "charge:s3")]
-    # The whole key answers a guess.
-    wholes = [("marker", key), ("effect", f"charge:{SECRET}"), ("event", SECRET)]
-    others = [("marker", job.pk), ("effect", job.pk), ("effect", "charge"), ("job", "ValueError"), ("event", "shop")]
-    by_key, page = reverse("admin:jobs_job_changelist"), reverse("admin:jobs_job_change", args=[job.pk])
-    assert [found(*each) for each in parts + wholes + others] == [1] * 11
-    assert len(admin_client.get(by_key, {"key": key}).context["cl"].result_list) == 1
-    assert "?key=" in admin_client.get(page).content.decode()
-    redact(settings)
-    assert [found(*each) for each in parts + wholes] == [0] * 6
-    assert [found(*each) for each in others] == [1] * 5
-    assert admin_client.get(by_key, {"key": key}).status_code == 302
-    assert 'name="key"' not in admin_client.get(by_key).content.decode()
-    # A filter that is not there never means all jobs.
-    many = f"{reverse('admin:jobs_job_operate')}?key={key}"
-    assert admin_client.post(many, {"operation": "retry", "scope": "all"}).status_code == 403
-    assert Job.objects.get().state == "failed"
-    Job.objects.filter(pk=job.pk).update(unique_key="of-no-argument")
-    assert "?key=" not in admin_client.get(page).content.decode(), "no link to a filter that is not there"
-
-
-def test_answers_of_calls_are_redacted_and_so_is_what_a_person_says_of_them(settings, admin_client):
-    job = make("failed", kwargs={"note": SECRET})
-    call = Effect.objects.create(
-        name="charge", key="k", job=job.pk, lease=1, state="parked", answer={"a": "of-the-call"}
-    )
-    redact(settings, "tests.helpers.redactions.hide_answers")
-    url = reverse("admin:jobs_effect_change", args=[call.pk])
-    assert "of-the-call" not in admin_client.get(url).content.decode()
-    said = {"verb": "happened", "answer": '{"id": "by-a-person"}'}
-    admin_client.post(reverse("admin:jobs_effect_settle", args=[call.pk]), said)
-    call.refresh_from_db()
-    assert call.answer == {"id": "by-a-person"}
-    assert "by-a-person" not in admin_client.get(url).content.decode()
-    assert "by-a-person" not in admin_client.get(url.replace("change", "history")).content.decode()
 
 
 def test_a_project_may_hide_all_texts(settings, admin_client):
@@ -326,26 +217,3 @@ def test_events_of_a_task_that_ran_do_not_tell_it(settings, monkeypatch):
     text = json.dumps(told) + runner._describe(job, made).decode()
     assert SECRET not in text
     assert "'note': '***'" in text
-
-
-def test_an_event_is_listed_without_the_data_that_its_columns_are_made_of(settings, admin_client):
-    values = {"name": "shop.paid", "source": "shop", "order_key": SECRET, "problem": f"the data {SECRET} does not fit"}
-    event = Event.objects.create(**values, data={"note": SECRET, "id": 1})
-    redact(settings)
-    pages = text_of(admin_client, ("event_changelist", []), ("event_change", [event.pk]))
-    calls = [["events", "list"], ["events", "show", str(event.uuid)]]
-    text = pages + commands(*calls, *([*call, "--json"] for call in calls))
-    assert SECRET not in text
-    assert "the data *** does not fit" in text
-
-
-def test_nor_without_the_values_that_came_with_it_without_a_name(settings, admin_client):
-    """As services of Celery's message format send them: the task's parameters name them."""
-    values = {"name": tasks.effect.name, "source": "shop", "order_key": SECRET, "problem": f"{SECRET} does not fit"}
-    event = Event.objects.create(**values, data={}, headers={"args": ["key", SECRET]})
-    redact(settings)
-    pages = text_of(admin_client, ("event_changelist", []), ("event_change", [event.pk]))
-    calls = [["events", "list"], ["events", "show", str(event.uuid)]]
-    text = pages + commands(*calls, *([*call, "--json"] for call in calls))
-    assert SECRET not in text
-    assert "*** does not fit" in text

@@ -23,18 +23,18 @@ from django.utils import timezone
 
 from jobs import conf as project
 from jobs.conf import conf
-from jobs.events.models import Event
-from jobs.inspection import census
-from jobs.lifecycle import queues, transitions
+from jobs.inspection import counts
+from jobs.lifecycle import transitions
 from jobs.maintenance.rescue import Rescue
 from jobs.management.commands.jobs import Command
-from jobs.models import Cancellation, Effect, Instance, Job, Marker
+from jobs.models import Cancellation, Instance, Job, Marker
 from jobs.store import heartbeats, identity
 from jobs.store.databases import SideDatabase
 from tests.helpers.harness import ROOT, claim, environment
 from tests.helpers.plans import plan
 from tests.helpers.rows import ERROR, let_beat, make, make_node
 from tests.helpers.servers import die_with_parent, wait_for
+from tests.helpers.terminal import OBEYED
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -152,7 +152,7 @@ def test_status_says_what_is_overdue_and_what_no_worker_knows():
 
 
 def test_status_counts_no_long_backlog_to_its_end(monkeypatch):
-    monkeypatch.setattr(census, "MOST", 3)
+    monkeypatch.setattr(counts, "MOST", 3)
     for number in range(7):
         make("ready", queue="mail", age=number)
     make("ready", queue="few")
@@ -513,50 +513,6 @@ def test_a_name_of_several_tasks_lists_them():
     finally:
         for task in made:
             current_app.tasks.pop(task.name)
-
-
-# What a terminal would obey
-
-#: It clears the screen, hides what follows, writes a title, begins a line, turns the text around, and erases.
-OBEYED = "\x1b[2J\x1b[8m\x1b]0;title\x07\nforged\r\u202e\x9b1K"
-
-
-@pytest.mark.parametrize("how", ["--no-color", "--force-color"])
-def test_names_and_errors_steer_no_terminal(how):
-    error = {**ERROR, "type": f"Evil{OBEYED}", "message": f"message {OBEYED}", "traceback": f"Traceback\n  x{OBEYED}"}
-    node = make_node(hostname=f"web{OBEYED}", queues=[f"q{OBEYED}"])
-    job = make(
-        "failed", task=f"evil{OBEYED}", queue=f"q{OBEYED}", error=error, errors=[error], args=[OBEYED], node=node
-    )
-    Effect.objects.create(name=f"call{OBEYED}", key=OBEYED, job=job.pk, lease=1, state="parked")
-    queues.pause(f"q{OBEYED}", reason=OBEYED)
-    event = Event.objects.create(
-        name=f"e{OBEYED}", source=OBEYED, order_key=OBEYED, problem=f"of {OBEYED}", data={"a": OBEYED}
-    )
-    calls = [["show", str(job.pk)], ["why", str(job.pk)], ["list"], ["status"], ["effects"], ["pause"], ["batches"]]
-    calls += [
-        ["events", "list"],
-        ["events", "show", str(event.uuid)],
-        ["cancel", str(job.pk)],
-        ["resume", f"q{OBEYED}"],
-    ]
-    for call in calls:
-        for more in ([], ["--json"]):
-            out, err = StringIO(), StringIO()
-            error = ""
-            try:
-                call_command("jobs", *call, *more, how, stdout=out, stderr=err)
-            except CommandError as exc:
-                error = str(exc)
-            text = out.getvalue() + err.getvalue() + error
-            # What colours a line is our own.
-            text = re.sub(r"\x1b\[(0|3\d|3\d;1)m", "", text)
-            assert not set(text) & set(OBEYED.replace("\n", "")) & set("\x1b\x07\r\u202e\x9b"), (call, more)
-            is_trace = call[0] == "show" and not more
-            assert is_trace or not re.search("^forged", text, re.MULTILINE), (call, more, text)
-    out = StringIO()
-    call_command("jobs", "list", "--json", stdout=out)
-    assert json.loads(out.getvalue())[0]["task"] == job.task, "JSON says what there is"
 
 
 def test_what_fails_steers_none_either():

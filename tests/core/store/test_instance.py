@@ -17,9 +17,9 @@ from django.conf import settings
 from django.core.management import CommandError, call_command
 from django.db import connection, connections, transaction
 
+from jobs.contrib.operator import activation
 from jobs.lifecycle import completion, transitions
 from jobs.models import Instance, Job, Node
-from jobs.operations import adoption
 from jobs.store import databases, identity, sqlite
 from jobs.store.identity import NotAdopted
 from tests.helpers.harness import Worker, claim, effects, wait_ended
@@ -147,7 +147,7 @@ def test_another_name_in_the_settings_is_another_instance(settings):
     settings.JOBS = {**settings.JOBS, "INSTANCE": "staging"}
     with pytest.raises(NotAdopted, match=r"'instance:production'.*'instance:staging'.*manage.py jobs adopt"):
         identity.check_all()
-    adoption.adopt("default")
+    activation.activate("default")
     identity.check_all()
     assert Instance.objects.get().mark == "instance:staging"
 
@@ -277,8 +277,8 @@ def test_cancelling_a_copy_ends_what_its_original_runs():
     assert found["jobs"] == {"scheduled": 1, "ready": 1, "running": 1}
     assert found["messages"] == 1, "of a task that is no job"
     assert (found["cancelled"], found["adopted"]) == (3, True)
-    assert adoption.survey("default")["jobs"] == {"scheduled": 0, "ready": 0, "running": 0}
-    assert adoption.survey("default")["messages"] == 0
+    assert activation.survey("default")["jobs"] == {"scheduled": 0, "ready": 0, "running": 0}
+    assert activation.survey("default")["messages"] == 0
     for job in Job.objects.filter(pk__in=[running, *waiting]):
         assert (job.state, job.error["type"]) == ("cancelled", "Cancelled")
         assert "jobs adopt --cancel" in job.error["message"]

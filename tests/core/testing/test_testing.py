@@ -13,7 +13,7 @@ from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
-from celery import chain, chord, current_app, shared_task
+from celery import current_app, shared_task
 from celery.exceptions import NotRegistered
 from django.core import mail
 from django.db import IntegrityError, transaction
@@ -22,10 +22,9 @@ from django.db.transaction import TransactionManagementError
 from django.test import SimpleTestCase, TestCase, TransactionTestCase
 from django.utils import timezone
 
-from jobs import Busy, Cancel, Snooze, effect, guard, lock, once
+from jobs import Busy, Cancel, Snooze, guard, lock, once
 from jobs.lifecycle import queues
 from jobs.lifecycle.board import board
-from jobs.models import Effect as Call
 from jobs.models import Job, Lock, Marker, Node, StoredResult
 from jobs.store import databases
 from jobs.testing import assert_enqueued, assert_not_enqueued, capture_jobs, run_jobs
@@ -78,14 +77,6 @@ def pays(self, order, note=""):
 
 
 @shared_task(atomic=False)
-def charges(order):
-    with effect("charge", order) as call:
-        if not call.done:
-            call.answered({"id": call.key})
-    Effect.objects.create(key=call.answer["id"])
-
-
-@shared_task(atomic=False)
 def by_itself(key, fails=False):
     Effect.objects.create(key=key)
     if fails:
@@ -115,11 +106,6 @@ def says_how_far_it_is(self):
     self.update_state(state="PROGRESS", meta={"done": 1})
 
 
-@shared_task
-def counts(results, key):
-    Effect.objects.create(key=key, note=str(results))
-
-
 @shared_task(bind=True)
 def shows(self, *args):
     return self.job
@@ -141,11 +127,6 @@ def shows_of_others(self):
 
 
 @shared_task
-def says_that_it_was_called(request, exc, traceback):
-    Effect.objects.create(key="errback", note=repr(exc))
-
-
-@shared_task
 def mails():
     mail.send_mail("Welcome", "", None, ["ada@example.com"])
 
@@ -162,17 +143,6 @@ def effects() -> list[str]:
 
 def states() -> list[str]:
     return list(Job.objects.order_by("pk").values_list("state", flat=True))
-
-
-@pytest.fixture(
-    params=[
-        pytest.param("TestCase", marks=pytest.mark.django_db),
-        pytest.param("TransactionTestCase", marks=pytest.mark.django_db(transaction=True)),
-    ]
-)
-def case(request):
-    """Each test once in the transaction of a ``TestCase``, and once with real commits."""
-    return request.param
 
 
 # run_jobs()
@@ -308,21 +278,6 @@ def test_what_steps_out_is_no_failure(case):
     assert run_jobs(until=timezone.now() + HOUR).states == {"scheduled": 6}
 
 
-def test_follow_ups_run(case):
-    chain(leaves.si("a"), leaves.si("b")).apply_async()
-    chord([leaves.si("c"), leaves.si("d")], counts.s("e")).apply_async()
-    run_jobs()
-    assert sorted(effects()) == ["a", "b", "c", "d", "e"]
-    assert Effect.objects.get(key="e").note == "['c', 'd']"
-
-
-def test_errbacks_run(case):
-    breaks.apply_async(("a",), link_error=says_that_it_was_called.s())
-    assert run_jobs(raises=False).states == {"failed": 1}
-    assert effects() == ["errback"]
-    assert Effect.objects.get().note == "LookupError('a')"
-
-
 def test_an_unknown_task_is_named(case):
     Job.objects.create(task="gone.task", queue="celery")
     with pytest.raises(NotRegistered, match=r"gone\.task.*import the module"):
@@ -353,14 +308,6 @@ def test_a_body_of_its_own_transactions(case):
     run_jobs(raises=False)
     # What it did before it failed was committed.
     assert effects() == ["a", "c", "b"]
-
-
-def test_the_ledger_of_calls_works(case):
-    charges.delay(7)
-    charges.delay(7)
-    assert run_jobs().states == {"succeeded": 2}
-    assert effects() == ["charge:7", "charge:7"]
-    assert Call.objects.get().state == "sent"
 
 
 @pytest.mark.parametrize("task", [marks_by_itself.s("a"), guards_by_itself.s()])
@@ -611,8 +558,6 @@ def test_the_tools_work_in_plain_calls(case):
         assert (first, rows) == (True, [])
     with lock("a:1") as token:
         assert token > 0
-    with pytest.raises(RuntimeError, match=r"run_jobs\(\) of jobs\.testing"):
-        charges(7)
 
 
 # The pytest plugin

@@ -20,7 +20,8 @@ from kombu import Message
 from vine import promise
 
 from jobs.conf import syncpoints
-from jobs.inspection import census, why
+from jobs.contrib.operator import status
+from jobs.inspection import why
 from jobs.lifecycle.run import Run
 from jobs.models import Node
 from jobs.worker.broker import _despite_leftovers
@@ -163,12 +164,12 @@ def test_a_worker_that_stops_says_so(tmp_path):
     with Worker(concurrency=1) as worker:
         result = tasks.waits.delay("last", str(started), str(gate))
         wait_for(started.exists, 20, "it runs")
-        [node] = census.gather(live=True)["nodes"]
+        [node] = status.gather(live=True)["nodes"]
         assert (node["alive"], node["stopping"]) == (True, False)
         worker.process.send_signal(signal.SIGTERM)
-        wait_for(lambda: census.gather(live=True)["nodes"][0]["stopping"], 20, "it says that it stops")
+        wait_for(lambda: status.gather(live=True)["nodes"][0]["stopping"], 20, "it says that it stops")
         waiting = tasks.effect.delay("waits")
-        assert census.gather(live=True)["queues"][current_app.conf.task_default_queue]["workers"] == 0
+        assert status.gather(live=True)["queues"][current_app.conf.task_default_queue]["workers"] == 0
         [reason] = [each for each in why.explain(uuid.UUID(waiting.id))[1] if each.code == "no_worker"]
         assert "was told to stop" in reason.says
         gate.touch()

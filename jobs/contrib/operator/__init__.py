@@ -1,0 +1,1 @@
+"""What an operator has: dashboard, statistics, problems, metrics, workers, and work on many jobs at once."""

@@ -1,0 +1,159 @@
+"""``manage.py jobs status|nodes|tell|adopt``; ``doctor``, ``init`` and ``audit`` have files of their own."""
+
+from argparse import Namespace
+from dataclasses import asdict
+from typing import Any
+
+from django.core.management.base import CommandError
+
+from jobs.conf import conf, worker_command
+from jobs.contrib.operator import activation, problems, workers
+from jobs.contrib.operator import status as now
+from jobs.contrib.operator.doctor import doctor
+from jobs.contrib.operator.project.audit import audit
+from jobs.contrib.operator.project.init import init
+from jobs.inspection.counts import at_least
+from jobs.inspection.times import duration
+from jobs.management.console.base import DRY_RUN, JobsCommand, me, option, reported, subcommand
+from jobs.models import ENDED, LIVE, State
+
+
+@subcommand(option("--live", "leave out the ended jobs, whose count reads all history", action="store_true"))
+def status(out: JobsCommand, args: Namespace) -> None:
+    """Counts by state and queue, workers, the oldest ready job, what is overdue.
+
+    Of a long backlog 10,000 jobs a queue are counted: 10000+. The count of ended jobs reads the whole table.
+    --live leaves it out, for monitoring.
+
+    examples:
+      manage.py jobs status
+      manage.py jobs status --live --json
+    """
+    found = now.gather(args.live)
+    noted = problems.of(found)
+    out.say_json({**found, "remarks": [asdict(each) for each in noted]})
+    rows = []
+    for name, counts in [*found["queues"].items(), ("total", {**found["jobs"], "capped": found["capped"]})]:
+        rows.append([name, *(at_least(counts[state], counts["capped"] and state != State.RUNNING) for state in LIVE)])
+    out.say_table(["queue", *LIVE], rows)
+    out.say("")
+    if not args.live:
+        out.say_table(["ended", *ENDED], [["total", *(found["jobs"][state] for state in ENDED)]])
+        out.say("")
+    if found["nodes"]:
+        _say_nodes(out, found["nodes"])
+        out.say("")
+    alive = sum(node["alive"] for node in found["nodes"])
+    oldest = found["oldest_ready_seconds"]
+    out.say(f"workers: {alive} alive, {len(found['nodes']) - alive} silent, {found['dead_nodes']} died in the last day")
+    out.say("no job is ready" if oldest is None else f"the oldest ready job has waited {duration(oldest)}")
+    out.say(problems.sentence(noted))
+    for each in noted:
+        out.say(each.line)
+
+
+@subcommand()
+def nodes(out: JobsCommand, args: Namespace) -> None:
+    """The workers: their last beat, version, processes, running jobs and queues.
+
+    The exit status is 1 if none is alive.
+
+    examples:
+      manage.py jobs nodes
+      manage.py jobs nodes --json
+    """
+    found = now.nodes()
+    out.say_json(found)
+    if found:
+        _say_nodes(out, found)
+    if not any(node["takes_jobs"] for node in found):
+        raise CommandError(f"No worker is alive: {worker_command()}")
+
+
+def _say_nodes(out: JobsCommand, nodes: list[dict[str, Any]]) -> None:
+    rows = []
+    for node in nodes:
+        beat = "never" if node["beat_seconds"] is None else f"{duration(node['beat_seconds'])} ago"
+        beat += ("" if node["alive"] else " (silent)") + (" (stopping)" if node["stopping"] else "")
+        pool = f"{node['pool']} {node['concurrency']}" if node["pool"] else "?"
+        where = [node["id"][:8], node["hostname"], node["pid"], node["version"] or "?", pool]
+        rows.append([*where, duration(node["age_seconds"]), beat, node["running"], ", ".join(node["queues"])])
+    out.say_table(["worker", "host", "pid", "version", "pool", "up for", "last beat", "running", "queues"], rows)
+
+
+@subcommand(
+    option("verb", "quiet, resume or stop", choices=[*workers.LABELS]),
+    option("names", "a worker: its id, the first 8 digits of it, or its host", nargs="+", metavar="WORKER"),
+    option("--why", "the reason, for the worker's log", default=""),
+)
+def tell(out: JobsCommand, args: Namespace) -> None:
+    """Tell workers to be quiet, to claim jobs again, or to stop, on whatever machine they are.
+
+    One that is quiet claims nothing more and finishes what it runs. One that stops does so as by SIGTERM: when what
+    it runs has ended. They obey within a second or so. The exit status is 1 if one was not told.
+
+    examples:
+      manage.py jobs tell quiet 019aae3c --why "its disk is full"
+      manage.py jobs tell resume 019aae3c
+      manage.py jobs tell stop web-2
+    """
+    with reported(says="{}: manage.py jobs nodes"):
+        nodes = [workers.find(name) for name in args.names]
+    told = {str(node.pk): workers.tell(node.pk, args.verb, me(), args.why) for node in nodes}
+    out.say_json({"verb": args.verb, "told": told})
+    for node in nodes:
+        if told[str(node.pk)]:
+            out.say(f"{node}: {args.verb}")
+    if dead := [str(node) for node in nodes if not told[str(node.pk)]]:
+        raise CommandError(f"Not told, because dead by now: {', '.join(dead)}")
+
+
+@subcommand(
+    option("--cancel", "cancel all jobs that have not ended, before they can run here", action="store_true"),
+    DRY_RUN,
+)
+def adopt(out: JobsCommand, args: Namespace) -> None:
+    """Let workers run the jobs of a database that is a copy, or that was moved.
+
+    Workers refuse a database that bears the mark of another one. This marks it as what it is, and says how many
+    jobs run from now on. With --cancel they are cancelled first, those too that the original was running, and
+    the messages of a jobs:// broker are deleted. A database that is marked as itself is left alone.
+
+    examples:
+      manage.py jobs adopt --dry-run
+      manage.py jobs adopt --cancel
+    """
+    found = {alias: activation.survey(alias) for alias in conf().DATABASES}
+    others = [alias for alias, what in found.items() if what["marked_as"] != what["is"]]
+    if args.cancel and not others:
+        raise CommandError(
+            "The database is marked as itself already: nothing was cancelled. If it is a copy nevertheless (of a "
+            "disk: a snapshot), give it another JOBS['INSTANCE'] than its original has."
+        )
+    for alias, what in found.items():
+        what |= {"cancelled": 0, "adopted": alias in others and not args.dry_run}
+        if what["adopted"] and args.cancel:
+            what["cancelled"] = done = activation.cancel_all(alias)
+            left = sum(activation.survey(alias)["jobs"].values())
+            if left:
+                raise CommandError(
+                    f"{done} jobs of {alias!r} were cancelled, {left} were not: somebody runs or records them at this "
+                    "moment. The database was not adopted. Stop who works on it, and try again."
+                )
+        if what["adopted"]:
+            activation.activate(alias)
+    out.say_json(found)
+    for alias, what in found.items():
+        jobs = "{scheduled} scheduled, {ready} ready and {running} running jobs".format(**what["jobs"])
+        if what.get("messages"):
+            jobs += f" ({what['messages']} messages of the jobs:// broker)"
+        if alias not in others:
+            out.say(f"{alias}: is marked as itself already; {jobs} run here")
+            continue
+        was = f"was marked as {what['marked_as']!r}" if what["marked_as"] else "was not marked"
+        ends = f"{'would be' if args.dry_run else 'were'} cancelled"
+        then = ends if args.cancel else "would run here" if args.dry_run else "run here"
+        out.say(f"{alias}: {was}, {'would be' if args.dry_run else 'is'} adopted as {what['is']!r}; {jobs} {then}")
+
+
+__all__ = ["adopt", "audit", "doctor", "init", "nodes", "status", "tell"]

@@ -1,0 +1,41 @@
+"""What of the operator's room takes part in the core."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from threading import Event
+from typing import Any
+
+from jobs.doors import Attempt, Extension
+
+#: Seconds from the start until the first count, and between two counts.
+FIRST, INTERVAL = 1.0, 20.0
+
+
+def count(stopping: Event, attempt: Attempt) -> None:
+    from django.db import connections
+
+    from jobs.contrib.operator.statistics import Count
+    from jobs.lifecycle.board import board
+
+    counting, pause = Count(lambda: board.node), FIRST
+    while not stopping.wait(pause):
+        attempt(counting.run_once)
+        # Not for the pause.
+        connections.close_all()
+        pause = INTERVAL
+
+
+class Operator(Extension):
+    def threads(self) -> list[Callable[[Event, Attempt], None]]:
+        return [count]
+
+    def selects(self) -> dict[str, Any]:
+        from jobs.contrib.operator.selection import FIELDS
+
+        return FIELDS
+
+    def known(self, what: str) -> Iterable[str]:
+        from jobs.contrib.operator.models import Statistic
+
+        return Statistic.objects.values_list(what, flat=True).distinct()

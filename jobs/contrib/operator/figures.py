@@ -1,0 +1,138 @@
+"""What the dashboard shows, out of small tables only: live rows by their partial indexes, history by its counts."""
+
+import datetime
+from collections import Counter, defaultdict, namedtuple
+from itertools import product
+from typing import Any
+
+from django.utils import timezone
+
+from jobs.conf import conf
+from jobs.contrib.operator import problems, statistics, status
+from jobs.contrib.operator.statistics import HOUR, MINUTE, QUARTER, floor, percentile
+from jobs.inspection import counts
+from jobs.models import ENDED, Job, State
+from jobs.models.fields import first_id, time_of
+
+PARTS = {"median": 0.5, "p95": 0.95, "p99": 0.99}  #: The percentiles that are shown.
+RATED = 10  #: The rate of a queue is that of so many minutes.
+SERIES = 8  #: A chart has at most so many series: the rarest are shown as one.
+FAILURES = 50  #: How many kinds of failures are shown, the most frequent ones.
+
+#: A time span that ends now: the length of the counts that it is made of, and how many bars show it.
+Span = namedtuple("Span", "name bar bars")
+SPANS = {each.name: each for each in (Span("hour", MINUTE, 60), Span("day", HOUR, 24), Span("week", QUARTER, 28))}
+
+SPIKE = 4  #: A bar that is so many times as high as nearly all others is cut: else nobody could read the others.
+
+#: ``top``: how many jobs the chart's height stands for; ``cut``: the counts of higher bars, by their numbers.
+Chart = namedtuple("Chart", "begins series highest top cut")
+
+
+class Dashboard:
+    def __init__(self, span: str = "hour", by: str = "state") -> None:
+        self.span = SPANS.get(span, SPANS["hour"])
+        self.by = by if by in ("state", "task", "queue") else "state"
+        self.found = status.gather(live=True)
+        self.running = status.running_now()
+        self.now = timezone.now()
+        last = floor(self.now, self.span.bar)
+        self.begins = [last - number * self.span.bar for number in reversed(range(self.span.bars))]
+        counted, rest = statistics.last_hour()
+        self.minutes = counted + rest  #: The counts of the last hour, by the minute.
+        self.rows = self.minutes
+        if self.span.bar != MINUTE:
+            self.rows = statistics.of(self.span.bar, self.begins[0])
+            self.rows += [row._replace(begin=floor(row.begin, self.span.bar)) for row in rest]
+        self.rates = self._rates()
+        self.problems = problems.of(self.found | {"rates": self.rates, "minutes": self.minutes}, self.running)
+
+    def ended(self) -> dict[str, int]:
+        return {str(state): 0 for state in ENDED} | statistics.counts(self.rows, "state")
+
+    def chart(self) -> Chart:
+        """How many jobs ended in each bar, by series."""
+        counts = statistics.counts(self.rows, self.by, "begin")
+        names, others = [name for name, _ in statistics.counts(self.rows, self.by).most_common()], []
+        if self.by == "state":
+            names = [state for state in ("succeeded", "cancelled", "failed") if state in names]
+        elif len(names) > SERIES:
+            names, others = names[: SERIES - 1], names[SERIES - 1 :]
+        series = {name: [counts[name, begin] for begin in self.begins] for name in names}
+        if others:
+            series[""] = [sum(counts[name, begin] for name in others) for begin in self.begins]
+        bars = [sum(counts) for counts in zip(*series.values(), strict=True)]
+        highest = max(bars, default=0)
+        # The highest bar, without the highest twentieth of all.
+        usual = sorted(bars)[-1 - len(bars) // 20] if bars else 0
+        top = round(usual * 1.25) if 0 < usual * SPIKE < highest else highest
+        return Chart(self.begins, series, highest, top, {place: n for place, n in enumerate(bars) if n > top})
+
+    def durations(self) -> list[dict[str, Any]]:
+        """How long jobs ran and waited (seconds), by task, and all of them first."""
+        found: dict[str, dict[str, Any]] = {}
+
+        def add(task: str, count: int, ran: Any, waited: Any) -> None:
+            each = found.setdefault(task, {"task": task, "count": 0, "ran": Counter(), "waited": Counter()})
+            each["count"] += count
+            each["ran"].update(ran)
+            each["waited"].update(waited)
+
+        for row in self.rows:
+            add(row.task, row.count, row.ran, row.waited)
+        for each in [*found.values()]:
+            # All of them, without a name.
+            add("", each["count"], each["ran"], each["waited"])
+        tasks = sorted(found.values(), key=lambda each: (each["task"] != "", -each["count"]))
+        for each, name in product(tasks, ("ran", "waited")):
+            each[name] = {label: percentile(each[name], part) for label, part in PARTS.items()}
+        return tasks
+
+    def failures(self) -> list[dict[str, Any]]:
+        found: dict[tuple[str, str], dict[str, Any]] = {}
+        for row in self.rows:
+            if row.state == State.FAILED:
+                kind = {"task": row.task, "error": row.error, "count": 0, "first": row.begin, "last": row.begin}
+                each = found.setdefault((row.task, row.error), kind)
+                each["count"] += row.count
+                each["first"], each["last"] = min(each["first"], row.begin), max(each["last"], row.begin)
+        return sorted(found.values(), key=lambda each: -each["count"])
+
+    def queues(self) -> list[dict[str, Any]]:
+        """The queues, with their rates (jobs a minute), and the time until all ready jobs have run (seconds)."""
+        found = []
+        for name, (enters, leaves) in sorted(self.rates.items()):
+            queue, drained = self.found["queues"].get(name, status.IDLE), None
+            if queue["ready"] and queue["workers"] and not queue["paused"] and leaves > enters:
+                drained = 60 * queue["ready"] / (leaves - enters)
+            rates = {"in": enters, "out": leaves, "drained": drained}
+            found.append({"name": name, **queue, "oldest": queue["oldest_ready_seconds"], **rates})
+        return found
+
+    def _rates(self) -> dict[str, tuple[float, float]]:
+        """Jobs a minute, into each queue and out of it."""
+        entered = self._entered()
+        left: Counter[str] = Counter()
+        end = floor(self.now, MINUTE)
+        for row in self.minutes:
+            # Only jobs that ran count: a job that was cancelled while it waited was no work.
+            left[row.queue] += sum(row.ran.values()) if end - RATED * MINUTE <= row.begin < end else 0
+        return {name: (entered[name], left[name] / RATED) for name in {*self.found["queues"], *left}}
+
+    def _entered(self) -> dict[str, float]:
+        """Jobs a minute into each queue; if there were very many, those of the newest."""
+        begin = self.now - RATED * MINUTE
+        total: dict[str, float] = defaultdict(float)
+        for alias in conf().DATABASES:
+            rows = Job.objects.using(alias)
+            own = rows.filter(pk__gte=first_id(begin), pk__lt=first_id(self.now + HOUR), made_at=None).order_by("-pk")
+            for newest in (own, rows.filter(made_at__gte=begin).order_by("-made_at")):
+                found = list(newest.values_list("queue", "pk", "made_at")[: counts.MOST])
+                since = begin
+                if len(found) == counts.MOST:
+                    _, key, made_at = found[-1]
+                    since = made_at or time_of(key) or begin
+                passed = max(datetime.timedelta(seconds=1), self.now - since)
+                for queue, count in Counter(queue for queue, _, _ in found).items():
+                    total[queue] += count * MINUTE / passed
+        return total

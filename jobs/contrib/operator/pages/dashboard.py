@@ -1,0 +1,214 @@
+"""The dashboard: is it healthy, what is slow, what failed, what waits."""
+
+import datetime
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
+from django.contrib import admin
+from django.core import checks
+from django.core.handlers.asgi import ASGIRequest
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, StreamingHttpResponse
+from django.http.response import HttpResponseBase
+from django.urls import path
+from django.utils import timezone
+from django.utils.formats import date_format
+from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext_lazy as _
+
+from jobs import extensions
+from jobs.admin import html
+from jobs.admin.base import ReadOnlyAdmin, may, page
+from jobs.admin.html import url_of
+from jobs.conf import worker_command
+from jobs.contrib.operator import live, workers
+from jobs.contrib.operator.figures import FAILURES, Chart, Dashboard
+from jobs.contrib.operator.models import Overview
+from jobs.contrib.operator.problems import kinds, sentence
+from jobs.contrib.operator.statistics import HOUR
+from jobs.inspection import public
+from jobs.inspection.counts import at_least
+from jobs.inspection.problems import INFO, Kind, Link
+from jobs.inspection.times import duration
+from jobs.models import LIVE, Job, State
+from jobs.models.values import parse_uuid
+from jobs.operations.actions import OPERATIONS
+
+#: How many problems of a kind are not folded: all kinds have to fit on the first screen.
+OF_A_KIND = 2
+
+LABELS = {"hour": _("last hour"), "day": _("last day"), "week": _("last week")}
+BY = {"state": _("state"), "task": _("task"), "queue": _("queue")}
+
+
+@admin.register(Overview)
+class OverviewAdmin(ReadOnlyAdmin):
+    """The dashboard, as an entry of the admin's index. It lists no rows."""
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return may(request, "view_job")
+
+    def get_urls(self) -> list[Any]:
+        """Without Django's page of a row: this model's rows are jobs, and it would show them unredacted."""
+        board, *others = self.own_urls()
+        # The admin's index links to this name.
+        return [board, path("", board.callback, name=f"{self.opts.app_label}_overview_changelist"), *others]
+
+    @page("", "dashboard", posts=False)
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        board = Dashboard(request.GET.get("span", "hour"), request.GET.get("by", "state"))
+        failures, found = board.failures(), board.found
+        known = kinds()
+        # Those of extensions may say what only some may read.
+        hidden = {name for name, kind in known.items() if kind.permission and not may(request, kind.permission)}
+        problems = [each for each in board.problems if each.kind not in hidden]
+        faults = [each for each in checks.run_checks(tags=["jobs"]) if not each.is_silenced()]
+        said = public.said(board.running)
+        more = ngettext("%(number)s setting to look at", "%(number)s settings to look at", len(faults))
+        # Looked up once for all rows: each look-up takes Django 0.1 ms.
+        base = url_of("job_changelist")
+        return self.render(
+            request,
+            "dashboard.html",
+            gettext("Dashboard"),
+            board=board,
+            worker_command=worker_command(),
+            worst=next((each.severity for each in problems if each.severity != INFO), "fine"),
+            sentence=sentence(problems, [more % {"number": len(faults)}] if faults else []),
+            problems=[
+                (rows[:OF_A_KIND], rows[OF_A_KIND:])
+                for _kind, group in groupby(problems, lambda each: (each.severity, each.kind))
+                if (rows := [(each, *_ways(request, known[each.kind], each.about)) for each in group])
+            ],
+            panels=[panel(request, found) for panel in extensions.through("panel")],
+            running=[(job, said.get(job.pk), html.arguments(job), f"{base}{job.pk}/operate/") for job in board.running],
+            names={node["id"]: node["hostname"] for node in found["nodes"]},
+            may_kill=may(request, "kill_job"),
+            kill=OPERATIONS["kill"],
+            killing={"operation": "kill"},
+            **_chart(board),
+            tiles=[
+                *((state, state.label, at_least(found["jobs"][state], found["capped"])) for state in LIVE),
+                *((state, State(state).label, count) for state, count in board.ended().items()),
+            ],
+            spans=LABELS.items(),
+            bys=BY.items(),
+            durations=[
+                (
+                    each["task"],
+                    each["count"],
+                    *(" · ".join(map(_short, each[name].values())) for name in ("ran", "waited")),
+                )
+                for each in board.durations()
+            ],
+            failures=failures[:FAILURES],
+            rarer=max(0, len(failures) - FAILURES),
+            queues=[each | {state: at_least(each[state], each["capped"]) for state in LIVE} for each in board.queues()],
+            checks=faults,
+            may_pause=may(request, "pause_queue"),
+        )
+
+    @page("verify/", "verify", posts=False)
+    def verify(self, request: HttpRequest) -> HttpResponse:
+        """Show what ``manage.py jobs verify --no-watch`` finds now."""
+        # Imported late: it imports the transport, and the import of the transport may be what imports the admin.
+        from jobs.inspection.verify import Unverifiable, verify
+
+        title = gettext("The promise, verified")
+        try:
+            report = verify(patient=False)
+        except Unverifiable as exc:
+            return self.render(request, "verify.html", title, trouble=str(exc))
+        # Some examples are no jobs, and some jobs are in another database.
+        keys = {key: parse_uuid(key) for each in report.findings for key in each.examples}
+        known = set(Job.objects.filter(pk__in=filter(None, keys.values())).values_list("pk", flat=True))
+        findings = [(each, [(key, keys[key] in known) for key in each.examples]) for each in report.findings]
+        return self.render(request, "verify.html", title, report=report, findings=findings)
+
+    @page("live/", "live", posts=False)
+    def live(self, request: HttpRequest) -> HttpResponseBase:
+        """Tell a page when something changed. Under WSGI a stream would hold a thread, so there pages only poll."""
+        if not isinstance(request, ASGIRequest):
+            raise Http404
+        if live.watch.is_full:
+            return HttpResponse(status=503, headers={"Retry-After": live.FULL})
+        try:
+            since = float(request.GET.get("since", ""))
+        except ValueError:
+            since = 0.0
+        # These keep proxies, and middleware that compresses, from holding the stream back.
+        told = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", "Content-Encoding": "identity"}
+        return StreamingHttpResponse(live.stream(since), content_type="text/event-stream", headers=told)
+
+    @page("seen/", "node_seen", "control_node")
+    def seen(self, request: HttpRequest) -> HttpResponse:
+        """Note that somebody has seen which workers died."""
+        for node in workers.seen():
+            self.log_change(request, node, "seen")
+        return HttpResponseRedirect(url_of("dashboard"))
+
+
+def _chart(board: Dashboard) -> dict[str, Any]:
+    chart, is_by_state = board.chart(), board.by == "state"
+    names = {state.value: state.label for state in State} if is_by_state else {"": gettext("others")}
+    # A state has colours of its own.
+    series = [
+        (name if is_by_state else number, names.get(name, name), counts)
+        for number, (name, counts) in enumerate(chart.series.items())
+    ]
+    label = gettext("Ended jobs, %(span)s, by %(by)s") % {"span": LABELS[board.span.name], "by": BY[board.by]}
+    return {
+        "chart": chart,
+        "chart_label": label,
+        "bars": _bars(chart, series),
+        "hours": _hours(chart.begins),
+        "cuts": [(_percent(place + 0.5, chart.begins), count) for place, count in chart.cut.items()],
+        "legend": [(look, label, sum(counts)) for look, label, counts in series],
+    }
+
+
+def _bars(chart: Chart, series: list[tuple[Any, Any, list[int]]]) -> Iterator[Any]:
+    """Of each bar: its number, its text, and its parts (look, top and height, in jobs)."""
+    for number, begin in enumerate(chart.begins):
+        top, parts, says = chart.top, [], [f"{timezone.localtime(begin):%Y-%m-%d %H:%M}"]
+        for look, label, counts in series:
+            if count := counts[number]:
+                height = min(count, top)
+                top -= height
+                parts.append((look, top, height))
+                says.append(f"{label}: {count}")
+        yield number, ", ".join(says), parts
+
+
+def _percent(number: float, begins: list[datetime.datetime]) -> float:
+    """The place of a bar, in percent of the chart's width."""
+    return round(100 * number / len(begins), 2)
+
+
+def _hours(begins: list[datetime.datetime]) -> Iterator[tuple[float, str]]:
+    """The labels of the axis, with their places: every tenth minute, every fourth hour, or every day."""
+    step = begins[1] - begins[0]
+    for number, begin in enumerate(map(timezone.localtime, begins)):
+        if step < HOUR:
+            is_round, text = begin.minute % 10 == 0, f"{begin:%H:%M}"
+        elif step == HOUR:
+            is_round, text = begin.hour % 4 == 0, f"{begin:%H:%M}"
+        else:
+            is_round, text = begin.hour < 6, date_format(begin, "D j.n.")
+        if is_round:
+            yield _percent(number, begins), text
+
+
+def _ways(request: HttpRequest, kind: Kind, about: Any) -> list[tuple[Any, str, Any, Any] | None]:
+    """Where somebody can see what a problem is about, and what mends it, if there is that and this reader may."""
+
+    def drawn(link: Link) -> tuple[Any, str, Any, Any] | None:
+        if link.permission and not may(request, link.permission):
+            return None
+        return link.label, url_of(link.page, *link.args, **link.query), link.fields, link.warns
+
+    return [drawn(way(about)) if way else None for way in (kind.place, kind.button)]
+
+
+def _short(seconds: float | None) -> str:
+    return f"{seconds * 1000:.0f} ms" if seconds is not None and seconds < 1 else duration(seconds)

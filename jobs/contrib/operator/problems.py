@@ -1,0 +1,385 @@
+"""What needs attention, worst first: the one answer for the dashboard, ``manage.py jobs status`` and ``doctor``."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from django.utils.translation import gettext, ngettext, ngettext_lazy
+from django.utils.translation import gettext_lazy as _
+
+from jobs import extensions
+from jobs.conf import worker_command
+from jobs.contrib.operator import statistics, status
+from jobs.contrib.operator.statistics import HOUR, Row
+from jobs.inspection.counts import at_least, late_after
+from jobs.inspection.problems import ERROR, INFO, SEVERITIES, WARNING, Kind, Link, Problem, ago, by_whom
+from jobs.inspection.times import duration
+from jobs.models import Node, State
+from jobs.operations.actions import OPERATIONS
+from jobs.store import databases
+
+LONG = 1800.0  #: Seconds after which a running body is a problem.
+
+NAMED = 20  #: At most so many of one kind are named.
+
+EVERY_TIME = 5  #: So many failures one after the other, and no success: the task fails every time.
+
+_THEM, _WORKERS = _("Show them"), _("Show the workers")
+
+
+def _jobs(**query: Any) -> Link:
+    return Link(_THEM, "job_changelist", query=query)
+
+
+def _ready(queue: str) -> Link:
+    return _jobs(state__exact="ready", queue=queue)
+
+
+def _workers(label: Any, is_empty: int) -> Link:
+    return Link(label, "node_changelist", query={"dead_at__isempty": is_empty})
+
+
+def _failed(task: str) -> dict[str, str]:
+    return {"state__exact": "failed", "task": task, "ended": "1h"}
+
+
+def _retry(task: str) -> Link:
+    warns = _("All jobs of this task that failed in the last hour run again.")
+    fields = {"operation": "retry", "scope": "all"}
+    return Link(_("Retry these"), "job_operate", (), _failed(task), "retry_job", fields, warns)
+
+
+def _kill(job: Any) -> Link:
+    kill = OPERATIONS["kill"]
+    return Link(kill.label, "job_operate_one", (job,), {}, kill.permission, {"operation": "kill"}, kill.warns)
+
+
+def _resume(queue: str) -> Link:
+    return Link(_("Resume"), "queue_switch", (), {}, "pause_queue", {"verb": "resume", "queue": queue})
+
+
+#: In the order in which they are listed.
+KINDS: dict[str, Kind] = {
+    "copied": Kind(
+        ERROR,
+        ngettext_lazy("%(number)s database is a copy", "%(number)s databases are copies", "number"),
+        lambda alias: _jobs(state__exact="ready"),
+    ),
+    "no_worker": Kind(ERROR, _("no worker is alive"), lambda nothing: Link(_WORKERS, "node_changelist")),
+    "starving": Kind(
+        ERROR, ngettext_lazy("no worker for %(number)s queue", "no worker for %(number)s queues", "number"), _ready
+    ),
+    "standing": Kind(
+        ERROR,
+        ngettext_lazy("%(number)s queue stands still", "%(number)s queues stand still", "number"),
+        lambda queue: _workers(_WORKERS, 1),
+    ),
+    "overdue": Kind(
+        ERROR,
+        ngettext_lazy("%(number)s job is overdue", "%(number)s jobs are overdue", "number"),
+        lambda nothing: _jobs(state__exact="scheduled"),
+    ),
+    "unknown_task": Kind(
+        ERROR,
+        ngettext_lazy("%(number)s job of an unknown task", "%(number)s jobs of unknown tasks", "number"),
+        lambda task: _jobs(state__exact="scheduled", task=task),
+    ),
+    "failing": Kind(
+        ERROR,
+        ngettext_lazy("%(number)s task fails every time", "%(number)s tasks fail every time", "number"),
+        lambda task: _jobs(**_failed(task)),
+        _retry,
+        is_fault=False,
+    ),
+    "failed": Kind(
+        WARNING,
+        ngettext_lazy("%(number)s failed this hour", "%(number)s failed this hour", "number"),
+        lambda task: _jobs(**_failed(task)),
+        _retry,
+        is_fault=False,
+    ),
+    "dead": Kind(
+        WARNING,
+        ngettext_lazy("%(number)s worker died", "%(number)s workers died", "number"),
+        lambda nothing: _workers(_THEM, 0),
+        lambda nothing: Link(_("Seen"), "node_seen", permission="control_node"),
+        is_fault=False,
+    ),
+    "stuck": Kind(
+        WARNING,
+        ngettext_lazy("%(number)s job seems stuck", "%(number)s jobs seem stuck", "number"),
+        lambda job: Link(_("Show the job"), "job_change", (job,)),
+        _kill,
+        is_fault=False,
+    ),
+    "growing": Kind(
+        WARNING,
+        ngettext_lazy(
+            "%(number)s queue grows faster than it drains", "%(number)s queues grow faster than they drain", "number"
+        ),
+        _ready,
+        is_fault=False,
+    ),
+    "paused": Kind(
+        WARNING,
+        ngettext_lazy("%(number)s queue is paused", "%(number)s queues are paused", "number"),
+        _ready,
+        _resume,
+        is_fault=False,
+    ),
+    "busy": Kind(
+        INFO,
+        ngettext_lazy("%(number)s queue is behind", "%(number)s queues are behind", "number"),
+        _ready,
+        is_fault=False,
+    ),
+}
+
+
+def kinds() -> dict[str, Kind]:
+    """All kinds, also those of extensions, in the order in which they are listed."""
+    found = extensions.merged("kinds")
+    order = [*KINDS]
+    for name, kind in found.items():
+        order.insert(order.index(kind.before) if kind.before else len(order), name)
+    found |= KINDS
+    return {name: found[name] for name in order}
+
+
+def of(found: dict[str, Any], running: Iterable[Any] | None = None) -> list[Problem]:
+    """The problems of what there is, the worst first.
+
+    Parameters:
+        found: what :func:`status.gather` found; with ``rates``, jobs a minute into each queue and out of it, if
+            somebody knows them, and with ``minutes``, what ended in the last hour, if somebody has read it.
+        running: the oldest jobs that run (:func:`status.running_now`).
+    """
+    minutes = found.get("minutes")
+    if minutes is None:
+        counted, rest = statistics.last_hour()
+        minutes = counted + rest
+    every = [
+        *_copies(found["databases"]),
+        *_no_worker(found),
+        *_queues(found, found.get("rates", {})),
+        *_overdue(found["due"]),
+        *_unknown(found["unknown_tasks"]),
+        *_failing(minutes, found["nodes"]),
+        *_died(found["died"]),
+        *_stuck(status.running_now() if running is None else running),
+        *(each for problems in extensions.through("problems") for each in problems(found)),
+    ]
+    known = kinds()
+    order = [*known]
+    every = [replace(each, severity=each.severity or known[each.kind].severity) for each in every]
+    return sorted(every, key=lambda each: (SEVERITIES.index(each.severity), order.index(each.kind)))
+
+
+def sentence(problems: Iterable[Problem], more: Iterable[str] = ()) -> str:
+    """One sentence of all of them: how many problems there are, and which. ``more`` is said at the end."""
+    total: Counter[str] = Counter()
+    number = 0
+    for each in problems:
+        total[each.kind] += each.number
+        number += each.severity != INFO
+    says = gettext("All is well")
+    if number:
+        says = ngettext("%(number)s problem", "%(number)s problems", number) % {"number": number}
+    known = kinds()
+    parts = [*(known[kind].many % {"number": number} for kind, number in total.items()), *more]
+    return f"{says}: {' · '.join(parts)}" if parts else f"{says}."
+
+
+def _copies(marks: dict[str, Any]) -> Iterator[Problem]:
+    for alias, mark in marks.items():
+        if not mark["adopted"]:
+            says = gettext(
+                "the database %(database)r is marked as another one, %(mark)r, and it is %(is)r: workers refuse it "
+                "until `manage.py jobs adopt`"
+            )
+            means = gettext("Its jobs may run at the original as well: here they wait until somebody adopts them.")
+            yield Problem("copied", says % {**mark, "database": alias, "mark": mark["marked_as"]}, means)
+
+
+def _is_any_alive(found: dict[str, Any]) -> bool:
+    return any(node["alive"] for node in found["nodes"])
+
+
+def _no_worker(found: dict[str, Any]) -> Iterator[Problem]:
+    if not _is_any_alive(found):
+        waits = [queue["oldest_ready_seconds"] or 0.0 for queue in found["queues"].values() if not queue["paused"]]
+        says, longest = gettext("no worker is alive"), max(waits, default=0.0)
+        if longest >= late_after():
+            says = gettext("no worker is alive, and the oldest ready job has waited %s") % duration(longest)
+        means = gettext("Nothing that is called or comes due runs until one is started.")
+        yield Problem("no_worker", says, means, command=worker_command())
+
+
+def _is_free(node: dict[str, Any]) -> bool:
+    """Whether a worker takes jobs, and has a process without one."""
+    return node["takes_jobs"] and (node["concurrency"] is None or node["running"] < node["concurrency"])
+
+
+def _queues(found: dict[str, Any], rates: Mapping[str, tuple[float, float]]) -> Iterator[Problem]:
+    quiet = [node for node in found["nodes"] if node["takes_jobs"] and not node["queues"]]
+    for name, queue in found["queues"].items():
+        waited, workers = queue["oldest_ready_seconds"], queue["workers"]
+        if queue["paused"]:
+            yield _paused(name, queue, found["pauses"][name])
+            continue
+        if waited is None or waited < late_after():
+            continue
+        # A limit may keep the first one, and then nothing is wrong.
+        if any(keeps(name) for keeps in extensions.through("keeps")):
+            continue
+        words = {"queue": name, "time": duration(waited), "workers": workers, "running": queue["running"]}
+        enters, leaves = rates.get(name, (0.0, 0.0))
+        command = ""
+        if not workers:
+            if not _is_any_alive(found):
+                # That is said once, and not of each queue.
+                continue
+            kind, command = "starving", worker_command("-Q", name)
+            says = gettext("%(queue)s: the oldest ready job has waited %(time)s, and no worker consumes its queue")
+            means = gettext("Its jobs wait until a worker is started with this queue in its option -Q.")
+            if quiet:
+                # A quiet worker has no queues: it may be the one that consumed this one.
+                means = gettext("No worker takes jobs of the queue %(queue)s: %(quiet)s was told to be quiet.") % {
+                    "queue": name,
+                    "quiet": ", ".join(node["hostname"] for node in quiet),
+                }
+                command = f"manage.py jobs tell resume {quiet[0]['id'][:8]}"
+        elif not queue["running"]:
+            # With all their processes at work they are busy, and nothing stands still.
+            kind = "standing" if any(_is_free(node) for node in found["nodes"] if name in node["queues"]) else "busy"
+            says = ngettext(
+                "%(queue)s: the oldest ready job has waited %(time)s although %(workers)s worker consumes its queue, "
+                "and none of its jobs is running",
+                "%(queue)s: the oldest ready job has waited %(time)s although %(workers)s workers consume its queue, "
+                "and none of its jobs is running",
+                workers,
+            )
+            means = gettext("The workers are busy with other queues, or hang. Look at what they run.")
+        elif enters > leaves:
+            kind = "growing"
+            says = gettext("%(queue)s: %(in)s jobs a minute come, and %(out)s are done; the oldest waits %(time)s")
+            means = gettext("It will not catch up by itself: start more workers, or make the task faster.")
+            words |= {"in": f"{enters:.1f}", "out": f"{leaves:.1f}"}
+        else:
+            kind = "busy"
+            says = ngettext(
+                "%(queue)s: the oldest ready job has waited %(time)s; %(workers)s worker consumes its queue "
+                "(%(running)s running)",
+                "%(queue)s: the oldest ready job has waited %(time)s; %(workers)s workers consume its queue "
+                "(%(running)s running)",
+                workers,
+            )
+            means = gettext("It is being worked off.")
+        yield Problem(kind, says % words, means, command=command, since=waited, about=name)
+
+
+def _paused(name: str, queue: dict[str, Any], pause: dict[str, Any]) -> Problem:
+    number, words = queue["ready"], {"queue": name, "by": by_whom(pause["by"], pause["reason"])}
+    says = gettext("the queue %(queue)s is paused%(by)s") % words
+    if number:
+        waits = ngettext("%(number)s job waits", "%(number)s jobs wait", number)
+        says += "; " + waits % {"number": at_least(number, queue["capped"])}
+    severity, since = WARNING if number else INFO, ago(pause["at"])
+    means = gettext("No worker takes a job of this queue until somebody resumes it.")
+    command = f"manage.py jobs resume {name}"
+    return Problem("paused", says, means, severity=severity, command=command, since=since, about=name)
+
+
+def _overdue(due: dict[str, Any]) -> Iterator[Problem]:
+    number, since = due["count"], due["lag_seconds"]
+    if since > late_after():
+        says = ngettext(
+            "%(number)s job has been due for %(time)s, and no worker has made it ready",
+            "%(number)s jobs are due, the oldest for %(time)s, and no worker has made them ready",
+            number,
+        ) % {"number": number, "time": duration(since)}
+        means = gettext("Every worker does this, every second: none is alive, or the database is very slow.")
+        yield Problem("overdue", says, means, since=since, number=number)
+
+
+def _unknown(tasks: dict[str, int]) -> Iterator[Problem]:
+    ended = Node.objects.using(databases.home()).filter(dead_at__isnull=False).order_by("-dead_at")
+    found = list(ended.only("hostname", "version", "dead_at", "tasks")[:NAMED]) if tasks else []
+    for task, number in tasks.items():
+        says = ngettext(
+            "%(task)s: %(number)s job waits for a worker that knows this task",
+            "%(task)s: %(number)s jobs wait for a worker that knows this task",
+            number,
+        ) % {"task": task, "number": number}
+        means = gettext(
+            "A deploy renamed or removed the task, or workers with the older code are still there. The jobs are kept, "
+            "and run as soon as a worker knows it."
+        )
+        since = None
+        if (knew := next((node for node in found if task in node.tasks), None)) is not None:
+            last = gettext("; the last one that knew it was %(worker)s, version %(version)s")
+            says += last % {"worker": knew.hostname, "version": knew.version or "?"}
+            means = gettext(
+                "The deploy since then renamed or removed the task. The jobs are kept, and run as soon as a worker "
+                "knows it."
+            )
+            since = ago(knew.dead_at)
+        yield Problem("unknown_task", says, means, about=task, number=number, since=since)
+
+
+def _died(found: list[dict[str, Any]]) -> Iterator[Problem]:
+    if not found:
+        return
+    names = ", ".join(dict.fromkeys(each["hostname"] for each in found[:NAMED]))
+    says = ngettext("a worker died: %(names)s", "%(number)s workers died: %(names)s", len(found))
+    means = gettext(
+        "It did not stop in good order: killed, out of memory, or its machine went away. Its jobs were given back."
+    )
+    since = min(each["dead_seconds"] for each in found)
+    yield Problem("dead", says % {"number": len(found), "names": names}, means, since=since, number=len(found))
+
+
+def _stuck(running: Iterable[Any]) -> Iterator[Problem]:
+    for job in running:
+        seconds = job.age.total_seconds()
+        words = {"task": job.task, "id": job.pk, "time": duration(seconds)}
+        more = {"about": job.pk, "since": seconds, "command": f"manage.py jobs kill {job.pk}"}
+        if job.asked is not None and job.asked.total_seconds() > late_after():
+            says = gettext("%(task)s: runs for %(time)s, and was asked to end %(asked)s ago")
+            means = gettext("Its body has not come to a checkpoint since. Kill it, if it is not to go on.")
+            yield Problem("stuck", says % {**words, "asked": duration(job.asked.total_seconds())}, means, **more)
+        elif seconds > LONG:
+            means = gettext("It may hang: neither an end nor a time limit has come. Look at it; kill it if it hangs.")
+            yield Problem("stuck", gettext("%(task)s: runs for %(time)s") % words, means, **more)
+
+
+def _failing(minutes: Sequence[Row], nodes: list[dict[str, Any]]) -> Iterator[Problem]:
+    """The tasks that failed in the last hour, those with the most failures first."""
+    failed = [row for row in minutes if row.state == State.FAILED]
+    every = statistics.counts(minutes, "task")
+    for task, number in statistics.counts(failed, "task").most_common(NAMED):
+        failures = [row for row in failed if row.task == task]
+        succeeded = (row.begin for row in minutes if row.task == task and row.state == State.SUCCEEDED)
+        worked = max(succeeded, default=None)
+        latest = [row for row in failures if worked is None or row.begin > worked]
+        words = {"task": task, "number": number, "all": every[task]}
+        words["error"] = statistics.counts(failures, "error").most_common(1)[0][0] or "?"
+        kind, since = "failed", ago(min(row.begin for row in latest or failures))
+        says = gettext("%(task)s: %(number)s of %(all)s failed this hour, mostly with %(error)s")
+        means = gettext("They stay until somebody runs them again.")
+        if sum(row.count for row in latest) >= EVERY_TIME:
+            kind, number = "failing", 1
+            says = gettext("%(task)s: fails every time, %(number)s of %(all)s this hour, mostly with %(error)s")
+            means = gettext("It has not succeeded once since then. Look at what was deployed or changed at that time.")
+            # The worker that started last between its last success and its first failure: statistics are by the minute.
+            least, most = since - 60, HOUR.total_seconds() if worked is None else ago(worked)
+            if new := [node for node in nodes if least <= node["age_seconds"] <= most][-1:]:
+                since = new[0]["age_seconds"]
+                words |= {"worker": new[0]["hostname"], "version": new[0]["version"] or "?"}
+                says = gettext(
+                    "%(task)s: fails every time since the deploy of version %(version)s, %(number)s of %(all)s this "
+                    "hour, mostly with %(error)s"
+                )
+                means = gettext("It has not succeeded once since %(worker)s was started. Roll back, or mend the task.")
+        yield Problem(kind, says % words, means % words, number=number, since=since, about=task)

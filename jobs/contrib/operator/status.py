@@ -1,0 +1,172 @@
+"""What there is now: jobs by queue and state, workers, what is late. One answer for pages, commands and metrics."""
+
+import datetime
+import math
+import uuid
+from collections import Counter, defaultdict
+from typing import Any
+
+from django.db import Error
+from django.db.models import Count, OuterRef, Q, Subquery
+from django.db.models.functions import Now
+
+from jobs import extensions
+from jobs.conf import conf
+from jobs.inspection import counts
+from jobs.inspection.counts import age_of, heads, scheduled, seconds_of, workers
+from jobs.lifecycle.queues import paused as paused_queues
+from jobs.lifecycle.transitions import PARKED
+from jobs.models import ENDED, HELD, LIVE, Cancellation, Job, Node, State
+from jobs.store import databases, identity
+
+# The workers
+
+
+def nodes() -> list[dict[str, Any]]:
+    """The workers that nobody declared dead, oldest first, as JSON."""
+    running = counts.running_by_node()
+    return [_told(node, running) for node in workers()]
+
+
+def _told(node: Any, running: Counter[uuid.UUID]) -> dict[str, Any]:
+    names = ("hostname", "pid", "version", "pool", "concurrency", "queues")
+    return {
+        "id": str(node.pk),
+        **{name: getattr(node, name) for name in names},
+        "age_seconds": seconds_of(node.age),
+        "beat_seconds": round(node.silence, 3) if math.isfinite(node.silence) else None,
+        "alive": node.is_alive,
+        "stopping": node.stopping_at is not None,
+        "takes_jobs": node.takes_jobs,
+        "running": running[node.pk],
+    }
+
+
+OLDEST = 20  #: How many running jobs are listed, the oldest ones.
+
+
+def running_now() -> list[Any]:
+    """The oldest jobs that run: each with its ``age``, and since when it is ``asked`` to end, or None."""
+    asked = Cancellation.objects.filter(job=OuterRef("pk")).annotate(age=age_of("at")).values("age")
+    jobs = Job.objects.filter(state=State.RUNNING).defer("result", "errors", "error").order_by("started_at")
+    found: list[Any] = []
+    for rows in databases.each(jobs.annotate(age=age_of("started_at"), asked=Subquery(asked))):
+        found += rows[:OLDEST]
+    return sorted(found, key=lambda job: job.started_at)[:OLDEST]
+
+
+# The jobs
+
+#: What is told of a queue, here of an empty one. ``held``: those of the ready jobs that wait for their limit;
+#: ``parked``: those of the scheduled ones that wait for a worker that knows their task.
+IDLE: dict[str, Any] = {str(state): 0 for state in LIVE} | {"capped": False, "oldest_ready_seconds": None}
+IDLE |= {"workers": 0, "paused": False, "held": 0, "parked": 0}
+
+
+class Live:
+    """What lives, by queue, over all job databases; :data:`counts.MOST` of a queue's jobs that wait are counted."""
+
+    def __init__(self) -> None:
+        self.queues: dict[str, dict[str, Any]] = defaultdict(IDLE.copy)
+        self.unknown: Counter[str] = Counter()
+        self.late: list[float] = []  #: For how many seconds each scheduled job is due that nobody has made ready.
+        self.running: Counter[uuid.UUID] = Counter()  #: How many jobs each worker runs.
+        for alias in conf().DATABASES:
+            self._count(alias)
+
+    def _count(self, using: str) -> None:
+        rows, queues = Job.objects.using(using), self.queues
+        for head in heads(using):
+            queue = queues[head.queue]
+            queue["ready"] += head.number
+            queue["oldest_ready_seconds"] = max(queue["oldest_ready_seconds"] or 0.0, head.seconds)
+            queue["capped"] |= head.number >= counts.MOST
+        held = rows.filter(HELD).order_by("queue", "id").values_list("queue", flat=True)[: counts.MOST]
+        first = (
+            scheduled(using).filter(run_at__lt=PARKED).values_list("queue", "age", "task", "error__type")[: counts.MOST]
+        )
+        parked = rows.filter(state=State.SCHEDULED, run_at=PARKED).values_list("queue", "task")[: counts.MOST]
+        counted = ([*held], ("ready", "held")), ([name for name, *_ in first], ("scheduled",))
+        for names, keys in (*counted, ([name for name, _ in parked], ("scheduled", "parked"))):
+            for name, count in Counter(names).items():
+                for key in keys:
+                    queues[name][key] += count
+                queues[name]["capped"] |= len(names) >= counts.MOST
+        self.late += [seconds for _, age, *_ in first if (seconds := age.total_seconds()) >= 0]
+        self.unknown.update(
+            [task for _, _, task, error in first if error == counts.UNKNOWN] + [task for _, task in parked]
+        )
+        for name, node, count in rows.filter(state=State.RUNNING).values_list("queue", "node_id").annotate(Count("pk")):
+            queues[name]["running"] += count
+            self.running[node] += count
+
+    def total(self, state: str) -> int:
+        return sum(queue[state] for queue in self.queues.values())
+
+    @property
+    def is_capped(self) -> bool:
+        return any(queue["capped"] for queue in self.queues.values())
+
+
+def gather(live: bool) -> dict[str, Any]:
+    """What there is, summed up over all job databases. ``live`` leaves the ended jobs at None.
+
+    Of a queue's scheduled and ready jobs :data:`counts.MOST` are counted; ``capped`` says that there may be more.
+    """
+    counted = Live()
+    queues, late = counted.queues, counted.late
+    jobs: dict[str, Any] = {str(state): counted.total(state) for state in LIVE}
+    jobs |= {str(state): None if live else 0 for state in ENDED}
+    for rows in () if live else databases.each(Job.objects.filter(state__in=ENDED)):
+        for state, count in rows.values_list("state").annotate(Count("pk")):
+            jobs[state] += count
+    day = datetime.timedelta(days=1)
+    lost = Q(signed_off=False) & (Q(seen_at=None) | Q(dead_at__gt=Now() - day))
+    told = Node.objects.using(databases.home()).filter(Q(dead_at=None) | lost).defer("tasks")
+    found = workers(told.annotate(dead=age_of("dead_at")))
+    listed = [_told(node, counted.running) for node in found if node.dead_at is None]
+    died = sorted((node for node in found if node.dead_at), key=lambda node: node.dead)
+    pauses = paused_queues()
+    # Queues without jobs are listed too: somebody paused them, or a worker serves them.
+    for name in pauses:
+        queues[name]["paused"] = True
+    for node in listed:
+        for name in node["queues"] if node["alive"] else ():
+            queues[name]["workers"] += int(node["takes_jobs"])
+    waited = [queue["oldest_ready_seconds"] for queue in queues.values() if queue["oldest_ready_seconds"] is not None]
+    result = {
+        "databases": {alias: identity.marks(alias) for alias in conf().DATABASES},
+        "jobs": jobs,
+        "capped": counted.is_capped,
+        "queues": dict(sorted(queues.items())),
+        "pauses": {name: {"at": row.at, "by": row.by, "reason": row.reason} for name, row in pauses.items()},
+        "nodes": listed,
+        "dead_nodes": sum(node.dead < day for node in died),
+        "died": [
+            {"id": str(node.pk), "hostname": node.hostname, "dead_seconds": seconds_of(node.dead)}
+            for node in died
+            if node.seen_at is None
+        ],
+        "oldest_ready_seconds": max(waited, default=None),
+        "due": {"count": len(late), "lag_seconds": round(max(late, default=0.0), 3)},
+        "unknown_tasks": dict(counted.unknown),
+    }
+    for status in extensions.through("status"):
+        result |= status(result)
+    return result
+
+
+def ailments() -> list[str]:
+    """Why no job is run, in a word each, if so; what the health check answers."""
+    reasons, aliases = [], conf().DATABASES
+    try:
+        if not counts.has_workers():
+            reasons.append("no_worker")
+        first = [job.age for alias in aliases for job in scheduled(alias).only("pk")[:1]]
+        if any(age.total_seconds() > counts.late_after() for age in first):
+            reasons.append("overdue")
+        if not all(mark["adopted"] for mark in map(identity.marks, aliases)):
+            reasons.append("not_adopted")
+    except Error:
+        reasons = ["database"]
+    return reasons

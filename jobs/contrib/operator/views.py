@@ -1,0 +1,42 @@
+"""Pages for machines: a health check, and Prometheus' metrics."""
+
+import secrets
+
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_safe
+
+from jobs.conf import conf
+from jobs.contrib.operator import status
+from jobs.inspection import public
+
+
+@never_cache
+@require_safe
+def health(request: HttpRequest) -> HttpResponse:
+    """200 if jobs are run, 503 if not, with the reasons. For everybody: it tells no names.
+
+    It asks for a worker that beats, and whether scheduled jobs become ready when they are due. It does not ask whether
+    workers keep up with their queues: a balancer that takes web servers away for that makes nothing better. So it takes
+    the same few milliseconds under any backlog.
+    """
+    reasons = status.ailments()
+    return JsonResponse({"status": "failing" if reasons else "ok", "reasons": reasons}, status=503 if reasons else 200)
+
+
+@never_cache
+@require_safe
+def metrics(request: HttpRequest) -> HttpResponse:
+    """Prometheus' text, for whoever may see jobs: logged in, or with ``Authorization: Bearer`` METRICS_TOKEN."""
+    token, user = conf().METRICS_TOKEN, getattr(request, "user", None)
+    given = request.headers.get("Authorization", "").encode()
+    is_machine = bool(token) and secrets.compare_digest(given, f"Bearer {token}".encode())
+    if not is_machine and not (user and user.is_active and user.is_staff and public.may_look(user)):
+        raise PermissionDenied
+    try:
+        from jobs.contrib.operator.metrics import exposition
+    except ModuleNotFoundError as exc:
+        return HttpResponse(f"{exc}: pip install 'django-transactional-jobs[metrics]'\n", "text/plain", 501)
+    text, kind = exposition()
+    return HttpResponse(text, content_type=kind)

@@ -1,0 +1,13 @@
+"""``celery beat``, if it runs beside the workers, decides the same ticks, and doubles none (``celery_beat.py``)."""
+
+from typing import Any
+
+from celery.signals import beat_init
+
+
+@beat_init.connect(dispatch_uid="jobs.contrib.schedules")
+def _on_beat(sender: Any = None, **kwargs: Any) -> None:
+    if (scheduler := getattr(sender, "scheduler", None)) is not None:
+        from jobs.contrib.schedules.celery_beat import Beside
+
+        scheduler.apply_async = Beside(scheduler)

@@ -1,1 +1,0 @@
-"""What ended is counted: for the dashboard, for Prometheus, and for what says that a task fails."""

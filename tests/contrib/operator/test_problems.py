@@ -1,0 +1,118 @@
+"""What needs attention, where the statistics know it, and the buttons and links that help on the dashboard."""
+
+from __future__ import annotations
+
+import pytest
+from django.urls import reverse
+from django.utils import timezone
+
+from jobs.contrib.operator import problems, status
+from jobs.contrib.operator.figures import Dashboard
+from jobs.contrib.operator.statistics import MINUTE
+from jobs.lifecycle import queues
+from jobs.models import Job, Node
+from tests.contrib.operator.tallies import tally
+from tests.helpers.rows import let_beat, make, make_node
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+URL, SEEN = reverse("admin:jobs_dashboard"), reverse("admin:jobs_node_seen")
+
+
+def noted() -> list[problems.Problem]:
+    return problems.of(status.gather(live=True))
+
+
+def alive(**more) -> Node:
+    return let_beat(make_node(**more))
+
+
+def test_all_is_well(staff):
+    alive()
+    assert 'class="jobs-health health-fine"' in staff("view_job").get(URL).content.decode()
+
+
+def test_failures_are_counted_beside_the_other_problems():
+    alive()
+    make_node(dead_at=timezone.now())
+    tally(2 * MINUTE, 105, state="failed", error="PaymentError")
+    tally(1 * MINUTE, 1)
+    assert problems.sentence(noted()) == "2 problems: 105 failed this hour · 1 worker died"
+
+
+def test_a_task_that_only_fails_is_worse_than_one_that_fails_at_times():
+    alive()
+    tally(9 * MINUTE, 100)
+    tally(5 * MINUTE, 20, state="failed", error="PaymentError")
+    [remark] = noted()
+    assert (remark.kind, remark.severity, remark.about, remark.number) == ("failing", "error", "shop.mail", 1)
+    assert "fails every time, 20 of 120 this hour, mostly with PaymentError" in remark.text
+    assert 240 <= remark.since <= 420
+    tally(3 * MINUTE, 1)
+    [remark] = noted()
+    assert (remark.severity, "20 of 121 failed this hour" in remark.text) == ("warning", True)
+
+
+def test_a_deploy_is_named_if_the_task_worked_before_and_failed_after_it():
+    """Tallies are by the minute."""
+    tally(20 * MINUTE, 100)
+    tally(5 * MINUTE, 20, state="failed", error="PaymentError")
+    now, starts = timezone.now(), (30, 10, 2)
+    for minutes in starts:
+        alive(hostname=f"web{minutes}", version=f"shop-{minutes}", started_at=now - minutes * MINUTE)
+    [remark] = noted()
+    assert "since the deploy of version shop-10, 20 of 120" in remark.text
+    assert "since web10 was started" in remark.meaning
+    assert remark.since == pytest.approx(600, abs=30)
+    Node.objects.filter(hostname="web10").delete()
+    assert "deploy of" not in noted()[0].text, "one was there before, and one came after"
+
+
+def test_a_queue_that_grows_faster_than_it_drains():
+    node = alive()
+    make("running", node=node, queue="mail")
+    for _ in range(40):
+        make("ready", queue="mail", age=300)
+    tally(2 * MINUTE, 10, queue="mail")
+    [remark] = Dashboard().problems
+    assert (remark.kind, remark.about) == ("growing", "mail")
+    assert "4.1 jobs a minute come, and 1.0 are done" in remark.text
+
+
+def test_failures_can_be_retried_and_seen_from_their_row(admin_client):
+    # Retries take about a day.
+    make("failed", task="shop.mail", age=90_000, finished_at=timezone.now())
+    make("failed", task="shop.mail", age=90_000)
+    tally(2 * MINUTE, 1, state="failed", error="E")
+    text = admin_client.get(URL).content.decode()
+    query = "state__exact=failed&amp;task=shop.mail&amp;ended=1h"
+    assert f'href="{reverse("admin:jobs_job_changelist")}?{query}"' in text
+    action = f"{reverse('admin:jobs_job_operate')}?{query}"
+    assert f'action="{action}"' in text
+    admin_client.post(action.replace("&amp;", "&"), {"operation": "retry", "scope": "all"})
+    assert sorted(Job.objects.values_list("state", flat=True)) == ["failed", "ready"]
+
+
+def test_who_may_not_say_that_he_has_seen_it_has_no_button(staff):
+    make_node(dead_at=timezone.now())
+    alive()
+    assert SEEN not in (viewer := staff("view_job")).get(URL).content.decode()
+    assert viewer.post(SEEN).status_code == 403
+    assert [each.kind for each in noted()] == ["dead"]
+
+
+def test_seen(admin_client):
+    alive()
+    make_node(dead_at=timezone.now())
+    assert SEEN in admin_client.get(URL).content.decode()
+    admin_client.post(SEEN)
+    assert noted() == []
+    assert status.gather(live=True)["dead_nodes"] == 1, "it died all the same"
+
+
+def test_a_paused_queue_can_be_resumed_and_a_long_run_killed(admin_client):
+    queues.pause("mail", "ada", "moving")
+    long = make("running", node=alive(), age=7200)
+    text = admin_client.get(URL).content.decode()
+    assert 'aria-label="Resume: the queue mail is paused by ada' in text
+    assert reverse("admin:jobs_job_operate_one", args=[long.pk]) in text
