@@ -111,9 +111,6 @@ class Extension:
     def ended(self, job: Any, error: Mapping[str, Any]) -> Callable[[], None] | None:
         """A job is about to end without success, whoever ends it: what is to be written in the transaction of that."""
 
-    def settled(self, run: Any) -> None:
-        """The run is settled. Celery's tracer goes on from here, and must not do once more what is written."""
-
     #: What counts the parts of a chord (``chords.py`` of the canvas) for the result backend.
     chords: Any
 

@@ -125,9 +125,9 @@ class Task(celery.Task):
     key_templates: ClassVar[dict[str, KeyTemplate]] = {}
 
     #: For kinds of tasks: what the process does when a run of the job is over, outside of its transaction.
-    _run_over: Any = None
+    run_over: Any = None
 
-    #: The ``__call__`` of a base class of the project: a part of the body.
+    #: The ``__call__`` of a base class of the project, which a run calls in place of ``run``.
     own_call: ClassVar[Callable[..., Any] | None] = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -153,8 +153,8 @@ class Task(celery.Task):
             cls.declared_wrong = type(exc)(f"{cls.name}: {exc}")
             raise cls.declared_wrong from None
         own: Any = cls.__call__
-        if own is not Task.__call__ and not hasattr(own, "begins_runs"):
-            cls.own_call, cls.__call__ = own, _beginning(own)  # type: ignore[method-assign]
+        if own is not Task.__call__ and not hasattr(own, "receives"):
+            cls.own_call, cls.__call__ = own, _receiving(own)  # type: ignore[method-assign]
         # What workers of this app run of ours, by name, as Celery takes it: no other process needs it.
         app.steps["worker"].add("jobs.worker.steps:NodeStep")
         app.steps["consumer"].add("jobs.worker.broker:ConsumerStep")
@@ -465,13 +465,13 @@ class Task(celery.Task):
         raise Replaced(sig)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._is_given():
-            return pipeline.run(self, self.request_stack.top, args, kwargs)
+        if self._is_message():
+            return pipeline.receive(self, self.request_stack.top, args, kwargs)
         with _apart():
             return super().__call__(*args, **kwargs)
 
-    def _is_given(self) -> bool:
-        """Whether this is the outermost call of what a worker was given: a claimed job, or a message by name.
+    def _is_message(self) -> bool:
+        """Whether Celery's worker calls it, for a message by name. A run calls the body itself.
 
         Everything else is a plain call: from Python, from ``apply()``, from a body that calls itself.
         """
@@ -479,26 +479,18 @@ class Task(celery.Task):
         is_direct = request is None or request.called_directly or request.is_eager
         return not is_direct and request.jobs_run is None and not self.is_stock()
 
-    @property
-    def body(self) -> Callable[..., Any]:
-        """What a run calls: the task's function, or the ``__call__`` of a base class around it."""
-        return self.run if self.own_call is None else self.own_call
 
-
-def _beginning(own: Callable[..., Any]) -> Callable[..., Any]:
-    """The ``__call__`` of a task whose base class has one: what Celery calls begins a run, and ``own`` is in its body.
-
-    So a run does not depend on what ``own`` calls: ``super()``, or ``self.run()``.
-    """
+def _receiving(own: Callable[..., Any]) -> Callable[..., Any]:
+    """The ``__call__`` of a task whose base class has one: a message by name becomes a job before ``own`` is called."""
 
     @wraps(own)
     def call(self: Task, *args: Any, **kwargs: Any) -> Any:
-        if self._is_given():
+        if self._is_message():
             return Task.__call__(self, *args, **kwargs)
         with _apart():
             return own(self, *args, **kwargs)
 
-    call.begins_runs = True  # type: ignore[attr-defined]
+    call.receives = True  # type: ignore[attr-defined]
     return call
 
 

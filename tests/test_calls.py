@@ -24,7 +24,7 @@ from kombu.common import Broadcast
 from jobs.models import Job
 from jobs.task import Task
 from jobs.worker.runner import Runner
-from tests.harness import claim, run_alone
+from tests.harness import claim
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -133,7 +133,7 @@ def seen_by_ours(app: Celery, call: Any) -> list[dict[str, Any]]:
         while jobs := list(Job.objects.filter(state="ready")):
             # Celery gives the members of a group random ids.
             for job in sorted(jobs, key=lambda job: job.id.hex if job.task == "jobs.ended" else json.dumps(job.args)):
-                run_alone(runner, claim(job.pk))
+                runner.run_alone(claim(job.pk))
         assert take(app) == [], "no message is sent"
     runner.slot.free()
     return [comparable(app, context) for context in seen]

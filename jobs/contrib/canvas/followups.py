@@ -73,13 +73,6 @@ def write(run: Run) -> None:
             Job.objects.using(run.using).filter(pk=first).update(result=jsonable(run.result, "the result"))
 
 
-def forget(run: Run) -> None:
-    """Celery's tracer must not send once more what is written already."""
-    if (given := run.request) is None:
-        return
-    given.callbacks = given.chain = given.errbacks = given.chord = None
-
-
 def awaited(job: Job, error: Mapping[str, Any]) -> Callable[[], None] | None:
     """What is to be written with the end of a job without success, if somebody has to be told of it.
 
@@ -119,8 +112,8 @@ def tell(app: Celery, job: Job) -> None:
     """Tell all who wait for the end of a job, and the result backend: what Celery does after the task."""
     task = app.tasks.get(job.task)
     backend = app.backend if task is None else task.backend
-    given = {**request.make(job, task, app, gethostname()), **request.embedded(job.options)}
-    context = Context(given, called_directly=False, jobs_run=False)
+    context = request.make(job, task, app, gethostname())
+    context.update(request.embedded(job.options), jobs_run=False)
     is_kept = not context.ignore_result
     with calls_are_rows(str(job._state.db)), _as_if_in(task, context):
         if job.state == State.SUCCEEDED:
