@@ -250,23 +250,24 @@ class Task(celery.Task):
             django.db.IntegrityError: a ``task_id`` that a job already has.
         """
         options |= {"task_id": task_id, "link": link, "link_error": link_error, "shadow": shadow}
+        retry_of = self._run if options.pop("is_retry", False) else None
         if not (is_stock := self.is_stock()):
             check_call(options)
         if is_stock or is_eager(self._get_app()):
             return super().apply_async(args, kwargs, producer=producer, **options)
-        return self._record(args, kwargs, using=using, **options)
+        return self._record(args, kwargs, using, retry_of, **options)
 
     @sentry.traced
-    def _record(self, args: Any, kwargs: Any, using: str | None, **options: Any) -> AsyncResult:
-        app, run, task_id = self._get_app(), self._run, options["task_id"]
-        if run is not None and task_id == run.request.id:
-            # Task.retry(); an adopted message may have an exchange that is not known here.
-            options.setdefault("queue", run.job.queue)
+    def _record(self, args: Any, kwargs: Any, using: str | None, retry_of: Run | None, **options: Any) -> AsyncResult:
+        app, task_id = self._get_app(), options["task_id"]
+        if retry_of is not None:
+            # An adopted message may have an exchange that is not known here.
+            options.setdefault("queue", retry_of.job.queue)
         call = self._compose(args, kwargs, options)
         self._set_unique_key(call)
-        if run is not None and task_id == run.job.task_id and call.retries == run.job.retries + 1:
-            # Task.retry() sends this very job again: here it only notes what the settle will write.
-            run.planned.append(call)
+        if retry_of is not None:
+            # Nothing is sent. The settle of that run writes it, after the rollback.
+            retry_of.planned.append(call)
             return self._results([call], [call], options)[0]
         try:
             alias = outbox.alias_of(using)
@@ -454,6 +455,8 @@ class Task(celery.Task):
             raise cause
         if self._run is not None:
             self._run.retries_itself = True
+            # By this ``apply_async`` knows that there is nothing to send.
+            options["is_retry"] = True
         return super().retry(args, kwargs, exc, **options)
 
     def on_replace(self, sig: Any) -> Any:
