@@ -96,6 +96,9 @@ class Extension:
     def disown(self, using: str) -> None:
         """All jobs of a copy of a database are cancelled: forget what would run, or be called, all the same."""
 
+    def find(self, job: Any) -> Any:
+        """The task of a claimed job is not registered in this process: import it, or None. It may raise anything."""
+
     # A run
 
     def around(self, run: Any) -> AbstractContextManager[Any]:

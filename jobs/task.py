@@ -155,9 +155,6 @@ class Task(celery.Task):
         own: Any = cls.__call__
         if own is not Task.__call__ and not hasattr(own, "receives"):
             cls.own_call, cls.__call__ = own, _receiving(own)  # type: ignore[method-assign]
-        # What workers of this app run of ours, by name, as Celery takes it: no other process needs it.
-        app.steps["worker"].add("jobs.worker.steps:NodeStep")
-        app.steps["consumer"].add("jobs.worker.broker:ConsumerStep")
         following.install(app)
 
     @classmethod

@@ -20,6 +20,10 @@ NO_ROOMS = {"migrations", "locale", "templates"}
 ROOMS, FLOORS, ARROWS = 30, 10, 136
 
 
+#: What Celery's settings say, which Celery imports.
+SETTINGS = {"jobs.backend", "jobs.backend:Backend"}
+
+
 def room_of(path: Path) -> str:
     return path.relative_to(HOME).parts[0].removesuffix(".py")
 
@@ -30,7 +34,7 @@ def is_of_extension(path: Path) -> bool:
 
 
 def names_in(tree: ast.AST) -> set[str]:
-    """What of ours is imported, at the top or in a function, as dotted names."""
+    """What of ours is imported, at the top or in a function, as dotted names; also what a string names."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -38,7 +42,17 @@ def names_in(tree: ast.AST) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             assert not node.level, "imports are absolute"
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Constant) and is_module(node.value):
+            found.add(node.value.replace(":", "."))
     return {name for name in found if name.split(".")[0] == "jobs"}
+
+
+def is_module(value: object) -> bool:
+    """Whether it is a string by which a module of ours, or something in it, could be imported."""
+    if not isinstance(value, str) or value in SETTINGS or not re.fullmatch(r"jobs(\.\w+)+(:\w+)?", value):
+        return False
+    path = HOME.parent / value.partition(":")[0].replace(".", "/")
+    return any(each.is_dir() or each.with_suffix(".py").exists() for each in (path, path.parent) if each != HOME)
 
 
 def house() -> dict[str, set[str]]:

@@ -17,8 +17,8 @@ from billiard.pool import EX_RECYCLE
 from celery.exceptions import SoftTimeLimitExceeded
 from django.core.cache import close_caches
 from django.db import Error
-from kombu.utils.imports import symbol_by_name
 
+from jobs import extensions
 from jobs.calling import request
 from jobs.conf import conf
 from jobs.conf.logs import log, logger
@@ -168,14 +168,14 @@ class Runner:
                 return
 
     def _task_of(self, job: Job) -> Any:
-        """The task, if it is known here. Django's may be declared anywhere: their module is imported for their job."""
-        task = self.app.tasks.get(job.task)
-        if task is None and (backend := job.django_task) is not None:
-            try:
-                return symbol_by_name("jobs.django_tasks:find")(job.task, backend)
-            except Exception as exc:
-                log(logging.WARNING, job, f"cannot be imported: {exc!r}", "import_failed")
-        return task
+        """The task, if it is known here, or an extension finds it."""
+        if (task := self.app.tasks.get(job.task)) is not None:
+            return task
+        try:
+            return next(filter(None, (find(job) for find in extensions.through("find"))), None)
+        except Exception as exc:
+            log(logging.WARNING, job, f"cannot be imported: {exc!r}", "import_failed")
+            return None
 
     def _hand_back_rest(self, job: Job, batch: int, begun: uuid.UUID | None = None) -> bool:
         """The rest of a claim waits again, for whoever is free. False: the database refused; the companion does it."""
