@@ -68,7 +68,7 @@ class Backend(BaseBackend):
         """What Celery would say of a job is in its row already. ``update_state`` is stored, for this run."""
         job = None
         if run := getattr(request, "jobs_run", None):
-            job, run.has_said = run.job, True
+            job, run.tells_backend = run.job, True
         elif getattr(request, "id", None) != task_id:
             # The caller may be a thread of the job's body. A request of this very id is a stock task's: it has no row.
             job = self._jobs([task_id]).get(as_uuid(task_id))

@@ -73,7 +73,7 @@ def headers_of(job: Job, app: Celery, options: Mapping[str, Any], task: Any = No
         "id": job.task_id,
         "shadow": options.get("shadow"),
         "eta": _iso(job.run_at) if options.get("eta") else None,
-        "expires": _iso(job.expires_at),
+        "expires": job.expires_at and _iso(job.expires_at),
         "group": options.get("group_id"),
         "group_index": options.get("group_index"),
         "retries": job.retries,

@@ -76,7 +76,7 @@ def _traced(run: Run, *given: Any) -> None:
 
 def _call(run: Run) -> Any:
     """From the begin to the settle; what it returns or raises is what Celery is told."""
-    job = run.job
+    job, request = run.job, run.request
     try:
         try:
             tracer.begin(run)
@@ -98,6 +98,8 @@ def _call(run: Run) -> Any:
         settlement.let_end(exc)
         raise
     finally:
+        # What follows the job is written with its end: Celery must not send it once more.
+        request.callbacks = request.errbacks = request.chain = request.chord = None
         if run.released:
             wake_left(run)
         databases.tidy(run.using)

@@ -31,6 +31,8 @@ logger = logging.getLogger("celery.app.trace")
 
 def enter(run: Run) -> None:
     """From now on the task is Celery's current one, and this is its request."""
+    # Where results are read from the rows a run has nothing to tell the result backend.
+    run.tells_backend = not getattr(run.task.backend, "reads_rows", False)
     push_current_task(run.task)
     run.task.request_stack.push(run.request)
 
@@ -42,7 +44,7 @@ def begin(run: Run) -> None:
     signals.task_prerun.send(sender=task, task_id=key, task=task, args=args, kwargs=kwargs)
     try:
         task.app.loader.on_task_init(key, task)
-        if task.track_started and not _reads_rows(task) and not get_actual_ignore_result(task, request):
+        if task.track_started and run.tells_backend and not get_actual_ignore_result(task, request):
             meta = {"pid": os.getpid(), "hostname": request.hostname}
             task.backend.store_result(key, meta, states.STARTED, request=request)
     except Exception as exc:
@@ -55,8 +57,7 @@ def begin(run: Run) -> None:
 def tell_success(run: Run) -> None:
     """The job has succeeded, with ``run.result``."""
     task, request = run.task, run.request
-    _forget_followers(request)
-    if not _reads_rows(task):
+    if run.tells_backend:
         try:
             is_kept = not get_actual_ignore_result(task, request)
             task.backend.mark_as_done(request.id, run.result, request, is_kept)
@@ -65,19 +66,19 @@ def tell_success(run: Run) -> None:
             tell(run, exc)
             return
     run.state, runtime = states.SUCCESS, time.monotonic() - run.entered
-    _handle(run, "on_success", run.result, request.id, request.args, request.kwargs)
+    about = request.id, request.args, request.kwargs
+    _handle(run, "on_success", run.result, *about)
     signals.task_success.send(sender=task, result=run.result, runtime=runtime)
     if logger.isEnabledFor(logging.INFO):
-        about = {"args": request.argsrepr, "kwargs": request.kwargsrepr, "runtime": runtime}
-        shown = saferepr(run.result, task.resultrepr_maxsize)
-        info(LOG_SUCCESS, {"id": request.id, "name": get_task_name(request, task.name), "return_value": shown, **about})
-    _after_return(run, run.result)
+        shown = {"args": request.argsrepr, "kwargs": request.kwargsrepr, "id": request.id, "runtime": runtime}
+        shown["return_value"] = saferepr(run.result, task.resultrepr_maxsize)
+        info(LOG_SUCCESS, {"name": get_task_name(request, task.name), **shown})
+    _handle(run, "after_return", run.state, run.result, *about, None)
 
 
 def tell(run: Run, exc: Exception) -> None:
     """The job has not succeeded; in the ``except`` block of the exception that says so."""
     task, request = run.task, run.request
-    _forget_followers(request)
     run.told = exc
     kinds = {Reject: states.REJECTED, Ignore: states.IGNORED, Retry: states.RETRY}
     run.state = next((state for kind, state in kinds.items() if isinstance(exc, kind)), states.FAILURE)
@@ -92,7 +93,7 @@ def tell(run: Run, exc: Exception) -> None:
     else:
         said.handle_error_state(task, request, call_errbacks=run.state == states.FAILURE)
         if run.state == states.FAILURE:
-            _after_return(run, exc)
+            _handle(run, "after_return", run.state, exc, request.id, request.args, request.kwargs, None)
 
 
 def tell_broken(run: Run, exc: Exception) -> None:
@@ -113,26 +114,11 @@ def leave(run: Run) -> None:
         pop_current_task()
         task.request_stack.pop()
         try:
-            if run.has_said or not _reads_rows(task):
+            if run.tells_backend:
                 task.backend.process_cleanup()
             task.app.loader.on_process_cleanup()
         except Exception as exc:
             logger.error("Process cleanup failed: %r", exc, exc_info=True)
-
-
-def _reads_rows(task: Any) -> bool:
-    """Whether results are read from the rows: then a run has nothing to tell the result backend."""
-    return getattr(task.backend, "reads_rows", False)
-
-
-def _forget_followers(request: Any) -> None:
-    """What follows the job is written with its end: Celery must not send it once more."""
-    request.callbacks = request.errbacks = request.chain = request.chord = None
-
-
-def _after_return(run: Run, value: Any) -> None:
-    request = run.request
-    _handle(run, "after_return", run.state, value, request.id, request.args, request.kwargs, None)
 
 
 def _handle(run: Run, name: str, *args: Any) -> None:

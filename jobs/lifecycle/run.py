@@ -48,8 +48,8 @@ class Run:
     lock_token: int | None = None
     #: The locks that blocks of its transaction have released, while nobody was woken for them.
     released: set[str] = field(default_factory=set)
-    #: Whether it told the result backend something of itself.
-    has_said: bool = False
+    #: Whether Celery's result backend is told of it, or has been told something by its body.
+    tells_backend: bool = True
     #: What became of it, in one word, as the log says it; None while that is not known.
     outcome: str | None = None
     #: The same as Celery knows it: a state of Celery's, and what it was told in place of a result.

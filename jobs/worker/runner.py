@@ -147,7 +147,7 @@ class Runner:
             if index and (board.stopping_for is not None or board.stock_waits or self._is_wanted()):
                 self._hand_back_rest(job, batch)
                 return
-            task = self._task_of(job)
+            task = self.app.tasks.get(job.task) or self._find(job)
             if not is_ours(task):
                 self._postpone(job)
                 continue
@@ -167,10 +167,8 @@ class Runner:
             if not waiting:
                 return
 
-    def _task_of(self, job: Job) -> Any:
-        """The task, if it is known here, or an extension finds it."""
-        if (task := self.app.tasks.get(job.task)) is not None:
-            return task
+    def _find(self, job: Job) -> Any:
+        """The task of a job that is not registered here, if an extension finds it."""
         try:
             return next(filter(None, (find(job) for find in extensions.through("find"))), None)
         except Exception as exc:
