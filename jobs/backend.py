@@ -218,7 +218,7 @@ class Backend(BaseBackend):
             replaced = [job for job in jobs if isinstance(job.options, dict) and job.options.get("replaced")]
             for job in replaced:
                 if job.replay_of is None:
-                    # The replacement has no row yet. If a step before it failed, ``_fail_chain`` has stored that.
+                    # The replacement has no row yet. If a step before it failed, ``fail_chain`` has stored that.
                     del found[job.pk]
             places = {job.replay_of: job.pk for job in replaced if job.replay_of}
             if places:

@@ -24,6 +24,7 @@ from jobs.arguments import normalize
 from jobs.calling import calls, following, outbox
 from jobs.calling.options import check_call, check_declaration
 from jobs.conf import conf, is_eager, problems, sentry, task_options
+from jobs.conf.celery_release import dump_arguments
 from jobs.errors import EffectParked, Replaced, UniqueTaken
 from jobs.execution import pipeline
 from jobs.idempotency import locks
@@ -330,8 +331,7 @@ class Task(celery.Task):
         given = dict(options)
         if said is None:
             given["shadow"] = given.get("shadow") or self.shadow_name(args, kwargs, given)
-        if self._dump_pydantic_arguments is not None:
-            args, kwargs = self._dump_pydantic_arguments(args, kwargs)
+        args, kwargs = dump_arguments(self, args, kwargs)
         # What follows a job is written with it, however long its result is.
         plain = normalize(args, kwargs, conf().MAX_ARGS_BYTES if outbox.following.get() is None else None)
         job = calls.compose(self._get_app(), said or self._terms(args, kwargs, given), *plain)

@@ -16,7 +16,6 @@ from typing import Any
 from billiard.einfo import ExceptionInfo
 from celery import signals, states
 from celery._state import pop_current_task, push_current_task
-from celery.app.task import get_actual_ignore_result
 from celery.app.trace import LOG_SUCCESS, TraceInfo, get_task_name, info
 from celery.exceptions import Ignore, Reject, Retry
 from celery.utils.saferepr import saferepr
@@ -44,7 +43,7 @@ def begin(run: Run) -> None:
     signals.task_prerun.send(sender=task, task_id=key, task=task, args=args, kwargs=kwargs)
     try:
         task.app.loader.on_task_init(key, task)
-        if task.track_started and run.tells_backend and not get_actual_ignore_result(task, request):
+        if task.track_started and run.tells_backend and not request.ignore_result:
             meta = {"pid": os.getpid(), "hostname": request.hostname}
             task.backend.store_result(key, meta, states.STARTED, request=request)
     except Exception as exc:
@@ -59,8 +58,7 @@ def tell_success(run: Run) -> None:
     task, request = run.task, run.request
     if run.tells_backend:
         try:
-            is_kept = not get_actual_ignore_result(task, request)
-            task.backend.mark_as_done(request.id, run.result, request, is_kept)
+            task.backend.mark_as_done(request.id, run.result, request, not request.ignore_result)
         except EncodeError as exc:
             # The project's own result backend cannot keep what the row keeps.
             tell(run, exc)
@@ -87,7 +85,7 @@ def tell(run: Run, exc: Exception) -> None:
         said.handle_ignore(task, request)
     elif run.state == states.REJECTED:
         said.handle_reject(task, request)
-        if not get_actual_ignore_result(task, request):
+        if not request.ignore_result:
             # The body's Reject(requeue=False). It is Celery's worker that calls this a failure, and not its tracer.
             task.backend.store_result(request.id, exc, states.FAILURE, request=request)
     else:

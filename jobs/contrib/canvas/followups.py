@@ -25,6 +25,7 @@ from jobs.calling import request
 from jobs.calling.following import calls_are_rows
 from jobs.calling.raised import exception_of
 from jobs.conf import has_results_elsewhere
+from jobs.conf.celery_release import fail_chain
 from jobs.contrib.canvas import chords
 from jobs.lifecycle import completion
 from jobs.lifecycle.run import Run
@@ -130,7 +131,7 @@ def tell(app: Celery, job: Job) -> None:
         calls_errbacks = is_failure or not by_body
         kept = is_kept and not by_body and has_results_elsewhere(job.task, job.options)
         backend.mark_as_failure(job.task_id, exc, error.get("traceback"), context, kept, calls_errbacks, state)
-        backend._fail_chain(chain, exc, error.get("traceback"), is_kept, state)
+        fail_chain(backend, chain, exc, error.get("traceback"), is_kept, state)
 
 
 @contextmanager
